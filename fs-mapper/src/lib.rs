@@ -6,6 +6,7 @@
 mod beneath;
 pub mod coherence;
 pub mod config;
+mod daemons;
 mod kind;
 pub mod mountinfo;
 mod path;

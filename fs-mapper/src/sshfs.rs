@@ -7,13 +7,11 @@ mod arguments;
 mod processes;
 
 use crate::config::{Address, Config, ExecutorConfig, Login, MountConfig, Origin, Position, server_directory};
+use crate::daemons::Daemons;
 use crate::mountinfo::{MountEntry, MountInfo};
 use crate::path::ExecutorName;
-use std::os::unix::fs::MetadataExt;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-
-pub use processes::Process;
-pub(crate) use processes::{is_ours, runs, user_ids};
 
 const FS_TYPE: &str = "fuse.sshfs";
 
@@ -37,15 +35,15 @@ pub fn adopted(config: &Config, info: &MountInfo) -> (Config, Vec<LeftOut>) {
     if !config.gateway.sshfs || unnamed(config, info).next().is_none() {
         return (config.clone(), Vec::new());
     }
-    adopt(config, info, &processes::running())
+    adopt(config, info, &Daemons::running(processes::PROGRAMS, &[]))
 }
 
 /// The same with given processes.
-fn adopt(config: &Config, info: &MountInfo, processes: &[Process]) -> (Config, Vec<LeftOut>) {
+fn adopt(config: &Config, info: &MountInfo, daemons: &Daemons) -> (Config, Vec<LeftOut>) {
     let mut with = config.clone();
     let mut left_out = Vec::new();
     for entry in unnamed(config, info) {
-        match owner(entry, processes) {
+        match owner(entry, daemons) {
             Ok((login, directory, ssh_command)) => {
                 let executor = executor(&mut with.executors, login, ssh_command);
                 with.mounts.push(MountConfig {
@@ -69,17 +67,19 @@ fn unnamed<'i>(config: &'i Config, info: &'i MountInfo) -> impl Iterator<Item = 
 
 /// Mounts of another user got there by that user's keys, which are not ours to use.
 fn own_mounts(info: &MountInfo) -> impl Iterator<Item = &MountEntry> {
-    let user = std::fs::metadata("/proc/self").map(|process| format!("user_id={}", process.uid())).unwrap_or_default();
+    let user = format!("user_id={}", rustix::process::geteuid().as_raw());
     let is_own = move |entry: &&MountEntry| entry.options.split(',').any(|option| option == user);
     let whole = |entry: &&MountEntry| entry.fs_type == FS_TYPE && entry.root == Path::new("/");
     info.visible().into_iter().filter(whole).filter(is_own)
 }
 
 /// Login, directory there and ssh's words.
-fn owner(entry: &MountEntry, processes: &[Process]) -> Result<(Login, String, Vec<String>), String> {
+fn owner(entry: &MountEntry, daemons: &Daemons) -> Result<(Login, String, Vec<String>), String> {
     let source = entry.source.to_str().ok_or("its source is not UTF-8")?;
-    let mut of_it = processes.iter().filter_map(|process| process.serves(source, &entry.mount_point));
-    let arguments = of_it.next().ok_or("its sshfs is not found among the running processes")?;
+    let names_it = |words: &[OsString]| processes::of_mount(words, source, &entry.mount_point).is_some();
+    let serving = daemons.serving(entry, &names_it).into_iter();
+    let mut of_it = serving.filter_map(|daemon| processes::of_mount(&daemon.words, source, &entry.mount_point));
+    let arguments = of_it.next().ok_or_else(|| not_found(daemons.refused))?;
     if of_it.any(|other| other != arguments) {
         return Err("several sshfs processes may serve it".to_owned());
     }
@@ -87,6 +87,14 @@ fn owner(entry: &MountEntry, processes: &[Process]) -> Result<(Login, String, Ve
     let (login, directory) = parts(source)?;
     let login = Login::new(login.0, login.1, way.port).map_err(|fault| fault.to_string())?;
     Ok((login, directory, way.ssh_command))
+}
+
+fn not_found(refused: Option<&str>) -> String {
+    let found = "its sshfs is not found among the running processes";
+    match refused {
+        Some(what) => format!("{found} that run with our own rights; another one runs with {what}"),
+        None => found.to_owned(),
+    }
 }
 
 /// `[USER@]HOST:PATH`: who and where, and the directory as an export is named.

@@ -2,11 +2,13 @@
 
 use super::*;
 
+use crate::daemons::Held;
+
 fn uid() -> u32 {
-    std::fs::metadata("/proc/self").expect("/proc").uid()
+    rustix::process::geteuid().as_raw()
 }
 
-/// One mount of this user: mount point and source.
+/// Mounts of this user: mount point and source, with their places in the list as the numbers of their connections.
 fn mounted(mounts: &[(&str, &str)]) -> MountInfo {
     let line = |(id, (point, source)): (usize, &(&str, &str))| {
         let source = source.replace(' ', "\\040");
@@ -16,13 +18,14 @@ fn mounted(mounts: &[(&str, &str)]) -> MountInfo {
     MountInfo::parse(format!("20 1 8:1 / / rw - ext4 /dev/sda1 rw\n{lines}").as_bytes()).expect("mountinfo")
 }
 
-fn process(words: &[&str]) -> Process {
-    Process::parse(words.join("\0").as_bytes()).expect("an sshfs")
+/// One process that holds the first connection.
+fn process(words: &[&str]) -> Daemons {
+    Daemons::of(&[(words, Held::Connections(vec![0]))])
 }
 
 /// Address, export and ssh's words of the one mount, or why it is left alone.
 fn adopt_one(source: &str, words: &[&str]) -> Result<(String, String, String), String> {
-    let (config, left_out) = adopt(&Config::default(), &mounted(&[("/mnt/a", source)]), &[process(words)]);
+    let (config, left_out) = adopt(&Config::default(), &mounted(&[("/mnt/a", source)]), &process(words));
     if let Some(left_out) = left_out.first() {
         return Err(left_out.reason.clone());
     }
@@ -88,23 +91,34 @@ fn what_is_not_known_is_left_alone() {
 fn mounts_are_told_apart_by_their_processes() {
     let info = mounted(&[("/mnt/a", "h:/a"), ("/mnt/b", "h:/a"), ("/mnt/c", "h:/c"), ("/mnt/d", "h:/d")]);
     let processes = [
-        process(&["/usr/bin/sshfs", "h:/a", "/mnt/a"]),
-        process(&["sshfs", "-p", "2222", "h:/a", "b"]),
-        process(&["mount.sshfs", "h:/c", "./c", "-o", "rw"]),
-        process(&["sshfs", "h:/d", "d"]),
-        process(&["sshfs", "h:/d", "d", "-p", "4"]),
+        &["/usr/bin/sshfs", "h:/a", "/mnt/a"][..],
+        &["sshfs", "-p", "2222", "h:/a", "b"],
+        &["mount.sshfs", "h:/c", "./c", "-o", "rw"],
+        &["sshfs", "h:/d", "d"],
+        &["sshfs", "h:/d", "d", "-p", "4"],
     ];
-    let (config, left_out) = adopt(&Config::default(), &info, &processes);
-    let owners: Vec<_> = config.mounts.iter().map(|m| (m.path.to_str().expect("text"), m.executor.as_str())).collect();
-    assert_eq!(owners, [("/mnt/a", "h"), ("/mnt/b", "h:2222"), ("/mnt/c", "h")]);
-    assert_eq!(config.executors.len(), 2);
+    let adopted = |held: &dyn Fn(u32) -> Held| {
+        let daemons: Vec<_> = processes.iter().zip(0..).map(|(words, number)| (*words, held(number))).collect();
+        let (config, left_out) = adopt(&Config::default(), &info, &Daemons::of(&daemons));
+        let owner = |mount: &MountConfig| format!("{} {}", mount.path.display(), mount.executor);
+        (config.mounts.iter().map(owner).collect::<Vec<_>>(), config.executors.len(), left_out)
+    };
+    // By their words, where the kernel does not tell more.
+    let (owners, executors, left_out) = adopted(&|_| Held::Untold);
+    assert_eq!((owners, executors), (vec!["/mnt/a h".into(), "/mnt/b h:2222".into(), "/mnt/c h".into()], 2));
     assert!(left_out[0].reason.contains("several sshfs processes"), "{left_out:?}");
+    // By their connections, of which the last has no mount here.
+    let (owners, _, left_out) = adopted(&|number| Held::Connections(vec![number]));
+    assert_eq!((&owners[3], left_out.len()), (&"/mnt/d h".to_owned(), 0));
+    // Words alone are not enough where it tells.
+    let (owners, _, left_out) = adopted(&|number| Held::Connections(vec![number + 10]));
+    assert_eq!((owners.len(), left_out.len()), (0, 4));
 }
 
 #[test]
 fn configured_and_foreign_mounts_stay_what_they_are() {
     let info = mounted(&[("/mnt/a", "h:/a")]);
-    let processes = [process(&["sshfs", "h:/a", "/mnt/a"])];
+    let processes = process(&["sshfs", "h:/a", "/mnt/a"]);
     let text = "executor = [{name='h', address='http://h:1'}]\n[[mount]]\npath='/mnt/a'\nexecutor='h'\nexport='a'\n";
     let named = Config::parse(text, Path::new("mounts.toml")).expect("no mistake");
     assert_eq!(adopt(&named, &info, &processes), (named.clone(), Vec::new()));
@@ -121,6 +135,6 @@ fn configured_and_foreign_mounts_stay_what_they_are() {
 
 #[test]
 fn other_programs_are_not_sshfs() {
-    assert_eq!(Process::parse(b""), None);
-    assert_eq!(Process::parse(b"vim\0sshfs\0"), None);
+    assert_eq!(processes::arguments(&[]), None);
+    assert_eq!(processes::arguments(&["vim".into(), "sshfs".into()]), None);
 }

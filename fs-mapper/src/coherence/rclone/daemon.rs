@@ -3,12 +3,12 @@
 //! then commands run on this machine.
 
 use super::{cache::Cache, remote_control::RemoteControl};
+use crate::daemons::Daemons;
 use crate::mountinfo::{MountEntry, MountInfo};
-use crate::sshfs::{is_ours, runs};
+use crate::process::Process;
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -39,18 +39,18 @@ impl Daemon {
         let mount = mount.filter(|mount| mount.fs_type.starts_with("fuse")).ok_or_else(|| {
             io::Error::new(io::ErrorKind::Unsupported, format!("{} is on no rclone mount", path.display()))
         })?;
-        let process = process_of(&mount)?.ok_or_else(|| {
+        let process = process_of(&mount).ok_or_else(|| {
             let what = format!("the rclone process of {} is not to be found", mount.mount_point.display());
             io::Error::new(io::ErrorKind::Unsupported, what)
         })?;
-        let words = parts(&fs::read(process.join("cmdline"))?);
-        let variables = parts(&fs::read(process.join("environ"))?);
-        let variables = variables.into_iter().filter_map(|variable| {
+        let (process, words) = process;
+        let variables = process.strings("environ")?.into_iter().filter_map(|variable| {
             let bytes = variable.as_bytes();
             let equals = bytes.iter().position(|byte| *byte == b'=')?;
             Some((OsStr::from_bytes(&bytes[..equals]).to_owned(), OsStr::from_bytes(&bytes[equals + 1..]).to_owned()))
         });
-        Ok(Daemon { mount, words: words.into_iter().skip(1).collect(), variables: variables.collect(), process })
+        let words = words.into_iter().filter(|word| !word.is_empty()).skip(1).collect();
+        Ok(Daemon { mount, words, variables: variables.collect(), process: process.path() })
     }
 
     /// A path below the mount's root, as rclone names it.
@@ -152,58 +152,12 @@ impl Daemon {
     }
 }
 
-fn parts(text: &[u8]) -> Vec<OsString> {
-    let parts = text.split(|byte| *byte == 0).filter(|part| !part.is_empty());
-    parts.map(|part| OsString::from_vec(part.to_vec())).collect()
-}
-
-/// The process that holds the mount's connection to the kernel: fdinfo of /dev/fuse
-/// names it (Linux 6.10 or so). Before that, an rclone whose words name the mount point. Words say nothing by
-/// themselves: any user can start a program of theirs with such, so it must run with this user's rights or root's alone,
-/// and the program's file must be rclone's.
-fn process_of(mount: &MountEntry) -> io::Result<Option<PathBuf>> {
-    let mut by_words = None;
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let process = entry.path();
-        if !is_rclone(&process) {
-            continue;
-        }
-        match serves(&process, mount.device.1) {
-            Some(true) => return Ok(Some(process)),
-            Some(false) => {}
-            None => {
-                let words = fs::read(process.join("cmdline")).map(|text| parts(&text)).unwrap_or_default();
-                if words.iter().any(|word| Path::new(word) == mount.mount_point) {
-                    by_words = Some(process);
-                }
-            }
-        }
-    }
-    Ok(by_words)
-}
-
-fn is_rclone(process: &Path) -> bool {
-    let is_called_so = fs::read(process.join("comm"))
-        .is_ok_and(|name| name.starts_with(b"rclone") || name.starts_with(b"mount.rclone"));
-    is_called_so && is_ours(process, &[ROOT]) && runs(process, &NAMES)
-}
-
-/// Whether a process holds this connection; `None` where the kernel does not tell.
-fn serves(process: &Path, connection: u32) -> Option<bool> {
-    let mut told = None;
-    for entry in fs::read_dir(process.join("fd")).ok()?.flatten() {
-        if !fs::read_link(entry.path()).is_ok_and(|target| target == Path::new("/dev/fuse")) {
-            continue;
-        }
-        let Ok(info) = fs::read_to_string(process.join("fdinfo").join(entry.file_name())) else { continue };
-        let number = info.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse::<u32>().ok());
-        match number {
-            Some(number) if number == connection => return Some(true),
-            Some(_) => told = Some(false),
-            None => {}
-        }
-    }
-    told
+/// The process that serves the mount, and its words.
+fn process_of(mount: &MountEntry) -> Option<(Process, Vec<OsString>)> {
+    let names_it = |words: &[OsString]| words.iter().any(|word| Path::new(word) == mount.mount_point);
+    let running = Daemons::running(&NAMES, &[ROOT]);
+    let daemon = running.serving(mount, &names_it).into_iter().next()?;
+    Some((daemon.process.again().ok()?, daemon.words.clone()))
 }
 
 /// As Go writes durations: `1m30s`, `250ms`, `0`; a number alone is seconds.
@@ -235,6 +189,7 @@ fn duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemons::tests::{Holder, holder};
 
     fn daemon(words: &str, variables: &[(&str, &str)]) -> Daemon {
         let line = b"66 64 0:42 / /mnt/w rw,nosuid - fuse.rclone cloud:bucket/top rw";
@@ -275,33 +230,20 @@ mod tests {
 
     #[test]
     fn another_program_under_rclone_s_name_is_not_asked() {
-        use std::process::{Command, Stdio};
-        let directory = tempfile::tempdir().expect("a directory");
-        let point = directory.path().join("mount");
-        let line = format!("66 64 0:9999 / {} rw - fuse.rclone cloud: rw", point.display());
-        let info = MountInfo::parse(line.as_bytes()).expect("a mount");
-        let found = |name: &str, link: bool| {
-            // A link gives a process its own name and not its program's; a copy gives it both.
-            let program = directory.path().join(name);
-            match link {
-                true => std::os::unix::fs::symlink("/bin/sh", &program).expect("made"),
-                false => drop(fs::copy("/bin/sh", &program).expect("copied")),
-            }
-            let mut command = Command::new(&program);
-            command.args(["-c", "echo begun; read line"]).arg(&point).stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut child = command.spawn().expect("sh starts");
-            let mut begun = [0; 1];
-            let stdout = child.stdout.as_mut().expect("a pipe");
-            io::Read::read_exact(stdout, &mut begun).expect("it has begun");
-            let found = process_of(&info.entries()[0]).expect("/proc is there");
-            let is_found = found == Some(PathBuf::from(format!("/proc/{}", child.id())));
-            drop(child.stdin.take());
-            child.wait().expect("it ends");
-            fs::remove_file(program).expect("it is ours");
-            is_found
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let found = |how: Holder<'_>| {
+            let (_kept, running) = holder("rclone", how, &["mount", "cloud:", "/mnt/w"]);
+            let line = format!("66 64 0:{} / /mnt/w rw - fuse.rclone cloud: rw", running.said);
+            let info = MountInfo::parse(line.as_bytes()).expect("a mount");
+            let found = process_of(&info.entries()[0]).and_then(|(process, _)| process.number());
+            found.is_some() && found == running.process().number()
         };
-        assert!(!found("rclone", true));
-        assert!(found("rclone", false));
+        assert!(found(Holder::Itself));
+        // A link gives a process its own name and not its program's.
+        assert!(!found(Holder::Link));
+        assert!(!found(Holder::Through("setpriv --no-new-privs")));
     }
 
     #[test]
