@@ -2,10 +2,11 @@
 //! order of keys, keys given twice, and, on demand, the place of every node.
 //! Knows nothing of the annotation language.
 
+use std::cell::Cell;
 use std::fmt;
 
 use saphyr_parser::{Event, Parser, Span};
-use serde::de::{self, Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess, Visitor};
 
 /// A place in a file: line and column, both from 1. `Place::default()` (0, 0) is
 /// "not looked for".
@@ -47,9 +48,24 @@ pub struct SyntaxFault {
     pub message: String,
 }
 
+/// Brackets within brackets: annotations have eight. For each token the parsers look at all that are open.
+const MOST_BRACKETS: usize = 128;
+/// What a node takes besides its text.
+const NODE_BYTES: usize = 64;
+/// All nodes together, some twenty times the largest file: an alias repeats what it names, and that may be aliases.
+const MOST_BYTES: usize = 32 << 20;
+
 /// Reads the one document of `text`, without places.
+///
+/// Invariant: it takes time and memory in proportion to the text, or is refused.
 pub fn read(text: &str) -> Result<Node, SyntaxFault> {
-    serde_yaml::from_str(text).map_err(|error| {
+    if let Some(place) = too_deep(text) {
+        let message = format!("more than {MOST_BRACKETS} brackets are open");
+        return Err(SyntaxFault { place, message });
+    }
+    let left = Cell::new(MOST_BYTES);
+    let read = Maker { left: &left }.deserialize(serde_yaml::Deserializer::from_str(text));
+    read.map_err(|error| {
         let place = error.location().map_or(Place { line: 1, column: 1 }, |location| Place {
             line: location.line(),
             column: location.column(),
@@ -59,6 +75,24 @@ pub fn read(text: &str) -> Result<Node, SyntaxFault> {
         let message = message.split(" at line ").next().unwrap_or_default().to_owned();
         SyntaxFault { place, message }
     })
+}
+
+/// Where there are too many brackets open, those in words counted too.
+fn too_deep(text: &str) -> Option<Place> {
+    let mut open = 0_usize;
+    for (line, content) in text.lines().enumerate() {
+        for (column, character) in content.chars().enumerate() {
+            match character {
+                '[' | '{' => open += 1,
+                ']' | '}' => open = open.saturating_sub(1),
+                _ => {}
+            }
+            if open > MOST_BRACKETS {
+                return Some(Place { line: line + 1, column: column + 1 });
+            }
+        }
+    }
+    None
 }
 
 /// Fills in the places of `node`, which [`read`] made from the same `text`.
@@ -142,21 +176,34 @@ impl Node {
     }
 }
 
-impl<'de> Deserialize<'de> for Node {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(NodeVisitor)
+/// Makes nodes as long as there is room for them.
+#[derive(Clone, Copy)]
+struct Maker<'a> {
+    left: &'a Cell<usize>,
+}
+
+impl Maker<'_> {
+    fn text<E: de::Error>(self, value: &str) -> Result<Node, E> {
+        self.make(value.len())?;
+        Ok(Node::new(Content::Text(value.to_owned())))
+    }
+
+    fn make<E: de::Error>(self, bytes: usize) -> Result<(), E> {
+        let left = self.left.get().checked_sub(NODE_BYTES + bytes);
+        self.left.set(left.ok_or_else(|| E::custom("its aliases repeat too much"))?);
+        Ok(())
     }
 }
 
-struct NodeVisitor;
+impl<'de> DeserializeSeed<'de> for Maker<'_> {
+    type Value = Node;
 
-impl NodeVisitor {
-    fn text<E>(value: impl ToString) -> Result<Node, E> {
-        Ok(Node::new(Content::Text(value.to_string())))
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for NodeVisitor {
+impl<'de> Visitor<'de> for Maker<'_> {
     type Value = Node;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -164,26 +211,27 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_bool<E: de::Error>(self, value: bool) -> Result<Node, E> {
-        Self::text(value)
+        self.text(&value.to_string())
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<Node, E> {
-        Self::text(value)
+        self.text(&value.to_string())
     }
 
     fn visit_u64<E: de::Error>(self, value: u64) -> Result<Node, E> {
-        Self::text(value)
+        self.text(&value.to_string())
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<Node, E> {
-        Self::text(value)
+        self.text(&value.to_string())
     }
 
     fn visit_str<E: de::Error>(self, value: &str) -> Result<Node, E> {
-        Self::text(value)
+        self.text(value)
     }
 
     fn visit_unit<E: de::Error>(self) -> Result<Node, E> {
+        self.make(0)?;
         Ok(Node::new(Content::Null))
     }
 
@@ -192,16 +240,18 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
+        self.make(0)?;
         let mut items = Vec::new();
-        while let Some(item) = list.next_element()? {
+        while let Some(item) = list.next_element_seed(self)? {
             items.push(item);
         }
         Ok(Node::new(Content::List(items)))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        self.make(0)?;
         let mut entries = Vec::new();
-        while let Some(entry) = map.next_entry()? {
+        while let Some(entry) = map.next_entry_seed(self, self)? {
             entries.push(entry);
         }
         Ok(Node::new(Content::Map(entries)))
@@ -209,5 +259,27 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     fn visit_enum<A: EnumAccess<'de>>(self, _tagged: A) -> Result<Node, A::Error> {
         Err(de::Error::custom("tags such as !name have no meaning here"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_take_long_is_refused() {
+        let fault = |text: &str| read(text).map(|_| ()).map_err(|fault| (fault.place.line, fault.message));
+        let deep = format!("a: 1\n{}", "[".repeat(200_000));
+        assert_eq!(fault(&deep), Err((2, "more than 128 brackets are open".to_owned())));
+        assert_eq!(fault(&"{".repeat(1_000_000)), Err((1, "more than 128 brackets are open".to_owned())));
+        let closed = "[a, {b: c}], ".repeat(10_000);
+        assert_eq!(fault(&format!("[{closed}]")), Ok(()));
+        // Aliases of a long list, and of a long word.
+        let many = |what: &str| format!("a: &a {what}\nb: [{}]\n", "*a, ".repeat(20_000));
+        for what in [format!("[{}]", "x, ".repeat(50_000)), "x".repeat(200_000)] {
+            let (_, message) = fault(&many(&what)).expect_err("it is too much");
+            assert!(message.ends_with("its aliases repeat too much"), "{message}");
+        }
+        assert_eq!(fault(&many("[x]")), Ok(()));
     }
 }

@@ -8,7 +8,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
-use std::{fs, io};
+use std::{
+    fs,
+    io::{self, Read},
+};
 
 use crate::classify;
 use crate::compile::{self, Depth};
@@ -330,12 +333,19 @@ fn annotation_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
+/// Invariant: nothing but a regular file is opened, and no more than [`MAX_FILE_BYTES`] of it are read: whoever made the
+/// directory may have put a FIFO, a device or an endless file there.
 fn read_file(path: &Path) -> Result<(String, Node), Diagnostic> {
-    let metadata = fs::metadata(path).map_err(|error| unreadable(path, &error))?;
-    if metadata.len() > MAX_FILE_BYTES {
-        return Err(unreadable(path, &io::Error::other("larger than 1 MiB, which no annotation file is")));
+    let mut text = String::new();
+    let file = trusted_path::open_regular(path);
+    let read = file.and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
+    match read {
+        Err(error) => return Err(unreadable(path, &error)),
+        Ok(length) if length as u64 > MAX_FILE_BYTES => {
+            return Err(unreadable(path, &io::Error::other("larger than 1 MiB, which no annotation file is")));
+        }
+        Ok(_) => {}
     }
-    let text = fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
     let node = parse(path, &text)?;
     Ok((text, node))
 }
