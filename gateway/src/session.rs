@@ -17,15 +17,20 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
+use fs_mapper::process::Process;
 use posh_proto::{
     runtime::{SESSION_FILE, SHIMS},
     stage::SessionFile,
 };
 use prost::Message;
 use rustix::process::{PidfdFlags, pidfd_open};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::Semaphore,
+};
 
 use crate::{
     assembly::{is_below, pipe_inode},
@@ -34,6 +39,9 @@ use crate::{
     report::Reports,
     trace::Trace,
 };
+
+/// How long what a shell has left behind is looked for: thousands of processes take less.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// What every session is told of the mounts.
 #[derive(Debug, Clone, Default)]
@@ -122,6 +130,9 @@ pub struct Sessions {
     next: AtomicU64,
     found: shims::Found,
     open: Mutex<BTreeMap<String, Arc<Session>>>,
+    /// Who looks for what an ended shell has left behind has its one permit, so that no more than one thread waits for
+    /// what never answers.
+    looks: Arc<Semaphore>,
     changed: tokio::sync::watch::Sender<usize>,
 }
 
@@ -136,6 +147,7 @@ impl Sessions {
             next: AtomicU64::new(0),
             found: shims::Found::default(),
             open: Mutex::default(),
+            looks: Arc::new(Semaphore::new(1)),
             changed,
         })
     }
@@ -291,7 +303,7 @@ impl Sessions {
         // A pidfd becomes readable when the process ends (pidfd_open(2)).
         let _ = pidfd.ready(Interest::READABLE).await;
         // A shell knows by heart where it has found a command.
-        while let Some(left) = session.left_behind().await {
+        while let Some(left) = session.left_behind(&self.looks).await {
             let _ = left.ready(Interest::READABLE).await;
         }
         session.remove();
@@ -306,21 +318,20 @@ fn pipes_of<const N: usize>(pid: Pid, descriptors: [u32; N]) -> Vec<u64> {
     links.filter_map(|link| pipe_inode(&link)).collect()
 }
 
-/// Processes, this one aside, one of whose variables is `directory`, or a list of
-/// directories with one in it: its shims, or what the exec hook is told. Those of
-/// others can't be looked at.
+/// Processes of this user alone, this one aside, one of whose variables is `directory`, or a list of
+/// directories with one in it: its shims, or what the exec hook is told. Others have no part in a session, whatever they
+/// say; and of variables without end none is read.
 fn processes_with(directory: &Path) -> Vec<Pid> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<Pid>().ok());
-    let names_it = |pid: &Pid| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let values = environment.split(|b| *b == 0).filter_map(|v| v.splitn(2, |b| *b == b'=').nth(1));
+    let names_it = |process: &Process| {
+        let variables = process.strings("environ").unwrap_or_default();
+        let values = variables.iter().filter_map(|v| v.as_bytes().splitn(2, |b| *b == b'=').nth(1));
         let paths = values.flat_map(|value| value.split(|b| *b == b':'));
         paths
             .filter(|path| path.first() == Some(&b'/'))
             .any(|path| Path::new(OsStr::from_bytes(path)).starts_with(directory))
     };
-    pids.filter(|pid| *pid != std::process::id()).filter(names_it).collect()
+    let others = Process::of_users(&[]).filter(|process| process.number() != Some(std::process::id()));
+    others.filter(names_it).filter_map(|process| process.number()).collect()
 }
 
 /// Becomes readable when a process ends (pidfd_open(2)).
@@ -340,12 +351,22 @@ impl Session {
         self.explain || self.trace.is_some()
     }
 
-    /// A process whose commands come to this session: a job that the shell did not wait for.
-    async fn left_behind(&self) -> Option<AsyncFd<OwnedFd>> {
-        let directory = self.directory.clone();
-        // With many processes this takes some milliseconds.
-        let found = tokio::task::spawn_blocking(move || processes_with(&directory));
-        found.await.ok()?.into_iter().find_map(|pid| watch(pid).ok())
+    /// A process whose commands come to this session: a job that the shell did not wait for. Variables lie in the memory of
+    /// their process, which may be a file that never answers: then nobody was left behind.
+    async fn left_behind(&self, looks: &Arc<Semaphore>) -> Option<AsyncFd<OwnedFd>> {
+        let look = async {
+            let turn = Arc::clone(looks).acquire_owned().await.ok()?;
+            let directory = self.directory.clone();
+            // With many processes this takes some milliseconds.
+            let found = tokio::task::spawn_blocking(move || {
+                let found = processes_with(&directory);
+                drop(turn);
+                found
+            });
+            found.await.ok()
+        };
+        let found = tokio::time::timeout(LOOK_LIMIT, look).await.ok()??;
+        found.into_iter().find_map(|pid| watch(pid).ok())
     }
 
     fn lock_file(&self) -> MutexGuard<'_, FileState> {

@@ -96,3 +96,34 @@ async fn open_sessions_are_told_of_mounts_and_ended_ones_are_left_alone() {
     assert!(!ended.directory.exists());
     site.close(first).await;
 }
+
+#[tokio::test]
+async fn a_session_ends_though_a_process_never_tells_its_variables() {
+    let site = Site::new();
+    // As long as the thread that asks for them waits.
+    let _asks = Arc::clone(&site.sessions.looks).acquire_owned().await.unwrap();
+    site.close(site.open("one")).await;
+}
+
+#[test]
+fn processes_of_others_keep_no_session() {
+    let directory = tempfile::tempdir().unwrap();
+    let started = |line: &str| {
+        let mut words = line.split(' ');
+        let mut command = std::process::Command::new(words.next().unwrap());
+        command.args(words).env("PATH_OF_SESSION", directory.path().join(SHIMS)).stdout(std::process::Stdio::piped());
+        let mut child = command.args(["perl", "-e", r#"$| = 1; print "\n"; sleep 100"#]).spawn().unwrap();
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        child
+    };
+    let mut all = vec![started("env")];
+    if nix::unistd::geteuid().is_root() {
+        all.push(started("setpriv --reuid 12345 --clear-groups"));
+    }
+    let found = processes_with(directory.path());
+    assert_eq!(found, [all[0].id()]);
+    for mut child in all {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
