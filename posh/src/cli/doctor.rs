@@ -15,6 +15,7 @@ use posh_proto::{
     gateway::Mount,
     other_version,
     runtime::RuntimeDir,
+    untrusted::{escaped, escaped_lines},
 };
 use posh_reach::{
     Route, Server,
@@ -53,8 +54,15 @@ enum Verdict {
 }
 
 impl Finding {
+    /// Invariant: a finding forges no other: whoever mounts a file system or runs a server chooses part of the text.
     fn new(verdict: Verdict, subject: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { verdict, subject: subject.into(), detail: detail.into() }
+        let (subject, detail) = (subject.into(), detail.into());
+        Self { verdict, subject: escaped(&subject).into_owned(), detail: escaped(&detail).into_owned() }
+    }
+
+    /// One whose detail has lines of ours, such as the mistakes of a configuration.
+    fn with_lines(verdict: Verdict, subject: &str, detail: &str) -> Self {
+        Self { verdict, subject: subject.to_owned(), detail: escaped_lines(detail).into_owned() }
     }
 }
 
@@ -102,12 +110,12 @@ fn programs() -> Vec<Finding> {
 fn runtime_directory() -> Finding {
     match RuntimeDir::open() {
         Ok(found) => Finding::new(Verdict::Good, "runtime directory", found.path().display().to_string()),
-        Err(error) => Finding::new(Verdict::Bad, "runtime directory", Error::from(error).chain()),
+        Err(error) => Finding::with_lines(Verdict::Bad, "runtime directory", &Error::from(error).chain()),
     }
 }
 
 fn configuration(target: &Target, findings: &mut Vec<Finding>) -> Option<Config> {
-    let mut found = |verdict, detail: String| findings.push(Finding::new(verdict, "configuration", detail));
+    let mut found = |verdict, detail: String| findings.push(Finding::with_lines(verdict, "configuration", &detail));
     match gateway::find_config(target) {
         Err(error) => found(Verdict::Bad, error.chain()),
         Ok(None) => found(Verdict::Note, format!("{}; until then everything runs here", Error::NoConfig)),
@@ -125,7 +133,7 @@ fn configuration(target: &Target, findings: &mut Vec<Finding>) -> Option<Config>
 
 /// The gateway, and what it says of the mounts that have an owner.
 fn service(target: &Target) -> Vec<Finding> {
-    let bad = |error: &Error| vec![Finding::new(Verdict::Bad, "gateway", error.chain())];
+    let bad = |error: &Error| vec![Finding::with_lines(Verdict::Bad, "gateway", &error.chain())];
     let asked = gateway::require(target).and_then(|place| {
         let mut client = gateway::reach(&place)?;
         Ok((place, client.status()?, client))
@@ -283,6 +291,24 @@ mod tests {
     use posh_proto::executor::Export;
 
     use super::*;
+
+    #[test]
+    fn what_others_have_named_makes_no_finding() {
+        let forged = "x\nok    gateway: it is well";
+        let mount = Mount {
+            path: forged.as_bytes().to_vec().into(),
+            fs_type: forged.to_owned(),
+            executor: forged.to_owned(),
+            mounted: true,
+            ..Mount::default()
+        };
+        let (mounted, gone) = (examine_mount(&mount), examine_mount(&Mount { mounted: false, ..mount.clone() }));
+        let reply = DescribeReply { confinement: forged.to_owned(), ..DescribeReply::default() };
+        let others = [examine_export("store1", forged, &reply), examine_confinement("store1", forged).unwrap()];
+        for finding in [mounted, gone].iter().chain(&others) {
+            assert_eq!(line(finding).lines().count(), 1, "{finding:?}");
+        }
+    }
 
     #[test]
     fn a_missing_export_is_bad_and_names_those_there_are() {

@@ -76,7 +76,7 @@ fn owner(mount: &Mount) -> String {
 fn place(executor: &str, export: &str, below: &[u8]) -> String {
     let below = shown(below);
     let slash = if below.is_empty() || below.starts_with('/') { "" } else { "/" };
-    format!("{executor}:{export}{slash}{below}")
+    format!("{}:{}{slash}{below}", escaped(executor), escaped(export))
 }
 
 fn resolved_text(reply: &ResolveReply) -> String {
@@ -90,7 +90,7 @@ fn resolved_text(reply: &ResolveReply) -> String {
 fn status_text(status: &StatusReply) -> String {
     let mut lines = format!(
         "gateway {} (protocol {}), pid {}\nconfiguration {}\n{} sessions, {} pipelines running, {} in all\n",
-        status.version,
+        escaped(&status.version),
         status.protocol,
         status.pid,
         shown(&status.config),
@@ -118,15 +118,16 @@ fn status_text(status: &StatusReply) -> String {
 
 /// What an executor says of itself, a line each; nothing of one that has not been asked.
 fn usage_text(executor: &ExecutorStatus) -> String {
-    let name = &executor.name;
+    let name = &escaped(&executor.name);
     let mut lines = String::new();
     if executor.asked {
         let known_as = if executor.identity.is_empty() { "anybody" } else { &executor.identity };
         let user = if executor.user.is_empty() { "its own user" } else { &executor.user };
         let own_limit = if executor.max_runs > 0 { format!(" of {}", executor.max_runs) } else { String::new() };
+        let (known_as, user) = (escaped(known_as), escaped(user));
         lines.push_str(&format!("{name} knows us as {known_as}; commands run as {user}\n"));
         if !executor.confinement.is_empty() {
-            lines.push_str(&format!("{name} confines commands: {}\n", executor.confinement));
+            lines.push_str(&format!("{name} confines commands: {}\n", escaped(&executor.confinement)));
         }
         lines.push_str(&format!(
             "{name} has {} of {} runs, {}{own_limit} of them ours; refused {} of ours; load average {:.2}\n",
@@ -134,7 +135,7 @@ fn usage_text(executor: &ExecutorStatus) -> String {
         ));
     }
     if !executor.refusing.is_empty() {
-        lines.push_str(&format!("{name} refuses commands now: {}\n", executor.refusing));
+        lines.push_str(&format!("{name} refuses commands now: {}\n", escaped(&executor.refusing)));
     }
     lines
 }
@@ -217,8 +218,11 @@ pub(super) fn pretty(value: &Value) -> String {
 }
 
 /// Rows with their columns aligned; the last one is as long as it likes.
+///
+/// Invariant: a row is one line, with the cells that it was given. Who mounts a file system, or runs a server, chooses most of
+/// the text.
 pub(super) fn aligned<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
-    let rows: Vec<[String; N]> = rows.collect();
+    let rows: Vec<[String; N]> = rows.map(|row| row.map(|cell| escaped(&cell).into_owned())).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0) + GAP;
     let widths: [usize; N] = std::array::from_fn(width);
     let line = |row: &[String; N]| {
@@ -262,6 +266,40 @@ PATH       TYPE        SOURCE       OWNER             STATE
 /          ext4        /dev/vda1    -                 no owner
 ";
         assert_eq!(mount_table(&[owned, unmounted, foreign]), expected);
+    }
+
+    #[test]
+    fn no_cell_makes_a_line_of_its_own() {
+        let forged = "x\n/mnt/pay  fuse.sshfs  pay:/srv".to_owned();
+        let mount = Mount {
+            path: "/mnt/a".into(),
+            fs_type: format!("fuse.{forged}"),
+            source: forged.clone().into(),
+            executor: forged.clone(),
+            export: forged.clone(),
+            state: forged.clone(),
+            mounted: true,
+            ..Mount::default()
+        };
+        let table = mount_table(&[mount]);
+        assert_eq!((table.lines().count(), table.matches("x\\n/mnt/pay").count()), (2, 5), "{table}");
+        let executor = ExecutorStatus {
+            name: forged.clone(),
+            address: forged.clone(),
+            state: forged.clone(),
+            ..Default::default()
+        };
+        let told = ExecutorStatus {
+            asked: true,
+            identity: forged.clone(),
+            user: forged.clone(),
+            confinement: forged.clone(),
+            refusing: forged.clone(),
+            ..executor.clone()
+        };
+        let status = StatusReply { version: forged, executors: vec![executor, told], ..StatusReply::default() };
+        let text = status_text(&status);
+        assert!(!text.lines().any(|line| line.starts_with("/mnt/pay")), "{text}");
     }
 
     #[test]
