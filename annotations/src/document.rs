@@ -269,14 +269,14 @@ mod tests {
     #[test]
     fn what_would_take_long_is_refused() {
         let fault = |text: &str| read(text).map(|_| ()).map_err(|fault| (fault.place.line, fault.message));
-        let deep = format!("a: 1\n{}", "[".repeat(200_000));
+        let deep = format!("a: 1\n{}", "[".repeat(20_000));
         assert_eq!(fault(&deep), Err((2, "more than 128 brackets are open".to_owned())));
-        assert_eq!(fault(&"{".repeat(1_000_000)), Err((1, "more than 128 brackets are open".to_owned())));
+        assert_eq!(fault(&"{".repeat(20_000)), Err((1, "more than 128 brackets are open".to_owned())));
         let closed = "[a, {b: c}], ".repeat(10_000);
         assert_eq!(fault(&format!("[{closed}]")), Ok(()));
         // Aliases of a long list, and of a long word.
-        let many = |what: &str| format!("a: &a {what}\nb: [{}]\n", "*a, ".repeat(20_000));
-        for what in [format!("[{}]", "x, ".repeat(50_000)), "x".repeat(200_000)] {
+        let many = |what: &str| format!("a: &a {what}\nb: [{}]\n", "*a, ".repeat(2_000));
+        for what in [format!("[{}]", "x, ".repeat(2_000)), "x".repeat(20_000)] {
             let (_, message) = fault(&many(&what)).expect_err("it is too much");
             assert!(message.ends_with("its aliases repeat too much"), "{message}");
         }

@@ -236,7 +236,7 @@ fn what_is_no_file_of_annotations_is_not_read() {
     let made = std::process::Command::new("mkfifo").arg(path("fifo.yaml")).status().expect("mkfifo(1)");
     assert!(made.success());
     std::os::unix::fs::symlink("/dev/zero", path("zero.yaml")).expect("made");
-    std::fs::File::create(path("large.yaml")).and_then(|file| file.set_len(1 << 40)).expect("made");
+    std::fs::File::create(path("large.yaml")).and_then(|file| file.set_len((1 << 20) + 1)).expect("made");
     std::fs::write(path("good.yaml"), "tool:\n- {}\n").expect("written");
     let (sender, receiver) = std::sync::mpsc::channel();
     let at = directory.path().to_owned();

@@ -324,7 +324,7 @@ sys.stdin.read()
     fn no_answer_is_waited_for_without_end() {
         let began = Instant::now();
         let looks: &'static Looks = Box::leak(Box::default());
-        let look = || looks.within_limit(|| Ok(thread::sleep(100 * LIMIT)), at_once);
+        let look = || looks.within_limit(|| Ok(thread::sleep(30 * LIMIT)), at_once);
         let waits: Vec<_> = (0..2 * MOST_UNANSWERED).map(|_| thread::spawn(look)).collect();
         for wait in waits {
             let error = wait.join().expect("no panic").expect_err("it sleeps");
