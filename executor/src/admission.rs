@@ -3,10 +3,11 @@
 //! connections that are open already.
 
 use std::{
-    sync::{Arc, RwLock},
-    time::Duration,
+    sync::{Arc, Mutex, RwLock},
+    time::{Duration, Instant},
 };
 
+use posh_proto::token::Fingerprint;
 use tokio::sync::Semaphore;
 use tonic::{Request, Status, body::Body, codegen::http, service::Interceptor};
 
@@ -32,12 +33,31 @@ const NO_CERTIFICATE: &str = "this executor wants to know who calls, and this wo
 /// How often it is asked whether who has a run at work may still be here: one stat(2), unless the register has changed.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A register that can't be read for so long ends what is at work: nobody knows any more what was revoked.
+const REGISTER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Since when the register can't be read.
+#[derive(Debug, Default)]
+struct Unread(Mutex<Option<Instant>>);
+
+impl Unread {
+    fn note(&self, is_read: bool) {
+        let mut since = self.0.lock().expect("not poisoned");
+        *since = if is_read { None } else { Some(since.unwrap_or_else(Instant::now)) };
+    }
+
+    fn is_long(&self) -> bool {
+        self.0.lock().expect("not poisoned").is_some_and(|since| since.elapsed() >= REGISTER_PATIENCE)
+    }
+}
+
 /// Decides about connections, calls and runs at work.
 #[derive(Clone)]
 pub struct Admission {
     /// Another one after the configuration was read anew.
     callers: Arc<RwLock<Arc<Callers>>>,
     tls: Option<Arc<Serving>>,
+    unread: Arc<Unread>,
     load: Arc<Load>,
     unfinished: Arc<Accounts>,
     streams: Arc<Accounts>,
@@ -66,7 +86,7 @@ impl Admission {
         let queued = Arc::new(Accounts::of_queued(callers.count()));
         let frames = Arc::new(Accounts::of_queued(callers.count()));
         let callers = Arc::new(RwLock::new(Arc::new(callers)));
-        Self { callers, tls, load, unfinished, streams, untaken, queued, frames, audit }
+        Self { callers, tls, unread: Arc::default(), load, unfinished, streams, untaken, queued, frames, audit }
     }
 
     /// From now on these may come; it counts for calls, and for the runs of who may come no more.
@@ -79,7 +99,7 @@ impl Admission {
     }
 
     /// Waits until who has proved this may no longer be here: revoked, replaced twice, or without a place in the configuration. A certificate
-    /// that has expired, or a register that can't be read just now, ends nothing that is at work.
+    /// that has expired, or a register that can't be read for a moment, ends nothing that is at work.
     pub async fn removed(&self, proof: &Proof) -> Denied {
         if !matches!(proof, Proof::Certificate(_)) {
             return std::future::pending().await;
@@ -93,11 +113,12 @@ impl Admission {
     }
 
     /// What who has proved this may do at this moment with what is at work already. `None`: nothing else is
-    /// known than when it began, since the register can't be read just now.
+    /// known than when it began, since the register can't be read just now; only for [`REGISTER_PATIENCE`], since who is at
+    /// work may be the reason.
     pub fn standing(&self, proof: &Proof) -> Result<Option<Arc<Caller>>, Denied> {
         match (proof, &self.tls) {
             (Proof::NotAsked, None) => Ok(Some(self.callers().anybody.clone())),
-            (Proof::Certificate(certificate), Some(tls)) => match tls.register.identity_of(certificate) {
+            (Proof::Certificate(certificate), Some(tls)) => match self.identity_of(tls, certificate) {
                 Ok(name) => self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name)),
                 // What is at work began with a certificate that was known: unknown since is one that later renewals have
                 // removed, which no revocation could name any more.
@@ -106,10 +127,17 @@ impl Admission {
                 Err(Invalid::Expired(name) | Invalid::Superseded(name) | Invalid::Retired(name)) => {
                     self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name))
                 }
+                Err(unread @ Invalid::Register) if self.unread.is_long() => Err(unread.into()),
                 Err(_) => Ok(None),
             },
             _ => Ok(None),
         }
+    }
+
+    fn identity_of(&self, tls: &Serving, certificate: &Fingerprint) -> Result<String, Invalid> {
+        let known = tls.register.identity_of(certificate);
+        self.unread.note(!matches!(known, Err(Invalid::Register)));
+        known
     }
 
     /// Who has proved this.
@@ -117,7 +145,7 @@ impl Admission {
         let certificate = match (proof, &self.tls) {
             (Proof::NotAsked, None) => return Ok(self.callers().anybody.clone()),
             (Proof::Useless(why), _) => return Err(Denied(why.clone())),
-            (Proof::Certificate(certificate), Some(tls)) => tls.register.identity_of(certificate)?,
+            (Proof::Certificate(certificate), Some(tls)) => self.identity_of(tls, certificate)?,
             _ => return Err(Denied(NO_CERTIFICATE.to_owned())),
         };
         self.callers().identity(&certificate).ok_or_else(|| unplaced(&certificate))

@@ -733,6 +733,82 @@ async fn appends_of_all_sessions_are_whole() {
     assert!(content.chunks(100).all(|chunk| chunk.iter().all(|byte| *byte == chunk[0])));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_of_writes_ends_with_its_session_and_says_what_is_written() {
+    const BYTES: usize = 32 << 10;
+    let site = Site::new();
+    fs::write(site.path("a"), "").unwrap();
+    let store = site.session();
+    let (place, _) = open(&store, "a", OpenFlags::WRITE | OpenFlags::APPEND | OpenFlags::NO_LEASE).await;
+    let data = Bytes::from(vec![b'x'; BYTES]);
+    let writes = vec![Write::Append { place, data }; 8192];
+    let batch = tokio::spawn({
+        let store = store.clone();
+        async move { store.write(&me(), writes).await }
+    });
+    let size = || fs::metadata(site.path("a")).unwrap().len();
+    while size() == 0 {
+        tokio::task::yield_now().await;
+    }
+    store.end();
+    let results = tokio::time::timeout(SOON, batch).await.unwrap().unwrap().unwrap();
+    let written = results.iter().filter(|result| result.is_ok()).count();
+    assert_eq!((results.len(), results.last().unwrap().as_ref().err()), (8192, Some(&Errno::ESTALE)));
+    assert_eq!(size(), (written * BYTES) as u64);
+}
+
+/// An identity could use up the executor's descriptors by calls that wait.
+#[tokio::test]
+async fn calls_that_wait_hold_no_file_open() {
+    const BYTES: u64 = 32 << 20;
+    let site = Site::new();
+    fs::write(site.path("a"), vec![b'x'; 1 << 20]).unwrap();
+    fs::File::options().write(true).open(site.path("a")).unwrap().set_len(BYTES).unwrap();
+    fs::write(site.path("b"), "").unwrap();
+    let store = site.session();
+    let (from, to) = (find(&store, "a").await.attributes.id, find(&store, "b").await.attributes.id);
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let store = store.clone();
+        let copy = Op::CopyRange { from: (from.into(), 0), to: (to.into(), 0), length: BYTES };
+        calls.spawn(async move { store.call(&me(), copy).await });
+        let (store, part) = (site.session(), ReadPart { place: from.into(), range: 0..BYTES });
+        calls.spawn(async move {
+            // Nobody takes the second piece.
+            let mut pieces = store.read(&me(), vec![part]).await;
+            pieces.next().await.unwrap()?.data?;
+            tokio::time::sleep(SOON).await;
+            drop(pieces);
+            Err(Errno::ETIMEDOUT)
+        });
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let paths = [site.path("a"), site.path("b")];
+    let is_open = |link: &std::path::PathBuf| paths.contains(link);
+    let open = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+    let open = open.filter(is_open).count();
+    assert!(open <= 20, "{open}");
+}
+
+/// Any user of the server can write without end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_is_settled_though_others_go_on_writing() {
+    const FLOOD: &str = "cd $0; : > $$; end=$(($(date +%s) + 4)); \
+        while [ $(date +%s) -lt $end ]; do i=0; while [ $i -lt 100 ]; do : > $$; i=$((i + 1)); done; done";
+    let site = Site::new();
+    let store = site.session();
+    let started = std::time::Instant::now();
+    let flood = || Helper(Command::new("sh").args(["-c", FLOOD]).arg(site.path("")).spawn().unwrap());
+    let floods: Vec<Helper> = std::iter::repeat_with(flood).take(8).collect();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    for _ in 0..3 {
+        settling(&store, Settling::Flush).await.unwrap().unwrap();
+    }
+    let took = started.elapsed();
+    drop(floods);
+    assert!(took < Duration::from_millis(3500), "{took:?}");
+}
+
 #[tokio::test]
 async fn a_read_only_export_is_not_changed() {
     let site = Site::new();

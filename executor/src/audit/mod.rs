@@ -10,7 +10,7 @@ mod chain;
 mod verify;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     path::Path,
     sync::{
@@ -18,13 +18,16 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use posh_proto::{executor::rejected::Kind, token::Fingerprint};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::{
+    runtime,
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+};
 
 use self::chain::Chain;
 pub use self::verify::{Verdict, verify};
@@ -44,6 +47,10 @@ const QUEUE: usize = 1024;
 const QUEUE_OF_ONE: usize = 64;
 /// For a record that somebody waits for: a disk that takes longer is as good as none.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Records that could not be written and are kept until they can be.
+const LATE: usize = 4096;
+/// How often that is tried where nothing new comes.
+const RETRY: Duration = Duration::from_secs(1);
 /// Refusals that are recorded at once, and in a second; of the others the number is. Strangers have this together.
 const REFUSALS_AT_ONCE: f64 = 100.0;
 const REFUSALS_PER_SECOND: f64 = 10.0;
@@ -69,7 +76,8 @@ struct Writer {
     queue: mpsc::Sender<Entry>,
     /// Room in the queue, by identity.
     shares: Mutex<HashMap<String, Arc<Semaphore>>>,
-    left_out: AtomicU64,
+    /// Records that will not be written; the next one that is has their number.
+    left_out: Arc<AtomicU64>,
 }
 
 /// A record on its way.
@@ -107,8 +115,13 @@ impl AuditLog {
         record.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());
         chain.append(START, record).attempting(attempt)?;
         let (queue, entries) = mpsc::channel(QUEUE);
-        thread::Builder::new().name("audit".to_owned()).spawn(move || write_all(chain, entries)).attempting(attempt)?;
-        Ok(Self { writer: Some(Arc::new(Writer::new(queue))), refusals: Arc::default() })
+        // Its calls block: it has a thread, and a runtime for the clock alone.
+        let runtime = runtime::Builder::new_current_thread().enable_time().build().attempting(attempt)?;
+        let left_out = Arc::<AtomicU64>::default();
+        let writing = Writing { chain, late: VecDeque::new(), left_out: left_out.clone() };
+        let write = move || runtime.block_on(write_all(writing, entries));
+        thread::Builder::new().name("audit".to_owned()).spawn(write).attempting(attempt)?;
+        Ok(Self { writer: Some(Arc::new(Writer::new(queue, left_out))), refusals: Arc::default() })
     }
 
     /// Records that something begins; it may begin once this returns.
@@ -201,20 +214,16 @@ impl AuditLog {
 
     fn try_note(&self, event: &'static str, record: Value) {
         let Some(writer) = &self.writer else { return };
-        let left_out = writer.left_out.swap(0, Ordering::Relaxed);
-        let mut record = object(&record);
-        if left_out > 0 {
-            record.insert("left_out_before".to_owned(), left_out.into());
-        }
+        let record = object(&record);
         if writer.queue.try_send(Entry { event, record, written: None, _share: None }).is_err() {
-            writer.left_out.fetch_add(left_out + 1, Ordering::Relaxed);
+            writer.left_out.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 impl Writer {
-    fn new(queue: mpsc::Sender<Entry>) -> Self {
-        Self { queue, shares: Mutex::default(), left_out: AtomicU64::new(0) }
+    fn new(queue: mpsc::Sender<Entry>, left_out: Arc<AtomicU64>) -> Self {
+        Self { queue, shares: Mutex::default(), left_out }
     }
 
     /// Waits for room among the records of an identity.
@@ -253,15 +262,85 @@ fn object(record: &impl Serialize) -> Map<String, Value> {
     }
 }
 
-fn write_all(mut chain: Chain, mut entries: mpsc::Receiver<Entry>) {
-    while let Some(Entry { event, record, written, _share }) = entries.blocking_recv() {
-        let outcome = chain.append(event, record);
+/// The record, and what has yet to come into it.
+///
+/// Invariant: records of what has happened stand in the order in which they came, and none is lost but with its number in the
+/// record behind it: what can't be written at the moment is written before anything else, or counted.
+struct Writing {
+    chain: Chain,
+    late: VecDeque<Entry>,
+    left_out: Arc<AtomicU64>,
+}
+
+impl Writing {
+    fn take(&mut self, entry: Entry) {
+        self.write_late();
+        let Entry { event, record, written, _share } = entry;
+        let outcome = match self.late.is_empty() {
+            true => self.append(event, &record),
+            false => Err(io::Error::other("earlier records could not be written yet")),
+        };
         match (written, outcome) {
             // Nobody waits any more, and so nothing was begun: the end says that.
             (Some(written), outcome) => drop(written.send(outcome)),
-            (None, Err(error)) => tracing::error!(%error, event, "cannot write the audit record"),
             (None, Ok(())) => {}
+            (None, Err(error)) => {
+                tracing::error!(%error, event, "cannot write the audit record");
+                self.keep(Entry { event, record, written: None, _share });
+            }
         }
+    }
+
+    fn keep(&mut self, mut entry: Entry) {
+        if self.late.len() >= LATE {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let now_s = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        entry.record.insert("happened_s".to_owned(), now_s.into());
+        self.late.push_back(entry);
+    }
+
+    fn write_late(&mut self) {
+        while let Some(Entry { event, record, .. }) = self.late.front() {
+            let (event, record) = (*event, record.clone());
+            if self.append(event, &record).is_err() {
+                return;
+            }
+            self.late.pop_front();
+        }
+    }
+
+    fn append(&mut self, event: &'static str, record: &Map<String, Value>) -> io::Result<()> {
+        let left_out = self.left_out.swap(0, Ordering::Relaxed);
+        let mut record = record.clone();
+        if left_out > 0 {
+            record.insert("left_out_before".to_owned(), left_out.into());
+        }
+        let written = self.chain.append(event, record);
+        if written.is_err() {
+            self.left_out.fetch_add(left_out, Ordering::Relaxed);
+        }
+        written
+    }
+}
+
+/// Until the last sender is gone.
+async fn write_all(mut writing: Writing, mut entries: mpsc::Receiver<Entry>) {
+    loop {
+        let entry = if writing.late.is_empty() {
+            entries.recv().await
+        } else {
+            match tokio::time::timeout(RETRY, entries.recv()).await {
+                Ok(entry) => entry,
+                Err(_) => {
+                    writing.write_late();
+                    continue;
+                }
+            }
+        };
+        let Some(entry) = entry else { return writing.write_late() };
+        writing.take(entry);
     }
 }
 
@@ -397,7 +476,9 @@ mod tests {
         log.reconfigured(1, &[]);
         log.stop().await;
         let text = fs::read_to_string(&path).unwrap();
-        assert!(text.lines().count() < 200 && text.contains("\"left_out_before\":4"), "{}", text.lines().count());
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let left_out: u64 = lines.iter().filter_map(|line| line["left_out_before"].as_u64()).sum();
+        assert_eq!((lines.len(), left_out), (told + 3, 5000 - told as u64));
     }
 
     #[tokio::test]
@@ -415,11 +496,47 @@ mod tests {
         assert_eq!((text.matches("\"bob\"").count(), text.matches("\"-\"").count()), (1, 1));
     }
 
+    /// As by who has the executor use up its descriptors, or fills the disk.
+    #[tokio::test]
+    async fn what_could_not_be_written_is_written_as_soon_as_it_can_be() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let path = directory.path().join("audit");
+        let log = AuditLog::open(Some(&path)).unwrap();
+        log.begin("run_begin", Some("ada"), &json!({})).await.unwrap();
+        let rotated = directory.path().join("audit.1");
+        fs::rename(&path, &rotated).unwrap();
+        fs::create_dir(&path).unwrap();
+        log.note("run_end", "ada", &json!({ "n": 1 })).await;
+        log.refused("ada", "192.0.2.1:1", "call");
+        assert!(log.begin("run_begin", Some("ada"), &json!({})).await.is_err());
+        for number in 0..LATE {
+            log.note("run_end", &number.to_string(), &json!({ "n": number })).await;
+        }
+        // All of them have come.
+        assert!(log.begin("run_begin", Some("bob"), &json!({})).await.is_err());
+        fs::remove_dir(&path).unwrap();
+        log.begin("run_begin", Some("bob"), &json!({})).await.unwrap();
+        log.stop().await;
+        let text = fs::read_to_string(&path).unwrap();
+        let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(events.len(), LATE + 2);
+        assert_eq!((&events[0]["event"], &events[0]["n"]), (&"run_end".into(), &1.into()));
+        assert_eq!((&events[1]["event"], events[1]["happened_s"].is_u64()), (&"refused".into(), true));
+        let [.., last, begin, stop] = &events[..] else { panic!("{text}") };
+        let left_out: u64 = events.iter().filter_map(|event| event["left_out_before"].as_u64()).sum();
+        assert_eq!(
+            (&last["event"], &begin["event"], &stop["event"], left_out),
+            (&"run_end".into(), &"run_begin".into(), &"stop".into(), 2)
+        );
+        let verdict = verify(&[rotated, path]).unwrap();
+        assert!(verdict.is_whole, "{}", verdict.text);
+    }
+
     /// Nothing is taken out of the queue, as by a disk that is slow.
     #[tokio::test]
     async fn one_identity_does_not_fill_the_queue_of_the_record() {
         let (queue, entries) = mpsc::channel(QUEUE);
-        let log = AuditLog { writer: Some(Arc::new(Writer::new(queue))), refusals: Arc::default() };
+        let log = AuditLog { writer: Some(Arc::new(Writer::new(queue, Arc::default()))), refusals: Arc::default() };
         for number in 0..2 * QUEUE {
             let log = log.clone();
             tokio::spawn(async move { log.note("run_end", "ada", &json!({ "n": number })).await });

@@ -4,6 +4,7 @@
 //! `posh-volume`'s.
 
 mod beside;
+mod left_calls;
 mod records;
 mod session;
 
@@ -15,7 +16,7 @@ use std::{
     ptr,
     sync::{Arc, Mutex, Weak},
     task::Poll,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -44,6 +45,7 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 pub use self::beside::{Beside, trees_of};
+use self::left_calls::{LeftCalls, Whose};
 use self::records::{Left, NotRecorded, Records};
 use self::session::{Charges, KnownCalls, Outgoing, Served};
 use crate::{
@@ -60,8 +62,6 @@ use crate::{
 /// Sessions in all, and of one identity: a workstation has one for each of its mounts.
 const MAX_SESSIONS: usize = 512;
 const MAX_SESSIONS_OF_ONE: usize = 128;
-/// Calls of a session that nobody took up are known for so long: a workstation may be suspended.
-const CALLS_KEPT: Duration = Duration::from_secs(3600);
 /// How soon the space of removed files is given back.
 const CLOSE_REMOVED_INTERVAL: Duration = Duration::from_secs(1);
 /// Who names a session is to be hard to guess.
@@ -114,7 +114,7 @@ pub struct Volumes {
     /// Sessions that have ended, of which a system call may not have returned: that keeps them.
     at_work: Mutex<Vec<AtWork>>,
     /// Calls of sessions that nobody took up in time, oldest first, for those who come later.
-    left_calls: Mutex<Vec<LeftCalls>>,
+    left_calls: Mutex<LeftCalls<KnownCalls>>,
     /// Whose session is put into the list.
     openings: Turns,
     /// Bytes of reads and listings that nobody has taken yet. Whoever asks for more waits.
@@ -175,16 +175,6 @@ struct AtWork {
     identity: Option<String>,
     name: Bytes,
     store: WeakSession,
-}
-
-/// Calls of a session that has ended, for the next one of its name.
-#[derive(Debug)]
-struct LeftCalls {
-    identity: Option<String>,
-    name: Bytes,
-    export: String,
-    calls: KnownCalls,
-    at: Instant,
 }
 
 #[derive(Debug)]
@@ -553,24 +543,15 @@ impl Volumes {
             name.clone()
         };
         let Some(calls) = served.leave_calls() else { return };
-        let (identity, export) = (served.caller.identity.clone(), served.export.name.clone());
-        let mut left = self.left_calls.lock().expect("not poisoned");
-        left.retain(|its| its.at.elapsed() < CALLS_KEPT && (&its.identity, &its.name) != (&identity, &name));
-        let of_one = |its: &LeftCalls| its.identity == identity;
-        if left.iter().filter(|its| of_one(its)).count() >= MAX_SESSIONS_OF_ONE || left.len() >= MAX_SESSIONS {
-            let oldest = left.iter().position(of_one).unwrap_or_default();
-            left.remove(oldest);
-        }
-        left.push(LeftCalls { identity, name, export, calls, at: Instant::now() });
+        let whose = Whose { identity: served.caller.identity.clone(), name, export: served.export.name.clone() };
+        let bytes = calls.bytes();
+        self.left_calls.lock().expect("not poisoned").add(whose, calls, bytes);
     }
 
     /// Calls of an earlier session of that name.
     fn take_calls(&self, caller: &Caller, name: &Bytes, export: &str) -> Option<KnownCalls> {
-        let mut left = self.left_calls.lock().expect("not poisoned");
-        left.retain(|its| its.at.elapsed() < CALLS_KEPT);
-        let is_it = |its: &LeftCalls| its.identity == caller.identity && its.name == *name && its.export == export;
-        let found = left.iter().position(is_it)?;
-        Some(left.remove(found).calls)
+        let whose = Whose { identity: caller.identity.clone(), name: name.clone(), export: export.to_owned() };
+        self.left_calls.lock().expect("not poisoned").take(&whose)
     }
 
     /// Sessions of that name that have ended, as far as something of them may still be at work.

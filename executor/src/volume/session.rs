@@ -63,6 +63,8 @@ const MAX_CALLS: usize = 8192;
 const CALL_BYTES: usize = 1 << 10;
 /// The longest call: an attribute's value, the names of walks, a few thousand leases.
 const MAX_CALL_BYTES: usize = 2 << 20;
+/// What a call that has no answer yet may take when it has.
+const CALL_AT_WORK_BYTES: usize = 64 << 10;
 /// What an entry takes in an answer.
 const ENTRY_BYTES: usize = 256;
 /// What a name takes that somebody asks for, besides its bytes.
@@ -254,6 +256,13 @@ struct Calls {
 #[derive(Debug)]
 pub struct KnownCalls(Calls);
 
+impl KnownCalls {
+    /// What they are charged with as long as they are known.
+    pub fn bytes(&self) -> usize {
+        self.0.by_number.values().map(Numbered::bytes).sum()
+    }
+}
+
 /// A call that was begun.
 #[derive(Debug, Clone)]
 struct Numbered {
@@ -264,6 +273,17 @@ struct Numbered {
     is_earlier: bool,
     /// The connection that waits for the answer, and the task that will send it there.
     answering: Option<(mpsc::WeakSender<Outgoing>, AbortHandle)>,
+}
+
+impl Numbered {
+    fn bytes(&self) -> usize {
+        match &*self.outcome.borrow() {
+            Some(Outcome::Answered(_, charges)) => charges.0.amount() + charges.1.as_ref().map_or(0, Charge::amount),
+            Some(Outcome::Written(_, charge)) => charge.amount(),
+            // Still at work, and nothing is known of its answer.
+            None => CALL_AT_WORK_BYTES,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]

@@ -130,6 +130,12 @@ impl Pool {
 }
 
 impl Charge {
+    /// How much of it.
+    #[must_use]
+    pub fn amount(&self) -> usize {
+        self.amount
+    }
+
     /// What it is a part of.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool> {

@@ -60,10 +60,13 @@ impl Target {
 }
 
 /// A file open for what is to be done.
-#[derive(Debug, Clone)]
+///
+/// Invariant: nobody keeps an own one while a call waits, be it for a turn, a lease or a reader. So
+/// there are no more of them than threads at work, however many calls wait.
+#[derive(Debug)]
 pub enum Usable {
     Opened(Arc<Opened>),
-    Own(Arc<OwnedFd>),
+    Own(OwnedFd),
 }
 
 impl std::os::fd::AsFd for Usable {
@@ -108,7 +111,7 @@ impl Session {
         match self.target(place)? {
             Target::Opened(opened) if opened.flags.contains(flags) => Ok(Usable::Opened(opened)),
             Target::Opened(_) => Err(Errno::EBADF.into()),
-            Target::Node(node) => Ok(Usable::Own(Arc::new(self.reopen(&node, flags)?))),
+            Target::Node(node) => Ok(Usable::Own(self.reopen(&node, flags)?)),
         }
     }
 
@@ -298,9 +301,10 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// How a file is that was changed through a descriptor.
-    pub fn entry_of_open(&self, file: &Usable, id: FileId) -> Result<Entry, Fault> {
-        self.entry((file.as_fd(), id), Leases::ATTRIBUTES)
+    /// How a file is that its caller has written to.
+    pub fn entry_of_writable(&self, place: Place) -> Result<Entry, Fault> {
+        let file = self.usable(place, OpenFlags::WRITE)?;
+        self.entry((file.as_fd(), place.file), Leases::ATTRIBUTES)
     }
 
     /// lseek(2).

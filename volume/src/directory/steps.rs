@@ -46,19 +46,17 @@ async fn copy(
     (from, to): ((Place, u64), (Place, u64)),
     length: u64,
 ) -> Result<Answer, Errno> {
-    let opened = move |session: &Arc<Session>| {
-        Ok((session.usable(from.0, OpenFlags::READ)?, session.usable(to.0, OpenFlags::WRITE)?))
-    };
-    let (source, target) = session.as_caller(caller, opened).await?;
     let length = length.min(COPY_BYTES);
     let mut done = 0;
     loop {
         let step = COPY_STEP_BYTES.min(length - done);
-        let (source, target) = (source.clone(), target.clone());
         let _turn = session.account.step().await;
         let offsets = from.1.checked_add(done).zip(to.1.checked_add(done)).ok_or(Errno::EFBIG)?;
         let copied = session
-            .as_caller_at_low_priority(caller, move |_| super::files::copy_step(&source, &target, offsets, step))
+            .as_caller_at_low_priority(caller, move |session| {
+                let source = session.usable(from.0, OpenFlags::READ)?;
+                super::files::copy_step(&source, &session.usable(to.0, OpenFlags::WRITE)?, offsets, step)
+            })
             .await;
         match copied {
             Err(errno) if done == 0 => return Err(errno),
@@ -69,7 +67,7 @@ async fn copy(
             break;
         }
     }
-    let entry = session.as_caller(caller, move |session| session.entry_of_open(&target, to.0.file)).await?;
+    let entry = session.as_caller(caller, move |session| session.entry_of_writable(to.0)).await?;
     Ok(Answer::Copied { bytes: done, entry })
 }
 
@@ -80,13 +78,14 @@ async fn allocate(
     range: Range<u64>,
     how: Allocation,
 ) -> Result<Answer, Errno> {
-    let file = session.as_caller(caller, move |session| session.usable(place, OpenFlags::WRITE)).await?;
     for step in steps_of(range, how) {
-        let file = file.clone();
         let _turn = session.account.step().await;
-        session.as_caller_at_low_priority(caller, move |_| super::files::allocate_step(&file, step, how)).await?;
+        let allocate = move |session: &Arc<Session>| {
+            super::files::allocate_step(&session.usable(place, OpenFlags::WRITE)?, step, how)
+        };
+        session.as_caller_at_low_priority(caller, allocate).await?;
     }
-    session.as_caller(caller, move |session| session.entry_of_open(&file, place.file)).await.map(Answer::Entry)
+    session.as_caller(caller, move |session| session.entry_of_writable(place)).await.map(Answer::Entry)
 }
 
 /// What moves bytes within a file is one step: half of it is nothing that was asked for.

@@ -5,6 +5,7 @@ use std::{
     io::{IoSlice, IoSliceMut},
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -43,9 +44,14 @@ const PIECES: usize = 4;
 /// each part that is being read.
 pub const READ_BYTES: usize = (PIECES + PARALLEL_PARTS) * PIECE_BYTES as usize;
 
+/// One job of a batch of writes takes no longer, but for its last write: then others have the thread. Less than what is taken for
+/// waiting for a disk (`workers`), so that it counts as work.
+const WRITING: Duration = Duration::from_millis(2);
+
 /// A part under way.
 struct Reading {
-    file: Usable,
+    /// `None`: it is opened for each piece, since whoever reads may never take one.
+    opened: Option<Usable>,
     part: u32,
     place: Place,
     offset: u64,
@@ -172,7 +178,15 @@ pub async fn write(
     while results.len() < held.0.len() {
         let (job_held, first, owner) = (held.clone(), results.len(), caller.clone());
         let job = move |session: &Arc<Session>| Ok(session.write_some(&owner, &job_held.0[first..], begun));
-        let (more, mut waits) = session.as_caller(caller, job).await?;
+        let (more, mut waits) = match session.as_caller(caller, job).await {
+            Ok(written) => written,
+            Err(errno) if results.is_empty() => return Err(errno),
+            // Some are written: of each of the others it is known that it is not.
+            Err(errno) => {
+                results.resize(held.0.len(), Err(errno));
+                break;
+            }
+        };
         results.extend(more);
         if let Some(waits) = &mut waits {
             let may_wait = held.1.lock().expect("not poisoned").as_mut().is_none_or(|room| room.wait(session));
@@ -195,25 +209,35 @@ impl Session {
     fn first_piece(&self, part: u32, of: &ReadPart) -> Result<(Piece, Option<Reading>), Fault> {
         let file = self.usable(of.place, OpenFlags::READ)?;
         let first = Some(self.entry((file.as_fd(), of.place.file), BYTES)?);
-        self.next_piece(Reading { file, part, place: of.place, offset: of.range.start, end: of.range.end, first })
+        let (offset, end) = (of.range.start, of.range.end);
+        self.piece_of(file, Reading { opened: None, part, place: of.place, offset, end, first })
     }
 
     fn next_piece(&self, mut reading: Reading) -> Result<(Piece, Option<Reading>), Fault> {
+        let file = match reading.opened.take() {
+            Some(opened) => opened,
+            None => self.usable(reading.place, OpenFlags::READ)?,
+        };
+        self.piece_of(file, reading)
+    }
+
+    fn piece_of(&self, file: Usable, mut reading: Reading) -> Result<(Piece, Option<Reading>), Fault> {
         let wanted = reading.end.saturating_sub(reading.offset).min(PIECE_BYTES);
-        let data = read_fully(&reading.file, reading.offset, wanted as usize)?;
+        let data = read_fully(&file, reading.offset, wanted as usize)?;
         let (part, offset) = (reading.part, reading.offset);
         reading.offset += data.len() as u64;
         let is_last = (data.len() as u64) < wanted || reading.offset >= reading.end;
         let entry = match reading.first.take() {
             Some(first) => Some(first),
-            None if is_last => Some(self.entry((reading.file.as_fd(), reading.place.file), Leases::empty())?),
+            None if is_last => Some(self.entry((file.as_fd(), reading.place.file), Leases::empty())?),
             None => None,
         };
         let piece = Piece { part, offset, data: Ok(data), is_last, entry };
+        reading.opened = Some(file).filter(|file| matches!(file, Usable::Opened(_)));
         Ok((piece, Some(reading).filter(|_| !is_last)))
     }
 
-    /// As many as can be written without waiting. `begun`: what the first of them has waited for.
+    /// As many as can be written without waiting, in [`WRITING`]. `begun`: what the first of them has waited for.
     fn write_some(
         &self,
         caller: &Caller,
@@ -222,7 +246,16 @@ impl Session {
     ) -> (Vec<Result<Entry, Errno>>, Option<Begun>) {
         let mut results = Vec::new();
         let mut spending = self.reserved.spending(caller);
+        let started = crate::clock::now();
         for write in writes {
+            if !results.is_empty() && crate::clock::now() - started >= WRITING {
+                break;
+            }
+            // Rights end with the session, also in the middle of a batch.
+            if self.is_over() {
+                results.push(Err(Errno::ESTALE));
+                continue;
+            }
             let mut now = match begun.take() {
                 Some(begun) => begun,
                 None => match self.write_intent(write) {

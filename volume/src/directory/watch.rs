@@ -41,8 +41,11 @@ const ELSEWHERE: [u64; 8] =
     [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x6573_5546, 0x00c3_6400, 0x0102_1997, 0x5346_414f];
 /// A read's worth of events.
 const READ_BYTES: usize = 64 << 10;
-/// More than an event takes: three handles of at most 128 bytes and a name.
-const EVENT_BYTES: usize = 4 << 10;
+/// Events that may wait in the kernel, where each takes some hundred bytes and nothing bounds them: beyond that all leases are
+/// lost, which takes less time than to look at each.
+const MOST_QUEUED: u64 = 200_000;
+/// FIONREAD counts the head of each event alone (fs/notify/fanotify/fanotify_user.c).
+const EVENT_HEAD_BYTES: u64 = std::mem::size_of::<libc::fanotify_event_metadata>() as u64;
 /// Between two reads. More would make the kernel's list longer, and no writer faster.
 const REST: Duration = Duration::from_millis(1);
 /// The kernel's name for a directory's own record.
@@ -145,20 +148,31 @@ fn attend(shared: &Weak<Shared>, end: &EventFd) {
 }
 
 impl Shared {
+    /// Reads what is queued at this moment and no more: whoever goes on until the queue is empty keeps step with
+    /// others who write, for as long as they like.
     fn read_all(&self) {
         let mut buffer = self.buffer.lock().expect("not poisoned");
+        let Ok(queued) = rustix::io::ioctl_fionread(&self.queue).map(|bytes| bytes / EVENT_HEAD_BYTES) else { return };
+        let is_too_much = queued > MOST_QUEUED;
         let own = std::process::id().cast_signed();
-        while let Ok(length) = nix::unistd::read(&self.queue, &mut buffer) {
+        let mut read = 0;
+        while read < queued
+            && let Ok(length @ 1..) = nix::unistd::read(&self.queue, &mut buffer)
+        {
             let events = sys::events(&buffer[..length]);
+            read += events.len() as u64;
+            if is_too_much {
+                continue;
+            }
             if events.iter().any(|event| event.mask & libc::FAN_Q_OVERFLOW != 0) {
                 self.keeper.lose_all();
             }
             let of_others = events.iter().filter(|event| event.pid != own);
             self.keeper.changed(of_others.flat_map(changes));
-            // It was empty for a moment. Who goes on until it stays empty keeps step with the writer, at an event a read.
-            if length + EVENT_BYTES <= READ_BYTES {
-                return;
-            }
+        }
+        if is_too_much {
+            // Nobody has looked at them, and so everything may have changed.
+            self.keeper.lose_all();
         }
     }
 }

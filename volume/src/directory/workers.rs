@@ -3,7 +3,9 @@
 //! capability but those that root's commands have on files and those that change the user.
 //!
 //! Each account has a queue of its own, and they are served in turn. No account has more threads than it
-//! leaves free: the jobs of one on a disk that hangs leave threads for everybody else. While others are at work,
+//! leaves free: the jobs of one on a disk that hangs leave threads for everybody else. Invariant: an account none of
+//! whose jobs is at work does not wait for a thread. Where those that there are do not suffice for that, since several
+//! accounts have all of them at disks that hang, one more is started, which ends when it is idle. While others are at work,
 //! an account's jobs keep half of the processors busy at most, and rest for as long as they were at work: a thread with
 //! jobs without end is not soon made to give its processor up. A job that has taken long is taken to wait for a disk.
 //!
@@ -46,6 +48,9 @@ const WAITS_FOR_DISK: Duration = Duration::from_millis(5);
 /// Jobs of one account take so long before they rest beside others: there is no shorter sleep that is worth its cost.
 const AT_WORK: Duration = Duration::from_millis(1);
 
+/// Of both kinds, whatever happens: as many identities' disks may hang.
+const MOST_THREADS: usize = 1024;
+
 /// Accounts that are remembered though they have no jobs.
 const MOST_IDLE: usize = 64;
 
@@ -70,7 +75,10 @@ pub fn held() -> Option<Held> {
 pub struct Workers(Arc<Queue>);
 
 struct Queue {
+    /// They are shared by accounts; without any, jobs are done by whoever asks.
     threads: usize,
+    name: &'static str,
+    set_up: fn(),
     /// Jobs of one account that keep processors busy while others are at work.
     beside_others: usize,
     state: Mutex<State>,
@@ -84,6 +92,8 @@ struct State {
     /// Accounts with jobs, the next one first.
     turns: VecDeque<String>,
     busy: usize,
+    /// Those that there are by now.
+    threads: usize,
     rivals: Arc<Rivals>,
     /// A thread looks again in a while whether a job that has to wait may begin.
     is_looked_after: bool,
@@ -165,23 +175,22 @@ impl Workers {
     /// its own making. Umask and capabilities are then those of the caller's thread.
     pub fn none() -> Self {
         let state = Mutex::default();
-        Self(Arc::new(Queue { threads: 0, beside_others: 0, state, changed: Condvar::new() }))
+        let (name, set_up): (_, fn()) = ("none", || ());
+        Self(Arc::new(Queue { threads: 0, name, set_up, beside_others: 0, state, changed: Condvar::new() }))
     }
 
-    fn start_threads((name, count): (&str, usize), rivals: Arc<Rivals>, set_up: fn()) -> std::io::Result<Self> {
-        let state = State { rivals, ..State::default() };
+    fn start_threads((name, count): (&'static str, usize), rivals: Arc<Rivals>, set_up: fn()) -> std::io::Result<Self> {
+        let state = State { threads: count, rivals, ..State::default() };
         let workers = Self(Arc::new(Queue {
             threads: count,
+            name,
+            set_up,
             beside_others: (thread::available_parallelism().map_or(1, usize::from) / 2).max(1),
             state: Mutex::new(state),
             changed: Condvar::new(),
         }));
         for number in 0..count {
-            let queue = workers.0.clone();
-            thread::Builder::new().name(format!("{name}-{number}")).spawn(move || {
-                set_up();
-                queue.work();
-            })?;
+            Queue::start_thread(&workers.0, number)?;
         }
         Ok(workers)
     }
@@ -204,8 +213,22 @@ impl Workers {
             let _ = sender.send(job());
             drop(held);
         });
-        self.0.state.lock().expect("not poisoned").push(account.name(), job);
+        let number = {
+            let mut state = self.0.state.lock().expect("not poisoned");
+            state.push(account.name(), job);
+            state.lacks_thread().then(|| {
+                state.threads += 1;
+                state.threads
+            })
+        };
         self.0.changed.notify_one();
+        if let Some(number) = number
+            && let Err(error) = Queue::start_thread(&self.0, number)
+        {
+            // The job is done as soon as one of those that there are is free.
+            tracing::warn!(%error, "cannot start a thread for files");
+            self.0.state.lock().expect("not poisoned").threads -= 1;
+        }
         receiver.await.unwrap_or(Err(Errno::EIO))
     }
 }
@@ -229,11 +252,19 @@ impl State {
         jobs.waiting.push_back(job);
     }
 
+    /// Accounts that have no job at work wait for threads, and more of them than are idle.
+    fn lacks_thread(&self) -> bool {
+        let has_none = |account: &&String| self.by_account.get(*account).is_some_and(|jobs| jobs.begun.is_empty());
+        let idle = self.threads.saturating_sub(self.busy);
+        self.threads < MOST_THREADS && self.turns.iter().filter(has_none).nth(idle).is_some()
+    }
+
     /// The next job of the first account whose share is not used up.
     fn take(&mut self, (threads, beside_others): (usize, usize), now: Instant) -> Option<Next> {
         let may_have = |account: &String| {
             let Some(jobs) = self.by_account.get(account) else { return true };
-            is_share((jobs.begun.len(), 1), (self.busy, threads))
+            // A thread that takes the first job of an account was started for such jobs, if it was not there before.
+            (jobs.begun.is_empty() || is_share((jobs.begun.len(), 1), (self.busy, threads)))
                 && (!self.rivals.has_rival(account, now) || jobs.count_quick(now) < beside_others && !jobs.rests(now))
         };
         let at = self.turns.iter().position(may_have)?;
@@ -262,6 +293,15 @@ impl State {
 }
 
 impl Queue {
+    fn start_thread(queue: &Arc<Self>, number: usize) -> std::io::Result<()> {
+        let (name, queue) = (format!("{}-{number}", queue.name), queue.clone());
+        let work = move || {
+            (queue.set_up)();
+            queue.work();
+        };
+        thread::Builder::new().name(name).spawn(work).map(drop)
+    }
+
     fn work(&self) {
         // Where it can't be had (some sandbox), modes are what the process's umask leaves of them.
         if sys::unshare_umask().is_ok() {
@@ -294,6 +334,12 @@ impl Queue {
                 return Some(next);
             }
             if state.is_over && state.turns.is_empty() {
+                return None;
+            }
+            if state.threads > self.threads && !state.lacks_thread() {
+                state.threads -= 1;
+                // It may have been the one that looks again in a while.
+                self.changed.notify_one();
                 return None;
             }
             looks_after = !state.turns.is_empty() && !state.is_looked_after;
@@ -337,6 +383,39 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(5), given_back).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_account_without_a_job_at_work_finds_a_thread_though_all_hang() {
+        let workers = Arc::new(Workers::start(Arc::default()).unwrap());
+        let (release, gate) = std::sync::mpsc::channel::<()>();
+        let (gate, (begins, mut begun)) = (Arc::new(Mutex::new(gate)), tokio::sync::mpsc::unbounded_channel());
+        let mut jobs = tokio::task::JoinSet::new();
+        for number in 0..12 {
+            let account = Account::named(&number.to_string());
+            for _ in 0..THREADS {
+                let (workers, account, gate, begins) = (workers.clone(), account.clone(), gate.clone(), begins.clone());
+                jobs.spawn(async move {
+                    let job = move || {
+                        let _ = begins.send(number);
+                        let _ = gate.lock().expect("not poisoned").recv();
+                        Ok(())
+                    };
+                    workers.run(&account, job).await
+                });
+            }
+            let has_begun = async { while begun.recv().await != Some(number) {} };
+            tokio::time::timeout(Duration::from_secs(10), has_begun).await.expect("it finds a thread");
+        }
+        assert!(workers.0.state.lock().unwrap().threads > THREADS);
+        drop(release);
+        while jobs.join_next().await.is_some() {}
+        let are_ended = async {
+            while workers.0.state.lock().unwrap().threads > THREADS {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), are_ended).await.expect("what was started ends");
     }
 
     #[test]

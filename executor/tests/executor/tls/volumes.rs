@@ -130,6 +130,21 @@ async fn a_revocation_ends_a_session_with_its_locks() {
     find(&other, "f").await;
 }
 
+/// Who is at work may be the reason that it can't be read, and would keep a revocation from counting.
+#[tokio::test]
+async fn a_register_that_can_not_be_read_for_long_ends_what_is_at_work() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let (remote, place) = held(&lab, &lab.enrol("ada").await.unwrap()).await;
+    let register = lab.directory.path().join("register.json");
+    fs::rename(&register, lab.directory.path().join("aside")).unwrap();
+    fs::create_dir(&register).unwrap();
+    // For a moment it may be written anew.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    find(&remote, "f").await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_ended(&lab, &remote, place).await;
+}
+
 #[tokio::test]
 async fn a_session_goes_on_after_its_certificate_was_renewed() {
     let lab = TlsLab::start(&[identity("ada")]).await;
