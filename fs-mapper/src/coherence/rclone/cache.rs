@@ -2,7 +2,7 @@
 //! file that it has a copy of, at the same path as in the mount. Only read.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -81,8 +81,11 @@ impl Cache {
         if found.len() > MOST_BYTES {
             return Err(io::Error::other(format!("{} is too large", self.root.join(inside).display())));
         }
-        match fs::read(self.root.join(&inside)) {
-            Ok(text) => Ok(Some(copy(inside, recorded, &text))),
+        // Whoever may write there may have made it a FIFO, or longer than it was: what is more is no JSON.
+        let mut text = Vec::new();
+        let file = trusted_path::open_regular(&self.root.join(&inside));
+        match file.and_then(|file| file.take(MOST_BYTES).read_to_end(&mut text)) {
+            Ok(_) => Ok(Some(copy(inside, recorded, &text))),
             Err(error) if is_absent(&error) => Ok(None),
             Err(error) => Err(error),
         }
@@ -147,6 +150,11 @@ mod tests {
         check("half", Copy::is_dirty, Some("half"));
         check("weak", Copy::is_weak, Some("weak"));
         check("d/e", Copy::is_weak, None);
+        // Nobody writes to it.
+        let made = std::process::Command::new("mkfifo").arg(cache.root.join("fifo")).status().expect("mkfifo(1)");
+        assert!(made.success());
+        let why = cache.find(Path::new("fifo"), Copy::is_dirty).expect_err("it is not opened");
+        assert_eq!(why.to_string(), "not a regular file");
         // Whatever it is called in the cache, it may be one of those.
         assert!(cache.find(Path::new("o\n"), Copy::is_dirty).expect("readable").is_some());
     }
