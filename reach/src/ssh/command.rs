@@ -33,13 +33,14 @@ const UNATTENDED: [&str; 11] = [
 /// Options of an ssh for one command whose user watches, and answers what it asks.
 pub const ATTENDED: [&str; 7] = ["-T", "-x", "-a", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none"];
 
-/// Starts ssh with pipes, apart from the signals that the gateway's process group gets.
+/// Starts ssh with pipes, apart from the signals that the gateway's process group gets. Names in its words that are
+/// relative mean nothing in the directory where somebody calls `posh doctor`, which may be a stranger's.
 pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, Fault> {
     let (program, first) = route.ssh_command.split_first().expect("the configuration has checked it");
     let mut command = Command::new(program);
     command.args(first).args(UNATTENDED).args(arguments(login)).arg(executor_command(&route.exports));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.process_group(0).kill_on_drop(true);
+    command.current_dir("/").process_group(0).kill_on_drop(true);
     command.spawn().map_err(|source| Fault::Spawn { program: program.clone(), source })
 }
 

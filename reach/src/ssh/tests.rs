@@ -27,6 +27,7 @@ async fn every_failure_has_its_words() {
             "ssh: connect to host store1 port 22: Connection refused",
         ),
         ("exit 255", "ssh ended without a word (exit status: 255)"),
+        ("test \"$(pwd)\" = / && echo at the top >&2; exit 255", "ssh: at the top"),
         ("kill -9 $$", "ssh ended without a word (signal: 9 (SIGKILL))"),
         (
             "echo 'sh: 1: exec: posh-executor: not found' >&2; exit 127",
