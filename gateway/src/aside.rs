@@ -8,7 +8,10 @@ use std::{
 };
 
 use fs_mapper::{LocalReason, MountTable, Resolution};
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::oneshot,
+};
 
 /// Nobody minds to wait so long. It is many times what handing over the thread's work takes.
 const SHORT: Duration = Duration::from_millis(1);
@@ -42,6 +45,19 @@ pub fn aside<T>(work: impl FnOnce() -> T) -> T {
         // Nobody else is there to go on.
         _ => work(),
     }
+}
+
+/// Has work done that may never end: in a thread of its own, and none of tokio's pool, of which
+/// [`aside`] needs one for the gateway to go on. Without an answer nothing came of it.
+pub fn in_own_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> oneshot::Receiver<T> {
+    let (sender, receiver) = oneshot::channel();
+    let spawned = std::thread::Builder::new().name("aside".to_owned()).spawn(move || {
+        let _nobody_waits = sender.send(work());
+    });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "no thread for what may take long");
+    }
+    receiver
 }
 
 /// Looks at these paths, aside if one of them is on a network mount.

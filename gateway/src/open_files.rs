@@ -10,29 +10,52 @@
 //! name is given away through the mount, whose kernel tells the two apart. So a command that may
 //! replace an open file on an sshfs mount runs locally ([`OpenFiles::why_local`]). What another
 //! machine replaces confuses sshfs under a shell alone, too.
+//!
+//! Invariant: no process of this machine makes a look take long, or hold up anything but the command
+//! that it is for. Root's gateway looks at everybody's, and a process may have millions of
+//! descriptors, hundreds of megabytes of mappings, or hold up who reads them. So a look is made in a
+//! thread of its own, piece by piece, and ends when it has taken its time ([`Budget`]): which files
+//! are open can't be told then.
 
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
-    fs,
-    os::unix::ffi::OsStrExt as _,
+    fs::{self, File},
+    io,
+    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use fs_mapper::{MountTable, coherence::Adapter};
+use nix::{
+    time::{ClockId, clock_gettime},
+    unistd::geteuid,
+};
 use posh_proto::rule::{self, Rule};
 
 use crate::{
-    aside::Growing,
     enlisted::{Descriptor, Pid},
     facts::{Place, Reading},
     lower,
+    shares::Shares,
 };
 
-/// Looks for open files, which takes the longer the more processes there are.
+/// Of the processor, for one look: a desktop with a browser takes up to half of it.
+const MOST_WORK: Duration = Duration::from_millis(400);
+/// How long a command waits for its look.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The same where a shell waits anyway, and waits longer where nothing can be told.
+const PATIENCE_OF_REFRESH: Duration = Duration::from_secs(10);
+/// As much of a table of mappings as is read at a time.
+const MAPS_BYTES: usize = 64 << 10;
+/// A shell has some ten.
+const MOST_OF_A_SHELL: usize = 1024;
+
+/// Looks for open files.
 #[derive(Debug, Default)]
 pub struct OpenFiles {
-    looking: Growing,
+    looks: Shares,
 }
 
 impl OpenFiles {
@@ -53,9 +76,54 @@ impl OpenFiles {
         if tops.is_empty() {
             return None;
         }
-        let path = self.looking.run(|| open_below(&tops, stage))?;
-        Some(format!("it may replace {}, which a process here has open", path.display()))
+        let look = move || open_below(&tops, stage, &Budget::begin(PATIENCE));
+        match self.looks.ask_aside(Path::new("/proc"), PATIENCE, look) {
+            Ok(Ok(found)) => Some(format!("it may replace {}, which a process here has open", found?.display())),
+            Ok(Err(Exceeded)) | Err(_) => {
+                Some("it may replace a file that a process here has open, which can't be told in time".to_owned())
+            }
+        }
     }
+
+    /// Those of the directories below which a process of this machine may have a file open or mapped.
+    pub async fn above(&self, directories: BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
+        let all = directories.clone();
+        let look = move || above_open_files(&directories, &Budget::begin(PATIENCE_OF_REFRESH));
+        match self.looks.ask(Path::new("/proc"), PATIENCE_OF_REFRESH, look).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(Exceeded)) | Err(_) => all,
+        }
+    }
+}
+
+/// What is left of the time that a look may take.
+#[derive(Debug)]
+struct Budget {
+    /// When the thread that looks will have worked long enough, by its own clock.
+    worked: Duration,
+    /// When nobody will wait any more.
+    end: Instant,
+}
+
+/// A look has taken all of its time.
+#[derive(Debug, PartialEq, Eq)]
+struct Exceeded;
+
+impl Budget {
+    /// Of a look of this thread. Its work is what other processes can make more; how long it takes
+    /// also depends on who else has the processors.
+    fn begin(patience: Duration) -> Self {
+        Self { worked: worked() + MOST_WORK, end: Instant::now() + patience }
+    }
+
+    fn spend(&self) -> Result<(), Exceeded> {
+        if worked() < self.worked && Instant::now() < self.end { Ok(()) } else { Err(Exceeded) }
+    }
+}
+
+/// How long this thread has had a processor.
+fn worked() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
 
 /// Whether a process has the file of another one's descriptor open, or that can't be told. A file
@@ -66,55 +134,78 @@ pub fn has_open(pid: Pid, (owner, file): (Pid, &Descriptor)) -> bool {
     let own = identity_of(&process(owner).join("fdinfo").join(file.fd.to_string()));
     let descriptors = fs::read_dir(process(pid).join("fd"));
     let (Some(own), Ok(descriptors)) = (own, descriptors) else { return true };
-    descriptors.flatten().any(|descriptor| {
-        fs::read_link(descriptor.path()).is_ok_and(|path| path == file.path)
+    descriptors.flatten().enumerate().any(|(number, descriptor)| {
+        number >= MOST_OF_A_SHELL
+            || fs::read_link(descriptor.path()).is_ok_and(|path| path == file.path)
             || identity_of(&process(pid).join("fdinfo").join(descriptor.file_name())) == Some(own)
     })
 }
 
 /// Those of the directories below which a process of this machine has a file open or mapped.
 /// Blocks.
-pub fn above_open_files(directories: &BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
+fn above_open_files(directories: &BTreeSet<PathBuf>, budget: &Budget) -> Result<BTreeSet<PathBuf>, Exceeded> {
     let mut found = BTreeSet::new();
-    look(None, |path| note(directories, path, &mut found));
-    found
+    look(None, budget, |path| {
+        note(directories, path, &mut found);
+        found.len() == directories.len()
+    })?;
+    Ok(found)
 }
 
 /// A file below these paths, or at one, that a process other than `but` has open or mapped. Blocks.
-fn open_below(tops: &[PathBuf], but: Pid) -> Option<PathBuf> {
+fn open_below(tops: &[PathBuf], but: Pid, budget: &Budget) -> Result<Option<PathBuf>, Exceeded> {
     let mut found = None;
-    look(Some(but), |path| {
-        if found.is_none() && tops.iter().any(|top| path.starts_with(top)) {
+    look(Some(but), budget, |path| {
+        if tops.iter().any(|top| path.starts_with(top)) {
             found = Some(path.to_owned());
         }
-    });
-    found
+        found.is_some()
+    })?;
+    Ok(found)
 }
 
-/// Calls `found` with each open or mapped file (proc_pid_fd(5), proc_pid_maps(5)). Processes that this one may not look into are passed over: they can't use a
+/// Calls `found` with each open or mapped file (proc_pid_fd(5), proc_pid_maps(5)) until it says that it has found
+/// enough. Processes that this one may not look into are passed over: they can't use a
 /// mount of this user, unless it was made with `allow_other`.
-fn look(but: Option<Pid>, mut found: impl FnMut(&Path)) {
-    let Ok(processes) = fs::read_dir("/proc") else { return };
-    let passed_over = [Some(std::process::id()), but];
-    let pid = |entry: &fs::DirEntry| entry.file_name().to_str()?.parse::<Pid>().ok();
-    for process in processes.flatten().filter(|entry| pid(entry).is_some_and(|pid| !passed_over.contains(&Some(pid)))) {
-        let process = process.path();
+fn look(but: Option<Pid>, budget: &Budget, mut found: impl FnMut(&Path) -> bool) -> Result<(), Exceeded> {
+    for process in processes(but, budget)? {
         // Of one whose first thread has ended, the others show what it has.
         let has_some = fs::read_dir(process.join("fd")).is_ok_and(|mut table| table.next().is_some());
-        let tables = if has_some {
-            vec![process.clone()]
-        } else {
-            fs::read_dir(process.join("task")).into_iter().flatten().flatten().map(|task| task.path()).collect()
-        };
-        for table in tables {
+        let threads = if has_some { None } else { fs::read_dir(process.join("task")).ok() };
+        let tables = has_some.then(|| process.clone()).into_iter();
+        for table in tables.chain(threads.into_iter().flatten().flatten().map(|task| task.path())) {
+            budget.spend()?;
             for descriptor in fs::read_dir(table.join("fd")).into_iter().flatten().flatten() {
+                budget.spend()?;
                 let Ok(path) = fs::read_link(descriptor.path()) else { continue };
-                found(&path);
+                if found(&path) {
+                    return Ok(());
+                }
             }
         }
-        let maps = fs::read(process.join("maps")).unwrap_or_default();
-        mapped(&maps).for_each(&mut found);
+        let Ok(maps) = File::open(process.join("maps")) else { continue };
+        if mapped(maps, budget, &mut found)? {
+            return Ok(());
+        }
     }
+    Ok(())
+}
+
+/// All processes but this one and another one; first those of this user, since what others have is
+/// no reason to know less of them.
+fn processes(but: Option<Pid>, budget: &Budget) -> Result<Vec<PathBuf>, Exceeded> {
+    let passed_over = [Some(std::process::id()), but];
+    let (mut own, mut others) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        budget.spend()?;
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<Pid>().ok());
+        if pid.is_some_and(|pid| !passed_over.contains(&Some(pid))) {
+            let is_own = entry.metadata().is_ok_and(|about| about.uid() == geteuid().as_raw());
+            if is_own { &mut own } else { &mut others }.push(entry.path());
+        }
+    }
+    own.append(&mut others);
+    Ok(own)
 }
 
 /// Mount and inode of an open file (proc_pid_fdinfo(5), since Linux 5.14).
@@ -128,12 +219,34 @@ fn note(directories: &BTreeSet<PathBuf>, path: &Path, found: &mut BTreeSet<PathB
     found.extend(path.ancestors().skip(1).filter_map(|above| directories.get(above)).cloned());
 }
 
-/// The files of /proc/PID/maps: what follows the first slash of a line, since no earlier column has one.
-fn mapped(maps: &[u8]) -> impl Iterator<Item = &Path> {
-    let lines = maps.split(|byte| *byte == b'\n');
-    lines.filter_map(|line| {
-        line.iter().position(|byte| *byte == b'/').map(|at| Path::new(OsStr::from_bytes(&line[at..])))
-    })
+/// Calls `found` with the files of /proc/PID/maps until it has found enough, and tells whether it has.
+fn mapped(mut maps: impl io::Read, budget: &Budget, found: &mut impl FnMut(&Path) -> bool) -> Result<bool, Exceeded> {
+    let mut piece = vec![0; MAPS_BYTES];
+    let mut begun = 0;
+    loop {
+        budget.spend()?;
+        // A line has some four paths' worth at most, since what is no text is spelled out.
+        let count = match maps.read(&mut piece[begun..]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) | Ok(0) => return Ok(file_of(&piece[..begun]).is_some_and(&mut *found)),
+            Ok(count) => count,
+        };
+        let end = begun + count;
+        let whole = piece[..end].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        if piece[..whole].split(|byte| *byte == b'\n').filter_map(file_of).any(&mut *found) {
+            return Ok(true);
+        }
+        piece.copy_within(whole..end, 0);
+        begun = end - whole;
+        if begun == piece.len() {
+            return Err(Exceeded);
+        }
+    }
+}
+
+/// The file of one line: what follows the first slash, since no earlier column has one.
+fn file_of(line: &[u8]) -> Option<&Path> {
+    line.iter().position(|byte| *byte == b'/').map(|at| Path::new(OsStr::from_bytes(&line[at..])))
 }
 
 #[cfg(test)]
@@ -142,6 +255,8 @@ mod tests {
 
     use super::*;
     use crate::enlisted::Kind;
+
+    const LONG: Duration = Duration::from_secs(60);
 
     #[test]
     fn directories_above_files_that_others_have_open_are_found() {
@@ -153,14 +268,15 @@ mod tests {
         let path = open.join("deep/f");
         fs::write(&path, "x").unwrap();
         let all = BTreeSet::from([open.clone(), open.join("deep"), other]);
-        assert!(above_open_files(&all).is_empty());
+        let look = || above_open_files(&all, &Budget::begin(LONG)).unwrap();
+        assert!(look().is_empty());
         let file = fs::File::open(&path).unwrap();
         let mut holder = Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
         let expected = BTreeSet::from([open.clone(), open.join("deep")]);
-        let found = above_open_files(&all);
+        let found = look();
         // Also when its name and its directories are gone.
         fs::remove_dir_all(&open).unwrap();
-        let found_later = above_open_files(&all);
+        let found_later = look();
         holder.kill().unwrap();
         holder.wait().unwrap();
         assert_eq!((found, found_later), (expected.clone(), expected));
@@ -174,7 +290,7 @@ mod tests {
         fs::write(&path, "x").unwrap();
         let file = fs::File::open(&path).unwrap();
         let mut holder = Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
-        let look = |top: &Path, but| open_below(&[top.to_owned()], but);
+        let look = |top: &Path, but| open_below(&[top.to_owned()], but, &Budget::begin(LONG)).unwrap();
         let found = [look(&place, 0), look(&path, 0), look(&place.join("other"), 0), look(&place, holder.id())];
         holder.kill().unwrap();
         holder.wait().unwrap();
@@ -209,7 +325,65 @@ mod tests {
     #[test]
     fn mapped_files_are_found() {
         let maps = b"7f00-7f01 r--p 00000000 fe:00 123   /m/d/f\n7f02-7f03 rw-p 00000000 00:00 0\n7f04-7f05 rw-s 0 0:3 9 /m/a b (deleted)\n";
-        let found: Vec<&Path> = mapped(maps).collect();
-        assert_eq!(found, [Path::new("/m/d/f"), Path::new("/m/a b (deleted)")]);
+        for piece in [1, 7, maps.len()] {
+            let mut found = Vec::new();
+            let note = &mut |path: &Path| {
+                found.push(path.to_owned());
+                false
+            };
+            assert_eq!(mapped(Pieces(maps, piece), &Budget::begin(LONG), note), Ok(false));
+            assert_eq!(found, [Path::new("/m/d/f"), Path::new("/m/a b (deleted)")]);
+        }
+        let mut first = None;
+        let note = &mut |path: &Path| first.replace(path.to_owned()).is_none();
+        assert_eq!(mapped(&maps[..], &Budget::begin(LONG), note), Ok(true));
+        assert_eq!(first.as_deref(), Some(Path::new("/m/d/f")));
+    }
+
+    /// Gives few bytes at a time, as the kernel does.
+    struct Pieces<'a>(&'a [u8], usize);
+
+    impl io::Read for Pieces<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let few = buffer.len().min(self.1);
+            self.0.read(&mut buffer[..few])
+        }
+    }
+
+    /// A table of mappings that never ends, as one of hundreds of megabytes is for who waits.
+    #[test]
+    fn mappings_without_end_end_a_look() {
+        struct Endless;
+        impl io::Read for Endless {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                buffer.fill(b'\n');
+                Ok(buffer.len())
+            }
+        }
+        let began = worked();
+        assert_eq!(mapped(Endless, &Budget::begin(LONG), &mut |_| false), Err(Exceeded));
+        assert!(worked() - began < 10 * MOST_WORK);
+        // A line without an end is kept in no memory.
+        assert_eq!(mapped(io::repeat(b'/'), &Budget::begin(LONG), &mut |_| false), Err(Exceeded));
+    }
+
+    #[test]
+    fn what_can_not_be_told_in_time_is_not_told() {
+        let budget = Budget::begin(Duration::ZERO);
+        assert_eq!(open_below(&["/m".into()], 0, &budget), Err(Exceeded));
+        assert_eq!(above_open_files(&BTreeSet::from(["/m".into()]), &budget), Err(Exceeded));
+    }
+
+    #[tokio::test]
+    async fn where_nothing_can_be_told_every_directory_counts_as_in_use() {
+        let files = OpenFiles::default();
+        let directories = BTreeSet::from([PathBuf::from("/nowhere")]);
+        assert_eq!(files.above(directories.clone()).await, BTreeSet::new());
+        // Somebody holds up who looks.
+        let (answer, answered) = std::sync::mpsc::channel::<()>();
+        let held_up = files.looks.ask(Path::new("/proc"), Duration::from_millis(10), move || answered.recv()).await;
+        assert!(held_up.is_err());
+        assert_eq!(files.above(directories.clone()).await, directories);
+        drop(answer);
     }
 }

@@ -1,12 +1,28 @@
-//! What refreshes of one executor's mounts may cost at one time. An executor can tell of many
-//! changes and then hold up whatever asks its mounts about them: threads in calls on a mount can't
-//! be cancelled. So each refresh has a share, until the last of its threads has ended.
+//! What calls that may never return cost at one time: refreshes of an executor's mounts, and
+//! questions to a mount, or to any directory that may be one. A thread in such a call can't be
+//! cancelled, and an executor can tell of many changes and then hold up whatever asks its mounts
+//! about them. So each call has a share, until the last of its threads has ended.
+//!
+//! Invariants: no such call has a thread of tokio's pool, since the gateway goes on by one of those
+//! while its own thread is busy ([`aside`](crate::aside::aside)). Nobody waits for an answer without
+//! a limit. A place that has let one question go unanswered gets no further one until it answers.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
 
-/// Refreshes at work at a time, each with up to 64 threads; others wait for their turn.
+use crate::aside::in_own_thread;
+
+/// Refreshes and questions at work at a time, a refresh with up to 64 threads; others wait for their turn.
 const TURNS: usize = 32;
 /// Bytes of the paths that an executor has told of and that are not dealt with: two commands may
 /// each tell of as many as are heard (16 MiB). A refresh keeps some copies of each path.
@@ -14,11 +30,23 @@ const TOLD_KIB: usize = 32 << 10;
 /// What a path takes besides its bytes.
 const PATH_BYTES: usize = 64;
 
-/// Of one executor.
+/// Of one executor, or of one kind of question to the directories of this machine.
 #[derive(Debug)]
 pub struct Shares {
     turns: Arc<Semaphore>,
     told_kib: Arc<Semaphore>,
+    questions: Questions,
+}
+
+/// Why nothing is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// There was no answer within the limit.
+    #[error("it does not answer in time")]
+    Late,
+    /// It was not asked.
+    #[error("it has not answered an earlier question yet")]
+    Earlier,
 }
 
 /// Is given back when it is dropped.
@@ -29,7 +57,11 @@ pub struct Share {
 
 impl Default for Shares {
     fn default() -> Self {
-        Self { turns: Arc::new(Semaphore::new(TURNS)), told_kib: Arc::new(Semaphore::new(TOLD_KIB)) }
+        Self {
+            turns: Arc::new(Semaphore::new(TURNS)),
+            told_kib: Arc::new(Semaphore::new(TOLD_KIB)),
+            questions: Questions::default(),
+        }
     }
 }
 
@@ -47,10 +79,127 @@ impl Shares {
         let permit = Arc::clone(&self.turns).acquire_owned().await;
         Share { _permit: permit.expect("it is never closed") }
     }
+
+    /// What `place` answers within the limit, the wait for a turn included. The work has its turn
+    /// until it has ended, also where nobody waits for it any more.
+    ///
+    /// # Errors
+    /// [`Unanswered`].
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        place: &Path,
+        limit: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Unanswered> {
+        if self.questions.is_given_up(place) {
+            return Err(Unanswered::Earlier);
+        }
+        let end = Instant::now() + limit;
+        let turn = timeout_at(end, self.turn()).await.map_err(|_| Unanswered::Late)?;
+        // It may have been given up meanwhile.
+        if self.questions.is_given_up(place) {
+            return Err(Unanswered::Earlier);
+        }
+        let question = self.questions.begin(place);
+        let _waiting = Waiting { number: question.number, all: self.questions.clone() };
+        let answer = in_own_thread(move || {
+            let _until_it_has_ended = (question, turn);
+            work()
+        });
+        timeout_at(end, answer).await.ok().and_then(Result::ok).ok_or(Unanswered::Late)
+    }
+
+    /// The same, while the gateway's other tasks go on.
+    ///
+    /// # Errors
+    /// [`Unanswered`].
+    pub fn ask_aside<T: Send + 'static>(
+        &self,
+        place: &Path,
+        limit: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Unanswered> {
+        match Handle::try_current() {
+            Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::MultiThread => {
+                tokio::task::block_in_place(|| runtime.block_on(self.ask(place, limit, work)))
+            }
+            // Nobody else is there to go on.
+            _ => Ok(work()),
+        }
+    }
+}
+
+/// Those that have not been answered yet.
+#[derive(Debug, Default, Clone)]
+struct Questions(Arc<Mutex<Open>>);
+
+#[derive(Debug, Default)]
+struct Open {
+    /// How many there have been; no number is used twice.
+    next: u64,
+    by_number: BTreeMap<u64, Asked>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    place: PathBuf,
+    /// Nobody waits for it any more.
+    is_given_up: bool,
+}
+
+impl Questions {
+    fn is_given_up(&self, place: &Path) -> bool {
+        let all = self.lock();
+        let given_up = || all.by_number.values().filter(|asked| asked.is_given_up);
+        given_up().any(|asked| asked.place == place) || given_up().count() >= TURNS
+    }
+
+    fn begin(&self, place: &Path) -> Question {
+        let mut all = self.lock();
+        let number = all.next;
+        all.next += 1;
+        all.by_number.insert(number, Asked { place: place.to_owned(), is_given_up: false });
+        Question { number, all: self.clone() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Is dropped when its thread has ended.
+struct Question {
+    number: u64,
+    all: Questions,
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.all.lock().by_number.remove(&self.number);
+    }
+}
+
+/// Is dropped when nobody waits for the answer any more.
+struct Waiting {
+    number: u64,
+    all: Questions,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(asked) = self.all.lock().by_number.get_mut(&self.number) {
+            asked.is_given_up = true;
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    };
+
     use super::*;
 
     #[tokio::test]
@@ -68,6 +217,78 @@ mod tests {
         assert!(at_once(shares.turn()).await.is_none());
         turns.pop();
         assert!(at_once(shares.turn()).await.is_some());
+    }
+
+    /// A question that is answered when the sender is dropped.
+    fn held_up() -> (mpsc::Sender<()>, impl FnOnce() + Send + 'static) {
+        let (answer, answered) = mpsc::channel::<()>();
+        (answer, move || assert!(answered.recv().is_err()))
+    }
+
+    const LIMIT: Duration = Duration::from_millis(100);
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn a_place_that_leaves_a_question_unanswered_gets_no_further_one() {
+        let shares = Shares::default();
+        let (mute, other) = (Path::new("/mute"), Path::new("/other"));
+        let (answer, never) = held_up();
+        assert_eq!(shares.ask(mute, LIMIT, never).await, Err(Unanswered::Late));
+        let was_asked = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&was_asked);
+        let further = shares.ask(mute, LONG, move || asked.store(true, Ordering::Relaxed)).await;
+        assert_eq!((further, was_asked.load(Ordering::Relaxed)), (Err(Unanswered::Earlier), false));
+        assert_eq!(shares.ask(other, LONG, || 7).await, Ok(7));
+        assert_eq!(shares.turns.available_permits(), TURNS - 1, "it has its turn until it ends");
+        drop(answer);
+        while shares.turns.available_permits() < TURNS {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(shares.ask(mute, LONG, || 8).await, Ok(8));
+    }
+
+    #[tokio::test]
+    async fn where_all_turns_are_held_up_nobody_waits() {
+        let shares = Shares::default();
+        let mut answers = Vec::new();
+        for number in 0..TURNS {
+            let (answer, never) = held_up();
+            answers.push(answer);
+            let place = PathBuf::from(format!("/{number}"));
+            assert_eq!(shares.ask(&place, Duration::from_millis(10), never).await, Err(Unanswered::Late));
+        }
+        assert_eq!(shares.ask(Path::new("/other"), LONG, || ()).await, Err(Unanswered::Earlier));
+        // Also where it is refreshes that have them.
+        let shares = Shares::default();
+        let mut turns = Vec::new();
+        for _ in 0..TURNS {
+            turns.push(shares.turn().await);
+        }
+        assert_eq!(shares.ask(Path::new("/other"), LIMIT, || ()).await, Err(Unanswered::Late));
+    }
+
+    /// By as many as tokio's pool has threads: it needs one for what is done aside.
+    #[test]
+    fn questions_without_an_answer_take_no_thread_of_the_pool() {
+        let pool = 2;
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).max_blocking_threads(pool).enable_all().build().unwrap();
+        let work = async move {
+            let shares = Shares::default();
+            let mut answers = Vec::new();
+            for number in 0..2 * pool {
+                let (answer, never) = held_up();
+                answers.push(answer);
+                let place = PathBuf::from(format!("/{number}"));
+                assert_eq!(shares.ask(&place, Duration::from_millis(10), never).await, Err(Unanswered::Late));
+            }
+            let (sender, receiver) = mpsc::channel();
+            tokio::spawn(async move { sender.send(()) });
+            crate::aside::aside(|| receiver.recv_timeout(LONG)).expect("the other task went on");
+        };
+        // On the runtime's only thread, as the gateway's tasks are.
+        runtime.block_on(runtime.spawn(work)).unwrap();
+        runtime.shutdown_background();
     }
 
     /// What is there without waiting.

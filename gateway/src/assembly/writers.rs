@@ -15,6 +15,9 @@ use crate::{
     enlisted::{Enlisted, Kind, Pid},
 };
 
+/// A process with more of them may have anything open for writing: looking at each takes a microsecond or two.
+const MOST_DESCRIPTORS: usize = 65_536;
+
 /// Looks for them.
 #[derive(Debug, Default)]
 pub struct Writers {
@@ -42,7 +45,10 @@ impl Writers {
         self.looking.run(|| {
             let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
             let pids = processes_below(roots, &childless, &mut orphans);
-            let others = pids.into_iter().filter(|pid| !stages.contains(pid)).flat_map(|pid| written_by(pid, below));
+            let others = pids
+                .into_iter()
+                .filter(|pid| !stages.contains(pid))
+                .flat_map(|pid| written_by(pid, below, MOST_DESCRIPTORS));
             others.chain(waiting.iter().flat_map(|stage| written_through(stage, below))).collect()
         })
     }
@@ -55,9 +61,10 @@ fn written_through<'s>(stage: &'s Enlisted, below: &'s [PathBuf]) -> impl Iterat
     files.map(|d| Written { path: d.path.clone(), offset: d.offset })
 }
 
-fn written_by(pid: Pid, below: &[PathBuf]) -> Vec<Written> {
+fn written_by(pid: Pid, below: &[PathBuf], most: usize) -> Vec<Written> {
     let Ok(directory) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
-    let written = directory.flatten().filter_map(|entry| {
+    let mut descriptors = directory.flatten();
+    let written = descriptors.by_ref().take(most).filter_map(|entry| {
         let link = entry.path();
         let path = fs::read_link(&link).ok()?;
         if !below.iter().any(|top| path.starts_with(top)) {
@@ -69,7 +76,11 @@ fn written_by(pid: Pid, below: &[PathBuf]) -> Vec<Written> {
         let offset = offset(pid, link.file_name()?.as_ref()).unwrap_or(u64::MAX);
         writes.then_some(Written { path, offset })
     });
-    written.collect()
+    let mut written: Vec<Written> = written.collect();
+    if descriptors.next().is_some() {
+        written.extend(below.iter().map(|top| Written { path: top.clone(), offset: u64::MAX }));
+    }
+    written
 }
 
 /// The offset of a process's open file, in bytes (proc_pid_fdinfo(5)).
@@ -97,6 +108,14 @@ mod tests {
         let waiting = Arc::new(stage);
         let found = Writers::default().find(&[me], &[waiting], std::slice::from_ref(&top));
         assert_eq!(found, [Written { path: top.join("written"), offset: 7 }]);
+    }
+
+    #[test]
+    fn a_process_with_more_descriptors_than_are_looked_at_may_write_to_anything() {
+        let top = PathBuf::from("/nowhere");
+        let find = |most| written_by(std::process::id(), std::slice::from_ref(&top), most);
+        assert_eq!(find(2), [Written { path: top.clone(), offset: u64::MAX }]);
+        assert_eq!(find(MOST_DESCRIPTORS), []);
     }
 
     #[test]

@@ -1,7 +1,11 @@
 //! Which commands may be run a second time: those that only read. All others are
 //! kept by their executor when a connection is lost, and asked for (see `resume`).
 
-use std::{collections::BTreeSet, path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use fs_mapper::Resolution;
 use nix::libc::{O_ACCMODE, O_APPEND, O_RDONLY};
@@ -69,23 +73,35 @@ pub fn written_from(file: &File, before: &WrittenFile) -> Option<u64> {
 }
 
 /// Whether the mounts that commands use answer: over a link that is gone they would hang.
+/// One that has left an earlier question unanswered is not asked ([`Shares`](crate::shares::Shares)).
 pub async fn mounts_answer(world: &World<'_>, commands: &[(&Enlisted, &Reading)]) -> bool {
     let mut mounts = BTreeSet::new();
     for (command, reading) in commands {
         for place in reading.places.iter().flatten().chain(&reading.cwd) {
             if let Place::At(_, _, mount) = place {
-                mounts.insert(world.table.mount(*mount).path.as_path().to_owned());
+                mounts.insert(*mount);
             }
         }
         for descriptor in command.descriptors.iter().filter(|d| d.fd <= 2) {
             if let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) {
-                mounts.insert(world.table.mount(owned.mount).path.as_path().to_owned());
+                mounts.insert(owned.mount);
             }
         }
     }
-    // Never cached by the kernel: the file system's server is asked.
-    let asked = tokio::task::spawn_blocking(move || mounts.iter().all(|m| nix::sys::statvfs::statvfs(m).is_ok()));
-    tokio::time::timeout(MOUNT_ANSWERS, asked).await.is_ok_and(|answered| answered.unwrap_or(false))
+    let end = Instant::now() + MOUNT_ANSWERS;
+    for mount in mounts {
+        let mount = world.table.mount(mount);
+        let path = mount.path.as_path().to_owned();
+        let executor = mount.owner.as_ref().and_then(|owner| world.executors.named(&owner.executor));
+        let Some(executor) = executor else { return false };
+        let left = end.saturating_duration_since(Instant::now());
+        // Never cached by the kernel: the file system's server is asked.
+        let ask = move || nix::sys::statvfs::statvfs(&path).is_ok();
+        if executor.shares.ask(mount.path.as_path(), left, ask).await != Ok(true) {
+            return false;
+        }
+    }
+    true
 }
 
 #[cfg(test)]

@@ -30,9 +30,10 @@ use super::{
     remake::{self, Remnants},
 };
 use crate::{
+    aside::in_own_thread,
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
-    lower, open_files,
+    lower,
     state::Gateway,
 };
 
@@ -290,11 +291,11 @@ async fn forget_all(gateway: &Gateway, mut on_mounts: OnMounts, told: Told, remn
     let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };
     let (mut remembered, further) = tokio::join!(certain, old);
     remembered.extend(further);
-    let (trees, in_use) = apart(trees, |tree| &tree.top).await;
+    let (trees, in_use) = apart(gateway, trees, |tree| &tree.top).await;
     let (shown, there_again) = remake::forget_trees(gateway, &table, trees, remnants).await;
     remembered.extend(shown);
     remembered.extend(forget(&table, there_again).await);
-    let (remembered, also_in_use) = apart(remembered, |directory| directory).await;
+    let (remembered, also_in_use) = apart(gateway, remembered, |directory| directory).await;
     let waited_out = in_use.into_iter().map(|tree| tree.top).chain(also_in_use).map(Change::Anything);
     let left = remake::forget(gateway, &table, remembered, remnants).await.into_iter().map(Change::Removed);
     at_once(&table, left.chain(waited_out).collect(), wait_for_one).await;
@@ -380,13 +381,12 @@ impl RemovedTree {
 }
 
 /// Those whose directories may be removed through their mounts, and those in which files are open ([`open_files`]).
-async fn apart<T>(all: Vec<T>, directory: impl Fn(&T) -> &PathBuf) -> (Vec<T>, Vec<T>) {
+async fn apart<T>(gateway: &Gateway, all: Vec<T>, directory: impl Fn(&T) -> &PathBuf) -> (Vec<T>, Vec<T>) {
     if all.is_empty() {
         return (all, Vec::new());
     }
     let directories: BTreeSet<PathBuf> = all.iter().map(|one| directory(one).clone()).collect();
-    let looked = tokio::task::spawn_blocking(move || open_files::above_open_files(&directories)).await;
-    let in_use = looked.unwrap_or_default();
+    let in_use = gateway.open_files.above(directories).await;
     all.into_iter().partition(|one| !in_use.contains(directory(one)))
 }
 
@@ -450,7 +450,8 @@ where
     if items.is_empty() {
         return Vec::new();
     }
-    let all = tokio::task::spawn_blocking(move || {
+    // This one waits for them, and they may never end.
+    let all = in_own_thread(move || {
         let (items, work) = (&items, &work);
         std::thread::scope(|scope| {
             // Dealt out in turn: those of one kind, which take equally long, go to different threads.

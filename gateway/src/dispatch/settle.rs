@@ -3,13 +3,13 @@
 //! changes one, this machine must be able to see that.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use fs_mapper::{MountTable, Resolution, coherence::Adapter};
+use fs_mapper::{MountId, MountTable, Resolution, coherence::Adapter};
 use posh_proto::rule::{self, Rule};
 
 use super::again;
@@ -17,6 +17,7 @@ use crate::{
     assembly::Written,
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
+    shares::Unanswered,
     state::Gateway,
 };
 
@@ -47,7 +48,8 @@ pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mu
         return;
     }
     let table = Arc::clone(&gateway.view().table);
-    let uses: Vec<Vec<Use>> = commands.iter().zip(readings.iter()).map(|(c, r)| uses_of(&table, c, r)).collect();
+    let uses: Vec<Vec<(MountId, Use)>> =
+        commands.iter().zip(readings.iter()).map(|(c, r)| uses_of(&table, c, r)).collect();
     if uses.iter().all(Vec::is_empty) {
         return;
     }
@@ -59,10 +61,9 @@ pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mu
             *reading = Err(reason);
             continue;
         }
-        let calls: Result<Vec<_>, _> = uses.iter().map(|used| calls_for(used, &written)).collect();
-        let done = match calls.map(|calls| calls.concat()) {
-            Ok(calls) if calls.is_empty() => continue,
-            Ok(calls) => carry_out(calls).await,
+        let calls = uses.iter().map(|(mount, used)| Ok((*mount, calls_for(used, &written)?)));
+        let done = match calls.collect::<Result<Vec<_>, String>>() {
+            Ok(calls) => carry_out(gateway, &table, calls).await,
             Err(reason) => Err(reason),
         };
         if let Err(reason) = done {
@@ -75,54 +76,53 @@ pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mu
 async fn settle_volumes(
     gateway: &Gateway,
     table: &MountTable,
-    uses: &[Use],
+    uses: &[(MountId, Use)],
     changes_names: bool,
 ) -> Result<(), String> {
     let mut settled = BTreeSet::new();
-    for used in uses.iter().filter(|used| used.adapter == Adapter::Volume) {
-        let Resolution::Owned(owned) = table.resolve(&used.path, Path::new("/")) else { continue };
-        if settled.insert(owned.mount) {
-            gateway.volumes.settle(table.mount(owned.mount)).await?;
+    for (mount, _) in uses.iter().filter(|(_, used)| used.adapter == Adapter::Volume) {
+        if settled.insert(mount) {
+            gateway.volumes.settle(table.mount(*mount)).await?;
             if changes_names {
-                gateway.volumes.hold_open(table.mount(owned.mount)).await;
+                gateway.volumes.hold_open(table.mount(*mount)).await;
             }
         }
     }
     Ok(())
 }
 
-fn uses_of(table: &MountTable, command: &Enlisted, reading: &Result<Reading, String>) -> Vec<Use> {
+fn uses_of(table: &MountTable, command: &Enlisted, reading: &Result<Reading, String>) -> Vec<(MountId, Use)> {
     let Ok(read) = reading else { return Vec::new() };
     let mut uses = Vec::new();
-    let mut add = |path: &Path, adapter: Adapter, kind: UseKind| {
+    let mut add = |path: &Path, mount: MountId, kind: UseKind| {
+        let adapter = table.mount(mount).adapter();
         if adapter != Adapter::Bind {
-            uses.push(Use { path: path.to_owned(), adapter, kind });
+            uses.push((mount, Use { path: path.to_owned(), adapter, kind }));
         }
     };
     let files = read.invocation.files.iter().zip(&read.places);
     let files = files.map(|(file, place)| (place.as_ref(), file.kind.writes()));
     for (place, writes) in files.chain([(read.cwd.as_ref(), false)]) {
         let Some(Place::At(_, path, mount)) = place else { continue };
-        let adapter = table.mount(*mount).adapter();
-        add(path.as_path(), adapter, UseKind::Read);
+        add(path.as_path(), *mount, UseKind::Read);
         if writes {
-            add(path.as_path(), adapter, UseKind::Changed);
+            add(path.as_path(), *mount, UseKind::Changed);
         }
     }
     for descriptor in command.descriptors.iter().filter(|d| d.fd <= 2 && d.kind == Kind::File) {
         let Resolution::Owned(owned) = table.resolve(&descriptor.path, Path::new("/")) else { continue };
         let kind = if descriptor.fd == 0 { UseKind::Read } else { UseKind::Output };
-        add(&descriptor.path, table.mount(owned.mount).adapter(), kind);
+        add(&descriptor.path, owned.mount, kind);
     }
     uses
 }
 
 /// Files that processes of the sessions hold open for writing, without those that
 /// the shell has just opened for these very commands.
-fn being_written(gateway: &Gateway, commands: &[Arc<Enlisted>], uses: &[Vec<Use>]) -> Vec<PathBuf> {
+fn being_written(gateway: &Gateway, commands: &[Arc<Enlisted>], uses: &[Vec<(MountId, Use)>]) -> Vec<PathBuf> {
     // Volumes know themselves what is written through them.
-    let below = uses.iter().flatten().filter(|used| used.adapter != Adapter::Volume);
-    let below: Vec<PathBuf> = below.map(|used| used.path.clone()).collect();
+    let below = uses.iter().flatten().filter(|(_, used)| used.adapter != Adapter::Volume);
+    let below: Vec<PathBuf> = below.map(|(_, used)| used.path.clone()).collect();
     if below.is_empty() {
         return Vec::new();
     }
@@ -160,17 +160,33 @@ fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, String> {
     }
 }
 
-async fn carry_out(calls: Vec<Call>) -> Result<(), String> {
-    let work = tokio::task::spawn_blocking(move || {
-        calls.into_iter().try_for_each(|call| match call {
-            Call::Settle(adapter, path) => adapter.coherence().settle(&path),
-            Call::HandOver(adapter, path) => adapter.coherence().hand_over(&path),
-        })
-    });
-    match tokio::time::timeout(DEADLINE, work).await {
-        Ok(Ok(done)) => done.map_err(|error| error.to_string()),
-        _ => Err("its mount does not say whether its files are on the server".to_owned()),
+/// Invariant: a mount that leaves its calls unanswered has one thread and holds up one command; its
+/// further commands run here at once ([`Shares`](crate::shares::Shares)).
+async fn carry_out(gateway: &Gateway, table: &MountTable, calls: Vec<(MountId, Vec<Call>)>) -> Result<(), String> {
+    let mut by_mount: BTreeMap<MountId, Vec<Call>> = BTreeMap::new();
+    for (mount, calls) in calls.into_iter().filter(|(_, calls)| !calls.is_empty()) {
+        by_mount.entry(mount).or_default().extend(calls);
     }
+    let end = Instant::now() + DEADLINE;
+    for (mount, calls) in by_mount {
+        let mount = table.mount(mount);
+        let executor = mount.owner.as_ref().and_then(|owner| gateway.executors.named(&owner.executor));
+        let Some(executor) = executor else { return Err("its mount has no executor any more".to_owned()) };
+        let work = move || {
+            calls.into_iter().try_for_each(|call| match call {
+                Call::Settle(adapter, path) => adapter.coherence().settle(&path),
+                Call::HandOver(adapter, path) => adapter.coherence().hand_over(&path),
+            })
+        };
+        let left = end.saturating_duration_since(Instant::now());
+        let answer = executor.shares.ask(mount.path.as_path(), left, work).await;
+        answer.map_err(unanswered)?.map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+fn unanswered(why: Unanswered) -> String {
+    format!("its mount does not say whether its files are on the server: {why}")
 }
 
 #[cfg(test)]
