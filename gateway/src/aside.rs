@@ -2,12 +2,10 @@
 //! thread, and another one takes over that thread's work meanwhile.
 
 use std::{
-    path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-use fs_mapper::{LocalReason, MountTable, Resolution};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::oneshot,
@@ -58,18 +56,6 @@ pub fn in_own_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stati
         tracing::warn!(%error, "no thread for what may take long");
     }
     receiver
-}
-
-/// Looks at these paths, aside if one of them is on a network mount.
-pub fn aside_if_far<T>(table: &MountTable, paths: &[PathBuf], work: impl FnOnce() -> T) -> T {
-    match paths.iter().any(|path| is_far(table, path)) {
-        true => aside(work),
-        false => work(),
-    }
-}
-
-fn is_far(table: &MountTable, path: &Path) -> bool {
-    !matches!(table.resolve(path, Path::new("/")), Resolution::Local { reason: LocalReason::NotOnMount(_) })
 }
 
 #[cfg(test)]

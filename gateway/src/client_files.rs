@@ -3,14 +3,15 @@
 //! guards, by which an executor finds out if what is configured there lets the command run there.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsStr,
     io::{self, Read as _},
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use bytes::Bytes;
-use fs_mapper::MountTable;
 use posh_annotations::{
     Admitted, Guard as Annotated, GuardTest, Invocation,
     settings::{self, Setting},
@@ -22,10 +23,13 @@ use posh_proto::{
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    aside::aside_if_far,
     enlisted::Enlisted,
+    shares::Shares,
     zone::{self, Zone},
 };
+
+/// For all of a command's files, which lie on this machine, or where a link leads.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// They are sent with every run, and no one writes so much by hand.
 const CLIENT_FILE_BYTES: u64 = 256 << 10;
@@ -50,18 +54,28 @@ struct Compared {
 /// Reads a command's configuration files.
 ///
 /// # Errors
-/// The file that can't be sent, or the setting that keeps the command on this machine.
-pub fn read(table: &MountTable, enlisted: &Enlisted, invocation: &Invocation) -> Result<ClientFiles, String> {
+/// The file that can't be sent, or is not read in time, or the setting that keeps the command on this machine.
+pub fn read(own_files: &Shares, enlisted: &Enlisted, invocation: &Invocation) -> Result<ClientFiles, String> {
     let files = |names: &[String]| names.iter().filter_map(|name| client_path(enlisted, name)).collect::<Vec<_>>();
     let (to_send, mut to_compare) = (files(&invocation.client_files), files(&invocation.same_files));
     to_compare.extend(zone(enlisted, invocation)?);
     let all = [&to_send[..], &to_compare[..]].concat();
-    aside_if_far(table, &all, || {
-        let sent = to_send.iter().filter_map(|path| sent(path, enlisted, invocation).transpose());
-        let compared = to_compare.iter().map(|path| compared(path, invocation));
-        Ok(ClientFiles { sent: sent.collect::<Result<_, _>>()?, compared: compared.collect::<Result<_, _>>()? })
-    })
+    let Some(place) = all.first().cloned() else { return Ok(ClientFiles::default()) };
+    let command = invocation.command.clone();
+    let work = move || {
+        let read = all.into_iter().map(|path| (content(&path, &command), path));
+        read.map(|(content, path)| (path, content)).collect::<BTreeMap<PathBuf, Content>>()
+    };
+    let read = own_files.ask_aside(&place, PATIENCE, work);
+    let read = read.map_err(|why| format!("{} reads {}: {why}", invocation.command, place.display()))?;
+    let content = |path: &Path| read.get(path).cloned().unwrap_or(Ok(None));
+    let sent = to_send.iter().filter_map(|path| sent(path, content(path), enlisted, invocation).transpose());
+    let compared = to_compare.iter().map(|path| compared(path, content(path)));
+    Ok(ClientFiles { sent: sent.collect::<Result<_, _>>()?, compared: compared.collect::<Result<_, _>>()? })
 }
+
+/// Content and permissions of a file; `None` if it does not exist.
+type Content = Result<Option<(Vec<u8>, u32)>, String>;
 
 /// The file of the zone that TZ names, for a command that shows times.
 fn zone(enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<PathBuf>, String> {
@@ -74,8 +88,13 @@ fn zone(enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<PathBuf>,
     }
 }
 
-fn sent(path: &Path, enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<ClientFile>, String> {
-    let Some((content, mode)) = content(path, invocation)? else { return Ok(None) };
+fn sent(
+    path: &Path,
+    content: Content,
+    enlisted: &Enlisted,
+    invocation: &Invocation,
+) -> Result<Option<ClientFile>, String> {
+    let Some((content, mode)) = content? else { return Ok(None) };
     let is_of = |guard: &&Annotated| {
         let mut files = guard.files.iter().filter_map(|name| client_path(enlisted, name));
         matches!(guard.test, GuardTest::SettingsAllowed { .. }) && files.any(|file| file == path)
@@ -107,14 +126,14 @@ fn allowed_part(path: &Path, content: &[u8], guards: &[&Annotated]) -> Result<Ve
     Ok(settings::write(kept))
 }
 
-fn compared(path: &Path, invocation: &Invocation) -> Result<Compared, String> {
-    let sha256 = content(path, invocation)?.map(|(content, _)| Bytes::copy_from_slice(&Sha256::digest(content)));
+fn compared(path: &Path, content: Content) -> Result<Compared, String> {
+    let sha256 = content?.map(|(content, _)| Bytes::copy_from_slice(&Sha256::digest(content)));
     Ok(Compared { path: bytes(path.as_os_str()), sha256: sha256.unwrap_or_default() })
 }
 
-/// Content and permissions of a file; `None` if it does not exist.
-fn content(path: &Path, invocation: &Invocation) -> Result<Option<(Vec<u8>, u32)>, String> {
-    let refuse = |why: &str| format!("{} reads {}, which {why}", invocation.command, path.display());
+/// Blocks.
+fn content(path: &Path, command: &str) -> Content {
+    let refuse = |why: &str| format!("{command} reads {}, which {why}", path.display());
     let file = match trusted_path::open_regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

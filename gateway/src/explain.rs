@@ -41,21 +41,24 @@ pub async fn plan_only(
     split: Option<u32>,
 ) -> PipelineReport {
     let edges: Vec<Edge> = (1..stages.len()).map(|i| Edge { from: (i - 1, 1), to: (i, 0) }).collect();
-    let imagined: Vec<Arc<Enlisted>> = stages.iter().map(|stage| Arc::new(imagine(gateway, cwd, stage))).collect();
+    let mut imagined = Vec::new();
+    for stage in &stages {
+        imagined.push(Arc::new(imagine(gateway, cwd, stage).await));
+    }
     let reasons: Vec<Option<String>> = stages.into_iter().map(|s| s.unknowable).collect();
     dispatch::plan_only(gateway, &imagined, &edges, &reasons, split).await
 }
 
 /// A stage as its process would describe it.
-fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
+async fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
     let name = stage.argv.first().map(|w| w.to_string_lossy().into_owned()).unwrap_or_default();
     let name = name.rsplit('/').next().unwrap_or_default().to_owned();
     let input = descriptor(0, cwd, stage.stdin.as_deref(), nix::libc::O_RDONLY);
     let output = descriptor(1, cwd, stage.stdout.as_deref(), nix::libc::O_WRONLY);
     let env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let path = env.iter().find(|(n, _)| n == "PATH").map(|(_, v)| v.clone());
-    let program =
-        crate::tools::program_on_path(path.as_deref(), &name, &gateway.sessions.stage_programs()).unwrap_or_default();
+    let found = gateway.tools.on_path(path.as_deref(), &name, gateway.sessions.stage_programs()).await;
+    let program = found.ok().flatten().unwrap_or_default();
     Enlisted {
         session: String::new(),
         pid: 0,

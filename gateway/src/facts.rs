@@ -27,8 +27,12 @@ use crate::{
     executors::{Executors, State},
     ownership,
     plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
+    shares::Shares,
     zone::{self, Zone},
 };
+
+/// For a look above a mount: directories of this machine, mostly.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Everything that a classification looks at.
 pub struct World<'a> {
@@ -40,6 +44,8 @@ pub struct World<'a> {
     pub executors: &'a Executors,
     /// Inode of the mount namespace in which `table` is true.
     pub mount_namespace: u64,
+    /// What is asked of this machine's own directories, which may lead to mounts that hang.
+    pub own_files: &'a Shares,
 }
 
 impl World<'_> {
@@ -121,7 +127,7 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     check_attributes(world, &reading)?;
     check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
-    reading.client_files = client_files::read(world.table, stage, &reading.invocation)?;
+    reading.client_files = client_files::read(world.own_files, stage, &reading.invocation)?;
     check_owner(world, stage, &reading)?;
     Ok(reading)
 }
@@ -239,27 +245,32 @@ pub fn contains_symlinks(world: &World<'_>, place: &Place) -> bool {
 }
 
 /// What a command looks for upwards (`.git`) must not lie above the mount, where
-/// only this machine could find it.
+/// only this machine could find it. A mount may lie in another one, which may hang.
 fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
     if reading.invocation.searches_up.is_empty() {
         return Ok(());
     }
-    let Some((_, top)) = search(world, stage, reading) else { return Ok(()) };
-    let found = top.ancestors().skip(1).find_map(|directory| {
-        let names = reading.invocation.searches_up.iter().map(|name| directory.join(name));
-        names.into_iter().find(|file| file.symlink_metadata().is_ok())
-    });
-    match found {
-        None => Ok(()),
-        Some(file) => Err(format!("{} may find {} on this machine", reading.invocation.command, file.display())),
+    let Some((_, mount)) = search(world, stage, reading) else { return Ok(()) };
+    let top = mount.path.as_path();
+    let (place, names) = (top.to_owned(), reading.invocation.searches_up.clone());
+    let look = move || {
+        place.ancestors().skip(1).find_map(|directory| {
+            let mut files = names.iter().map(|name| directory.join(name));
+            files.find(|file| file.symlink_metadata().is_ok())
+        })
+    };
+    match world.own_files.ask_aside(top, PATIENCE, look) {
+        Err(why) => Err(format!("{} may find files above {}: {why}", reading.invocation.command, top.display())),
+        Ok(None) => Ok(()),
+        Ok(Some(file)) => Err(format!("{} may find {} on this machine", reading.invocation.command, file.display())),
     }
 }
 
-/// Where a command begins to look upwards, and where the mount begins in which that is.
-fn search<'w>(world: &World<'w>, stage: &Enlisted, reading: &Reading) -> Option<(PathBuf, &'w Path)> {
+/// Where a command begins to look upwards, and the mount in which that is.
+fn search<'w>(world: &World<'w>, stage: &Enlisted, reading: &Reading) -> Option<(PathBuf, &'w Mount)> {
     let start = reading.invocation.working_dir.as_ref().map_or(stage.cwd.clone(), |d| stage.cwd.join(d));
     let Resolution::Owned(owned) = world.table.resolve(&start, &stage.cwd) else { return None };
-    Some((start, world.table.mount(owned.mount).path.as_path()))
+    Some((start, world.table.mount(owned.mount)))
 }
 
 /// What it finds must be the user's own, as this machine sees it.
@@ -267,8 +278,11 @@ fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result
     if reading.invocation.searches_up.is_empty() || !rule::holds(Rule::Identity) {
         return Ok(());
     }
-    let Some((start, top)) = search(world, stage, reading) else { return Ok(()) };
-    ownership::check(world.table, stage, &reading.invocation, (&start, top), &reading.client_files.sent)
+    let Some((start, mount)) = search(world, stage, reading) else { return Ok(()) };
+    let executor = mount.owner.as_ref().and_then(|owner| world.executors.named(&owner.executor));
+    let Some(executor) = executor else { return Err("its mount has no executor any more".to_owned()) };
+    let top = mount.path.as_path();
+    ownership::check(&executor.shares, stage, &reading.invocation, (&start, top), &reading.client_files.sent)
 }
 
 /// Whether what lies below a path counts too.

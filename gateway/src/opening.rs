@@ -10,36 +10,22 @@ use std::{
 use bytes::Bytes;
 use posh_proto::{PROTOCOL_VERSION, other_version, stage as wire};
 
-use crate::{
-    aside::aside_if_far,
-    session::Request,
-    state::{Gateway, View},
-};
+use crate::{session::Request, state::Gateway};
 
-/// The session, or why there is none.
+/// The session, or why there is none. Its PATH is looked at aside, wherever that seems to lead
+/// (`session/shims.rs`).
 pub(crate) fn open(gateway: &Arc<Gateway>, request: wire::OpenSession) -> Result<wire::SessionOpened, String> {
     if request.protocol != PROTOCOL_VERSION {
         let words = other_version("posh", request.protocol, "the running gateway");
         return Err(format!("{words}; `posh gateway stop` ends the one that runs"));
     }
     let view = gateway.view();
-    let search = path(request.path.clone());
-    let directories: Vec<PathBuf> = std::env::split_paths(&search).collect();
-    aside_if_far(&view.table, &directories, || open_with(gateway, &view, search, request))
-}
-
-fn open_with(
-    gateway: &Arc<Gateway>,
-    view: &View,
-    search: PathBuf,
-    request: wire::OpenSession,
-) -> Result<wire::SessionOpened, String> {
     let request = Request {
         pid: request.pid,
         explain: request.explain,
         trace: request.trace,
         split: (request.split > 0).then_some(request.split),
-        path: search,
+        path: path(request.path),
         stage_program: path(request.stage_program),
     };
     let opened = gateway.sessions.open(request, &gateway.commands, &gateway.told_of(&view.table));

@@ -5,22 +5,25 @@ use std::{
     ffi::OsStr,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use fs_mapper::MountTable;
 use nix::unistd::geteuid;
 use posh_annotations::{Invocation, settings};
 use posh_proto::executor::ClientFile;
 
-use crate::{aside::aside_if_far, enlisted::Enlisted};
+use crate::{enlisted::Enlisted, shares::Shares};
+
+/// For all looks at a mount, each of which is a round trip or two.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Looks upwards from `start` to `top`, where a mount begins, for what the command looks for; that and its directory must be the user's.
 /// What the user has configured is in `sent`.
 ///
 /// # Errors
-/// Whose it is instead.
+/// Whose it is instead, or that the mount does not answer.
 pub fn check(
-    table: &MountTable,
+    mount: &Shares,
     stage: &Enlisted,
     invocation: &Invocation,
     (start, top): (&Path, &Path),
@@ -30,14 +33,17 @@ pub fn check(
     if stage.env.is_empty() {
         return Ok(());
     }
-    let Some(directory) = aside_if_far(table, &[start.to_owned()], || nearest(invocation, start, top)) else {
-        return Ok(());
+    let (names, from, up_to) = (invocation.searches_up.clone(), start.to_owned(), top.to_owned());
+    let look = move || {
+        let directory = nearest(&names, &from, &up_to)?;
+        let looked_at = std::iter::once(directory.clone()).chain(names.iter().map(|name| directory.join(name)));
+        let owners: Vec<_> = looked_at.map(|path| (owner(&path), path)).collect();
+        Some((directory, owners))
     };
-    let found = invocation.searches_up.iter().map(|name| directory.join(name));
-    let foreign = aside_if_far(table, &[start.to_owned()], || {
-        let looked_at = std::iter::once(directory.clone()).chain(found);
-        looked_at.map(|path| (owner(&path), path)).find(|(owner, _)| owner.is_some_and(|uid| !is_users(stage, uid)))
-    });
+    let found = mount.ask_aside(top, PATIENCE, look);
+    let found = found.map_err(|why| format!("whose {} is can't be told: {why}", start.display()))?;
+    let Some((directory, owners)) = found else { return Ok(()) };
+    let foreign = owners.into_iter().find(|(owner, _)| owner.is_some_and(|uid| !is_users(stage, uid)));
     match foreign {
         Some((Some(uid), path)) if !is_safe(&directory, sent) => Err(format!(
             "{} may refuse {}, which belongs to another user (uid {uid})",
@@ -49,11 +55,11 @@ pub fn check(
 }
 
 /// The nearest directory that has what is looked for.
-fn nearest(invocation: &Invocation, start: &Path, top: &Path) -> Option<PathBuf> {
+fn nearest(names: &[String], start: &Path, top: &Path) -> Option<PathBuf> {
     // git goes there, and asks where it is then.
     let start = start.canonicalize().ok()?;
     let mut above = start.ancestors().take_while(|directory| directory.starts_with(top));
-    let has = |directory: &&Path| invocation.searches_up.iter().any(|name| owner(&directory.join(name)).is_some());
+    let has = |directory: &&Path| names.iter().any(|name| owner(&directory.join(name)).is_some());
     above.find(has).map(Path::to_owned)
 }
 

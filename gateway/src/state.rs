@@ -29,6 +29,7 @@ use crate::{
     open_files::OpenFiles,
     peers::Peer,
     session::{Mounts, Sessions},
+    shares::Shares,
     tools::LocalTools,
     volumes::Volumes,
 };
@@ -65,6 +66,8 @@ pub struct Gateway {
     pub secret: String,
     /// Looks for files that are open here.
     pub open_files: OpenFiles,
+    /// Questions to this machine's own directories, which may lead to mounts that hang.
+    pub own_files: Shares,
     /// Pipelines at work now.
     pub running: AtomicUsize,
     /// Mounts that are served here.
@@ -108,6 +111,7 @@ impl Gateway {
             // random(4); 122 bits.
             secret: fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().replace('-', ""),
             open_files: OpenFiles::default(),
+            own_files: Shares::default(),
             running: AtomicUsize::new(0),
             volumes: Volumes::default(),
             view: Mutex::new(Arc::new(view)),

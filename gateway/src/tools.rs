@@ -4,16 +4,20 @@
 //!
 //! Nothing of the user's is executed for that: a program says its version only where nobody but root can have made it,
 //! for a plan, or `posh explain`, is to have no effect. Of any other program the version is unknown.
+//!
+//! Invariant: the gateway's own thread touches no directory of PATH and no program, wherever they seem
+//! to lie: a link may lead to a mount that hangs, or whose server answers a shell and not the gateway.
+//! They are asked about through [`Shares`], and what is not answered in time is unknown.
 
 use std::{
     collections::{HashMap, HashSet},
-    ffi::{OsStr, OsString},
+    ffi::OsStr,
     fs::{self, File, Metadata},
     io::{self, Read as _},
     os::unix::{fs::MetadataExt, process::CommandExt as _},
     path::{Path, PathBuf},
     process::Stdio,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -26,13 +30,15 @@ use posh_proto::{
 };
 use posh_reach::Allowance;
 use sha2::{Digest, Sha256};
-use tokio::sync::mpsc;
+use tokio::{process::Child, runtime::Handle, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::aside::aside;
-use crate::executors::Connection;
+use crate::{
+    executors::Connection,
+    shares::{Shares, Unanswered},
+};
 
-/// A tool that does not print its version in this time has none.
+/// A tool that does not print its version in this time has none, and one whose file is not read in it is none that is known.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// As much as is read of what it prints, and as much of its first line as anybody needs.
@@ -54,8 +60,9 @@ const ROOT: u32 = 0;
 /// What is known of this machine's own tools, by file.
 #[derive(Debug, Default)]
 pub struct LocalTools {
-    hashes: Mutex<HashMap<FileStamp, [u8; 32]>>,
+    hashes: Arc<Mutex<HashMap<FileStamp, [u8; 32]>>>,
     versions: Mutex<HashMap<FileStamp, String>>,
+    files: Shares,
 }
 
 /// A file as it was when it was looked at.
@@ -98,12 +105,12 @@ impl LocalTools {
         let tool = connection.tools.get(name).filter(|t| t.found);
         let tool = tool.ok_or_else(|| format!("{name} is not installed on {executor}"))?;
         let any = policy == ToolVersion::Any || !rule::holds(Rule::Tools);
-        if any || self.hash(program).is_some_and(|hash| hash == *tool.sha256) {
+        if any || self.hash(program).await.is_some_and(|hash| hash == *tool.sha256) {
             return Ok(());
         }
         let Some(here) = self.version(program).await else {
             return Err(format!(
-                "{name} on {executor} is another file than {}, whose version is not asked for: others than root can change it",
+                "{name} on {executor} is another file than {}, whose version is not asked for: others than root can change it, or it does not answer",
                 program.display()
             ));
         };
@@ -119,32 +126,83 @@ impl LocalTools {
         }
     }
 
-    fn hash(&self, program: &Path) -> Option<[u8; 32]> {
-        let file = trusted_path::open_regular(program).ok()?;
-        let stamp = FileStamp::of(program, &file.metadata().ok()?);
-        if stamp.size > PROGRAM_BYTES {
-            return None;
-        }
-        if let Some(hash) = self.hashes.lock().unwrap_or_else(PoisonError::into_inner).get(&stamp) {
-            return Some(*hash);
-        }
-        // Of a large program this takes milliseconds.
-        let hash = aside(|| digest(file)).ok()?;
-        keep(&self.hashes, stamp, hash);
-        Some(hash)
+    async fn hash(&self, program: &Path) -> Option<[u8; 32]> {
+        let (hashes, file) = (Arc::clone(&self.hashes), program.to_owned());
+        // One that takes longer is known the next time.
+        let hash = self.files.ask(directory_of(program), VERSION_TIMEOUT, move || hash_of(&file, &hashes)).await;
+        hash.ok().flatten()
     }
 
-    /// What a program says of itself; `None`: it is not executed, since others than root can have made it.
+    /// What a program says of itself; `None`: it is not executed, since others than root can have made it, or its directory
+    /// does not answer.
     async fn version(&self, program: &Path) -> Option<String> {
-        let found = trusted_path::open_file(program, ROOT).ok()?;
-        let stamp = FileStamp::of(program, &found.file.metadata().ok()?);
+        let file = program.to_owned();
+        let look = move || {
+            let found = trusted_path::open_file(&file, ROOT).ok()?;
+            Some((FileStamp::of(&file, &found.file.metadata().ok()?), found.path))
+        };
+        let (stamp, path) = self.files.ask(directory_of(program), VERSION_TIMEOUT, look).await.ok()??;
         if let Some(known) = self.versions.lock().unwrap_or_else(PoisonError::into_inner).get(&stamp) {
             return Some(known.clone());
         }
-        let line = first_line_of_version(&found.path, program).await;
+        let line = self.first_line_of_version(path, program).await?;
         keep(&self.versions, stamp, line.clone());
         Some(line)
     }
+
+    /// Executes a file under the name that the user has for it. The environment is not the user's: a variable of theirs
+    /// may have a script of root's, or a loader, execute what is theirs. `None` where its directory does not answer.
+    async fn first_line_of_version(&self, file: PathBuf, name: &Path) -> Option<String> {
+        let mut command = std::process::Command::new(file);
+        command.arg0(name).arg("--version").current_dir("/").env_clear();
+        command.envs([("LC_ALL", "C"), ("PATH", "/usr/bin:/bin")]).stdin(Stdio::null()).stderr(Stdio::null());
+        command.stdout(Stdio::piped());
+        let mut command = tokio::process::Command::from(command);
+        let runtime = Handle::current();
+        // It returns when the program's file is executed.
+        let spawn = move || -> io::Result<Child> {
+            let _its_tasks = runtime.enter();
+            command.kill_on_drop(true).spawn()
+        };
+        let child = self.files.ask(directory_of(name), VERSION_TIMEOUT, spawn).await.ok()?;
+        let output = async { child.ok()?.wait_with_output().await.ok() };
+        let output = tokio::time::timeout(VERSION_TIMEOUT, output).await.ok().flatten();
+        Some(output.map_or_else(String::new, |output| first_line(&output.stdout)))
+    }
+
+    /// The first program of a name on a PATH that is not one of `shims`.
+    ///
+    /// # Errors
+    /// A directory of it, or where a link leads, does not answer.
+    pub async fn on_path(
+        &self,
+        path: Option<&OsStr>,
+        name: &str,
+        shims: HashSet<PathBuf>,
+    ) -> Result<Option<PathBuf>, Unanswered> {
+        let path = path.map_or_else(|| "/usr/local/bin:/usr/bin:/bin".into(), OsStr::to_owned);
+        let (place, name) = (PathBuf::from(&path), name.to_owned());
+        self.files.ask(&place, VERSION_TIMEOUT, move || program_on_path(&path, &name, &shims)).await
+    }
+}
+
+/// That in which a program is: whether it answers says enough of all that are in it.
+fn directory_of(program: &Path) -> &Path {
+    program.parent().unwrap_or(program)
+}
+
+fn hash_of(program: &Path, hashes: &Mutex<HashMap<FileStamp, [u8; 32]>>) -> Option<[u8; 32]> {
+    let file = trusted_path::open_regular(program).ok()?;
+    let stamp = FileStamp::of(program, &file.metadata().ok()?);
+    if stamp.size > PROGRAM_BYTES {
+        return None;
+    }
+    if let Some(hash) = hashes.lock().unwrap_or_else(PoisonError::into_inner).get(&stamp) {
+        return Some(*hash);
+    }
+    let hash = digest(file).ok()?;
+    keep(hashes, stamp, hash);
+    Some(hash)
 }
 
 fn keep<T>(all: &Mutex<HashMap<FileStamp, T>>, stamp: FileStamp, known: T) {
@@ -170,27 +228,12 @@ fn digest(file: File) -> io::Result<[u8; 32]> {
     }
 }
 
-/// The first program of a name on a PATH that is not one of `shims`.
-#[must_use]
-pub fn program_on_path(path: Option<&OsStr>, name: &str, shims: &HashSet<PathBuf>) -> Option<PathBuf> {
-    let path: OsString = path.map_or_else(|| "/usr/local/bin:/usr/bin:/bin".into(), OsStr::to_owned);
-    let mut found = std::env::split_paths(&path).map(|directory| directory.join(name));
+fn program_on_path(path: &OsStr, name: &str, shims: &HashSet<PathBuf>) -> Option<PathBuf> {
+    let mut found = std::env::split_paths(path).map(|directory| directory.join(name));
     found.find(|file| {
         let is_program = fs::metadata(file).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0);
         is_program && !fs::read_link(file).is_ok_and(|target| shims.contains(&target))
     })
-}
-
-/// Executes a file under the name that the user has for it. The environment is not the user's: a variable of theirs may
-/// have a script of root's, or a loader, execute what is theirs.
-async fn first_line_of_version(file: &Path, name: &Path) -> String {
-    let mut command = std::process::Command::new(file);
-    command.arg0(name).arg("--version").current_dir("/").env_clear();
-    command.envs([("LC_ALL", "C"), ("PATH", "/usr/bin:/bin")]).stdin(Stdio::null()).stderr(Stdio::null());
-    let mut command = tokio::process::Command::from(command);
-    let output = tokio::time::timeout(VERSION_TIMEOUT, command.kill_on_drop(true).output()).await;
-    let Ok(Ok(output)) = output else { return String::new() };
-    first_line(&output.stdout)
 }
 
 /// What a program there says of itself, asked once for each connection: a run with the rights and the confinement of any command.
@@ -305,7 +348,7 @@ mod tests {
         let tools = LocalTools::default();
         for program in [program, writable.join("sort")] {
             assert_eq!(tools.version(&program).await, None, "{program:?}");
-            assert!(tools.hash(&program).is_some());
+            assert!(tools.hash(&program).await.is_some());
         }
         assert!(!ran.exists());
         let of_the_system = tools.version(Path::new("/usr/bin/sort")).await;
@@ -313,23 +356,46 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_hashed_anew_when_it_has_changed_and_only_up_to_a_bound() {
+    fn a_program_or_a_directory_that_does_not_answer_holds_up_nobody_else() {
+        let top = tempfile::tempdir().unwrap();
+        let mute = top.path().to_owned();
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+        let work = async move {
+            let tools = LocalTools::default();
+            let (answer, answered) = std::sync::mpsc::channel::<()>();
+            // Somebody looked at a program there, and waits for ever.
+            let look = tools.files.ask(&mute, Duration::from_millis(10), move || answered.recv()).await;
+            assert!(look.is_err());
+            assert_eq!(tools.hash(&mute.join("sort")).await, None);
+            assert_eq!(tools.version(&mute.join("sort")).await, None);
+            let path = mute.as_os_str();
+            assert_eq!(tools.on_path(Some(path), "sort", HashSet::new()).await, Err(Unanswered::Earlier));
+            let other = tools.on_path(None, "sort", HashSet::new()).await.unwrap().unwrap();
+            assert!(tools.hash(&other).await.is_some());
+            drop(answer);
+        };
+        runtime.block_on(runtime.spawn(work)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_program_is_hashed_anew_when_it_has_changed_and_only_up_to_a_bound() {
         let top = tempfile::tempdir().unwrap();
         let (program, other) = (top.path().join("sort"), top.path().join("other"));
         script(&program, "one");
         let tools = LocalTools::default();
-        let first = tools.hash(&program).unwrap();
+        let first = tools.hash(&program).await.unwrap();
         assert_eq!(first[..], Sha256::digest("one")[..]);
         // Of the same size and time.
         let time = fs::metadata(&program).unwrap().modified().unwrap();
         script(&other, "two");
         File::options().write(true).open(&other).unwrap().set_modified(time).unwrap();
         fs::rename(&other, &program).unwrap();
-        assert_eq!(tools.hash(&program).unwrap()[..], Sha256::digest("two")[..]);
+        assert_eq!(tools.hash(&program).await.unwrap()[..], Sha256::digest("two")[..]);
         let large = vec![7; 3 * BLOCK_BYTES + 5];
         fs::write(&program, &large).unwrap();
-        assert_eq!(tools.hash(&program).unwrap()[..], Sha256::digest(&large)[..]);
+        assert_eq!(tools.hash(&program).await.unwrap()[..], Sha256::digest(&large)[..]);
         File::options().write(true).open(&program).unwrap().set_len(PROGRAM_BYTES + 1).unwrap();
-        assert_eq!(tools.hash(&program), None);
+        assert_eq!(tools.hash(&program).await, None);
     }
 }

@@ -40,7 +40,6 @@ use crate::{
     session::Session,
     stage_link::ForStage,
     state::{Gateway, View},
-    tools::program_on_path,
     trace::Tracer,
 };
 
@@ -285,6 +284,7 @@ fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
         library: &view.library,
         executors: &gateway.executors,
         mount_namespace: gateway.mount_namespace,
+        own_files: &gateway.own_files,
     }
 }
 
@@ -452,7 +452,8 @@ async fn can_run(
     let policy = reading.invocation.tool_version;
     gateway.tools.same(name, connection, &stage.name, &stage.program, policy).await?;
     for other in &reading.invocation.runs {
-        let program = program_on_path(stage.variable("PATH"), other, &gateway.sessions.stage_programs());
+        let found = gateway.tools.on_path(stage.variable("PATH"), other, gateway.sessions.stage_programs()).await;
+        let program = found.map_err(|why| format!("{other}, which it starts, is looked for in PATH: {why}"))?;
         let program = program.ok_or_else(|| format!("{other}, which it starts, is not on this machine"))?;
         gateway.tools.same(name, connection, other, &program, ToolVersion::Same).await?;
     }

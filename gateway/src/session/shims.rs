@@ -8,12 +8,16 @@ use std::{
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use posh_hook::session::STAGE;
 use posh_proto::runtime::SHIMS;
 
-use crate::pipe_notes;
+use crate::{pipe_notes, shares::Shares};
+
+/// For all directories of a PATH, and where links in them lead.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Seconds and nanoseconds of a directory's last change; `None` where there is no directory.
 type Changed = Option<(i64, i64)>;
@@ -40,28 +44,29 @@ impl Search {
     }
 }
 
-/// The commands that were found for the last PATH. The lock is never held while the file system
-/// is asked: a PATH on a mount that hangs delays no other session.
+/// The commands that were found for the last PATH.
 #[derive(Debug, Default)]
-pub(super) struct Found(Mutex<Option<(Search, Arc<[String]>)>>);
+pub(super) struct Found {
+    last: Arc<Last>,
+    looks: Shares,
+}
+
+/// The lock is never held while the file system is asked: a PATH on a mount that hangs delays no
+/// other session.
+#[derive(Debug, Default)]
+struct Last(Mutex<Option<(Search, Arc<[String]>)>>);
 
 impl Found {
-    /// Those of `commands` that are on `path`.
+    /// Those of `commands` that are on `path`. Where that does not answer in time, none is: all
+    /// commands of the session run locally, also those of later ones until it answers.
     fn on(&self, path: &Path, stage_program: &Path, commands: &[String]) -> Arc<[String]> {
-        let search = Search::now(path, stage_program);
-        let known = self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_ref()
-            .map(|(of, names)| (*of == search).then(|| Arc::clone(names)));
-        if let Some(Some(names)) = known {
-            return names;
-        }
-        let is_there = |name: &&String| has_command(path.as_os_str(), name, stage_program);
-        let names: Arc<[String]> = commands.iter().filter(is_there).cloned().collect();
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((search, Arc::clone(&names)));
-        names
+        let (last, search) = (Arc::clone(&self.last), path.to_owned());
+        let (stage_program, commands) = (stage_program.to_owned(), commands.to_vec());
+        let look = move || last.on(&search, &stage_program, &commands);
+        self.looks.ask_aside(path, PATIENCE, look).unwrap_or_else(|why| {
+            tracing::warn!(?path, %why, "a session has no commands of posh");
+            Arc::default()
+        })
     }
 
     /// Makes a session's directory with its shims.
@@ -78,6 +83,25 @@ impl Found {
         symlink(stage_program, directory.join(STAGE))?;
         let names = self.on(path, stage_program, commands);
         names.iter().try_for_each(|name| symlink(stage_program, shims.join(name)))
+    }
+}
+
+impl Last {
+    fn on(&self, path: &Path, stage_program: &Path, commands: &[String]) -> Arc<[String]> {
+        let search = Search::now(path, stage_program);
+        let known = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(|(of, names)| (*of == search).then(|| Arc::clone(names)));
+        if let Some(Some(names)) = known {
+            return names;
+        }
+        let is_there = |name: &&String| has_command(path.as_os_str(), name, stage_program);
+        let names: Arc<[String]> = commands.iter().filter(is_there).cloned().collect();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((search, Arc::clone(&names)));
+        names
     }
 }
 
