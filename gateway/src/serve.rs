@@ -42,7 +42,7 @@ use crate::{
     peers::Peer,
     service::Service,
     session::Sessions,
-    stage_link::{self, Caller},
+    stage_link::{self, Caller, Room},
     state::{Gateway, View},
     volumes::Volumes,
 };
@@ -189,20 +189,21 @@ async fn serve_grpc(
 }
 
 async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
+    let room = Room::default();
     loop {
         let Ok((socket, _)) = listener.accept().await else {
             // Out of descriptors, most likely: stages that can't connect run here.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
-        let gateway = Arc::clone(&gateway);
+        let (gateway, place) = (Arc::clone(&gateway), room.enter());
         tokio::spawn(async move {
             let peer = match Peer::own(&socket) {
                 Ok(peer) => peer,
                 Err(error) => return tracing::warn!(%error, "a caller was not let in"),
             };
             let question = gateway.assembler.asks(peer.pid);
-            match stage_link::accept(socket, &peer).await {
+            match stage_link::accept(socket, &peer, place, || gateway.confined(&peer)).await {
                 Ok(Caller::Stage(mut stage)) => {
                     dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted), &peer);
                     gateway.assembler.enlisted(stage, question).await;

@@ -1,14 +1,23 @@
 //! The gateway's end of the socket to one stage program, or to a `posh` that begins: accepts it, checks who
 //! it is, and turns frames into values. Dropping a [`StageLink`] closes the
 //! socket; before its acknowledgement a stage then runs its command itself.
+//!
+//! Invariant: who connects has so long, so many bytes and so many elements for what it says first,
+//! and so many may be about to say it at one time ([`Room`]); all that is counted before it is
+//! decoded. A process with less rights than its user may connect, too.
 
-use std::{io, sync::Arc};
+mod room;
+
+use std::{io, sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes, BytesMut};
 use posh_proto::{
-    PROTOCOL_VERSION, clock, frame, other_version,
+    PROTOCOL_VERSION, clock,
+    codec::{self, ENLISTMENT_BYTES},
+    frame, other_version,
     stage::{self as wire, ToGateway, ToStage, to_gateway, to_stage},
 };
+use prost::Message as _;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -18,6 +27,7 @@ use tokio::{
     sync::mpsc,
 };
 
+pub use self::room::{Place, Room};
 use crate::{
     enlisted::{Enlisted, Pid, Window},
     peers::Peer,
@@ -31,6 +41,12 @@ const QUEUE: usize = 256;
 const FIRST_READ_BYTES: usize = 8 << 10;
 /// One read from the socket.
 const READ_BYTES: usize = 256 << 10;
+/// For what is said first, from the connection on: a stage program says it at once.
+const FIRST_WORD: Duration = Duration::from_secs(5);
+/// What is said later: data comes in pieces of 256 KiB.
+const LATER_BYTES: usize = 1 << 20;
+/// The name of [`ToGateway`] in the contract.
+const TO_GATEWAY: &str = "posh.stage.v1.ToGateway";
 
 /// What a stage says after it has enlisted.
 #[derive(Debug)]
@@ -192,18 +208,44 @@ pub enum Refused {
     /// Bytes that are no frame.
     #[error(transparent)]
     Frame(#[from] frame::FrameError),
+    /// It says more than anybody needs to.
+    #[error(transparent)]
+    Unfit(#[from] codec::Unfit),
+    /// It has not said what it wants in time.
+    #[error("it says nothing")]
+    Silent,
+    /// Others have come since.
+    #[error("too many say nothing")]
+    Crowded,
+    /// It has much to say, and not the rights to have the gateway do anything.
+    #[error("{0}")]
+    Confined(String),
 }
 
-/// Takes one connection and reads its enlistment, or what is asked for a session.
+/// Takes one connection, which has its place until it has said what it wants, and reads its enlistment, or what is asked
+/// for a session. `confined` tells why its process must not have the gateway do anything.
 ///
 /// # Errors
 /// [`Refused`]; a stage program then runs its command itself.
-pub async fn accept(socket: UnixStream, peer: &Peer) -> Result<Caller, Refused> {
+pub async fn accept(
+    socket: UnixStream,
+    peer: &Peer,
+    mut place: Place,
+    confined: impl Fn() -> Option<String>,
+) -> Result<Caller, Refused> {
     let (mut reader, writer) = socket.into_split();
     let mut buffer = BytesMut::with_capacity(FIRST_READ_BYTES);
     // What the kernel says counts, not what a message claims.
     let process = |claimed| peer.pid.unwrap_or(claimed);
-    let enlist = match read_first(&mut reader, &mut buffer).await? {
+    let room = place.room().clone();
+    let first = tokio::select! {
+        biased;
+        first = read_first(&mut reader, &mut buffer, &room, confined) => first?,
+        () = place.lost() => return Err(Refused::Crowded),
+        () = tokio::time::sleep(FIRST_WORD) => return Err(Refused::Silent),
+    };
+    drop(place);
+    let enlist = match first {
         to_gateway::Kind::Enlist(enlist) if enlist.protocol == PROTOCOL_VERSION => enlist,
         to_gateway::Kind::Enlist(enlist) => return Err(Refused::Version(enlist.protocol)),
         to_gateway::Kind::Question(question) => return Ok(Caller::Executing(question, process(0), writer)),
@@ -239,10 +281,23 @@ async fn answer_once(mut writer: OwnedWriteHalf, kind: to_stage::Kind) {
     let _ = writer.write_all(&buffer).await;
 }
 
-async fn read_first(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result<to_gateway::Kind, Refused> {
+async fn read_first(
+    reader: &mut OwnedReadHalf,
+    buffer: &mut BytesMut,
+    room: &Room,
+    confined: impl Fn() -> Option<String>,
+) -> Result<to_gateway::Kind, Refused> {
+    let mut share = None;
     loop {
-        if let Some(message) = frame::decode::<ToGateway>(buffer)? {
-            return message.kind.ok_or(Refused::NotEnlisted);
+        if let Some(frame) = frame::take(buffer, ENLISTMENT_BYTES)? {
+            return decoded(frame)?.ok_or(Refused::NotEnlisted);
+        }
+        // Looking at the rights takes some 50 µs, which is much for a small command, and nothing for this one.
+        if share.is_none() && frame::announced(buffer).is_some_and(|length| length > READ_BYTES) {
+            if let Some(why) = confined() {
+                return Err(Refused::Confined(why));
+            }
+            share = Some(room.for_a_large_one().await);
         }
         if buffer.len() == buffer.capacity() {
             buffer.reserve(READ_BYTES);
@@ -253,12 +308,19 @@ async fn read_first(reader: &mut OwnedReadHalf, buffer: &mut BytesMut) -> Result
     }
 }
 
+fn decoded(frame: Bytes) -> Result<Option<to_gateway::Kind>, Refused> {
+    codec::check(TO_GATEWAY, &frame)?;
+    let message = ToGateway::decode(frame).map_err(frame::FrameError::Malformed)?;
+    Ok(message.kind)
+}
+
 /// Ends when the stage program has closed its end, or speaks nonsense.
 async fn read(mut reader: OwnedReadHalf, mut buffer: BytesMut, sender: mpsc::Sender<FromStage>) {
     loop {
-        match frame::decode::<ToGateway>(&mut buffer) {
-            Ok(Some(message)) => {
-                let Some(said) = message.kind.and_then(from_wire) else { continue };
+        let frame = frame::take(&mut buffer, LATER_BYTES).map_err(Refused::from);
+        match frame.and_then(|frame| frame.map(decoded).transpose()) {
+            Ok(Some(kind)) => {
+                let Some(said) = kind.and_then(from_wire) else { continue };
                 if sender.send(said).await.is_err() {
                     return;
                 }
@@ -328,5 +390,36 @@ fn to_wire(message: ForStage) -> to_stage::Kind {
             seeks: seeks.into_iter().map(|(fd, offset)| wire::Seek { fd, offset }).collect(),
             message,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Name as _;
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_measured_by_its_name() {
+        assert_eq!(ToGateway::full_name(), TO_GATEWAY);
+    }
+
+    /// How a connection is taken of a process that may not have the gateway do anything.
+    async fn refused(frame: &[u8]) -> Refused {
+        let (mut other, socket) = UnixStream::pair().unwrap();
+        let peer = Peer::own(&socket).unwrap();
+        let length = u32::try_from(frame.len()).unwrap().to_le_bytes();
+        let said = [&length[..], frame].concat();
+        tokio::spawn(async move { other.write_all(&said).await });
+        let confined = || Some("it is confined".to_owned());
+        accept(socket, &peer, Room::default().enter(), confined).await.unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn of_a_confined_process_nothing_large_is_decoded() {
+        let nonsense = |bytes: usize| vec![0xff; bytes];
+        assert!(matches!(refused(&nonsense(READ_BYTES + 1)).await, Refused::Confined(_)));
+        // Its rights are looked at when it is known what it wants.
+        assert!(matches!(refused(&nonsense(100)).await, Refused::Unfit(_)));
     }
 }

@@ -3,7 +3,10 @@
 // All of this is test code; clippy's own exception knows only #[test] functions.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use bytes::BytesMut;
 use fs_mapper::config::Config;
@@ -14,14 +17,20 @@ use posh_proto::{
     gateway::{MountsRequest, ResolveRequest, StatusRequest, gateway_client::GatewayClient},
     stage::{Enlist, OpenSession, ToGateway, ToStage, to_gateway, to_stage},
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    time::timeout,
+};
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient, server_reflection_request,
     server_reflection_response,
 };
+
+/// For anything that is to happen at all.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One mount whose executor nobody has started.
 fn config(directory: &Path) -> String {
@@ -142,6 +151,65 @@ async fn stage_programs_of_other_versions_are_left_to_themselves() {
         let directive = answer(directory.path(), enlist(PROTOCOL_VERSION)).await;
         assert!(matches!(directive, Some(to_stage::Kind::RunHere(_))), "{directive:?}");
     }
+}
+
+/// Says this, and gives what comes until the gateway hangs up.
+async fn hung_up_on(directory: &Path, said: &[u8]) -> Vec<u8> {
+    let mut socket = UnixStream::connect(directory.join("g.stage")).await.unwrap();
+    // It may hang up before it has read all.
+    let _all_or_not = socket.write_all(said).await;
+    let mut answer = Vec::new();
+    let _reset_or_not = timeout(PATIENCE, socket.read_to_end(&mut answer)).await.expect("it hangs up");
+    answer
+}
+
+/// An enlistment of empty elements of one of its fields: two bytes each, and some hundred once decoded.
+fn empty_elements(field: u8, count: usize) -> Vec<u8> {
+    let mut enlist = vec![1 << 3 | 2];
+    prost::encoding::encode_varint(2 * count as u64, &mut enlist);
+    enlist.extend([field << 3 | 2, 0].repeat(count));
+    let length = u32::try_from(enlist.len()).unwrap().to_le_bytes();
+    [&length[..], &enlist].concat()
+}
+
+#[tokio::test]
+async fn what_is_said_first_is_counted_before_it_is_decoded() {
+    let directory = tempfile::tempdir().unwrap();
+    let _client = gateway(directory.path().to_owned()).await;
+    for field in [6, 7, 10, 13] {
+        let answer = hung_up_on(directory.path(), &empty_elements(field, 1_000_000)).await;
+        assert!(answer.is_empty(), "field {field}");
+    }
+    // More bytes than anybody needs.
+    assert!(hung_up_on(directory.path(), &empty_elements(10, 5_000_000)).await.is_empty());
+    // As many words as the kernel takes are taken.
+    let argv = vec!["x".into(); 200_000];
+    let enlist = Enlist { protocol: PROTOCOL_VERSION, name: "cat".into(), argv, ..Enlist::default() };
+    let directive = answer(directory.path(), to_gateway::Kind::Enlist(enlist)).await;
+    assert!(matches!(directive, Some(to_stage::Kind::RunHere(_))), "{directive:?}");
+}
+
+#[tokio::test]
+async fn who_says_nothing_is_hung_up_on_and_takes_nobody_s_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let _client = gateway(directory.path().to_owned()).await;
+    // Half of a frame is nothing.
+    let half = &empty_elements(10, 100)[..50];
+    let began = Instant::now();
+    assert!(hung_up_on(directory.path(), half).await.is_empty());
+    assert!(began.elapsed() > Duration::from_secs(2), "it was given time");
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(UnixStream::connect(directory.path().join("g.stage")).await.unwrap());
+    }
+    let began = Instant::now();
+    let directive = answer(directory.path(), enlist(PROTOCOL_VERSION)).await;
+    assert!(matches!(directive, Some(to_stage::Kind::RunHere(_))), "{directive:?}");
+    // The first ones make room for the others.
+    for socket in &mut silent[..40] {
+        assert_eq!(timeout(PATIENCE, socket.read(&mut [0])).await.unwrap().unwrap(), 0);
+    }
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }
 
 #[tokio::test]

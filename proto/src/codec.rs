@@ -59,8 +59,13 @@ pub const VOLUME_ANSWER_BYTES: usize = 16 << 20;
 /// A table of an executor's tools, with a version of 256 characters each; or what it is and serves.
 const TABLE_BYTES: usize = 4 << 20;
 
-/// The largest size of each message that servers receive, and of those that they send. Those that are missing are
-/// messages of the gateway's own socket, whose peer is the user: they are not measured.
+/// What a command says first to the gateway: its words and variables, of which the kernel allows 6 MiB at
+/// most (execve(2)), and its descriptors.
+pub const ENLISTMENT_BYTES: usize = 8 << 20;
+
+/// The largest size of each message that servers receive, and of those that they send; also of what is sent to the
+/// stage socket of a gateway, where a process may have less rights than its user. Those that are missing are
+/// messages to the user's own programs: they are not measured.
 const LARGEST: &[(&str, usize)] = &[
     ("posh.executor.v1.RunInput", RUN_BYTES),
     ("posh.executor.v1.RunSpec", INFLATED_BYTES),
@@ -80,6 +85,7 @@ const LARGEST: &[(&str, usize)] = &[
     ("posh.volume.v1.FromVolume", VOLUME_ANSWER_BYTES),
     ("posh.volume.v1.ReadReply", VOLUME_BYTES),
     ("posh.volume.v1.WriteReply", VOLUME_BYTES),
+    ("posh.stage.v1.ToGateway", ENLISTMENT_BYTES),
 ];
 
 /// Messages without anything that decoding drops. Both sides have the same version of the contract by then: a gateway calls
@@ -171,7 +177,19 @@ const MOST: &[(&str, &str, usize)] = &[
     // A part of `ReadRequest` comes as bytes and an end.
     ("posh.volume.v1.ReadReply", "pieces", 32_768),
     ("posh.volume.v1.WriteReply", "results", 16_384),
+    // From here on, what commands say of themselves. A word takes two bytes and a pointer of the
+    // kernel's usual limit of 2 MiB.
+    ("posh.stage.v1.Enlist", "argv", WORDS),
+    ("posh.stage.v1.Enlist", "env", WORDS),
+    ("posh.stage.v1.Question", "argv", WORDS),
+    ("posh.stage.v1.Enlist", "descriptors", 65_536),
+    ("posh.stage.v1.Question", "writes", 65_536),
+    // RLIM_NLIMITS is 16.
+    ("posh.stage.v1.Enlist", "limits", 64),
 ];
+
+/// Words of a command on a workstation.
+const WORDS: usize = 262_144;
 
 /// Names in directories that a command has changed.
 const NAMES: usize = 524_288;
@@ -471,6 +489,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_a_command_says_of_itself_is_measured_too() {
+        for fields in [&[1, 6], &[1, 7], &[1, 10], &[1, 13], &[11, 3]] {
+            let most = if fields[1] == 13 { 64 } else { WORDS };
+            let mut message = vec![fields[0] << 3 | 2];
+            let elements = [fields[1] << 3 | 2, 0].repeat(most + 1);
+            prost::encoding::encode_varint(elements.len() as u64, &mut message);
+            message.extend(elements);
+            assert!(matches!(check("posh.stage.v1.ToGateway", &message), Err(Unfit::Many { .. })), "{fields:?}");
+        }
+        // As many words as the kernel takes.
+        let argv = vec![bytes::Bytes::from_static(b"x"); (2 << 20) / 10];
+        let enlist = crate::stage::Enlist { argv, ..Default::default() };
+        let kind = Some(crate::stage::to_gateway::Kind::Enlist(enlist));
+        assert_eq!(check("posh.stage.v1.ToGateway", &crate::stage::ToGateway { kind }.encode_to_vec()), Ok(()));
+    }
+
     /// Divided among messages that contain them, or among occurrences of one field.
     #[test]
     fn elements_are_counted_over_the_whole_message() {
@@ -538,7 +573,11 @@ mod tests {
         let mut unbounded = Vec::new();
         for schema in &reached {
             for field in schema.fields.iter().filter(|field| field.is_repeated) {
-                let largest = if schema.name.ends_with("ChangedDirectory") { NAMES } else { 131_072 };
+                let largest = match schema.name {
+                    "posh.executor.v1.ChangedDirectory" => NAMES,
+                    "posh.stage.v1.Enlist" | "posh.stage.v1.Question" => WORDS,
+                    _ => 131_072,
+                };
                 let is_listed = MOST.iter().any(|(message, name, _)| (*message, *name) == (schema.name, field.name));
                 let is_bounded = is_listed && most(schema.name, field.name) <= largest;
                 unbounded.extend((!is_bounded).then(|| format!("{}.{}", schema.name, field.name)));

@@ -2,7 +2,7 @@
 //! protobuf message. Used by the stage program (blocking) and the gateway
 //! (asynchronous), so only the layout lives here, not the reading.
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
 /// Bytes of the length prefix.
@@ -11,10 +11,13 @@ pub const HEADER_BYTES: usize = 4;
 /// The largest frame accepted; bounds what a confused peer can make us hold.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
 
+/// Memory for a frame that is on its way is taken in such pieces: its length is what the peer says.
+const PIECE_BYTES: usize = 256 << 10;
+
 /// Why a frame could not be read.
 #[derive(Debug)]
 pub enum FrameError {
-    /// The length prefix is above [`MAX_FRAME_BYTES`].
+    /// The length prefix is above the limit.
     TooLong(usize),
     /// The bytes are no message of the expected type.
     Malformed(prost::DecodeError),
@@ -23,7 +26,7 @@ pub enum FrameError {
 impl std::fmt::Display for FrameError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::TooLong(n) => write!(f, "frame of {n} bytes is above the limit of {MAX_FRAME_BYTES}"),
+            Self::TooLong(n) => write!(f, "frame of {n} bytes is above the limit"),
             Self::Malformed(e) => write!(f, "malformed frame: {e}"),
         }
     }
@@ -70,20 +73,33 @@ pub fn encode_data_head(fd: u32, length: usize, out: &mut BytesMut) {
 /// [`FrameError`] when the peer sent something that is no frame; the connection
 /// can't be used further.
 pub fn decode<M: Message + Default>(buffer: &mut BytesMut) -> Result<Option<M>, FrameError> {
-    if buffer.len() < HEADER_BYTES {
-        return Ok(None);
+    let frame = take(buffer, MAX_FRAME_BYTES)?;
+    frame.map(M::decode).transpose().map_err(FrameError::Malformed)
+}
+
+/// The same of a frame of at most `most` bytes, which are not decoded.
+///
+/// # Errors
+/// [`FrameError::TooLong`].
+pub fn take(buffer: &mut BytesMut, most: usize) -> Result<Option<Bytes>, FrameError> {
+    let Some(length) = announced(buffer) else { return Ok(None) };
+    if length > most {
+        return Err(FrameError::TooLong(length));
     }
-    let len = u32::from_le_bytes(buffer[..HEADER_BYTES].try_into().expect("four bytes")) as usize;
-    if len > MAX_FRAME_BYTES {
-        return Err(FrameError::TooLong(len));
-    }
-    if buffer.len() < HEADER_BYTES + len {
-        buffer.reserve(HEADER_BYTES + len - buffer.len());
+    let missing = (HEADER_BYTES + length).saturating_sub(buffer.len());
+    if missing > 0 {
+        buffer.reserve(missing.min(PIECE_BYTES));
         return Ok(None);
     }
     buffer.advance(HEADER_BYTES);
-    let frame = buffer.split_to(len).freeze();
-    M::decode(frame).map(Some).map_err(FrameError::Malformed)
+    Ok(Some(buffer.split_to(length).freeze()))
+}
+
+/// How many bytes the frame at the front of `buffer` is to have, if that is known yet.
+#[must_use]
+pub fn announced(buffer: &BytesMut) -> Option<usize> {
+    let header = buffer.first_chunk::<HEADER_BYTES>()?;
+    Some(u32::from_le_bytes(*header) as usize)
 }
 
 #[cfg(test)]
@@ -122,5 +138,13 @@ mod tests {
     fn a_hostile_length_is_refused() {
         let mut buffer = BytesMut::from(&[0xff_u8; 8][..]);
         assert!(matches!(decode::<ToStage>(&mut buffer), Err(FrameError::TooLong(_))));
+    }
+
+    #[test]
+    fn memory_is_taken_for_what_has_come_and_not_for_what_is_announced() {
+        let mut buffer = BytesMut::new();
+        buffer.put_u32_le(u32::try_from(MAX_FRAME_BYTES).unwrap());
+        assert!(take(&mut buffer, MAX_FRAME_BYTES).unwrap().is_none());
+        assert!(buffer.capacity() <= 2 * PIECE_BYTES, "{}", buffer.capacity());
     }
 }
