@@ -192,6 +192,7 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         helpers: facts.holding(&annotation.helpers).cloned().collect(),
         shows: facts.holding(&annotation.shows).copied().collect(),
         searches_up: annotation.searches_up.clone(),
+        remote_arguments: facts.holding(&annotation.when_remote).flatten().map(OsString::from).collect(),
         changes_only: facts.holding(&annotation.changes_only).cloned().collect(),
         only_grows: annotation.only_grows.clone(),
         own_directories: annotation.own_directories.clone(),
@@ -336,6 +337,8 @@ fn add_outer(invocation: &mut Invocation, outer: &Facts<'_>, before: Gathered, w
     invocation.runs.extend(outer.holding(&annotation.runs).cloned());
     invocation.helpers.extend(outer.holding(&annotation.helpers).cloned());
     invocation.shows.extend(outer.holding(&annotation.shows).copied());
+    // Behind the name of the outer command they would be its words.
+    invocation.remote_arguments.clear();
 }
 
 /// The last touches: what holds for all commands, each thing once.

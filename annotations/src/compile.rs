@@ -233,6 +233,10 @@ impl Compiler<'_> {
                 self.faults.add(fields.place_of("when_split"), "when_split without a splittable operand");
             }
         }
+        if let Some(node) = fields.take("when_remote") {
+            let parse = &mut |compiler: &mut Self, node: &Node| Some(compiler.word_list(node, "a word"));
+            annotation.when_remote = self.conditionals(node, "add", parse);
+        }
         if let Some(node) = fields.take("aggregator") {
             annotation.aggregator = self.aggregator(node);
             if !operands && !input {

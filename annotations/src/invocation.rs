@@ -55,6 +55,9 @@ pub struct Invocation {
     pub shows: Vec<FileAttribute>,
     /// Names that it looks for in its directory and in every directory above (`.git`).
     pub searches_up: Vec<String>,
+    /// Words put in after `argv[0]` (or the subcommand) where its files are on a remote file system and it runs on their server
+    /// (`when_remote`): it is to do there what it does on such a file system.
+    pub remote_arguments: Vec<OsString>,
     /// Of a tree that it may change, all that it does change: paths relative to the tree's top, which is the directory
     /// that has what it looks for upwards. Empty: anything in the tree.
     pub changes_only: Vec<String>,

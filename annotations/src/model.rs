@@ -47,6 +47,7 @@ pub struct Annotation {
     pub reads_stdin: Condition,
     pub stops_early: Condition,
     pub when_split: Vec<Conditional<Vec<String>>>,
+    pub when_remote: Vec<Conditional<Vec<String>>>,
     pub aggregator: Cases<Joiner>,
     pub behind_merge: Cases<BehindMerge>,
     pub whole_files: Condition,

@@ -229,6 +229,20 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// The words with which a command runs on a server.
+    fn argv(&self, enlisted: &Enlisted, reading: &Reading, part: &Part) -> Vec<OsString> {
+        let mut words = argv_of(&enlisted.argv, &reading.invocation, part);
+        let is_remote = |place: &Place| match place {
+            Place::At(_, _, mount) => self.world.table.mount(*mount).adapter() != Adapter::Bind,
+            Place::Here(_) => false,
+        };
+        if reading.places.iter().flatten().any(is_remote) {
+            let after = words_of_command(&reading.invocation, &words);
+            words.splice(after..after, reading.invocation.remote_arguments.iter().cloned());
+        }
+        words
+    }
+
     fn add_command(&mut self, stage: usize, number: usize, part: &Part) {
         let enlisted = &self.commands[stage];
         let reading = self.readings[stage].as_ref().expect("only read commands are placed");
@@ -244,7 +258,7 @@ impl<'a> Builder<'a> {
         let descriptors =
             fds.iter().filter_map(|&fd| self.descriptor(&place, enlisted, &reading.invocation, fd)).collect();
         let command = Stage {
-            argv: argv_of(&enlisted.argv, &reading.invocation, part).iter().map(|w| bytes(w)).collect(),
+            argv: self.argv(enlisted, reading, part).iter().map(|w| bytes(w)).collect(),
             descriptors,
             paths: paths_of(self.world, reading, part),
             guards: client_files::guards(
@@ -451,9 +465,14 @@ pub fn argv_of(argv: &[OsString], invocation: &Invocation, part: &Part) -> Vec<O
     for operand in split.operands.iter().rev().filter(|o| !kept.contains(o)) {
         words.remove(*operand);
     }
-    let after = invocation.command.split(' ').count().min(words.len());
+    let after = words_of_command(invocation, &words);
     words.splice(after..after, split.add_arguments.iter().cloned());
     words
+}
+
+/// How many words the command's name has, its subcommand's included.
+fn words_of_command(invocation: &Invocation, words: &[OsString]) -> usize {
+    invocation.command.split(' ').count().min(words.len())
 }
 
 /// Trees that the command may change, on mounts that remember anything.

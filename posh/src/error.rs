@@ -176,6 +176,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// A call that its connection has not outlived: what a gateway itself says has no further cause.
+    #[must_use]
+    pub fn is_lost_connection(&self) -> bool {
+        matches!(self, Self::Call { status, .. } if std::error::Error::source(status.as_ref()).is_some())
+    }
+
     /// The message and its causes in one line, as `posh: ` is followed by, fit to be shown: it holds names
     /// of files, and what gateways and servers have said.
     #[must_use]

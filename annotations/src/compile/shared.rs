@@ -6,7 +6,7 @@ use crate::diagnostic::Faults;
 use crate::document::{Content, Node, Place};
 
 /// Keywords whose lists are joined, the shared ones first. All others are replaced.
-const JOINED: [&str; 16] = [
+const JOINED: [&str; 17] = [
     "FLAGS",
     "OPTPARAMS",
     "EXPRESSION",
@@ -23,6 +23,7 @@ const JOINED: [&str; 16] = [
     "guards",
     "stays_here",
     "when_split",
+    "when_remote",
 ];
 
 /// Keywords of the mapping form that are the command's, not its annotations'.

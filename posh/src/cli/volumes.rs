@@ -68,8 +68,26 @@ pub fn parse_size(words: &str) -> Result<u64, String> {
 /// [`Error::MountPoint`], and what the gateway says.
 pub fn mount(target: &Target, source: &Source, dir: &Path, options: &Options) -> Result<String, Error> {
     let path = mount_point(dir)?;
-    if volume::is_dead(&path) {
-        take_out(&path)?;
+    let place = gateway::require(target)?;
+    match mount_once(&place, source, dir, &path, options) {
+        // It was about to end, has taken the connection and maybe the request, and has answered nobody. What it has mounted
+        // is dead by then.
+        Err(error) if error.is_lost_connection() && gateway::has_ended(&place) => {
+            mount_once(&place, source, dir, &path, options)
+        }
+        outcome => outcome,
+    }
+}
+
+fn mount_once(
+    place: &gateway::Place,
+    source: &Source,
+    dir: &Path,
+    path: &Path,
+    options: &Options,
+) -> Result<String, Error> {
+    if volume::is_dead(path) {
+        take_out(path)?;
     }
     let is_directory = path.metadata().map_err(|source| Error::MountPoint { path: dir.to_owned(), source })?.is_dir();
     if !is_directory {
@@ -85,7 +103,7 @@ pub fn mount(target: &Target, source: &Source, dir: &Path, options: &Options) ->
         sync: options.sync,
         hard: options.hard,
     };
-    gateway::reach(&gateway::require(target)?)?.mount_volume(request)?;
+    gateway::reach(place)?.mount_volume(request)?;
     Ok(String::new())
 }
 

@@ -126,6 +126,24 @@ pub fn reach(place: &Place) -> Result<Client, Error> {
     reach_by(place, Client::connect)
 }
 
+/// How long a gateway that is about to end is waited for.
+const ENDS: Duration = Duration::from_secs(5);
+
+/// Waits until nobody listens at `place` any more; says whether that is so.
+#[must_use]
+pub fn has_ended(place: &Place) -> bool {
+    let until = Instant::now() + ENDS;
+    loop {
+        if matches!(Client::connect(place.socket()), Err(Error::NotRunning { .. })) {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn reach_by<T>(place: &Place, connect: impl Fn(&Path) -> Result<T, Error>) -> Result<T, Error> {
     match (connect(place.socket()), place) {
         (Err(Error::NotRunning { .. }), Place::Config { config, .. }) => {
