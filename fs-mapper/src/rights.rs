@@ -16,7 +16,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -120,8 +121,7 @@ impl Rights {
         if let Some(words) = self.at_hand.difference(&AtHand::of(process)?) {
             return Ok(Some(words));
         }
-        let process = process.again()?;
-        let root = LOOKS.within_limit(move || Root::of(&process), aside)?;
+        let root = LOOKS.within_limit(process.again()?, aside)?;
         Ok((root != self.root).then_some("another root directory"))
     }
 }
@@ -173,41 +173,67 @@ impl Root {
     }
 }
 
-/// Looks at what may never answer.
-#[derive(Debug, Default)]
+/// Looks at root directories, which may never answer, by threads that wait for the next one to look at: to start one takes
+/// as long as all the rest.
+#[derive(Debug)]
 struct Looks {
+    look: fn(&Process) -> io::Result<Root>,
+    idle: Mutex<Vec<Looker>>,
+    /// Threads that nobody waits for any more.
     unanswered: AtomicUsize,
 }
 
-static LOOKS: Looks = Looks { unanswered: AtomicUsize::new(0) };
+static LOOKS: Looks = Looks::by(Root::of);
+
+/// One of the threads.
+#[derive(Debug)]
+struct Looker {
+    ask: SyncSender<Process>,
+    answer: Receiver<io::Result<Root>>,
+}
 
 impl Looks {
-    fn within_limit<T: Send + 'static>(
-        &'static self,
-        look: impl FnOnce() -> io::Result<T> + Send + 'static,
-        aside: Aside,
-    ) -> io::Result<T> {
+    const fn by(look: fn(&Process) -> io::Result<Root>) -> Self {
+        Self { look, idle: Mutex::new(Vec::new()), unanswered: AtomicUsize::new(0) }
+    }
+
+    fn within_limit(&'static self, process: Process, aside: Aside) -> io::Result<Root> {
         let mute = || io::Error::new(io::ErrorKind::TimedOut, "its root directory does not answer");
-        if self.unanswered.fetch_add(1, Ordering::Relaxed) >= MOST_UNANSWERED {
-            self.unanswered.fetch_sub(1, Ordering::Relaxed);
+        if self.unanswered.load(Ordering::Relaxed) >= MOST_UNANSWERED {
             return Err(mute());
         }
-        let (sender, answer) = mpsc::sync_channel(1);
-        let began = thread::Builder::new().name("looks".to_owned()).spawn(move || {
-            let found = look();
-            self.unanswered.fetch_sub(1, Ordering::Relaxed);
-            // Who has waited long enough is not there any more.
-            let _ = sender.send(found);
-        });
-        if let Err(error) = began {
-            self.unanswered.fetch_sub(1, Ordering::Relaxed);
-            return Err(error);
-        }
-        let mut found = answer.recv_timeout(SHORT);
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let looker = idle.map_or_else(|| self.start(), Ok)?;
+        looker.ask.send(process).map_err(|_| mute())?;
+        let mut found = looker.answer.recv_timeout(SHORT);
         if found.is_err() {
-            aside(&mut || found = answer.recv_timeout(LIMIT));
+            aside(&mut || found = looker.answer.recv_timeout(LIMIT));
         }
-        found.map_err(|_| mute())?
+        match found {
+            Ok(found) => {
+                self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(looker);
+                found
+            }
+            Err(_) => {
+                self.unanswered.fetch_add(1, Ordering::Relaxed);
+                Err(mute())
+            }
+        }
+    }
+
+    fn start(&'static self) -> io::Result<Looker> {
+        let (ask, asked) = mpsc::sync_channel(1);
+        // Without room, so that a thread whose answer came too late learns of it.
+        let (sender, answer) = mpsc::sync_channel(0);
+        thread::Builder::new().name("looks".to_owned()).spawn(move || {
+            for process in asked {
+                if sender.send((self.look)(&process)).is_err() {
+                    self.unanswered.fetch_sub(1, Ordering::Relaxed);
+                    return;
+                }
+            }
+        })?;
+        Ok(Looker { ask, answer })
     }
 }
 
@@ -322,16 +348,31 @@ sys.stdin.read()
 
     #[test]
     fn no_answer_is_waited_for_without_end() {
+        static NEVER: Looks = Looks::by(|process| {
+            thread::sleep(30 * LIMIT);
+            Root::of(process)
+        });
+        static AT_ONCE: Looks = Looks::by(Root::of);
+        fn own() -> Process {
+            Process::own().expect("/proc")
+        }
         let began = Instant::now();
-        let looks: &'static Looks = Box::leak(Box::default());
-        let look = || looks.within_limit(|| Ok(thread::sleep(30 * LIMIT)), at_once);
-        let waits: Vec<_> = (0..2 * MOST_UNANSWERED).map(|_| thread::spawn(look)).collect();
+        let look = || NEVER.within_limit(own(), at_once);
+        let waits: Vec<_> = (0..MOST_UNANSWERED).map(|_| thread::spawn(look)).collect();
         for wait in waits {
             let error = wait.join().expect("no panic").expect_err("it sleeps");
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         }
         assert!(began.elapsed() < 10 * LIMIT);
         // No more threads are spent on it.
-        assert_eq!(looks.unanswered.load(Ordering::Relaxed), MOST_UNANSWERED);
+        assert_eq!(NEVER.unanswered.load(Ordering::Relaxed), MOST_UNANSWERED);
+        let began = Instant::now();
+        assert_eq!(look().expect_err("it sleeps").kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() < LIMIT);
+        // One thread is enough for those who answer.
+        for _ in 0..10 {
+            AT_ONCE.within_limit(own(), at_once).expect("it answers");
+        }
+        assert_eq!(AT_ONCE.idle.lock().expect("no panic").len(), 1);
     }
 }
