@@ -166,7 +166,8 @@ async fn hung_up_on(directory: &Path, said: &[u8]) -> Vec<u8> {
 /// An enlistment of empty elements of one of its fields: two bytes each, and some hundred once decoded.
 fn empty_elements(field: u8, count: usize) -> Vec<u8> {
     let mut enlist = vec![1 << 3 | 2];
-    prost::encoding::encode_varint(2 * count as u64, &mut enlist);
+    prost::encoding::encode_varint(2 + 2 * count as u64, &mut enlist);
+    enlist.extend([1 << 3, u8::try_from(PROTOCOL_VERSION).unwrap()]);
     enlist.extend([field << 3 | 2, 0].repeat(count));
     let length = u32::try_from(enlist.len()).unwrap().to_le_bytes();
     [&length[..], &enlist].concat()
