@@ -7,7 +7,7 @@
 //!
 //! Invariant: the gateway's own thread touches no directory of PATH and no program, wherever they seem
 //! to lie: a link may lead to a mount that hangs, or whose server answers a shell and not the gateway.
-//! They are asked about through [`Shares`], and what is not answered in time is unknown.
+//! They are asked about through `Shares`, and what is not answered in time is unknown.
 
 use std::{
     collections::{HashMap, HashSet},
