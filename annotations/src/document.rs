@@ -50,7 +50,7 @@ pub struct SyntaxFault {
 
 /// Brackets within brackets: annotations have eight. For each token the parsers look at all that are open.
 const MOST_BRACKETS: usize = 128;
-/// What a node takes besides its text.
+/// Bytes charged for a node besides its text.
 const NODE_BYTES: usize = 64;
 /// All nodes together, some twenty times the largest file: an alias repeats what it names, and that may be aliases.
 const MOST_BYTES: usize = 32 << 20;
@@ -77,7 +77,7 @@ pub fn read(text: &str) -> Result<Node, SyntaxFault> {
     })
 }
 
-/// Where there are too many brackets open, those in words counted too.
+/// Place of the bracket that opens one too many; brackets in words count too.
 fn too_deep(text: &str) -> Option<Place> {
     let mut open = 0_usize;
     for (line, content) in text.lines().enumerate() {

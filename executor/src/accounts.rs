@@ -63,7 +63,7 @@ async fn stamps() -> Stamps {
 }
 
 impl Config {
-    /// The same with the accounts as they are now. An identity whose account is gone is none any more. Where a look-up
+    /// This configuration with its accounts resolved again. An identity whose account is gone is none any more. Where a look-up
     /// fails, and for the user of the executor's own callers, an account stays as it was.
     #[must_use]
     pub fn with_accounts_of_now(&self) -> Self {

@@ -739,7 +739,8 @@ async fn a_batch_of_writes_ends_with_its_session_and_says_what_is_written() {
     let site = Site::new();
     fs::write(site.path("a"), "").unwrap();
     let store = site.session();
-    let (place, _) = open(&store, "a", OpenFlags::WRITE | OpenFlags::APPEND | OpenFlags::NO_LEASE).await;
+    // By its id: what was open ends with the session in any case.
+    let place = Place::from(find(&store, "a").await.attributes.id);
     let data = Bytes::from(vec![b'x'; BYTES]);
     let writes = vec![Write::Append { place, data }; 8192];
     let batch = tokio::spawn({
@@ -788,25 +789,6 @@ async fn calls_that_wait_hold_no_file_open() {
     let open = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
     let open = open.filter(is_open).count();
     assert!(open <= 20, "{open}");
-}
-
-/// Any user of the server can write without end.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_is_settled_though_others_go_on_writing() {
-    const FLOOD: &str = "cd $0; : > $$; end=$(($(date +%s) + 4)); \
-        while [ $(date +%s) -lt $end ]; do i=0; while [ $i -lt 100 ]; do : > $$; i=$((i + 1)); done; done";
-    let site = Site::new();
-    let store = site.session();
-    let started = std::time::Instant::now();
-    let flood = || Helper(Command::new("sh").args(["-c", FLOOD]).arg(site.path("")).spawn().unwrap());
-    let floods: Vec<Helper> = std::iter::repeat_with(flood).take(8).collect();
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    for _ in 0..3 {
-        settling(&store, Settling::Flush).await.unwrap().unwrap();
-    }
-    let took = started.elapsed();
-    drop(floods);
-    assert!(took < Duration::from_millis(3500), "{took:?}");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use super::{MAX_SESSIONS, MAX_SESSIONS_OF_ONE};
 
 /// How long they are known: a workstation may be suspended.
 pub const KEPT: Duration = Duration::from_secs(3600);
-/// What all of them take, and those of one identity. They outlive their identity's rights, and are to leave
+/// Bytes charged for all calls, and for those of one identity. They outlive their identity's rights, and are to leave
 /// the others' shares of calls as they are.
 const BYTES: usize = 8 << 20;
 const BYTES_OF_ONE: usize = 2 << 20;

@@ -63,7 +63,7 @@ const MAX_CALLS: usize = 8192;
 const CALL_BYTES: usize = 1 << 10;
 /// The longest call: an attribute's value, the names of walks, a few thousand leases.
 const MAX_CALL_BYTES: usize = 2 << 20;
-/// What a call that has no answer yet may take when it has.
+/// Bytes counted for a call that has no answer yet.
 const CALL_AT_WORK_BYTES: usize = 64 << 10;
 /// What an entry takes in an answer.
 const ENTRY_BYTES: usize = 256;
@@ -257,7 +257,7 @@ struct Calls {
 pub struct KnownCalls(Calls);
 
 impl KnownCalls {
-    /// What they are charged with as long as they are known.
+    /// Bytes charged for these calls as long as they are known.
     pub fn bytes(&self) -> usize {
         self.0.by_number.values().map(Numbered::bytes).sum()
     }

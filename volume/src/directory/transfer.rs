@@ -44,8 +44,8 @@ const PIECES: usize = 4;
 /// each part that is being read.
 pub const READ_BYTES: usize = (PIECES + PARALLEL_PARTS) * PIECE_BYTES as usize;
 
-/// One job of a batch of writes takes no longer, but for its last write: then others have the thread. Less than what is taken for
-/// waiting for a disk (`workers`), so that it counts as work.
+/// One job of a batch of writes takes no longer, but for its last write: then others have the thread, and a session that has
+/// ended gets no further job. Less than what is taken for waiting for a disk (`workers`), so that it counts as work.
 const WRITING: Duration = Duration::from_millis(2);
 
 /// A part under way.
@@ -250,11 +250,6 @@ impl Session {
         for write in writes {
             if !results.is_empty() && crate::clock::now() - started >= WRITING {
                 break;
-            }
-            // Rights end with the session, also in the middle of a batch.
-            if self.is_over() {
-                results.push(Err(Errno::ESTALE));
-                continue;
             }
             let mut now = match begun.take() {
                 Some(begun) => begun,

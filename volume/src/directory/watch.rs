@@ -43,7 +43,7 @@ const ELSEWHERE: [u64; 8] =
 const READ_BYTES: usize = 64 << 10;
 /// Events that may wait in the kernel, where each takes some hundred bytes and nothing bounds them: beyond that all leases are
 /// lost, which takes less time than to look at each.
-const MOST_QUEUED: u64 = 200_000;
+const MOST_QUEUED: u64 = 20_000;
 /// FIONREAD counts the head of each event alone (fs/notify/fanotify/fanotify_user.c).
 const EVENT_HEAD_BYTES: u64 = std::mem::size_of::<libc::fanotify_event_metadata>() as u64;
 /// Between two reads. More would make the kernel's list longer, and no writer faster.
@@ -117,7 +117,7 @@ impl Watch {
     /// What happened before this was called has become recalls when it returns.
     pub fn catch_up(&self) {
         if let Some(shared) = &self.shared {
-            shared.read_all();
+            shared.catch_up();
         }
     }
 }
@@ -148,11 +148,25 @@ fn attend(shared: &Weak<Shared>, end: &EventFd) {
 }
 
 impl Shared {
+    /// Invariant: it takes no longer than two reads of [`MOST_QUEUED`] events, however fast others write. Where
+    /// more wait, nobody looks at them first: all leases are lost, which covers whatever has happened.
+    fn catch_up(&self) {
+        if self.queued() > MOST_QUEUED {
+            self.keeper.lose_all();
+        } else {
+            self.read_all();
+        }
+    }
+
+    fn queued(&self) -> u64 {
+        rustix::io::ioctl_fionread(&self.queue).map_or(0, |bytes| bytes / EVENT_HEAD_BYTES)
+    }
+
     /// Reads what is queued at this moment and no more: whoever goes on until the queue is empty keeps step with
     /// others who write, for as long as they like.
     fn read_all(&self) {
         let mut buffer = self.buffer.lock().expect("not poisoned");
-        let Ok(queued) = rustix::io::ioctl_fionread(&self.queue).map(|bytes| bytes / EVENT_HEAD_BYTES) else { return };
+        let queued = self.queued();
         let is_too_much = queued > MOST_QUEUED;
         let own = std::process::id().cast_signed();
         let mut read = 0;
@@ -201,4 +215,39 @@ fn affected(mask: u64, file: &EventFile) -> Leases {
         leases |= Leases::ATTRIBUTES;
     }
     leases
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Events that wait are read by somebody else, who never gets to their end.
+    #[test]
+    fn who_catches_up_does_not_wait_for_more_events_than_are_bounded() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = std::fs::File::open(directory.path()).unwrap();
+        let watch = Watch::start(Arc::new(Keeper::default()));
+        if watch.cover(root.as_fd()) != Watched::Fanotify {
+            return;
+        }
+        let shared = watch.shared.clone().unwrap();
+        let reading = shared.buffer.lock().unwrap();
+        for number in 0..=MOST_QUEUED {
+            std::fs::write(directory.path().join(number.to_string()), "").unwrap();
+        }
+        assert!(shared.queued() > MOST_QUEUED);
+        let (done, caught_up) = mpsc::channel();
+        let its = shared.clone();
+        thread::spawn(move || {
+            its.catch_up();
+            done.send(())
+        });
+        caught_up.recv_timeout(Duration::from_secs(10)).expect("it waits for nobody");
+        drop(reading);
+        // What waits is taken away, too.
+        shared.read_all();
+        assert!(shared.queued() <= MOST_QUEUED);
+    }
 }
