@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
-    let directory = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("commands");
+    let directory =
+        Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("commands");
     println!("cargo::rerun-if-changed={}", directory.display());
     let mut files: Vec<PathBuf> =
         fs::read_dir(&directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
@@ -19,8 +20,12 @@ fn main() -> io::Result<()> {
         let name = path.file_name().expect("read_dir gives names").to_string_lossy().into_owned();
         let text = fs::read_to_string(path)?;
         let commands: Vec<&str> = text.lines().filter_map(command).collect();
-        writeln!(table, "    ({name:?}, &{commands:?}, include_str!({:?})),", path.display().to_string())
-            .expect("a string can be written to");
+        writeln!(
+            table,
+            "    ({name:?}, &{commands:?}, include_str!({:?})),",
+            path.display().to_string()
+        )
+        .expect("a string can be written to");
     }
     table.push_str("];\n");
     fs::write(Path::new(&env::var("OUT_DIR").expect("cargo sets it")).join("embedded.rs"), table)

@@ -32,10 +32,16 @@ fn schema(descriptors: &FileDescriptorSet) -> Result<String, std::fmt::Error> {
     let mut text = "static SCHEMA: &[Schema] = &[\n".to_owned();
     for file in &descriptors.file {
         for message in &file.message_type {
-            writeln!(text, "Schema {{ name: {:?}, fields: &[", format!("{}.{}", file.package(), message.name()))?;
+            writeln!(
+                text,
+                "Schema {{ name: {:?}, fields: &[",
+                format!("{}.{}", file.package(), message.name())
+            )?;
             for (index, field) in message.field.iter().enumerate() {
                 let shape = match field.r#type.unwrap_or_default() {
-                    TYPE_MESSAGE => format!("Shape::Message({:?})", field.type_name().trim_start_matches('.')),
+                    TYPE_MESSAGE => {
+                        format!("Shape::Message({:?})", field.type_name().trim_start_matches('.'))
+                    }
                     kind if TYPES_OF_BYTES.contains(&kind) => "Shape::Bytes".to_owned(),
                     _ => "Shape::Number".to_owned(),
                 };
@@ -43,9 +49,14 @@ fn schema(descriptors: &FileDescriptorSet) -> Result<String, std::fmt::Error> {
                 let is_repeated = field.label == Some(LABEL_REPEATED);
                 // Members of a oneof take each other's place.
                 let oneof = |index: usize| message.field[index].oneof_index;
-                let shares = |other: &usize| oneof(index).is_some() && oneof(*other) == oneof(index);
+                let shares =
+                    |other: &usize| oneof(index).is_some() && oneof(*other) == oneof(index);
                 let slot = (0..index).find(shares).unwrap_or(index);
-                assert!(slot < 64, "{} has more fields than the check of messages can tell apart", message.name());
+                assert!(
+                    slot < 64,
+                    "{} has more fields than the check of messages can tell apart",
+                    message.name()
+                );
                 writeln!(
                     text,
                     "Field {{ number: {number}, name: {name:?}, is_repeated: {is_repeated}, slot: {slot}, shape: {shape} }},"

@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use crate::facts::{Environment, Facts};
 use crate::files::{self, Fault, Gathered};
 use crate::invocation::{
-    Aggregator, Because, CurrentDir, FileKind, Invocation, LineEnds, Split, StatusRule, StdinUse, TerminalUse,
-    ToolVersion, Unknown,
+    Aggregator, Because, CurrentDir, FileKind, Invocation, LineEnds, Split, StatusRule, StdinUse,
+    TerminalUse, ToolVersion, Unknown,
 };
 use crate::library::Library;
 use crate::model::{Annotation, Body, Command, Joiner, Keep, Reason, Size, Subject, ValueType};
@@ -55,7 +55,12 @@ enum Refusal {
 
 impl<'a> Walk<'a> {
     /// Reads `argv[from..]`, the words after the command's name.
-    fn command(&mut self, name: &str, command: &'a Command, from: usize) -> Result<Understood<'a>, Unknown> {
+    fn command(
+        &mut self,
+        name: &str,
+        command: &'a Command,
+        from: usize,
+    ) -> Result<Understood<'a>, Unknown> {
         let annotations = match &command.body {
             Body::Annotations(annotations) => annotations,
             Body::Subcommands(before) => return self.subcommand(name, before, from),
@@ -72,16 +77,26 @@ impl<'a> Walk<'a> {
                 }
             }
         }
-        Err(best.map_or_else(|| Unknown::Command(name.to_owned()), |misfit| misfit.into_unknown(name)))
+        Err(best
+            .map_or_else(|| Unknown::Command(name.to_owned()), |misfit| misfit.into_unknown(name)))
     }
 
-    fn subcommand(&mut self, name: &str, before: &'a Annotation, from: usize) -> Result<Understood<'a>, Unknown> {
-        let (facts, gathered) = self.annotation(name, before, from, true).map_err(|refusal| match refusal {
-            Refusal::Misfit(misfit) => misfit.into_unknown(name),
-            Refusal::Final(unknown) => unknown,
-        })?;
+    fn subcommand(
+        &mut self,
+        name: &str,
+        before: &'a Annotation,
+        from: usize,
+    ) -> Result<Understood<'a>, Unknown> {
+        let (facts, gathered) =
+            self.annotation(name, before, from, true).map_err(|refusal| match refusal {
+                Refusal::Misfit(misfit) => misfit.into_unknown(name),
+                Refusal::Final(unknown) => unknown,
+            })?;
         let Some(operand) = facts.reading.operands.first().map(|operand| operand.argument) else {
-            return Err(Unknown::Shape { command: name.to_owned(), reason: "a subcommand is missing".to_owned() });
+            return Err(Unknown::Shape {
+                command: name.to_owned(),
+                reason: "a subcommand is missing".to_owned(),
+            });
         };
         let subcommand = self.argv[operand].to_string_lossy().into_owned();
         let full = format!("{name} {subcommand}");
@@ -99,10 +114,13 @@ impl<'a> Walk<'a> {
         from: usize,
         until_operand: bool,
     ) -> Result<(Facts<'a>, Gathered), Refusal> {
-        let posix = !annotation.style.ignores_posixly_correct && (self.environment)("POSIXLY_CORRECT").is_some();
-        let manner = Manner { from, options_first: annotation.style.options_first || posix, until_operand };
-        let misfit =
-            |reason: &str, at: usize| Refusal::Misfit(Misfit { at: (at, 0), why: Why::Shape(reason.to_owned()) });
+        let posix = !annotation.style.ignores_posixly_correct
+            && (self.environment)("POSIXLY_CORRECT").is_some();
+        let manner =
+            Manner { from, options_first: annotation.style.options_first || posix, until_operand };
+        let misfit = |reason: &str, at: usize| {
+            Refusal::Misfit(Misfit { at: (at, 0), why: Why::Shape(reason.to_owned()) })
+        };
         let reading = words::read(annotation, self.argv, manner).map_err(Refusal::Misfit)?;
         let facts = if until_operand {
             Facts::undealt(annotation, self.argv, reading, self.environment)
@@ -114,7 +132,11 @@ impl<'a> Walk<'a> {
             return Err(misfit("this use of it is not annotated", 0));
         }
         let stays = |reason: &str, because| {
-            Refusal::Final(Unknown::StaysHere { command: name.to_owned(), reason: reason.to_owned(), because })
+            Refusal::Final(Unknown::StaysHere {
+                command: name.to_owned(),
+                reason: reason.to_owned(),
+                because,
+            })
         };
         if let Some(reason) = self.stays_here(&facts) {
             return Err(stays(&reason.text, reason.because));
@@ -130,7 +152,8 @@ impl<'a> Walk<'a> {
     /// The annotation's own reason to stay, if one holds and counts.
     fn stays_here(&self, facts: &Facts<'a>) -> Option<&'a Reason> {
         let given = facts.reading.given.iter();
-        let of_flags = given.filter_map(|given| facts.annotation.options[given.option].stays_here.as_ref());
+        let of_flags =
+            given.filter_map(|given| facts.annotation.options[given.option].stays_here.as_ref());
         let mut reasons = of_flags.chain(facts.holding(&facts.annotation.stays_here));
         reasons.find(|reason| self.library.heeds(reason.because))
     }
@@ -161,7 +184,8 @@ impl Misfit {
 /// Evaluates the keywords.
 fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation {
     let annotation = facts.annotation;
-    let mut current_dir = facts.case(&annotation.needs_current_dir).copied().unwrap_or(CurrentDir::Unused);
+    let mut current_dir =
+        facts.case(&annotation.needs_current_dir).copied().unwrap_or(CurrentDir::Unused);
     if let Some(by_default) = default_dir(facts) {
         current_dir = if current_dir == CurrentDir::Writes { current_dir } else { by_default };
     }
@@ -169,7 +193,8 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
     let writes = current_dir == CurrentDir::Writes
         || gathered.writes_below_working_dir
         || gathered.uses.iter().any(|file| file.kind.writes());
-    let side_effects = annotation.side_effects.as_ref().map_or(writes, |condition| facts.holds(condition));
+    let side_effects =
+        annotation.side_effects.as_ref().map_or(writes, |condition| facts.holds(condition));
     Invocation {
         command: name.to_owned(),
         files: gathered.uses.clone(),
@@ -182,8 +207,14 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         environment: annotation.environment.clone(),
         client_files: annotation.client_files.clone(),
         same_files: annotation.same_files.clone(),
-        deterministic: annotation.deterministic.as_ref().is_none_or(|condition| facts.holds(condition)),
-        idempotent: annotation.idempotent.as_ref().map_or(!side_effects, |condition| facts.holds(condition)),
+        deterministic: annotation
+            .deterministic
+            .as_ref()
+            .is_none_or(|condition| facts.holds(condition)),
+        idempotent: annotation
+            .idempotent
+            .as_ref()
+            .map_or(!side_effects, |condition| facts.holds(condition)),
         side_effects,
         needs_network: facts.holds(&annotation.needs_network),
         terminal: facts.case(&annotation.terminal).copied().unwrap_or(TerminalUse::Plain),
@@ -192,11 +223,18 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
         helpers: facts.holding(&annotation.helpers).cloned().collect(),
         shows: facts.holding(&annotation.shows).copied().collect(),
         searches_up: annotation.searches_up.clone(),
-        remote_arguments: facts.holding(&annotation.when_remote).flatten().map(OsString::from).collect(),
+        remote_arguments: facts
+            .holding(&annotation.when_remote)
+            .flatten()
+            .map(OsString::from)
+            .collect(),
         changes_only: facts.holding(&annotation.changes_only).cloned().collect(),
         only_grows: annotation.only_grows.clone(),
         own_directories: annotation.own_directories.clone(),
-        replaces_files: annotation.replaces_files.as_ref().is_some_and(|condition| facts.holds(condition)),
+        replaces_files: annotation
+            .replaces_files
+            .as_ref()
+            .is_some_and(|condition| facts.holds(condition)),
         guards: facts.holding(&annotation.guards).cloned().collect(),
         working_dir: gathered.working_dir.clone(),
     }
@@ -205,15 +243,20 @@ fn invocation(name: &str, facts: &Facts<'_>, gathered: &Gathered) -> Invocation 
 /// The use of the current directory by an operand that is not given.
 fn default_dir(facts: &Facts<'_>) -> Option<CurrentDir> {
     absent_params(facts).find(|(_, param)| facts.holds(&param.or_current_dir)).map(|(_, param)| {
-        let writes = |types| matches!(facts.case(types), Some(ValueType::File(kind)) if kind.writes());
+        let writes =
+            |types| matches!(facts.case(types), Some(ValueType::File(kind)) if kind.writes());
         if param.value.types.iter().any(writes) { CurrentDir::Writes } else { CurrentDir::Reads }
     })
 }
 
 /// PARAMS entries that exist and got no operand.
-fn absent_params<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = (usize, &'f crate::model::Param)> {
+fn absent_params<'f>(
+    facts: &'f Facts<'_>,
+) -> impl Iterator<Item = (usize, &'f crate::model::Param)> {
     let params = facts.annotation.params.iter().enumerate();
-    params.filter(|(number, param)| facts.holds(&param.exists) && facts.arguments(*number).next().is_none())
+    params.filter(|(number, param)| {
+        facts.holds(&param.exists) && facts.arguments(*number).next().is_none()
+    })
 }
 
 fn stdin(facts: &Facts<'_>, gathered: &Gathered) -> StdinUse {
@@ -240,7 +283,8 @@ fn split(facts: &Facts<'_>, gathered: &Gathered, stdin: StdinUse) -> Option<Spli
     }
     let words = facts.holding(&annotation.when_split).flatten().filter(|_| !across_input);
     let add_arguments = words.map(OsString::from).collect();
-    let aggregator = facts.case(&annotation.aggregator).and_then(|joiner| aggregator(facts, joiner));
+    let aggregator =
+        facts.case(&annotation.aggregator).and_then(|joiner| aggregator(facts, joiner));
     let behind_merge = facts.case(&annotation.behind_merge).copied().filter(|_| across_input);
     let whole_files = !operands.is_empty() && facts.holds(&annotation.whole_files);
     Some(Split { operands, across_input, add_arguments, aggregator, behind_merge, whole_files })
@@ -249,7 +293,9 @@ fn split(facts: &Facts<'_>, gathered: &Gathered, stdin: StdinUse) -> Option<Spli
 /// The arguments of the splittable entry: at least two, all of them plain files.
 fn splittable_operands(facts: &Facts<'_>, gathered: &Gathered) -> Vec<usize> {
     let mut params = facts.annotation.params.iter().enumerate();
-    let Some((number, _)) = params.find(|(_, param)| facts.holds(&param.splittable)) else { return Vec::new() };
+    let Some((number, _)) = params.find(|(_, param)| facts.holds(&param.splittable)) else {
+        return Vec::new();
+    };
     let operands: Vec<usize> = facts.arguments(number).collect();
     // Counted once: there are as many uses as operands.
     let stdin: std::collections::HashSet<&usize> = gathered.stdin_operands.iter().collect();
@@ -280,12 +326,19 @@ fn aggregator(facts: &Facts<'_>, joiner: &Joiner) -> Option<Aggregator> {
             words.extend(written(facts, given));
         }
     }
-    Some(Aggregator::Merge { words, drops: drops.iter().any(|option| facts.count(Subject::Option(*option)) > 0) })
+    Some(Aggregator::Merge {
+        words,
+        drops: drops.iter().any(|option| facts.count(Subject::Option(*option)) > 0),
+    })
 }
 
 /// The first short name of every option that is given.
 fn letters(facts: &Facts<'_>) -> String {
-    let short = facts.reading.given.iter().filter_map(|given| facts.annotation.options[given.option].short.first());
+    let short = facts
+        .reading
+        .given
+        .iter()
+        .filter_map(|given| facts.annotation.options[given.option].short.first());
     short.map(|letter| char::from(*letter)).collect()
 }
 
@@ -296,8 +349,11 @@ fn written(facts: &Facts<'_>, given: &Given) -> Vec<OsString> {
     if in_bundle {
         name.insert(0, b'-');
     }
-    let mut values: Vec<OsString> =
-        given.values.iter().map(|value| OsStr::from_bytes(facts.bytes(*value)).to_owned()).collect();
+    let mut values: Vec<OsString> = given
+        .values
+        .iter()
+        .map(|value| OsStr::from_bytes(facts.bytes(*value)).to_owned())
+        .collect();
     let option = &facts.annotation.options[given.option];
     // An optional value must be attached; the number of `-5` has only its dash for a name.
     if (option.size == Size::Optional || name == b"-") && !values.is_empty() {

@@ -32,9 +32,15 @@ pub(crate) enum Depth {
 
 /// Reads one command. `None` if it has no usable form at all; else the result
 /// may be used only if `faults` stayed empty.
-pub(crate) fn command(node: &Node, lookup: Lookup<'_>, depth: Depth, faults: &mut Faults) -> Option<Command> {
+pub(crate) fn command(
+    node: &Node,
+    lookup: Lookup<'_>,
+    depth: Depth,
+    faults: &mut Faults,
+) -> Option<Command> {
     let written = shared::written(node, lookup, faults)?;
-    let omissions = written.not_annotated.as_ref().map(|node| omissions(node, faults)).unwrap_or_default();
+    let omissions =
+        written.not_annotated.as_ref().map(|node| omissions(node, faults)).unwrap_or_default();
     let help = written.help.as_ref().and_then(|node| help(node, faults));
     let mut annotations = Vec::new();
     for (place, entries) in &written.annotations {
@@ -60,7 +66,9 @@ pub(crate) fn command(node: &Node, lookup: Lookup<'_>, depth: Depth, faults: &mu
 
 fn help(node: &Node, faults: &mut Faults) -> Option<Vec<String>> {
     match &node.content {
-        Content::List(items) => Some(items.iter().filter_map(|item| item.text().map(str::to_owned)).collect()),
+        Content::List(items) => {
+            Some(items.iter().filter_map(|item| item.text().map(str::to_owned)).collect())
+        }
         _ => {
             faults.add(node.place, "help is a list of words");
             None
@@ -78,8 +86,10 @@ fn omissions(node: &Node, faults: &mut Faults) -> Vec<Omission> {
 
 fn omission(node: &Node, faults: &mut Faults) -> Option<Omission> {
     let mut fields = Fields::of(node, "an item of not_annotated", faults)?;
-    let flags: Vec<String> =
-        scope::names(fields.take("flags")).filter_map(|name| name.text()).map(str::to_owned).collect();
+    let flags: Vec<String> = scope::names(fields.take("flags"))
+        .filter_map(|name| name.text())
+        .map(str::to_owned)
+        .collect();
     let reason = fields.take("reason").and_then(Node::text).unwrap_or_default().to_owned();
     if flags.is_empty() || reason.is_empty() {
         faults.add(node.place, "an item of not_annotated has flags and a reason");
@@ -129,7 +139,9 @@ impl Compiler<'_> {
     fn style(&mut self, fields: &mut Fields<'_>) -> Style {
         Style {
             long_arg_single_dash: self.flag(fields.take("long_arg_single_dash")),
-            no_abbreviations: fields.take("abbreviations").is_some_and(|node| !self.flag(Some(node))),
+            no_abbreviations: fields
+                .take("abbreviations")
+                .is_some_and(|node| !self.flag(Some(node))),
             options_first: self.flag(fields.take("options_first")),
             ignores_posixly_correct: self.flag(fields.take("ignores_posixly_correct")),
             old_style: self.flag(fields.take("old_style")),
@@ -179,7 +191,10 @@ impl Compiler<'_> {
         if let Some(node) = fields.take("same_files") {
             annotation.same_files = self.user_files(node, "a file of same_files");
             if annotation.same_files.iter().any(|path| annotation.client_files.contains(path)) {
-                self.faults.add(node.place, "a file is either sent (client_files) or compared (same_files)");
+                self.faults.add(
+                    node.place,
+                    "a file is either sent (client_files) or compared (same_files)",
+                );
             }
         }
         if let Some(node) = fields.take("searches_up") {
@@ -196,10 +211,12 @@ impl Compiler<'_> {
             annotation.own_directories = self.word_list(node, "a path");
         }
         if let Some(node) = fields.take("runs") {
-            annotation.runs = self.mixed_list(node, &mut |compiler, node| compiler.word(node, "a command"));
+            annotation.runs =
+                self.mixed_list(node, &mut |compiler, node| compiler.word(node, "a command"));
         }
         if let Some(node) = fields.take("helpers") {
-            annotation.helpers = self.mixed_list(node, &mut |compiler, node| compiler.word(node, "a program"));
+            annotation.helpers =
+                self.mixed_list(node, &mut |compiler, node| compiler.word(node, "a program"));
         }
         if let Some(node) = fields.take("shows") {
             annotation.shows = self.mixed_list(node, &mut Self::attribute);
@@ -224,35 +241,48 @@ impl Compiler<'_> {
         if let Some(node) = fields.take("splittable_across_input") {
             annotation.splittable_across_input = self.condition(node);
         }
-        let operands = annotation.params.iter().any(|param| !matches!(param.splittable, Condition::Never));
+        let operands =
+            annotation.params.iter().any(|param| !matches!(param.splittable, Condition::Never));
         let input = !matches!(annotation.splittable_across_input, Condition::Never);
         if let Some(node) = fields.take("when_split") {
-            let parse = &mut |compiler: &mut Self, node: &Node| Some(compiler.word_list(node, "a word"));
+            let parse =
+                &mut |compiler: &mut Self, node: &Node| Some(compiler.word_list(node, "a word"));
             annotation.when_split = self.conditionals(node, "add", parse);
             if !operands {
-                self.faults.add(fields.place_of("when_split"), "when_split without a splittable operand");
+                self.faults
+                    .add(fields.place_of("when_split"), "when_split without a splittable operand");
             }
         }
         if let Some(node) = fields.take("when_remote") {
-            let parse = &mut |compiler: &mut Self, node: &Node| Some(compiler.word_list(node, "a word"));
+            let parse =
+                &mut |compiler: &mut Self, node: &Node| Some(compiler.word_list(node, "a word"));
             annotation.when_remote = self.conditionals(node, "add", parse);
         }
         if let Some(node) = fields.take("aggregator") {
             annotation.aggregator = self.aggregator(node);
             if !operands && !input {
-                self.faults.add(fields.place_of("aggregator"), "an aggregator without anything splittable");
+                self.faults.add(
+                    fields.place_of("aggregator"),
+                    "an aggregator without anything splittable",
+                );
             }
         }
         if let Some(node) = fields.take("behind_merge") {
             annotation.behind_merge = self.behind_merge(node);
             if !input {
-                self.faults.add(fields.place_of("behind_merge"), "behind_merge without splittable_across_input");
+                self.faults.add(
+                    fields.place_of("behind_merge"),
+                    "behind_merge without splittable_across_input",
+                );
             }
         }
         if let Some(node) = fields.take("whole_files") {
             annotation.whole_files = self.condition(node);
             if !operands {
-                self.faults.add(fields.place_of("whole_files"), "whole_files without a splittable operand");
+                self.faults.add(
+                    fields.place_of("whole_files"),
+                    "whole_files without a splittable operand",
+                );
             }
         }
     }

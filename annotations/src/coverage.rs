@@ -33,9 +33,11 @@ impl Library {
     pub fn coverage(&self, command: &str, help_text: &str) -> Option<Coverage> {
         let found = self.command(command)?;
         let annotations = annotations(found);
-        let single_dash = annotations.iter().any(|annotation| annotation.style.long_arg_single_dash);
+        let single_dash =
+            annotations.iter().any(|annotation| annotation.style.long_arg_single_dash);
         let expression = annotations.iter().any(|annotation| annotation.style.expression);
-        let listed: BTreeSet<String> = annotations.iter().flat_map(|annotation| listed_flags(annotation)).collect();
+        let listed: BTreeSet<String> =
+            annotations.iter().flat_map(|annotation| listed_flags(annotation)).collect();
         let named = flags_of_help(help_text, single_dash || expression, expression);
         let mut coverage = Coverage {
             command: command.to_owned(),
@@ -44,7 +46,8 @@ impl Library {
             unexplained: Vec::new(),
             beyond_help: listed.difference(&named).cloned().collect(),
         };
-        let omission_of = |flag: &String| found.omissions.iter().find(|omission| omission.flags.contains(flag));
+        let omission_of =
+            |flag: &String| found.omissions.iter().find(|omission| omission.flags.contains(flag));
         let is_known = |flag: &String| listed.contains(flag) || omission_of(flag).is_some();
         for mut flag in named {
             // `-Olevel` is -O with its value, where no flag of the whole name is known.
@@ -106,8 +109,8 @@ fn listed_flags(annotation: &Annotation) -> impl Iterator<Item = String> {
     })
 }
 
-/// The flags that a help text names. In the usual form they open a line and end at
-/// two spaces; in a usage line, and all over the help of `find` (`anywhere`), they stand between other words.
+/// The flags that a help text names. In the usual form they open a line and end at two spaces; in a
+/// usage line, and all over the help of `find` (`anywhere`), they stand between other words.
 fn flags_of_help(help: &str, single_dash: bool, anywhere: bool) -> BTreeSet<String> {
     let mut flags = BTreeSet::new();
     for line in help.lines() {
@@ -139,9 +142,14 @@ fn flags_of_word(word: &str, single_dash: bool) -> Vec<String> {
         flags.extend(flags_of_word(&format!("--no-{name}"), single_dash));
         return flags;
     }
-    let Some(name) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')) else { return Vec::new() };
+    let Some(name) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')) else {
+        return Vec::new();
+    };
     let dashes = &word[..word.len() - name.len()];
-    let name: String = name.chars().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '?')).collect();
+    let name: String = name
+        .chars()
+        .take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '?'))
+        .collect();
     let name = name.trim_end_matches('-');
     if name.is_empty() || (name.len() > 1 && name.bytes().all(|byte| byte.is_ascii_uppercase())) {
         return Vec::new(); // `-NUM` is no flag of that name
@@ -170,15 +178,24 @@ Usage: tool [OPTION]... -x FILE
   -NUM                       same as --context=NUM
       --[no-]quiet           say nothing
   -z, --gzip, --gunzip   filter";
-        let expected =
-            ["--all", "--color", "--colour", "--gunzip", "--gzip", "--no-quiet", "--quiet", "-a", "-x", "-z"];
+        let expected = [
+            "--all",
+            "--color",
+            "--colour",
+            "--gunzip",
+            "--gzip",
+            "--no-quiet",
+            "--quiet",
+            "-a",
+            "-x",
+            "-z",
+        ];
         assert_eq!(flags(help), expected);
     }
 
     #[test]
     fn the_form_of_git() {
-        let help =
-            "usage: git [-v | --version] [-C <path>]\n           [--exec-path[=<path>]] [-p | --paginate]\nstart -a";
+        let help = "usage: git [-v | --version] [-C <path>]\n           [--exec-path[=<path>]] [-p | --paginate]\nstart -a";
         assert_eq!(flags(help), ["--exec-path", "--paginate", "--version", "-C", "-p", "-v"]);
     }
 

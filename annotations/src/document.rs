@@ -48,11 +48,13 @@ pub struct SyntaxFault {
     pub message: String,
 }
 
-/// Brackets within brackets: annotations have eight. For each token the parsers look at all that are open.
+/// Brackets within brackets: annotations have eight. For each token the parsers look at all that
+/// are open.
 const MOST_BRACKETS: usize = 128;
 /// Bytes charged for a node besides its text.
 const NODE_BYTES: usize = 64;
-/// All nodes together, some twenty times the largest file: an alias repeats what it names, and that may be aliases.
+/// All nodes together, some twenty times the largest file: an alias repeats what it names, and that
+/// may be aliases.
 const MOST_BYTES: usize = 32 << 20;
 
 /// Reads the one document of `text`, without places.
@@ -268,10 +270,14 @@ mod tests {
 
     #[test]
     fn what_would_take_long_is_refused() {
-        let fault = |text: &str| read(text).map(|_| ()).map_err(|fault| (fault.place.line, fault.message));
+        let fault =
+            |text: &str| read(text).map(|_| ()).map_err(|fault| (fault.place.line, fault.message));
         let deep = format!("a: 1\n{}", "[".repeat(20_000));
         assert_eq!(fault(&deep), Err((2, "more than 128 brackets are open".to_owned())));
-        assert_eq!(fault(&"{".repeat(20_000)), Err((1, "more than 128 brackets are open".to_owned())));
+        assert_eq!(
+            fault(&"{".repeat(20_000)),
+            Err((1, "more than 128 brackets are open".to_owned()))
+        );
         let closed = "[a, {b: c}], ".repeat(10_000);
         assert_eq!(fault(&format!("[{closed}]")), Ok(()));
         // Aliases of a long list, and of a long word.

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 
 use crate::facts::{Environment, Facts};
 use crate::invocation::{
-    Aggregator, BehindMerge, CurrentDir, FileKind, FileUse, Invocation, StatusRule, StdinUse, TerminalUse, ToolVersion,
+    Aggregator, BehindMerge, CurrentDir, FileKind, FileUse, Invocation, StatusRule, StdinUse,
+    TerminalUse, ToolVersion,
 };
 use crate::library::Library;
 use crate::model::{ValueRule, ValueType};
@@ -16,12 +17,22 @@ impl Library {
     /// Explains one invocation; the arguments are those of [`Library::classify`]. The text has
     /// several lines and ends with a newline.
     #[must_use]
-    pub fn explain(&self, name: &str, argv: &[OsString], environment: &dyn Fn(&str) -> Option<OsString>) -> String {
+    pub fn explain(
+        &self,
+        name: &str,
+        argv: &[OsString],
+        environment: &dyn Fn(&str) -> Option<OsString>,
+    ) -> String {
         explain(self, name, argv, environment)
     }
 }
 
-fn explain<'a>(library: &'a Library, name: &str, argv: &'a [OsString], environment: Environment<'a>) -> String {
+fn explain<'a>(
+    library: &'a Library,
+    name: &str,
+    argv: &'a [OsString],
+    environment: Environment<'a>,
+) -> String {
     let understood = match library.understand(name, argv, environment) {
         Ok(understood) => understood,
         Err(unknown) => return format!("runs here: {unknown}\n"),
@@ -31,7 +42,13 @@ fn explain<'a>(library: &'a Library, name: &str, argv: &'a [OsString], environme
     for facts in &understood.levels {
         note_words(facts, &understood.invocation, &mut notes);
     }
-    let width = argv.iter().skip(1).map(|word| word.to_string_lossy().chars().count()).max().unwrap_or(0).min(30);
+    let width = argv
+        .iter()
+        .skip(1)
+        .map(|word| word.to_string_lossy().chars().count())
+        .max()
+        .unwrap_or(0)
+        .min(30);
     for (word, notes) in argv.iter().zip(&notes).skip(1) {
         line(&mut text, &word.to_string_lossy(), width, &notes.join("; "));
     }
@@ -48,9 +65,12 @@ fn line(text: &mut String, label: &str, width: usize, value: &str) {
 fn note_words(facts: &Facts<'_>, invocation: &Invocation, notes: &mut [Vec<String>]) {
     let use_of = |piece: Piece, rule: &ValueRule| {
         let uses = invocation.files.iter().filter(|file| file.argument == piece.argument);
-        let kinds: Vec<&str> =
-            uses.filter(|file| file.start >= piece.start && file.end <= piece.end).map(kind).collect();
-        let may_be_file = rule.types.iter().any(|types| matches!(facts.case(types), Some(ValueType::File(_))));
+        let kinds: Vec<&str> = uses
+            .filter(|file| file.start >= piece.start && file.end <= piece.end)
+            .map(kind)
+            .collect();
+        let may_be_file =
+            rule.types.iter().any(|types| matches!(facts.case(types), Some(ValueType::File(_))));
         match (kinds.is_empty(), may_be_file, facts.bytes(piece)) {
             (false, ..) => kinds.join(", "),
             (true, true, b"-") => "standard input or output".to_owned(),
@@ -63,7 +83,11 @@ fn note_words(facts: &Facts<'_>, invocation: &Invocation, notes: &mut [Vec<Strin
         let sort = if given.values.is_empty() { "flag" } else { "option" };
         notes[given.name.argument].push(format!("{sort} {}", option.display()));
         for value in &given.values {
-            notes[value.argument].push(format!("value of {}: {}", option.display(), use_of(*value, &option.value)));
+            notes[value.argument].push(format!(
+                "value of {}: {}",
+                option.display(),
+                use_of(*value, &option.value)
+            ));
         }
     }
     if let Some(dashes) = facts.reading.dashes {
@@ -77,7 +101,8 @@ fn note_words(facts: &Facts<'_>, invocation: &Invocation, notes: &mut [Vec<Strin
     for (operand, param) in facts.reading.operands.iter().zip(&facts.dealt) {
         let param = &facts.annotation.params[*param];
         let name = param.name.as_deref().unwrap_or("operand");
-        notes[operand.argument].push(format!("{name}: {}", use_of(facts.whole(operand.argument), &param.value)));
+        notes[operand.argument]
+            .push(format!("{name}: {}", use_of(facts.whole(operand.argument), &param.value)));
     }
 }
 
@@ -107,14 +132,20 @@ fn consequences(invocation: &Invocation, argv: &[OsString]) -> Vec<(&'static str
     add("status of parts", status(invocation.status_rule).to_owned());
     add("terminal", terminal(invocation.terminal).to_owned());
     add("tool version", version(invocation.tool_version).to_owned());
-    let starts: Vec<&str> = invocation.runs.iter().chain(&invocation.helpers).map(String::as_str).collect();
+    let starts: Vec<&str> =
+        invocation.runs.iter().chain(&invocation.helpers).map(String::as_str).collect();
     add("starts", starts.join(", "));
     add("environment", invocation.environment.join(", "));
     add("reads", invocation.client_files.join(", "));
     add("same there", invocation.same_files.join(", "));
     add(
         "depends on",
-        invocation.shows.iter().map(|shown| format!("{shown:?}").to_lowercase()).collect::<Vec<_>>().join(", "),
+        invocation
+            .shows
+            .iter()
+            .map(|shown| format!("{shown:?}").to_lowercase())
+            .collect::<Vec<_>>()
+            .join(", "),
     );
     add("only there if", guards(invocation));
     add("may be re-run", again(invocation).to_owned());
@@ -126,7 +157,8 @@ fn consequences(invocation: &Invocation, argv: &[OsString]) -> Vec<(&'static str
 
 /// What its guards look for, once each.
 fn guards(invocation: &Invocation) -> String {
-    let mut reasons: Vec<String> = invocation.guards.iter().map(|guard| format!("not: {}", guard.reason)).collect();
+    let mut reasons: Vec<String> =
+        invocation.guards.iter().map(|guard| format!("not: {}", guard.reason)).collect();
     reasons.dedup();
     reasons.join("; ")
 }
@@ -149,7 +181,9 @@ fn directory(invocation: &Invocation) -> String {
     match (used.is_empty(), invocation.searches_up.is_empty()) {
         (_, true) => used,
         (true, false) => format!("looks upwards for {}", invocation.searches_up.join(", ")),
-        (false, false) => format!("{used}; looks upwards for {}", invocation.searches_up.join(", ")),
+        (false, false) => {
+            format!("{used}; looks upwards for {}", invocation.searches_up.join(", "))
+        }
     }
 }
 
@@ -162,12 +196,14 @@ fn split(invocation: &Invocation, argv: &[OsString]) -> String {
         format!("across {}", operands.collect::<Vec<_>>().join(" "))
     };
     if !split.add_arguments.is_empty() {
-        write!(text, ", each part with {}", words(&split.add_arguments)).expect("a string can be written to");
+        write!(text, ", each part with {}", words(&split.add_arguments))
+            .expect("a string can be written to");
     }
     match &split.aggregator {
         None => text.push_str("; outputs are joined in order"),
         Some(aggregator) => {
-            write!(text, "; outputs are joined by {}", joined_by(aggregator)).expect("a string can be written to");
+            write!(text, "; outputs are joined by {}", joined_by(aggregator))
+                .expect("a string can be written to");
         }
     }
     if split.whole_files {

@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::model::{Annotation, Cases, Condition, Conditional, Size, Subject, Test, ValueRule, Which};
+use crate::model::{
+    Annotation, Cases, Condition, Conditional, Size, Subject, Test, ValueRule, Which,
+};
 use crate::words::{Piece, Reading};
 
 /// Looks up a variable of the command.
@@ -20,8 +22,9 @@ pub struct Facts<'a> {
     pub environment: Environment<'a>,
     /// For each of the reading's operands, the number of its PARAMS entry.
     pub dealt: Vec<usize>,
-    /// Which conditions hold, by their addresses: all live in annotations for `'a`. Each looks through all words, and is
-    /// asked for every word, so that a long command line would take the square of its length.
+    /// Which conditions hold, by their addresses: all live in annotations for `'a`. Each looks
+    /// through all words, and is asked for every word, so that a long command line would take the
+    /// square of its length.
     known: RefCell<HashMap<*const Condition, bool>>,
 }
 
@@ -38,7 +41,9 @@ impl<'a> Facts<'a> {
     ) -> Result<Self, String> {
         let mut facts = Self::undealt(annotation, argv, reading, environment);
         let parted = annotation.params.iter().any(|param| param.after_dashes);
-        let after = |wanted: bool| move |operand: &&crate::words::Operand| (parted && operand.after_dashes) == wanted;
+        let after = |wanted: bool| {
+            move |operand: &&crate::words::Operand| (parted && operand.after_dashes) == wanted
+        };
         // Operands after `--` are the last ones, so the two groups follow each other.
         for side in [false, true] {
             let count = facts.reading.operands.iter().filter(after(side)).count();
@@ -57,13 +62,22 @@ impl<'a> Facts<'a> {
         reading: Reading,
         environment: Environment<'a>,
     ) -> Self {
-        Self { annotation, argv, reading, environment, dealt: Vec::new(), known: RefCell::default() }
+        Self {
+            annotation,
+            argv,
+            reading,
+            environment,
+            dealt: Vec::new(),
+            known: RefCell::default(),
+        }
     }
 
     /// The entry of each of `count` operands of one side of `--`.
     fn deal(&self, side: bool, count: usize) -> Result<Vec<usize>, String> {
         let params = &self.annotation.params;
-        let exists = |number: &usize| params[*number].after_dashes == side && self.holds(&params[*number].exists);
+        let exists = |number: &usize| {
+            params[*number].after_dashes == side && self.holds(&params[*number].exists)
+        };
         let numbers: Vec<usize> = (0..params.len()).filter(exists).collect();
         let needed = |number: usize| match params[number].size {
             Size::One => 1,
@@ -87,7 +101,11 @@ impl<'a> Facts<'a> {
         if left > 0 {
             return Err("there are more operands than it takes".to_owned());
         }
-        Ok(numbers.iter().zip(share).flat_map(|(number, share)| std::iter::repeat_n(*number, share)).collect())
+        Ok(numbers
+            .iter()
+            .zip(share)
+            .flat_map(|(number, share)| std::iter::repeat_n(*number, share))
+            .collect())
     }
 
     /// Whether a condition holds.
@@ -128,7 +146,9 @@ impl<'a> Facts<'a> {
                 .is_some_and(|given| given.option == *is),
             Condition::Environment { name, test } => {
                 let value = (self.environment)(name);
-                value.is_some_and(|value| test.as_ref().is_none_or(|test| accepts(test, value.as_bytes())))
+                value.is_some_and(|value| {
+                    test.as_ref().is_none_or(|test| accepts(test, value.as_bytes()))
+                })
             }
         }
     }
@@ -146,7 +166,9 @@ impl<'a> Facts<'a> {
     /// How many times an option is given, or how many operands an entry got.
     pub fn count(&self, subject: Subject) -> usize {
         match subject {
-            Subject::Option(number) => self.reading.given.iter().filter(|given| given.option == number).count(),
+            Subject::Option(number) => {
+                self.reading.given.iter().filter(|given| given.option == number).count()
+            }
             Subject::Param(number) => self.dealt.iter().filter(|dealt| **dealt == number).count(),
         }
     }
@@ -186,11 +208,16 @@ impl<'a> Facts<'a> {
             Subject::Option(number) => {
                 let rule = &self.annotation.options[number].value;
                 let given = self.reading.given.iter().filter(|given| given.option == number);
-                given.flat_map(|given| &given.values).flat_map(|piece| self.split(*piece, rule)).collect()
+                given
+                    .flat_map(|given| &given.values)
+                    .flat_map(|piece| self.split(*piece, rule))
+                    .collect()
             }
             Subject::Param(number) => {
                 let rule = &self.annotation.params[number].value;
-                self.arguments(number).flat_map(|argument| self.split(self.whole(argument), rule)).collect()
+                self.arguments(number)
+                    .flat_map(|argument| self.split(self.whole(argument), rule))
+                    .collect()
             }
         }
     }
@@ -201,8 +228,15 @@ impl<'a> Facts<'a> {
         let bytes = self.bytes(piece);
         let mut pieces = Vec::new();
         let mut start = 0;
-        while let Some(at) = bytes[start..].windows(separator.len()).position(|window| window == separator.as_bytes()) {
-            pieces.push(Piece { start: piece.start + start, end: piece.start + start + at, ..piece });
+        while let Some(at) = bytes[start..]
+            .windows(separator.len())
+            .position(|window| window == separator.as_bytes())
+        {
+            pieces.push(Piece {
+                start: piece.start + start,
+                end: piece.start + start + at,
+                ..piece
+            });
             start += at + separator.len();
         }
         pieces.push(Piece { start: piece.start + start, ..piece });

@@ -103,12 +103,18 @@ fn relative_to_changed(candidate: &Candidate<'_>, changed: Option<ChangesDir>) -
 
 /// A relative path behind an option that changed the directory lies below that
 /// directory, which is listed already, or else we can't tell where.
-fn below_changed(candidate: &Candidate<'_>, path: &[u8], gathered: &mut Gathered) -> Result<(), Fault> {
+fn below_changed(
+    candidate: &Candidate<'_>,
+    path: &[u8],
+    gathered: &mut Gathered,
+) -> Result<(), Fault> {
     if candidate.changes_dir.is_some() {
         return Err(Fault::Stays("it changes its directory twice".to_owned()));
     }
     if path.split(|byte| *byte == b'/').any(|component| component == b"..") {
-        return Err(Fault::Stays("a path leads out of the directory that it changes to".to_owned()));
+        return Err(Fault::Stays(
+            "a path leads out of the directory that it changes to".to_owned(),
+        ));
     }
     gathered.writes_below_working_dir |= candidate.kind.writes();
     Ok(())
@@ -125,7 +131,9 @@ fn meaning(candidate: &Candidate<'_>, path: &[u8]) -> Dash {
     candidate.rule.dash.unwrap_or(match candidate.kind {
         FileKind::InputFile | FileKind::ListFile => Dash::Stdin,
         FileKind::OutputFile => Dash::Stdout,
-        FileKind::InputDir | FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile => Dash::File,
+        FileKind::InputDir | FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile => {
+            Dash::File
+        }
     })
 }
 
@@ -179,7 +187,9 @@ fn add<'a>(
 ) -> Result<(), String> {
     for piece in facts.split(value, rule) {
         let bytes = facts.bytes(piece);
-        if !rule.allowed.is_empty() && !rule.allowed.iter().any(|allowed| allowed.as_bytes() == bytes) {
+        if !rule.allowed.is_empty()
+            && !rule.allowed.iter().any(|allowed| allowed.as_bytes() == bytes)
+        {
             return Err(format!("the value {} is not annotated", String::from_utf8_lossy(bytes)));
         }
         let types = rule.types.get(nth).or(rule.types.last());

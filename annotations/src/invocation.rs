@@ -24,14 +24,15 @@ pub struct Invocation {
     pub split: Option<Split>,
     /// How exit statuses of the parts make the status of the whole.
     pub status_rule: StatusRule,
-    /// How the last line of its output ends: decides whether a split of it may go on in the next stage.
+    /// How the last line of its output ends: decides whether a split of it may go on in the next
+    /// stage.
     pub line_ends: LineEnds,
     /// Environment variables that can change what it does: names, or prefixes ending in `*`.
     pub environment: Vec<String>,
     /// Configuration files of the user it reads: absolute, or starting with `~/`.
     pub client_files: Vec<String>,
-    /// Files that must be the same on this machine and on the executor's: absolute, or starting with `~/`. None of them
-    /// is sent.
+    /// Files that must be the same on this machine and on the executor's: absolute, or starting
+    /// with `~/`. None of them is sent.
     pub same_files: Vec<String>,
     /// Same input, same output: may be run again to resume an interrupted stream.
     pub deterministic: bool,
@@ -47,31 +48,33 @@ pub struct Invocation {
     pub tool_version: ToolVersion,
     /// Other commands that it starts, whose versions matter too (`tar -z` starts gzip).
     pub runs: Vec<String>,
-    /// Programs that it starts beside those, names or absolute paths, whose versions do not matter (`tar -z` starts sh).
-    /// On an executor it can start no others.
+    /// Programs that it starts beside those, names or absolute paths, whose versions do not matter
+    /// (`tar -z` starts sh). On an executor it can start no others.
     pub helpers: Vec<String>,
     /// File attributes that its result depends on, and that a mount may not show as the
     /// server has them. Sorted, once each.
     pub shows: Vec<FileAttribute>,
     /// Names that it looks for in its directory and in every directory above (`.git`).
     pub searches_up: Vec<String>,
-    /// Words put in after `argv[0]` (or the subcommand) where its files are on a remote file system and it runs on their server
-    /// (`when_remote`): it is to do there what it does on such a file system.
+    /// Words put in after `argv[0]` (or the subcommand) where its files are on a remote file system
+    /// and it runs on their server (`when_remote`): it is to do there what it does on such a file
+    /// system.
     pub remote_arguments: Vec<OsString>,
-    /// Of a tree that it may change, all that it does change: paths relative to the tree's top, which is the directory
-    /// that has what it looks for upwards. Empty: anything in the tree.
+    /// Of a tree that it may change, all that it does change: paths relative to the tree's top,
+    /// which is the directory that has what it looks for upwards. Empty: anything in the tree.
     pub changes_only: Vec<String>,
-    /// Directories, relative to the same, that only ever get further entries, as do the directories in them: what was
-    /// there keeps its name and content (git's objects).
+    /// Directories, relative to the same, that only ever get further entries, as do the directories
+    /// in them: what was there keeps its name and content (git's objects).
     pub only_grows: Vec<String>,
-    /// Trees, relative to the same, that the command keeps for itself: nobody asks for the times of their directories,
-    /// and seldom does anybody list them (`.git`).
+    /// Trees, relative to the same, that the command keeps for itself: nobody asks for the times of
+    /// their directories, and seldom does anybody list them (`.git`).
     pub own_directories: Vec<String>,
-    /// Outside of those, it changes no file in its place: one that changes is removed and made anew, so that its
-    /// directory tells of it.
+    /// Outside of those, it changes no file in its place: one that changes is removed and made
+    /// anew, so that its directory tells of it.
     pub replaces_files: bool,
-    /// Tests on files near its directory ([`Invocation::working_dir`], else the current one), for the executor to
-    /// make. In the order of the annotation; the first that does not pass keeps the invocation here.
+    /// Tests on files near its directory ([`Invocation::working_dir`], else the current one), for
+    /// the executor to make. In the order of the annotation; the first that does not pass keeps the
+    /// invocation here.
     pub guards: Vec<Guard>,
     /// The directory that it changes to before all else (`git -C DIR`), as written and also in
     /// [`Invocation::files`]; `None`: the current directory.
@@ -81,11 +84,11 @@ pub struct Invocation {
 /// See [`Invocation::guards`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
-    /// The directory of this name in the command's directory and in every one above it; `None`: these
-    /// directories themselves.
+    /// The directory of this name in the command's directory and in every one above it; `None`:
+    /// these directories themselves.
     pub below: Option<String>,
-    /// Relative to each directory found; absolute, or starting with `~/`: one file of the user, and also in
-    /// [`Invocation::client_files`].
+    /// Relative to each directory found; absolute, or starting with `~/`: one file of the user, and
+    /// also in [`Invocation::client_files`].
     pub files: Vec<String>,
     /// What must not be found.
     pub test: GuardTest,
@@ -93,8 +96,8 @@ pub struct Guard {
     pub reason: String,
 }
 
-/// What keeps an invocation here. The texts of settings are `section.key` or `section.key=value` with `*` for any
-/// text, and are those of files in the form of git-config(1).
+/// What keeps an invocation here. The texts of settings are `section.key` or `section.key=value`
+/// with `*` for any text, and are those of files in the form of git-config(1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuardTest {
     /// One of the files exists.
@@ -125,12 +128,13 @@ impl GuardTest {
         patterns.iter().chain(more)
     }
 
-    /// The use of a setting of the user by a [`GuardTest::SettingsAllowed`]; `None` if it does not pass, or if this is
-    /// another test.
+    /// The use of a setting of the user by a [`GuardTest::SettingsAllowed`]; `None` if it does not
+    /// pass, or if this is another test.
     #[must_use]
     pub fn admits(&self, setting: &Setting) -> Option<Admitted> {
         let Self::SettingsAllowed { allowed, withheld } = self else { return None };
-        let is_one_of = |patterns: &[String]| patterns.iter().any(|pattern| setting.is_like(pattern));
+        let is_one_of =
+            |patterns: &[String]| patterns.iter().any(|pattern| setting.is_like(pattern));
         if is_one_of(allowed) {
             return Some(Admitted::Sent);
         }
@@ -202,7 +206,8 @@ pub enum FileKind {
     OutputFile,
     /// `output_dir`: files below it are made or changed.
     OutputDir,
-    /// `new_dir`: a directory that is made, with those above it that are missing. One that is there stays as it is.
+    /// `new_dir`: a directory that is made, with those above it that are missing. One that is there
+    /// stays as it is.
     NewDir,
     /// `inout_file`: changed in place.
     InoutFile,
@@ -259,10 +264,11 @@ pub struct Split {
     pub add_arguments: Vec<OsString>,
     /// What joins the outputs; `None` is plain concatenation in order.
     pub aggregator: Option<Aggregator>,
-    /// How the split goes on in this command when the parts before it have to be merged, so that they
-    /// can't be joined in order; `None`: it does not.
+    /// How the split goes on in this command when the parts before it have to be merged, so that
+    /// they can't be joined in order; `None`: it does not.
     pub behind_merge: Option<BehindMerge>,
-    /// Only split across operands if each of them is a regular file that can be read (`whole_files`).
+    /// Only split across operands if each of them is a regular file that can be read
+    /// (`whole_files`).
     pub whole_files: bool,
 }
 
@@ -282,8 +288,8 @@ pub enum Aggregator {
     Sum,
     /// Each part is an output of `uniq -c`: equal lines where two parts meet become one.
     UniqCount,
-    /// Each part is an output of `wc`: the columns and the total line are made anew. The short names of the
-    /// options that the invocation has: `l`, `w`, `m`, `c`, `L`.
+    /// Each part is an output of `wc`: the columns and the total line are made anew. The short
+    /// names of the options that the invocation has: `l`, `w`, `m`, `c`, `L`.
     WcTotal(String),
 }
 
@@ -292,8 +298,8 @@ pub enum Aggregator {
 pub enum BehindMerge {
     /// The parts are merged and the command itself reads that once more (`sort | tail -n 3`).
     Same,
-    /// The parts are counts of equal lines, as `uniq -c` prints them: each line is written out so many times,
-    /// the parts are merged, and the command itself reads that.
+    /// The parts are counts of equal lines, as `uniq -c` prints them: each line is written out so
+    /// many times, the parts are merged, and the command itself reads that.
     Counted,
 }
 
@@ -344,12 +350,13 @@ pub enum ToolVersion {
 pub enum Because {
     /// Elsewhere it might not do what it does here, or it is not understood.
     Exactness,
-    /// It would do the same elsewhere: single names are made, removed and changed through the mount as
-    /// fast, and what the mount has cached of them stays right.
+    /// It would do the same elsewhere: single names are made, removed and changed through the mount
+    /// as fast, and what the mount has cached of them stays right.
     CheapThroughMount,
     /// It asks the user, or opens an editor.
     Asks,
-    /// It prints what a mount may show otherwise than the server has it: owners, inode numbers, blocks.
+    /// It prints what a mount may show otherwise than the server has it: owners, inode numbers,
+    /// blocks.
     MountDiffers,
 }
 

@@ -26,7 +26,8 @@ mod words;
 pub use coverage::Coverage;
 pub use diagnostic::Diagnostic;
 pub use invocation::{
-    Admitted, Aggregator, Because, BehindMerge, CurrentDir, FileAttribute, FileKind, FileUse, Guard, GuardTest,
-    Invocation, LineEnds, Split, StatusRule, StdinUse, TerminalUse, ToolVersion, Unknown,
+    Admitted, Aggregator, Because, BehindMerge, CurrentDir, FileAttribute, FileKind, FileUse,
+    Guard, GuardTest, Invocation, LineEnds, Split, StatusRule, StdinUse, TerminalUse, ToolVersion,
+    Unknown,
 };
 pub use library::{DeclaredSplits, Library, check, check_text};

@@ -97,15 +97,20 @@ impl Library {
             for path in annotation_files(directory).unwrap_or_default() {
                 let metadata = fs::metadata(&path).ok();
                 let modified = metadata.as_ref().and_then(|metadata| metadata.modified().ok());
-                (path, metadata.map(|metadata| metadata.len()), modified.unwrap_or(SystemTime::UNIX_EPOCH))
+                (
+                    path,
+                    metadata.map(|metadata| metadata.len()),
+                    modified.unwrap_or(SystemTime::UNIX_EPOCH),
+                )
                     .hash(&mut hasher);
             }
         }
         hasher.finish()
     }
 
-    /// From now on, reasons of these kinds for staying here are none: for an executor, to which it is no matter what
-    /// is cheap on a workstation, and for tests that show what such a reason prevents.
+    /// From now on, reasons of these kinds for staying here are none: for an executor, to which it
+    /// is no matter what is cheap on a workstation, and for tests that show what such a reason
+    /// prevents.
     pub fn ignore_reasons(&mut self, kinds: Vec<Because>) {
         self.ignored_reasons = kinds;
     }
@@ -130,16 +135,16 @@ impl Library {
         self.commands.keys().map(String::as_str)
     }
 
-    /// Makes every command ready, which each else is when it is first asked about: those that ship with posh take 20 ms in
-    /// all, up to one each, and 7 MB.
+    /// Makes every command ready, which each else is when it is first asked about: those that ship
+    /// with posh take 20 ms in all, up to one each, and 7 MB.
     pub fn prepare(&self) {
         for (name, entry) in self.commands.iter() {
             entry.compiled.get_or_init(|| self.compile(name, entry, Depth::Ready).map(Arc::new));
         }
     }
 
-    /// What the annotations of a command (by its full name) declare of splitting, under whatever conditions.
-    /// Tests are held to it: every split that is declared must be tried.
+    /// What the annotations of a command (by its full name) declare of splitting, under whatever
+    /// conditions. Tests are held to it: every split that is declared must be tried.
     #[must_use]
     pub fn declared_splits(&self, name: &str) -> DeclaredSplits {
         let annotations = match self.command(name).map(|command| &command.body) {
@@ -148,14 +153,16 @@ impl Library {
         };
         let ever = |condition: &Condition| !matches!(condition, Condition::Never);
         DeclaredSplits {
-            operands: annotations.iter().any(|a| a.params.iter().any(|param| ever(&param.splittable))),
+            operands: annotations
+                .iter()
+                .any(|a| a.params.iter().any(|param| ever(&param.splittable))),
             across_input: annotations.iter().any(|a| ever(&a.splittable_across_input)),
             behind_merge: annotations.iter().any(|a| !a.behind_merge.0.is_empty()),
         }
     }
 
-    /// Reads one invocation. `name` is the command's name as the shell found it, with or
-    /// without its directory; `argv[0]` is not used. `environment` looks up a variable of the command
+    /// Reads one invocation. `name` is the command's name as the shell found it, with or without
+    /// its directory; `argv[0]` is not used. `environment` looks up a variable of the command
     /// (`POSIXLY_CORRECT`, `TAR_OPTIONS`, `GIT_DIR`, ... can change the reading).
     ///
     /// # Errors
@@ -182,12 +189,20 @@ impl Library {
     /// The command of that full name, parsed and checked now if it was not before.
     pub(crate) fn command(&self, name: &str) -> Option<&Command> {
         let entry = self.commands.get(name)?;
-        entry.compiled.get_or_init(|| self.compile(name, entry, Depth::Trusted).map(Arc::new)).as_deref()
+        entry
+            .compiled
+            .get_or_init(|| self.compile(name, entry, Depth::Trusted).map(Arc::new))
+            .as_deref()
     }
 
     fn compile(&self, name: &str, entry: &Entry, depth: Depth) -> Option<Command> {
         let mut faults = Faults::default();
-        let command = compile::command(entry.file.command(name)?, &|other| self.node(other), depth, &mut faults);
+        let command = compile::command(
+            entry.file.command(name)?,
+            &|other| self.node(other),
+            depth,
+            &mut faults,
+        );
         command.filter(|_| faults.is_empty())
     }
 
@@ -245,7 +260,8 @@ pub fn check(directory: &Path) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// Every fault of one annotation file, given as text. Aliases may lead to the files that ship with posh.
+/// Every fault of one annotation file, given as text. Aliases may lead to the files that ship with
+/// posh.
 #[must_use]
 pub fn check_text(file: &Path, text: &str) -> Vec<Diagnostic> {
     let mut node = match parse(file, text) {
@@ -269,7 +285,10 @@ fn check_file(
     if !matches!(node.content, Content::Map(_)) {
         faults.add(
             node.place,
-            format!("an annotation file is a mapping from commands to annotations, not {}", node.kind()),
+            format!(
+                "an annotation file is a mapping from commands to annotations, not {}",
+                node.kind()
+            ),
         );
     }
     for (key, value) in entries(node) {
@@ -283,7 +302,9 @@ fn check_file(
         }
         match owners.insert(name.to_owned(), path.to_owned()) {
             Some(other) if other == path => faults.add(key.place, format!("{name} is given twice")),
-            Some(other) => faults.add(key.place, format!("{name} is also defined in {}", other.display())),
+            Some(other) => {
+                faults.add(key.place, format!("{name} is also defined in {}", other.display()))
+            }
             None => {}
         }
         compile::command(value, lookup, Depth::Full, &mut faults);
@@ -306,7 +327,10 @@ impl File {
         let commands = self.commands.get_or_init(|| {
             let node = document::read(&self.text).ok();
             let entries = node.map(|node| entries(&node).to_vec()).unwrap_or_default();
-            entries.into_iter().filter_map(|(key, value)| Some((key.text()?.to_owned(), value))).collect()
+            entries
+                .into_iter()
+                .filter_map(|(key, value)| Some((key.text()?.to_owned(), value)))
+                .collect()
         });
         commands.get(name)
     }
@@ -333,8 +357,8 @@ fn annotation_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Invariant: nothing but a regular file is opened, and no more than [`MAX_FILE_BYTES`] of it are read: whoever made the
-/// directory may have put a FIFO, a device or an endless file there.
+/// Invariant: nothing but a regular file is opened, and no more than [`MAX_FILE_BYTES`] of it are
+/// read: whoever made the directory may have put a FIFO, a device or an endless file there.
 fn read_file(path: &Path) -> Result<(String, Node), Diagnostic> {
     let mut text = String::new();
     let file = trusted_path::open_regular(path);
@@ -342,7 +366,10 @@ fn read_file(path: &Path) -> Result<(String, Node), Diagnostic> {
     match read {
         Err(error) => return Err(unreadable(path, &error)),
         Ok(length) if length as u64 > MAX_FILE_BYTES => {
-            return Err(unreadable(path, &io::Error::other("larger than 1 MiB, which no annotation file is")));
+            return Err(unreadable(
+                path,
+                &io::Error::other("larger than 1 MiB, which no annotation file is"),
+            ));
         }
         Ok(_) => {}
     }
@@ -358,5 +385,10 @@ fn parse(path: &Path, text: &str) -> Result<Node, Diagnostic> {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {
-    Diagnostic { file: path.to_owned(), line: 0, column: 0, message: format!("cannot read it: {error}") }
+    Diagnostic {
+        file: path.to_owned(),
+        line: 0,
+        column: 0,
+        message: format!("cannot read it: {error}"),
+    }
 }

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use regex::bytes::Regex;
 
 use crate::invocation::{
-    Because, BehindMerge, CurrentDir, FileAttribute, FileKind, Guard, LineEnds, StatusRule, TerminalUse, ToolVersion,
+    Because, BehindMerge, CurrentDir, FileAttribute, FileKind, Guard, LineEnds, StatusRule,
+    TerminalUse, ToolVersion,
 };
 
 /// One command of an annotation file, ready to read invocations.

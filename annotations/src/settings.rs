@@ -22,7 +22,9 @@ impl Setting {
             None => (pattern, None),
         };
         is_like(name.as_bytes(), &self.name)
-            && value.is_none_or(|value| self.value.as_ref().is_some_and(|own| is_like(value.as_bytes(), own)))
+            && value.is_none_or(|value| {
+                self.value.as_ref().is_some_and(|own| is_like(value.as_bytes(), own))
+            })
     }
 }
 
@@ -30,15 +32,17 @@ impl Setting {
 fn is_like(pattern: &[u8], text: &[u8]) -> bool {
     let mut parts = pattern.split(|byte| *byte == b'*');
     let first = parts.next().unwrap_or_default();
-    let Some(mut rest) = text.get(first.len()..).filter(|_| text[..first.len()].eq_ignore_ascii_case(first)) else {
+    let Some(mut rest) =
+        text.get(first.len()..).filter(|_| text[..first.len()].eq_ignore_ascii_case(first))
+    else {
         return false;
     };
     let mut parts: Vec<&[u8]> = parts.collect();
     let Some(last) = parts.pop() else { return rest.is_empty() };
     // The earliest place of each part leaves the most for those after it.
     for part in parts {
-        let found =
-            (0..=rest.len()).find(|at| rest[*at..].get(..part.len()).is_some_and(|t| t.eq_ignore_ascii_case(part)));
+        let found = (0..=rest.len())
+            .find(|at| rest[*at..].get(..part.len()).is_some_and(|t| t.eq_ignore_ascii_case(part)));
         let Some(at) = found else { return false };
         rest = &rest[at + part.len()..];
     }
@@ -146,7 +150,9 @@ impl Reader<'_> {
             match self.next() {
                 b'#' | b';' => while self.next() != b'\n' {},
                 b'[' => section = self.section()?,
-                letter if letter.is_ascii_alphabetic() => settings.push(self.setting(&section, letter)?),
+                letter if letter.is_ascii_alphabetic() => {
+                    settings.push(self.setting(&section, letter)?)
+                }
                 space if is_space(space) => {}
                 _ => return None,
             }
@@ -280,7 +286,8 @@ mod tests {
             Err(line) => return format!("line {line}"),
         };
         let one = |setting: &Setting| {
-            let value = setting.value.as_ref().map(|value| format!("={}", String::from_utf8_lossy(value)));
+            let value =
+                setting.value.as_ref().map(|value| format!("={}", String::from_utf8_lossy(value)));
             format!("{}{}", String::from_utf8_lossy(&setting.name), value.unwrap_or_default())
         };
         settings.iter().map(one).collect::<Vec<_>>().join("|")
@@ -292,7 +299,10 @@ mod tests {
             ("[core]\n\tbare = false\n", "core.bare=false"),
             ("[Core]\nBARE", "core.bare"),
             ("\u{feff}[core] hooksPath=x ; why\n", "core.hookspath=x"),
-            ("[filter \"L\\\"FS\"]\r\n clean = git-lfs  clean \r\n", "filter.L\"FS.clean=git-lfs  clean"),
+            (
+                "[filter \"L\\\"FS\"]\r\n clean = git-lfs  clean \r\n",
+                "filter.L\"FS.clean=git-lfs  clean",
+            ),
             ("[a.B]k=\"x ; y\" z # c\nl = \\\n  m\n", "a.b.k=x ; y z|a.b.l=m"),
             ("# c\n; d\n[a]\nk = \\t\\\"\\n\n", "a.k=\t\"\n"),
             ("[a]\nk =\n[b]\n", "a.k="),

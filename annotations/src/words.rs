@@ -70,7 +70,8 @@ pub struct Manner {
 
 /// Reads `argv` by `annotation`'s options.
 pub fn read(annotation: &Annotation, argv: &[OsString], manner: Manner) -> Result<Reading, Misfit> {
-    let mut reader = Reader { annotation, argv, manner, next: manner.from, reading: Reading::default() };
+    let mut reader =
+        Reader { annotation, argv, manner, next: manner.from, reading: Reading::default() };
     if annotation.style.old_style {
         reader.old_style_bundle()?;
     }
@@ -97,7 +98,9 @@ impl<'a> Reader<'a> {
         while let Some(word) = self.word() {
             if options_ended {
                 self.operand();
-            } else if let Some(option) = self.find(|option| option.words.iter().any(|name| name.as_bytes() == word)) {
+            } else if let Some(option) =
+                self.find(|option| option.words.iter().any(|name| name.as_bytes() == word))
+            {
                 self.whole_word(option)?;
             } else if word == b"--" {
                 self.reading.dashes = Some(self.next);
@@ -145,7 +148,9 @@ impl<'a> Reader<'a> {
     /// `-resize`, whole; or one short option.
     fn single_dash(&mut self, word: &[u8]) -> Result<(), Misfit> {
         let name = &word[1..];
-        let found = self.find(|option| option.long.iter().any(|long| long.as_bytes() == name) || option.short == name);
+        let found = self.find(|option| {
+            option.long.iter().any(|long| long.as_bytes() == name) || option.short == name
+        });
         match found {
             Some(option) => self.whole_word(option),
             None => Err(self.unlisted(0, word)),
@@ -163,9 +168,15 @@ impl<'a> Reader<'a> {
 
     fn long(&mut self, word: &[u8]) -> Result<(), Misfit> {
         let end = word.iter().position(|byte| *byte == b'=').unwrap_or(word.len());
-        let Some(option) = self.long_name(&word[2..end]) else { return Err(self.unlisted(0, &word[..end])) };
+        let Some(option) = self.long_name(&word[2..end]) else {
+            return Err(self.unlisted(0, &word[..end]));
+        };
         let name = Piece { argument: self.next, start: 0, end };
-        let attached = (end < word.len()).then_some(Piece { argument: self.next, start: end + 1, end: word.len() });
+        let attached = (end < word.len()).then_some(Piece {
+            argument: self.next,
+            start: end + 1,
+            end: word.len(),
+        });
         if attached.is_some() && self.option(option).size == Size::Nothing {
             return Err(self.shape(format!("{} takes no value", self.option(option).display())));
         }
@@ -177,7 +188,9 @@ impl<'a> Reader<'a> {
 
     /// The option of that long name, or of the one name that begins with it.
     fn long_name(&self, name: &[u8]) -> Option<usize> {
-        if let Some(option) = self.find(|option| option.long.iter().any(|long| long.as_bytes() == name)) {
+        if let Some(option) =
+            self.find(|option| option.long.iter().any(|long| long.as_bytes() == name))
+        {
             return Some(option);
         }
         if self.annotation.style.no_abbreviations || name.is_empty() {
@@ -187,8 +200,8 @@ impl<'a> Reader<'a> {
         if self.annotation.known_long.iter().any(begins) {
             return None;
         }
-        let mut found =
-            (0..self.annotation.options.len()).filter(|option| self.option(*option).long.iter().any(begins));
+        let mut found = (0..self.annotation.options.len())
+            .filter(|option| self.option(*option).long.iter().any(begins));
         let option = found.next()?;
         found.next().is_none().then_some(option)
     }
@@ -207,7 +220,8 @@ impl<'a> Reader<'a> {
                 self.give(option, name, Vec::new());
                 continue;
             }
-            let attached = (at + 1 < word.len()).then_some(Piece { argument, start: at + 1, end: word.len() });
+            let attached =
+                (at + 1 < word.len()).then_some(Piece { argument, start: at + 1, end: word.len() });
             let values = self.values(option, attached)?;
             self.give(option, name, values);
             return Ok(());
@@ -217,7 +231,9 @@ impl<'a> Reader<'a> {
 
     /// The first word of `tar xzf a.tgz`.
     fn old_style_bundle(&mut self) -> Result<(), Misfit> {
-        let Some(word) = self.word().filter(|word| !word.is_empty() && word[0] != b'-') else { return Ok(()) };
+        let Some(word) = self.word().filter(|word| !word.is_empty() && word[0] != b'-') else {
+            return Ok(());
+        };
         let argument = self.next;
         self.next += 1;
         for (at, character) in word.iter().enumerate() {
@@ -263,7 +279,9 @@ impl<'a> Reader<'a> {
 
     fn words_until(&self, ends: &[String]) -> Option<usize> {
         let rest = &self.argv[self.next.min(self.argv.len())..];
-        rest.iter().position(|word| ends.iter().any(|end| end.as_bytes() == word.as_bytes())).map(|at| at + 1)
+        rest.iter()
+            .position(|word| ends.iter().any(|end| end.as_bytes() == word.as_bytes()))
+            .map(|at| at + 1)
     }
 
     /// `find [options] [operands] [expression]`
@@ -283,7 +301,8 @@ impl<'a> Reader<'a> {
                 None if begins_expression(word) => return Err(self.unlisted(0, word)),
                 None => {
                     let word = String::from_utf8_lossy(word).into_owned();
-                    return Err(self.shape(format!("{word} stands in the expression, but is no part of one")));
+                    return Err(self
+                        .shape(format!("{word} stands in the expression, but is no part of one")));
                 }
             }
         }
@@ -291,7 +310,9 @@ impl<'a> Reader<'a> {
     }
 
     fn expression_word(&self, word: &[u8]) -> Option<usize> {
-        self.find(|option| option.in_expression && option.words.iter().any(|name| name.as_bytes() == word))
+        self.find(|option| {
+            option.in_expression && option.words.iter().any(|name| name.as_bytes() == word)
+        })
     }
 
     fn word(&self) -> Option<&'a [u8]> {
@@ -311,7 +332,9 @@ impl<'a> Reader<'a> {
     }
 
     fn operand(&mut self) {
-        self.reading.operands.push(Operand { argument: self.next, after_dashes: self.reading.dashes.is_some() });
+        self.reading
+            .operands
+            .push(Operand { argument: self.next, after_dashes: self.reading.dashes.is_some() });
         self.next += 1;
     }
 

@@ -26,11 +26,19 @@ fn every_embedded_command_can_be_used() {
 fn commands_that_were_made_ready_are_read_as_others() {
     let (ready, other) = (Library::builtin(), Library::builtin());
     ready.prepare();
-    for text in
-        ["cat f", "grep -n x f", "sed -n 2,4p f", "sed w f", "stat -c %n f", "awk 1 f", "git status", "cat -X f"]
-    {
+    for text in [
+        "cat f",
+        "grep -n x f",
+        "sed -n 2,4p f",
+        "sed w f",
+        "stat -c %n f",
+        "awk 1 f",
+        "git status",
+        "cat -X f",
+    ] {
         let argv: Vec<_> = text.split(' ').map(Into::into).collect();
-        let read = |library: &Library| library.classify(text.split(' ').next().unwrap(), &argv, &|_| None);
+        let read =
+            |library: &Library| library.classify(text.split(' ').next().unwrap(), &argv, &|_| None);
         assert_eq!(read(&ready), read(&other), "{text}");
     }
     assert!(ready.full_names().all(|name| ready.help_command(name).is_some()));
@@ -56,7 +64,10 @@ fn files_of_the_user_replace_whole_commands() {
     assert!(run(&["/usr/bin/grep", "x", "y"]).is_ok());
     let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
     assert_eq!(faults.len(), 1);
-    assert!(faults[0].ends_with("bad.yaml:2:3: unknown key FLUGS; did you mean FLAGS?"), "{faults:?}");
+    assert!(
+        faults[0].ends_with("bad.yaml:2:3: unknown key FLUGS; did you mean FLAGS?"),
+        "{faults:?}"
+    );
 }
 
 #[test]

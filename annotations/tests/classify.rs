@@ -6,13 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::LazyLock;
 
 use posh_annotations::{
-    Aggregator, BehindMerge, CurrentDir, FileKind, Invocation, Library, LineEnds, StatusRule, StdinUse, TerminalUse,
-    Unknown,
+    Aggregator, BehindMerge, CurrentDir, FileKind, Invocation, Library, LineEnds, StatusRule,
+    StdinUse, TerminalUse, Unknown,
 };
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(Library::builtin);
 
-/// Words with shell-like single quotes; variables set for the command may stand in front (`A=b tar ...`).
+/// Words with shell-like single quotes; variables set for the command may stand in front (`A=b tar
+/// ...`).
 fn words(line: &str) -> (Vec<(String, OsString)>, Vec<OsString>) {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -29,27 +30,36 @@ fn words(line: &str) -> (Vec<(String, OsString)>, Vec<OsString>) {
     }
     words.extend(word);
     let is_variable = |word: &&String| {
-        word.split_once('=').is_some_and(|(name, _)| name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'))
+        word.split_once('=')
+            .is_some_and(|(name, _)| name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'))
     };
     let count = words.iter().take_while(is_variable).count();
     let argv = words.split_off(count);
-    let variables =
-        words.iter().filter_map(|word| word.split_once('=')).map(|(name, value)| (name.to_owned(), value.into()));
+    let variables = words
+        .iter()
+        .filter_map(|word| word.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.into()));
     (variables.collect(), argv.into_iter().map(OsString::from).collect())
 }
 
 fn classify(line: &str) -> Result<Invocation, Unknown> {
     let (variables, argv) = words(line);
-    let environment = |name: &str| variables.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone());
+    let environment = |name: &str| {
+        variables.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone())
+    };
     let invocation = LIBRARY.classify(&argv[0].to_string_lossy(), &argv, &environment)?;
     for file in &invocation.files {
-        assert_eq!(&argv[file.argument].as_bytes()[file.start..file.end], file.path.as_bytes(), "{line}");
+        assert_eq!(
+            &argv[file.argument].as_bytes()[file.start..file.end],
+            file.path.as_bytes(),
+            "{line}"
+        );
     }
     Ok(invocation)
 }
 
-/// Files with a letter for their kind (r read, R tree read, w, W, u changed, l list; ! not followed), then
-/// whatever is not as usual.
+/// Files with a letter for their kind (r read, R tree read, w, W, u changed, l list; ! not
+/// followed), then whatever is not as usual.
 fn short(invocation: &Invocation) -> String {
     let mut parts: Vec<String> = invocation
         .files
@@ -64,7 +74,11 @@ fn short(invocation: &Invocation) -> String {
                 FileKind::InoutFile => "u",
                 FileKind::ListFile => "l",
             };
-            format!("{kind}{}:{}", if file.no_follow { "!" } else { "" }, file.path.to_string_lossy())
+            format!(
+                "{kind}{}:{}",
+                if file.no_follow { "!" } else { "" },
+                file.path.to_string_lossy()
+            )
         })
         .collect();
     match invocation.current_dir {
@@ -79,8 +93,14 @@ fn short(invocation: &Invocation) -> String {
     }
     if let Some(split) = &invocation.split {
         let operands: Vec<String> = split.operands.iter().map(ToString::to_string).collect();
-        parts.push(if split.across_input { "split:input".to_owned() } else { format!("split:{}", operands.join(",")) });
-        parts.extend(split.add_arguments.iter().map(|word| format!("add:{}", word.to_string_lossy())));
+        parts.push(if split.across_input {
+            "split:input".to_owned()
+        } else {
+            format!("split:{}", operands.join(","))
+        });
+        parts.extend(
+            split.add_arguments.iter().map(|word| format!("add:{}", word.to_string_lossy())),
+        );
         match &split.aggregator {
             None => {}
             Some(Aggregator::Merge { words, .. }) => {
@@ -112,17 +132,25 @@ fn short(invocation: &Invocation) -> String {
     parts.join(" ")
 }
 
-/// Checks a table of lines `COMMAND => READING`, or `COMMAND => ! REASON`; all differences are reported at once.
+/// Checks a table of lines `COMMAND => READING`, or `COMMAND => ! REASON`; all differences are
+/// reported at once.
 fn check(table: &str) {
     let mut differences = Vec::new();
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let (command, expected) = line.split_once(" =>").unwrap_or_else(|| panic!("no => in {line}"));
+    for line in
+        table.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
+    {
+        let (command, expected) =
+            line.split_once(" =>").unwrap_or_else(|| panic!("no => in {line}"));
         let found = match classify(command.trim()) {
             Ok(invocation) => short(&invocation),
             Err(unknown) => format!("! {unknown}"),
         };
         if found != expected.trim() {
-            differences.push(format!("{}\n   expected {}\n   found    {found}", command.trim(), expected.trim()));
+            differences.push(format!(
+                "{}\n   expected {}\n   found    {found}",
+                command.trim(),
+                expected.trim()
+            ));
         }
     }
     assert!(differences.is_empty(), "\n{}", differences.join("\n"));

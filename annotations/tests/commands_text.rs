@@ -1,13 +1,15 @@
-//! How the shipped annotations of the commands for text, sums and compressed files read command lines, as
-//! tables; and sed's own word for it that the scripts which are taken name no files.
+//! How the shipped annotations of the commands for text, sums and compressed files read command
+//! lines, as tables; and sed's own word for it that the scripts which are taken name no files.
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
 
-use posh_annotations::{CurrentDir, FileKind, Invocation, Library, StatusRule, StdinUse, TerminalUse};
+use posh_annotations::{
+    CurrentDir, FileKind, Invocation, Library, StatusRule, StdinUse, TerminalUse,
+};
 
-/// Checks lines of the form `[NAME=VALUE]... COMMAND [WORD]... => READING`; single quotes are the shell's.
-/// All differences are reported at once.
+/// Checks lines of the form `[NAME=VALUE]... COMMAND [WORD]... => READING`; single quotes are the
+/// shell's. All differences are reported at once.
 #[track_caller]
 fn check(table: &str) {
     let library = Library::builtin();
@@ -56,7 +58,8 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Files with a letter for their kind (r read, R tree read, w, W, d made, u changed, l list), then what is not the plainest case.
+/// Files with a letter for their kind (r read, R tree read, w, W, d made, u changed, l list), then
+/// what is not the plainest case.
 fn describe(invocation: &Invocation) -> String {
     let letter = |kind| match kind {
         FileKind::InputFile => 'r',
@@ -68,8 +71,9 @@ fn describe(invocation: &Invocation) -> String {
         FileKind::ListFile => 'l',
     };
     let files = invocation.files.iter();
-    let mut parts: Vec<String> =
-        files.map(|file| format!("{}:{}", letter(file.kind), file.path.to_string_lossy())).collect();
+    let mut parts: Vec<String> = files
+        .map(|file| format!("{}:{}", letter(file.kind), file.path.to_string_lossy()))
+        .collect();
     if invocation.current_dir == CurrentDir::Reads {
         parts.push("cwd".to_owned());
     }
@@ -80,8 +84,13 @@ fn describe(invocation: &Invocation) -> String {
     }
     if let Some(split) = &invocation.split {
         let operands: Vec<String> = split.operands.iter().map(ToString::to_string).collect();
-        parts.push(format!("split:{}", if split.across_input { "input".to_owned() } else { operands.join(",") }));
-        parts.extend(split.add_arguments.iter().map(|word| format!("add:{}", word.to_string_lossy())));
+        parts.push(format!(
+            "split:{}",
+            if split.across_input { "input".to_owned() } else { operands.join(",") }
+        ));
+        parts.extend(
+            split.add_arguments.iter().map(|word| format!("add:{}", word.to_string_lossy())),
+        );
     }
     if invocation.status_rule == StatusRule::Grep {
         parts.push("status:grep".to_owned());
@@ -550,16 +559,17 @@ fn bytes_and_columns() {
 
 /// Pieces of sed scripts: commands that are harmless alone, and what turns them into others.
 const PIECES: [&str; 18] = [
-    "s/a/b/", "s|a|b|", "s,[,],e,", "/a/", "y/ab/ba/", "i", "a\\", "e", "w f", "r f", "\n", ";", "}", "#", "tx", "[/]",
-    "1", "p",
+    "s/a/b/", "s|a|b|", "s,[,],e,", "/a/", "y/ab/ba/", "i", "a\\", "e", "w f", "r f", "\n", ";",
+    "}", "#", "tx", "[/]", "1", "p",
 ];
 
 #[test]
 fn sed_scripts_that_are_taken_name_no_files() {
     let library = Library::builtin();
     let mut taken = 0;
-    for (first, second, third) in
-        PIECES.iter().flat_map(|a| PIECES.iter().flat_map(move |b| PIECES.iter().map(move |c| (a, b, c))))
+    for (first, second, third) in PIECES
+        .iter()
+        .flat_map(|a| PIECES.iter().flat_map(move |b| PIECES.iter().map(move |c| (a, b, c))))
     {
         let script = format!("{first}{second}{third}");
         let argv = ["sed", &script].map(OsString::from);
@@ -567,7 +577,8 @@ fn sed_scripts_that_are_taken_name_no_files() {
             continue;
         }
         taken += 1;
-        let run = Command::new("sed").args(["--sandbox", &script]).stdin(Stdio::null()).output().unwrap();
+        let run =
+            Command::new("sed").args(["--sandbox", &script]).stdin(Stdio::null()).output().unwrap();
         let errors = String::from_utf8_lossy(&run.stderr);
         assert!(!errors.contains("sandbox"), "{script:?}: {errors}");
     }

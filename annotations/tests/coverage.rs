@@ -1,5 +1,6 @@
-//! Every flag that an installed tool's help names is annotated or left out with a
-//! reason. Holds for the versions that the command files were written against; another version may know further flags.
+//! Every flag that an installed tool's help names is annotated or left out with a reason. Holds for
+//! the versions that the command files were written against; another version may know further
+//! flags.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -47,7 +48,10 @@ fn no_flag_of_an_installed_tool_is_passed_over() {
     // On a machine with none of these versions nothing could be compared.
     let some_known = ["grep", "tar", "cat"].into_iter().any(is_of_known_version);
     assert_eq!(checked > 0, some_known);
-    assert!(listed > 3 * checked, "{listed} flags found for {checked} commands: is their help read as it should be?");
+    assert!(
+        listed > 3 * checked,
+        "{listed} flags found for {checked} commands: is their help read as it should be?"
+    );
 }
 
 fn is_of_known_version(tool: &str) -> bool {
@@ -64,6 +68,9 @@ fn output(words: &[String]) -> String {
         .env("LC_ALL", "C")
         .stdin(Stdio::null())
         .output();
-    run.map(|output| String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr))
-        .unwrap_or_default()
+    run.map(|output| {
+        String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr)
+    })
+    .unwrap_or_default()
 }

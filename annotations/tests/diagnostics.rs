@@ -233,18 +233,27 @@ tool:
 fn what_is_no_file_of_annotations_is_not_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name);
-    let made = std::process::Command::new("mkfifo").arg(path("fifo.yaml")).status().expect("mkfifo(1)");
+    let made =
+        std::process::Command::new("mkfifo").arg(path("fifo.yaml")).status().expect("mkfifo(1)");
     assert!(made.success());
     std::os::unix::fs::symlink("/dev/zero", path("zero.yaml")).expect("made");
-    std::fs::File::create(path("large.yaml")).and_then(|file| file.set_len((1 << 20) + 1)).expect("made");
+    std::fs::File::create(path("large.yaml"))
+        .and_then(|file| file.set_len((1 << 20) + 1))
+        .expect("made");
     std::fs::write(path("good.yaml"), "tool:\n- {}\n").expect("written");
     let (sender, receiver) = std::sync::mpsc::channel();
     let at = directory.path().to_owned();
     std::thread::spawn(move || sender.send(posh_annotations::check(&at)));
-    let faults = receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("it opens no FIFO");
+    let faults =
+        receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("it opens no FIFO");
     let said: Vec<_> = faults
         .iter()
-        .map(|fault| (fault.file.file_name().and_then(|name| name.to_str()).expect("a name"), fault.message.as_str()))
+        .map(|fault| {
+            (
+                fault.file.file_name().and_then(|name| name.to_str()).expect("a name"),
+                fault.message.as_str(),
+            )
+        })
         .collect();
     assert_eq!(
         said,

@@ -13,7 +13,9 @@ fn every_example_of_the_reference_is_a_sound_annotation_file() {
         .iter()
         .flat_map(|(line, example)| {
             let faults = posh_annotations::check_text(Path::new("example"), example);
-            faults.into_iter().map(move |fault| format!("annotations.md:{}: {}", line + fault.line, fault.message))
+            faults.into_iter().map(move |fault| {
+                format!("annotations.md:{}: {}", line + fault.line, fault.message)
+            })
         })
         .collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -43,7 +45,9 @@ fn every_keyword_that_the_checker_takes_is_in_the_reference() {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let reference = std::fs::read_to_string(package.join("../docs/annotations.md")).unwrap();
     let mut files = vec![package.join("src/compile.rs")];
-    files.extend(std::fs::read_dir(package.join("src/compile")).unwrap().map(|entry| entry.unwrap().path()));
+    files.extend(
+        std::fs::read_dir(package.join("src/compile")).unwrap().map(|entry| entry.unwrap().path()),
+    );
     let mut keywords = std::collections::BTreeSet::new();
     for file in files {
         let source = std::fs::read_to_string(file).unwrap();

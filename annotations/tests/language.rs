@@ -108,7 +108,10 @@ fn files(text: &str, line: &str) -> String {
     match read(text, line) {
         Ok(invocation) => {
             let files = invocation.files.iter();
-            files.map(|file| format!("{:?} {}", file.kind, file.path.to_string_lossy())).collect::<Vec<_>>().join(", ")
+            files
+                .map(|file| format!("{:?} {}", file.kind, file.path.to_string_lossy()))
+                .collect::<Vec<_>>()
+                .join(", ")
         }
         Err(unknown) => format!("! {unknown}"),
     }
@@ -122,7 +125,10 @@ fn expressions() {
     assert_eq!(files(FIND, "find a -exec rm {} ;"), "! find: starts commands");
     assert_eq!(files(FIND, "find a -exec rm {}"), "! find: -exec lacks a value");
     assert_eq!(files(FIND, "find a -delete"), "! flag -delete of find is not annotated");
-    assert_eq!(files(FIND, "find -name x a"), "! find: a stands in the expression, but is no part of one");
+    assert_eq!(
+        files(FIND, "find -name x a"),
+        "! find: a stands in the expression, but is no part of one"
+    );
     // -ls is a word of the expression, not -l -s and not the option -L.
     assert_eq!(files(FIND, "find -ls"), "");
     assert_eq!(read(FIND, "find -name x").unwrap().current_dir, CurrentDir::Reads);
@@ -165,9 +171,18 @@ fn operands_after_two_dashes() {
 
 #[test]
 fn single_dash_names() {
-    assert_eq!(files(OTHERS, "convert a.jpg -resize 50% -strip +repage b.png"), "InputFile a.jpg, OutputFile b.png");
-    assert_eq!(files(OTHERS, "convert a.jpg -res 50% b.png"), "! flag -res of convert is not annotated");
-    assert_eq!(files(OTHERS, "convert a.jpg --strip b.png"), "! flag --strip of convert is not annotated");
+    assert_eq!(
+        files(OTHERS, "convert a.jpg -resize 50% -strip +repage b.png"),
+        "InputFile a.jpg, OutputFile b.png"
+    );
+    assert_eq!(
+        files(OTHERS, "convert a.jpg -res 50% b.png"),
+        "! flag -res of convert is not annotated"
+    );
+    assert_eq!(
+        files(OTHERS, "convert a.jpg --strip b.png"),
+        "! flag --strip of convert is not annotated"
+    );
     assert_eq!(files(OTHERS, "convert a.jpg"), "! convert: an operand is missing");
 }
 
@@ -178,7 +193,8 @@ fn several_values() {
     assert_eq!(files(OTHERS, "jq --slurpfile n"), "! jq: --slurpfile lacks a value");
     assert_eq!(files(OTHERS, "jq --raw . a"), "! flag --raw of jq is not annotated");
     let searched = read(OTHERS, "jq -L lib:share/jq . a").unwrap();
-    let spans: Vec<_> = searched.files.iter().map(|file| (file.argument, file.start, file.end)).collect();
+    let spans: Vec<_> =
+        searched.files.iter().map(|file| (file.argument, file.start, file.end)).collect();
     assert_eq!(spans, [(2, 0, 3), (2, 4, 12), (4, 0, 1)]);
 }
 
@@ -269,16 +285,21 @@ tool:
     }
     // One that does not count hides none that does.
     library.ignore_reasons(vec![Because::CheapThroughMount, Because::Asks]);
-    for (words, expected) in
-        [("tool a", "Ok(\"tool\")"), ("tool -i a", "Ok(\"tool\")"), ("tool -i -x a", "Exactness: starts a program")]
-    {
+    for (words, expected) in [
+        ("tool a", "Ok(\"tool\")"),
+        ("tool -i a", "Ok(\"tool\")"),
+        ("tool -i -x a", "Exactness: starts a program"),
+    ] {
         assert_eq!(stays(&library, words), expected, "{words}");
     }
-    let unknown = "tool:\n- FLAGS:\n  - {short: i, stays_here: {reason: \"asks\", because: maybe}}\n";
+    let unknown =
+        "tool:\n- FLAGS:\n  - {short: i, stays_here: {reason: \"asks\", because: maybe}}\n";
     let faults = posh_annotations::check_text(std::path::Path::new("tool.yaml"), unknown);
     let said: Vec<String> = faults.iter().map(ToString::to_string).collect();
     assert_eq!(
         said,
-        ["tool.yaml:3:54: unknown kind of reason maybe; it is one of cheap_through_mount, asks, mount_differs"]
+        [
+            "tool.yaml:3:54: unknown kind of reason maybe; it is one of cheap_through_mount, asks, mount_differs"
+        ]
     );
 }

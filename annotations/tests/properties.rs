@@ -15,7 +15,8 @@ fn word() -> impl Strategy<Value = OsString> {
     prop_oneof![
         "-[a-zA-Z0-9]{1,3}".prop_map(OsString::from),
         "--[a-z]{1,9}(=[a-z,]{0,3})?".prop_map(OsString::from),
-        "--(file|regexp|color|lines|key|output|directory|extract|create)(=[a-z]{0,3})?".prop_map(OsString::from),
+        "--(file|regexp|color|lines|key|output|directory|extract|create)(=[a-z]{0,3})?"
+            .prop_map(OsString::from),
         "[a-z./]{0,5}".prop_map(OsString::from),
         prop::sample::select(vec![
             "-", "--", "-f", "-c", "-x", "-C", "..", "(", "!", "-exec", ";", "+5", "-5", "status"

@@ -13,12 +13,16 @@ type Pairs = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 /// Name and value of each setting as git reads them; `None` if git refuses the file.
 fn as_git_reads(content: &[u8], file: &Path) -> Option<Pairs> {
     fs::write(file, content).unwrap();
-    let output = Command::new("git").args(["config", "-z", "--list", "-f"]).arg(file).output().unwrap();
+    let output =
+        Command::new("git").args(["config", "-z", "--list", "-f"]).arg(file).output().unwrap();
     let entry = |text: &[u8]| match text.iter().position(|byte| *byte == b'\n') {
         Some(at) => (text[..at].to_vec(), Some(text[at + 1..].to_vec())),
         None => (text.to_vec(), None),
     };
-    let list = output.stdout.strip_suffix(b"\0").map(|list| list.split(|byte| *byte == 0).map(entry).collect());
+    let list = output
+        .stdout
+        .strip_suffix(b"\0")
+        .map(|list| list.split(|byte| *byte == 0).map(entry).collect());
     output.status.success().then(|| list.unwrap_or_default())
 }
 
@@ -98,14 +102,16 @@ fn setting() -> impl Strategy<Value = Setting> {
     let byte = || (1..=255_u8).prop_filter("no newline in a subsection", |byte| *byte != b'\n');
     let subsection = prop::option::of(prop::collection::vec(byte(), 0..6));
     let value = prop::option::of(prop::collection::vec(1..=255_u8, 0..8));
-    ("[a-z0-9-]{1,3}", subsection, "[a-z][a-z0-9-]{0,2}", value).prop_map(|(section, subsection, key, value)| {
-        let mut name = section.into_bytes();
-        for part in subsection.into_iter().chain([key.into_bytes()]) {
-            name.push(b'.');
-            name.extend(part);
-        }
-        Setting { name, value, depends_on_version: false }
-    })
+    ("[a-z0-9-]{1,3}", subsection, "[a-z][a-z0-9-]{0,2}", value).prop_map(
+        |(section, subsection, key, value)| {
+            let mut name = section.into_bytes();
+            for part in subsection.into_iter().chain([key.into_bytes()]) {
+                name.push(b'.');
+                name.extend(part);
+            }
+            Setting { name, value, depends_on_version: false }
+        },
+    )
 }
 
 proptest! {

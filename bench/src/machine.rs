@@ -37,7 +37,8 @@ impl Machine {
         Machine {
             processor: field("/proc/cpuinfo", "model name").unwrap_or_else(unknown),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            memory_mib: field("/proc/meminfo", "MemTotal").and_then(|f| kib(&f)).unwrap_or(0) / 1024,
+            memory_mib: field("/proc/meminfo", "MemTotal").and_then(|f| kib(&f)).unwrap_or(0)
+                / 1024,
             kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
                 .map_or_else(|_| unknown(), |t| t.trim().to_owned()),
             load_before: load(),
@@ -79,6 +80,7 @@ fn git(arguments: &[&str]) -> Option<String> {
 }
 
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).output().ok().filter(|o| o.status.success())?;
+    let output =
+        Command::new(program).args(arguments).output().ok().filter(|o| o.status.success())?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -30,7 +30,8 @@ struct Arguments {
 enum Task {
     /// What posh itself costs: per command, per stage, per byte, in memory and at the start.
     Overhead(overhead::Options),
-    /// What one identity, or a stranger, can take from another identity: its latencies beside each kind of abuse.
+    /// What one identity, or a stranger, can take from another identity: its latencies beside each
+    /// kind of abuse.
     Fairness(fairness::Options),
     /// Abuses an executor until it is killed.
     #[command(hide = true)]

@@ -80,8 +80,10 @@ impl Paired<'_> {
             let again = script.run(site.host(), under)?;
             bail!("this failed: {}\n{again}", self.command);
         }
-        let text = fs::read_to_string(&times).with_context(|| format!("cannot read {}", times.display()))?;
-        let micros: Vec<f64> = text.lines().skip(self.warm_up).map(str::parse).collect::<Result<_, _>>()?;
+        let text = fs::read_to_string(&times)
+            .with_context(|| format!("cannot read {}", times.display()))?;
+        let micros: Vec<f64> =
+            text.lines().skip(self.warm_up).map(str::parse).collect::<Result<_, _>>()?;
         if micros.len() != self.times {
             bail!("{} times instead of {} of: {}", micros.len(), self.times, self.command);
         }

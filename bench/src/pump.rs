@@ -18,7 +18,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const REST_EVERY_BYTES: u64 = 64 << 20;
 const REST: Duration = Duration::from_millis(20);
 
-/// Reads `parts` of `part_bytes`, of which each begins with its number, and prints how many bytes came.
+/// Reads `parts` of `part_bytes`, of which each begins with its number, and prints how many bytes
+/// came.
 pub fn consume(parts: u64, part_bytes: u64) -> Result<()> {
     let mut input = io::stdin().lock();
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -33,14 +34,20 @@ pub fn consume(parts: u64, part_bytes: u64) -> Result<()> {
         for start in (first_start..total + count).step_by(usize::try_from(part_bytes)?) {
             let number = start / part_bytes + 1;
             let found = buffer[usize::try_from(start - total)?];
-            ensure!(u64::from(found) == number, "part {number} begins with {found} at byte {start}");
+            ensure!(
+                u64::from(found) == number,
+                "part {number} begins with {found} at byte {start}"
+            );
         }
         if total / REST_EVERY_BYTES != (total + count) / REST_EVERY_BYTES {
             thread::sleep(REST);
         }
         total += count;
     }
-    ensure!(total == parts * part_bytes, "{total} bytes came instead of {parts} times {part_bytes}");
+    ensure!(
+        total == parts * part_bytes,
+        "{total} bytes came instead of {parts} times {part_bytes}"
+    );
     writeln!(io::stdout(), "{total}")?;
     Ok(())
 }

@@ -57,11 +57,23 @@ pub struct Report {
 impl Report {
     /// An empty one.
     pub fn new(benchmark: &'static str, method: &'static str) -> Report {
-        Report { benchmark, method, machine: Machine::describe(), load_after: 0.0, measurements: Vec::new() }
+        Report {
+            benchmark,
+            method,
+            machine: Machine::describe(),
+            load_after: 0.0,
+            measurements: Vec::new(),
+        }
     }
 
     /// Adds a figure, and says it at once.
-    pub fn add(&mut self, what: impl Into<String>, unit: &'static str, target: Target, samples: Samples) {
+    pub fn add(
+        &mut self,
+        what: impl Into<String>,
+        unit: &'static str,
+        target: Target,
+        samples: Samples,
+    ) {
         let (summary, count) = (samples.summary(), samples.count());
         let measurement = Measurement { what: what.into(), unit, target, summary, count, samples };
         eprintln!("  {}: {:.2} {unit}", measurement.what, summary.median);
@@ -73,9 +85,11 @@ impl Report {
         self.load_after = load();
         self.print();
         if let Some(directory) = file.parent() {
-            fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+            fs::create_dir_all(directory)
+                .with_context(|| format!("cannot make {}", directory.display()))?;
         }
-        let text = serde_json::to_string_pretty(&self).context("cannot write the results as JSON")?;
+        let text =
+            serde_json::to_string_pretty(&self).context("cannot write the results as JSON")?;
         fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
         println!("\nwritten to {}", file.display());
         Ok(())
@@ -105,7 +119,9 @@ impl Measurement {
             Target::AtLeast(bound) => format!(">= {bound}"),
             Target::None => String::new(),
         };
-        let number = |value: f64| if value.abs() < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") };
+        let number = |value: f64| {
+            if value.abs() < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
+        };
         let s = &self.summary;
         let quartiles = match self.count {
             1 => String::new(),

@@ -27,14 +27,20 @@ pub struct Options {
 /// Prints the table.
 pub fn run(options: &Options) -> Result<()> {
     ensure!(options.rounds > 0, "no round, no median");
-    let lab = Lab::start(&LabSpec { link: options.link, ..LabSpec::servers(1) }, &Programs::beside_this()?)?;
+    let lab = Lab::start(
+        &LabSpec { link: options.link, ..LabSpec::servers(1) },
+        &Programs::beside_this()?,
+    )?;
     shapes::furnish(&lab)?;
     println!("| shape | bash, ms | posh, ms | more, ms |\n|---|---:|---:|---:|");
     for shape in shapes::load()? {
         println!("{}", row(&shape, &lab, options.rounds)?);
     }
     let waits = Waits::of(&lab.workstation)?;
-    println!("\nThe longest wait of a command was {:.1} ms; backstops: {:?}.", waits.longest_ms, waits.backstops);
+    println!(
+        "\nThe longest wait of a command was {:.1} ms; backstops: {:?}.",
+        waits.longest_ms, waits.backstops
+    );
     Ok(())
 }
 
@@ -46,8 +52,16 @@ fn row(shape: &Shape, lab: &Lab, rounds: usize) -> Result<String> {
     }
     let extra = posh.iter().zip(&bash).map(|(posh, bash)| posh - bash).collect();
     let [bash, posh, extra] = [bash, posh, extra].map(Samples::new);
-    let median = |samples: Option<Samples>| samples.map(|samples| samples.median()).context("no round was run");
-    Ok(format!("| {} | {:.1} | {:.1} | {:+.1} |", shape.name, median(bash)?, median(posh)?, median(extra)?))
+    let median = |samples: Option<Samples>| {
+        samples.map(|samples| samples.median()).context("no round was run")
+    };
+    Ok(format!(
+        "| {} | {:.1} | {:.1} | {:+.1} |",
+        shape.name,
+        median(bash)?,
+        median(posh)?,
+        median(extra)?
+    ))
 }
 
 fn milliseconds(time: Duration) -> f64 {

@@ -41,10 +41,12 @@ impl Site {
         for number in 1..=count {
             let (directory, path) = (server_path(number), mount_path(number));
             for made in [&directory, &path] {
-                fs::create_dir(host.path(made)).with_context(|| format!("cannot make {}", made.display()))?;
+                fs::create_dir(host.path(made))
+                    .with_context(|| format!("cannot make {}", made.display()))?;
             }
             bind(&host, &directory, &path)?;
-            let (service, address) = services::start_local_executor(&host, &format!("s{number}"), &directory)?;
+            let (service, address) =
+                services::start_local_executor(&host, &format!("s{number}"), &directory)?;
             executors.push(service);
             write!(
                 table,
@@ -62,16 +64,26 @@ impl Site {
         let mut site = Site::start(programs, 1)?;
         site.executors.clear();
         let Site { executors, host } = &mut site;
-        host.must(words(host, "posh-executor", &["init", "--dir", CERTIFICATES, "--name", "127.0.0.1"]))?;
+        host.must(words(
+            host,
+            "posh-executor",
+            &["init", "--dir", CERTIFICATES, "--name", "127.0.0.1"],
+        ))?;
         let config = format!(
             "listen = \"127.0.0.1:{EXECUTOR_PORT}\"\n[tls]\ndir = \"{CERTIFICATES}\"\n\
              [[export]]\nname = \"s1\"\npath = \"{}\"\n[[identity]]\nname = \"bench\"\nuser = \"root\"\ntrust_caller_ids = true\n",
             server_path(1).display()
         );
         services::write_file(host, EXECUTOR_CONFIG, config.as_bytes())?;
-        executors.push(services::start_listening(host, words(host, "posh-executor", &["--config", EXECUTOR_CONFIG]))?);
-        let token = host.must(words(host, "posh-executor", &["enroll", "bench", "--dir", CERTIFICATES]))?.stdout;
-        let (token, address) = (String::from_utf8_lossy(&token), format!("tls://127.0.0.1:{EXECUTOR_PORT}"));
+        executors.push(services::start_listening(
+            host,
+            words(host, "posh-executor", &["--config", EXECUTOR_CONFIG]),
+        )?);
+        let token = host
+            .must(words(host, "posh-executor", &["enroll", "bench", "--dir", CERTIFICATES]))?
+            .stdout;
+        let (token, address) =
+            (String::from_utf8_lossy(&token), format!("tls://127.0.0.1:{EXECUTOR_PORT}"));
         host.must(words(host, "posh", &["enroll", &address, token.trim()]))?;
         let table = format!(
             "[[executor]]\nname = \"store1\"\naddress = \"{address}\"\n\n\
@@ -90,7 +102,8 @@ impl Site {
     /// The directory `name`, made anew on each of the first `count` servers.
     pub fn stores(&self, name: &str, count: usize) -> Result<Vec<Store<'_>>> {
         let store = |number| {
-            let (directory, mount) = (server_path(number).join(name), mount_path(number).join(name));
+            let (directory, mount) =
+                (server_path(number).join(name), mount_path(number).join(name));
             let seen = self.host.path(&directory);
             fs::create_dir(&seen).with_context(|| format!("cannot make {}", seen.display()))?;
             Ok(Store { host: &self.host, directory, mount })
@@ -98,7 +111,8 @@ impl Site {
         (1..=count).map(store).collect()
     }
 
-    /// A file of the first server, with `size_bytes` that were really written; its path through the mount.
+    /// A file of the first server, with `size_bytes` that were really written; its path through the
+    /// mount.
     pub fn file(&self, name: &str, size_bytes: u64) -> Result<PathBuf> {
         const BLOCK_BYTES: usize = 1 << 20;
         let mut file = fs::File::create(self.host.path(server_path(1).join(name)))?;
@@ -106,13 +120,15 @@ impl Site {
         let mut left = size_bytes;
         while left > 0 {
             let piece = usize::try_from(left).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
-            file.write_all(&block[..piece]).with_context(|| format!("cannot write {size_bytes} bytes of {name}"))?;
+            file.write_all(&block[..piece])
+                .with_context(|| format!("cannot write {size_bytes} bytes of {name}"))?;
             left -= piece as u64;
         }
         Ok(mount_path(1).join(name))
     }
 
-    /// A file of the first server that holds `first` and then zeros without blocks; its path through the mount.
+    /// A file of the first server that holds `first` and then zeros without blocks; its path
+    /// through the mount.
     pub fn sparse_file(&self, name: &str, size_bytes: u64, first: u8) -> Result<PathBuf> {
         let mut file = fs::File::create(self.host.path(server_path(1).join(name)))?;
         file.write_all(&[first])?;
@@ -147,7 +163,9 @@ impl Site {
             bail!("posh saw no command of {text}");
         }
         match stages.find(|s| (s.placement != LOCAL) != offloaded) {
-            Some(stage) => bail!("{} of {text} ran at {}: {}", stage.command, stage.placement, stage.reason),
+            Some(stage) => {
+                bail!("{} of {text} ran at {}: {}", stage.command, stage.placement, stage.reason)
+            }
             None => Ok(()),
         }
     }

@@ -34,7 +34,11 @@ fn spec(mount: &str, export: &str, argv: &[&str]) -> RunSpec {
     };
     RunSpec {
         protocol: PROTOCOL_VERSION,
-        mounts: vec![MountPoint { path: mount.to_owned().into(), export: export.to_owned(), sub_path: "".into() }],
+        mounts: vec![MountPoint {
+            path: mount.to_owned().into(),
+            export: export.to_owned(),
+            sub_path: "".into(),
+        }],
         stages: vec![stage],
         pipes: vec![PIPE],
         outlets: vec![Outlet { stream: OUTLET, sources: vec![PIPE], initial_credit_bytes: CREDIT }],
@@ -75,14 +79,17 @@ async fn main() {
     let (streams, calls): (usize, u32) = (streams.parse().unwrap(), calls.parse().unwrap());
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
-    let endpoint = endpoint.initial_stream_window_size(8 << 20).initial_connection_window_size(256 << 20);
+    let endpoint =
+        endpoint.initial_stream_window_size(8 << 20).initial_connection_window_size(256 << 20);
     // Without this the executor may send frames of 16 KiB only, at half the speed.
     let endpoint = endpoint.max_frame_size(1 << 20);
     let channel = endpoint.connect().await.unwrap();
     let client = ExecutorClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
 
     let began = Instant::now();
-    let runs: Vec<_> = (0..streams).map(|_| tokio::spawn(run(client.clone(), spec(mount, export, &command)))).collect();
+    let runs: Vec<_> = (0..streams)
+        .map(|_| tokio::spawn(run(client.clone(), spec(mount, export, &command))))
+        .collect();
     let mut total = 0;
     for run in runs {
         total += run.await.unwrap();

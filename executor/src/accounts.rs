@@ -20,7 +20,8 @@ const DATABASES: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf"]
 /// How often these are looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How often accounts are looked up where none of these has changed: directory services keep theirs elsewhere.
+/// How often accounts are looked up where none of these has changed: directory services keep theirs
+/// elsewhere.
 const LOOK_UP: Duration = Duration::from_secs(300);
 
 /// When account databases have changed, as far as their files tell.
@@ -56,22 +57,27 @@ impl Accounts {
 async fn stamps() -> Stamps {
     let mut stamps = Stamps::default();
     for (stamp, file) in stamps.iter_mut().zip(DATABASES) {
-        let of = |found: Metadata| (found.dev(), found.ino(), found.ctime(), found.ctime_nsec(), found.size());
+        let of = |found: Metadata| {
+            (found.dev(), found.ino(), found.ctime(), found.ctime_nsec(), found.size())
+        };
         *stamp = tokio::fs::metadata(file).await.ok().map(of);
     }
     stamps
 }
 
 impl Config {
-    /// This configuration with its accounts resolved again. An identity whose account is gone is none any more. Where a look-up
-    /// fails, and for the user of the executor's own callers, an account stays as it was.
+    /// This configuration with its accounts resolved again. An identity whose account is gone is
+    /// none any more. Where a look-up fails, and for the user of the executor's own callers, an
+    /// account stays as it was.
     #[must_use]
     pub fn with_accounts_of_now(&self) -> Self {
         let mut now = self.clone();
         if let Some(user) = &mut now.confinement.user {
             match UnixUser::named(&user.name) {
                 Ok(found) => *user = found,
-                Err(error) => tracing::error!("commands go on to run as `{}` as it was: {error}", user.name),
+                Err(error) => {
+                    tracing::error!("commands go on to run as `{}` as it was: {error}", user.name)
+                }
             }
         }
         now.identities.retain_mut(|identity| {
@@ -79,7 +85,10 @@ impl Config {
             match UnixUser::named(&user.name) {
                 Ok(found) => *user = found,
                 Err(error @ NoUser::LookUp { .. }) => {
-                    tracing::error!("the account of identity `{}` stays as it was: {error}", identity.name);
+                    tracing::error!(
+                        "the account of identity `{}` stays as it was: {error}",
+                        identity.name
+                    );
                 }
                 Err(error @ NoUser::Unknown(_)) => {
                     tracing::error!("identity `{}` is not let in any more: {error}", identity.name);
@@ -92,8 +101,13 @@ impl Config {
     }
 }
 
-/// Tells of the configuration whenever its accounts have changed, and of the configurations that come from `anew`.
-pub async fn follow(configured: Config, mut anew: mpsc::Receiver<Config>, changed: mpsc::Sender<Config>) {
+/// Tells of the configuration whenever its accounts have changed, and of the configurations that
+/// come from `anew`.
+pub async fn follow(
+    configured: Config,
+    mut anew: mpsc::Receiver<Config>,
+    changed: mpsc::Sender<Config>,
+) {
     let mut accounts = Accounts::watch().await;
     let mut current = configured.clone();
     let mut configured = configured;

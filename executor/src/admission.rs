@@ -30,10 +30,12 @@ const STREAMS: [&str; 2] = ["/posh.executor.v1.Executor/Run", "/posh.volume.v1.V
 const NO_CERTIFICATE: &str = "this executor wants to know who calls, and this workstation has no certificate for it; \
                               run `posh-executor enroll NAME` there and `posh enroll ADDRESS TOKEN` here";
 
-/// How often it is asked whether who has a run at work may still be here: one stat(2), unless the register has changed.
+/// How often it is asked whether who has a run at work may still be here: one stat(2), unless the
+/// register has changed.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A register that can't be read for so long ends what is at work: nobody knows any more what was revoked.
+/// A register that can't be read for so long ends what is at work: nobody knows any more what was
+/// revoked.
 const REGISTER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Since when the register can't be read.
@@ -47,7 +49,10 @@ impl Unread {
     }
 
     fn is_long(&self) -> bool {
-        self.0.lock().expect("not poisoned").is_some_and(|since| since.elapsed() >= REGISTER_PATIENCE)
+        self.0
+            .lock()
+            .expect("not poisoned")
+            .is_some_and(|since| since.elapsed() >= REGISTER_PATIENCE)
     }
 }
 
@@ -79,14 +84,30 @@ impl From<Invalid> for Denied {
 
 impl Admission {
     /// By these callers; without TLS all are anybody.
-    pub fn new(callers: Callers, tls: Option<Arc<Serving>>, load: Arc<Load>, audit: AuditLog) -> Self {
+    pub fn new(
+        callers: Callers,
+        tls: Option<Arc<Serving>>,
+        load: Arc<Load>,
+        audit: AuditLog,
+    ) -> Self {
         let unfinished = Arc::new(Accounts::of_unfinished(callers.count()));
         let streams = Arc::new(Accounts::of_streams(callers.count()));
         let untaken = Arc::new(Accounts::of_untaken(callers.count()));
         let queued = Arc::new(Accounts::of_queued(callers.count()));
         let frames = Arc::new(Accounts::of_queued(callers.count()));
         let callers = Arc::new(RwLock::new(Arc::new(callers)));
-        Self { callers, tls, unread: Arc::default(), load, unfinished, streams, untaken, queued, frames, audit }
+        Self {
+            callers,
+            tls,
+            unread: Arc::default(),
+            load,
+            unfinished,
+            streams,
+            untaken,
+            queued,
+            frames,
+            audit,
+        }
     }
 
     /// From now on these may come; it counts for calls, and for the runs of who may come no more.
@@ -98,8 +119,9 @@ impl Admission {
         self.callers.read().expect("not poisoned").clone()
     }
 
-    /// Waits until who has proved this may no longer be here: revoked, replaced twice, or without a place in the configuration. A certificate
-    /// that has expired, or a register that can't be read for a moment, ends nothing that is at work.
+    /// Waits until who has proved this may no longer be here: revoked, replaced twice, or without a
+    /// place in the configuration. A certificate that has expired, or a register that can't be read
+    /// for a moment, ends nothing that is at work.
     pub async fn removed(&self, proof: &Proof) -> Denied {
         if !matches!(proof, Proof::Certificate(_)) {
             return std::future::pending().await;
@@ -112,24 +134,28 @@ impl Admission {
         }
     }
 
-    /// What who has proved this may do at this moment with what is at work already. `None`: nothing else is
-    /// known than when it began, since the register can't be read just now; only for [`REGISTER_PATIENCE`], since who is at
-    /// work may be the reason.
+    /// What who has proved this may do at this moment with what is at work already. `None`: nothing
+    /// else is known than when it began, since the register can't be read just now; only for
+    /// [`REGISTER_PATIENCE`], since who is at work may be the reason.
     pub fn standing(&self, proof: &Proof) -> Result<Option<Arc<Caller>>, Denied> {
         match (proof, &self.tls) {
             (Proof::NotAsked, None) => Ok(Some(self.callers().anybody.clone())),
-            (Proof::Certificate(certificate), Some(tls)) => match self.identity_of(tls, certificate) {
-                Ok(name) => self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name)),
-                // What is at work began with a certificate that was known: unknown since is one that later renewals have
-                // removed, which no revocation could name any more.
-                Err(ended @ (Invalid::Revoked(_) | Invalid::Unknown)) => Err(ended.into()),
-                // What has begun may go on, as far as the configuration lets its identity.
-                Err(Invalid::Expired(name) | Invalid::Superseded(name) | Invalid::Retired(name)) => {
-                    self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name))
+            (Proof::Certificate(certificate), Some(tls)) => {
+                match self.identity_of(tls, certificate) {
+                    Ok(name) => {
+                        self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name))
+                    }
+                    // What is at work began with a certificate that was known: unknown since is one
+                    // that later renewals have removed, which no revocation could name any more.
+                    Err(ended @ (Invalid::Revoked(_) | Invalid::Unknown)) => Err(ended.into()),
+                    // What has begun may go on, as far as the configuration lets its identity.
+                    Err(
+                        Invalid::Expired(name) | Invalid::Superseded(name) | Invalid::Retired(name),
+                    ) => self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name)),
+                    Err(unread @ Invalid::Register) if self.unread.is_long() => Err(unread.into()),
+                    Err(_) => Ok(None),
                 }
-                Err(unread @ Invalid::Register) if self.unread.is_long() => Err(unread.into()),
-                Err(_) => Ok(None),
-            },
+            }
             _ => Ok(None),
         }
     }
@@ -167,16 +193,20 @@ impl Admission {
         self.frames.account(caller.identity.as_ref())
     }
 
-    /// Has what a request brings counted, and says who is charged for the answer. A stranger's is bounded by
-    /// its connection; who is refused here, hears of it from the call itself.
+    /// Has what a request brings counted, and says who is charged for the answer. A stranger's is
+    /// bounded by its connection; who is refused here, hears of it from the call itself.
     pub fn meter(&self, mut request: http::Request<Body>) -> (http::Request<Body>, Charged) {
-        let proof = request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
+        let proof =
+            request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
         let Ok(caller) = self.caller(&proof) else { return (request, Charged::default()) };
         let (share, refused) = match self.load.admit_open_call(&caller) {
             Ok(share) => (Some(Arc::new(share)), None),
             Err(why) => (None, Some(Status::resource_exhausted(why))),
         };
-        let charged = Charged { share: share.clone(), untaken: Some(self.untaken.account(caller.identity.as_ref())) };
+        let charged = Charged {
+            share: share.clone(),
+            untaken: Some(self.untaken.account(caller.identity.as_ref())),
+        };
         let charge = if STREAMS.contains(&request.uri().path()) {
             let largest = Largest::on(self.streams.account(caller.identity.as_ref()));
             request.extensions_mut().insert(largest.clone());
@@ -191,7 +221,8 @@ impl Admission {
 }
 
 fn unplaced(identity: &str) -> Denied {
-    let hint = format!("its administrator adds [[identity]] name = {identity:?} and sends it SIGHUP");
+    let hint =
+        format!("its administrator adds [[identity]] name = {identity:?} and sends it SIGHUP");
     Denied(format!("`{identity}` has no place in the configuration of this executor; {hint}"))
 }
 
@@ -218,5 +249,6 @@ impl Interceptor for Admission {
 
 /// A peer's address for the log.
 pub fn peer_name(peer: Option<&Peer>) -> String {
-    peer.and_then(|peer| peer.address).map_or_else(|| "unknown".to_owned(), |address| address.to_string())
+    peer.and_then(|peer| peer.address)
+        .map_or_else(|| "unknown".to_owned(), |address| address.to_string())
 }

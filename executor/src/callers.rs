@@ -60,7 +60,8 @@ impl Callers {
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let identities = config.identities.iter();
-        let identities = identities.map(|identity| (identity.name.clone(), Arc::new(Caller::of(identity, config))));
+        let identities = identities
+            .map(|identity| (identity.name.clone(), Arc::new(Caller::of(identity, config))));
         Self { anybody: Arc::new(Caller::anybody(config)), identities: identities.collect() }
     }
 
@@ -148,7 +149,11 @@ impl UnixUser {
             name: name.to_owned(),
             uid: uid.parse().map_err(|_| unknown())?,
             gid: gid.parse().map_err(|_| unknown())?,
-            groups: groups.split_whitespace().map(str::parse).collect::<Result<_, _>>().map_err(|_| unknown())?,
+            groups: groups
+                .split_whitespace()
+                .map(str::parse)
+                .collect::<Result<_, _>>()
+                .map_err(|_| unknown())?,
             home: home.into(),
         })
     }
@@ -156,8 +161,14 @@ impl UnixUser {
 
 /// What a program says of an account.
 fn said(name: &str, program: &'static str, arguments: &[&str]) -> Result<String, NoUser> {
-    let output = Command::new(program).args(arguments).env_clear().env("PATH", PATH).stdin(Stdio::null()).output();
-    let output = output.map_err(|source| NoUser::LookUp { name: name.to_owned(), program, source })?;
+    let output = Command::new(program)
+        .args(arguments)
+        .env_clear()
+        .env("PATH", PATH)
+        .stdin(Stdio::null())
+        .output();
+    let output =
+        output.map_err(|source| NoUser::LookUp { name: name.to_owned(), program, source })?;
     if !output.status.success() {
         return Err(NoUser::Unknown(name.to_owned()));
     }
@@ -200,16 +211,24 @@ impl Caller {
 
     /// A configured identity.
     fn of(identity: &Identity, config: &Config) -> Self {
-        let may_use = |export: &str| identity.exports.as_ref().is_none_or(|names| names.contains(export));
+        let may_use =
+            |export: &str| identity.exports.as_ref().is_none_or(|names| names.contains(export));
         let exports = config.exports.iter().filter(|export| may_use(&export.name));
-        let exports =
-            exports.map(|export| Export { read_only: export.read_only || identity.read_only, ..export.clone() });
+        let exports = exports.map(|export| Export {
+            read_only: export.read_only || identity.read_only,
+            ..export.clone()
+        });
         Self {
             identity: Some(identity.name.clone()),
             user: identity.user.as_ref().or(config.confinement.user.as_ref()).cloned(),
             trust_caller_ids: identity.trusts_caller_ids(&config.confinement),
             exports: exports.collect(),
-            unserved: config.unserved.iter().filter(|unserved| may_use(&unserved.name)).cloned().collect(),
+            unserved: config
+                .unserved
+                .iter()
+                .filter(|unserved| may_use(&unserved.name))
+                .cloned()
+                .collect(),
             volumes: config.volumes && identity.volumes,
             commands: identity.commands.clone(),
             limits: identity.limits,
@@ -225,9 +244,12 @@ impl Caller {
     /// Why it can't use that export just now, although it may.
     #[must_use]
     pub fn why_unserved(&self, export: &str) -> Option<String> {
-        let Unserved { fault, .. } = self.unserved.iter().find(|unserved| unserved.name == export)?;
+        let Unserved { fault, .. } =
+            self.unserved.iter().find(|unserved| unserved.name == export)?;
         let hint = "the executor's log says more to its administrator";
-        Some(format!("this executor does not serve the export `{export}` just now: {fault}; {hint}"))
+        Some(format!(
+            "this executor does not serve the export `{export}` just now: {fault}; {hint}"
+        ))
     }
 
     /// Whether it may run `program`, as far as its own list says.
@@ -241,8 +263,10 @@ impl Caller {
         if self.may_run(program) {
             return Ok(());
         }
-        let message =
-            format!("{} may not run {program} on this executor (`commands` of its [[identity]])", self.name());
+        let message = format!(
+            "{} may not run {program} on this executor (`commands` of its [[identity]])",
+            self.name()
+        );
         Err(Refusal::new(Kind::MissingTool, message))
     }
 }
@@ -250,7 +274,11 @@ impl Caller {
 /// Who made a request, as whoever let the request in has found out.
 pub(crate) fn caller_of<T>(request: &Request<T>) -> Result<Arc<Caller>, Status> {
     // The service is never reached without: to be sure, that is nobody.
-    request.extensions().get().cloned().ok_or_else(|| Status::unauthenticated("nobody has vouched for this call"))
+    request
+        .extensions()
+        .get()
+        .cloned()
+        .ok_or_else(|| Status::unauthenticated("nobody has vouched for this call"))
 }
 
 #[cfg(test)]

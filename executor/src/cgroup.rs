@@ -1,8 +1,9 @@
-//! A cgroup per run (cgroups(7), version 2), where the system has delegated one to the executor: bounds of memory and
-//! processes for all that a run starts, and an end for all of it at once.
+//! A cgroup per run (cgroups(7), version 2), where the system has delegated one to the executor:
+//! bounds of memory and processes for all that a run starts, and an end for all of it at once.
 //!
-//! Delegated is what the system says so of (`user.delegate` or `trusted.delegate`, as systemd's `Delegate=yes` sets it), or what the
-//! configuration names. Nothing is done in any other, whatever rights we have: others manage it.
+//! Delegated is what the system says so of (`user.delegate` or `trusted.delegate`, as systemd's
+//! `Delegate=yes` sets it), or what the configuration names. Nothing is done in any other, whatever
+//! rights we have: others manage it.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -23,7 +24,8 @@ const OWN: &str = "executor";
 const RUN: &str = "run-";
 /// What bounds runs, if it is there to be handed on.
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
-/// What was killed is gone within milliseconds, unless a dead disk holds it; it is looked for so often and then left to the next start.
+/// What was killed is gone within milliseconds, unless a dead disk holds it; it is looked for so
+/// often and then left to the next start.
 const REMOVALS: u32 = 50;
 const BETWEEN_REMOVALS: Duration = Duration::from_millis(20);
 
@@ -64,13 +66,21 @@ impl Cgroups {
         }
     }
 
-    fn prepare(directory: &Path, confinement: &Confinement) -> Result<Self, (&'static str, io::Error)> {
-        let controllers = fs::read_to_string(directory.join("cgroup.controllers")).map_err(|e| ("read", e))?;
+    fn prepare(
+        directory: &Path,
+        confinement: &Confinement,
+    ) -> Result<Self, (&'static str, io::Error)> {
+        let controllers =
+            fs::read_to_string(directory.join("cgroup.controllers")).map_err(|e| ("read", e))?;
         let own = directory.join(OWN);
         make(&own).map_err(|error| ("make one below", error))?;
         fs::write(own.join("cgroup.procs"), "0").map_err(|error| ("enter", error))?;
-        let offered = CONTROLLERS.into_iter().filter(|name| controllers.split_whitespace().any(|one| one == *name));
-        let enable = |name: &&str| fs::write(directory.join("cgroup.subtree_control"), format!("+{name}")).is_ok();
+        let offered = CONTROLLERS
+            .into_iter()
+            .filter(|name| controllers.split_whitespace().any(|one| one == *name));
+        let enable = |name: &&str| {
+            fs::write(directory.join("cgroup.subtree_control"), format!("+{name}")).is_ok()
+        };
         let controllers = offered.filter(enable).collect();
         for entry in fs::read_dir(directory).map_err(|error| ("list", error))?.flatten() {
             // Of an executor that was killed.
@@ -110,7 +120,8 @@ impl Cgroups {
         Ok((run, entrance.into()))
     }
 
-    /// As many times the bound of one command, but never more than half of the machine unless that is one's bound.
+    /// As many times the bound of one command, but never more than half of the machine unless that
+    /// is one's bound.
     fn memory_of(&self, commands: usize) -> u64 {
         let most = self.max_memory_bytes.max(machine_memory_bytes() / 2);
         self.max_memory_bytes.saturating_mul(commands as u64).min(most)
@@ -150,7 +161,9 @@ fn remove(run: &Path) {
     let _ = fs::write(run.join("cgroup.kill"), "1");
     for _ in 0..REMOVALS {
         match fs::remove_dir(run) {
-            Err(error) if error.kind() == ErrorKind::ResourceBusy => std::thread::sleep(BETWEEN_REMOVALS),
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                std::thread::sleep(BETWEEN_REMOVALS)
+            }
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 tracing::warn!(path = %run.display(), %error, "a run's cgroup can't be removed");
                 return;
@@ -168,12 +181,14 @@ fn make(directory: &Path) -> io::Result<()> {
     })
 }
 
-/// The directory of the cgroup that we are in; after a restart in place that is the one which was delegated.
+/// The directory of the cgroup that we are in; after a restart in place that is the one which was
+/// delegated.
 fn own() -> Option<PathBuf> {
     let about = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = about.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let mounts = MountInfo::read().ok()?;
-    let mount = mounts.visible().into_iter().find(|entry| entry.fs_type == "cgroup2")?.mount_point.clone();
+    let mount =
+        mounts.visible().into_iter().find(|entry| entry.fs_type == "cgroup2")?.mount_point.clone();
     let directory = mount.join(path);
     Some(if directory.ends_with(OWN) { directory.parent()?.to_owned() } else { directory })
 }
@@ -181,7 +196,8 @@ fn own() -> Option<PathBuf> {
 fn is_delegated(directory: &Path) -> bool {
     let is_set = |name: &&str| {
         let mut value = [0; 2];
-        rustix::fs::getxattr(directory, *name, &mut value).is_ok_and(|count| value[..count] == *b"1")
+        rustix::fs::getxattr(directory, *name, &mut value)
+            .is_ok_and(|count| value[..count] == *b"1")
     };
     ["user.delegate", "trusted.delegate"].iter().any(is_set)
 }

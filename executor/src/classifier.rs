@@ -1,5 +1,6 @@
-//! Reading what callers ask for, away from the runtime's threads: a long command line takes its time, and
-//! everybody else's messages must not wait for it. What is read, and what it means, is the matter of others.
+//! Reading what callers ask for, away from the runtime's threads: a long command line takes its
+//! time, and everybody else's messages must not wait for it. What is read, and what it means, is
+//! the matter of others.
 
 use std::{
     collections::HashMap,
@@ -13,8 +14,8 @@ use tokio::{runtime::Handle, sync::Semaphore, task::AbortHandle};
 
 use crate::{callers::Caller, error::Refusal};
 
-/// Requests of one identity that are read at a time. The others of it wait, so that the threads which read
-/// are at most as many as there are identities at work.
+/// Requests of one identity that are read at a time. The others of it wait, so that the threads
+/// which read are at most as many as there are identities at work.
 const READS_OF_ONE: usize = 2;
 
 /// Who reads how many.
@@ -116,8 +117,15 @@ impl Classifier {
         caller: &Caller,
         reading: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let failed = |why: String| Refusal::new(Kind::SpawnFailed, format!("cannot read the commands: {why}"));
-        let turn = self.0.share_of(caller).acquire_owned().await.map_err(|closed| failed(closed.to_string()))?;
+        let failed = |why: String| {
+            Refusal::new(Kind::SpawnFailed, format!("cannot read the commands: {why}"))
+        };
+        let turn = self
+            .0
+            .share_of(caller)
+            .acquire_owned()
+            .await
+            .map_err(|closed| failed(closed.to_string()))?;
         let reading = tokio::task::spawn_blocking(move || {
             // Held until it has been read, also when nobody waits any more.
             let _turn = turn;
@@ -154,9 +162,13 @@ mod tests {
     fn a_long_command_line_takes_no_more_than_its_length() {
         let (policy, _) = Policy::new(&Confinement::default());
         for (program, word) in [("sort", "-k1,1"), ("cat", "f"), ("grep", "-ex"), ("sort", "f")] {
-            let (short, long) = (time_of(&policy, program, word, 4_000), time_of(&policy, program, word, 32_000));
+            let (short, long) =
+                (time_of(&policy, program, word, 4_000), time_of(&policy, program, word, 32_000));
             // Eight times the words; were it the square, 64 times the time.
-            assert!(long < short * 24 + Duration::from_millis(20), "{program} {word}: {short:?}, {long:?}");
+            assert!(
+                long < short * 24 + Duration::from_millis(20),
+                "{program} {word}: {short:?}, {long:?}"
+            );
         }
     }
 
@@ -193,19 +205,24 @@ mod tests {
         while alone.len() < 20 && alone.iter().all(|waited| *waited > Duration::from_millis(25)) {
             alone.push(third_waits(false).await);
         }
-        assert!(alone.last().is_some_and(|waited| *waited <= Duration::from_millis(25)), "{alone:?}");
+        assert!(
+            alone.last().is_some_and(|waited| *waited <= Duration::from_millis(25)),
+            "{alone:?}"
+        );
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn one_identity_has_two_read_at_a_time() {
         let classifier = Arc::new(Classifier::default());
         let anybody = Caller::anybody(&Config::new(Vec::new()));
-        let [ada, bob] = ["ada", "bob"].map(|name| Caller { identity: Some(name.to_owned()), ..anybody.clone() });
+        let [ada, bob] = ["ada", "bob"]
+            .map(|name| Caller { identity: Some(name.to_owned()), ..anybody.clone() });
         let (go, gone) = std::sync::mpsc::channel::<()>();
         let gone = Arc::new(Mutex::new(gone));
         let (began, mut beginnings) = tokio::sync::mpsc::unbounded_channel();
         for _ in 0..8 {
-            let (classifier, ada, gone, began) = (classifier.clone(), ada.clone(), gone.clone(), began.clone());
+            let (classifier, ada, gone, began) =
+                (classifier.clone(), ada.clone(), gone.clone(), began.clone());
             tokio::spawn(async move {
                 let reading = move || {
                     let _ = began.send(());

@@ -161,9 +161,12 @@ pub fn default_state() -> PathBuf {
     if geteuid().is_root() {
         return PathBuf::from("/run/posh-executor");
     }
-    let base = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let base =
+        std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     // Whoever changes to another user may keep the variables of the first.
-    let is_own = |home: &PathBuf| std::fs::metadata(home).is_ok_and(|found| found.uid() == geteuid().as_raw());
+    let is_own = |home: &PathBuf| {
+        std::fs::metadata(home).is_ok_and(|found| found.uid() == geteuid().as_raw())
+    };
     let home = || std::env::home_dir().filter(is_own).map(|home| home.join(".local/state"));
     match base.or_else(home) {
         Some(base) => base.join("posh-executor"),
@@ -179,8 +182,11 @@ pub fn parse_export(argument: &str) -> Result<(String, PathBuf), String> {
     if argument.starts_with('/') {
         return Ok((argument.to_owned(), PathBuf::from(argument)));
     }
-    if let Some(below) = argument.strip_prefix('~').filter(|below| below.is_empty() || below.starts_with('/')) {
-        let home = std::env::home_dir().filter(|home| home.is_absolute()).ok_or("HOME is not set")?;
+    if let Some(below) =
+        argument.strip_prefix('~').filter(|below| below.is_empty() || below.starts_with('/'))
+    {
+        let home =
+            std::env::home_dir().filter(|home| home.is_absolute()).ok_or("HOME is not set")?;
         return Ok((argument.to_owned(), home.join(below.trim_start_matches('/'))));
     }
     match argument.split_once('=') {
@@ -218,7 +224,13 @@ impl Config {
         }
         for (name, path) in exports {
             let path = std::path::absolute(&path).unwrap_or(path);
-            mistakes.extend(config.add_export(Export { name, path, read_only, exec: false, coherence: None }));
+            mistakes.extend(config.add_export(Export {
+                name,
+                path,
+                read_only,
+                exec: false,
+                coherence: None,
+            }));
         }
         if mistakes.is_empty() {
             config.leave_out_unserved();
@@ -235,13 +247,16 @@ impl Config {
     #[must_use]
     pub fn for_stdio(exports: Vec<(String, PathBuf)>, read_only: bool) -> Self {
         let mut config = Self::empty(default_listen(), false);
-        // Who logs in may run whatever there is without us; fences are made where commands are understood.
+        // Who logs in may run whatever there is without us; fences are made where commands are
+        // understood.
         config.confinement.commands = Commands::Any;
         // Nor is it more than the login has: whoever logs in as root can take any id.
         config.confinement.require = Level::None;
         config.confinement.trust_caller_ids = geteuid().is_root();
         for (name, path) in exports {
-            if let Some(mistake) = config.add_export(Export { name, path, read_only, exec: false, coherence: None }) {
+            if let Some(mistake) =
+                config.add_export(Export { name, path, read_only, exec: false, coherence: None })
+            {
                 tracing::warn!("{mistake}");
             }
         }
@@ -256,9 +271,13 @@ impl Config {
     /// [`Error::Io`] when it can't be read, [`Error::Config`] with every mistake as
     /// `FILE:LINE:COLUMN: sentence`.
     pub fn load(file: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(file).attempting(|| format!("read {}", file.display()))?;
+        let text =
+            std::fs::read_to_string(file).attempting(|| format!("read {}", file.display()))?;
         let config = Self::parse(&file.display().to_string(), &text)?;
-        Ok(Self { file: Some(std::path::absolute(file).unwrap_or_else(|_| file.to_owned())), ..config })
+        Ok(Self {
+            file: Some(std::path::absolute(file).unwrap_or_else(|_| file.to_owned())),
+            ..config
+        })
     }
 
     fn parse(name: &str, text: &str) -> Result<Self, Error> {
@@ -323,7 +342,8 @@ impl Config {
         let lack_user = match self.tls {
             None => self.confinement.user.is_none(),
             Some(_) => {
-                self.confinement.user.is_none() && self.identities.iter().any(|identity| identity.user.is_none())
+                self.confinement.user.is_none()
+                    && self.identities.iter().any(|identity| identity.user.is_none())
             }
         };
         if lack_user && geteuid().is_root() { Err(Error::RootUser) } else { Ok(()) }
@@ -331,7 +351,9 @@ impl Config {
 
     /// Whether whoever reaches the port has root's rights, because the configuration says so.
     pub(crate) fn serves_root_to_anybody(&self) -> bool {
-        self.tls.is_none() && geteuid().is_root() && self.confinement.user.as_ref().is_some_and(UnixUser::is_root)
+        self.tls.is_none()
+            && geteuid().is_root()
+            && self.confinement.user.as_ref().is_some_and(UnixUser::is_root)
     }
 
     fn empty(listen: SocketAddr, allow_plaintext: bool) -> Self {
@@ -360,15 +382,23 @@ impl Config {
             return Some(format!("export `{name}` is named twice"));
         }
         if !path.is_absolute() {
-            return Some(format!("path of export `{name}` must be absolute, not `{}`", path.display()));
+            return Some(format!(
+                "path of export `{name}` must be absolute, not `{}`",
+                path.display()
+            ));
         }
         self.exports.push(export);
         None
     }
 
-    /// Looks at the exports' directories, all at the same time, and leaves out those that can't be served.
+    /// Looks at the exports' directories, all at the same time, and leaves out those that can't be
+    /// served.
     fn leave_out_unserved(&mut self) {
-        let looks: Vec<_> = self.exports.drain(..).map(|export| (begin_look(export.path.clone()), export)).collect();
+        let looks: Vec<_> = self
+            .exports
+            .drain(..)
+            .map(|export| (begin_look(export.path.clone()), export))
+            .collect();
         let deadline = Instant::now() + EXPORT_PATIENCE;
         for (look, export) in looks {
             match look.and_then(|answer| wait_for_look(&answer, deadline)) {
@@ -385,8 +415,8 @@ impl Config {
 
 type Look = Result<PathBuf, Unusable>;
 
-/// Finds out the path of an export's directory as it is now: links that are put on the way later are not
-/// followed. A file system that hangs holds up nothing but a thread that is left behind.
+/// Finds out the path of an export's directory as it is now: links that are put on the way later
+/// are not followed. A file system that hangs holds up nothing but a thread that is left behind.
 fn begin_look(path: PathBuf) -> Result<mpsc::Receiver<Look>, Unusable> {
     let (told, answer) = mpsc::sync_channel(1);
     let look = move || {
@@ -416,7 +446,9 @@ enum Unusable {
     Closed(io::Error),
     #[error("is not a directory; name one, or take the export out")]
     NoDirectory,
-    #[error("leads through a link that others can change: {0}; name the directory itself, or take the export out")]
+    #[error(
+        "leads through a link that others can change: {0}; name the directory itself, or take the export out"
+    )]
     Linked(io::Error),
     #[error(
         "has not answered for {} s: its file system hangs; mount it anew, or take the export out",
@@ -473,7 +505,9 @@ impl Reader<'_> {
                         config.listen = address;
                     }
                 }
-                "allow_plaintext" => config.allow_plaintext = self.boolean("allow_plaintext", value),
+                "allow_plaintext" => {
+                    config.allow_plaintext = self.boolean("allow_plaintext", value)
+                }
                 "volumes" => config.volumes = self.boolean("volumes", value),
                 "max_runs" => config.bounds.runs = self.positive("max_runs", value).unwrap_or(1),
                 "audit" => config.audit = self.absolute("audit", value),
@@ -490,7 +524,9 @@ impl Reader<'_> {
                 }
                 "export" => self.exports(&mut config, value),
                 "confinement" => config.confinement = self.confinement(value),
-                other => self.mistake(key.span(), format!("unknown key `{other}` (known: {KNOWN})")),
+                other => {
+                    self.mistake(key.span(), format!("unknown key `{other}` (known: {KNOWN})"))
+                }
             }
         }
         self.check_identities(&mut config, identities, identities_at);
@@ -498,7 +534,11 @@ impl Reader<'_> {
             self.mistake(listen_at.clone(), error.to_string());
         }
         // An identity without a user is told with its place; a user that is wrong, too.
-        let has_user = table.get_ref().get("confinement").and_then(|value| value.get_ref().get("user")).is_some();
+        let has_user = table
+            .get_ref()
+            .get("confinement")
+            .and_then(|value| value.get_ref().get("user"))
+            .is_some();
         if config.tls.is_none()
             && !has_user
             && let Err(error) = config.check_user()
@@ -506,7 +546,10 @@ impl Reader<'_> {
             self.mistake(listen_at.clone(), error.to_string());
         }
         if !table.get_ref().contains_key("export") {
-            self.mistake(self.text.len()..self.text.len(), "nothing to serve: add an [[export]] with name and path");
+            self.mistake(
+                self.text.len()..self.text.len(),
+                "nothing to serve: add an [[export]] with name and path",
+            );
         }
         config
     }
@@ -514,7 +557,10 @@ impl Reader<'_> {
     fn absolute(&mut self, key: &str, value: &Entry<'_>) -> Option<PathBuf> {
         let path = PathBuf::from(self.string(key, value)?);
         if !path.is_absolute() {
-            self.mistake(value.span(), format!("`{key}` must be absolute, not `{}`", path.display()));
+            self.mistake(
+                value.span(),
+                format!("`{key}` must be absolute, not `{}`", path.display()),
+            );
         }
         Some(path)
     }
@@ -532,7 +578,13 @@ impl Reader<'_> {
         }
     }
 
-    fn export(&mut self, config: &mut Config, at: Range<usize>, table: &DeTable<'_>, seen: &mut HashSet<String>) {
+    fn export(
+        &mut self,
+        config: &mut Config,
+        at: Range<usize>,
+        table: &DeTable<'_>,
+        seen: &mut HashSet<String>,
+    ) {
         let (mut name, mut path, mut coherence) = (None, None, None);
         let (mut read_only, mut exec) = (false, false);
         for (key, value) in table {
@@ -562,7 +614,8 @@ impl Reader<'_> {
             return self.mistake(name_at.clone(), format!("export `{name}` is named twice"));
         }
         if let (Some((name, _)), Some((path, path_at))) = (name, path)
-            && let Some(mistake) = config.add_export(Export { name, path: path.into(), read_only, exec, coherence })
+            && let Some(mistake) =
+                config.add_export(Export { name, path: path.into(), read_only, exec, coherence })
         {
             self.mistake(path_at, mistake);
         }
@@ -576,7 +629,10 @@ impl Reader<'_> {
                 None
             }
             None => {
-                self.mistake(value.span(), format!("`{key}` must be a string, not {}", value.get_ref().type_str()));
+                self.mistake(
+                    value.span(),
+                    format!("`{key}` must be a string, not {}", value.get_ref().type_str()),
+                );
                 None
             }
         }
@@ -584,7 +640,10 @@ impl Reader<'_> {
 
     fn boolean(&mut self, key: &str, value: &Entry<'_>) -> bool {
         value.get_ref().as_bool().unwrap_or_else(|| {
-            self.mistake(value.span(), format!("`{key}` must be true or false, not {}", value.get_ref().type_str()));
+            self.mistake(
+                value.span(),
+                format!("`{key}` must be true or false, not {}", value.get_ref().type_str()),
+            );
             false
         })
     }
@@ -624,7 +683,10 @@ impl Reader<'_> {
         let text = self.string("listen", value)?;
         let address = text.parse().ok();
         if address.is_none() {
-            self.mistake(value.span(), format!("`listen` must be IP:PORT such as 127.0.0.1:7400, not `{text}`"));
+            self.mistake(
+                value.span(),
+                format!("`listen` must be IP:PORT such as 127.0.0.1:7400, not `{text}`"),
+            );
         }
         address
     }
@@ -683,7 +745,10 @@ mod tests {
         ] {
             assert!(all.contains(expected), "missing {expected:?} in:\n{all}");
         }
-        assert!(all.contains("executor.toml:12:13: `coherence` must be one of sshfs, rclone, "), "{all}");
+        assert!(
+            all.contains("executor.toml:12:13: `coherence` must be one of sshfs, rclone, "),
+            "{all}"
+        );
         assert_eq!(all.lines().count(), 7, "{all}");
     }
 
@@ -695,9 +760,15 @@ mod tests {
     #[test]
     fn plain_text_stays_on_loopback() {
         let all = mistakes("listen = \"0.0.0.0:7400\"\n[[export]]\nname = \"a\"\npath = \"/\"\n");
-        assert!(all.starts_with("executor.toml:1:10: refusing to serve plain text on 0.0.0.0:7400"), "{all}");
+        assert!(
+            all.starts_with("executor.toml:1:10: refusing to serve plain text on 0.0.0.0:7400"),
+            "{all}"
+        );
         let allowed = "listen = \"0.0.0.0:1\"\nallow_plaintext = true\n[[export]]\nname = \"a\"\npath = \"/\"\n";
-        assert!(mistakes(allowed).starts_with("executor.toml:1:10: refusing to run everybody's commands as root"));
+        assert!(
+            mistakes(allowed)
+                .starts_with("executor.toml:1:10: refusing to run everybody's commands as root")
+        );
         let allowed = format!("{allowed}[confinement]\nuser = \"root\"\n");
         assert!(Config::parse("executor.toml", &allowed).is_ok());
     }
@@ -705,7 +776,11 @@ mod tests {
     #[test]
     fn an_export_may_be_its_own_name() {
         let check = |argument: &str, name: &str, path: &str| {
-            assert_eq!(parse_export(argument), Ok((name.to_owned(), PathBuf::from(path))), "{argument}");
+            assert_eq!(
+                parse_export(argument),
+                Ok((name.to_owned(), PathBuf::from(path))),
+                "{argument}"
+            );
         };
         check("logs=/srv/logs", "logs", "/srv/logs");
         check("/srv/a=b", "/srv/a=b", "/srv/a=b");
@@ -721,7 +796,8 @@ mod tests {
     #[test]
     fn over_stdio_what_is_missing_is_left_out() {
         let exports = ["/nonexistent-directory", "/", "/"].map(|path| parse_export(path).unwrap());
-        let names: Vec<_> = Config::for_stdio(exports.into(), true).exports.into_iter().map(|e| e.name).collect();
+        let names: Vec<_> =
+            Config::for_stdio(exports.into(), true).exports.into_iter().map(|e| e.name).collect();
         assert_eq!(names, ["/"]);
     }
 
@@ -730,9 +806,16 @@ mod tests {
         let text = "[tls]\n[[export]]\nname = \"a\"\npath = \"/\"\n[[export]]\nname = \"b\"\npath = \"/nonexistent-directory\"\n\
                     [[export]]\nname = \"c\"\npath = \"/dev/null\"\n[[identity]]\nname = \"ada\"\nuser = \"root\"\nexports = [\"a\", \"b\"]\n";
         let config = Config::parse("executor.toml", text).unwrap();
-        assert_eq!(config.exports.iter().map(|export| export.name.as_str()).collect::<Vec<_>>(), ["a"]);
-        let unserved: Vec<_> = config.unserved.iter().map(|its| (its.name.as_str(), its.fault)).collect();
-        assert_eq!(unserved, [("b", "its directory does not exist"), ("c", "it is not a directory")]);
+        assert_eq!(
+            config.exports.iter().map(|export| export.name.as_str()).collect::<Vec<_>>(),
+            ["a"]
+        );
+        let unserved: Vec<_> =
+            config.unserved.iter().map(|its| (its.name.as_str(), its.fault)).collect();
+        assert_eq!(
+            unserved,
+            [("b", "its directory does not exist"), ("c", "it is not a directory")]
+        );
         let hint = "/nonexistent-directory of export `b` does not exist; make the directory, or take the export out";
         assert_eq!(config.unserved[0].hint, hint);
         // What is wrong with the file itself still is.
@@ -742,10 +825,19 @@ mod tests {
 
     #[test]
     fn arguments_are_checked_the_same_way() {
-        let exports = vec![("a".to_owned(), PathBuf::from("/nonexistent-directory")), ("b".into(), "/dev/null".into())];
-        let all = Config::from_arguments(default_listen(), exports, false, false, RightsArguments::default())
-            .unwrap_err()
-            .to_string();
+        let exports = vec![
+            ("a".to_owned(), PathBuf::from("/nonexistent-directory")),
+            ("b".into(), "/dev/null".into()),
+        ];
+        let all = Config::from_arguments(
+            default_listen(),
+            exports,
+            false,
+            false,
+            RightsArguments::default(),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(all.contains("/nonexistent-directory of export `a` does not exist"), "{all}");
         assert!(all.contains("/dev/null of export `b` is not a directory"), "{all}");
     }

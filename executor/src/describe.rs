@@ -24,20 +24,33 @@ pub struct Machine {
 
 impl Machine {
     /// The reply to `caller`'s `Describe`.
-    pub async fn describe(&self, caller: &Caller, pool: &Pool, confinement: &Reached) -> DescribeReply {
+    pub async fn describe(
+        &self,
+        caller: &Caller,
+        pool: &Pool,
+        confinement: &Reached,
+    ) -> DescribeReply {
         let no_namespaces = pool.no_namespaces();
         let exports = caller.exports.iter();
         DescribeReply {
             protocol: PROTOCOL_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            hostname: gethostname().map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned()),
-            exports: exports.map(|e| Export { name: e.name.clone(), read_only: e.read_only }).collect(),
+            hostname: gethostname()
+                .map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned()),
+            exports: exports
+                .map(|e| Export { name: e.name.clone(), read_only: e.read_only })
+                .collect(),
             locales: self.locales.get_or_init(read_locales).await.clone(),
-            machine: uname().map_or_else(|_| String::new(), |name| name.machine().to_string_lossy().into_owned()),
+            machine: uname().map_or_else(
+                |_| String::new(),
+                |name| name.machine().to_string_lossy().into_owned(),
+            ),
             namespaces: no_namespaces.is_none(),
             namespaces_reason: no_namespaces.unwrap_or_default().to_owned(),
             instance: self.instance.get_or_init(new_instance).clone(),
-            localtime_sha256: tools::hash_file(Path::new("/etc/localtime")).unwrap_or_default().into(),
+            localtime_sha256: tools::hash_file(Path::new("/etc/localtime"))
+                .unwrap_or_default()
+                .into(),
             confinement: confinement.to_string(),
         }
     }

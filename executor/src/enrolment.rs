@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use posh_proto::executor::{EnrolRequest, IssuedCertificate, RenewRequest, enrolment_server::Enrolment};
+use posh_proto::executor::{
+    EnrolRequest, IssuedCertificate, RenewRequest, enrolment_server::Enrolment,
+};
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -66,20 +68,24 @@ struct Bucket {
 impl Enrolments {
     /// For an executor with that TLS.
     pub fn new(tls: Option<Arc<Serving>>, admission: Admission, audit: AuditLog) -> Self {
-        let (failures, renewals) = (Mutex::new(Buckets::new(FAILURES)), Mutex::new(Buckets::new(RENEWALS)));
+        let (failures, renewals) =
+            (Mutex::new(Buckets::new(FAILURES)), Mutex::new(Buckets::new(RENEWALS)));
         Self { tls, admission, audit, failures, renewals }
     }
 
     fn register(&self) -> Result<Arc<Register>, Status> {
         let tls = self.tls.as_ref();
-        tls.map(|tls| tls.register.clone()).ok_or_else(|| Status::unimplemented("this executor needs no certificates"))
+        tls.map(|tls| tls.register.clone())
+            .ok_or_else(|| Status::unimplemented("this executor needs no certificates"))
     }
 
     /// Counts a failed attempt.
     fn failed(&self, peer: Option<&Peer>, invalid: &Invalid) -> Status {
         let source = peer.and_then(|peer| peer.address).map(|address| Source::of(address.ip()));
         if !self.failures.lock().expect("not poisoned").take(source) {
-            return Status::resource_exhausted("too many failed enrolments from this address; try again in a minute");
+            return Status::resource_exhausted(
+                "too many failed enrolments from this address; try again in a minute",
+            );
         }
         if self.audit.refused("-", &peer_name(peer), "enrolment") {
             tracing::warn!(peer = peer_name(peer), "enrolment refused: {invalid}");
@@ -96,12 +102,14 @@ impl<K: Eq + Hash + Clone> Buckets<K> {
     fn take(&mut self, key: K) -> bool {
         let Rate { at_once, interval } = self.rate;
         if self.by.len() >= COUNTED && !self.by.contains_key(&key) {
-            let idle = self.by.iter().min_by_key(|(_, bucket)| bucket.since).map(|(key, _)| key.clone());
+            let idle =
+                self.by.iter().min_by_key(|(_, bucket)| bucket.since).map(|(key, _)| key.clone());
             if let Some(key) = idle {
                 self.by.remove(&key);
             }
         }
-        let bucket = self.by.entry(key).or_insert_with(|| Bucket { left: at_once, since: Instant::now() });
+        let bucket =
+            self.by.entry(key).or_insert_with(|| Bucket { left: at_once, since: Instant::now() });
         let earned = bucket.since.elapsed().as_nanos() / interval.as_nanos();
         let earned = u32::try_from(earned).unwrap_or(at_once).min(at_once);
         if earned > 0 {
@@ -116,7 +124,10 @@ impl<K: Eq + Hash + Clone> Buckets<K> {
 
 #[tonic::async_trait]
 impl Enrolment for Enrolments {
-    async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<IssuedCertificate>, Status> {
+    async fn enrol(
+        &self,
+        request: Request<EnrolRequest>,
+    ) -> Result<Response<IssuedCertificate>, Status> {
         let register = self.register()?;
         let peer = request.extensions().get::<Peer>().cloned();
         let EnrolRequest { secret, signing_request } = request.into_inner();
@@ -137,17 +148,27 @@ impl Enrolment for Enrolments {
         }
     }
 
-    async fn renew(&self, request: Request<RenewRequest>) -> Result<Response<IssuedCertificate>, Status> {
+    async fn renew(
+        &self,
+        request: Request<RenewRequest>,
+    ) -> Result<Response<IssuedCertificate>, Status> {
         let register = self.register()?;
-        let proof = request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
-        let caller = self.admission.caller(&proof).map_err(|Denied(why)| Status::unauthenticated(why))?;
-        let identity = caller.identity.clone().ok_or_else(|| Status::internal("a caller without identity"))?;
+        let proof =
+            request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
+        let caller =
+            self.admission.caller(&proof).map_err(|Denied(why)| Status::unauthenticated(why))?;
+        let identity =
+            caller.identity.clone().ok_or_else(|| Status::internal("a caller without identity"))?;
         let peer = peer_name(request.extensions().get());
-        let Proof::Certificate(present) = proof else { return Err(Status::internal("a caller without certificate")) };
+        let Proof::Certificate(present) = proof else {
+            return Err(Status::internal("a caller without certificate"));
+        };
         let signing_request = request.into_inner().signing_request;
         require_size(&signing_request)?;
         if !self.renewals.lock().expect("not poisoned").take(identity.clone()) {
-            return Err(Status::resource_exhausted(format!("too many renewals of {identity}; try again in an hour")));
+            return Err(Status::resource_exhausted(format!(
+                "too many renewals of {identity}; try again in an hour"
+            )));
         }
         let issued = {
             let identity = identity.clone();
@@ -170,7 +191,9 @@ fn require_size(signing_request: &[u8]) -> Result<(), Status> {
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, crate::tls::TlsError> + Send + 'static,
 ) -> Result<T, Status> {
-    let done = tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))?;
+    let done = tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Status::internal(error.to_string()))?;
     done.map_err(|error| {
         tracing::error!("cannot issue a certificate: {error}");
         Status::internal("this executor cannot issue a certificate just now; its log says why")

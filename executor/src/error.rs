@@ -39,7 +39,9 @@ pub enum Error {
         reached: String,
     },
     /// The cgroup that the configuration names is of no use.
-    #[error("{0}: `cgroup` of [confinement] names a cgroup of version 2 that is this program's to use")]
+    #[error(
+        "{0}: `cgroup` of [confinement] names a cgroup of version 2 that is this program's to use"
+    )]
     Cgroup(String),
     /// A system call failed.
     #[error("cannot {attempt}")]
@@ -98,6 +100,8 @@ impl Refusal {
 impl From<Refusal> for RunOutput {
     fn from(refusal: Refusal) -> Self {
         let Refusal { kind, message, stage } = refusal;
-        Self { kind: Some(run_output::Kind::Rejected(Rejected { kind: kind.into(), message, stage })) }
+        Self {
+            kind: Some(run_output::Kind::Rejected(Rejected { kind: kind.into(), message, stage })),
+        }
     }
 }

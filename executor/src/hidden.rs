@@ -1,8 +1,10 @@
-//! What no view shows, although it may lie in what all of them show (`/opt`, `/usr`): the exports, which have their own
-//! mount points, and the executor's own files. A view covers them before it makes anything that a client has named.
+//! What no view shows, although it may lie in what all of them show (`/opt`, `/usr`): the exports,
+//! which have their own mount points, and the executor's own files. A view covers them before it
+//! makes anything that a client has named.
 //!
-//! Nothing that waits for a disk is done for a view: an export of somebody else's that hangs holds up nobody. Where the
-//! paths lead is looked at when the configuration is read, and what else they are called by the list of mounts.
+//! Nothing that waits for a disk is done for a view: an export of somebody else's that hangs holds
+//! up nobody. Where the paths lead is looked at when the configuration is read, and what else they
+//! are called by the list of mounts.
 
 use std::{
     collections::BTreeSet,
@@ -14,8 +16,8 @@ use fs_mapper::mountinfo::{MountEntry, MountInfo, MountInfoError};
 
 use crate::{Config, runner::is_shown, tools::PATH};
 
-/// What programs are made of, beside the directories of PATH. Whoever exports these, or what they lie in, exports what
-/// everybody has.
+/// What programs are made of, beside the directories of PATH. Whoever exports these, or what they
+/// lie in, exports what everybody has.
 const PROGRAMS: [&str; 18] = [
     "/bin",
     "/sbin",
@@ -37,18 +39,19 @@ const PROGRAMS: [&str; 18] = [
     "/etc",
 ];
 
-/// The exports of a configuration and the files of its executor, by the names that they have without links.
+/// The exports of a configuration and the files of its executor, by the names that they have
+/// without links.
 ///
-/// Invariant: no export's file system is asked for anything. An export's path was looked at when the
-/// configuration was read, within a limit; one that hangs now would hold up whoever asks.
+/// Invariant: no export's file system is asked for anything. An export's path was looked at when
+/// the configuration was read, within a limit; one that hangs now would hold up whoever asks.
 #[must_use]
 pub fn paths(config: &Config) -> BTreeSet<PathBuf> {
     let own = own_files(config).into_iter().map(|path| fs::canonicalize(&path).unwrap_or(path));
     own.chain(exports(config)).collect()
 }
 
-/// Exports and the executor's own files under their configured names, without a look at any of them: their
-/// file systems may hang.
+/// Exports and the executor's own files under their configured names, without a look at any of
+/// them: their file systems may hang.
 #[must_use]
 pub fn configured_paths(config: &Config) -> BTreeSet<PathBuf> {
     own_files(config).into_iter().chain(exports(config)).collect()
@@ -63,7 +66,12 @@ fn own_files(config: &Config) -> Vec<PathBuf> {
     let mut all = vec![std::env::temp_dir()];
     all.extend(config.tls.iter().map(|tls| tls.directory.clone()));
     all.extend(config.confinement.annotations.iter().cloned());
-    all.extend([&config.file, &config.audit, &config.state, &config.confinement.cgroup].into_iter().flatten().cloned());
+    all.extend(
+        [&config.file, &config.audit, &config.state, &config.confinement.cgroup]
+            .into_iter()
+            .flatten()
+            .cloned(),
+    );
     // The file beside the record; see `audit::chain`.
     all.extend(config.audit.iter().map(|audit| {
         let mut name = audit.clone().into_os_string();
@@ -77,12 +85,17 @@ fn own_files(config: &Config) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// The list of mounts can't be read.
-pub fn shown<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<BTreeSet<PathBuf>, MountInfoError> {
+pub fn shown<'a>(
+    paths: impl Iterator<Item = &'a Path>,
+) -> Result<BTreeSet<PathBuf>, MountInfoError> {
     let mounts = MountInfo::read()?;
     Ok(shown_among(paths, &mounts.visible()))
 }
 
-fn shown_among<'a>(paths: impl Iterator<Item = &'a Path>, mounts: &[&MountEntry]) -> BTreeSet<PathBuf> {
+fn shown_among<'a>(
+    paths: impl Iterator<Item = &'a Path>,
+    mounts: &[&MountEntry],
+) -> BTreeSet<PathBuf> {
     let names = paths.filter(|path| !holds_programs(path)).flat_map(|path| {
         let others = other_names(path, mounts);
         std::iter::once(path.to_owned()).chain(others)
@@ -97,14 +110,20 @@ fn holds_programs(path: &Path) -> bool {
 /// By what other names the same directory, or a part of it, is mounted.
 fn other_names(path: &Path, mounts: &[&MountEntry]) -> Vec<PathBuf> {
     let around = mounts.iter().filter(|mount| path.starts_with(&mount.mount_point));
-    let Some(around) = around.max_by_key(|mount| mount.mount_point.as_os_str().len()) else { return Vec::new() };
+    let Some(around) = around.max_by_key(|mount| mount.mount_point.as_os_str().len()) else {
+        return Vec::new();
+    };
     let Ok(below) = path.strip_prefix(&around.mount_point) else { return Vec::new() };
     let inside = around.root.join(below);
     let name = |mount: &&&MountEntry| match inside.strip_prefix(&mount.root) {
         Ok(below) => Some(mount.mount_point.join(below)),
         Err(_) => mount.root.starts_with(&inside).then(|| mount.mount_point.clone()),
     };
-    mounts.iter().filter(|mount| mount.device == around.device).filter_map(|mount| name(&mount)).collect()
+    mounts
+        .iter()
+        .filter(|mount| mount.device == around.device)
+        .filter_map(|mount| name(&mount))
+        .collect()
 }
 
 #[cfg(test)]

@@ -23,7 +23,8 @@
 //! * `hidden`: what no view shows of the directories that all of them have
 //! * [`runner`]: the other program of this binary. It builds the namespace,
 //!   checks paths, forks and reaps. The daemon itself never forks.
-//! * [`verify`]: a third program of it, which tells what files commands use that their annotations do not name
+//! * [`verify`]: a third program of it, which tells what files commands use that their annotations
+//!   do not name
 //! * `volume`: files for mounts that gateways serve themselves
 //! * `sys`: the only file with `unsafe`
 

@@ -75,11 +75,14 @@ impl Capacity {
     /// So many open files, and a quarter of the machine's pseudo-terminals: logins need some too.
     #[must_use]
     pub fn of_machine(descriptors: usize) -> Self {
-        let ptys = fs::read_to_string("/proc/sys/kernel/pty/max").ok().and_then(|text| text.trim().parse().ok());
+        let ptys = fs::read_to_string("/proc/sys/kernel/pty/max")
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
         Self { descriptors, ptys: (ptys.unwrap_or(USUAL_PTYS) / PART_OF_PTYS).max(1) }
     }
 
-    /// What one of several may have, also who is the first: what one run takes is not bounded otherwise.
+    /// What one of several may have, also who is the first: what one run takes is not bounded
+    /// otherwise.
     fn of_one(self, is_shared: bool) -> (Option<usize>, Option<usize>) {
         let descriptors = self.descriptors - self.descriptors / (SHARE_OF_FREE + 1);
         match is_shared {
@@ -195,7 +198,11 @@ impl Load {
     }
 
     /// Room for a run, or why there is none.
-    pub(crate) fn admit_run(self: &Arc<Self>, caller: &Caller, need: Need) -> Result<RunShare, Refusal> {
+    pub(crate) fn admit_run(
+        self: &Arc<Self>,
+        caller: &Caller,
+        need: Need,
+    ) -> Result<RunShare, Refusal> {
         let pressure = self.pressure.refusal();
         let is_shared = self.is_shared.load(Ordering::Relaxed);
         let mut state = self.state.lock().expect("not poisoned");
@@ -210,7 +217,8 @@ impl Load {
             whole_limit: self.bounds.runs,
         };
         let needs = self.limits_of(caller, (usage.need, state.whole.need), need);
-        let full = [runs].iter().chain(&needs).find_map(|limit| limit.refusal(caller.name(), is_shared));
+        let full =
+            [runs].iter().chain(&needs).find_map(|limit| limit.refusal(caller.name(), is_shared));
         if let Some(message) = full.or(refused_by_machine) {
             state.whole.refused += 1;
             state.account(caller).usage.refused += 1;
@@ -225,14 +233,20 @@ impl Load {
     }
 
     /// Room for bytes that wait for something, or why there is none.
-    pub(crate) fn hold(self: &Arc<Self>, caller: &Caller, buffered_bytes: usize) -> Result<BytesShare, Refusal> {
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        caller: &Caller,
+        buffered_bytes: usize,
+    ) -> Result<BytesShare, Refusal> {
         let need = Need { buffered_bytes, ..Need::default() };
         let is_shared = self.is_shared.load(Ordering::Relaxed);
         let mut state = self.state.lock().expect("not poisoned");
         let own = state.account(caller).usage.need;
         let limits = self.limits_of(caller, (own, state.whole.need), need);
-        if let Some(message) =
-            limits.iter().filter(|limit| limit.want > 0).find_map(|l| l.refusal(caller.name(), is_shared))
+        if let Some(message) = limits
+            .iter()
+            .filter(|limit| limit.want > 0)
+            .find_map(|l| l.refusal(caller.name(), is_shared))
         {
             state.whole.refused += 1;
             state.account(caller).usage.refused += 1;
@@ -257,25 +271,37 @@ impl Load {
         let (limits, bounds) = (&caller.limits, &self.bounds);
         [
             limit("processes", |need| need.processes, limits.processes, bounds.processes),
-            limit("buffered bytes", |need| need.buffered_bytes, limits.buffered_bytes, bounds.buffered_bytes),
+            limit(
+                "buffered bytes",
+                |need| need.buffered_bytes,
+                limits.buffered_bytes,
+                bounds.buffered_bytes,
+            ),
             limit("open files", |need| need.descriptors, descriptors, self.capacity.descriptors),
             limit("pseudo-terminals", |need| need.ptys, ptys, self.capacity.ptys),
         ]
     }
 
     /// Room for a connection, or why there is none.
-    pub(crate) fn admit_connection(self: &Arc<Self>, caller: &Caller) -> Result<ConnectionShare, String> {
+    pub(crate) fn admit_connection(
+        self: &Arc<Self>,
+        caller: &Caller,
+    ) -> Result<ConnectionShare, String> {
         let mut state = self.state.lock().expect("not poisoned");
         let own = state.account(caller).usage.connections;
         let limit = Limit {
             name: "connections",
             want: 1,
             own,
-            own_limit: caller.limits.connections.or(caller.identity.as_ref().map(|_| CONNECTIONS_OF_ONE)),
+            own_limit: caller
+                .limits
+                .connections
+                .or(caller.identity.as_ref().map(|_| CONNECTIONS_OF_ONE)),
             whole: state.whole.connections,
             whole_limit: self.bounds.connections,
         };
-        if let Some(message) = limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed)) {
+        if let Some(message) = limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed))
+        {
             return Err(message);
         }
         state.whole.connections += 1;
@@ -294,7 +320,8 @@ impl Load {
             whole: state.whole.calls,
             whole_limit: OPEN_CALLS,
         };
-        if let Some(message) = limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed)) {
+        if let Some(message) = limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed))
+        {
             return Err(message);
         }
         state.whole.calls += 1;
@@ -302,8 +329,9 @@ impl Load {
         Ok(CallShare { load: self.clone(), identity: caller.identity.clone() })
     }
 
-    /// Whether others must be what the machine is busy with. One identity's commands make as much load as they like, and
-    /// must not keep from the machine who has none at work, or fewer than its part.
+    /// Whether others must be what the machine is busy with. One identity's commands make as much
+    /// load as they like, and must not keep from the machine who has none at work, or fewer than
+    /// its part.
     fn is_below_share(&self, state: &State, own: Usage) -> bool {
         if !self.is_shared.load(Ordering::Relaxed) {
             return false;
@@ -318,9 +346,12 @@ impl Load {
         let mut state = self.state.lock().expect("not poisoned");
         let account = state.account(caller);
         let full = f64::from(rate) * BURST_S;
-        let bucket = account.calls.get_or_insert_with(|| Bucket { left: full, since: Instant::now() });
+        let bucket =
+            account.calls.get_or_insert_with(|| Bucket { left: full, since: Instant::now() });
         let now = Instant::now();
-        bucket.left = (bucket.left + now.duration_since(bucket.since).as_secs_f64() * f64::from(rate)).min(full);
+        bucket.left = (bucket.left
+            + now.duration_since(bucket.since).as_secs_f64() * f64::from(rate))
+        .min(full);
         bucket.since = now;
         if bucket.left >= 1.0 {
             bucket.left -= 1.0;
@@ -328,7 +359,8 @@ impl Load {
         }
         account.usage.refused += 1;
         state.whole.refused += 1;
-        let message = format!("{} is at its limit of {rate} calls a second on this executor", caller.name());
+        let message =
+            format!("{} is at its limit of {rate} calls a second on this executor", caller.name());
         Err(Refusal::new(Kind::Overloaded, message))
     }
 
@@ -436,7 +468,9 @@ impl Limit {
         }
         // Whoever has nothing yet may take what there is.
         if is_shared && *own > 0 && own + want > (free - want).saturating_mul(SHARE_OF_FREE) {
-            return Some(format!("{who} has its share of the executor's {name}; the rest is for others"));
+            return Some(format!(
+                "{who} has its share of the executor's {name}; the rest is for others"
+            ));
         }
         None
     }
@@ -515,7 +549,11 @@ mod tests {
     use crate::Config;
 
     fn caller(name: &str, limits: Limits) -> Caller {
-        Caller { identity: Some(name.to_owned()), limits, ..Caller::anybody(&Config::new(Vec::new())) }
+        Caller {
+            identity: Some(name.to_owned()),
+            limits,
+            ..Caller::anybody(&Config::new(Vec::new()))
+        }
     }
 
     fn load(runs: usize, is_shared: bool) -> Arc<Load> {
@@ -526,7 +564,9 @@ mod tests {
     fn fill(load: &Arc<Load>, caller: &Caller) -> (Vec<RunShare>, String) {
         let mut shares = Vec::new();
         loop {
-            match load.admit_run(caller, Need { processes: 1, buffered_bytes: 1, ..Need::default() }) {
+            match load
+                .admit_run(caller, Need { processes: 1, buffered_bytes: 1, ..Need::default() })
+            {
                 Ok(share) => shares.push(share),
                 Err(refusal) => return (shares, refusal.message),
             }
@@ -536,8 +576,11 @@ mod tests {
     #[test]
     fn nobody_gets_the_last_places_of_a_shared_executor() {
         let load = load(512, true);
-        let (first, second, third) =
-            (caller("a", Limits::default()), caller("b", Limits::default()), caller("c", Limits::default()));
+        let (first, second, third) = (
+            caller("a", Limits::default()),
+            caller("b", Limits::default()),
+            caller("c", Limits::default()),
+        );
         let (of_first, why) = fill(&load, &first);
         assert_eq!(
             (of_first.len(), why.as_str()),
@@ -564,7 +607,10 @@ mod tests {
     #[test]
     fn who_is_alone_may_have_it_all() {
         let (shares, why) = fill(&load(3, false), &Caller::anybody(&Config::new(Vec::new())));
-        assert_eq!((shares.len(), why.as_str()), (3, "the executor is at its limit of concurrent runs"));
+        assert_eq!(
+            (shares.len(), why.as_str()),
+            (3, "the executor is at its limit of concurrent runs")
+        );
     }
 
     #[test]
@@ -580,7 +626,10 @@ mod tests {
         // Nobody says who made it, but who has nothing at work has not.
         let of_ada = admit(&ada, 20).unwrap();
         let refused = admit(&ada, 1).unwrap_err();
-        assert!(refused.kind == Kind::Overloaded && refused.message.contains("load average"), "{refused}");
+        assert!(
+            refused.kind == Kind::Overloaded && refused.message.contains("load average"),
+            "{refused}"
+        );
         assert!(load.status(&ada).refusing.contains("load average"));
         let _of_bob = [admit(&bob, 1).unwrap(), admit(&bob, 1).unwrap()];
         assert_eq!(load.status(&bob).refusing, "");
@@ -605,10 +654,14 @@ mod tests {
             (Limits { buffered_bytes: Some(99), ..Limits::default() }, 0, "buffered bytes"),
         ] {
             let caller = caller(what, limits);
-            let held: Vec<_> = (0..shares).map(|_| load.admit_run(&caller, need).unwrap()).collect();
+            let held: Vec<_> =
+                (0..shares).map(|_| load.admit_run(&caller, need).unwrap()).collect();
             let refusal = load.admit_run(&caller, need).unwrap_err();
             assert_eq!(refusal.kind, Kind::Overloaded);
-            assert_eq!(refusal.message, format!("{what} is at its limit of {what} on this executor"));
+            assert_eq!(
+                refusal.message,
+                format!("{what} is at its limit of {what} on this executor")
+            );
             assert_eq!(load.status(&caller).own.unwrap().refused, 1);
             drop(held);
             assert_eq!(load.status(&caller).own.unwrap().processes, 0);
@@ -638,7 +691,10 @@ mod tests {
         let load = load(512, true);
         let (ada, bob) = (caller("ada", Limits::default()), caller("bob", Limits::default()));
         for (first, small) in [
-            (Need { descriptors: 1000, ..Need::default() }, Need { descriptors: 10, ..Need::default() }),
+            (
+                Need { descriptors: 1000, ..Need::default() },
+                Need { descriptors: 10, ..Need::default() },
+            ),
             (Need { ptys: 64, ..Need::default() }, Need { ptys: 1, ..Need::default() }),
         ] {
             assert_eq!(load.admit_run(&ada, first).unwrap_err().kind, Kind::Overloaded);
@@ -646,8 +702,11 @@ mod tests {
             assert!((16..=75).contains(&held.len()), "{}", held.len());
             assert!(load.admit_run(&bob, small).is_ok());
         }
-        let alone = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1000, ptys: 64 }, false));
-        assert!(alone.admit_run(&ada, Need { descriptors: 1000, ptys: 64, ..Need::default() }).is_ok());
+        let alone =
+            Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1000, ptys: 64 }, false));
+        assert!(
+            alone.admit_run(&ada, Need { descriptors: 1000, ptys: 64, ..Need::default() }).is_ok()
+        );
     }
 
     #[test]

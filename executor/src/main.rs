@@ -2,12 +2,15 @@
 //! runner that another `posh-executor` started. Exit codes live here: 0 after
 //! an orderly end, 1 when serving failed, 2 when the configuration is wrong.
 
-use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, thread, time::Duration};
+use std::{
+    ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, thread, time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use posh_executor::{
-    Config, Error, Stdio, accounts, audit, config, longest_end, run_stdio, run_with_changes, runner,
+    Config, Error, Stdio, accounts, audit, config, longest_end, run_stdio, run_with_changes,
+    runner,
     tls::{DEFAULT_DIRECTORY, TlsError, administer, rotation::Forced},
     verify,
 };
@@ -65,7 +68,8 @@ struct Arguments {
     /// Directory for what the next start has to know of volumes (/run/posh-executor for root)
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Refuse to start where commands are confined less than this: strict (the default), namespaces or none
+    /// Refuse to start where commands are confined less than this: strict (the default), namespaces
+    /// or none
     #[arg(long, value_name = "LEVEL")]
     require: Option<config::Level>,
 }
@@ -91,7 +95,8 @@ enum Role {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
-    /// Make the certificates of this executor: an authority of its own, and what it shows to gateways
+    /// Make the certificates of this executor: an authority of its own, and what it shows to
+    /// gateways
     Init {
         #[command(flatten)]
         place: Place,
@@ -107,11 +112,13 @@ enum Role {
         #[arg(long, value_name = "HOST")]
         name: Vec<String>,
     },
-    /// Replace the authority without an outage: make the next one, and once all have renewed, end the former one
+    /// Replace the authority without an outage: make the next one, and once all have renewed, end
+    /// the former one
     Rotate {
         #[command(flatten)]
         place: Place,
-        /// From now on only the next authority counts; refused while a certificate of the former one does
+        /// From now on only the next authority counts; refused while a certificate of the former
+        /// one does
         #[arg(long)]
         finish: bool,
         /// Also if workstations are locked out by it, which must be enrolled anew
@@ -177,10 +184,17 @@ fn main() -> ExitCode {
         None => {}
         Some(Role::Runner) => return runner::main(),
         Some(Role::Verify { annotations, file, in_copy_of, command }) => {
-            return tell_verdict(verify::verify(&verify::Task { annotations, command, file, in_copy_of }));
+            return tell_verdict(verify::verify(&verify::Task {
+                annotations,
+                command,
+                file,
+                in_copy_of,
+            }));
         }
         Some(Role::Audit { task: AuditTask::Verify { file } }) => {
-            return tell_verdict(audit::verify(&file).map(|verdict| (verdict.text, verdict.is_whole)));
+            return tell_verdict(
+                audit::verify(&file).map(|verdict| (verdict.text, verdict.is_whole)),
+            );
         }
         Some(role) => return tell(administer(role)),
     }
@@ -189,7 +203,9 @@ fn main() -> ExitCode {
     // Whoever read the log may be gone; to say so there would be a panic.
     tracing_subscriber::fmt()
         .log_internal_errors(false)
-        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)))
+        .with_env_filter(
+            EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level)),
+        )
         .with_writer(std::io::stderr)
         .with_ansi(!arguments.stdio)
         .init();
@@ -199,7 +215,12 @@ fn main() -> ExitCode {
             eprintln!("posh-executor: {error:#}");
             let is_config = matches!(
                 error.downcast_ref(),
-                Some(Error::Config(_) | Error::Plaintext(_) | Error::RootUser | Error::Confinement { .. })
+                Some(
+                    Error::Config(_)
+                        | Error::Plaintext(_)
+                        | Error::RootUser
+                        | Error::Confinement { .. }
+                )
             );
             ExitCode::from(if is_config { 2 } else { 1 })
         }
@@ -214,11 +235,14 @@ fn administer(role: Role) -> Result<(String, String), TlsError> {
         Role::Init { place, name } => administer::init(&absolute(place), name)?,
         Role::Renew { place, name } => administer::renew(&absolute(place), name)?,
         Role::Rotate { place, finish: false, .. } => administer::rotate(&absolute(place))?,
-        Role::Rotate { place, force, .. } => {
-            administer::finish_rotation(&absolute(place), if force { Forced::Yes } else { Forced::No })?
-        }
+        Role::Rotate { place, force, .. } => administer::finish_rotation(
+            &absolute(place),
+            if force { Forced::Yes } else { Forced::No },
+        )?,
         Role::Enroll { place, name } => return administer::enroll(&absolute(place), &name),
-        Role::Revoke { place, name, certificate: None } => administer::revoke(&absolute(place), &name)?,
+        Role::Revoke { place, name, certificate: None } => {
+            administer::revoke(&absolute(place), &name)?
+        }
         Role::Revoke { place, name, certificate: Some(prefix) } => {
             administer::revoke_one(&absolute(place), &name, &prefix)?
         }
@@ -268,10 +292,15 @@ async fn read_anew(file: PathBuf, mut hangup: unix::Signal, changed: mpsc::Sende
         let file = file.clone();
         // It looks up accounts, which may take its time.
         let loaded = tokio::task::spawn_blocking(move || Config::load(&file).map(with_state)).await;
-        match loaded.map_err(anyhow::Error::from).and_then(|loaded| loaded.map_err(anyhow::Error::from)) {
+        match loaded
+            .map_err(anyhow::Error::from)
+            .and_then(|loaded| loaded.map_err(anyhow::Error::from))
+        {
             Ok(config) => drop(changed.send(config).await),
             Err(error) => {
-                tracing::error!("the configuration stays as it was, since it can't be read anew: {error:#}");
+                tracing::error!(
+                    "the configuration stays as it was, since it can't be read anew: {error:#}"
+                );
             }
         }
     }
@@ -282,13 +311,21 @@ async fn read_anew(file: PathBuf, mut hangup: unix::Signal, changed: mpsc::Sende
 /// thread ends it.
 fn heed_signals(is_stdio: bool, longest_end: Duration) -> anyhow::Result<oneshot::Receiver<()>> {
     let (told, shutdown) = oneshot::channel();
-    let runtime = runtime::Builder::new_current_thread().enable_all().build().context("cannot wait for signals")?;
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot wait for signals")?;
     let entered = runtime.enter();
-    let mut terminate = unix::signal(unix::SignalKind::terminate()).context("cannot handle SIGTERM")?;
-    let mut interrupt = unix::signal(unix::SignalKind::interrupt()).context("cannot handle SIGINT")?;
+    let mut terminate =
+        unix::signal(unix::SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    let mut interrupt =
+        unix::signal(unix::SignalKind::interrupt()).context("cannot handle SIGINT")?;
     // A write beyond a limit on file sizes is an error (EFBIG) and not the end: a caller of a
     // volume chooses where it writes. The handler stays when this is dropped.
-    drop(unix::signal(unix::SignalKind::from_raw(nix::libc::SIGXFSZ)).context("cannot handle SIGXFSZ")?);
+    drop(
+        unix::signal(unix::SignalKind::from_raw(nix::libc::SIGXFSZ))
+            .context("cannot handle SIGXFSZ")?,
+    );
     // sshd, or whoever stands for it, is going: runs end in order before we do.
     let hangup = is_stdio.then(|| unix::signal(unix::SignalKind::hangup())).transpose();
     let mut hangup = hangup.context("cannot handle SIGHUP")?;
@@ -329,7 +366,10 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
             };
             let Arguments { listen, export, read_only, allow_plaintext, state, .. } = arguments;
             let state = state.map(|state| std::path::absolute(&state).unwrap_or(state));
-            Config { state, ..Config::from_arguments(listen, export, read_only, allow_plaintext, rights)? }
+            Config {
+                state,
+                ..Config::from_arguments(listen, export, read_only, allow_plaintext, rights)?
+            }
         }
     };
     // Behind ssh there is one session, and the next process serves another one.
@@ -340,7 +380,8 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
     let shutdown = async move {
         let _ = told.await;
     };
-    // Identities have runtimes of their own: this one serves handshakes and whoever has proved nothing.
+    // Identities have runtimes of their own: this one serves handshakes and whoever has proved
+    // nothing.
     let serves_strangers = config.tls.is_some();
     let workers = match serves_strangers {
         true => STRANGERS_WORKERS,
@@ -361,11 +402,13 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
             return Ok(run_stdio(config, Stdio::take()?, shutdown).await?);
         }
         config.check_address(config.listen)?;
-        let listener =
-            TcpListener::bind(config.listen).await.with_context(|| format!("cannot listen on {}", config.listen))?;
+        let listener = TcpListener::bind(config.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", config.listen))?;
         let (read, anew) = mpsc::channel(1);
         if let Some(file) = arguments.config {
-            let hangup = unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
+            let hangup =
+                unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
             tokio::spawn(read_anew(file, hangup, read));
         }
         let (changed, changes) = mpsc::channel(1);

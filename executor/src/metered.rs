@@ -1,16 +1,18 @@
-//! The bytes of requests on their way in. A message that has not come whole is held by its call,
-//! on the account of whoever sends it: its length is reserved as soon as it is known, and where
-//! there is no room, nothing more of the call is read until there is. So what unfinished messages
-//! hold is bounded for each account, HTTP/2's own windows aside, and one identity's unfinished
-//! messages never wait for another's. A message that does not come to its end in time ends its call.
+//! The bytes of requests on their way in. A message that has not come whole is held by its call, on
+//! the account of whoever sends it: its length is reserved as soon as it is known, and where there
+//! is no room, nothing more of the call is read until there is. So what unfinished messages hold is
+//! bounded for each account, HTTP/2's own windows aside, and one identity's unfinished messages
+//! never wait for another's. A message that does not come to its end in time ends its call.
 //!
-//! tonic reads the messages of a stream into one buffer, which stays as large as the largest of them until the stream
-//! ends. So a stream keeps a charge for that, apart from the unfinished messages of unary calls ([`Largest`]).
+//! tonic reads the messages of a stream into one buffer, which stays as large as the largest of
+//! them until the stream ends. So a stream keeps a charge for that, apart from the unfinished
+//! messages of unary calls ([`Largest`]).
 //!
-//! And what of calls is on its way out: a call has its place among its identity's open calls until its answer was
-//! taken, not only until it was made. A frame of an answer is on the account of whoever asked until HTTP/2 asks
-//! for the next one, which it does when the peer's window has room for what went before; where the account has no
-//! room, the answer waits. So what peers leave untaken is bounded for each identity, whatever call it belongs to.
+//! And what of calls is on its way out: a call has its place among its identity's open calls until
+//! its answer was taken, not only until it was made. A frame of an answer is on the account of
+//! whoever asked until HTTP/2 asks for the next one, which it does when the peer's window has room
+//! for what went before; where the account has no room, the answer waits. So what peers leave
+//! untaken is bounded for each identity, whatever call it belongs to.
 
 use std::{
     any::Any,
@@ -43,7 +45,8 @@ const STREAM_BYTES: usize = 64 << 20;
 /// Of each stream this much is on nobody's account: tonic's buffer has it from the beginning.
 const STREAM_FREE_BYTES: usize = 8 << 10;
 
-/// Messages of runs in their queues, likewise. Apart from those below: what is queued waits for these.
+/// Messages of runs in their queues, likewise. Apart from those below: what is queued waits for
+/// these.
 const QUEUED_BYTES: usize = 64 << 20;
 
 /// Frames of answers that were not taken, likewise.
@@ -55,16 +58,22 @@ const UNTAKEN_BYTES: usize = 64 << 20;
 pub struct Arrived(Arc<Mutex<Vec<OwnedSemaphorePermit>>>);
 
 impl Arrived {
-    /// What messages hold whose fields take so many bytes: on the wire they may have had more, in numbers that are
-    /// longer than they need be.
+    /// What messages hold whose fields take so many bytes: on the wire they may have had more, in
+    /// numbers that are longer than they need be.
     pub fn holds(&self, fields_bytes: usize) -> usize {
-        let on_the_wire = self.0.lock().expect("not poisoned").iter().map(OwnedSemaphorePermit::num_permits).sum();
+        let on_the_wire = self
+            .0
+            .lock()
+            .expect("not poisoned")
+            .iter()
+            .map(OwnedSemaphorePermit::num_permits)
+            .sum();
         fields_bytes.max(on_the_wire)
     }
 }
 
-/// The charge for the largest message that a request stream has brought, beyond [`STREAM_FREE_BYTES`], until the
-/// stream is gone.
+/// The charge for the largest message that a request stream has brought, beyond
+/// [`STREAM_FREE_BYTES`], until the stream is gone.
 #[derive(Debug, Clone)]
 pub struct Largest(Arc<Mutex<Stream>>);
 
@@ -82,7 +91,11 @@ impl Stream {
     /// Bytes that a message of that length needs beyond what the stream has.
     fn missing(&self, length: usize) -> u32 {
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        if length <= self.covered.max(held) { 0 } else { u32::try_from(length - held).unwrap_or(u32::MAX) }
+        if length <= self.covered.max(held) {
+            0
+        } else {
+            u32::try_from(length - held).unwrap_or(u32::MAX)
+        }
     }
 
     fn add(&mut self, permit: OwnedSemaphorePermit) {
@@ -96,7 +109,12 @@ impl Stream {
 impl Largest {
     /// On that account of streams.
     pub fn on(account: Arc<Semaphore>) -> Self {
-        Self(Arc::new(Mutex::new(Stream { account, permit: None, largest: 0, covered: STREAM_FREE_BYTES })))
+        Self(Arc::new(Mutex::new(Stream {
+            account,
+            permit: None,
+            largest: 0,
+            covered: STREAM_FREE_BYTES,
+        })))
     }
 
     /// From now on there is room for messages up to that size with what the call was admitted with.
@@ -184,7 +202,10 @@ impl Accounts {
     /// One identity's account.
     pub fn account(&self, identity: Option<&String>) -> Arc<Semaphore> {
         let mut accounts = self.accounts.lock().expect("not poisoned");
-        accounts.entry(identity.cloned()).or_insert_with(|| Arc::new(Semaphore::new(self.of_one))).clone()
+        accounts
+            .entry(identity.cloned())
+            .or_insert_with(|| Arc::new(Semaphore::new(self.of_one)))
+            .clone()
     }
 }
 
@@ -206,10 +227,25 @@ pub struct Metered {
 
 impl Metered {
     /// Charged to that; a call that is refused ends with that status.
-    pub fn new(body: Body, charge: Charge, refused: Option<Status>, share: Option<Arc<CallShare>>) -> Self {
+    pub fn new(
+        body: Body,
+        charge: Charge,
+        refused: Option<Status>,
+        share: Option<Arc<CallShare>>,
+    ) -> Self {
         let deadline = Some(Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
         let (pending, head) = (Bytes::new(), Vec::with_capacity(HEAD_BYTES));
-        Self { body, charge, refused, pending, head, left: 0, acquire: None, deadline, _share: share }
+        Self {
+            body,
+            charge,
+            refused,
+            pending,
+            head,
+            left: 0,
+            acquire: None,
+            deadline,
+            _share: share,
+        }
     }
 
     /// How much of what has come may be passed on; reserves what the last message needs.
@@ -244,7 +280,8 @@ impl Metered {
         if self.left == 0 {
             return self.finish();
         }
-        self.deadline.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
+        self.deadline
+            .get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
         // What is larger is refused by its head, without its bytes.
         if self.left > VOLUME_BYTES {
             return;
@@ -265,13 +302,16 @@ impl Metered {
     /// There is room for the message whose head was read.
     fn keep(&self, permit: OwnedSemaphorePermit) {
         match &self.charge {
-            Charge::Unary(_, Arrived(arrived)) => arrived.lock().expect("not poisoned").push(permit),
+            Charge::Unary(_, Arrived(arrived)) => {
+                arrived.lock().expect("not poisoned").push(permit)
+            }
             Charge::Stream(Largest(stream)) => stream.lock().expect("not poisoned").add(permit),
         }
     }
 
     fn finish(&mut self) {
-        // Of a unary call more may follow, which nobody wants: the time goes on until the call's end.
+        // Of a unary call more may follow, which nobody wants: the time goes on until the call's
+        // end.
         if let Charge::Stream(_) = self.charge {
             self.deadline = None;
         }
@@ -282,14 +322,21 @@ impl http_body::Body for Metered {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         if let Some(status) = this.refused.take() {
             return Poll::Ready(Some(Err(status)));
         }
         loop {
-            if this.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready()) {
-                let message = format!("a message did not come to its end within {} s", MESSAGE_TIMEOUT.as_secs());
+            if this.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready())
+            {
+                let message = format!(
+                    "a message did not come to its end within {} s",
+                    MESSAGE_TIMEOUT.as_secs()
+                );
                 return Poll::Ready(Some(Err(Status::deadline_exceeded(message))));
             }
             if let Some(acquire) = &mut this.acquire {
@@ -367,11 +414,16 @@ where
 
 /// Whatever an answer is charged with.
 #[derive(Clone)]
-struct KeptUntilSent(#[expect(dead_code, reason = "given back with the answer")] Arc<dyn Any + Send + Sync>);
+struct KeptUntilSent(
+    #[expect(dead_code, reason = "given back with the answer")] Arc<dyn Any + Send + Sync>,
+);
 
-/// Has something kept until the answer has gone out: until then HTTP/2 holds it, for as long as whoever asked
-/// leaves its window closed.
-pub fn kept_until_sent<T>(mut response: Response<T>, charge: impl Send + Sync + 'static) -> Response<T> {
+/// Has something kept until the answer has gone out: until then HTTP/2 holds it, for as long as
+/// whoever asked leaves its window closed.
+pub fn kept_until_sent<T>(
+    mut response: Response<T>,
+    charge: impl Send + Sync + 'static,
+) -> Response<T> {
     response.extensions_mut().insert(KeptUntilSent(Arc::new(charge)));
     response
 }
@@ -386,18 +438,20 @@ pub struct Charged {
     pub untaken: Option<Arc<Semaphore>>,
 }
 
-/// Room for the next frame: of a chunk, or of what is put together of smaller messages. It is there before the frame is
-/// made, since a frame that waits takes as much memory as one that is not taken.
+/// Room for the next frame: of a chunk, or of what is put together of smaller messages. It is there
+/// before the frame is made, since a frame that waits takes as much memory as one that is not
+/// taken.
 const FRAME_BYTES: u32 = 288 << 10;
 
-/// An answer's body. HTTP/2 asks for the next frame, or drops it, when what went before has a place in the
-/// peer's window.
+/// An answer's body. HTTP/2 asks for the next frame, or drops it, when what went before has a place
+/// in the peer's window.
 struct Answer {
     body: Body,
     account: Option<Arc<Semaphore>>,
     /// Waits for room for the next frame.
     room: Option<Acquire>,
-    /// One that is larger than that, and waits for its own. Of such there are few: their calls are charged for them.
+    /// One that is larger than that, and waits for its own. Of such there are few: their calls are
+    /// charged for them.
     large: Option<(Frame<Bytes>, Acquire)>,
     /// Of the last frame.
     untaken: Option<OwnedSemaphorePermit>,
@@ -406,13 +460,24 @@ struct Answer {
 }
 
 impl Answer {
-    fn new(body: Body, Charged { share, untaken: account }: Charged, kept: Option<KeptUntilSent>) -> Self {
+    fn new(
+        body: Body,
+        Charged { share, untaken: account }: Charged,
+        kept: Option<KeptUntilSent>,
+    ) -> Self {
         Self { body, account, room: None, large: None, untaken: None, _share: share, _kept: kept }
     }
 
-    /// Room is only had while the body is asked for a frame: whoever has none to send keeps nothing of it.
-    fn poll_room(&mut self, account: &Arc<Semaphore>, cx: &mut Context<'_>) -> Poll<Option<OwnedSemaphorePermit>> {
-        let room = self.room.get_or_insert_with(|| Box::pin(account.clone().acquire_many_owned(FRAME_BYTES)));
+    /// Room is only had while the body is asked for a frame: whoever has none to send keeps nothing
+    /// of it.
+    fn poll_room(
+        &mut self,
+        account: &Arc<Semaphore>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<OwnedSemaphorePermit>> {
+        let room = self
+            .room
+            .get_or_insert_with(|| Box::pin(account.clone().acquire_many_owned(FRAME_BYTES)));
         // It is never closed.
         let permit = ready!(room.as_mut().poll(cx)).ok();
         self.room = None;
@@ -424,10 +489,15 @@ impl http_body::Body for Answer {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         this.untaken = None;
-        let Some(account) = this.account.clone() else { return Pin::new(&mut this.body).poll_frame(cx) };
+        let Some(account) = this.account.clone() else {
+            return Pin::new(&mut this.body).poll_frame(cx);
+        };
         if this.large.is_none() {
             let mut room = ready!(this.poll_room(&account, cx));
             let frame = match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
@@ -440,7 +510,8 @@ impl http_body::Body for Answer {
                 this.untaken = room;
                 return Poll::Ready(Some(Ok(frame)));
             }
-            // All at once, since nobody may wait for more with what he has. Who is larger than an account has all of it.
+            // All at once, since nobody may wait for more with what he has. Who is larger than an
+            // account has all of it.
             drop(room);
             let whole = u32::try_from(bytes.min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
             this.large = Some((frame, Box::pin(account.acquire_many_owned(whole))));
@@ -485,7 +556,8 @@ mod tests {
 
     fn metered(charge: Charge) -> (tokio::sync::mpsc::UnboundedSender<Vec<u8>>, Metered) {
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Vec<u8>>();
-        let frames = UnboundedReceiverStream::new(receiver).map(|data| Ok::<_, Status>(Frame::data(Bytes::from(data))));
+        let frames = UnboundedReceiverStream::new(receiver)
+            .map(|data| Ok::<_, Status>(Frame::data(Bytes::from(data))));
         (sender, Metered::new(Body::new(StreamBody::new(frames)), charge, None, None))
     }
 
@@ -511,7 +583,10 @@ mod tests {
         drop(sender);
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), HEAD_BYTES + 70_000);
         assert_eq!(account.available_permits(), LEAST_OF_ONE - 70_000);
-        assert_eq!([0, 500, 80_000].map(|fields_bytes| arrived.holds(fields_bytes)), [70_000, 70_000, 80_000]);
+        assert_eq!(
+            [0, 500, 80_000].map(|fields_bytes| arrived.holds(fields_bytes)),
+            [70_000, 70_000, 80_000]
+        );
         drop(arrived);
         assert_eq!(account.available_permits(), LEAST_OF_ONE);
     }
@@ -522,7 +597,9 @@ mod tests {
         let (sender, mut body) = metered(unary(&account));
         sender.send([message(70_000), message(0), message(9)].concat()).unwrap();
         let mut passed = 0;
-        while let Ok(Some(frame)) = tokio::time::timeout(Duration::from_millis(10), body.frame()).await {
+        while let Ok(Some(frame)) =
+            tokio::time::timeout(Duration::from_millis(10), body.frame()).await
+        {
             passed += frame.unwrap().into_data().unwrap().len();
         }
         assert_eq!(passed, 3 * HEAD_BYTES + 70_009);
@@ -552,7 +629,8 @@ mod tests {
         assert!(largest.uncover());
         assert_eq!(held(), 90_000);
         largest.cover(100_000);
-        let others = account.clone().try_acquire_many_owned(u32::try_from(LEAST_OF_ONE).unwrap()).unwrap();
+        let others =
+            account.clone().try_acquire_many_owned(u32::try_from(LEAST_OF_ONE).unwrap()).unwrap();
         assert!(!largest.uncover());
         drop((others, largest, body));
         assert_eq!(held(), 0);
@@ -566,10 +644,16 @@ mod tests {
             let (sender, mut body) = metered(stream(&account));
             sender.send(message(1 << 20)).unwrap();
             let mut passed = 0;
-            while let Ok(Some(frame)) = tokio::time::timeout(Duration::from_millis(10), body.frame()).await {
+            while let Ok(Some(frame)) =
+                tokio::time::timeout(Duration::from_millis(10), body.frame()).await
+            {
                 passed += frame.unwrap().into_data().unwrap().len();
             }
-            assert_eq!(passed, if count < 8 { HEAD_BYTES + (1 << 20) } else { HEAD_BYTES }, "{count}");
+            assert_eq!(
+                passed,
+                if count < 8 { HEAD_BYTES + (1 << 20) } else { HEAD_BYTES },
+                "{count}"
+            );
             open.push((sender, body));
         }
         drop(open);
@@ -603,7 +687,10 @@ mod tests {
         assert_eq!(made.load(Ordering::Relaxed), 0);
         // Each asks for the next frame when the one before was taken; who waits longer comes first.
         let (of_last, of_first) = tokio::join!(last.collect(), first.collect());
-        assert_eq!([of_last, of_first].map(|body| body.unwrap().to_bytes().len()), [2 * FRAME, FRAME]);
+        assert_eq!(
+            [of_last, of_first].map(|body| body.unwrap().to_bytes().len()),
+            [2 * FRAME, FRAME]
+        );
         drop(answers);
         assert_eq!(account.available_permits(), 4 * FRAME);
     }
@@ -633,7 +720,9 @@ mod tests {
             let (sender, mut body) = metered(unary(&account));
             sender.send(half.clone()).unwrap();
             let mut passed = 0;
-            while let Ok(Some(frame)) = tokio::time::timeout(Duration::from_millis(10), body.frame()).await {
+            while let Ok(Some(frame)) =
+                tokio::time::timeout(Duration::from_millis(10), body.frame()).await
+            {
                 passed += frame.unwrap().into_data().unwrap().len();
             }
             // Two of the largest have room, of the others nothing but the head goes on.

@@ -3,8 +3,8 @@
 //! commands read there, and what they wrote is waited for afterwards, until
 //! others can see it. Exports on local disks cost one poll(2).
 //!
-//! Invariant: which mounts those are is decided by the exports' own paths and the table of mounts. The paths that
-//! a run names are text here, until they are looked at with its user's rights.
+//! Invariant: which mounts those are is decided by the exports' own paths and the table of mounts.
+//! The paths that a run names are text here, until they are looked at with its user's rights.
 
 use std::{
     ffi::OsStr,
@@ -28,11 +28,12 @@ use tokio::task::spawn_blocking;
 
 use crate::{Export, callers::Caller, error::Refusal, runner::wire::ViewUser, sys::ActingAs};
 
-/// A mount that does not forget in this time is not used: the gateway waits not much longer for a run to start.
+/// A mount that does not forget in this time is not used: the gateway waits not much longer for a
+/// run to start.
 const RENEW_LIMIT: Duration = Duration::from_secs(5);
 
-/// Paths of one run that are looked at one by one. Of a run with more the whole mount is meant, of which the kernel
-/// drops what it does not use.
+/// Paths of one run that are looked at one by one. Of a run with more the whole mount is meant, of
+/// which the kernel drops what it does not use.
 const MAX_PATHS: usize = 1000;
 
 /// Bytes of a path that the kernel looks up.
@@ -58,13 +59,23 @@ struct Used {
 
 impl OwnMounts {
     /// Finds out which there are.
-    pub async fn of(caller: &Caller, mounts: &[MountPoint], stages: &[Stage]) -> Result<Self, Refusal> {
+    pub async fn of(
+        caller: &Caller,
+        mounts: &[MountPoint],
+        stages: &[Stage],
+    ) -> Result<Self, Refusal> {
         let mounts = if rule::holds(Rule::Coherence) { mounts } else { &[] };
-        let exports: Vec<Export> =
-            caller.exports.iter().filter(|e| mounts.iter().any(|m| m.export == e.name)).cloned().collect();
-        let uid = caller.user.as_ref().map_or_else(|| nix::unistd::geteuid().as_raw(), |user| user.uid);
-        let look =
-            spawn_blocking(move || Ok(exports.iter().flat_map(|export| tops_of(export, uid)).collect::<Vec<_>>()));
+        let exports: Vec<Export> = caller
+            .exports
+            .iter()
+            .filter(|e| mounts.iter().any(|m| m.export == e.name))
+            .cloned()
+            .collect();
+        let uid =
+            caller.user.as_ref().map_or_else(|| nix::unistd::geteuid().as_raw(), |user| user.uid);
+        let look = spawn_blocking(move || {
+            Ok(exports.iter().flat_map(|export| tops_of(export, uid)).collect::<Vec<_>>())
+        });
         let tops = within_limit(look).await?;
         let named = if tops.is_empty() { Vec::new() } else { named_paths(stages) };
         let used = tops.into_iter().map(|(adapter, export, top)| {
@@ -78,7 +89,11 @@ impl OwnMounts {
         });
         let user = caller.user.as_ref().map(Into::into);
         // Times of files are those of the kernel's last tick.
-        Ok(Self { used: used.collect(), user, since: SystemTime::now() - Duration::from_millis(20) })
+        Ok(Self {
+            used: used.collect(),
+            user,
+            since: SystemTime::now() - Duration::from_millis(20),
+        })
     }
 
     /// No such export is used.
@@ -129,14 +144,18 @@ async fn within_limit<T>(work: tokio::task::JoinHandle<Result<T, String>>) -> Re
 fn tops_of(export: &Export, uid: u32) -> Vec<(Adapter, Export, PathBuf)> {
     if let Some(adapter) = export.coherence {
         let is_meant = adapter != Adapter::Bind;
-        return is_meant.then(|| (adapter, export.clone(), export.path.clone())).into_iter().collect();
+        return is_meant
+            .then(|| (adapter, export.clone(), export.path.clone()))
+            .into_iter()
+            .collect();
     }
     let table = mount_table();
     let around = table.iter().filter(|mount| export.path.starts_with(&mount.mount_point));
     let around = around.max_by_key(|mount| mount.mount_point.components().count());
     let within = below(&table, &export.path).filter(|mount| !is_private_to_another(mount, uid));
     let all = around.into_iter().chain(within);
-    let all = all.map(|mount| (Adapter::of(&mount.fs_type), export.clone(), mount.mount_point.clone()));
+    let all =
+        all.map(|mount| (Adapter::of(&mount.fs_type), export.clone(), mount.mount_point.clone()));
     all.filter(|(adapter, ..)| *adapter != Adapter::Bind).collect()
 }
 
@@ -158,8 +177,9 @@ impl MountWatch {
     }
 }
 
-/// What is mounted below a directory just now, so that it can be told from what is there at another time: a mount's number may be
-/// given to another one once it is gone, but not its device as well, as long as a view has it. Blocks.
+/// What is mounted below a directory just now, so that it can be told from what is there at another
+/// time: a mount's number may be given to another one once it is gone, but not its device as well,
+/// as long as a view has it. Blocks.
 pub fn mounted_below(directory: &Path) -> Vec<MountEntry> {
     below(&mount_table(), directory).cloned().collect()
 }
@@ -169,12 +189,17 @@ pub fn mounted_below(directory: &Path) -> Vec<MountEntry> {
 fn is_private_to_another(mount: &MountEntry, uid: u32) -> bool {
     let mut options = mount.options.split(',');
     let owner = options.clone().find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-    let is_fuse = mount.fs_type == "fuse" || mount.fs_type.starts_with("fuse.") || mount.fs_type == "fuseblk";
-    is_fuse && owner.is_some_and(|owner: u32| owner != uid) && !options.any(|option| option == "allow_other")
+    let is_fuse =
+        mount.fs_type == "fuse" || mount.fs_type.starts_with("fuse.") || mount.fs_type == "fuseblk";
+    is_fuse
+        && owner.is_some_and(|owner: u32| owner != uid)
+        && !options.any(|option| option == "allow_other")
 }
 
 fn below<'a>(table: &'a [MountEntry], directory: &'a Path) -> impl Iterator<Item = &'a MountEntry> {
-    table.iter().filter(move |mount| mount.mount_point.starts_with(directory) && mount.mount_point != directory)
+    table.iter().filter(move |mount| {
+        mount.mount_point.starts_with(directory) && mount.mount_point != directory
+    })
 }
 
 /// What is mounted, but for what is covered.
@@ -191,14 +216,15 @@ fn mount_table() -> MountTable {
     }
     // Begun before it is read, so that no change is missed.
     let watch = MountWatch::begin();
-    let info = MountInfo::read().inspect_err(|error| tracing::warn!(%error, "cannot read the table of mounts"));
+    let info = MountInfo::read()
+        .inspect_err(|error| tracing::warn!(%error, "cannot read the table of mounts"));
     let table = Arc::new(info.iter().flat_map(MountInfo::visible).cloned().collect());
     *known = watch.ok().map(|watch| (watch, Arc::clone(&table)));
     table
 }
 
-/// Which of the paths lie on a mount of this machine; its top, if one of them can't be told from its text, leads
-/// around it, or there are too many.
+/// Which of the paths lie on a mount of this machine; its top, if one of them can't be told from
+/// its text, leads around it, or there are too many.
 fn paths_on<'a>(
     top: &Path,
     named: &[PathBuf],
@@ -266,11 +292,13 @@ mod tests {
 
     #[test]
     fn paths_of_a_run_on_a_mount_of_this_machine() {
-        let mount = MountPoint { path: "/mnt/w".into(), export: "w".into(), sub_path: "sub".into() };
+        let mount =
+            MountPoint { path: "/mnt/w".into(), export: "w".into(), sub_path: "sub".into() };
         let check = |top: &str, (cwd, path): (&'static str, &'static str), expect: &[&str]| {
             let expect: Vec<PathBuf> = expect.iter().map(PathBuf::from).collect();
             let named = named_paths(&[used(cwd, path)]);
-            let found = paths_on(Path::new(top), &named, std::iter::once(&mount), Path::new("/srv/w"));
+            let found =
+                paths_on(Path::new(top), &named, std::iter::once(&mount), Path::new("/srv/w"));
             assert_eq!(found, expect, "{top} {cwd} {path}");
         };
         check("/srv", ("/home/u", "/mnt/w/d/f"), &["/srv/w/sub/d/f"]);
@@ -284,19 +312,28 @@ mod tests {
 
     #[test]
     fn redirects_count() {
-        let mount = MountPoint { path: "/mnt/w".into(), export: "w".into(), ..MountPoint::default() };
+        let mount =
+            MountPoint { path: "/mnt/w".into(), export: "w".into(), ..MountPoint::default() };
         let file = File { path: "/mnt/w/out".into(), ..File::default() };
         let descriptor = Descriptor { fd: 1, source: Some(Source::File(file)) };
-        let named = named_paths(&[Stage { cwd: "/".into(), descriptors: vec![descriptor], ..Stage::default() }]);
-        let found = paths_on(Path::new("/srv/w"), &named, std::iter::once(&mount), Path::new("/srv/w"));
+        let named = named_paths(&[Stage {
+            cwd: "/".into(),
+            descriptors: vec![descriptor],
+            ..Stage::default()
+        }]);
+        let found =
+            paths_on(Path::new("/srv/w"), &named, std::iter::once(&mount), Path::new("/srv/w"));
         assert_eq!(found, [PathBuf::from("/srv/w/out")]);
     }
 
     #[test]
     fn of_many_paths_and_long_ones_little_is_looked_at() {
         let paths = vec![PathUse { path: "f".into(), ..PathUse::default() }; 130_000];
-        let stage =
-            |depth| Stage { cwd: format!("/{}", "d/".repeat(depth)).into(), paths: paths.clone(), ..Stage::default() };
+        let stage = |depth| Stage {
+            cwd: format!("/{}", "d/".repeat(depth)).into(),
+            paths: paths.clone(),
+            ..Stage::default()
+        };
         assert_eq!(named_paths(&vec![stage(2000); 3]).len(), MAX_PATHS + 2);
         assert_eq!(named_paths(&[stage(30_000)]).len(), 0);
     }
@@ -305,7 +342,8 @@ mod tests {
     fn a_local_directory_needs_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
-        let export = Export { name: "w".to_owned(), path, read_only: false, exec: false, coherence: None };
+        let export =
+            Export { name: "w".to_owned(), path, read_only: false, exec: false, coherence: None };
         assert_eq!(tops_of(&export, 0), []);
         let configured = Export { coherence: Some(Adapter::Nfs), ..export };
         assert_eq!(tops_of(&configured, 0).len(), 1);
@@ -318,7 +356,9 @@ mod tests {
             MountInfo::parse(line.as_bytes()).unwrap().visible()[0].clone()
         };
         let own = |fs_type, options| is_private_to_another(&line(fs_type, options), 1000);
-        assert!(own("fuse.sshfs", "user_id=1001,group_id=1001") && own("fuse", "user_id=0,group_id=0"));
+        assert!(
+            own("fuse.sshfs", "user_id=1001,group_id=1001") && own("fuse", "user_id=0,group_id=0")
+        );
         assert!(!own("fuse.sshfs", "user_id=1000,group_id=1000"));
         assert!(!own("fuse.sshfs", "user_id=1001,group_id=1001,allow_other"));
         assert!(!own("ext4", "user_id=1001") && !own("fuse.sshfs", "group_id=1"));

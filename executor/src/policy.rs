@@ -1,7 +1,7 @@
 //! What a gateway may have run here, and what of the mounts each command reaches: decided by this
-//! server's own reading of the command's words, whatever the gateway says of it. A gateway that does not keep to its
-//! annotations (`tar --to-command`, `sort --compress-program`, LD_PRELOAD) is refused before
-//! anything is looked at.
+//! server's own reading of the command's words, whatever the gateway says of it. A gateway that
+//! does not keep to its annotations (`tar --to-command`, `sort --compress-program`, LD_PRELOAD) is
+//! refused before anything is looked at.
 //!
 //! Not decided here: where paths lead, which only the runner can see (`fence`, `paths`).
 
@@ -13,7 +13,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use posh_annotations::{Because, CurrentDir, FileKind, GuardTest, Invocation, Library, TerminalUse};
+use posh_annotations::{
+    Because, CurrentDir, FileKind, GuardTest, Invocation, Library, TerminalUse,
+};
 use posh_proto::{
     executor::{ClientFile, EnvVar, Guard, Stage, descriptor::Source, guard::Test, rejected::Kind},
     rule::{self, Rule},
@@ -30,10 +32,11 @@ use crate::{
 };
 
 /// Variables that count for every command, and so come with every run.
-const COMMON_ENVIRONMENT: [&str; 7] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME", "TERM"];
+const COMMON_ENVIRONMENT: [&str; 7] =
+    ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME", "TERM"];
 
-/// Variables by which another program or library is started than the one that is named. They come with no run, not even of
-/// commands that nothing is known of.
+/// Variables by which another program or library is started than the one that is named. They come
+/// with no run, not even of commands that nothing is known of.
 const LOADING: [&str; 14] = [
     "LD_*",
     "GLIBC_TUNABLES",
@@ -68,12 +71,14 @@ const IN_HOME: &str = "~/";
 pub struct Policy {
     commands: Commands,
     library: Library,
-    /// Rules of exactness are switched off in a debug build: gateways then ask for what annotations keep to themselves.
+    /// Rules of exactness are switched off in a debug build: gateways then ask for what annotations
+    /// keep to themselves.
     is_lax: bool,
 }
 
 impl Policy {
-    /// Reads the annotations of the server's own; the second is what is wrong with them, sentence by sentence.
+    /// Reads the annotations of the server's own; the second is what is wrong with them, sentence
+    /// by sentence.
     pub fn new(confinement: &Confinement) -> (Self, Vec<String>) {
         let (mut library, mistakes) = Library::load(&confinement.annotations);
         // A reason of where it is faster, not of what it does: gateways make names here themselves.
@@ -83,10 +88,15 @@ impl Policy {
         (policy, mistakes.iter().map(ToString::to_string).collect())
     }
 
-    /// Today's annotations with the commands of `confinement`, whose own annotations can't be read in time.
+    /// Today's annotations with the commands of `confinement`, whose own annotations can't be read
+    /// in time.
     #[must_use]
     pub fn with_commands_of(&self, confinement: &Confinement) -> Self {
-        Self { commands: confinement.commands.clone(), library: self.library.clone(), is_lax: self.is_lax }
+        Self {
+            commands: confinement.commands.clone(),
+            library: self.library.clone(),
+            is_lax: self.is_lax,
+        }
     }
 
     /// Whether a command of that name may run at all.
@@ -98,9 +108,13 @@ impl Policy {
         }
     }
 
-    /// What the stages of a run reach, in their order, or why one does not run here. Each gets the guards of its
-    /// annotation, whatever the gateway has sent.
-    pub fn fences(&self, stages: &mut [Stage], client_files: &[ClientFile]) -> Result<Vec<Fence>, Refusal> {
+    /// What the stages of a run reach, in their order, or why one does not run here. Each gets the
+    /// guards of its annotation, whatever the gateway has sent.
+    pub fn fences(
+        &self,
+        stages: &mut [Stage],
+        client_files: &[ClientFile],
+    ) -> Result<Vec<Fence>, Refusal> {
         let mut listed = vec![PathBuf::from(LOCALTIME)];
         let fences: Vec<Fence> = stages
             .iter_mut()
@@ -132,11 +146,20 @@ impl Policy {
         let everything = Fence { everything: true, changes: true, ..Fence::default() };
         match self.read(stage) {
             Ok(invocation) => {
-                listed.extend(invocation.client_files.iter().filter_map(|name| client_path(stage, name)));
+                listed.extend(
+                    invocation.client_files.iter().filter_map(|name| client_path(stage, name)),
+                );
                 let own_guards = add_guards(stage, &invocation);
                 let grants = grants(&invocation);
-                let changes = invocation.side_effects || grants.iter().any(|grant| grant.access() != Access::Read);
-                Ok(Fence { everything: false, grants, starts: starts(&invocation), changes, own_guards })
+                let changes = invocation.side_effects
+                    || grants.iter().any(|grant| grant.access() != Access::Read);
+                Ok(Fence {
+                    everything: false,
+                    grants,
+                    starts: starts(&invocation),
+                    changes,
+                    own_guards,
+                })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
             // Listed by the administrator, although nobody has described it.
@@ -150,14 +173,18 @@ impl Policy {
         self.library.commands().any(|known| known == name)
     }
 
-    /// Reads the words of a command, if that tells what files it reaches; else a sentence on why not.
+    /// Reads the words of a command, if that tells what files it reaches; else a sentence on why
+    /// not.
     pub fn understand(
         &self,
         name: &str,
         argv: &[OsString],
         environment: &dyn Fn(&str) -> Option<OsString>,
     ) -> Result<Invocation, String> {
-        let invocation = self.library.classify(name, argv, environment).map_err(|unknown| unknown.to_string())?;
+        let invocation = self
+            .library
+            .classify(name, argv, environment)
+            .map_err(|unknown| unknown.to_string())?;
         if invocation.needs_network {
             return Err(format!("{}: it needs the network", invocation.command));
         }
@@ -169,7 +196,8 @@ impl Policy {
 
     /// Reads a command as this server's annotations do.
     fn read(&self, stage: &Stage) -> Result<Invocation, Refusal> {
-        let argv: Vec<OsString> = stage.argv.iter().map(|word| OsString::from_vec(word.to_vec())).collect();
+        let argv: Vec<OsString> =
+            stage.argv.iter().map(|word| OsString::from_vec(word.to_vec())).collect();
         let lookup = |name: &str| {
             let found = stage.env.iter().find(|variable| variable.name == name.as_bytes())?;
             Some(OsStr::from_bytes(&found.value).to_owned())
@@ -178,9 +206,14 @@ impl Policy {
             .understand(&stage.program, &argv, &lookup)
             .map_err(|why| refuse(format!("this executor does not run it: {why}")))?;
         if invocation.terminal == TerminalUse::Interactive && has_terminal(stage) {
-            return Err(refuse(format!("this executor does not run {}: it may ask on a terminal", invocation.command)));
+            return Err(refuse(format!(
+                "this executor does not run {}: it may ask on a terminal",
+                invocation.command
+            )));
         }
-        let known = |name: &[u8]| is_one_of(name, &COMMON_ENVIRONMENT) || is_one_of(name, &invocation.environment);
+        let known = |name: &[u8]| {
+            is_one_of(name, &COMMON_ENVIRONMENT) || is_one_of(name, &invocation.environment)
+        };
         match stage.env.iter().find(|variable| !known(&variable.name)) {
             Some(variable) => Err(refuse_variable(&invocation.command, &variable.name)),
             None => Ok(invocation),
@@ -188,16 +221,17 @@ impl Policy {
     }
 }
 
-/// `NAME --version` with no variables but the common ones: gateways compare what it says with their own program's. No annotation
-/// names what it reaches, and it is given nothing.
+/// `NAME --version` with no variables but the common ones: gateways compare what it says with their
+/// own program's. No annotation names what it reaches, and it is given nothing.
 fn asks_for_version(stage: &Stage) -> bool {
     let is_common = |name: &[u8]| is_one_of(name, &COMMON_ENVIRONMENT);
     matches!(&stage.argv[..], [name, word] if *name == stage.program.as_bytes() && word[..] == *VERSION)
         && stage.env.iter().all(|variable| is_common(&variable.name))
 }
 
-/// Adds the guards that keep what lies in an export from starting programs or leading elsewhere. A gateway that
-/// keeps to its annotations has sent the same, and each test is made once. Gives which of the stage's they are.
+/// Adds the guards that keep what lies in an export from starting programs or leading elsewhere. A
+/// gateway that keeps to its annotations has sent the same, and each test is made once. Gives which
+/// of the stage's they are.
 fn add_guards(stage: &mut Stage, invocation: &Invocation) -> Vec<u32> {
     let mut places = Vec::new();
     for guard in &invocation.guards {
@@ -206,12 +240,18 @@ fn add_guards(stage: &mut Stage, invocation: &Invocation) -> Vec<u32> {
             GuardTest::Executable => Test::Executable,
             GuardTest::AllExist => Test::AllExist,
             GuardTest::SettingsAllowed { .. } => Test::SettingsAllowed,
-            // Whether the result is the workstation's: it is the gateway that knows how its mount shows files.
+            // Whether the result is the workstation's: it is the gateway that knows how its mount
+            // shows files.
             GuardTest::SettingRequired(_) => continue,
         };
         let files = guard.files.iter().filter_map(|file| file_of_guard(stage, file));
         let own = Guard {
-            directory: invocation.working_dir.as_ref().map_or(&[][..], |path| path.as_bytes()).to_vec().into(),
+            directory: invocation
+                .working_dir
+                .as_ref()
+                .map_or(&[][..], |path| path.as_bytes())
+                .to_vec()
+                .into(),
             below: guard.below.clone().unwrap_or_default(),
             files: files.collect(),
             test: test.into(),
@@ -239,27 +279,35 @@ fn file_of_guard(stage: &Stage, file: &str) -> Option<Bytes> {
     path.is_absolute().then(|| path.into_os_string().into_vec().into())
 }
 
-/// A name that holds `=` would be another variable for the command than for whoever looks at names here, and of two of
-/// one name each may look at another one.
+/// A name that holds `=` would be another variable for the command than for whoever looks at names
+/// here, and of two of one name each may look at another one.
 fn check_variables(stage: &Stage) -> Result<(), Refusal> {
     let mut names = HashSet::new();
     for EnvVar { name, .. } in &stage.env {
         if name.is_empty() || name.iter().any(|byte| matches!(byte, b'=' | 0)) {
-            return Err(refuse(format!("{:?} is no name of a variable", String::from_utf8_lossy(name))));
+            return Err(refuse(format!(
+                "{:?} is no name of a variable",
+                String::from_utf8_lossy(name)
+            )));
         }
         if !names.insert(name) {
-            return Err(refuse(format!("the variable {} comes twice", String::from_utf8_lossy(name))));
+            return Err(refuse(format!(
+                "the variable {} comes twice",
+                String::from_utf8_lossy(name)
+            )));
         }
     }
     Ok(())
 }
 
-/// The home that a command is told is where its guards look: a relative one would be another place for the command.
+/// The home that a command is told is where its guards look: a relative one would be another place
+/// for the command.
 fn check_home(stage: &Stage) -> Result<(), Refusal> {
     let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..]);
     let is_plain = home.is_none_or(|home| {
         let mut parts = Path::new(OsStr::from_bytes(&home.value)).components();
-        parts.next() == Some(Component::RootDir) && parts.all(|part| matches!(part, Component::Normal(_)))
+        parts.next() == Some(Component::RootDir)
+            && parts.all(|part| matches!(part, Component::Normal(_)))
     });
     if is_plain {
         return Ok(());
@@ -267,8 +315,8 @@ fn check_home(stage: &Stage) -> Result<(), Refusal> {
     Err(refuse(format!("HOME of {} is no plain absolute path", stage.program)))
 }
 
-/// The program is a name. What it is called by may be anything (`exec -a`) but the name of another program: there are
-/// files that are many programs, by the name that they are called by.
+/// The program is a name. What it is called by may be anything (`exec -a`) but the name of another
+/// program: there are files that are many programs, by the name that they are called by.
 fn check_name(stage: &Stage) -> Result<(), Refusal> {
     let name = &stage.program;
     if name.is_empty() || name.contains('/') {
@@ -280,7 +328,9 @@ fn check_name(stage: &Stage) -> Result<(), Refusal> {
     // git takes `git-log` as `git log`, whether there is such a program or not.
     let is_part = called.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-'));
     if called != name && (is_part || tools::find(called).is_some()) {
-        return Err(refuse(format!("{name} would be called by the name of another program, {called}")));
+        return Err(refuse(format!(
+            "{name} would be called by the name of another program, {called}"
+        )));
     }
     Ok(())
 }
@@ -301,22 +351,31 @@ fn check_size(client_files: &[ClientFile]) -> Result<(), Refusal> {
             let path = Path::new(OsStr::from_bytes(&file.path)).display();
             Err(refuse(format!("{path} is larger than {CLIENT_FILE_BYTES} bytes")))
         }
-        None if total > CLIENT_FILES_BYTES => {
-            Err(refuse(format!("the workstation's files have more than {CLIENT_FILES_BYTES} bytes")))
-        }
+        None if total > CLIENT_FILES_BYTES => Err(refuse(format!(
+            "the workstation's files have more than {CLIENT_FILES_BYTES} bytes"
+        ))),
         None => Ok(()),
     }
 }
 
-/// A client file lies in no place of the server's, and is one that the annotations of the run's commands
-/// list. A command that nobody has described may have any.
-fn check_client_file(file: &ClientFile, listed: &[PathBuf], is_described: bool) -> Result<(), Refusal> {
+/// A client file lies in no place of the server's, and is one that the annotations of the run's
+/// commands list. A command that nobody has described may have any.
+fn check_client_file(
+    file: &ClientFile,
+    listed: &[PathBuf],
+    is_described: bool,
+) -> Result<(), Refusal> {
     let path = Path::new(OsStr::from_bytes(&file.path));
-    check_file(path).map_err(|why| refuse(format!("{} is not the workstation's to replace: {why}", path.display())))?;
+    check_file(path).map_err(|why| {
+        refuse(format!("{} is not the workstation's to replace: {why}", path.display()))
+    })?;
     if !is_described || listed.iter().any(|known| path == known) {
         return Ok(());
     }
-    Err(refuse(format!("{} is not the workstation's to replace: no command of the run reads it", path.display())))
+    Err(refuse(format!(
+        "{} is not the workstation's to replace: no command of the run reads it",
+        path.display()
+    )))
 }
 
 /// What a command reaches by its words.
@@ -327,14 +386,17 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
             FileKind::InputFile | FileKind::InputDir | FileKind::ListFile => Access::Read,
             FileKind::OutputFile => Access::Output,
             // What a command works in, it does not remove.
-            FileKind::OutputDir if invocation.working_dir.as_ref() == Some(&file.path) => Access::Within,
+            FileKind::OutputDir if invocation.working_dir.as_ref() == Some(&file.path) => {
+                Access::Within
+            }
             FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile => Access::Change,
         };
         grants.push(Grant { no_follow: file.no_follow, ..grant(file.path.as_bytes(), access) });
     }
-    let directory = invocation.working_dir.as_ref().map_or(&b"."[..], |directory| directory.as_bytes());
-    let changes =
-        invocation.current_dir == CurrentDir::Writes || (invocation.working_dir.is_some() && invocation.side_effects);
+    let directory =
+        invocation.working_dir.as_ref().map_or(&b"."[..], |directory| directory.as_bytes());
+    let changes = invocation.current_dir == CurrentDir::Writes
+        || (invocation.working_dir.is_some() && invocation.side_effects);
     let access = if changes { Access::Within } else { Access::Read };
     if invocation.current_dir != CurrentDir::Unused || invocation.working_dir.is_some() {
         grants.push(grant(directory, access));
@@ -342,9 +404,14 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
     if !invocation.searches_up.is_empty() {
         let up_to = invocation.searches_up.clone();
         grants.push(Grant { up_to: up_to.clone(), ..grant(directory, access) });
-        // What is the command's own it keeps in order also where it only asks: git writes its index anew.
+        // What is the command's own it keeps in order also where it only asks: git writes its index
+        // anew.
         for below in &invocation.own_directories {
-            grants.push(Grant { up_to: up_to.clone(), below: below.clone(), ..grant(directory, Access::Within) });
+            grants.push(Grant {
+                up_to: up_to.clone(),
+                below: below.clone(),
+                ..grant(directory, Access::Within)
+            });
         }
     }
     grants
@@ -405,7 +472,11 @@ mod tests {
 
     #[test]
     fn the_workstations_files_are_small() {
-        let file = |bytes| ClientFile { path: "/etc/localtime".into(), content: vec![0; bytes].into(), mode: 0o644 };
+        let file = |bytes| ClientFile {
+            path: "/etc/localtime".into(),
+            content: vec![0; bytes].into(),
+            mode: 0o644,
+        };
         assert_eq!(check_size(&vec![file(CLIENT_FILE_BYTES); 4]), Ok(()));
         assert!(check_size(&[file(CLIENT_FILE_BYTES + 1)]).is_err());
         assert!(check_size(&vec![file(CLIENT_FILE_BYTES); 5]).is_err());

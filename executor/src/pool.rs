@@ -54,7 +54,10 @@ use crate::{
     own_mounts::{MountWatch, mounted_below},
     runner::{
         open_export, path_of,
-        wire::{Bounds, DirectoryId, Isolation, Reached, ViewMount, ViewReply, ViewSpec, ViewUser, send_descriptors},
+        wire::{
+            Bounds, DirectoryId, Isolation, Reached, ViewMount, ViewReply, ViewSpec, ViewUser,
+            send_descriptors,
+        },
     },
 };
 
@@ -67,8 +70,9 @@ const RETIRE_INTERVAL: Duration = Duration::from_secs(10);
 /// Mount tables served at a time; each is two processes and some twenty mounts.
 const MAX_RUNNERS: usize = 64;
 
-/// Of these, one identity has so many in use: each has temporary files in memory (`tmp_bytes`). A workstation has
-/// one mount table, and a view for each set of configuration files that its commands read.
+/// Of these, one identity has so many in use: each has temporary files in memory (`tmp_bytes`). A
+/// workstation has one mount table, and a view for each set of configuration files that its
+/// commands read.
 const MAX_VIEWS_OF_ONE: usize = 6;
 
 /// What small temporary files need, whichever view it is.
@@ -101,8 +105,8 @@ pub struct Pool {
 struct Slot {
     /// The identity that it was made for.
     holder: Option<String>,
-    /// How many halves smaller its temporary files may be than those of its identity's first view: so all views of one have less
-    /// than twice `tmp_bytes`, however many there are.
+    /// How many halves smaller its temporary files may be than those of its identity's first view:
+    /// so all views of one have less than twice `tmp_bytes`, however many there are.
     tmp_halves: u32,
     runner: tokio::sync::Mutex<Option<Runner>>,
     runs: AtomicUsize,
@@ -150,7 +154,8 @@ impl Drop for Lease {
 impl Pool {
     /// Finds out, by trying, how far runs can be isolated here.
     pub async fn new(config: &Config, open_files: u64) -> Self {
-        let program = config.runner_program.clone().unwrap_or_else(|| PathBuf::from("/proc/self/exe"));
+        let program =
+            config.runner_program.clone().unwrap_or_else(|| PathBuf::from("/proc/self/exe"));
         let confinement = &config.confinement;
         let bounds = Bounds {
             processes: confinement.max_processes,
@@ -171,7 +176,10 @@ impl Pool {
         pool.hide(hidden::paths(config));
         for isolation in [Isolation::MountsAndProcesses, Isolation::Mounts, Isolation::Nothing] {
             pool.isolation = isolation;
-            match pool.start(&ViewSpec { isolation: isolation.into(), bounds, ..ViewSpec::default() }).await {
+            match pool
+                .start(&ViewSpec { isolation: isolation.into(), bounds, ..ViewSpec::default() })
+                .await
+            {
                 Ok(runner) => {
                     pool.reached = runner.reached;
                     if isolation != Isolation::Nothing {
@@ -180,14 +188,16 @@ impl Pool {
                     return pool;
                 }
                 // The first reason is the one that helps: it has asked for most.
-                Err(refusal) => pool.no_namespaces = pool.no_namespaces.take().or(Some(refusal.message)),
+                Err(refusal) => {
+                    pool.no_namespaces = pool.no_namespaces.take().or(Some(refusal.message))
+                }
             }
         }
         pool
     }
 
-    /// From now on a run's view does not show these by their own names, besides those of before: commands that
-    /// run already may use what is no export any more.
+    /// From now on a run's view does not show these by their own names, besides those of before:
+    /// commands that run already may use what is no export any more.
     pub fn hide(&self, paths: BTreeSet<PathBuf>) {
         let mut hidden = self.hidden.lock().expect("not poisoned");
         hidden.extend(paths.into_iter().map(|path| path.into_os_string().into_vec()));
@@ -205,8 +215,9 @@ impl Pool {
         self.no_namespaces.as_deref()
     }
 
-    /// Begins to find out which view a run of `caller` has that sees `mounts`: its exports' directories are looked at meanwhile, away
-    /// from the runtime's threads, since an export may be on a network file system that hangs.
+    /// Begins to find out which view a run of `caller` has that sees `mounts`: its exports'
+    /// directories are looked at meanwhile, away from the runtime's threads, since an export may be
+    /// on a network file system that hangs.
     pub fn identify(
         &self,
         caller: &Caller,
@@ -232,10 +243,14 @@ impl Pool {
     pub async fn open(&self, identified: &Identified) -> Result<(UnixStream, Lease), Refusal> {
         match self.open_one(identified).await? {
             Some(opened) => return Ok(opened),
-            None => tracing::info!("the mounts have changed while a view was made; it is made anew"),
+            None => {
+                tracing::info!("the mounts have changed while a view was made; it is made anew")
+            }
         }
         for _ in 1..ATTEMPTS {
-            let again = Identified::begin(identified.spec.clone(), identified.holder.clone()).wait().await?;
+            let again = Identified::begin(identified.spec.clone(), identified.holder.clone())
+                .wait()
+                .await?;
             if let Some(opened) = self.open_one(&again).await? {
                 return Ok(opened);
             }
@@ -245,7 +260,10 @@ impl Pool {
     }
 
     /// Gives `None` if the new view is not the one that its key stands for.
-    async fn open_one(&self, identified: &Identified) -> Result<Option<(UnixStream, Lease)>, Refusal> {
+    async fn open_one(
+        &self,
+        identified: &Identified,
+    ) -> Result<Option<(UnixStream, Lease)>, Refusal> {
         let Identified { spec, key, holder, made_of } = identified;
         let lease = self.slot(key.clone(), holder.as_ref())?;
         let (ours, theirs) = StdUnixStream::pair().map_err(|error| spawn_failed(&error))?;
@@ -288,7 +306,8 @@ impl Pool {
             make_room(&mut slots, holder)?;
         }
         let tmp_halves = free_halves(&slots, holder);
-        let slot = slots.entry(key).or_insert_with(|| Arc::new(Slot::of(holder.cloned(), tmp_halves, 0)));
+        let slot =
+            slots.entry(key).or_insert_with(|| Arc::new(Slot::of(holder.cloned(), tmp_halves, 0)));
         slot.runs.fetch_add(1, Ordering::Relaxed);
         Ok(Lease(slot.clone()))
     }
@@ -319,7 +338,9 @@ impl Pool {
             drop(scratch);
         });
         let reply = tokio::time::timeout(BUILD_TIMEOUT, introduce(&mut control, &spec)).await;
-        let reply = reply.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())).map_err(|error| spawn_failed(&error))?;
+        let reply = reply
+            .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+            .map_err(|error| spawn_failed(&error))?;
         if reply.error.is_empty() {
             return Ok(Runner { control, reached: reply.reached, directories: reply.directories });
         }
@@ -329,32 +350,44 @@ impl Pool {
 
 /// The least that no view of `holder` has.
 fn free_halves(slots: &HashMap<Vec<u8>, Arc<Slot>>, holder: Option<&String>) -> u32 {
-    let own = || slots.values().filter(|slot| slot.holder.as_ref() == holder).map(|slot| slot.tmp_halves);
+    let own =
+        || slots.values().filter(|slot| slot.holder.as_ref() == holder).map(|slot| slot.tmp_halves);
     (0..).find(|halves| own().all(|taken| taken != *halves)).unwrap_or_default()
 }
 
 fn with_less_tmp(spec: &ViewSpec, halves: u32) -> ViewSpec {
-    let tmp_bytes =
-        spec.bounds.tmp_bytes.checked_shr(halves).unwrap_or_default().max(spec.bounds.tmp_bytes.min(LEAST_TMP_BYTES));
+    let tmp_bytes = spec
+        .bounds
+        .tmp_bytes
+        .checked_shr(halves)
+        .unwrap_or_default()
+        .max(spec.bounds.tmp_bytes.min(LEAST_TMP_BYTES));
     ViewSpec { bounds: Bounds { tmp_bytes, ..spec.bounds }, ..spec.clone() }
 }
 
 /// For one more view of `holder`. Views in use are nobody's to end, and alone decide about shares;
 /// idle ones make way, first those of whoever has most of them.
-fn make_room(slots: &mut HashMap<Vec<u8>, Arc<Slot>>, holder: Option<&String>) -> Result<(), Refusal> {
+fn make_room(
+    slots: &mut HashMap<Vec<u8>, Arc<Slot>>,
+    holder: Option<&String>,
+) -> Result<(), Refusal> {
     // Who needs no identity is alone.
     let is_shared = holder.is_some();
     let in_use = || slots.values().filter(|slot| !slot.is_idle_for(Duration::ZERO));
     let own = in_use().filter(|slot| slot.holder.as_ref() == holder).count();
     let own_limit = is_shared.then_some(MAX_VIEWS_OF_ONE);
-    if let Some(why) =
-        limit_of_views(in_use().count(), own, own_limit).refusal(holder.map_or("-", String::as_str), is_shared)
+    if let Some(why) = limit_of_views(in_use().count(), own, own_limit)
+        .refusal(holder.map_or("-", String::as_str), is_shared)
     {
         return Err(Refusal::new(Kind::Overloaded, why));
     }
     // Those that are idle count, too: they take memory, though nobody waits for them.
-    while is_shared && slots.values().filter(|slot| slot.holder.as_ref() == holder).count() >= MAX_VIEWS_OF_ONE {
-        let idle = slots.iter().filter(|(_, slot)| slot.holder.as_ref() == holder && slot.is_idle_for(Duration::ZERO));
+    while is_shared
+        && slots.values().filter(|slot| slot.holder.as_ref() == holder).count() >= MAX_VIEWS_OF_ONE
+    {
+        let idle = slots
+            .iter()
+            .filter(|(_, slot)| slot.holder.as_ref() == holder && slot.is_idle_for(Duration::ZERO));
         let oldest = idle.min_by_key(|(_, slot)| *slot.last_used.lock().expect("not poisoned"));
         let Some(oldest) = oldest.map(|(key, _)| key.clone()) else { break };
         slots.remove(&oldest);
@@ -424,7 +457,9 @@ impl Identifying {
         match tokio::time::timeout(BUILD_TIMEOUT, self.0).await {
             Ok(Ok(done)) => done,
             Ok(Err(error)) => Err(spawn_failed(&error.into())),
-            Err(_) => Err(Refusal::new(Kind::UnknownExport, "an export's file system does not answer")),
+            Err(_) => {
+                Err(Refusal::new(Kind::UnknownExport, "an export's file system does not answer"))
+            }
         }
     }
 }
@@ -441,7 +476,8 @@ impl Slot {
     }
 
     fn is_idle_for(&self, time: Duration) -> bool {
-        self.runs.load(Ordering::Relaxed) == 0 && self.last_used.lock().expect("not poisoned").elapsed() >= time
+        self.runs.load(Ordering::Relaxed) == 0
+            && self.last_used.lock().expect("not poisoned").elapsed() >= time
     }
 }
 
@@ -503,17 +539,22 @@ fn view_mounts(caller: &Caller, mounts: &[MountPoint]) -> Result<Vec<ViewMount>,
             || path.components().collect::<PathBuf>().as_os_str() != path.as_os_str()
             || has_parent(&path)
         {
-            return Err(Refusal::protocol(format!("mount path {} is not absolute and plain", path.display())));
+            return Err(Refusal::protocol(format!(
+                "mount path {} is not absolute and plain",
+                path.display()
+            )));
         }
         let Some(export) = caller.exports.iter().find(|export| export.name == mount.export) else {
             let unknown = || format!("this executor has no export `{}`", mount.export);
             let why = caller.why_unserved(&mount.export).unwrap_or_else(unknown);
             return Err(Refusal::new(Kind::UnknownExport, why));
         };
-        // Before anybody looks at it. That it also leads nowhere else is for the caller's rights to say.
+        // Before anybody looks at it. That it also leads nowhere else is for the caller's rights to
+        // say.
         let sub_path = PathBuf::from(OsString::from_vec(mount.sub_path.to_vec()));
         if sub_path.is_absolute() || has_parent(&sub_path) {
-            let message = format!("{} does not lie below the export `{}`", sub_path.display(), mount.export);
+            let message =
+                format!("{} does not lie below the export `{}`", sub_path.display(), mount.export);
             return Err(Refusal::new(Kind::UnknownExport, message));
         }
         views.push(ViewMount {
@@ -538,11 +579,13 @@ fn has_parent(path: &Path) -> bool {
     path.components().any(|component| component == std::path::Component::ParentDir)
 }
 
-/// The view's description, and which directories its exports are just now, with what is mounted below them.
+/// The view's description, and which directories its exports are just now, with what is mounted
+/// below them.
 fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf), Refusal> {
     let watch = MountWatch::begin().map_err(|error| spawn_failed(&error))?;
     let mut directories = Vec::with_capacity(spec.mounts.len());
-    // A view is as large as the files that the workstation shows in it; of its key nobody needs more than that it is another one.
+    // A view is as large as the files that the workstation shows in it; of its key nobody needs
+    // more than that it is another one.
     let mut key = Sha256::new();
     let encoded = spec.encode_to_vec();
     key.update(encoded.len().to_le_bytes());
@@ -556,7 +599,8 @@ fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf), Re
         key.update(id.device.to_le_bytes());
         key.update(id.inode.to_le_bytes());
         directories.push(id);
-        // A view has copies of these: what is mounted later it does not show, and what is unmounted it goes on showing.
+        // A view has copies of these: what is mounted later it does not show, and what is unmounted
+        // it goes on showing.
         for mounted in mounted_below(path_of(&mount.directory)) {
             let MountEntry { mount_id, device: (major, minor), root, mount_point, .. } = &mounted;
             [*mount_id, *major, *minor].iter().for_each(|number| key.update(number.to_le_bytes()));
@@ -599,7 +643,8 @@ mod tests {
     #[test]
     fn a_view_of_other_directories_is_not_what_its_key_says() {
         let id = |inode| DirectoryId { device: 1, inode };
-        let made_of = || MadeOf { watch: MountWatch::begin().unwrap(), directories: vec![id(1), id(2)] };
+        let made_of =
+            || MadeOf { watch: MountWatch::begin().unwrap(), directories: vec![id(1), id(2)] };
         assert!(!made_of().is_still(&[id(1), id(3)]) && !made_of().is_still(&[id(2), id(1)]));
         // Another test may mount something just now, but not always.
         assert!((0..1000).any(|_| made_of().is_still(&[id(1), id(2)])));
@@ -615,14 +660,25 @@ mod tests {
         // A thread with a mount namespace of its own.
         let in_private = || {
             unshare(CloneFlags::CLONE_NEWNS).unwrap();
-            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+            mount(
+                None::<&str>,
+                "/",
+                None::<&str>,
+                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+                None::<&str>,
+            )
+            .unwrap();
             let place = tempfile::tempdir().unwrap();
-            let made_of = || MadeOf { watch: MountWatch::begin().unwrap(), directories: vec![DirectoryId::default()] };
+            let made_of = || MadeOf {
+                watch: MountWatch::begin().unwrap(),
+                directories: vec![DirectoryId::default()],
+            };
             let directories = [DirectoryId::default()];
             let before = made_of();
             let is_still = before.is_still(&directories);
             let since = made_of();
-            mount(Some("none"), place.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+            mount(Some("none"), place.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>)
+                .unwrap();
             umount(place.path()).unwrap();
             (is_still, since.is_still(&directories))
         };
@@ -646,10 +702,17 @@ mod tests {
         views.fill("eve", 1);
         assert_eq!(views.fill("ada", 1), MAX_VIEWS_OF_ONE);
         let own = views.0.values().filter(|slot| slot.holder.as_deref() == Some("ada"));
-        let spec = ViewSpec { bounds: Bounds { tmp_bytes: 3 << 30, ..Bounds::default() }, ..ViewSpec::default() };
-        let sizes: Vec<u64> = own.map(|slot| with_less_tmp(&spec, slot.tmp_halves).bounds.tmp_bytes).collect();
+        let spec = ViewSpec {
+            bounds: Bounds { tmp_bytes: 3 << 30, ..Bounds::default() },
+            ..ViewSpec::default()
+        };
+        let sizes: Vec<u64> =
+            own.map(|slot| with_less_tmp(&spec, slot.tmp_halves).bounds.tmp_bytes).collect();
         assert!(sizes.contains(&(3 << 30)) && sizes.iter().sum::<u64>() < 6 << 30, "{sizes:?}");
-        let tiny = ViewSpec { bounds: Bounds { tmp_bytes: 9, ..Bounds::default() }, ..ViewSpec::default() };
+        let tiny = ViewSpec {
+            bounds: Bounds { tmp_bytes: 9, ..Bounds::default() },
+            ..ViewSpec::default()
+        };
         assert_eq!(with_less_tmp(&tiny, 5).bounds.tmp_bytes, 9);
     }
 
@@ -659,9 +722,13 @@ mod tests {
         // Its own idle ones make way for each other.
         assert_eq!((views.fill("ada", 0), views.of("ada")), (2 * MAX_RUNNERS, MAX_VIEWS_OF_ONE));
         assert!(views.add("eve", 0).is_ok());
-        (0..MAX_RUNNERS).for_each(|number| drop(views.add(&format!("{}", number / MAX_VIEWS_OF_ONE), 0)));
+        (0..MAX_RUNNERS)
+            .for_each(|number| drop(views.add(&format!("{}", number / MAX_VIEWS_OF_ONE), 0)));
         assert_eq!(views.fill("bob", 1), MAX_VIEWS_OF_ONE);
-        assert_eq!((views.of("bob"), views.of("eve"), views.0.len()), (MAX_VIEWS_OF_ONE, 1, MAX_RUNNERS));
+        assert_eq!(
+            (views.of("bob"), views.of("eve"), views.0.len()),
+            (MAX_VIEWS_OF_ONE, 1, MAX_RUNNERS)
+        );
         // Who has its share ends nobody's.
         assert!(views.add("bob", 1).is_err());
         assert_eq!(views.of("eve"), 1);

@@ -7,9 +7,9 @@
 //! identities, not the order of tasks in one queue; one identity keeps one processor busy with
 //! asynchronous work at most, and blocking calls that hang use up its own threads alone.
 //!
-//! A thread and a process inherit the niceness of the thread that starts them (clone(2)), and the common
-//! runtime has a lower priority than these. So the threads are started by one that has the priority of
-//! whoever made the [`Runtimes`].
+//! A thread and a process inherit the niceness of the thread that starts them (clone(2)), and the
+//! common runtime has a lower priority than these. So the threads are started by one that has the
+//! priority of whoever made the [`Runtimes`].
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -77,7 +77,9 @@ impl<C: Send + 'static> Runtimes<C> {
     ///
     /// # Errors
     /// When there is no room for a thread.
-    pub fn new<F>(server: impl Fn(ReceiverStream<C>) -> F + Send + Sync + 'static) -> io::Result<Self>
+    pub fn new<F>(
+        server: impl Fn(ReceiverStream<C>) -> F + Send + Sync + 'static,
+    ) -> io::Result<Self>
     where
         F: Future<Output = ()> + 'static,
     {
@@ -95,7 +97,9 @@ impl<C: Send + 'static> Runtimes<C> {
         match self.queue_of(identity) {
             // The server has ended.
             Ok(queue) => drop(queue.send(connection).await),
-            Err(error) => tracing::error!(identity, %error, "cannot start a runtime; a connection is closed"),
+            Err(error) => {
+                tracing::error!(identity, %error, "cannot start a runtime; a connection is closed")
+            }
         }
     }
 
@@ -135,7 +139,10 @@ impl<C: Send + 'static> Runtimes<C> {
 
     fn start(&self, number: usize) -> io::Result<mpsc::Sender<C>> {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_THREADS).build()?;
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(BLOCKING_THREADS)
+            .build()?;
         let (server, mut over) = (self.server.clone(), self.over.subscribe());
         let at_work = AtWork::begin(&self.at_work);
         let serve = move || {

@@ -98,7 +98,8 @@ const MAX_RESETS: usize = 4096;
 /// They stay with the call, and an identity has 2,048 calls.
 const HEADER_BYTES: u32 = 4 << 10;
 
-/// The same for a connection without a certificate that counts: each call takes some 10 KB, and its frame 15 bytes.
+/// The same for a connection without a certificate that counts: each call takes some 10 KB, and its
+/// frame 15 bytes.
 const STRANGERS_CALLS: u32 = 4;
 const STRANGERS_RESETS: usize = 16;
 const STRANGERS_HEADER_BYTES: u32 = 8 << 10;
@@ -126,8 +127,8 @@ const RESERVED_DESCRIPTORS: u64 = 512;
 /// demands: who connects then, is served.
 ///
 /// # Errors
-/// [`Error::Plaintext`] when the listener's address needs `allow_plaintext`; [`Error::RootUser`]; [`Error::Confinement`];
-/// otherwise when the listener or the gRPC server fails.
+/// [`Error::Plaintext`] when the listener's address needs `allow_plaintext`; [`Error::RootUser`];
+/// [`Error::Confinement`]; otherwise when the listener or the gRPC server fails.
 pub async fn run(
     config: Config,
     listener: TcpListener,
@@ -137,8 +138,8 @@ pub async fn run(
     run_with_changes(config, changes, listener, shutdown).await
 }
 
-/// The same, taking over what can be changed of each further configuration: who may come, with all that they may, and what
-/// runs. Of the rest the log says that it takes a restart.
+/// The same, taking over what can be changed of each further configuration: who may come, with all
+/// that they may, and what runs. Of the rest the log says that it takes a restart.
 ///
 /// # Errors
 /// As those of [`run`].
@@ -152,15 +153,21 @@ pub async fn run_with_changes(
     config.check_address(address)?;
     config.check_user()?;
     if config.serves_root_to_anybody() {
-        tracing::warn!("whoever reaches {address} is root below the exports: the user is root, and nothing is asked");
+        tracing::warn!(
+            "whoever reaches {address} is root below the exports: the user is root, and nothing is asked"
+        );
     }
     // Its connections inherit it.
-    SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES).attempting(|| "prepare the listener".to_owned())?;
+    SockRef::from(&listener)
+        .set_tcp_notsent_lowat(UNSENT_BYTES)
+        .attempting(|| "prepare the listener".to_owned())?;
     tell_unserved(&config);
-    let tls = config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
+    let tls =
+        config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
     let (shared, admission) = share(config, tls.clone()).await?;
     tracing::info!("listening on {address}");
-    let mut services = Services::new(shared.clone(), admission.clone(), tls.clone(), builder(KEEPALIVE_TIMEOUT))?;
+    let mut services =
+        Services::new(shared.clone(), admission.clone(), tls.clone(), builder(KEEPALIVE_TIMEOUT))?;
     let (drain, draining) = watch::channel(false);
     let for_one = services.clone();
     if tls.is_some() {
@@ -180,9 +187,16 @@ pub async fn run_with_changes(
 }
 
 /// Serves the connections of one identity until the executor ends.
-async fn serve_one(services: Services, connections: ReceiverStream<Connection>, mut draining: watch::Receiver<bool>) {
+async fn serve_one(
+    services: Services,
+    connections: ReceiverStream<Connection>,
+    mut draining: watch::Receiver<bool>,
+) {
     let adopted = connections.map(Connection::adopt).filter(|connection| {
-        connection.as_ref().inspect_err(|error| tracing::warn!(%error, "a connection is lost")).is_ok()
+        connection
+            .as_ref()
+            .inspect_err(|error| tracing::warn!(%error, "a connection is lost"))
+            .is_ok()
     });
     let shutdown = async move {
         let _ = draining.wait_for(|is_draining| *is_draining).await;
@@ -205,7 +219,8 @@ pub async fn run_stdio(
     connection.greet().await?;
     let (connection, over) = connection.watched();
     // A server without further connections in prospect would say goodbye to this one.
-    let incoming = tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
+    let incoming =
+        tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
     let (shared, admission) = share(config, None).await?;
     let kill = shared.kill.clone();
     let end = async {
@@ -281,7 +296,10 @@ where
 {
     let Services { shared, tls, health, .. } = services.clone();
     if let Some(reason) = shared.pool.no_namespaces() {
-        tracing::warn!(reason, "no mount namespaces: only mounts with the same path on both sides are served");
+        tracing::warn!(
+            reason,
+            "no mount namespaces: only mounts with the same path on both sides are served"
+        );
     }
     health.set_serving::<ExecutorServer<Service>>().await;
     let mut draining = drain.subscribe();
@@ -321,16 +339,16 @@ where
     ended
 }
 
-/// The longest that an executor takes to end after it was told to, by its own account: whoever waits
-/// longer may end it.
+/// The longest that an executor takes to end after it was told to, by its own account: whoever
+/// waits longer may end it.
 #[must_use]
 pub fn longest_end(drain: Duration) -> Duration {
     const LAST_RECORD: Duration = Duration::from_secs(5);
     drain + KILL_TIMEOUT + FLUSH_TIMEOUT + RECORDS_TIMEOUT + LAST_RECORD
 }
 
-/// Records what administrators have taken back, and rotations of the authority, for ever. They do it by programs of their
-/// own, and the files tell.
+/// Records what administrators have taken back, and rotations of the authority, for ever. They do
+/// it by programs of their own, and the files tell.
 async fn record_administration(tls: Option<&Serving>, audit: &AuditLog) {
     let Some(tls) = tls else { return std::future::pending().await };
     let mut interval = tokio::time::interval(REVOCATIONS_INTERVAL);
@@ -373,8 +391,8 @@ fn check_confinement(shared: &Shared) -> Result<(), Error> {
 
 /// Takes over configurations that come later, for ever.
 ///
-/// Invariant: whatever is waited for has a limit, and comes before the first change; then all of it changes at once. So rights
-/// that were taken away count although a file system hangs.
+/// Invariant: whatever is waited for has a limit, and comes before the first change; then all of it
+/// changes at once. So rights that were taken away count although a file system hangs.
 async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) -> Infallible {
     while let Some(changed) = changes.recv().await {
         if let Err(error) = changed.check_user() {
@@ -395,23 +413,31 @@ async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) 
         if later.is_empty() {
             tracing::info!("took over the configuration");
         } else {
-            tracing::warn!("took over the configuration, other than {}: that takes a restart", later.join(", "));
+            tracing::warn!(
+                "took over the configuration, other than {}: that takes a restart",
+                later.join(", ")
+            );
         }
     }
     std::future::pending().await
 }
 
-/// What may run from now on. Where the annotations' directories do not answer, the annotations stay as they were.
+/// What may run from now on. Where the annotations' directories do not answer, the annotations stay
+/// as they were.
 async fn policy_of(shared: &Shared, changed: &Config) -> Policy {
     let confinement = changed.confinement.clone();
     let reading = tokio::task::spawn_blocking(move || Policy::new(&confinement));
     match tokio::time::timeout(EXPORT_PATIENCE, reading).await {
         Ok(Ok((policy, mistakes))) => {
-            mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
+            mistakes
+                .iter()
+                .for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
             policy
         }
         _ => {
-            tracing::error!("the annotations stay as they were, since their directories do not answer");
+            tracing::error!(
+                "the annotations stay as they were, since their directories do not answer"
+            );
             shared.policy().with_commands_of(&changed.confinement)
         }
     }
@@ -430,7 +456,11 @@ async fn hidden_of(changed: &Config) -> BTreeSet<PathBuf> {
 /// Tells the administrator which exports are left out.
 fn tell_unserved(config: &Config) {
     for Unserved { hint, .. } in &config.unserved {
-        let then = if config.file.is_some() { ", then send SIGHUP" } else { ", then start the executor anew" };
+        let then = if config.file.is_some() {
+            ", then send SIGHUP"
+        } else {
+            ", then start the executor anew"
+        };
         tracing::error!("an export is left out: {hint}{then}");
     }
 }
@@ -443,13 +473,21 @@ async fn keep_fresh(tls: Option<&Serving>) {
     }
 }
 
-async fn share(config: Config, tls: Option<Arc<Serving>>) -> Result<(Arc<Shared>, Admission), Error> {
+async fn share(
+    config: Config,
+    tls: Option<Arc<Serving>>,
+) -> Result<(Arc<Shared>, Admission), Error> {
     let (soft, hard) = raise_open_files();
     let (policy, mistakes) = Policy::new(&config.confinement);
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
-    let descriptors = usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
+    let descriptors =
+        usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
     let callers = Callers::new(&config);
-    let load = Arc::new(Load::new(config.bounds, Capacity::of_machine(descriptors), callers.are_several()));
+    let load = Arc::new(Load::new(
+        config.bounds,
+        Capacity::of_machine(descriptors),
+        callers.are_several(),
+    ));
     let audit = AuditLog::open(config.audit.as_deref())?;
     let admission = Admission::new(callers, tls, load.clone(), audit.clone());
     // Before the first runner, which is to be in it.

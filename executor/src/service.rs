@@ -8,8 +8,8 @@ use std::sync::{
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        DescribeReply, DescribeRequest, RunInput, StatusReply, StatusRequest, ToolsReply, ToolsRequest,
-        executor_server::Executor,
+        DescribeReply, DescribeRequest, RunInput, StatusReply, StatusRequest, ToolsReply,
+        ToolsRequest, executor_server::Executor,
     },
 };
 use tokio::sync::watch;
@@ -37,20 +37,21 @@ use crate::{
 /// Names in one `Tools` request; each may cost reading a file.
 const MAX_TOOL_NAMES: usize = 4096;
 
-/// `Tools` requests of one identity from their beginning until their answers have gone out: some 0.5 MB each.
-/// A gateway makes one when it connects.
+/// `Tools` requests of one identity from their beginning until their answers have gone out: some
+/// 0.5 MB each. A gateway makes one when it connects.
 pub const TOOLS_OF_ONE: usize = 4;
 
-/// Specifications of one identity from when they are decoded until their commands run: up to 4 MB each, and the work of
-/// starting them. The others wait as they came, on the account of unfinished messages.
+/// Specifications of one identity from when they are decoded until their commands run: up to 4 MB
+/// each, and the work of starting them. The others wait as they came, on the account of unfinished
+/// messages.
 pub const ARRIVALS_OF_ONE: usize = 16;
 
 /// Calls of one identity that are answered and whose clients have not said that they have no more
 /// to say: each holds some 40 KB. A gateway says so a round trip after the answer.
 pub const HEARD_OUT_OF_ONE: usize = 256;
 
-/// Runs of one identity whose commands are being started: its forks keep half of the processors busy, or the one
-/// that there is, and others' commands start beside them.
+/// Runs of one identity whose commands are being started: its forks keep half of the processors
+/// busy, or the one that there is, and others' commands start beside them.
 pub fn launches_of_one() -> usize {
     (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)
 }
@@ -100,7 +101,10 @@ pub struct Service(pub Arc<Shared>);
 impl Executor for Service {
     type RunStream = run::Messages;
 
-    async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+    async fn describe(
+        &self,
+        request: Request<DescribeRequest>,
+    ) -> Result<Response<DescribeReply>, Status> {
         let caller = caller_of(&request)?;
         self.count(&caller)?;
         let peer: Option<Peer> = request.extensions().get().cloned();
@@ -108,11 +112,17 @@ impl Executor for Service {
         if theirs != PROTOCOL_VERSION {
             let peer = peer_name(peer.as_ref());
             if self.0.audit.refused(caller.name(), &peer, "describe: another protocol version") {
-                tracing::warn!(theirs, ours = PROTOCOL_VERSION, "a gateway of another protocol version");
+                tracing::warn!(
+                    theirs,
+                    ours = PROTOCOL_VERSION,
+                    "a gateway of another protocol version"
+                );
             }
         }
         let shared = &self.0;
-        Ok(Response::new(shared.machine.describe(&caller, &shared.pool, &shared.confinement()).await))
+        Ok(Response::new(
+            shared.machine.describe(&caller, &shared.pool, &shared.confinement()).await,
+        ))
     }
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
@@ -123,22 +133,30 @@ impl Executor for Service {
             return Err(Status::invalid_argument(format!("more than {MAX_TOOL_NAMES} names")));
         }
         let turn = self.0.tool_turns.share_of(&caller).try_acquire_owned();
-        let turn = turn.map_err(|_| Status::resource_exhausted("too many answers about tools are not read"))?;
+        let turn = turn
+            .map_err(|_| Status::resource_exhausted("too many answers about tools are not read"))?;
         let (shared, asking) = (self.0.clone(), caller.clone());
         let reading = move || Ok(shared.tools.describe_all(names, |name| asking.may_run(name)));
         let tools = self.0.classifier.read(&caller, reading).await;
-        let reply = ToolsReply { tools: tools.map_err(|refusal| Status::internal(refusal.message))? };
+        let reply =
+            ToolsReply { tools: tools.map_err(|refusal| Status::internal(refusal.message))? };
         Ok(kept_until_sent(Response::new(reply), turn))
     }
 
-    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+    async fn status(
+        &self,
+        request: Request<StatusRequest>,
+    ) -> Result<Response<StatusReply>, Status> {
         let caller = caller_of(&request)?;
         self.count(&caller)?;
         let confinement = self.0.confinement().to_string();
         Ok(Response::new(StatusReply { confinement, ..self.0.load.status(&caller) }))
     }
 
-    async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
+    async fn run(
+        &self,
+        request: Request<Streaming<RunInput>>,
+    ) -> Result<Response<Self::RunStream>, Status> {
         let peer: Option<&Peer> = request.extensions().get();
         let proof = peer.map_or(Proof::Nothing, |peer| peer.proof.clone());
         let client = run::Origin { caller: caller_of(&request)?, peer: peer_name(peer), proof };
@@ -151,7 +169,10 @@ impl Executor for Service {
 impl Service {
     /// Refuses a call too many.
     fn count(&self, caller: &Caller) -> Result<(), Status> {
-        self.0.load.admit_call(caller).map_err(|refusal| Status::resource_exhausted(refusal.message))
+        self.0
+            .load
+            .admit_call(caller)
+            .map_err(|refusal| Status::resource_exhausted(refusal.message))
     }
 }
 

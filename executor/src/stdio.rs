@@ -60,10 +60,16 @@ impl Stdio {
         let copy = |original: &dyn AsFd| original.as_fd().try_clone_to_owned();
         let input = copy(&io::stdin()).attempting(|| "take standard input".to_owned())?;
         let output = copy(&io::stdout()).attempting(|| "take standard output".to_owned())?;
-        let null = OpenOptions::new().read(true).open("/dev/null").attempting(|| "open /dev/null".to_owned())?;
+        let null = OpenOptions::new()
+            .read(true)
+            .open("/dev/null")
+            .attempting(|| "open /dev/null".to_owned())?;
         dup2_stdin(null).attempting(|| "replace standard input".to_owned())?;
         dup2_stdout(io::stderr()).attempting(|| "replace standard output".to_owned())?;
-        let hint = || "serve on standard input and output; --stdio is for ssh, which gives pipes or sockets".to_owned();
+        let hint = || {
+            "serve on standard input and output; --stdio is for ssh, which gives pipes or sockets"
+                .to_owned()
+        };
         Ok(Self {
             input: Input::new(input).attempting(hint)?,
             output: Output::new(output).attempting(hint)?,
@@ -114,7 +120,11 @@ fn socket(descriptor: OwnedFd) -> io::Result<UnixStream> {
 }
 
 impl AsyncRead for Stdio {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match &mut self.input {
             Input::Pipe(pipe) => Pin::new(pipe).poll_read(cx, buffer),
             Input::Socket(socket) => Pin::new(socket).poll_read(cx, buffer),
@@ -123,7 +133,11 @@ impl AsyncRead for Stdio {
 }
 
 impl AsyncWrite for Stdio {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match &mut self.output {
             Output::Pipe(pipe) => Pin::new(pipe).poll_write(cx, bytes),
             Output::Socket(socket) => Pin::new(socket).poll_write(cx, bytes),

@@ -48,12 +48,18 @@ pub fn exit_now(status: i32) -> ! {
 /// number that it shall have), whatever numbers the sources have; all others are
 /// closed on exec. `kept` are two more to be used until then. Must be called in a
 /// child that is about to exec: what owned one of those numbers has lost it.
-pub fn install_descriptors(wanted: &[(BorrowedFd<'_>, RawFd)], kept: [BorrowedFd<'_>; 2]) -> nix::Result<[OwnedFd; 2]> {
+pub fn install_descriptors(
+    wanted: &[(BorrowedFd<'_>, RawFd)],
+    kept: [BorrowedFd<'_>; 2],
+) -> nix::Result<[OwnedFd; 2]> {
     // First out of the way of every wanted number, then to its place.
-    let highest = wanted.iter().map(|(_, target)| *target).max().unwrap_or(0).max(libc::STDERR_FILENO);
+    let highest =
+        wanted.iter().map(|(_, target)| *target).max().unwrap_or(0).max(libc::STDERR_FILENO);
     let lift = |fd: BorrowedFd<'_>| fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(highest + 1));
-    let lifted =
-        wanted.iter().map(|(source, target)| Ok((lift(*source)?, *target))).collect::<nix::Result<Vec<_>>>()?;
+    let lifted = wanted
+        .iter()
+        .map(|(source, target)| Ok((lift(*source)?, *target)))
+        .collect::<nix::Result<Vec<_>>>()?;
     let kept = [lift(kept[0])?, lift(kept[1])?];
     // SAFETY: no pointers. dup2 and close_range change the descriptor table only, and
     // the two descriptors made just now are owned by nobody else.
@@ -69,7 +75,8 @@ pub fn install_descriptors(wanted: &[(BorrowedFd<'_>, RawFd)], kept: [BorrowedFd
 fn close_on_exec(first: u32, last: u32) -> nix::Result<()> {
     const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
     // SAFETY: no pointers; nothing is closed now.
-    Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, CLOSE_RANGE_CLOEXEC) }).map(drop)
+    Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, CLOSE_RANGE_CLOEXEC) })
+        .map(drop)
 }
 
 /// Sets all signals to ignored (bit n-1 of `ignored` is signal n) or to their
@@ -128,8 +135,9 @@ pub fn set_nice(nice: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
-/// Takes every capability that is not in `kept` (bit n is capability n) out of the bounding set, so that no
-/// program started from here on has it, whoever runs it. What the kernel does not know is passed over.
+/// Takes every capability that is not in `kept` (bit n is capability n) out of the bounding set, so
+/// that no program started from here on has it, whoever runs it. What the kernel does not know is
+/// passed over.
 pub fn bound_capabilities(kept: u64) -> nix::Result<()> {
     for number in (0..u64::from(u64::BITS)).filter(|number| kept & (1 << number) == 0) {
         // SAFETY: no pointers.
@@ -142,8 +150,8 @@ pub fn bound_capabilities(kept: u64) -> nix::Result<()> {
     Ok(())
 }
 
-/// Gives up every capability that is not in `kept`; of those, only what this process may have stays. In force from
-/// now on are those of `effective`.
+/// Gives up every capability that is not in `kept`; of those, only what this process may have
+/// stays. In force from now on are those of `effective`.
 pub fn keep_capabilities(kept: u64, effective: u64) -> nix::Result<()> {
     const VERSION_3: u32 = 0x2008_0522;
     #[repr(C)]
@@ -161,10 +169,13 @@ pub fn keep_capabilities(kept: u64, effective: u64) -> nix::Result<()> {
     let halves = |mask: u64| [mask as u32, (mask >> 32) as u32];
     let mut header = Header { version: VERSION_3, pid: 0 };
     let mut data = [Data::default(); 2];
-    // SAFETY: both structures are as capget(2) and capset(2) say for this version, and live across the calls.
+    // SAFETY: both structures are as capget(2) and capset(2) say for this version, and live across
+    // the calls.
     unsafe {
         Errno::result(libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()))?;
-        for (part, (kept, effective)) in data.iter_mut().zip(halves(kept).into_iter().zip(halves(effective))) {
+        for (part, (kept, effective)) in
+            data.iter_mut().zip(halves(kept).into_iter().zip(halves(effective)))
+        {
             part.permitted &= kept;
             part.effective = part.permitted & effective;
             part.inheritable = 0;
@@ -173,8 +184,8 @@ pub fn keep_capabilities(kept: u64, effective: u64) -> nix::Result<()> {
     }
 }
 
-/// While it lives, this thread looks files up with a user's rights instead of root's. It is for this
-/// thread alone, which ends it.
+/// While it lives, this thread looks files up with a user's rights instead of root's. It is for
+/// this thread alone, which ends it.
 pub struct ActingAs {
     uid: Uid,
     gid: Gid,
@@ -188,14 +199,16 @@ impl ActingAs {
     /// # Errors
     /// When the kernel does not give them.
     pub fn begin(user: Option<&ViewUser>) -> nix::Result<Option<Self>> {
-        let Some(user) = user.filter(|user| user.uid != 0 && nix::unistd::geteuid().is_root()) else {
+        let Some(user) = user.filter(|user| user.uid != 0 && nix::unistd::geteuid().is_root())
+        else {
             return Ok(None);
         };
         let groups = nix::unistd::getgroups()?.into_iter().map(Gid::as_raw).collect();
         let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
         set_groups_of_thread(&user.groups)?;
         // Each gives what was before. The group first: another user may not change it.
-        let acting = Self { gid: setfsgid(gid), uid: setfsuid(uid), groups, _not_send: PhantomData };
+        let acting =
+            Self { gid: setfsgid(gid), uid: setfsuid(uid), groups, _not_send: PhantomData };
         // They report no failure: only asking again shows it.
         match setfsgid(gid) == gid && setfsuid(uid) == uid {
             true => Ok(Some(acting)),
@@ -215,25 +228,30 @@ impl Drop for ActingAs {
 /// libc's own function sets the groups of all threads.
 fn set_groups_of_thread(groups: &[libc::gid_t]) -> nix::Result<()> {
     // SAFETY: the kernel reads as many numbers as the slice has.
-    Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(drop)
+    Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })
+        .map(drop)
 }
 
 /// Whether a change of all user ids to others than root's leaves the permitted capabilities.
 pub fn keep_capabilities_of_others(keep: bool) -> nix::Result<()> {
     // SAFETY: no pointers.
-    Errno::result(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, libc::c_ulong::from(keep), 0, 0, 0) }).map(drop)
+    Errno::result(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, libc::c_ulong::from(keep), 0, 0, 0) })
+        .map(drop)
 }
 
 /// The version of Landlock that the kernel offers; an error if it has none.
 pub fn landlock_version() -> nix::Result<i32> {
     const VERSION: libc::c_uint = 1;
     // SAFETY: with this flag there is no structure to be read.
-    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<u8>(), 0_usize, VERSION) };
+    let version = unsafe {
+        libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<u8>(), 0_usize, VERSION)
+    };
     Errno::result(version).map(|version| i32::try_from(version).unwrap_or(i32::MAX))
 }
 
-/// Puts a filter of system calls on this process, which must have one thread and may get no new privileges. `pass`
-/// is the call's sixth argument, of which the kernel knows nothing: it is for filters that are there already.
+/// Puts a filter of system calls on this process, which must have one thread and may get no new
+/// privileges. `pass` is the call's sixth argument, of which the kernel knows nothing: it is for
+/// filters that are there already.
 pub fn install_filter(program: &[seccompiler::sock_filter], pass: u64) -> nix::Result<()> {
     #[repr(C)]
     struct Program {
@@ -243,8 +261,10 @@ pub fn install_filter(program: &[seccompiler::sock_filter], pass: u64) -> nix::R
     let length = program.len().try_into().map_err(|_| Errno::EINVAL)?;
     let program = Program { length, steps: program.as_ptr() };
     let operation = libc::SECCOMP_SET_MODE_FILTER;
-    // SAFETY: the structure is a sock_fprog, and lives across the call with the steps that it leads to.
-    let done = unsafe { libc::syscall(libc::SYS_seccomp, operation, 0, &raw const program, 0, 0, pass) };
+    // SAFETY: the structure is a sock_fprog, and lives across the call with the steps that it leads
+    // to.
+    let done =
+        unsafe { libc::syscall(libc::SYS_seccomp, operation, 0, &raw const program, 0, 0, pass) };
     Errno::result(done).map(drop)
 }
 
@@ -262,7 +282,9 @@ pub struct Ended {
 
 impl Ended {
     fn new(pid: i32, status: i32, usage: &libc::rusage) -> Self {
-        let us = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
+        let us = |time: libc::timeval| {
+            time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs()
+        };
         Self {
             pid: Pid::from_raw(pid),
             status,
@@ -294,16 +316,18 @@ fn wait(pid: i32) -> nix::Result<Option<Ended>> {
     Ok((pid != 0).then(|| Ended::new(pid, status, &usage)))
 }
 
-/// How this child has ended, if it has. It is not reaped: its number, and that of its group, stay its own.
+/// How this child has ended, if it has. It is not reaped: its number, and that of its group, stay
+/// its own.
 pub fn ended(pid: Pid) -> nix::Result<Option<Ended>> {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: both structures live across the call, and zero is valid for both. The call has one argument more than libc's
-    // function. What is read of the first one is what waitid(2) fills in.
+    // SAFETY: both structures live across the call, and zero is valid for both. The call has one
+    // argument more than libc's function. What is read of the first one is what waitid(2) fills in.
     let (found, code, value, usage) = unsafe {
         let mut info: libc::siginfo_t = mem::zeroed();
         let mut usage: libc::rusage = mem::zeroed();
         let id = pid.as_raw();
-        let done = libc::syscall(libc::SYS_waitid, libc::P_PID, id, &raw mut info, flags, &raw mut usage);
+        let done =
+            libc::syscall(libc::SYS_waitid, libc::P_PID, id, &raw mut info, flags, &raw mut usage);
         Errno::result(done)?;
         (info.si_pid(), info.si_code, info.si_status(), usage)
     };
@@ -315,7 +339,8 @@ pub fn ended(pid: Pid) -> nix::Result<Option<Ended>> {
     Ok((found != 0).then(|| Ended::new(found, status, &usage)))
 }
 
-/// Adds `attr_set` (`MOUNT_ATTR_*`) to the mount that `at` refers to; with `tree`, to all below it too.
+/// Adds `attr_set` (`MOUNT_ATTR_*`) to the mount that `at` refers to; with `tree`, to all below it
+/// too.
 pub fn set_mount(at: BorrowedFd<'_>, attr_set: u64, tree: bool) -> nix::Result<()> {
     const AT_RECURSIVE: libc::c_int = 0x8000;
     let attributes = libc::mount_attr { attr_set, attr_clr: 0, propagation: 0, userns_fd: 0 };
@@ -345,7 +370,8 @@ pub fn resize(master: BorrowedFd<'_>, size: &WindowSize) -> nix::Result<()> {
         ws_ypixel: short(size.y_pixels),
     };
     // SAFETY: TIOCSWINSZ reads one winsize.
-    Errno::result(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) }).map(drop)
+    Errno::result(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) })
+        .map(drop)
 }
 
 /// Receives one byte and the descriptors that came with it, all closed on exec.
@@ -355,7 +381,12 @@ pub fn receive_descriptors(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     let mut iov = [io::IoSliceMut::new(&mut byte)];
     let mut space = nix::cmsg_space!([RawFd; super::runner::wire::DESCRIPTORS_PER_MESSAGE]);
     let message = loop {
-        match recvmsg::<()>(socket.as_raw_fd(), &mut iov, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+        match recvmsg::<()>(
+            socket.as_raw_fd(),
+            &mut iov,
+            Some(&mut space),
+            MsgFlags::MSG_CMSG_CLOEXEC,
+        ) {
             Err(Errno::EINTR) => {}
             other => break other?,
         }
@@ -370,8 +401,9 @@ pub fn receive_descriptors(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     Ok(received)
 }
 
-/// As long as this lives, the kernel kills this process when something comes on a socket or its other end is closed or shut
-/// down, whatever the process is doing, also where it waits for a file system. Nothing must be left on it to be read.
+/// As long as this lives, the kernel kills this process when something comes on a socket or its
+/// other end is closed or shut down, whatever the process is doing, also where it waits for a file
+/// system. Nothing must be left on it to be read.
 pub struct Deadly<'a>(BorrowedFd<'a>);
 
 impl<'a> Deadly<'a> {
@@ -379,7 +411,11 @@ impl<'a> Deadly<'a> {
     pub fn begin(socket: BorrowedFd<'a>) -> nix::Result<Self> {
         // SAFETY: these requests take numbers only.
         unsafe {
-            Errno::result(libc::fcntl(socket.as_raw_fd(), libc::F_SETOWN, nix::unistd::getpid().as_raw()))?;
+            Errno::result(libc::fcntl(
+                socket.as_raw_fd(),
+                libc::F_SETOWN,
+                nix::unistd::getpid().as_raw(),
+            ))?;
             Errno::result(libc::fcntl(socket.as_raw_fd(), F_SETSIG, libc::SIGKILL))?;
         }
         let deadly = Self(socket);
@@ -413,20 +449,31 @@ pub fn has_byte(pipe: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// Replaces this process; returns only the error. The kernel takes three arguments; of the six that a filter of system calls
-/// sees, the last is `pass`.
+/// Replaces this process; returns only the error. The kernel takes three arguments; of the six that
+/// a filter of system calls sees, the last is `pass`.
 pub fn exec(program: &CString, argv: &[CString], env: &[CString], pass: u64) -> Errno {
     let pointers = |words: &[CString]| -> Vec<*const libc::c_char> {
         words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect()
     };
     let (argv, env) = (pointers(argv), pointers(env));
-    // SAFETY: all are texts that end in a zero byte, and lists of such that end in a null pointer; they live until it returns.
-    unsafe { libc::syscall(libc::SYS_execve, program.as_ptr(), argv.as_ptr(), env.as_ptr(), 0_u64, 0_u64, pass) };
+    // SAFETY: all are texts that end in a zero byte, and lists of such that end in a null pointer;
+    // they live until it returns.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execve,
+            program.as_ptr(),
+            argv.as_ptr(),
+            env.as_ptr(),
+            0_u64,
+            0_u64,
+            pass,
+        )
+    };
     Errno::last()
 }
 
-/// Begins to observe a process that waits to be started: it goes on meanwhile, its children are observed too, and
-/// all of them end with this process.
+/// Begins to observe a process that waits to be started: it goes on meanwhile, its children are
+/// observed too, and all of them end with this process.
 pub fn observe(pid: Pid) -> nix::Result<()> {
     let options = libc::PTRACE_O_TRACESECCOMP
         | libc::PTRACE_O_TRACEEXEC
@@ -435,23 +482,31 @@ pub fn observe(pid: Pid) -> nix::Result<()> {
         | libc::PTRACE_O_TRACECLONE
         | libc::PTRACE_O_EXITKILL;
     // SAFETY: this request takes numbers only.
-    Errno::result(unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid.as_raw(), 0_usize, options as usize) }).map(drop)
+    Errno::result(unsafe {
+        libc::ptrace(libc::PTRACE_SEIZE, pid.as_raw(), 0_usize, options as usize)
+    })
+    .map(drop)
 }
 
 /// Lets an observed thread that has stopped go on, with a signal unless that is 0.
 pub fn go_on(pid: Pid, signal: i32) -> nix::Result<()> {
     // SAFETY: this request takes numbers only.
-    Errno::result(unsafe { libc::ptrace(libc::PTRACE_CONT, pid.as_raw(), 0_usize, signal as usize) }).map(drop)
+    Errno::result(unsafe {
+        libc::ptrace(libc::PTRACE_CONT, pid.as_raw(), 0_usize, signal as usize)
+    })
+    .map(drop)
 }
 
 /// Leaves an observed thread stopped by job control as it is, until it is continued as others are.
 pub fn stay_stopped(pid: Pid) -> nix::Result<()> {
     // SAFETY: this request takes numbers only.
-    Errno::result(unsafe { libc::ptrace(libc::PTRACE_LISTEN, pid.as_raw(), 0_usize, 0_usize) }).map(drop)
+    Errno::result(unsafe { libc::ptrace(libc::PTRACE_LISTEN, pid.as_raw(), 0_usize, 0_usize) })
+        .map(drop)
 }
 
-/// Waits for the next thing that happens to any child or observed thread: its number, and the status as wait(2)
-/// gives it, which may name signals that have no names. ECHILD when there is nobody left.
+/// Waits for the next thing that happens to any child or observed thread: its number, and the
+/// status as wait(2) gives it, which may name signals that have no names. ECHILD when there is
+/// nobody left.
 pub fn wait_for_any() -> nix::Result<(Pid, i32)> {
     let mut status = 0;
     loop {
@@ -482,7 +537,8 @@ mod tests {
 
     use super::*;
 
-    /// How a process ends that waits for something else while `end` happens to the socket's other end.
+    /// How a process ends that waits for something else while `end` happens to the socket's other
+    /// end.
     fn ended_by(is_over: bool, end: impl FnOnce(UnixStream)) -> WaitStatus {
         let (ours, its) = UnixStream::pair().unwrap();
         let (ready, tell) = nix::unistd::pipe().unwrap();

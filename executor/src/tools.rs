@@ -1,6 +1,6 @@
-//! Which commands this executor has, and what identifies them: the place on a
-//! fixed PATH and the SHA-256 of the file. What `NAME --version` says is told by a run like any other
-//! (`policy`): nothing is started here.
+//! Which commands this executor has, and what identifies them: the place on a fixed PATH and the
+//! SHA-256 of the file. What `NAME --version` says is told by a run like any other (`policy`):
+//! nothing is started here.
 
 use std::{
     collections::HashMap,
@@ -57,8 +57,8 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Describes these commands, of which `may_run` says whether they are to be told of: each once, however often it
-    /// is named. Reads files.
+    /// Describes these commands, of which `may_run` says whether they are to be told of: each once,
+    /// however often it is named. Reads files.
     pub fn describe_all(&self, names: Vec<String>, may_run: impl Fn(&str) -> bool) -> Vec<Tool> {
         let mut known: HashMap<String, Tool> = HashMap::new();
         let mut describe = |name: String| {
@@ -78,7 +78,9 @@ impl Tools {
     /// Describes the command `name`. Reads its file, unless it is known.
     pub fn describe(&self, name: String) -> Tool {
         let missing = Tool { name: name.clone(), ..Tool::default() };
-        let Some(path) = find(&name).and_then(|path| fs::canonicalize(path).ok()) else { return missing };
+        let Some(path) = find(&name).and_then(|path| fs::canonicalize(path).ok()) else {
+            return missing;
+        };
         let Ok(metadata) = fs::metadata(&path) else { return missing };
         let stamp = Stamp {
             path,

@@ -11,7 +11,9 @@ use std::{
 
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{Descriptor, Inlet, Merge, Outlet, Pty, RunSpec, Stage, WatchedTree, descriptor::Source},
+    executor::{
+        Descriptor, Inlet, Merge, Outlet, Pty, RunSpec, Stage, WatchedTree, descriptor::Source,
+    },
     other_version,
 };
 
@@ -70,8 +72,10 @@ impl Wiring {
         checker.streams(&spec)?;
         // Nobody would use the others.
         let is_used = |id: &u32| {
-            let ends = [EndKind::PipeRead, EndKind::PipeWrite].map(|kind| End { kind: kind.into(), id: *id });
-            ends.iter().any(|end| checker.own_ends.contains(end) || checker.stage_ends.contains(end))
+            let ends = [EndKind::PipeRead, EndKind::PipeWrite]
+                .map(|kind| End { kind: kind.into(), id: *id });
+            ends.iter()
+                .any(|end| checker.own_ends.contains(end) || checker.stage_ends.contains(end))
         };
         let pipes = spec.pipes.into_iter().filter(is_used).collect();
         let mut stage_ends: Vec<_> = checker.stage_ends.into_iter().collect();
@@ -100,7 +104,10 @@ fn require_bounds(spec: &RunSpec) -> Result<(), Refusal> {
         return Err(Refusal::protocol("a run without stages"));
     }
     if spec.stages.len() > MAX_STAGES {
-        return Err(Refusal::protocol(format!("{} stages, more than {MAX_STAGES}", spec.stages.len())));
+        return Err(Refusal::protocol(format!(
+            "{} stages, more than {MAX_STAGES}",
+            spec.stages.len()
+        )));
     }
     if spec.pipes.len() + spec.ptys.len() > MAX_PIPES {
         return Err(Refusal::protocol(format!("more than {MAX_PIPES} pipes")));
@@ -112,17 +119,23 @@ fn require_bounds(spec: &RunSpec) -> Result<(), Refusal> {
 fn require_plain_tree(tree: &WatchedTree) -> Result<(), Refusal> {
     let path = Path::new(OsStr::from_bytes(&tree.path));
     let is_plain = |name: &&String| {
-        Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+        Path::new(name)
+            .components()
+            .all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
     };
     let mut names = [&tree.up_to, &tree.only, &tree.grows, &tree.own].into_iter().flatten();
     if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
-        return Err(Refusal::protocol(format!("the watched tree {} is no plain absolute path", path.display())));
+        return Err(Refusal::protocol(format!(
+            "the watched tree {} is no plain absolute path",
+            path.display()
+        )));
     }
     match names.find(|name| !is_plain(name)) {
         None => Ok(()),
-        Some(name) => {
-            Err(Refusal::protocol(format!("{name:?} is no plain name in the watched tree {}", path.display())))
-        }
+        Some(name) => Err(Refusal::protocol(format!(
+            "{name:?} is no plain name in the watched tree {}",
+            path.display()
+        ))),
     }
 }
 
@@ -161,13 +174,19 @@ impl Checker {
             return Err(Refusal::protocol(format!("`{}` is no name of a program", stage.program)));
         }
         if stage.argv.is_empty() {
-            return Err(Refusal::protocol(format!("no arguments for {}, not even its name", stage.program)));
+            return Err(Refusal::protocol(format!(
+                "no arguments for {}, not even its name",
+                stage.program
+            )));
         }
         stage.watched_trees.iter().try_for_each(require_plain_tree)?;
         let mut seen = HashSet::new();
         for descriptor in &stage.descriptors {
             if descriptor.fd >= MAX_DESCRIPTOR || !seen.insert(descriptor.fd) {
-                return Err(Refusal::protocol(format!("descriptor {} is out of range or given twice", descriptor.fd)));
+                return Err(Refusal::protocol(format!(
+                    "descriptor {} is out of range or given twice",
+                    descriptor.fd
+                )));
             }
             self.descriptor(descriptor)?;
         }
@@ -230,12 +249,14 @@ impl Checker {
     }
 }
 
-/// Refuses merges that lead a pipe back into itself, through however many others: its end would never come, and the
-/// run would outlive its commands.
+/// Refuses merges that lead a pipe back into itself, through however many others: its end would
+/// never come, and the run would outlive its commands.
 ///
 /// Each pipe is read by one merge at most, so that there is one way onwards from each.
 fn require_no_circle(merges: &[Merge]) -> Result<(), Refusal> {
-    let onwards = |merge: &Merge| merge.sources.iter().map(|source| (*source, merge.pipe)).collect::<Vec<_>>();
+    let onwards = |merge: &Merge| {
+        merge.sources.iter().map(|source| (*source, merge.pipe)).collect::<Vec<_>>()
+    };
     let next: HashMap<u32, u32> = merges.iter().flat_map(onwards).collect();
     // By the pipe at which a walk began that has passed them: that one, or one before.
     let mut passed: HashMap<u32, u32> = HashMap::new();
@@ -262,7 +283,8 @@ mod tests {
     use super::*;
 
     fn stage(id: u32, sources: &[Source]) -> Stage {
-        let descriptors = (0..).zip(sources).map(|(fd, source)| Descriptor { fd, source: Some(source.clone()) });
+        let descriptors =
+            (0..).zip(sources).map(|(fd, source)| Descriptor { fd, source: Some(source.clone()) });
         Stage {
             id,
             program: "cat".into(),
@@ -289,7 +311,10 @@ mod tests {
     fn a_sound_spec_passes() {
         let wiring = Wiring::check(spec()).unwrap();
         let ends: Vec<_> = wiring.stage_ends.iter().map(|end| (end.kind(), end.id)).collect();
-        assert_eq!(ends, [(EndKind::PipeRead, 10), (EndKind::PipeWrite, 10), (EndKind::PipeWrite, 11)]);
+        assert_eq!(
+            ends,
+            [(EndKind::PipeRead, 10), (EndKind::PipeWrite, 10), (EndKind::PipeWrite, 11)]
+        );
     }
 
     #[test]
@@ -310,14 +335,18 @@ mod tests {
         check("is no name of a program", |spec| spec.stages[0].program = "/bin/cat".into());
         check("not even its name", |spec| spec.stages[0].argv.clear());
         check("plain absolute path", |spec| {
-            spec.stages[0].watched_trees = vec![WatchedTree { path: "/m/../x".into(), ..WatchedTree::default() }];
+            spec.stages[0].watched_trees =
+                vec![WatchedTree { path: "/m/../x".into(), ..WatchedTree::default() }];
         });
-        let fields: [fn(&mut WatchedTree) -> &mut Vec<String>; 4] =
-            [|tree| &mut tree.up_to, |tree| &mut tree.only, |tree| &mut tree.grows, |tree| &mut tree.own];
-        for (field, (name, is_plain)) in fields
-            .into_iter()
-            .flat_map(|field| [("/etc", false), ("a/../..", false), ("a/./b", true)].map(|name| (field, name)))
-        {
+        let fields: [fn(&mut WatchedTree) -> &mut Vec<String>; 4] = [
+            |tree| &mut tree.up_to,
+            |tree| &mut tree.only,
+            |tree| &mut tree.grows,
+            |tree| &mut tree.own,
+        ];
+        for (field, (name, is_plain)) in fields.into_iter().flat_map(|field| {
+            [("/etc", false), ("a/../..", false), ("a/./b", true)].map(|name| (field, name))
+        }) {
             let mut tree = WatchedTree { path: "/m".into(), ..WatchedTree::default() };
             field(&mut tree).push(name.to_owned());
             let mut spec = spec();
@@ -333,7 +362,9 @@ mod tests {
         let check = |merges: &[(&[u32], u32)]| {
             let mut spec = spec();
             spec.pipes.extend(30..40);
-            let merges = merges.iter().map(|(sources, pipe)| Merge { sources: sources.to_vec(), pipe: *pipe });
+            let merges = merges
+                .iter()
+                .map(|(sources, pipe)| Merge { sources: sources.to_vec(), pipe: *pipe });
             spec.merges = merges.collect();
             Wiring::check(spec).map_err(|refusal| refusal.message)
         };
@@ -346,13 +377,17 @@ mod tests {
         ];
         for circle in circles {
             let refused = check(circle).unwrap_err();
-            assert!(refused.ends_with("is merged into itself: its end would never come"), "{circle:?}: {refused}");
+            assert!(
+                refused.ends_with("is merged into itself: its end would never come"),
+                "{circle:?}: {refused}"
+            );
         }
         assert!(check(&[(&[30, 31], 32), (&[32, 33], 34), (&[34], 35), (&[36], 37)]).is_ok());
         // As long as there may be pipes.
         let mut long = spec();
         long.pipes.extend(1000..9000);
-        long.merges = (1000..8999).map(|pipe| Merge { sources: vec![pipe], pipe: pipe + 1 }).collect();
+        long.merges =
+            (1000..8999).map(|pipe| Merge { sources: vec![pipe], pipe: pipe + 1 }).collect();
         assert!(Wiring::check(long.clone()).is_ok());
         long.merges.push(Merge { sources: vec![8999], pipe: 1000 });
         assert!(Wiring::check(long).is_err());

@@ -10,8 +10,8 @@ use crate::coherence::EntryKind;
 use crate::mountinfo::MountInfo;
 use crate::table::{Mount, MountState};
 use rustix::fs::{
-    AtFlags, CWD, Dir, Gid, Mode, OFlags, ResolveFlags, StatxFlags, chownat, fstat, linkat, openat2, readlinkat, statx,
-    unlinkat,
+    AtFlags, CWD, Dir, Gid, Mode, OFlags, ResolveFlags, StatxFlags, chownat, fstat, linkat,
+    openat2, readlinkat, statx, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -41,7 +41,10 @@ impl MountRoot {
         let root = Self::at(mount.path.as_path())?;
         match root.is_of(mount)? {
             true => Ok(root),
-            false => Err(io::Error::new(io::ErrorKind::StaleNetworkFileHandle, "another mount is there by now")),
+            false => Err(io::Error::new(
+                io::ErrorKind::StaleNetworkFileHandle,
+                "another mount is there by now",
+            )),
         }
     }
 
@@ -59,7 +62,9 @@ impl MountRoot {
             (None, MountState::Mounted) => {
                 let info = MountInfo::read().map_err(io::Error::other)?;
                 let found = info.entries().iter().find(|entry| u64::from(entry.mount_id) == id);
-                Ok(found.is_some_and(|entry| entry.fs_type == mount.fs_type && entry.source == mount.source))
+                Ok(found.is_some_and(|entry| {
+                    entry.fs_type == mount.fs_type && entry.source == mount.source
+                }))
             }
             (None, state) => Ok(state == MountState::PlainDirectory),
         }
@@ -100,7 +105,8 @@ impl MountRoot {
         }
     }
 
-    /// Has the kernel ask the file system for a name's attributes now. One that has gone is no error.
+    /// Has the kernel ask the file system for a name's attributes now. One that has gone is no
+    /// error.
     pub(crate) fn look_at(&self, path: &Path) -> io::Result<()> {
         match self.open_with(path, HANDLE) {
             Ok(handle) => look_at(&handle),
@@ -124,7 +130,10 @@ impl MountRoot {
     }
 
     /// What a directory lists.
-    pub(crate) fn list(&self, dir: &Path) -> io::Result<impl Iterator<Item = io::Result<OsString>>> {
+    pub(crate) fn list(
+        &self,
+        dir: &Path,
+    ) -> io::Result<impl Iterator<Item = io::Result<OsString>>> {
         names(&self.handle(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?)
     }
 
@@ -135,11 +144,16 @@ impl MountRoot {
         Ok(chownat(&dir, "", None, Some(group), AtFlags::EMPTY_PATH)?)
     }
 
-    /// Whether nothing has the name, which the kernel looks up anew for that: link(2) wants it to be
-    /// free, notices what is there before the other mount, and can never make anything (EXDEV).
+    /// Whether nothing has the name, which the kernel looks up anew for that: link(2) wants it to
+    /// be free, notices what is there before the other mount, and can never make anything (EXDEV).
     pub(crate) fn is_free(&self, path: &Path) -> io::Result<bool> {
         let (parent, name) = match self.parent(path) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
                 return Ok(true);
             }
             found => found?,
@@ -230,7 +244,10 @@ mod tests {
         assert!(root.look_at(&top.join("file")).is_err());
         assert!(root.list(&top).is_err() && root.look_at_entries(&top, 9).is_err());
         assert!(root.is_free(&top.join("file")).expect("the parent is no directory"));
-        assert!(root.metadata(&mount.join("in/sub")).is_ok() && root.metadata(&mount.join("within/sub")).is_err());
+        assert!(
+            root.metadata(&mount.join("in/sub")).is_ok()
+                && root.metadata(&mount.join("within/sub")).is_err()
+        );
         assert!(root.metadata(&mount.join("../home/file")).is_err());
         assert_eq!(root.kind(&top).expect("a link"), EntryKind::Link(base.path().join("home")));
         assert_eq!(fs::read_dir(base.path().join("home")).expect("listed").count(), 3);

@@ -79,8 +79,8 @@ impl Change {
     }
 }
 
-/// The longest that an sshfs mount remembers anything: 20 s in its daemon (`dcache_timeout`, as it is
-/// unless set), 1 s in the kernel, and a little more.
+/// The longest that an sshfs mount remembers anything: 20 s in its daemon (`dcache_timeout`, as it
+/// is unless set), 1 s in the kernel, and a little more.
 pub const SSHFS_MEMORY: Duration = Duration::from_secs(22);
 /// How long the kernel remembers names of mounts with libfuse's own times, and a little more.
 pub const KERNEL_MEMORY: Duration = Duration::from_millis(1100);
@@ -170,8 +170,14 @@ pub enum Adapter {
 
 impl Adapter {
     /// Every adapter, in the order that messages list them.
-    pub const ALL: [Adapter; 6] =
-        [Adapter::Sshfs, Adapter::Rclone, Adapter::Nfs, Adapter::Volume, Adapter::Bind, Adapter::Generic];
+    pub const ALL: [Adapter; 6] = [
+        Adapter::Sshfs,
+        Adapter::Rclone,
+        Adapter::Nfs,
+        Adapter::Volume,
+        Adapter::Bind,
+        Adapter::Generic,
+    ];
 
     /// Its name in `mounts.toml`.
     pub fn name(self) -> &'static str {
@@ -212,7 +218,8 @@ impl Adapter {
 
 /// Why an executor can't promise a true view of an export.
 fn unknown_daemon(path: &Path) -> io::Error {
-    let message = format!("{} is on a mount that cannot be made to forget what it remembers", path.display());
+    let message =
+        format!("{} is on a mount that cannot be made to forget what it remembers", path.display());
     io::Error::new(io::ErrorKind::Unsupported, message)
 }
 
@@ -222,7 +229,8 @@ mod tests {
 
     #[test]
     fn which_adapter() {
-        let check = |fs_type: &str, expect: Adapter| assert_eq!(Adapter::of(fs_type), expect, "{fs_type}");
+        let check =
+            |fs_type: &str, expect: Adapter| assert_eq!(Adapter::of(fs_type), expect, "{fs_type}");
         check("fuse.sshfs", Adapter::Sshfs);
         check("fuse.rclone", Adapter::Rclone);
         check("nfs4", Adapter::Nfs);
@@ -248,8 +256,12 @@ mod tests {
             let coherence = adapter.coherence();
             if adapter != Adapter::Rclone {
                 coherence.settle(&dir.path().join("absent")).expect("nothing to settle");
-                coherence.refresh(&on, &Change::FileWritten(dir.path().join("absent"))).expect("nothing to forget");
-                coherence.refresh(&on, &Change::Removed(dir.path().join("absent"))).expect("nothing to forget");
+                coherence
+                    .refresh(&on, &Change::FileWritten(dir.path().join("absent")))
+                    .expect("nothing to forget");
+                coherence
+                    .refresh(&on, &Change::Removed(dir.path().join("absent")))
+                    .expect("nothing to forget");
             }
         }
         assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);

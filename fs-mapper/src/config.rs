@@ -61,7 +61,8 @@ pub struct ExecutorConfig {
 pub enum Origin {
     /// The file names it.
     Configured,
-    /// An sshfs mount that the file does not name: to be asked only when a command touches the mount.
+    /// An sshfs mount that the file does not name: to be asked only when a command touches the
+    /// mount.
     Sshfs {
         /// The ssh of that mount and its options, instead of [`GatewayConfig::ssh_command`].
         ssh_command: Vec<String>,
@@ -108,7 +109,8 @@ pub struct GatewayConfig {
 pub enum Scheduler {
     /// Where the data lives: Algorithms 1 and 2 of the POSH paper (§5).
     Greedy,
-    /// The same, but commands whose files a volume has at hand run here, if that takes less time than asking their server.
+    /// The same, but commands whose files a volume has at hand run here, if that takes less time
+    /// than asking their server.
     #[default]
     Cost,
 }
@@ -130,13 +132,14 @@ impl Default for GatewayConfig {
     }
 }
 
-/// Directories that annotation files are looked for in besides those that ship, a later one over an earlier
-/// one: /etc/posh/annotations, ~/.config/posh/annotations (or below $XDG_CONFIG_HOME), and what a
-/// configuration names. One that somebody else could change is an error instead: annotations say what
-/// commands do.
+/// Directories that annotation files are looked for in besides those that ship, a later one over an
+/// earlier one: /etc/posh/annotations, ~/.config/posh/annotations (or below $XDG_CONFIG_HOME), and
+/// what a configuration names. One that somebody else could change is an error instead: annotations
+/// say what commands do.
 pub fn annotation_directories(config: Option<&Config>) -> Vec<Result<PathBuf, Untrusted>> {
     let mut directories = find::annotations(|name| std::env::var_os(name), Path::new("/etc"));
-    directories.extend(config.into_iter().flat_map(|config| config.gateway.annotations.iter().cloned()));
+    directories
+        .extend(config.into_iter().flat_map(|config| config.gateway.annotations.iter().cloned()));
     let judged = |directory: PathBuf| match trusted_path::directory(&directory, effective_user()) {
         Err(why) if !why.is_missing() => Err(why),
         _ => Ok(directory),
@@ -183,7 +186,12 @@ fn set_variable(name: &str) -> Option<std::ffi::OsString> {
 
 fn surrounded<T>(work: impl FnOnce(&find::Surroundings<'_>) -> T) -> T {
     let here = Path::new(".");
-    work(&find::Surroundings { variable: &set_variable, here, etc: Path::new("/etc"), user: effective_user() })
+    work(&find::Surroundings {
+        variable: &set_variable,
+        here,
+        etc: Path::new("/etc"),
+        user: effective_user(),
+    })
 }
 
 impl Config {
@@ -194,7 +202,8 @@ impl Config {
 
     /// Reads and validates what was found, by the same descriptor that is judged once more.
     pub fn load_found(found: &Found) -> Result<Config, ConfigErrors> {
-        let text = find::read(found, effective_user()).map_err(|why| ConfigErrors::unusable(&why))?;
+        let text =
+            find::read(found, effective_user()).map_err(|why| ConfigErrors::unusable(&why))?;
         read::read(&text, &found.file, found.scope)
     }
 
@@ -204,15 +213,16 @@ impl Config {
         read::read(text, file, Scope::Own)
     }
 
-    /// The file that applies when none is named on the command line: $POSH_CONFIG, ./mounts.toml if the
-    /// user has allowed it, ~/.config/posh/mounts.toml (or below $XDG_CONFIG_HOME), /etc/posh/mounts.toml.
-    /// The first is an error where it can't be used, so that a wrong name is not silently passed over.
+    /// The file that applies when none is named on the command line: $POSH_CONFIG, ./mounts.toml if
+    /// the user has allowed it, ~/.config/posh/mounts.toml (or below $XDG_CONFIG_HOME),
+    /// /etc/posh/mounts.toml. The first is an error where it can't be used, so that a wrong name is
+    /// not silently passed over.
     pub fn find() -> Result<Search, Unusable> {
         surrounded(find::find)
     }
 
-    /// A file that the user has named: it and every directory on the way to it belong to root or the
-    /// user, and nobody else can write them.
+    /// A file that the user has named: it and every directory on the way to it belong to root or
+    /// the user, and nobody else can write them.
     pub fn named(path: &Path) -> Result<Found, Unusable> {
         find::named(path, effective_user())
     }
@@ -222,7 +232,8 @@ impl Config {
         surrounded(|around| find::allowed(path, around))
     }
 
-    /// Allows a directory's file as it is now, if [`Scope::Directory`] lets all of it count; gives its path.
+    /// Allows a directory's file as it is now, if [`Scope::Directory`] lets all of it count; gives
+    /// its path.
     pub fn allow(path: &Path) -> Result<PathBuf, NotAllowed> {
         let user = effective_user();
         let (file, text) = find::read_in_directory(path, user)?;
@@ -240,7 +251,8 @@ impl Config {
         // The file may be gone; its directory names it all the same.
         let absolute = std::path::absolute(path).map_err(failed)?;
         let directory = absolute.parent().and_then(|parent| parent.canonicalize().ok());
-        let file = directory.zip(absolute.file_name()).map(|(directory, name)| directory.join(name));
+        let file =
+            directory.zip(absolute.file_name()).map(|(directory, name)| directory.join(name));
         register.deny(&file.unwrap_or(absolute)).map_err(failed)
     }
 

@@ -1,11 +1,12 @@
-//! The processes that serve FUSE mounts, such as sshfs and rclone. Their words say which program gets to the server, and
-//! where a cache is: who is believed has the gateway start what they like.
+//! The processes that serve FUSE mounts, such as sshfs and rclone. Their words say which program
+//! gets to the server, and where a cache is: who is believed has the gateway start what they like.
 //!
-//! Invariant: the words of a process are read only if it has exactly our own rights (or is root's, where root's are asked
-//! for), and they are believed only of a mount whose connection to the kernel it holds. Its name, its program's and its
-//! words say nothing: whoever the user has confined can give them to a program of their own, and end the real one. A
-//! mount whose process has ended is nobody's. So the options that the words hold, a command for ssh among them, come from a
-//! program that could have started the same itself.
+//! Invariant: the words of a process are read only if it has exactly our own rights (or is root's,
+//! where root's are asked for), and they are believed only of a mount whose connection to the
+//! kernel it holds. Its name, its program's and its words say nothing: whoever the user has
+//! confined can give them to a program of their own, and end the real one. A mount whose process
+//! has ended is nobody's. So the options that the words hold, a command for ssh among them, come
+//! from a program that could have started the same itself.
 
 use std::ffi::OsString;
 use std::fs;
@@ -39,20 +40,24 @@ pub(crate) struct Daemon {
 /// What the descriptors of `/dev/fuse` that a process has are connections of (fuse(4)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// These: the minor device numbers of their mounts, of which there are none if it has no such descriptors.
+    /// These: the minor device numbers of their mounts, of which there are none if it has no such
+    /// descriptors.
     Connections(Vec<u32>),
     /// The kernel does not tell (before Linux 6.16), or not us.
     Untold,
 }
 
 impl Daemons {
-    /// The processes that execute one of `programs`, with our own rights or those of one of the users `others`.
+    /// The processes that execute one of `programs`, with our own rights or those of one of the
+    /// users `others`.
     pub(crate) fn running(programs: &[&str], others: &[u32]) -> Daemons {
         let mut found = Daemons::default();
         let Ok(own) = Rights::own() else { return found };
         for process in Process::of_users(others).filter(|process| process.runs(programs)) {
             let lacks = match process.is_ours(&[]) {
-                true => own.keep_here(&process, at_once).unwrap_or(Some("rights that can't be told")),
+                true => {
+                    own.keep_here(&process, at_once).unwrap_or(Some("rights that can't be told"))
+                }
                 // Another user's can't be the same.
                 false => None,
             };
@@ -60,7 +65,8 @@ impl Daemons {
                 found.refused = lacks;
                 continue;
             }
-            // A process that is believed can only lose rights, and its words would be read for nothing.
+            // A process that is believed can only lose rights, and its words would be read for
+            // nothing.
             let held = Held::of(&process);
             if let Ok(words) = process.strings("cmdline") {
                 found.daemons.push(Daemon { process, words, held });
@@ -69,16 +75,23 @@ impl Daemons {
         found
     }
 
-    /// Those that serve a mount: that hold its connection. Where the kernel does not tell of any, those of which it tells
-    /// nothing, and whose words name the mount.
-    pub(crate) fn serving(&self, mount: &MountEntry, names_it: &dyn Fn(&[OsString]) -> bool) -> Vec<&Daemon> {
+    /// Those that serve a mount: that hold its connection. Where the kernel does not tell of any,
+    /// those of which it tells nothing, and whose words name the mount.
+    pub(crate) fn serving(
+        &self,
+        mount: &MountEntry,
+        names_it: &dyn Fn(&[OsString]) -> bool,
+    ) -> Vec<&Daemon> {
         let holds = |daemon: &Daemon| match &daemon.held {
             Held::Connections(numbers) => mount.device.0 == 0 && numbers.contains(&mount.device.1),
             Held::Untold => false,
         };
         let is_told = self.daemons.iter().any(holds);
         let is_named = |daemon: &Daemon| daemon.held == Held::Untold && names_it(&daemon.words);
-        self.daemons.iter().filter(|daemon| if is_told { holds(daemon) } else { is_named(daemon) }).collect()
+        self.daemons
+            .iter()
+            .filter(|daemon| if is_told { holds(daemon) } else { is_named(daemon) })
+            .collect()
     }
 }
 
@@ -97,7 +110,10 @@ impl Held {
             }
             let info = process.read(&file("fdinfo"), MOST_INFO_BYTES).unwrap_or_default();
             let info = String::from_utf8_lossy(&info);
-            match info.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok()) {
+            match info
+                .lines()
+                .find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok())
+            {
                 Some(number) => numbers.push(number),
                 None => is_untold = true,
             }
@@ -156,7 +172,11 @@ sys.stdin.read()
     }
 
     /// A program of this name that holds a connection.
-    pub(crate) fn holder(name: &str, how: Holder<'_>, words: &[&str]) -> (tempfile::TempDir, Running) {
+    pub(crate) fn holder(
+        name: &str,
+        how: Holder<'_>,
+        words: &[&str],
+    ) -> (tempfile::TempDir, Running) {
         let directory = tempfile::tempdir().expect("a directory");
         let program = directory.path().join(name);
         let python = fs::canonicalize("/usr/bin/python3").expect("it is there");
@@ -192,7 +212,8 @@ sys.stdin.read()
             return;
         }
         let (_kept, real) = holder("sshfs", Holder::Itself, &["h:/d", "/mnt/w"]);
-        let (_kept_too, other) = holder("sshfs", Holder::Itself, &["h:/d", "/mnt/w", "-o", "ssh_command=/evil"]);
+        let (_kept_too, other) =
+            holder("sshfs", Holder::Itself, &["h:/d", "/mnt/w", "-o", "ssh_command=/evil"]);
         let number = |one: &Running| one.process().number().expect("it runs");
         assert_ne!(real.said, other.said);
         assert_eq!(serving(&real.said), [number(&real)]);
@@ -218,7 +239,10 @@ sys.stdin.read()
         };
         check("setpriv --no-new-privs", "no_new_privs");
         check("unshare --mount --propagation private", "another mount namespace");
-        check("unshare --user --map-root-user --mount --propagation private", "another mount namespace");
+        check(
+            "unshare --user --map-root-user --mount --propagation private",
+            "another mount namespace",
+        );
         check("setpriv --bounding-set -sys_chroot --inh-caps -sys_chroot", "other capabilities");
     }
 }

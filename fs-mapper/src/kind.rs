@@ -5,8 +5,8 @@ use std::path::Path;
 
 /// Types whose data is on another machine, or in the hands of a daemon.
 const REMOTE: [&str; 17] = [
-    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs",
-    "panfs", "smb3", "smbfs", "virtiofs",
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gpfs", "lustre", "ncpfs", "nfs",
+    "nfs4", "orangefs", "panfs", "smb3", "smbfs", "virtiofs",
 ];
 
 /// The prefix of the sub-types that FUSE daemons give: `fuse.sshfs`.
@@ -21,5 +21,6 @@ pub(crate) fn is_remote(fs_type: &str) -> bool {
 /// automounter mounts things, and links in /proc lead each process elsewhere.
 /// The root directory is walked whatever it is: without it nothing works.
 pub(crate) fn is_walked(fs_type: &str, mount_point: &Path) -> bool {
-    mount_point == Path::new("/") || !(is_remote(fs_type) || fs_type == "autofs" || fs_type == "proc")
+    mount_point == Path::new("/")
+        || !(is_remote(fs_type) || fs_type == "autofs" || fs_type == "proc")
 }

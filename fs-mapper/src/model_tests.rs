@@ -30,8 +30,7 @@ struct World {
 }
 
 fn relative(max: usize) -> impl Strategy<Value = String> {
-    let part =
-        prop_oneof![4 => "[a-d]", 2 => Just("..".to_owned()), 1 => Just(".".to_owned()), 1 => Just(String::new())];
+    let part = prop_oneof![4 => "[a-d]", 2 => Just("..".to_owned()), 1 => Just(".".to_owned()), 1 => Just(String::new())];
     vec(part, 1..max).prop_map(|parts| parts.join("/").trim_start_matches('/').to_owned())
 }
 
@@ -51,7 +50,10 @@ fn world() -> impl Strategy<Value = World> {
         vec((any::<prop::sample::Index>(), any_path()), 1..20),
     )
         .prop_map(|(dirs, links, files, mounts, asked)| World {
-            links: links.into_iter().map(|(at, name, to)| (at.index(dirs.len()), name, to)).collect(),
+            links: links
+                .into_iter()
+                .map(|(at, name, to)| (at.index(dirs.len()), name, to))
+                .collect(),
             files: files.into_iter().map(|(at, name)| (at.index(dirs.len()), name)).collect(),
             mounts: mounts.into_iter().map(|(at, kind)| (at.index(dirs.len()), kind)).collect(),
             asked: asked.into_iter().map(|(at, path)| (at.index(dirs.len()), path)).collect(),
@@ -71,10 +73,12 @@ fn build(world: &World) -> (Lab, Vec<(String, Kind)>) {
     let mut info = String::new();
     let mut config = String::new();
     for (index, (path, kind)) in mounts.iter().enumerate() {
-        let around = mounts[..index].iter().rposition(|(outer, _)| path.starts_with(&format!("{outer}/")));
+        let around =
+            mounts[..index].iter().rposition(|(outer, _)| path.starts_with(&format!("{outer}/")));
         let parent = around.map_or(1, |outer| 10 + outer);
         let fs_type = if *kind == Kind::Local { "tmpfs" } else { "nfs" };
-        info += &format!("{} {parent} 0:{index} / {path} rw - {fs_type} s:/{index} rw\n", 10 + index);
+        info +=
+            &format!("{} {parent} 0:{index} / {path} rw - {fs_type} s:/{index} rw\n", 10 + index);
         if *kind == Kind::Owned {
             config += &mount(path, "s1", &format!("e{index}"), "");
         }
@@ -87,7 +91,8 @@ fn build(world: &World) -> (Lab, Vec<(String, Kind)>) {
     }
     for (at, name, target) in &world.links {
         let dir = &world.dirs[*at];
-        // A closed mount's links are not followed, which is slow at worst; the model leaves them out.
+        // A closed mount's links are not followed, which is slow at worst; the model leaves them
+        // out.
         let closed = deepest(&mounts, Path::new(dir)).is_some_and(|(_, kind)| kind == Kind::Closed);
         if !closed && !target.is_empty() {
             let _exists_already = symlink(lab.real(target), lab.real(dir).join(name));
@@ -104,7 +109,8 @@ fn deepest(mounts: &[(String, Kind)], path: &Path) -> Option<(PathBuf, Kind)> {
 fn check(world: &World) -> Result<(), TestCaseError> {
     let (lab, mounts) = build(world);
     let base = lab.base.to_str().expect("ASCII");
-    let mounts: Vec<(String, Kind)> = mounts.iter().map(|(path, kind)| (path.replace('B', base), *kind)).collect();
+    let mounts: Vec<(String, Kind)> =
+        mounts.iter().map(|(path, kind)| (path.replace('B', base), *kind)).collect();
     let prefixes = Prefixes::decode(&lab.table.prefixes().encode()).expect("what encode made");
     for (at, path) in &world.asked {
         let (cwd, path) = (lab.real(&world.dirs[*at]), lab.real(path));
@@ -117,7 +123,8 @@ fn check(world: &World) -> Result<(), TestCaseError> {
             (Resolution::Owned(owned), truth) => {
                 // Whatever was left as text, it leads to the same file, or to none. (Of
                 // `file/.` the dot is dropped: that it is an error the executor will say.)
-                let not_a_directory = truth.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotADirectory);
+                let not_a_directory =
+                    truth.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotADirectory);
                 if !not_a_directory {
                     prop_assert_eq!(owned.client_path.as_path().canonicalize().ok(), truth.ok());
                 }
@@ -127,14 +134,25 @@ fn check(world: &World) -> Result<(), TestCaseError> {
                 // As text, it is below no other mount.
                 if !owned.uncertain {
                     let deepest = deepest(&mounts, owned.client_path.as_path());
-                    prop_assert_eq!(deepest, Some((mount.path.as_path().to_path_buf(), Kind::Owned)));
+                    prop_assert_eq!(
+                        deepest,
+                        Some((mount.path.as_path().to_path_buf(), Kind::Owned))
+                    );
                 }
                 for word in words(&path) {
-                    prop_assert!(prefixes.may_touch(&word, &cwd), "{:?} in {:?}", String::from_utf8_lossy(&word), cwd);
+                    prop_assert!(
+                        prefixes.may_touch(&word, &cwd),
+                        "{:?} in {:?}",
+                        String::from_utf8_lossy(&word),
+                        cwd
+                    );
                 }
             }
             (Resolution::Local { reason }, Ok(real)) => {
-                let through_closed = matches!(reason, LocalReason::UnownedMount { .. } | LocalReason::Boundary { .. });
+                let through_closed = matches!(
+                    reason,
+                    LocalReason::UnownedMount { .. } | LocalReason::Boundary { .. }
+                );
                 let owned = deepest(&mounts, &real).is_some_and(|(_, kind)| kind == Kind::Owned);
                 prop_assert!(!owned || through_closed, "{path:?} in {cwd:?} is {real:?}: {reason}");
             }

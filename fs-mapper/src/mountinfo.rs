@@ -59,9 +59,12 @@ impl MountInfo {
 
     /// Parses the text of a mountinfo file.
     pub fn parse(text: &[u8]) -> Result<MountInfo, MountInfoError> {
-        let lines = text.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
+        let lines =
+            text.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
         let entries = lines
-            .map(|(index, line)| entry(line).map_err(|what| MountInfoError::Line { line: index + 1, what }))
+            .map(|(index, line)| {
+                entry(line).map_err(|what| MountInfoError::Line { line: index + 1, what })
+            })
             .collect::<Result<_, _>>()?;
         Ok(MountInfo { entries })
     }
@@ -75,7 +78,8 @@ impl MountInfo {
     /// the kernel's order: not those under or below a later mount.
     pub fn visible(&self) -> Vec<&MountEntry> {
         let tree = Tree::new(&self.entries);
-        let reached = |index: &usize| tree.lookup(&self.entries[*index].mount_point) == Some(*index);
+        let reached =
+            |index: &usize| tree.lookup(&self.entries[*index].mount_point) == Some(*index);
         (0..self.entries.len()).filter(reached).map(|index| &self.entries[index]).collect()
     }
 }
@@ -119,8 +123,8 @@ impl<'m> Tree<'m> {
     }
 }
 
-/// One line: `id parent major:minor root mount_point options optional... - type source super_options`.
-/// Any number of optional fields may stand before the lone dash.
+/// One line: `id parent major:minor root mount_point options optional... - type source
+/// super_options`. Any number of optional fields may stand before the lone dash.
 fn entry(line: &[u8]) -> Result<MountEntry, &'static str> {
     let mut fields = line.split(|byte| *byte == b' ');
     let mut next = |what| fields.next().ok_or(what);
@@ -183,7 +187,8 @@ fn decode(field: &[u8]) -> Vec<u8> {
 /// field is always `/`, and a bind mount's directory is in the source.
 pub(crate) fn nfs_directory(source: &OsStr) -> Option<PathBuf> {
     let bytes = source.as_bytes();
-    let host = if bytes.starts_with(b"[") { bytes.iter().position(|byte| *byte == b']')? } else { 0 };
+    let host =
+        if bytes.starts_with(b"[") { bytes.iter().position(|byte| *byte == b']')? } else { 0 };
     let colon = host + bytes[host..].iter().position(|byte| *byte == b':')?;
     Some(path_of(&bytes[colon + 1..]))
 }
@@ -216,7 +221,10 @@ mod tests {
         assert_eq!(root.options, "rw,noatime,rw,errors=remount-ro");
         assert_eq!(sshfs.mount_point, Path::new("/mnt/a b\\c"));
         assert_eq!(sshfs.root, Path::new("/sub"));
-        assert_eq!((sshfs.fs_type.as_str(), sshfs.source.as_os_str()), ("fuse.sshfs", OsStr::new("me@host:da ta")));
+        assert_eq!(
+            (sshfs.fs_type.as_str(), sshfs.source.as_os_str()),
+            ("fuse.sshfs", OsStr::new("me@host:da ta"))
+        );
         assert_eq!((bare.fs_type.as_str(), bare.source.as_os_str()), ("", OsStr::new("tmpfs")));
     }
 
@@ -227,7 +235,8 @@ mod tests {
 
     #[test]
     fn escapes() {
-        let check = |text: &str, expect: &[u8]| assert_eq!(decode(text.as_bytes()), expect, "{text}");
+        let check =
+            |text: &str, expect: &[u8]| assert_eq!(decode(text.as_bytes()), expect, "{text}");
         check("\\040\\011\\012\\134\\043", b" \t\n\\#");
         check("\\134040", b"\\040");
         check("\\377", b"\xff");
@@ -245,21 +254,35 @@ mod tests {
         };
         let good = "36 35 98:0 / / rw - ext4 /dev/sda1 rw";
         check(&format!("{good}\nx"), "/proc/self/mountinfo line 2: the mount id is not a number");
-        check("1 2 3 / / rw - ext4 x rw", "/proc/self/mountinfo line 1: the device is not major:minor");
-        check("1 2 0:3 / / rw shared:1", "/proc/self/mountinfo line 1: no dash before the file system type");
+        check(
+            "1 2 3 / / rw - ext4 x rw",
+            "/proc/self/mountinfo line 1: the device is not major:minor",
+        );
+        check(
+            "1 2 0:3 / / rw shared:1",
+            "/proc/self/mountinfo line 1: no dash before the file system type",
+        );
         check("1 2 0:3 / / rw - ext4", "/proc/self/mountinfo line 1: no source");
-        check("1 2 0:3 / /a\\000b rw - ext4 d rw", "/proc/self/mountinfo line 1: the mount point holds a NUL");
+        check(
+            "1 2 0:3 / /a\\000b rw - ext4 d rw",
+            "/proc/self/mountinfo line 1: the mount point holds a NUL",
+        );
     }
 
     #[test]
     fn what_a_later_mount_hides() {
         let root = "1 0 8:1 / / rw - ext4 d rw\n";
-        let check = |mounts: &str, expect: &[u32]| assert_eq!(visible(&format!("{root}{mounts}")), expect, "{mounts}");
+        let check = |mounts: &str, expect: &[u32]| {
+            assert_eq!(visible(&format!("{root}{mounts}")), expect, "{mounts}")
+        };
         check("2 1 0:2 / /mnt/logs rw - fuse.sshfs a rw\n", &[1, 2]);
         // On the same mount point.
         check("2 1 0:2 / /mnt rw - fuse.sshfs a rw\n3 2 0:3 / /mnt rw - tmpfs b rw\n", &[1, 3]);
         // Over the directory that has the mount point.
-        check("2 1 0:2 / /mnt/logs rw - fuse.sshfs a rw\n3 1 0:3 / /mnt rw - tmpfs b rw\n", &[1, 3]);
+        check(
+            "2 1 0:2 / /mnt/logs rw - fuse.sshfs a rw\n3 1 0:3 / /mnt rw - tmpfs b rw\n",
+            &[1, 3],
+        );
         // And again inside of what hides it.
         let again = "2 1 0:2 / /mnt/l rw - nfs a rw\n3 1 0:3 / /mnt rw - tmpfs b rw\n4 3 0:4 / /mnt/l rw - nfs c rw\n";
         check(again, &[1, 3, 4]);
@@ -269,7 +292,8 @@ mod tests {
 
     #[test]
     fn roots() {
-        // initramfs below the root; a chroot whose root is no mount point; a root that is its own parent.
+        // initramfs below the root; a chroot whose root is no mount point; a root that is its own
+        // parent.
         assert_eq!(visible("1 1 0:1 / / rw - rootfs rootfs rw\n2 1 8:1 / / rw - ext4 d rw\n"), [2]);
         assert_eq!(visible("9 7 0:4 / /proc rw - proc proc rw\n"), [9]);
     }

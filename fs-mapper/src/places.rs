@@ -115,14 +115,18 @@ mod tests {
     use super::*;
 
     fn places(dirs: &[&str]) -> Places {
-        let place =
-            |(index, dir): (usize, &&str)| Place { dir: dir.as_bytes().to_vec(), terrain: Terrain::Local, index };
+        let place = |(index, dir): (usize, &&str)| Place {
+            dir: dir.as_bytes().to_vec(),
+            terrain: Terrain::Local,
+            index,
+        };
         Places::new(dirs.iter().enumerate().map(place).collect())
     }
 
     #[test]
     fn names_that_share_a_prefix_are_not_below_each_other() {
-        let places = places(&["/mnt/logs/", "/mnt/logs-old/", "/mnt/logs/a/", "/mnt/logs.d/x/", "/"]);
+        let places =
+            places(&["/mnt/logs/", "/mnt/logs-old/", "/mnt/logs/a/", "/mnt/logs.d/x/", "/"]);
         let around = |dir: &str| places.around(dir.as_bytes()).map(|place| place.index);
         assert_eq!(around("/mnt/logs/"), Some(0));
         assert_eq!(around("/mnt/logs/b/"), Some(0));
@@ -131,7 +135,8 @@ mod tests {
         assert_eq!(around("/mnt/logs-ol/"), Some(4));
         assert_eq!(places.at(b"/mnt/logs.d/"), Found::Above);
         assert_eq!(places.at(b"/mnt/log/"), Found::Unknown);
-        let below: Vec<usize> = places.below(b"/mnt/logs/").iter().map(|place| place.index).collect();
+        let below: Vec<usize> =
+            places.below(b"/mnt/logs/").iter().map(|place| place.index).collect();
         assert_eq!(below, [2]);
         assert_eq!(places.below(b"/").len(), 4);
     }
@@ -143,7 +148,9 @@ mod tests {
 
     #[test]
     fn parents() {
-        let check = |dir: &str, expect: Option<&str>| assert_eq!(parent(dir.as_bytes()), expect.map(str::as_bytes));
+        let check = |dir: &str, expect: Option<&str>| {
+            assert_eq!(parent(dir.as_bytes()), expect.map(str::as_bytes))
+        };
         check("/a/b/", Some("/a/"));
         check("/a/", Some("/"));
         check("/", None);

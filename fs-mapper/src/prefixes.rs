@@ -18,14 +18,20 @@ pub struct Prefixes {
 impl Prefixes {
     /// From the table's places: what is not local, and what is mounted inside of that.
     /// `mount_id` tells what is mounted in one of the first, by [`Place::index`].
-    pub(crate) fn of(places: &Places, automounts: &Places, mount_id: impl Fn(usize) -> Option<u32>) -> Prefixes {
+    pub(crate) fn of(
+        places: &Places,
+        automounts: &Places,
+        mount_id: impl Fn(usize) -> Option<u32>,
+    ) -> Prefixes {
         let inside = |place: &Place| {
             let outer = parent(&place.dir).and_then(|dir| places.around(dir));
             outer.is_some_and(|outer| outer.terrain != Terrain::Local)
         };
         // A path that the automounter will mount comes first: it is an owner's to be.
-        let awaited = automounts.iter().map(|place| Place { terrain: Terrain::Owned, ..place.clone() });
-        let needed = places.iter().filter(|place| place.terrain != Terrain::Local || inside(place)).cloned();
+        let awaited =
+            automounts.iter().map(|place| Place { terrain: Terrain::Owned, ..place.clone() });
+        let needed =
+            places.iter().filter(|place| place.terrain != Terrain::Local || inside(place)).cloned();
         let is_awaited = |place: &Place| automounts.iter().any(|other| other.dir == place.dir);
         Prefixes::write(&Places::new(awaited.chain(needed).collect()), |place| {
             let known = place.terrain == Terrain::Owned && !is_awaited(place);
@@ -49,8 +55,8 @@ impl Prefixes {
         self.places().owned().map(path_of).collect()
     }
 
-    /// Bytes for the session file: per path a letter for its kind, of an owned one the number of its mount
-    /// where that is known, the path, a NUL.
+    /// Bytes for the session file: per path a letter for its kind, of an owned one the number of
+    /// its mount where that is known, the path, a NUL.
     pub fn encode(&self) -> Vec<u8> {
         self.text.clone()
     }
@@ -69,7 +75,8 @@ impl Prefixes {
     /// [`Look::may_touch`]. `cwd` as from getcwd(3).
     pub fn may_touch(&self, word: &[u8], cwd: &Path) -> bool {
         let mut memory = vec![0; look::ARENA_BYTES];
-        Look::new(self.places(), cwd.as_os_str().as_bytes()).may_touch(word, &mut Arena::new(&mut memory))
+        Look::new(self.places(), cwd.as_os_str().as_bytes())
+            .may_touch(word, &mut Arena::new(&mut memory))
     }
 
     fn places(&self) -> look::Places<'_> {
@@ -93,14 +100,21 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     fn prefixes(places: &[(&str, Terrain)]) -> Prefixes {
-        let place =
-            |(dir, terrain): &(&str, Terrain)| Place { dir: dir.as_bytes().to_vec(), terrain: *terrain, index: 0 };
+        let place = |(dir, terrain): &(&str, Terrain)| Place {
+            dir: dir.as_bytes().to_vec(),
+            terrain: *terrain,
+            index: 0,
+        };
         Prefixes::write(&Places::new(places.iter().map(place).collect()), |_| None)
     }
 
     /// Mount points that do not exist: whatever looked below one would find nothing.
     fn owned() -> Prefixes {
-        prefixes(&[("/posh-t/logs/", Terrain::Owned), ("/posh-t/dead/", Terrain::Closed), ("/proc/", Terrain::Closed)])
+        prefixes(&[
+            ("/posh-t/logs/", Terrain::Owned),
+            ("/posh-t/dead/", Terrain::Closed),
+            ("/proc/", Terrain::Closed),
+        ])
     }
 
     #[test]
@@ -113,20 +127,60 @@ mod tests {
             let word = word.replace('B', cwd.to_str().expect("ASCII"));
             assert_eq!(owned().may_touch(word.as_bytes(), &cwd), expect, "{word}");
         };
-        for word in ["link", "./link", "link/x", "B/link", "-flink", "--file=link", "if=link", "/posh-t/logs"] {
+        for word in [
+            "link",
+            "./link",
+            "link/x",
+            "B/link",
+            "-flink",
+            "--file=link",
+            "if=link",
+            "/posh-t/logs",
+        ] {
             check(word, true);
         }
-        for word in ["host:B/link", "@B/link", "a,B/link", "-xzfB/link", "-I=B/link", "\"B/link", "x=/posh-t/logs/a"] {
+        for word in [
+            "host:B/link",
+            "@B/link",
+            "a,B/link",
+            "-xzfB/link",
+            "-I=B/link",
+            "\"B/link",
+            "x=/posh-t/logs/a",
+        ] {
             check(word, true);
         }
-        for word in ["r/posh-t/logs/a", "r//posh-t/logs/a", "//posh-t/./logs/../logs/", "../../../../../../posh-t/logs"]
-        {
+        for word in [
+            "r/posh-t/logs/a",
+            "r//posh-t/logs/a",
+            "//posh-t/./logs/../logs/",
+            "../../../../../../posh-t/logs",
+        ] {
             check(word, true);
         }
-        for word in ["", "-", "--", "-r", "-rn", "foo", "s/a/b/", "--colour=auto", "/posh-t", "/posh-t/log", "a=b"] {
+        for word in [
+            "",
+            "-",
+            "--",
+            "-r",
+            "-rn",
+            "foo",
+            "s/a/b/",
+            "--colour=auto",
+            "/posh-t",
+            "/posh-t/log",
+            "a=b",
+        ] {
             check(word, false);
         }
-        for word in ["dead", "/posh-t/dead/a/../../logs/x", "/proc/self/root/mnt", "/posh-t/logs-2", "a\0b", "linkx"] {
+        for word in [
+            "dead",
+            "/posh-t/dead/a/../../logs/x",
+            "/proc/self/root/mnt",
+            "/posh-t/logs-2",
+            "a\0b",
+            "linkx",
+        ] {
             check(word, false);
         }
         // The word itself is one more.
@@ -149,7 +203,11 @@ mod tests {
         let (inner, outer) = (dir_of(&base), dir_of(base.parent().expect("a parent")));
         let place = |dir: &[u8], terrain| Place { dir: dir.to_vec(), terrain, index: 0 };
         let logs = place(b"/posh-t/logs/", Terrain::Owned);
-        let table = Places::new(vec![logs.clone(), place(&outer, Terrain::Closed), place(&inner, Terrain::Local)]);
+        let table = Places::new(vec![
+            logs.clone(),
+            place(&outer, Terrain::Closed),
+            place(&inner, Terrain::Local),
+        ]);
         assert!(Prefixes::of(&table, &Places::default(), |_| Some(7)).may_touch(b"link", &base));
         let without = Places::new(vec![logs, place(&outer, Terrain::Closed)]);
         assert!(!Prefixes::of(&without, &Places::default(), |_| None).may_touch(b"link", &base));
@@ -163,7 +221,11 @@ mod tests {
     #[test]
     fn the_text_form() {
         let check = |text: &[u8], expect: Option<usize>| {
-            assert_eq!(Prefixes::decode(text).map(|prefixes| prefixes.owned().len()), expect, "{text:?}");
+            assert_eq!(
+                Prefixes::decode(text).map(|prefixes| prefixes.owned().len()),
+                expect,
+                "{text:?}"
+            );
         };
         check(b"", Some(0));
         check(b"o/a/\0", Some(1));
@@ -176,6 +238,9 @@ mod tests {
         check(b"\0", None);
         assert_eq!(Prefixes::decode(&owned().encode()), Some(owned()));
         assert_eq!(owned().owned(), [Path::new("/posh-t/logs")]);
-        assert!(Prefixes::decode(b"o/a\xff/\0").is_some_and(|p| p.owned()[0].as_os_str().as_bytes() == b"/a\xff"));
+        assert!(
+            Prefixes::decode(b"o/a\xff/\0")
+                .is_some_and(|p| p.owned()[0].as_os_str().as_bytes() == b"/a\xff")
+        );
     }
 }

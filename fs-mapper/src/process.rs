@@ -1,10 +1,12 @@
-//! What the kernel tells of other processes (proc(5)). Each decides itself what much of that says, and how long it is.
+//! What the kernel tells of other processes (proc(5)). Each decides itself what much of that says,
+//! and how long it is.
 //!
 //! Invariants:
-//! * A process is held by its directory in /proc, which the kernel never gives to a later process of the same number:
-//!   what is read through it is that process's, or an error.
-//! * Of a file whose length its process chooses (`cmdline` and `environ`: prctl(2), PR_SET_MM_MAP, makes them as long as
-//!   its address space) no more than [`MOST_BYTES`] are read, and one that is longer tells nothing.
+//! * A process is held by its directory in /proc, which the kernel never gives to a later process
+//!   of the same number: what is read through it is that process's, or an error.
+//! * Of a file whose length its process chooses (`cmdline` and `environ`: prctl(2), PR_SET_MM_MAP,
+//!   makes them as long as its address space) no more than [`MOST_BYTES`] are read, and one that is
+//!   longer tells nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -46,8 +48,8 @@ impl Process {
         Self::at("self".to_owned())
     }
 
-    /// All that run now and whose four user ids are ours, or all one of `others`. Those of other users are not asked for
-    /// anything: each could make us wait, or believe what they like.
+    /// All that run now and whose four user ids are ours, or all one of `others`. Those of other
+    /// users are not asked for anything: each could make us wait, or believe what they like.
     pub fn of_users(others: &[u32]) -> impl Iterator<Item = Process> {
         let own = rustix::process::geteuid().as_raw();
         let is_number = |name: &OsStr| name.as_bytes().iter().all(u8::is_ascii_digit);
@@ -55,9 +57,11 @@ impl Process {
         let names = entries.map(|entry| entry.file_name()).filter(move |name| is_number(name));
         let processes = names.filter_map(|name| Self::at(name.into_string().ok()?).ok());
         processes.filter(move |process| {
-            // The directory is its effective user's, or root's where the process may not be looked at (proc(5)).
+            // The directory is its effective user's, or root's where the process may not be looked
+            // at (proc(5)).
             let owner = fstat(&process.directory).map(|found| found.st_uid);
-            owner.is_ok_and(|owner| owner == own || owner == ROOT || others.contains(&owner)) && process.is_ours(others)
+            owner.is_ok_and(|owner| owner == own || owner == ROOT || others.contains(&owner))
+                && process.is_ours(others)
         })
     }
 
@@ -99,7 +103,10 @@ impl Process {
     pub fn read(&self, name: &str, most: u64) -> io::Result<Vec<u8>> {
         let content = self.beginning(name, most + 1)?;
         match content.len() as u64 > most {
-            true => Err(io::Error::new(io::ErrorKind::InvalidData, format!("its {name} has more than {most} bytes"))),
+            true => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("its {name} has more than {most} bytes"),
+            )),
             false => Ok(content),
         }
     }
@@ -137,7 +144,8 @@ impl Process {
     #[must_use]
     pub fn is_ours(&self, others: &[u32]) -> bool {
         let own = rustix::process::geteuid().as_raw();
-        self.user_ids().is_some_and(|ids| ids == [own; 4] || others.iter().any(|other| ids == [*other; 4]))
+        self.user_ids()
+            .is_some_and(|ids| ids == [own; 4] || others.iter().any(|other| ids == [*other; 4]))
     }
 
     /// Real, effective, saved and file system user id.
@@ -145,11 +153,13 @@ impl Process {
         let status = self.beginning("status", FIRST_LINES).ok()?;
         let status = String::from_utf8_lossy(&status);
         let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-        let ids: Vec<u32> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+        let ids: Vec<u32> =
+            line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
         ids.try_into().ok()
     }
 
-    /// Whether the program that it executes has one of these names, also when a newer one has taken the file's place.
+    /// Whether the program that it executes has one of these names, also when a newer one has taken
+    /// the file's place.
     #[must_use]
     pub fn runs(&self, names: &[&str]) -> bool {
         let Ok(program) = self.link("exe") else { return false };
@@ -176,9 +186,12 @@ pub(crate) mod tests {
     impl Running {
         /// Starts it, and waits until it says something.
         pub(crate) fn start(command: &mut Command) -> Running {
-            let mut child = command.stdout(Stdio::piped()).stdin(Stdio::piped()).spawn().expect("it starts");
+            let mut child =
+                command.stdout(Stdio::piped()).stdin(Stdio::piped()).spawn().expect("it starts");
             let mut said = String::new();
-            io::BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut said).expect("a line");
+            io::BufReader::new(child.stdout.take().expect("a pipe"))
+                .read_line(&mut said)
+                .expect("a line");
             Running { child, said: said.trim_end().to_owned() }
         }
 
@@ -231,7 +244,10 @@ time.sleep(100)
             assert_eq!(why.to_string(), format!("its {file} has more than {MOST_BYTES} bytes"));
             assert_eq!(running.process().beginning(file, 10).expect("it runs").len(), 10);
             let short = Running::start(&mut with_long(file, MOST_BYTES));
-            assert_eq!(short.process().read(file, MOST_BYTES).expect("it may be so long").len() as u64, MOST_BYTES);
+            assert_eq!(
+                short.process().read(file, MOST_BYTES).expect("it may be so long").len() as u64,
+                MOST_BYTES
+            );
         }
     }
 
@@ -253,12 +269,17 @@ time.sleep(100)
         // A shell would give up what it has of two users.
         let begins = ["perl", "-e", "$| = 1; print \"\\n\"; <STDIN>"];
         let ours = Running::start(Command::new("env").args(begins));
-        let all = |line: &str| Running::start(Command::new("setpriv").args(line.split(' ')).args(begins));
+        let all =
+            |line: &str| Running::start(Command::new("setpriv").args(line.split(' ')).args(begins));
         let theirs = all("--reuid 12345 --clear-groups");
         // As a set-user-id program has them.
         let of_two = all("--ruid 12345");
-        let numbers = |others: &[u32]| -> Vec<u32> { Process::of_users(others).filter_map(|p| p.number()).collect() };
-        let found = |others: &[u32]| [&ours, &theirs, &of_two].map(|one| numbers(others).contains(&one.child.id()));
+        let numbers = |others: &[u32]| -> Vec<u32> {
+            Process::of_users(others).filter_map(|p| p.number()).collect()
+        };
+        let found = |others: &[u32]| {
+            [&ours, &theirs, &of_two].map(|one| numbers(others).contains(&one.child.id()))
+        };
         assert_eq!(found(&[]), [true, false, false]);
         assert_eq!(found(&[12345]), [true, true, false]);
     }

@@ -178,7 +178,11 @@ impl<'t> Resolver<'t> {
         if fs_type == "proc" {
             LocalReason::ProcessView(given.to_path_buf())
         } else if let Some(outer) = self.table.owner_around(mount) {
-            LocalReason::Boundary { mount: point, fs_type, outer: outer.path.as_path().to_path_buf() }
+            LocalReason::Boundary {
+                mount: point,
+                fs_type,
+                outer: outer.path.as_path().to_path_buf(),
+            }
         } else if position.terrain == Terrain::Closed {
             LocalReason::UnownedMount { mount: point, fs_type }
         } else {
@@ -191,7 +195,8 @@ fn owned(mount: &Mount, position: &Position) -> Option<Owned> {
     let owner = mount.owner.as_ref()?;
     let path = position.path();
     let rest = path.strip_prefix(mount.path.as_path()).ok()?;
-    let export_path = ExportPath { export: owner.export.clone(), path: joined(&owner.sub_path, rest) };
+    let export_path =
+        ExportPath { export: owner.export.clone(), path: joined(&owner.sub_path, rest) };
     Some(Owned {
         mount: mount.id,
         executor: owner.executor.clone(),

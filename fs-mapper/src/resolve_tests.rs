@@ -28,10 +28,11 @@ impl Lab {
             symlink(real(target), real(link)).expect("a link");
         }
         let root = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:4 / /proc rw - proc proc rw\n";
-        let info = MountInfo::parse(format!("{root}{}", real(mounts)).as_bytes()).expect("mountinfo");
-        let executors =
-            "[[executor]]\nname='s1'\naddress='http://s:1'\n[[executor]]\nname='s2'\naddress='http://s:2'\n";
-        let config = Config::parse(&format!("{executors}{}", real(config)), Path::new("m")).expect("a configuration");
+        let info =
+            MountInfo::parse(format!("{root}{}", real(mounts)).as_bytes()).expect("mountinfo");
+        let executors = "[[executor]]\nname='s1'\naddress='http://s:1'\n[[executor]]\nname='s2'\naddress='http://s:2'\n";
+        let config = Config::parse(&format!("{executors}{}", real(config)), Path::new("m"))
+            .expect("a configuration");
         let table = MountTable::new(&config, &info);
         Lab { _dir: dir, base, table }
     }
@@ -49,8 +50,14 @@ impl Lab {
         let text = match resolution {
             Resolution::Owned(owned) => {
                 let flags = [(owned.uncertain, " uncertain"), (owned.through_symlink, " link")];
-                let flags: String = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| *flag).collect();
-                format!("{} {} @ {}{flags}", owned.executor, owned.export_path, owned.client_path.as_path().display())
+                let flags: String =
+                    flags.iter().filter(|(set, _)| *set).map(|(_, flag)| *flag).collect();
+                format!(
+                    "{} {} @ {}{flags}",
+                    owned.executor,
+                    owned.export_path,
+                    owned.client_path.as_path().display()
+                )
             }
             Resolution::Local { reason } => reason.to_string(),
         };
@@ -110,7 +117,10 @@ fn owners() {
     check("B/mnt/logs/deep/../f", "s1 logs:/f @ B/mnt/logs/f");
     // Below it stays.
     check("B/mnt/logs/dir/../f", "s1 logs:/dir/../f @ B/mnt/logs/dir/../f uncertain");
-    check("B/mnt/logs/a/../../../home/u/f", "s1 logs:/a/../../../home/u/f @ B/mnt/logs/a/../../../home/u/f uncertain");
+    check(
+        "B/mnt/logs/a/../../../home/u/f",
+        "s1 logs:/a/../../../home/u/f @ B/mnt/logs/a/../../../home/u/f uncertain",
+    );
     check("B/mnt/logs/../f", "B/mnt/logs/../f is not on a mount with an executor");
     // What is not there is the executor's to tell, above it is ours.
     check("B/mnt/logs/absent/f", "s1 logs:/absent/f @ B/mnt/logs/absent/f");
@@ -158,7 +168,10 @@ fn local_reasons() {
         "B/mnt/logs/deep/cache/f",
         "B/mnt/logs/deep/cache (tmpfs) is mounted inside B/mnt/logs and is not part of it",
     );
-    check("B/mnt/logs/nfs/f", "B/mnt/logs/nfs (nfs4) is mounted inside B/mnt/logs and is not part of it");
+    check(
+        "B/mnt/logs/nfs/f",
+        "B/mnt/logs/nfs (nfs4) is mounted inside B/mnt/logs and is not part of it",
+    );
     check("B/net/f", "B/net (nfs) has no executor in the configuration");
     check("B/mnt/none/f", "nothing is mounted on B/mnt/none now");
     check("/proc/self/cwd/f", "/proc/self/cwd/f is a view of one process");
@@ -175,7 +188,9 @@ fn local_reasons() {
 #[test]
 fn the_working_directory_is_a_real_one() {
     let lab = lab();
-    let check = |path: &str, cwd: &str, expect: &str| assert_eq!(lab.show(path, cwd), expect, "{path} in {cwd}");
+    let check = |path: &str, cwd: &str, expect: &str| {
+        assert_eq!(lab.show(path, cwd), expect, "{path} in {cwd}")
+    };
     check("f", "B/mnt/logs/dir", "s1 logs:/dir/f @ B/mnt/logs/dir/f");
     check("../f", "B/mnt/logs/dir", "s1 logs:/f @ B/mnt/logs/f");
     check("../../f", "B/mnt/logs/dir", "../../f is not on a mount with an executor");
@@ -195,7 +210,10 @@ fn bind_mounts_of_parts_are_owned_too() {
     check("srv/old-y/f", "s2 archive:/2025/y/f @ B/srv/old-y/f");
     check("srv/local/f", "srv/local/f is not on a mount with an executor");
     let derived = lab.table.by_kernel_id(15).expect("the bind mount");
-    assert_eq!(derived.owner.as_ref().map(|owner| owner.sub_path.as_path()), Some(Path::new("sub/x")));
+    assert_eq!(
+        derived.owner.as_ref().map(|owner| owner.sub_path.as_path()),
+        Some(Path::new("sub/x"))
+    );
 }
 
 #[test]
@@ -206,7 +224,8 @@ fn a_bind_mount_of_a_local_directory_owns_that_directory_and_no_more() {
                   13 1 8:2 /data/logs B/z rw - ext4 /dev/sdb1 rw\n\
                   14 1 8:1 /data/logs/gone//deleted B/w rw - ext4 /dev/sda1 rw\n";
     let lab = Lab::new(&["B/mnt"], &[], mounts, &mount("B/mnt", "s1", "logs", ""));
-    let owned: Vec<PathBuf> = lab.table.mounts().map(|mount| mount.path.as_path().to_path_buf()).collect();
+    let owned: Vec<PathBuf> =
+        lab.table.mounts().map(|mount| mount.path.as_path().to_path_buf()).collect();
     assert_eq!(owned, [lab.real("B/mnt"), lab.real("B/x")]);
     assert_eq!(lab.table.prefixes().owned(), owned);
 }
@@ -222,17 +241,23 @@ fn configured_paths_may_be_links() {
     let shown: Vec<&Mount> = lab.table.mounts().collect();
     assert_eq!(shown.len(), 1);
     assert_eq!(shown[0].configured_as, Some(lab.real("B/data")));
-    let problem = lab.table.problems()[0].to_string().replace(lab.base.to_str().expect("ASCII"), "B");
-    assert_eq!(problem, "line 12: B/again is the same directory as B/data, which is in line 7; only the first counts");
+    let problem =
+        lab.table.problems()[0].to_string().replace(lab.base.to_str().expect("ASCII"), "B");
+    assert_eq!(
+        problem,
+        "line 12: B/again is the same directory as B/data, which is in line 7; only the first counts"
+    );
 }
 
 #[test]
 fn plain_directories_are_owned_only_when_the_configuration_says_so() {
-    let config = mount("B/plain", "s1", "plain", "coherence='bind'") + &mount("B/bare", "s1", "bare", "");
+    let config =
+        mount("B/plain", "s1", "plain", "coherence='bind'") + &mount("B/bare", "s1", "bare", "");
     let lab = Lab::new(&["B/plain", "B/bare"], &[], "", &config);
     assert_eq!(lab.show("B/plain/f", "/"), "s1 plain:/f @ B/plain/f");
     assert_eq!(lab.show("B/bare/f", "/"), "nothing is mounted on B/bare now");
-    let states: Vec<(MountState, bool)> = lab.table.mounts().map(|mount| (mount.state, mount.mounted())).collect();
+    let states: Vec<(MountState, bool)> =
+        lab.table.mounts().map(|mount| (mount.state, mount.mounted())).collect();
     assert_eq!(states, [(MountState::NotMounted, false), (MountState::PlainDirectory, true)]);
 }
 
@@ -249,11 +274,18 @@ fn a_directory_inside_a_network_mount_can_have_an_owner() {
 fn what_the_automounter_has_yet_to_mount() {
     let mounts = "10 1 0:10 / B/net rw - autofs auto.net rw\n11 1 0:11 / B/direct rw - autofs systemd-1 rw\n\
                   12 11 0:12 / B/direct rw - nfs s:/d rw\n13 1 0:13 / B/wait rw - autofs systemd-1 rw\n";
-    let config =
-        mount("B/net/logs", "s1", "logs", "") + &mount("B/direct", "s1", "d", "") + &mount("B/wait", "s2", "w", "");
+    let config = mount("B/net/logs", "s1", "logs", "")
+        + &mount("B/direct", "s1", "d", "")
+        + &mount("B/wait", "s2", "w", "");
     let lab = Lab::new(&["B/net", "B/direct", "B/wait"], &[], mounts, &config);
-    assert_eq!(lab.show("B/net/logs/f", "/"), "B/net/logs has not been mounted by the automounter yet");
-    assert_eq!(lab.show("B/net/else/f", "/"), "B/net (autofs) has no executor in the configuration");
+    assert_eq!(
+        lab.show("B/net/logs/f", "/"),
+        "B/net/logs has not been mounted by the automounter yet"
+    );
+    assert_eq!(
+        lab.show("B/net/else/f", "/"),
+        "B/net (autofs) has no executor in the configuration"
+    );
     assert_eq!(lab.show("B/direct/f", "/"), "s1 d:/f @ B/direct/f");
     assert_eq!(lab.show("B/wait/f", "/"), "B/wait has not been mounted by the automounter yet");
     // The stage asks the gateway about them.
@@ -266,8 +298,12 @@ fn nested_mounts() {
     let lab = lab();
     let check = |path: &str, expect: &[&str]| {
         let path = ClientPath::new(lab.real(path)).expect("absolute");
-        let nested: Vec<PathBuf> =
-            lab.table.nested(&path).iter().map(|mount| mount.path.as_path().to_path_buf()).collect();
+        let nested: Vec<PathBuf> = lab
+            .table
+            .nested(&path)
+            .iter()
+            .map(|mount| mount.path.as_path().to_path_buf())
+            .collect();
         assert_eq!(nested, expect.iter().map(|text| lab.real(text)).collect::<Vec<_>>());
     };
     check("B/mnt/logs/deep", &["B/mnt/logs/deep/cache"]);

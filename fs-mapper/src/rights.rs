@@ -1,17 +1,19 @@
-//! The rights of a process, as far as the kernel tells others (proc_pid_status(5)). Commands that run
-//! on servers have the rights of the gateway's user there, and the words of a program that serves a mount say what the
-//! gateway starts. A process that has been given less than
-//! the gateway (a changed root directory, another mount or user namespace, fewer capabilities, other
-//! groups, filters of system calls, a security label) must not get them back by way of the gateway.
+//! The rights of a process, as far as the kernel tells others (proc_pid_status(5)). Commands that
+//! run on servers have the rights of the gateway's user there, and the words of a program that
+//! serves a mount say what the gateway starts. A process that has been given less than the gateway
+//! (a changed root directory, another mount or user namespace, fewer capabilities, other groups,
+//! filters of system calls, a security label) must not get them back by way of the gateway.
 //!
 //! Invariants:
-//! * A command is offloaded, and a daemon's words are believed, only if its process has exactly our own rights.
-//! * No process makes us wait for longer than [`LIMIT`]: its root directory may be on a file system that never answers.
-//!   It is looked at last, when nothing else differs, without a question to that file system; and who does not answer is
-//!   taken to have other rights.
+//! * A command is offloaded, and a daemon's words are believed, only if its process has exactly our
+//!   own rights.
+//! * No process makes us wait for longer than [`LIMIT`]: its root directory may be on a file system
+//!   that never answers. It is looked at last, when nothing else differs, without a question to
+//!   that file system; and who does not answer is taken to have other rights.
 //!
-//! A Landlock domain is not shown. Who enters one has `no_new_privs`, which is compared, or `CAP_SYS_ADMIN`. So a gateway
-//! that has `no_new_privs` itself offloads nothing; what root confines without it is not seen.
+//! A Landlock domain is not shown. Who enters one has `no_new_privs`, which is compared, or
+//! `CAP_SYS_ADMIN`. So a gateway that has `no_new_privs` itself offloads nothing; what root
+//! confines without it is not seen.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,8 +27,8 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statat, statx};
 
 use crate::process::Process;
 
-/// Lines of `/proc/PID/status` that are compared, and what it is if they differ. A kernel that lacks
-/// one lacks it in both.
+/// Lines of `/proc/PID/status` that are compared, and what it is if they differ. A kernel that
+/// lacks one lacks it in both.
 const COMPARED: [(&str, &str); 8] = [
     ("Uid", "another user"),
     ("Gid", "another group"),
@@ -40,7 +42,8 @@ const COMPARED: [(&str, &str); 8] = [
 const GROUPS: &str = "Groups";
 
 /// Namespaces that decide which files a path names, and what the user may do.
-const NAMESPACES: [(&str, &str); 2] = [("mnt", "another mount namespace"), ("user", "another user namespace")];
+const NAMESPACES: [(&str, &str); 2] =
+    [("mnt", "another mount namespace"), ("user", "another user namespace")];
 
 /// The kernel lets a process have 65,536 groups of ten digits each.
 const MOST_STATUS_BYTES: u64 = 1 << 20;
@@ -79,8 +82,8 @@ struct AtHand {
     label: Option<Vec<u8>>,
 }
 
-/// A root directory: device and inode, and the mount that it is seen through, as a bind of the same directory may show
-/// other files.
+/// A root directory: device and inode, and the mount that it is seen through, as a bind of the same
+/// directory may show other files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Root {
     device: (u32, u32),
@@ -98,8 +101,8 @@ impl Rights {
         Ok(Self { at_hand: AtHand::of(&process)?, root: Root::of(&process)? })
     }
 
-    /// What a process has other than these for a command of it to be offloaded, or for its words to be believed; in words
-    /// that follow "it runs with".
+    /// What a process has other than these for a command of it to be offloaded, or for its words to
+    /// be believed; in words that follow "it runs with".
     ///
     /// # Errors
     /// As [`Rights::difference`].
@@ -108,8 +111,8 @@ impl Rights {
             .iter()
             .zip(&self.at_hand.status)
             .any(|((name, _), value)| *name == "NoNewPrivs" && value.as_deref() == Some("1"));
-        let unknown =
-            has_no_new_privs.then_some("no_new_privs, as the gateway, which can't see a Landlock domain then");
+        let unknown = has_no_new_privs
+            .then_some("no_new_privs, as the gateway, which can't see a Landlock domain then");
         Ok(self.difference(process, aside)?.or(unknown))
     }
 
@@ -128,11 +131,15 @@ impl Rights {
 
 impl AtHand {
     fn of(process: &Process) -> io::Result<Self> {
-        let namespace =
-            |name| statat(process.directory(), format!("ns/{name}"), AtFlags::empty()).ok().map(|found| found.st_ino);
+        let namespace = |name| {
+            statat(process.directory(), format!("ns/{name}"), AtFlags::empty())
+                .ok()
+                .map(|found| found.st_ino)
+        };
         let status = process.read("status", MOST_STATUS_BYTES)?;
         let status = String::from_utf8_lossy(&status);
-        let lines: BTreeMap<&str, &str> = status.lines().filter_map(|line| line.split_once(':')).collect();
+        let lines: BTreeMap<&str, &str> =
+            status.lines().filter_map(|line| line.split_once(':')).collect();
         let line = |name: &str| {
             let value = lines.get(name)?.trim();
             Some(if name == GROUPS { groups(value, lines.get("Gid")?) } else { value.to_owned() })
@@ -145,16 +152,21 @@ impl AtHand {
     }
 
     fn difference(&self, other: &Self) -> Option<&'static str> {
-        let namespaces = self.namespaces.iter().zip(&other.namespaces).map(|(own, other)| own == other);
+        let namespaces =
+            self.namespaces.iter().zip(&other.namespaces).map(|(own, other)| own == other);
         let status = self.status.iter().zip(&other.status).map(|(own, other)| own == other);
         let words = NAMESPACES.iter().chain(&COMPARED).map(|(_, words)| *words);
         let label = (self.label != other.label).then_some("another security label");
-        namespaces.chain(status).zip(words).find_map(|(same, words)| (!same).then_some(words)).or(label)
+        namespaces
+            .chain(status)
+            .zip(words)
+            .find_map(|(same, words)| (!same).then_some(words))
+            .or(label)
     }
 }
 
-/// All groups that count where a file is opened. root's login has its own group among the others, and what systemd starts
-/// has not: that is the same.
+/// All groups that count where a file is opened. root's login has its own group among the others,
+/// and what systemd starts has not: that is the same.
 fn groups(others: &str, own: &str) -> String {
     let own = own.split_whitespace().last();
     let mut all: Vec<&str> = others.split_whitespace().chain(own).collect();
@@ -164,17 +176,23 @@ fn groups(others: &str, own: &str) -> String {
 }
 
 impl Root {
-    /// To open a directory by O_PATH asks a FUSE file system for nothing, and neither does this statx(2).
+    /// To open a directory by O_PATH asks a FUSE file system for nothing, and neither does this
+    /// statx(2).
     fn of(process: &Process) -> io::Result<Self> {
-        let root = openat(process.directory(), "root", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let root =
+            openat(process.directory(), "root", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let found = statx(&root, c"", flags, StatxFlags::MNT_ID | StatxFlags::INO)?;
-        Ok(Self { device: (found.stx_dev_major, found.stx_dev_minor), inode: found.stx_ino, mount: found.stx_mnt_id })
+        Ok(Self {
+            device: (found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+            mount: found.stx_mnt_id,
+        })
     }
 }
 
-/// Looks at root directories, which may never answer, by threads that wait for the next one to look at: to start one takes
-/// as long as all the rest.
+/// Looks at root directories, which may never answer, by threads that wait for the next one to look
+/// at: to start one takes as long as all the rest.
 #[derive(Debug)]
 struct Looks {
     look: fn(&Process) -> io::Result<Root>,
@@ -285,18 +303,26 @@ mod tests {
             ("unshare -U -r", "another user namespace"),
             ("chroot /", ""),
         ] {
-            assert_eq!(difference(line), Some(expected).filter(|expected| !expected.is_empty()), "{line}");
+            assert_eq!(
+                difference(line),
+                Some(expected).filter(|expected| !expected.is_empty()),
+                "{line}"
+            );
         }
     }
 
     #[test]
     fn a_group_counts_once() {
         assert_eq!(groups("0", "0\t0\t0\t0"), groups("", "0\t0\t0\t0"));
-        assert_eq!(groups("4 24 1000", "1000\t1000\t1000\t1000"), groups("4 24", "1000\t1000\t1000\t1000"));
+        assert_eq!(
+            groups("4 24 1000", "1000\t1000\t1000\t1000"),
+            groups("4 24", "1000\t1000\t1000\t1000")
+        );
         assert_ne!(groups("4 24", "1000\t1000\t1000\t1000"), groups("4", "1000\t1000\t1000\t1000"));
     }
 
-    /// Changes its root directory to a FUSE file system of its own, mounted nowhere, that tells nothing of its files.
+    /// Changes its root directory to a FUSE file system of its own, mounted nowhere, that tells
+    /// nothing of its files.
     const ROOT_IN_FUSE: &str = r#"
 import ctypes, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)

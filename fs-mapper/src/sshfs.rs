@@ -6,7 +6,9 @@
 mod arguments;
 mod processes;
 
-use crate::config::{Address, Config, ExecutorConfig, Login, MountConfig, Origin, Position, server_directory};
+use crate::config::{
+    Address, Config, ExecutorConfig, Login, MountConfig, Origin, Position, server_directory,
+};
 use crate::daemons::Daemons;
 use crate::mountinfo::{MountEntry, MountInfo};
 use crate::path::ExecutorName;
@@ -62,7 +64,8 @@ fn adopt(config: &Config, info: &MountInfo, daemons: &Daemons) -> (Config, Vec<L
 }
 
 fn unnamed<'i>(config: &'i Config, info: &'i MountInfo) -> impl Iterator<Item = &'i MountEntry> {
-    own_mounts(info).filter(|entry| !config.mounts.iter().any(|mount| mount.path == entry.mount_point))
+    own_mounts(info)
+        .filter(|entry| !config.mounts.iter().any(|mount| mount.path == entry.mount_point))
 }
 
 /// Mounts of another user got there by that user's keys, which are not ours to use.
@@ -76,9 +79,11 @@ fn own_mounts(info: &MountInfo) -> impl Iterator<Item = &MountEntry> {
 /// Login, directory there and ssh's words.
 fn owner(entry: &MountEntry, daemons: &Daemons) -> Result<(Login, String, Vec<String>), String> {
     let source = entry.source.to_str().ok_or("its source is not UTF-8")?;
-    let names_it = |words: &[OsString]| processes::of_mount(words, source, &entry.mount_point).is_some();
+    let names_it =
+        |words: &[OsString]| processes::of_mount(words, source, &entry.mount_point).is_some();
     let serving = daemons.serving(entry, &names_it).into_iter();
-    let mut of_it = serving.filter_map(|daemon| processes::of_mount(&daemon.words, source, &entry.mount_point));
+    let mut of_it =
+        serving.filter_map(|daemon| processes::of_mount(&daemon.words, source, &entry.mount_point));
     let arguments = of_it.next().ok_or_else(|| not_found(daemons.refused))?;
     if of_it.any(|other| other != arguments) {
         return Err("several sshfs processes may serve it".to_owned());
@@ -113,15 +118,22 @@ fn parts(source: &str) -> Result<((Option<&str>, &str), String), String> {
         // Over sftp a tilde is a name like any other.
         _ => format!("~/{path}"),
     };
-    let directory = server_directory(&directory).map_err(|(what, _)| format!("its directory {directory:?} {what}"))?;
+    let directory = server_directory(&directory)
+        .map_err(|(what, _)| format!("its directory {directory:?} {what}"))?;
     Ok(((user, host), directory))
 }
 
 /// The executor for a login, made if there is none yet that is reached in the same way.
-fn executor(executors: &mut Vec<ExecutorConfig>, login: Login, ssh_command: Vec<String>) -> ExecutorName {
+fn executor(
+    executors: &mut Vec<ExecutorConfig>,
+    login: Login,
+    ssh_command: Vec<String>,
+) -> ExecutorName {
     let base = login.to_string();
     let (address, origin) = (Address::Ssh(login), Origin::Sshfs { ssh_command });
-    if let Some(same) = executors.iter().find(|executor| executor.address == address && executor.origin == origin) {
+    if let Some(same) =
+        executors.iter().find(|executor| executor.address == address && executor.origin == origin)
+    {
         return same.name.clone();
     }
     let is_taken = |name: &str| executors.iter().any(|executor| executor.name.as_str() == name);

@@ -130,8 +130,10 @@ impl MountTable {
             terrain: mount.terrain(),
             index: mount.id.index(),
         };
-        let places = Places::new(mounts.iter().filter(|mount| mount.mounted()).map(place).collect());
-        let absent = Places::new(mounts.iter().filter(|mount| !mount.mounted()).map(place).collect());
+        let places =
+            Places::new(mounts.iter().filter(|mount| mount.mounted()).map(place).collect());
+        let absent =
+            Places::new(mounts.iter().filter(|mount| !mount.mounted()).map(place).collect());
         MountTable { config: config.clone(), mounts, places, absent, problems }
     }
 
@@ -166,19 +168,27 @@ impl MountTable {
     /// Every mount, owned or not, strictly below a directory, in path order:
     /// what a recursive argument would also walk.
     pub fn nested(&self, path: &ClientPath) -> Vec<&Mount> {
-        self.places.below(&dir_of(path.as_path())).iter().map(|place| &self.mounts[place.index]).collect()
+        self.places
+            .below(&dir_of(path.as_path()))
+            .iter()
+            .map(|place| &self.mounts[place.index])
+            .collect()
     }
 
     /// The short list for the stage program.
     pub fn prefixes(&self) -> Prefixes {
-        let awaited = self.absent.iter().filter(|place| self.mounts[place.index].state == MountState::Automount);
+        let awaited = self
+            .absent
+            .iter()
+            .filter(|place| self.mounts[place.index].state == MountState::Automount);
         let mount_id = |index: usize| self.mounts[index].kernel_id;
         Prefixes::of(&self.places, &Places::new(awaited.cloned().collect()), mount_id)
     }
 
-    /// Makes the automounter mount a path that [`LocalReason::Automount`](crate::LocalReason::Automount)
-    /// named, and reads the mounts again. Blocks as long as the mount takes; a
-    /// mount that fails shows in the new table as one that is still awaited.
+    /// Makes the automounter mount a path that
+    /// [`LocalReason::Automount`](crate::LocalReason::Automount) named, and reads the mounts again.
+    /// Blocks as long as the mount takes; a mount that fails shows in the new table as one that is
+    /// still awaited.
     pub fn trigger_automount(&self, path: &Path) -> Result<MountTable, MountInfoError> {
         // Opening a directory mounts it, where stat(2) of the mount point does not.
         let _mounted_or_not = std::fs::read_dir(path);

@@ -94,7 +94,10 @@ impl Position {
         }
         let mut rest = path;
         while let Some(start) = rest.iter().position(|byte| *byte != b'/') {
-            let end = rest[start..].iter().position(|byte| *byte == b'/').map_or(rest.len(), |slash| start + slash);
+            let end = rest[start..]
+                .iter()
+                .position(|byte| *byte == b'/')
+                .map_or(rest.len(), |slash| start + slash);
             let follow = end < rest.len() || last == LastLink::Follow;
             match &rest[start..end] {
                 b"." => {}
@@ -119,7 +122,9 @@ impl Position {
         if self.end != End::Open {
             return;
         }
-        if !self.is_dir && !std::fs::metadata(OsStr::from_bytes(&self.dir)).is_ok_and(|found| found.is_dir()) {
+        if !self.is_dir
+            && !std::fs::metadata(OsStr::from_bytes(&self.dir)).is_ok_and(|found| found.is_dir())
+        {
             self.end = End::Missing;
             return;
         }

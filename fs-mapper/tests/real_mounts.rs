@@ -21,8 +21,16 @@ fn in_own_namespaces(test: &str, body: impl FnOnce(&Path)) {
         body(Path::new("/run"));
         return;
     }
-    let namespaces =
-        ["--mount", "--propagation", "private", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    let namespaces = [
+        "--mount",
+        "--propagation",
+        "private",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ];
     // Everything that a test makes is below /run, which is its own.
     let script = "mount -t tmpfs tmpfs /run && ip link set lo up && exec \"$0\" \"$@\"";
     let output = Command::new("unshare")
@@ -34,12 +42,20 @@ fn in_own_namespaces(test: &str, body: impl FnOnce(&Path)) {
         .output()
         .expect("unshare");
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 fn run(program: &str, args: &[&str]) {
     let output = Command::new(program).args(args).output().expect(program);
-    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{program} {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 fn text(path: &Path) -> &str {
@@ -48,7 +64,8 @@ fn text(path: &Path) -> &str {
 
 fn table(mounts: &str) -> MountTable {
     let executor = "[[executor]]\nname='s1'\naddress='http://127.0.0.1:7400'\n";
-    let config = Config::parse(&format!("{executor}{mounts}"), Path::new("mounts.toml")).expect("a configuration");
+    let config = Config::parse(&format!("{executor}{mounts}"), Path::new("mounts.toml"))
+        .expect("a configuration");
     MountTable::new(&config, &MountInfo::read().expect("mountinfo"))
 }
 
@@ -70,7 +87,8 @@ fn bind_mounts_stacks_and_boundaries() {
         for dir in ["store/logs/sub", "mnt/logs", "srv/a b", "other"] {
             fs::create_dir_all(base.join(dir)).expect("a directory");
         }
-        let (store, logs, blank) = (base.join("store/logs"), base.join("mnt/logs"), base.join("srv/a b"));
+        let (store, logs, blank) =
+            (base.join("store/logs"), base.join("mnt/logs"), base.join("srv/a b"));
         std::os::unix::fs::symlink("mnt/logs", base.join("link")).expect("a link");
         let config = mount(&base.join("link"), "logs");
         assert_eq!(owned(&table(&config), &logs.join("f")), None, "nothing is mounted yet");
@@ -89,12 +107,16 @@ fn bind_mounts_stacks_and_boundaries() {
         assert_eq!(owned(&with_boundary, &logs.join("sub/f")), None);
         assert_eq!(owned(&with_boundary, &logs.join("f")).as_deref(), Some("logs:/f"));
         let nested = with_boundary.nested(&ClientPath::new(&logs).expect("absolute"));
-        assert_eq!(nested.iter().map(|mount| mount.fs_type.as_str()).collect::<Vec<_>>(), ["tmpfs"]);
+        assert_eq!(
+            nested.iter().map(|mount| mount.fs_type.as_str()).collect::<Vec<_>>(),
+            ["tmpfs"]
+        );
 
         run("mount", &["-t", "tmpfs", "tmpfs", text(&base.join("mnt"))]);
         let hidden = table(&config);
         assert_eq!(owned(&hidden, &logs.join("f")), None, "another mount hides it");
-        let states: Vec<bool> = hidden.mounts().filter(|mount| mount.owner.is_some()).map(|m| m.mounted()).collect();
+        let states: Vec<bool> =
+            hidden.mounts().filter(|mount| mount.owner.is_some()).map(|m| m.mounted()).collect();
         assert_eq!(states, [false]);
     });
 }
@@ -136,9 +158,12 @@ fn sshfs(base: &Path) -> Sshfs {
         "Subsystem=sftp internal-sftp".to_owned(),
     ];
     let mut sshd = Command::new("/usr/sbin/sshd");
-    sshd.args(["-D", "-e", "-f", "/dev/null"]).args(options.iter().flat_map(|option| ["-o", option]));
+    sshd.args(["-D", "-e", "-f", "/dev/null"])
+        .args(options.iter().flat_map(|option| ["-o", option]));
     let mut sshd = sshd.stderr(Stdio::piped()).spawn().expect("sshd");
-    let mut log = BufReader::new(sshd.stderr.take().expect("a pipe")).lines().map(|line| line.expect("a line"));
+    let mut log = BufReader::new(sshd.stderr.take().expect("a pipe"))
+        .lines()
+        .map(|line| line.expect("a line"));
     let listening = log.by_ref().find(|line| line.contains("Server listening"));
     assert!(listening.is_some(), "sshd ended early");
     std::thread::spawn(move || log.for_each(drop));
@@ -157,8 +182,9 @@ fn size(path: &Path) -> Option<u64> {
 
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).expect("a directory");
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("ASCII")).collect();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("ASCII"))
+        .collect();
     names.sort();
     names
 }
@@ -172,7 +198,9 @@ fn sshfs_is_settled_and_refreshed() {
         let mount = table.mounts().find(|mount| mount.owner.is_some()).expect("the mount");
         assert_eq!((mount.fs_type.as_str(), mount.mounted()), ("fuse.sshfs", true));
         let (coherence, on) = (mount.coherence(), MountRoot::open(mount).expect("the mount"));
-        let written = |name: &str| coherence.refresh(&on, &Change::FileWritten(path.join(name))).expect("a refresh");
+        let written = |name: &str| {
+            coherence.refresh(&on, &Change::FileWritten(path.join(name))).expect("a refresh")
+        };
 
         // Written through a descriptor that is still open.
         let mut file = File::create(path.join("open")).expect("a file");
@@ -193,11 +221,18 @@ fn sshfs_is_settled_and_refreshed() {
         fs::write(path.join("mode"), "aaaa").expect("written");
         assert_eq!(fs::read(path.join("mode")).expect("the file"), b"aaaa");
         fs::write(server.join("mode"), "bbbb").expect("written");
-        fs::set_permissions(server.join("mode"), fs::Permissions::from_mode(0o600)).expect("a mode");
+        fs::set_permissions(server.join("mode"), fs::Permissions::from_mode(0o600))
+            .expect("a mode");
         written("mode");
         assert_eq!(fs::read(path.join("mode")).expect("the file"), b"bbbb");
-        assert_eq!(fs::metadata(path.join("mode")).expect("the file").permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs::metadata(server.join("mode")).expect("the file").permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(path.join("mode")).expect("the file").permissions().mode() & 0o777,
+            0o600
+        );
+        assert_eq!(
+            fs::metadata(server.join("mode")).expect("the file").permissions().mode() & 0o777,
+            0o600
+        );
     });
 }
 
@@ -207,7 +242,8 @@ fn sshfs_names_are_refreshed() {
         let lab = sshfs(base);
         let (server, path) = (lab.server.clone(), lab.mount.clone());
         let table = table(&mount(&path, "data"));
-        let on = MountRoot::open(table.mounts().find(|mount| mount.owner.is_some()).expect("the mount"));
+        let on =
+            MountRoot::open(table.mounts().find(|mount| mount.owner.is_some()).expect("the mount"));
         let (coherence, on) = (Adapter::of("fuse.sshfs").coherence(), on.expect("opened"));
         let refresh = |change: Change| coherence.refresh(&on, &change).expect("a refresh");
         fs::create_dir(path.join("dir")).expect("a directory");
@@ -221,7 +257,10 @@ fn sshfs_names_are_refreshed() {
         assert_eq!(names(&path.join("dir")), ["gone"], "stale, or this test shows nothing");
         refresh(Change::EntriesChanged(path.join("dir")));
         assert_eq!(names(&path.join("dir")), ["new"]);
-        assert_eq!(fs::metadata(server.join("dir")).expect("it").permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::metadata(server.join("dir")).expect("it").permissions().mode() & 0o777,
+            0o700
+        );
 
         assert_eq!(size(&path.join("dir/gone")), Some(1), "stale, or this test shows nothing");
         refresh(Change::FileWritten(path.join("dir/gone")));

@@ -1,5 +1,6 @@
-//! Work that may take long, or hang with a server that is away, while the gateway goes on with everything else: its tasks share one
-//! thread, and another one takes over that thread's work meanwhile.
+//! Work that may take long, or hang with a server that is away, while the gateway goes on with
+//! everything else: its tasks share one thread, and another one takes over that thread's work
+//! meanwhile.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -14,7 +15,8 @@ use tokio::{
 /// Nobody minds to wait so long. It is many times what handing over the thread's work takes.
 const SHORT: Duration = Duration::from_millis(1);
 
-/// Work that takes the longer the more processes there are: it goes aside as soon as it has taken long once.
+/// Work that takes the longer the more processes there are: it goes aside as soon as it has taken
+/// long once.
 #[derive(Debug, Default)]
 pub struct Growing {
     /// The last time, in nanoseconds.
@@ -26,7 +28,10 @@ impl Growing {
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         let done = if self.took() > SHORT { aside(work) } else { work() };
-        self.took.store(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.took.store(
+            u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            Ordering::Relaxed,
+        );
         done
     }
 
@@ -47,7 +52,9 @@ pub fn aside<T>(work: impl FnOnce() -> T) -> T {
 
 /// Has work done that may never end: in a thread of its own, and none of tokio's pool, of which
 /// [`aside`] needs one for the gateway to go on. Without an answer nothing came of it.
-pub fn in_own_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> oneshot::Receiver<T> {
+pub fn in_own_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> oneshot::Receiver<T> {
     let (sender, receiver) = oneshot::channel();
     let spawned = std::thread::Builder::new().name("aside".to_owned()).spawn(move || {
         let _nobody_waits = sender.send(work());

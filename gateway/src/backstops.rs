@@ -55,7 +55,8 @@ impl Backstops {
     /// A stage has waited for its pipeline, without the time in which whom it waited for had no
     /// processor.
     pub fn waited(&self, time: Duration) {
-        self.longest_us.fetch_max(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.longest_us
+            .fetch_max(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The longest of these times.
@@ -65,6 +66,8 @@ impl Backstops {
 
     /// Names and counts.
     pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Backstop::ALL.into_iter().map(|one| (one.name(), self.counts[one as usize].load(Ordering::Relaxed)))
+        Backstop::ALL
+            .into_iter()
+            .map(|one| (one.name(), self.counts[one as usize].load(Ordering::Relaxed)))
     }
 }

@@ -54,10 +54,18 @@ struct Compared {
 /// Reads a command's configuration files.
 ///
 /// # Errors
-/// The file that can't be sent, or is not read in time, or the setting that keeps the command on this machine.
-pub fn read(own_files: &Shares, enlisted: &Enlisted, invocation: &Invocation) -> Result<ClientFiles, String> {
-    let files = |names: &[String]| names.iter().filter_map(|name| client_path(enlisted, name)).collect::<Vec<_>>();
-    let (to_send, mut to_compare) = (files(&invocation.client_files), files(&invocation.same_files));
+/// The file that can't be sent, or is not read in time, or the setting that keeps the command on
+/// this machine.
+pub fn read(
+    own_files: &Shares,
+    enlisted: &Enlisted,
+    invocation: &Invocation,
+) -> Result<ClientFiles, String> {
+    let files = |names: &[String]| {
+        names.iter().filter_map(|name| client_path(enlisted, name)).collect::<Vec<_>>()
+    };
+    let (to_send, mut to_compare) =
+        (files(&invocation.client_files), files(&invocation.same_files));
     to_compare.extend(zone(enlisted, invocation)?);
     let all = [&to_send[..], &to_compare[..]].concat();
     let Some(place) = all.first().cloned() else { return Ok(ClientFiles::default()) };
@@ -67,11 +75,17 @@ pub fn read(own_files: &Shares, enlisted: &Enlisted, invocation: &Invocation) ->
         read.map(|(content, path)| (path, content)).collect::<BTreeMap<PathBuf, Content>>()
     };
     let read = own_files.ask_aside(&place, PATIENCE, work);
-    let read = read.map_err(|why| format!("{} reads {}: {why}", invocation.command, place.display()))?;
+    let read =
+        read.map_err(|why| format!("{} reads {}: {why}", invocation.command, place.display()))?;
     let content = |path: &Path| read.get(path).cloned().unwrap_or(Ok(None));
-    let sent = to_send.iter().filter_map(|path| sent(path, content(path), enlisted, invocation).transpose());
+    let sent = to_send
+        .iter()
+        .filter_map(|path| sent(path, content(path), enlisted, invocation).transpose());
     let compared = to_compare.iter().map(|path| compared(path, content(path)));
-    Ok(ClientFiles { sent: sent.collect::<Result<_, _>>()?, compared: compared.collect::<Result<_, _>>()? })
+    Ok(ClientFiles {
+        sent: sent.collect::<Result<_, _>>()?,
+        compared: compared.collect::<Result<_, _>>()?,
+    })
 }
 
 /// Content and permissions of a file; `None` if it does not exist.
@@ -81,9 +95,10 @@ type Content = Result<Option<(Vec<u8>, u32)>, String>;
 fn zone(enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<PathBuf>, String> {
     match zone::of(enlisted, invocation).filter(|_| rule::holds(Rule::Identity)) {
         Some(Zone::Named(file)) => Ok(Some(file)),
-        Some(Zone::Other(variable)) => {
-            Err(format!("{variable} names a time zone that {} may not find on the server", invocation.command))
-        }
+        Some(Zone::Other(variable)) => Err(format!(
+            "{variable} names a time zone that {} may not find on the server",
+            invocation.command
+        )),
         Some(Zone::Machine | Zone::Rule) | None => Ok(None),
     }
 }
@@ -108,8 +123,8 @@ fn sent(
 fn allowed_part(path: &Path, content: &[u8], guards: &[&Annotated]) -> Result<Vec<u8>, String> {
     let shown = path.display();
     let stays = |guard: &Annotated, found: String| format!("{} ({found})", guard.reason);
-    let settings =
-        settings::parse(content).map_err(|line| stays(guards[0], format!("line {line} of {shown} is no setting")))?;
+    let settings = settings::parse(content)
+        .map_err(|line| stays(guards[0], format!("line {line} of {shown} is no setting")))?;
     let mut kept: Vec<&Setting> = Vec::new();
     for setting in &settings {
         let name = || format!("{} in {shown}", String::from_utf8_lossy(&setting.name));
@@ -119,7 +134,10 @@ fn allowed_part(path: &Path, content: &[u8], guards: &[&Annotated]) -> Result<Ve
             is_sent &= admitted == Admitted::Sent;
         }
         if is_sent && setting.depends_on_version {
-            return Err(stays(guards[0], format!("{}, whose white space depends on the version of git", name())));
+            return Err(stays(
+                guards[0],
+                format!("{}, whose white space depends on the version of git", name()),
+            ));
         }
         kept.extend(is_sent.then_some(setting));
     }
@@ -137,7 +155,9 @@ fn content(path: &Path, command: &str) -> Content {
     let file = match trusted_path::open_regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(refuse("is no plain file")),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            return Err(refuse("is no plain file"));
+        }
         Err(_) => return Err(refuse("can't be read")),
     };
     let mode = file.metadata().map_err(|_| refuse("can't be looked at"))?.mode() & 0o777;
@@ -145,7 +165,9 @@ fn content(path: &Path, command: &str) -> Content {
     // It may have grown meanwhile.
     match file.take(CLIENT_FILE_BYTES + 1).read_to_end(&mut content) {
         Err(_) => Err(refuse("can't be read")),
-        Ok(_) if content.len() as u64 > CLIENT_FILE_BYTES => Err(refuse("is too large to be sent along")),
+        Ok(_) if content.len() as u64 > CLIENT_FILE_BYTES => {
+            Err(refuse("is too large to be sent along"))
+        }
         Ok(_) => Ok(Some((content, mode))),
     }
 }
@@ -153,9 +175,10 @@ fn content(path: &Path, command: &str) -> Content {
 /// `None` is below a home directory that the command does not know.
 fn client_path(enlisted: &Enlisted, name: &str) -> Option<PathBuf> {
     match name.strip_prefix("~/") {
-        Some(rest) => {
-            enlisted.variable("HOME").map(|home| Path::new(home).join(rest)).filter(|path| path.is_absolute())
-        }
+        Some(rest) => enlisted
+            .variable("HOME")
+            .map(|home| Path::new(home).join(rest))
+            .filter(|path| path.is_absolute()),
         None => Some(PathBuf::from(name)),
     }
 }
@@ -166,12 +189,18 @@ fn is_about_the_index(test: &GuardTest) -> bool {
     matches!(test, GuardTest::SettingRequired(all) if all.iter().all(|setting| SETTINGS.contains(&setting.as_str())))
 }
 
-/// The annotation's guards, without those about git's index where both sides see the same
-/// inodes (`same_index`), and two more: files that this machine has not must not be found there
-/// among the server's own, and those of `same_files`, as the zone that TZ names, must be the same there.
+/// The annotation's guards, without those about git's index where both sides see the same inodes
+/// (`same_index`), and two more: files that this machine has not must not be found there among the
+/// server's own, and those of `same_files`, as the zone that TZ names, must be the same there.
 #[must_use]
-pub fn guards(enlisted: &Enlisted, invocation: &Invocation, files: &ClientFiles, same_index: bool) -> Vec<Guard> {
-    let needed = invocation.guards.iter().filter(|guard| !same_index || !is_about_the_index(&guard.test));
+pub fn guards(
+    enlisted: &Enlisted,
+    invocation: &Invocation,
+    files: &ClientFiles,
+    same_index: bool,
+) -> Vec<Guard> {
+    let needed =
+        invocation.guards.iter().filter(|guard| !same_index || !is_about_the_index(&guard.test));
     let annotated = needed.map(|guard| Guard {
         directory: invocation.working_dir.as_deref().map(bytes).unwrap_or_default(),
         below: guard.below.clone().unwrap_or_default(),
@@ -181,8 +210,9 @@ pub fn guards(enlisted: &Enlisted, invocation: &Invocation, files: &ClientFiles,
         reason: guard.reason.clone(),
         ..Guard::default()
     });
-    let is_missing =
-        |name: &&String| name.starts_with('/') && !files.sent.iter().any(|file| file.path == name.as_bytes());
+    let is_missing = |name: &&String| {
+        name.starts_with('/') && !files.sent.iter().any(|file| file.path == name.as_bytes())
+    };
     let not_here = Guard {
         files: paths(enlisted, invocation.client_files.iter().filter(is_missing)),
         test: Test::Exists.into(),
@@ -211,7 +241,10 @@ fn test_of(test: &GuardTest) -> Test {
 }
 
 fn paths<'a>(enlisted: &Enlisted, names: impl Iterator<Item = &'a String>) -> Vec<Bytes> {
-    names.filter_map(|name| client_path(enlisted, name)).map(|path| bytes(path.as_os_str())).collect()
+    names
+        .filter_map(|name| client_path(enlisted, name))
+        .map(|path| bytes(path.as_os_str()))
+        .collect()
 }
 
 fn bytes(text: &OsStr) -> Bytes {

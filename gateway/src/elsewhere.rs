@@ -14,7 +14,9 @@ const DIRECTORY: &[u8] = b"/elsewhere";
 pub fn move_to(spec: &mut RunSpec) {
     let mounts: Vec<Bytes> = spec.mounts.iter().map(|mount| mount.path.clone()).collect();
     let moved = |path: &mut Bytes| {
-        let below = |mount: &Bytes| Path::new(OsStr::from_bytes(path)).starts_with(OsStr::from_bytes(mount));
+        let below = |mount: &Bytes| {
+            Path::new(OsStr::from_bytes(path)).starts_with(OsStr::from_bytes(mount))
+        };
         if mounts.iter().any(below) {
             *path = [DIRECTORY, path].concat().into();
         }

@@ -49,12 +49,14 @@ pub struct Enlisted {
     pub mount_namespace: u64,
     /// Of the terminal it writes to, if it does.
     pub window: Option<Window>,
-    /// It has started nobody, also not as the shell's child that it was before its exec: for a process substitution among its redirects.
+    /// It has started nobody, also not as the shell's child that it was before its exec: for a
+    /// process substitution among its redirects.
     pub childless: bool,
-    /// Why it runs here whatever it is joined with: it may replace a file that somebody here has open.
+    /// Why it runs here whatever it is joined with: it may replace a file that somebody here has
+    /// open.
     pub must_stay: Option<String>,
-    /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is on an owned mount, by the quick look or by its annotation, or
-    /// a volume has it at hand.
+    /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is
+    /// on an owned mount, by the quick look or by its annotation, or a volume has it at hand.
     pub stays: Option<Cow<'static, str>>,
 }
 
@@ -84,7 +86,8 @@ pub struct Descriptor {
     pub offset: u64,
     /// Of a file: whether it is on an owned mount; what can't be told counts as such.
     pub on_mount: bool,
-    /// Of a file: it may have been opened before the command, so that its name may be another file's (`fresh`).
+    /// Of a file: it may have been opened before the command, so that its name may be another
+    /// file's (`fresh`).
     pub is_older: bool,
     /// Bytes waiting in a pipe.
     pub queued_bytes: u64,
@@ -112,11 +115,16 @@ pub enum Kind {
 }
 
 impl Enlisted {
-    /// What a process says that is about to execute a command: enough to tell whether that stays here, and nothing more. It is believed to be in
-    /// the gateway's own mount namespace: of another one it would hear that it stays, too, or become a stage, which says.
-    /// `None` where another command may have to do with it, or it can't be seen.
+    /// What a process says that is about to execute a command: enough to tell whether that stays
+    /// here, and nothing more. It is believed to be in the gateway's own mount namespace: of
+    /// another one it would hear that it stays, too, or become a stage, which says. `None` where
+    /// another command may have to do with it, or it can't be seen.
     #[must_use]
-    pub fn about_to_execute(question: wire::Question, pid: Pid, mount_namespace: u64) -> Option<Self> {
+    pub fn about_to_execute(
+        question: wire::Question,
+        pid: Pid,
+        mount_namespace: u64,
+    ) -> Option<Self> {
         let argv: Vec<OsString> = question.argv.iter().map(|a| os(a)).collect();
         if argv.iter().any(|word| descriptor_named_by(word).is_some()) {
             return None;
@@ -128,7 +136,11 @@ impl Enlisted {
         }
         // Which of the two it writes to which pipe does not matter.
         let pipes = (1..=2).filter(|fd| question.streams & 1 << fd == 0).zip(question.writes);
-        descriptors.extend(pipes.map(|(fd, pipe)| Descriptor::without_details(fd, Kind::Pipe, PathBuf::new(), pipe)));
+        descriptors.extend(
+            pipes.map(|(fd, pipe)| {
+                Descriptor::without_details(fd, Kind::Pipe, PathBuf::new(), pipe)
+            }),
+        );
         let (program, cwd) = (os(&question.program), os(&question.cwd));
         Self::without_details(pid, program.into(), argv, cwd.into(), descriptors, mount_namespace)
     }
@@ -179,7 +191,11 @@ impl Enlisted {
     /// Descriptors above 2 that the words name (`/dev/fd/63`, `/proc/self/fd/63`):
     /// process substitution.
     pub fn named_descriptors(&self) -> impl Iterator<Item = &Descriptor> {
-        self.argv.iter().skip(1).filter_map(|word| self.descriptor(descriptor_named_by(word)?)).filter(|d| d.fd > 2)
+        self.argv
+            .iter()
+            .skip(1)
+            .filter_map(|word| self.descriptor(descriptor_named_by(word)?))
+            .filter(|d| d.fd > 2)
     }
 }
 
@@ -268,7 +284,10 @@ impl From<wire::Enlist> for Enlisted {
 
 fn variable(entry: &[u8]) -> Option<(OsString, OsString)> {
     let equals = entry.iter().position(|&b| b == b'=')?;
-    Some((OsStr::from_bytes(&entry[..equals]).to_owned(), OsStr::from_bytes(&entry[equals + 1..]).to_owned()))
+    Some((
+        OsStr::from_bytes(&entry[..equals]).to_owned(),
+        OsStr::from_bytes(&entry[equals + 1..]).to_owned(),
+    ))
 }
 
 impl From<&wire::Descriptor> for Descriptor {

@@ -107,7 +107,8 @@ impl Executors {
     /// Starts to connect to each. `commands` are those whose identity matters.
     #[must_use]
     pub fn start(config: &Config, commands: &Arc<Vec<String>>) -> Self {
-        let executors = Self(Arc::new(Registry { commands: Arc::clone(commands), known: RwLock::default() }));
+        let executors =
+            Self(Arc::new(Registry { commands: Arc::clone(commands), known: RwLock::default() }));
         executors.update(config);
         executors
     }
@@ -115,7 +116,11 @@ impl Executors {
     /// The mount table has become another: executors that are reached as before stay connected.
     pub fn update(&self, config: &Config) {
         let mut known = self.0.known.write().unwrap_or_else(PoisonError::into_inner);
-        let wanted: Vec<_> = config.executors.iter().map(|executor| (executor, Route::to(executor, config))).collect();
+        let wanted: Vec<_> = config
+            .executors
+            .iter()
+            .map(|executor| (executor, Route::to(executor, config)))
+            .collect();
         let is_same = |old: &Known, new: &(&ExecutorConfig, Route)| {
             old.executor.name == new.0.name
                 && old.executor.route == new.1
@@ -162,10 +167,11 @@ impl Executors {
     /// To the connected one that is farthest away.
     #[must_use]
     pub fn slowest_round_trip(&self) -> Duration {
-        let round_trips = self.all().into_iter().filter_map(|executor| match &*executor.state.borrow() {
-            State::Ready(connection) => Some(connection.rtt),
-            _ => None,
-        });
+        let round_trips =
+            self.all().into_iter().filter_map(|executor| match &*executor.state.borrow() {
+                State::Ready(connection) => Some(connection.rtt),
+                _ => None,
+            });
         round_trips.max().unwrap_or_default()
     }
 }
@@ -249,12 +255,15 @@ impl Executor {
         }
     }
 
-    /// The connection by which to reach the process that `planned` led to: one that was lost is used for nothing more, since what is
-    /// sent there may wait as long again. `None` where there is none at this moment.
+    /// The connection by which to reach the process that `planned` led to: one that was lost is
+    /// used for nothing more, since what is sent there may wait as long again. `None` where there
+    /// is none at this moment.
     #[must_use]
     pub fn in_place_of(&self, planned: Arc<Connection>) -> Option<Arc<Connection>> {
         match &*self.state.borrow() {
-            State::Ready(current) if current.about.instance == planned.about.instance => Some(Arc::clone(current)),
+            State::Ready(current) if current.about.instance == planned.about.instance => {
+                Some(Arc::clone(current))
+            }
             _ => None,
         }
     }
@@ -280,7 +289,8 @@ impl Executor {
 
     /// Whether it was the one in use.
     fn broke(&self, connection: &Arc<Connection>, why: &str) -> bool {
-        let is_current = matches!(&*self.state.borrow(), State::Ready(c) if Arc::ptr_eq(c, connection));
+        let is_current =
+            matches!(&*self.state.borrow(), State::Ready(c) if Arc::ptr_eq(c, connection));
         if is_current {
             tracing::warn!(executor = %self.name, why, "connection lost");
             self.state.send_replace(State::Unreachable(why.to_owned()));
@@ -288,7 +298,8 @@ impl Executor {
         is_current
     }
 
-    /// Whether it is there for one connection only, as one that ssh has started: another connection finds another executor.
+    /// Whether it is there for one connection only, as one that ssh has started: another connection
+    /// finds another executor.
     #[must_use]
     pub fn ends_with_connection(&self) -> bool {
         matches!(self.route.address, Address::Ssh(_))
@@ -348,7 +359,8 @@ impl Executor {
 
 /// Connects and asks what the pipelines will need to know.
 async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), String> {
-    let Reached { channel, carrier, .. } = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
+    let Reached { channel, carrier, .. } =
+        posh_reach::connect(route).await.map_err(|error| error.sentence())?;
     let answers = tokio::time::timeout(GREETING_TIMEOUT, ask(channel, commands)).await;
     match answers.unwrap_or_else(|_| Err("it does not answer".to_owned())) {
         Ok(connection) => Ok((connection, carrier)),
@@ -362,7 +374,9 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String
     let mut second = client.clone();
     let tools = second.tools(ToolsRequest { names: commands.to_vec() });
     let asked = Instant::now();
-    let about = async { (client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await, asked.elapsed()) };
+    let about = async {
+        (client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await, asked.elapsed())
+    };
     let ((about, rtt), tools) = tokio::join!(about, tools);
     let about = about.map_err(|e| e.message().to_owned())?;
     if about.protocol != PROTOCOL_VERSION {

@@ -40,7 +40,8 @@ pub async fn plan_only(
     stages: Vec<PlannedStage>,
     split: Option<u32>,
 ) -> PipelineReport {
-    let edges: Vec<Edge> = (1..stages.len()).map(|i| Edge { from: (i - 1, 1), to: (i, 0) }).collect();
+    let edges: Vec<Edge> =
+        (1..stages.len()).map(|i| Edge { from: (i - 1, 1), to: (i, 0) }).collect();
     let mut imagined = Vec::new();
     for stage in &stages {
         imagined.push(Arc::new(imagine(gateway, cwd, stage).await));
@@ -57,7 +58,8 @@ async fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enliste
     let output = descriptor(1, cwd, stage.stdout.as_deref(), nix::libc::O_WRONLY);
     let env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let path = env.iter().find(|(n, _)| n == "PATH").map(|(_, v)| v.clone());
-    let found = gateway.tools.on_path(path.as_deref(), &name, gateway.sessions.stage_programs()).await;
+    let found =
+        gateway.tools.on_path(path.as_deref(), &name, gateway.sessions.stage_programs()).await;
     let program = found.ok().flatten().unwrap_or_default();
     Enlisted {
         session: String::new(),
@@ -107,7 +109,11 @@ fn descriptor(fd: u32, cwd: &Path, file: Option<&Path>, access: i32) -> Descript
 pub fn unknowable(stage: &Enlisted, reason: &str) -> StageReport {
     StageReport {
         command: stage.name.clone(),
-        argv: stage.argv.iter().map(|w| String::from_utf8_lossy(w.as_bytes()).into_owned()).collect(),
+        argv: stage
+            .argv
+            .iter()
+            .map(|w| String::from_utf8_lossy(w.as_bytes()).into_owned())
+            .collect(),
         placement: "unknown".to_owned(),
         reason: reason.to_owned(),
         status: None,
@@ -116,7 +122,12 @@ pub fn unknowable(stage: &Enlisted, reason: &str) -> StageReport {
 
 /// How the outputs of a split stage become one, in words.
 #[must_use]
-pub fn joined(gateway: &Gateway, readings: &[Result<Reading, String>], join: &Join, stage: usize) -> String {
+pub fn joined(
+    gateway: &Gateway,
+    readings: &[Result<Reading, String>],
+    join: &Join,
+    stage: usize,
+) -> String {
     let Join::By { steps, at } = join else {
         return match join {
             Join::Parts => "each goes on in the next stage".to_owned(),
@@ -127,7 +138,8 @@ pub fn joined(gateway: &Gateway, readings: &[Result<Reading, String>], join: &Jo
         Site::Here => "here".to_owned(),
         Site::Executor(executor) => gateway.executors.get(*executor).name.to_string(),
     };
-    let name = |stage: usize| readings[stage].as_ref().map_or("", |r| r.invocation.command.as_str());
+    let name =
+        |stage: usize| readings[stage].as_ref().map_or("", |r| r.invocation.command.as_str());
     let merge = |by: usize| {
         let split = readings[by].as_ref().ok().and_then(|r| r.invocation.split.as_ref());
         match split.and_then(|s| s.aggregator.as_ref()) {
@@ -137,7 +149,9 @@ pub fn joined(gateway: &Gateway, readings: &[Result<Reading, String>], join: &Jo
     };
     let how = match *steps {
         Steps::Merge(by) => format!("joined by {}", merge(by)),
-        Steps::MergeThenSame(by) => format!("joined by {} and {} once more", merge(by), name(stage)),
+        Steps::MergeThenSame(by) => {
+            format!("joined by {} and {} once more", merge(by), name(stage))
+        }
         Steps::MergeCounted(by) => format!("joined by {} with their counts added", merge(by)),
         Steps::Same => format!("joined by {} once more", name(stage)),
         Steps::Own => format!("their results of {} joined", name(stage)),

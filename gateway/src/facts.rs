@@ -15,8 +15,8 @@ use fs_mapper::{
     coherence::{Adapter, WriteBehind},
 };
 use posh_annotations::{
-    Aggregator, CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, Split, StdinUse, TerminalUse,
-    Unknown,
+    Aggregator, CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, Split, StdinUse,
+    TerminalUse, Unknown,
 };
 use posh_proto::rule::{self, Rule};
 
@@ -108,7 +108,10 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
         return Err("LD_PRELOAD loads libraries into it that the server may not have".to_owned());
     }
     let lookup = |name: &str| stage.variable(name).map(OsStr::to_owned);
-    let invocation = world.library.classify(&stage.name, &stage.argv, &lookup).map_err(|e: Unknown| e.to_string())?;
+    let invocation = world
+        .library
+        .classify(&stage.name, &stage.argv, &lookup)
+        .map_err(|e: Unknown| e.to_string())?;
     if invocation.needs_network {
         return Err(format!("{} needs the network", invocation.command));
     }
@@ -167,7 +170,8 @@ const SFTP_UMASK: u32 = 0o022;
 
 /// A command must not make files with more permissions than the mount would give them.
 fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
-    let files = reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
+    let files =
+        reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
     let cwd = reading.cwd.iter().filter(|_| reading.invocation.current_dir == CurrentDir::Writes);
     for place in files.filter_map(|(_, place)| place.as_ref()).chain(cwd) {
         let Place::At(_, _, mount) = place else { continue };
@@ -193,7 +197,8 @@ fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
         // What lies below is looked at by the executor.
         Adapter::Sshfs if attribute == FileAttribute::Symlinks => true,
         Adapter::Bind => true,
-        // It passes on what the server says of a file; the device is this machine's, and times of access are noted here.
+        // It passes on what the server says of a file; the device is this machine's, and times of
+        // access are noted here.
         Adapter::Volume => !matches!(attribute, FileAttribute::Device | FileAttribute::AccessTime),
         Adapter::Sshfs => through_sshfs || attribute == FileAttribute::Mode,
         Adapter::Rclone | Adapter::Nfs | Adapter::Generic => attribute == FileAttribute::Mode,
@@ -260,15 +265,28 @@ fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Resul
         })
     };
     match world.own_files.ask_aside(top, PATIENCE, look) {
-        Err(why) => Err(format!("{} may find files above {}: {why}", reading.invocation.command, top.display())),
+        Err(why) => Err(format!(
+            "{} may find files above {}: {why}",
+            reading.invocation.command,
+            top.display()
+        )),
         Ok(None) => Ok(()),
-        Ok(Some(file)) => Err(format!("{} may find {} on this machine", reading.invocation.command, file.display())),
+        Ok(Some(file)) => Err(format!(
+            "{} may find {} on this machine",
+            reading.invocation.command,
+            file.display()
+        )),
     }
 }
 
 /// Where a command begins to look upwards, and the mount in which that is.
-fn search<'w>(world: &World<'w>, stage: &Enlisted, reading: &Reading) -> Option<(PathBuf, &'w Mount)> {
-    let start = reading.invocation.working_dir.as_ref().map_or(stage.cwd.clone(), |d| stage.cwd.join(d));
+fn search<'w>(
+    world: &World<'w>,
+    stage: &Enlisted,
+    reading: &Reading,
+) -> Option<(PathBuf, &'w Mount)> {
+    let start =
+        reading.invocation.working_dir.as_ref().map_or(stage.cwd.clone(), |d| stage.cwd.join(d));
     let Resolution::Owned(owned) = world.table.resolve(&start, &stage.cwd) else { return None };
     Some((start, world.table.mount(owned.mount)))
 }
@@ -280,9 +298,17 @@ fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result
     }
     let Some((start, mount)) = search(world, stage, reading) else { return Ok(()) };
     let executor = mount.owner.as_ref().and_then(|owner| world.executors.named(&owner.executor));
-    let Some(executor) = executor else { return Err("its mount has no executor any more".to_owned()) };
+    let Some(executor) = executor else {
+        return Err("its mount has no executor any more".to_owned());
+    };
     let top = mount.path.as_path();
-    ownership::check(&executor.shares, stage, &reading.invocation, (&start, top), &reading.client_files.sent)
+    ownership::check(
+        &executor.shares,
+        stage,
+        &reading.invocation,
+        (&start, top),
+        &reading.client_files.sent,
+    )
 }
 
 /// Whether what lies below a path counts too.
@@ -292,9 +318,16 @@ enum Tree {
     Node,
 }
 
-fn place_of(world: &World<'_>, resolver: &mut Resolver<'_>, file: &FileUse) -> Result<Option<Place>, String> {
+fn place_of(
+    world: &World<'_>,
+    resolver: &mut Resolver<'_>,
+    file: &FileUse,
+) -> Result<Option<Place>, String> {
     let path = Path::new(&file.path);
-    if path == Path::new("/dev/null") || path == Path::new("-") || descriptor_named_by(&file.path).is_some() {
+    if path == Path::new("/dev/null")
+        || path == Path::new("-")
+        || descriptor_named_by(&file.path).is_some()
+    {
         return Ok(None);
     }
     if file.kind == FileKind::ListFile {
@@ -317,13 +350,17 @@ fn place(
         Resolution::Owned(owned) => owned,
     };
     if owned.through_symlink && rule::holds(Rule::Files) {
-        return Err(format!("{} passes a symbolic link that only this machine has", path.display()));
+        return Err(format!(
+            "{} passes a symbolic link that only this machine has",
+            path.display()
+        ));
     }
     if tree == Tree::Whole && rule::holds(Rule::Files) {
         no_other_mounts_below(world.table, &owned)?;
     }
-    let id =
-        world.executor_id(&owned.executor).ok_or_else(|| format!("executor {} is not configured", owned.executor))?;
+    let id = world
+        .executor_id(&owned.executor)
+        .ok_or_else(|| format!("executor {} is not configured", owned.executor))?;
     Ok(Place::At(id, owned.client_path, owned.mount))
 }
 
@@ -342,8 +379,9 @@ fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), String
     }
 }
 
-/// Whether nothing that a command names, uses or has open is on a mount: what it reads comes from here unless it is piped to it, and what it
-/// writes is no more than that. The quick look that it had takes its current directory for something that it uses.
+/// Whether nothing that a command names, uses or has open is on a mount: what it reads comes from
+/// here unless it is piped to it, and what it writes is no more than that. The quick look that it
+/// had takes its current directory for something that it uses.
 #[must_use]
 pub fn is_all_here(stage: &Enlisted, reading: &Reading) -> bool {
     let is_elsewhere = |place: &Place| matches!(place, Place::At(..));
@@ -414,7 +452,8 @@ pub fn stage_facts(
         Err(reason) => return here(reason),
     };
     let splitting = splitting(&reading.invocation);
-    let splits = can_be_split(stage) && (collates_by_bytes(stage) || !counts_equal_lines(&reading.invocation));
+    let splits = can_be_split(stage)
+        && (collates_by_bytes(stage) || !counts_equal_lines(&reading.invocation));
     StageFacts {
         across_input: splits && splitting.across_input,
         behind_merge: splitting.behind_merge.filter(|_| splits),
@@ -430,11 +469,14 @@ fn counts_equal_lines(invocation: &Invocation) -> bool {
 
 /// Whether the order of its locale is that of bytes.
 pub fn collates_by_bytes(stage: &Enlisted) -> bool {
-    let set = ["LC_ALL", "LC_COLLATE", "LANG"].into_iter().find_map(|n| stage.variable(n).filter(|v| !v.is_empty()));
+    let set = ["LC_ALL", "LC_COLLATE", "LANG"]
+        .into_iter()
+        .find_map(|n| stage.variable(n).filter(|v| !v.is_empty()));
     set.is_none_or(|locale| ["C", "POSIX", "C.UTF-8", "C.utf8"].iter().any(|name| locale == *name))
 }
 
-/// What the annotation alone says of splitting a command; it runs anywhere, and no operand has an owner.
+/// What the annotation alone says of splitting a command; it runs anywhere, and no operand has an
+/// owner.
 #[must_use]
 pub fn splitting(invocation: &Invocation) -> StageFacts {
     let split = invocation.split.as_ref().filter(|s| joins_itself(invocation, s));
@@ -465,7 +507,9 @@ pub fn splitting(invocation: &Invocation) -> StageFacts {
 /// A merging command must be the annotated one, whose presence and version are known everywhere.
 fn joins_itself(invocation: &Invocation, split: &Split) -> bool {
     match &split.aggregator {
-        Some(Aggregator::Merge { words, .. }) => words.first().is_some_and(|name| *name == *invocation.command),
+        Some(Aggregator::Merge { words, .. }) => {
+            words.first().is_some_and(|name| *name == *invocation.command)
+        }
         _ => true,
     }
 }
@@ -491,7 +535,8 @@ fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), Strin
 /// Of devices, posh knows terminals and /dev/null; what a command says when it
 /// writes to another one (/dev/full) only the command itself knows.
 fn check_devices(stage: &Enlisted) -> Result<(), String> {
-    let strange = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).find(|d| d.kind == Kind::Other);
+    let strange =
+        [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).find(|d| d.kind == Kind::Other);
     match strange {
         None => Ok(()),
         Some(device) => Err(format!("it writes to the device {}", device.path.display())),
@@ -515,8 +560,8 @@ fn check_output_is_not_input(
         reading.invocation.files.iter().zip(&reading.places).any(|(file, place)| match place {
             Some(Place::At(executor, path, mount)) => {
                 let mount = world.table.mount(*mount);
-                let is_told_apart =
-                    !file.kind.recursive() && (mount.adapter() != Adapter::Rclone || are_two_files(path, &output.path));
+                let is_told_apart = !file.kind.recursive()
+                    && (mount.adapter() != Adapter::Rclone || are_two_files(path, &output.path));
                 *executor == id && !is_told_apart
             }
             _ => false,
@@ -524,7 +569,8 @@ fn check_output_is_not_input(
     };
     match file_site(world, output) {
         Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
-            Err("its output file is beside its input and must be written through the mount".to_owned())
+            Err("its output file is beside its input and must be written through the mount"
+                .to_owned())
         }
         Some(_) if reads_its_output(stage, reading) && !opens_there(world, output, around) => {
             Err("its output file is its input and must be written through the mount".to_owned())
@@ -562,7 +608,8 @@ fn check_named_descriptors(
     for file in &invocation.files {
         let named = descriptor_named_by(&file.path).and_then(|fd| stage.descriptor(fd));
         let Some(named) = named.filter(|named| named.kind == Kind::File) else { continue };
-        let is_there = site_by_name(world, named).is_some() && (named.fd == 0 || opens_there(world, named, around));
+        let is_there = site_by_name(world, named).is_some()
+            && (named.fd == 0 || opens_there(world, named, around));
         if !is_there && rule::holds(Rule::DescriptorKinds) {
             return Err(format!("{} is a file that is opened anew here", file.path.display()));
         }
@@ -581,7 +628,12 @@ fn flow_in(
         match named.kind {
             Kind::Pipe if around.feeds(named.fd) || around.drains(named.fd) => {}
             Kind::File if !rule::holds(Rule::DescriptorKinds) => {}
-            _ => return Err(format!("{} is not a pipe from a stage that posh runs", named.path.display())),
+            _ => {
+                return Err(format!(
+                    "{} is not a pipe from a stage that posh runs",
+                    named.path.display()
+                ));
+            }
         }
     }
     let early = match invocation.stdin {
@@ -600,15 +652,20 @@ fn flow_in(
         Kind::Pipe => Ok(Flow::At(Site::Here)),
         Kind::Socket if !early => Ok(Flow::At(Site::Here)),
         Kind::File if input.is_older => {
-            Err("its input may have been opened before it, and its name be another file's by now".to_owned())
+            Err("its input may have been opened before it, and its name be another file's by now"
+                .to_owned())
         }
         Kind::File => match site_by_name(world, input) {
             Some(id) => Ok(Flow::At(Site::Executor(id))),
-            None if early => Err("it may stop reading in the middle of a file on this machine".to_owned()),
+            None if early => {
+                Err("it may stop reading in the middle of a file on this machine".to_owned())
+            }
             None => Ok(Flow::At(Site::Here)),
         },
         Kind::Tty => Err("it reads the terminal".to_owned()),
-        Kind::Socket | Kind::Directory | Kind::Other => Err("its standard input is no file and no pipe".to_owned()),
+        Kind::Socket | Kind::Directory | Kind::Other => {
+            Err("its standard input is no file and no pipe".to_owned())
+        }
     }
 }
 
@@ -617,10 +674,12 @@ fn flow_out(world: &World<'_>, stage: &Enlisted, around: &Surroundings<'_>) -> F
     match output.kind {
         Kind::Null => Flow::Nothing,
         Kind::Pipe if around.drains(1) => Flow::Nothing,
-        Kind::File => match site_by_name(world, output).filter(|_| opens_there(world, output, around)) {
-            Some(id) => Flow::At(Site::Executor(id)),
-            None => Flow::At(Site::Here),
-        },
+        Kind::File => {
+            match site_by_name(world, output).filter(|_| opens_there(world, output, around)) {
+                Some(id) => Flow::At(Site::Executor(id)),
+                None => Flow::At(Site::Here),
+            }
+        }
         _ => Flow::At(Site::Here),
     }
 }
@@ -629,7 +688,9 @@ fn flow_out(world: &World<'_>, stage: &Enlisted, around: &Surroundings<'_>) -> F
 /// path, so it has no symlinks; a deleted file has no path there any more.
 #[must_use]
 pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorId> {
-    if descriptor.kind != Kind::File || descriptor.path.as_os_str().as_bytes().ends_with(b" (deleted)") {
+    if descriptor.kind != Kind::File
+        || descriptor.path.as_os_str().as_bytes().ends_with(b" (deleted)")
+    {
         return None;
     }
     match world.table.resolve(&descriptor.path, Path::new("/")) {
@@ -647,7 +708,9 @@ pub fn site_by_name(world: &World<'_>, descriptor: &Descriptor) -> Option<Execut
 /// Whether an output file on a mount may be opened on the server instead.
 #[must_use]
 pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surroundings<'_>) -> bool {
-    let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) else { return false };
+    let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) else {
+        return false;
+    };
     rule::holds(Rule::InputIsOutput)
         && !descriptor.is_older
         && !around.shared_outputs.contains(&descriptor.path)
@@ -655,10 +718,17 @@ pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surround
 }
 
 /// What the files demand, and the splittable operands with their owners.
-fn need_of(stage: &Enlisted, reading: &Reading) -> Result<(Need, Vec<(usize, ExecutorId)>), String> {
-    let split =
-        reading.invocation.split.as_ref().filter(|s| joins_itself(&reading.invocation, s) && can_be_split(stage));
-    let splittable: BTreeSet<usize> = split.into_iter().flat_map(|s| s.operands.iter().copied()).collect();
+fn need_of(
+    stage: &Enlisted,
+    reading: &Reading,
+) -> Result<(Need, Vec<(usize, ExecutorId)>), String> {
+    let split = reading
+        .invocation
+        .split
+        .as_ref()
+        .filter(|s| joins_itself(&reading.invocation, s) && can_be_split(stage));
+    let splittable: BTreeSet<usize> =
+        split.into_iter().flat_map(|s| s.operands.iter().copied()).collect();
     let mut sites = BTreeSet::new();
     let mut fixed = BTreeSet::new();
     let mut local = None;
@@ -695,6 +765,7 @@ fn need_of(stage: &Enlisted, reading: &Reading) -> Result<(Need, Vec<(usize, Exe
 fn can_be_split(stage: &Enlisted) -> bool {
     let Some(out) = stage.descriptor(1) else { return false };
     let Some(err) = stage.descriptor(2) else { return true };
-    let one = out.identity == err.identity && matches!(out.kind, Kind::Pipe | Kind::File | Kind::Socket);
+    let one =
+        out.identity == err.identity && matches!(out.kind, Kind::Pipe | Kind::File | Kind::Socket);
     !one
 }

@@ -12,10 +12,11 @@
 //!
 //! Proof. When the pipeline is complete and none of its commands runs yet, the parent is a shell
 //! that sleeps until a child ends, or until one of them writes (`$(...)`), and all its children are
-//! commands of this pipeline: it does nothing itself, and waits for nothing else that it has started. What the parent has not open
-//! then, and did not have when the stage enlisted, the stage has opened itself. It has no children,
-//! and has waited for none: the kernel would have added their page faults to its account. An output
-//! that a server opens is as empty as the shell has left it (`executor/src/runner/paths.rs`).
+//! commands of this pipeline: it does nothing itself, and waits for nothing else that it has
+//! started. What the parent has not open then, and did not have when the stage enlisted, the stage
+//! has opened itself. It has no children, and has waited for none: the kernel would have added
+//! their page faults to its account. An output that a server opens is as empty as the shell has
+//! left it (`executor/src/runner/paths.rs`).
 //!
 //! Not told apart: a subshell in the background that opens a file by `exec < f`, tells somebody so
 //! or waits in a builtin alone, and then becomes a command by `exec` within [`LONGEST_SETUP`],
@@ -34,7 +35,10 @@ use nix::{
 use posh_proto::rule::{self, Rule};
 
 use crate::{
-    assembly::{Pipeline, Stat, children_of, is_below, pipe_inode, pipe_read_by, read_stat, waits_for_children},
+    assembly::{
+        Pipeline, Stat, children_of, is_below, pipe_inode, pipe_read_by, read_stat,
+        waits_for_children,
+    },
     enlisted::{Descriptor, Enlisted, Kind, Pid},
     open_files,
 };
@@ -67,9 +71,11 @@ pub fn note(stage: &mut Enlisted, shell: Option<Pid>) {
 /// Looks once more when a pipeline is complete: descriptors are fresh only if the shell of each
 /// stage sleeps until a child ends, and has no child at work but the commands of this pipeline.
 pub async fn confirm(pipeline: &mut Pipeline) {
-    let is_concerned = |file: &Descriptor| file.kind == Kind::File && file.on_mount && !file.is_older;
+    let is_concerned =
+        |file: &Descriptor| file.kind == Kind::File && file.on_mount && !file.is_older;
     let own: HashSet<Pid> = pipeline.stages.iter().map(|stage| stage.enlisted.pid).collect();
-    let pipes: HashSet<u64> = pipeline.stages.iter().flat_map(|stage| pipes_of(&stage.enlisted)).collect();
+    let pipes: HashSet<u64> =
+        pipeline.stages.iter().flat_map(|stage| pipes_of(&stage.enlisted)).collect();
     for stage in &mut pipeline.stages {
         if !rule::holds(Rule::Coherence) || !stage.enlisted.descriptors.iter().any(is_concerned) {
             continue;
@@ -95,15 +101,18 @@ fn pipes_of(stage: &Enlisted) -> impl Iterator<Item = u64> {
     stage.descriptors.iter().filter(|end| end.kind == Kind::Pipe).map(|end| end.identity.1)
 }
 
-/// Whether a shell sleeps until a child ends or one of the pipes has something, and all its children are these processes, or joined to them by one of the
-/// pipes. One that has just ended has acted, too. A pipe that the shell has itself joins more than the commands of one pipeline.
+/// Whether a shell sleeps until a child ends or one of the pipes has something, and all its
+/// children are these processes, or joined to them by one of the pipes. One that has just ended has
+/// acted, too. A pipe that the shell has itself joins more than the commands of one pipeline.
 fn sleeps_for(shell: Pid, own: &HashSet<Pid>, pipes: &HashSet<u64>) -> bool {
     let Ok(open) = fs::read_dir(format!("/proc/{shell}/fd")) else { return false };
     let links = open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
     let of_shell: HashSet<u64> = links.filter_map(|link| pipe_inode(&link)).collect();
     let is_joined = |child: Pid| {
         let standard = (0..3).filter_map(|fd| fs::read_link(format!("/proc/{child}/fd/{fd}")).ok());
-        standard.filter_map(|link| pipe_inode(&link)).any(|pipe| pipes.contains(&pipe) && !of_shell.contains(&pipe))
+        standard
+            .filter_map(|link| pipe_inode(&link))
+            .any(|pipe| pipes.contains(&pipe) && !of_shell.contains(&pipe))
     };
     let is_own = |pipe: &u64| pipes.contains(pipe);
     (waits_for_children(shell) || pipe_read_by(shell).as_ref().is_some_and(is_own))
@@ -118,14 +127,18 @@ fn waiting_shell(stage: &Enlisted, session: Pid) -> Option<Pid> {
     let parent = stat.parent;
     let has_started_none = stage.childless && stat.faults_of_children == 0 && !ignores(SIGCHLD);
     let is_waited_for = || !ignores(SIGINT) && is_in_foreground(&stat, read_stat(parent).as_ref());
-    let is_certain =
-        has_started_none && is_young(&stat) && is_waited_for() && is_shell(parent) && is_below(parent, &[session]);
+    let is_certain = has_started_none
+        && is_young(&stat)
+        && is_waited_for()
+        && is_shell(parent)
+        && is_below(parent, &[session]);
     is_certain.then_some(parent)
 }
 
 /// Whether it has no process group of its own, or the one that has the terminal.
 fn is_in_foreground(process: &Stat, parent: Option<&Stat>) -> bool {
-    process.group == process.foreground || parent.is_some_and(|parent| parent.group == process.group)
+    process.group == process.foreground
+        || parent.is_some_and(|parent| parent.group == process.group)
 }
 
 fn is_young(process: &Stat) -> bool {
@@ -154,9 +167,13 @@ mod tests {
         fs::write(&path, "x").unwrap();
         let mut shell = Command::new(shell).args(["-c", script]).env("F", &path).spawn().unwrap();
         let began = Instant::now();
-        let is_sleep = |pid: &Pid| fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"sleep\n");
-        let below =
-            |pid: Pid| children_of(pid).into_iter().flat_map(|child| [vec![child], children_of(child)].concat());
+        let is_sleep =
+            |pid: &Pid| fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"sleep\n");
+        let below = |pid: Pid| {
+            children_of(pid)
+                .into_iter()
+                .flat_map(|child| [vec![child], children_of(child)].concat())
+        };
         let stage = loop {
             if let Some(pid) = below(shell.id()).chain([shell.id()]).find(is_sleep) {
                 break pid;

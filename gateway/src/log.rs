@@ -1,5 +1,5 @@
-//! The log's way out. An event is one line, whatever names and words of others it holds: what they could do to a
-//! terminal that shows the log, or to a line of it, is spelled out.
+//! The log's way out. An event is one line, whatever names and words of others it holds: what they
+//! could do to a terminal that shows the log, or to a line of it, is spelled out.
 
 use std::io::{self, Write};
 
@@ -29,6 +29,9 @@ mod tests {
     fn what_others_have_named_forges_no_line_of_the_log() {
         let mut log = Vec::new();
         Log(&mut log).write_all(b"INFO path=/mnt/x\nFORGED\x1b[2J\xff\n").unwrap();
-        assert_eq!(String::from_utf8(log).unwrap(), "INFO path=/mnt/x\\nFORGED\\u{1b}[2J\u{fffd}\n");
+        assert_eq!(
+            String::from_utf8(log).unwrap(),
+            "INFO path=/mnt/x\\nFORGED\\u{1b}[2J\u{fffd}\n"
+        );
     }
 }

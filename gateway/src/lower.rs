@@ -19,8 +19,8 @@ use posh_annotations::{CurrentDir, FileAttribute, FileKind, FileUse, Invocation,
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet, PathUse, Pty,
-        ResourceLimit, RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
+        ClientFile, Descriptor as WireDescriptor, EnvVar, File, Inlet, Merge, MountPoint, Outlet,
+        PathUse, Pty, ResourceLimit, RunSpec, Stage, WatchedTree, WindowSize, descriptor::Source,
     },
     rule::{self, Rule},
 };
@@ -46,7 +46,8 @@ const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORR
 
 /// A stream of a run.
 pub type Stream = (usize, u32);
-/// What a join on this machine writes, in place of a run's streams: to descriptor 1, and to descriptor 2.
+/// What a join on this machine writes, in place of a run's streams: to descriptor 1, and to
+/// descriptor 2.
 pub const JOINED: usize = usize::MAX;
 
 /// A join on this machine.
@@ -71,8 +72,8 @@ pub struct Lowered {
     pub inputs: BTreeMap<(usize, u32), Stream>,
     /// Stages whose parts are joined by an aggregator on this machine.
     pub joins: BTreeMap<usize, JoinedHere>,
-    /// Which stage, and which of its parts, a remote command is: (run, wire id) → (stage, part). Commands of
-    /// an aggregator are counted after the parts.
+    /// Which stage, and which of its parts, a remote command is: (run, wire id) → (stage, part).
+    /// Commands of an aggregator are counted after the parts.
     pub commands: HashMap<(usize, u32), (usize, usize)>,
 }
 
@@ -196,12 +197,18 @@ impl<'a> Builder<'a> {
     }
 
     fn run_of(&self, part: &Part) -> usize {
-        self.lowered.runs.iter().position(|r| r.executor == part.executor).expect("made for every part")
+        self.lowered
+            .runs
+            .iter()
+            .position(|r| r.executor == part.executor)
+            .expect("made for every part")
     }
 
     /// Pipes on the servers for every fused edge: part by part, or all parts into one.
     fn lay_pipes(&mut self) {
-        for (index, edge) in self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i]) {
+        for (index, edge) in
+            self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i])
+        {
             let (Placement::Remote(from), Placement::Remote(to)) =
                 (&self.plan.placements[edge.from.0], &self.plan.placements[edge.to.0])
             else {
@@ -255,8 +262,10 @@ impl<'a> Builder<'a> {
         let Placement::Remote(parts) = &self.plan.placements[stage] else { return };
         let is_whole = parts.len() == 1;
         let place = CommandPlace { stage, number, run, executor: part.executor, is_whole };
-        let descriptors =
-            fds.iter().filter_map(|&fd| self.descriptor(&place, enlisted, &reading.invocation, fd)).collect();
+        let descriptors = fds
+            .iter()
+            .filter_map(|&fd| self.descriptor(&place, enlisted, &reading.invocation, fd))
+            .collect();
         let command = Stage {
             argv: self.argv(enlisted, reading, part).iter().map(|w| bytes(w)).collect(),
             descriptors,
@@ -276,7 +285,9 @@ impl<'a> Builder<'a> {
         let spec = &mut self.lowered.runs[run].spec;
         spec.stages.push(command);
         for file in reading.client_files.sent.iter().cloned().chain(zone) {
-            if rule::holds(Rule::Environment) && !spec.client_files.iter().any(|f| f.path == file.path) {
+            if rule::holds(Rule::Environment)
+                && !spec.client_files.iter().any(|f| f.path == file.path)
+            {
                 spec.client_files.push(file);
             }
         }
@@ -292,7 +303,9 @@ impl<'a> Builder<'a> {
     /// Where this machine has something else mounted inside of what an executor serves.
     fn covered(&self, executor: ExecutorId) -> Vec<Bytes> {
         let table = self.world.table;
-        let serves = |mount: &&Mount| facts::owner_id(self.world, mount) == Some(executor) && mount.mounted();
+        let serves = |mount: &&Mount| {
+            facts::owner_id(self.world, mount) == Some(executor) && mount.mounted()
+        };
         let below = table.mounts().filter(serves).flat_map(|mount| table.nested(&mount.path));
         let others = below.filter(|mount| facts::owner_id(self.world, mount) != Some(executor));
         others.map(|mount| bytes(mount.path.as_path().as_os_str())).collect()
@@ -301,13 +314,20 @@ impl<'a> Builder<'a> {
     /// The executor's file to which its output is written through the mount here.
     fn local_output(&self, place: &CommandPlace, enlisted: &Enlisted) -> Bytes {
         let output = enlisted.descriptor(1).filter(|output| {
-            facts::file_site(self.world, output) == Some(place.executor) && self.file_there(place, output).is_none()
+            facts::file_site(self.world, output) == Some(place.executor)
+                && self.file_there(place, output).is_none()
         });
         output.map_or_else(Bytes::new, |output| bytes(output.path.as_os_str()))
     }
 
-    /// This machine's time zone, for a command that shows times and an executor that has another one.
-    fn zone(&self, enlisted: &Enlisted, invocation: &Invocation, executor: ExecutorId) -> Option<ClientFile> {
+    /// This machine's time zone, for a command that shows times and an executor that has another
+    /// one.
+    fn zone(
+        &self,
+        enlisted: &Enlisted,
+        invocation: &Invocation,
+        executor: ExecutorId,
+    ) -> Option<ClientFile> {
         if !self.other_zones.contains(&executor) || !facts::shows_local_time(enlisted, invocation) {
             return None;
         }
@@ -324,11 +344,18 @@ impl<'a> Builder<'a> {
     ) -> Option<WireDescriptor> {
         let Some(local) = enlisted.descriptor(fd) else {
             let closed = rule::holds(Rule::ClosedDescriptors);
-            let source =
-                if closed { Source::Closed(true) } else { Source::NullFlags(nix::libc::O_RDWR.cast_unsigned()) };
+            let source = if closed {
+                Source::Closed(true)
+            } else {
+                Source::NullFlags(nix::libc::O_RDWR.cast_unsigned())
+            };
             return Some(WireDescriptor { fd, source: Some(source) });
         };
-        if fd > 0 && matches!(self.plan.joins[place.stage], Join::By { .. }) && !place.is_whole && local.writes() {
+        if fd > 0
+            && matches!(self.plan.joins[place.stage], Join::By { .. })
+            && !place.is_whole
+            && local.writes()
+        {
             return Some(WireDescriptor { fd, source: Some(self.output_of_part(place, local)) });
         }
         let unread = fd == 0 && invocation.stdin == StdinUse::Unused && rule::holds(Rule::Stdin);
@@ -351,7 +378,9 @@ impl<'a> Builder<'a> {
 
     /// The end of a pipe on the server.
     fn joined(&self, place: &CommandPlace, fd: u32) -> Option<Source> {
-        for (index, edge) in self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i]) {
+        for (index, edge) in
+            self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i])
+        {
             if edge.from == (place.stage, fd) {
                 return self.writes.get(&(index, place.number)).map(|p| Source::PipeWrite(*p));
             }
@@ -397,22 +426,31 @@ impl<'a> Builder<'a> {
         let stream = run.number();
         let (source, descriptor) = if local.kind == Kind::Tty && rule::holds(Rule::Terminal) {
             let id = run.number();
-            let size =
-                enlisted.window.map(|w| WindowSize { rows: w.rows, columns: w.columns, x_pixels: 0, y_pixels: 0 });
+            let size = enlisted.window.map(|w| WindowSize {
+                rows: w.rows,
+                columns: w.columns,
+                x_pixels: 0,
+                y_pixels: 0,
+            });
             run.spec.ptys.push(Pty { id, size });
             (id, Source::Pty(id))
         } else {
             let pipe = run.pipe();
             (pipe, Source::PipeWrite(pipe))
         };
-        run.spec.outlets.push(Outlet { stream, sources: vec![source], initial_credit_bytes: OUTPUT_CREDIT_BYTES });
+        run.spec.outlets.push(Outlet {
+            stream,
+            sources: vec![source],
+            initial_credit_bytes: OUTPUT_CREDIT_BYTES,
+        });
         self.lowered.outputs.entry((place.stage, local.fd)).or_default().push((place.run, stream));
         descriptor
     }
 }
 
 /// What of F_GETFL another open(2) can repeat: access mode, O_APPEND, O_NONBLOCK.
-const ACCESS_AND_STATUS: u32 = (nix::libc::O_ACCMODE | nix::libc::O_APPEND | nix::libc::O_NONBLOCK).cast_unsigned();
+const ACCESS_AND_STATUS: u32 =
+    (nix::libc::O_ACCMODE | nix::libc::O_APPEND | nix::libc::O_NONBLOCK).cast_unsigned();
 
 struct CommandPlace {
     stage: usize,
@@ -457,7 +495,8 @@ fn bare(id: u32, enlisted: &Enlisted, invocation: &Invocation) -> Stage {
     }
 }
 
-/// The words of one part of a command with the words `argv`: its own operands, and what `when_split` adds.
+/// The words of one part of a command with the words `argv`: its own operands, and what
+/// `when_split` adds.
 #[must_use]
 pub fn argv_of(argv: &[OsString], invocation: &Invocation, part: &Part) -> Vec<OsString> {
     let mut words = argv.to_vec();
@@ -485,7 +524,8 @@ fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
         own: reading.invocation.own_directories.clone(),
         replaces: reading.invocation.replaces_files,
         made: false,
-        far: facts::round_trip_to(world, world.table.mount(*mount)).is_some_and(|time| time >= BEYOND_A_TICK),
+        far: facts::round_trip_to(world, world.table.mount(*mount))
+            .is_some_and(|time| time >= BEYOND_A_TICK),
     };
     let places = watched_places(world.table, reading).into_iter();
     let made = made_places(world.table, reading).into_iter().map(|(path, _)| WatchedTree {
@@ -499,13 +539,19 @@ fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
 /// Directories that the command makes, on mounts that remember anything.
 #[must_use]
 pub fn made_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, MountId)> {
-    let is_remembered = |mount: MountId| !matches!(table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
-    let made = reading.invocation.files.iter().zip(&reading.places).filter_map(|(file, place)| match place {
-        Some(Place::At(_, path, mount)) if file.kind == FileKind::NewDir && is_remembered(*mount) => {
-            Some((path.as_path().to_owned(), *mount))
-        }
-        _ => None,
-    });
+    let is_remembered =
+        |mount: MountId| !matches!(table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
+    let made =
+        reading.invocation.files.iter().zip(&reading.places).filter_map(
+            |(file, place)| match place {
+                Some(Place::At(_, path, mount))
+                    if file.kind == FileKind::NewDir && is_remembered(*mount) =>
+                {
+                    Some((path.as_path().to_owned(), *mount))
+                }
+                _ => None,
+            },
+        );
     made.collect()
 }
 
@@ -513,16 +559,24 @@ pub fn made_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Mount
 #[must_use]
 pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, MountId)> {
     let invocation = &reading.invocation;
-    let moved = |file: &FileUse| invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path);
+    let moved = |file: &FileUse| {
+        invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path)
+    };
     let files = invocation.files.iter().zip(&reading.places);
-    let written = files.filter(|(f, _)| (f.kind.writes() && f.kind.recursive()) || moved(f)).map(|(_, p)| p.as_ref());
+    let written = files
+        .filter(|(f, _)| (f.kind.writes() && f.kind.recursive()) || moved(f))
+        .map(|(_, p)| p.as_ref());
     let cwd = reading.cwd.as_ref().filter(|_| invocation.current_dir == CurrentDir::Writes);
     let watched = written.flatten().chain(cwd).filter_map(|place| match place {
         Place::At(_, path, mount) => Some((path.as_path().to_owned(), *mount)),
         Place::Here(_) => None,
     });
     // Volumes are told by their executor.
-    watched.filter(|(_, mount)| !matches!(table.mount(*mount).adapter(), Adapter::Bind | Adapter::Volume)).collect()
+    watched
+        .filter(|(_, mount)| {
+            !matches!(table.mount(*mount).adapter(), Adapter::Bind | Adapter::Volume)
+        })
+        .collect()
 }
 
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
@@ -531,7 +585,8 @@ fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
         if !rule::holds(Rule::Environment) {
             return false;
         }
-        let listed = COMMON_ENVIRONMENT.into_iter().chain(invocation.environment.iter().map(String::as_str));
+        let listed =
+            COMMON_ENVIRONMENT.into_iter().chain(invocation.environment.iter().map(String::as_str));
         listed.into_iter().any(|pattern| matches(pattern, name)) || (terminal && name == "TERM")
     };
     let forwarded = enlisted.env.iter().filter(|(name, _)| wanted(name));
@@ -546,13 +601,16 @@ fn matches(pattern: &str, name: &OsStr) -> bool {
     }
 }
 
-/// Names that a command makes in directories, of the files that it copies there: `cp a d` makes `d/a`,
-/// with `--parents` all of the path, and of a directory's content (`d/.`) anything.
+/// Names that a command makes in directories, of the files that it copies there: `cp a d` makes
+/// `d/a`, with `--parents` all of the path, and of a directory's content (`d/.`) anything.
 fn names_made(reading: &Reading) -> impl Iterator<Item = PathBuf> {
-    let of_kind = |kind: FileKind| reading.invocation.files.iter().filter(move |file| file.kind == kind);
+    let of_kind =
+        |kind: FileKind| reading.invocation.files.iter().filter(move |file| file.kind == kind);
     let on_mount = |file: &&FileUse| {
         let mut places = reading.invocation.files.iter().zip(&reading.places);
-        places.any(|(other, place)| std::ptr::eq(other, *file) && matches!(place, Some(Place::At(..))))
+        places.any(|(other, place)| {
+            std::ptr::eq(other, *file) && matches!(place, Some(Place::At(..)))
+        })
     };
     let into = of_kind(FileKind::OutputDir).filter(on_mount);
     into.flat_map(move |directory| {
@@ -574,8 +632,8 @@ fn made_by(directory: &Path, source: &OsStr) -> BTreeSet<PathBuf> {
     below.into_iter().chain([beside]).collect()
 }
 
-/// Whether a command may put another file where the mount shows a link: beside a file that it writes by its name. Of trees its executor tells
-/// what each name is.
+/// Whether a command may put another file where the mount shows a link: beside a file that it
+/// writes by its name. Of trees its executor tells what each name is.
 fn puts_beside(world: &World<'_>, file: &FileUse, place: Option<&Place>) -> bool {
     let is_one = file.kind.writes() && !file.kind.recursive() && file.kind != FileKind::NewDir;
     let is_sshfs = |mount: MountId| world.table.mount(mount).adapter() == Adapter::Sshfs;
@@ -602,7 +660,8 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
                 && !file.kind.writes()
                 && reading.invocation.shows.contains(&FileAttribute::Symlinks)
                 && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
-            no_symlinks: !file.no_follow && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
+            no_symlinks: !file.no_follow
+                && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
             written_over: false,
             no_links_beside: puts_beside(world, file, place.as_ref()),
         })
@@ -614,7 +673,11 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
         ..PathUse::default()
     }));
     if reading.cwd.is_some() {
-        paths.push(PathUse { path: Bytes::from_static(b"."), recursive: true, ..PathUse::default() });
+        paths.push(PathUse {
+            path: Bytes::from_static(b"."),
+            recursive: true,
+            ..PathUse::default()
+        });
     }
     paths
 }

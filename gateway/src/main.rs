@@ -25,13 +25,16 @@ use tokio::{
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// The mount table (default: $POSH_CONFIG, ./mounts.toml, ~/.config/posh/mounts.toml, /etc/posh/mounts.toml)
+    /// The mount table (default: $POSH_CONFIG, ./mounts.toml, ~/.config/posh/mounts.toml,
+    /// /etc/posh/mounts.toml)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The mount table that a directory holds and its user has allowed, which may start and mount nothing
+    /// The mount table that a directory holds and its user has allowed, which may start and mount
+    /// nothing
     #[arg(long, value_name = "FILE", hide = true, conflicts_with = "config")]
     from_directory: Option<PathBuf>,
-    /// The gRPC socket to listen on (default: in the user's runtime directory, named after the configuration)
+    /// The gRPC socket to listen on (default: in the user's runtime directory, named after the
+    /// configuration)
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Write "ready" and a newline, or what went wrong, to this descriptor
@@ -45,7 +48,10 @@ fn main() -> ExitCode {
     // Whoever read the log may be gone; to say so there would be a panic.
     tracing_subscriber::fmt()
         .log_internal_errors(false)
-        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("POSH_LOG").unwrap_or_else(|_| "info".into()))
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("POSH_LOG")
+                .unwrap_or_else(|_| "info".into()),
+        )
         .with_ansi(false)
         .with_writer(|| Log(std::io::stderr()))
         .init();
@@ -63,13 +69,18 @@ fn main() -> ExitCode {
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let found = configuration(arguments)?;
     let config = Config::load_found(&found)?;
-    // A command's message passes through half a dozen tasks. With a second thread each of them wakes it, to find nothing left to do or to
-    // take the next one to another processor: 1.4 ms of a small command's 5.6 on two processors, and no more bytes in a second. What may take
-    // long goes `aside`, and volumes have threads of their own.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    // A command's message passes through half a dozen tasks. With a second thread each of them
+    // wakes it, to find nothing left to do or to take the next one to another processor: 1.4 ms of
+    // a small command's 5.6 on two processors, and no more bytes in a second. What may take long
+    // goes `aside`, and volumes have threads of their own.
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let served = runtime.block_on(async {
         let directory = RuntimeDir::open()?;
-        let socket = arguments.socket.clone().unwrap_or_else(|| directory.socket_path(&found.gateway_name()));
+        let socket = arguments
+            .socket
+            .clone()
+            .unwrap_or_else(|| directory.socket_path(&found.gateway_name()));
         let stage_socket = stage_socket(&socket);
         let listeners = Listeners {
             grpc: bind(&socket).await?,
@@ -125,7 +136,8 @@ async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
         }
         _ => {}
     }
-    let listener = UnixListener::bind(path).map_err(|e| anyhow::anyhow!("cannot listen on {}: {e}", path.display()))?;
+    let listener = UnixListener::bind(path)
+        .map_err(|e| anyhow::anyhow!("cannot listen on {}: {e}", path.display()))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }

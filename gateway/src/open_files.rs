@@ -11,11 +11,11 @@
 //! replace an open file on an sshfs mount runs locally ([`OpenFiles::why_local`]). What another
 //! machine replaces confuses sshfs under a shell alone, too.
 //!
-//! Invariant: no process of this machine makes a look take long, or hold up anything but the command
-//! that it is for. Root's gateway looks at everybody's, and a process may have millions of
-//! descriptors, hundreds of megabytes of mappings, or hold up who reads them. So a look is made in a
-//! thread of its own, piece by piece, and ends when it has taken its time ([`Budget`]): which files
-//! are open can't be told then.
+//! Invariant: no process of this machine makes a look take long, or hold up anything but the
+//! command that it is for. Root's gateway looks at everybody's, and a process may have millions of
+//! descriptors, hundreds of megabytes of mappings, or hold up who reads them. So a look is made in
+//! a thread of its own, piece by piece, and ends when it has taken its time ([`Budget`]): which
+//! files are open can't be told then.
 
 use std::{
     collections::BTreeSet,
@@ -66,10 +66,11 @@ impl OpenFiles {
             return None;
         }
         let files = reading.invocation.files.iter().zip(&reading.places);
-        let written = files.filter(|(file, _)| file.kind.writes()).filter_map(|(_, place)| match place {
-            Some(Place::At(_, path, mount)) => Some((path.as_path().to_owned(), *mount)),
-            _ => None,
-        });
+        let written =
+            files.filter(|(file, _)| file.kind.writes()).filter_map(|(_, place)| match place {
+                Some(Place::At(_, path, mount)) => Some((path.as_path().to_owned(), *mount)),
+                _ => None,
+            });
         let all = written.chain(lower::watched_places(table, reading));
         let on_sshfs = all.filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs);
         let tops: Vec<PathBuf> = on_sshfs.map(|(path, _)| path).collect();
@@ -78,14 +79,18 @@ impl OpenFiles {
         }
         let look = move || open_below(&tops, stage, &Budget::begin(PATIENCE));
         match self.looks.ask_aside(Path::new("/proc"), PATIENCE, look) {
-            Ok(Ok(found)) => Some(format!("it may replace {}, which a process here has open", found?.display())),
-            Ok(Err(Exceeded)) | Err(_) => {
-                Some("it may replace a file that a process here has open, which can't be told in time".to_owned())
+            Ok(Ok(found)) => {
+                Some(format!("it may replace {}, which a process here has open", found?.display()))
             }
+            Ok(Err(Exceeded)) | Err(_) => Some(
+                "it may replace a file that a process here has open, which can't be told in time"
+                    .to_owned(),
+            ),
         }
     }
 
-    /// Those of the directories below which a process of this machine may have a file open or mapped.
+    /// Those of the directories below which a process of this machine may have a file open or
+    /// mapped.
     pub async fn above(&self, directories: BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
         let all = directories.clone();
         let look = move || above_open_files(&directories, &Budget::begin(PATIENCE_OF_REFRESH));
@@ -143,7 +148,10 @@ pub fn has_open(pid: Pid, (owner, file): (Pid, &Descriptor)) -> bool {
 
 /// Those of the directories below which a process of this machine has a file open or mapped.
 /// Blocks.
-fn above_open_files(directories: &BTreeSet<PathBuf>, budget: &Budget) -> Result<BTreeSet<PathBuf>, Exceeded> {
+fn above_open_files(
+    directories: &BTreeSet<PathBuf>,
+    budget: &Budget,
+) -> Result<BTreeSet<PathBuf>, Exceeded> {
     let mut found = BTreeSet::new();
     look(None, budget, |path| {
         note(directories, path, &mut found);
@@ -164,13 +172,18 @@ fn open_below(tops: &[PathBuf], but: Pid, budget: &Budget) -> Result<Option<Path
     Ok(found)
 }
 
-/// Calls `found` with each open or mapped file (proc_pid_fd(5), proc_pid_maps(5)) until it says that it has found
-/// enough. Processes that this one may not look into are passed over: they can't use a
-/// mount of this user, unless it was made with `allow_other`.
-fn look(but: Option<Pid>, budget: &Budget, mut found: impl FnMut(&Path) -> bool) -> Result<(), Exceeded> {
+/// Calls `found` with each open or mapped file (proc_pid_fd(5), proc_pid_maps(5)) until it says
+/// that it has found enough. Processes that this one may not look into are passed over: they can't
+/// use a mount of this user, unless it was made with `allow_other`.
+fn look(
+    but: Option<Pid>,
+    budget: &Budget,
+    mut found: impl FnMut(&Path) -> bool,
+) -> Result<(), Exceeded> {
     for process in processes(but, budget)? {
         // Of one whose first thread has ended, the others show what it has.
-        let has_some = fs::read_dir(process.join("fd")).is_ok_and(|mut table| table.next().is_some());
+        let has_some =
+            fs::read_dir(process.join("fd")).is_ok_and(|mut table| table.next().is_some());
         let threads = if has_some { None } else { fs::read_dir(process.join("task")).ok() };
         let tables = has_some.then(|| process.clone()).into_iter();
         for table in tables.chain(threads.into_iter().flatten().flatten().map(|task| task.path())) {
@@ -211,7 +224,8 @@ fn processes(but: Option<Pid>, budget: &Budget) -> Result<Vec<PathBuf>, Exceeded
 /// Mount and inode of an open file (proc_pid_fdinfo(5), since Linux 5.14).
 fn identity_of(info: &Path) -> Option<(u64, u64)> {
     let info = fs::read_to_string(info).ok()?;
-    let number = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    let number =
+        |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     Some((number("mnt_id:")?, number("ino:")?))
 }
 
@@ -219,8 +233,13 @@ fn note(directories: &BTreeSet<PathBuf>, path: &Path, found: &mut BTreeSet<PathB
     found.extend(path.ancestors().skip(1).filter_map(|above| directories.get(above)).cloned());
 }
 
-/// Calls `found` with the files of /proc/PID/maps until it has found enough, and tells whether it has.
-fn mapped(mut maps: impl io::Read, budget: &Budget, found: &mut impl FnMut(&Path) -> bool) -> Result<bool, Exceeded> {
+/// Calls `found` with the files of /proc/PID/maps until it has found enough, and tells whether it
+/// has.
+fn mapped(
+    mut maps: impl io::Read,
+    budget: &Budget,
+    found: &mut impl FnMut(&Path) -> bool,
+) -> Result<bool, Exceeded> {
     let mut piece = vec![0; MAPS_BYTES];
     let mut begun = 0;
     loop {
@@ -271,7 +290,8 @@ mod tests {
         let look = || above_open_files(&all, &Budget::begin(LONG)).unwrap();
         assert!(look().is_empty());
         let file = fs::File::open(&path).unwrap();
-        let mut holder = Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
+        let mut holder =
+            Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
         let expected = BTreeSet::from([open.clone(), open.join("deep")]);
         let found = look();
         // Also when its name and its directories are gone.
@@ -289,9 +309,16 @@ mod tests {
         let path = place.join("f");
         fs::write(&path, "x").unwrap();
         let file = fs::File::open(&path).unwrap();
-        let mut holder = Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
-        let look = |top: &Path, but| open_below(&[top.to_owned()], but, &Budget::begin(LONG)).unwrap();
-        let found = [look(&place, 0), look(&path, 0), look(&place.join("other"), 0), look(&place, holder.id())];
+        let mut holder =
+            Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
+        let look =
+            |top: &Path, but| open_below(&[top.to_owned()], but, &Budget::begin(LONG)).unwrap();
+        let found = [
+            look(&place, 0),
+            look(&path, 0),
+            look(&place.join("other"), 0),
+            look(&place, holder.id()),
+        ];
         holder.kill().unwrap();
         holder.wait().unwrap();
         assert_eq!(found, [Some(path.clone()), Some(path), None, None]);
@@ -309,7 +336,8 @@ mod tests {
         };
         let (held, other) = (open("f"), open("g"));
         let own = std::process::id();
-        let mut holder = Command::new("sleep").arg("1000").stdin(Stdio::from(open("f"))).spawn().unwrap();
+        let mut holder =
+            Command::new("sleep").arg("1000").stdin(Stdio::from(open("f"))).spawn().unwrap();
         let is_open = |file: &fs::File, name: &str| {
             let fd = u32::try_from(file.as_raw_fd()).unwrap();
             has_open(holder.id(), (own, &Descriptor::imagined(fd, Kind::File, place.join(name), 0)))
@@ -381,7 +409,10 @@ mod tests {
         assert_eq!(files.above(directories.clone()).await, BTreeSet::new());
         // Somebody holds up who looks.
         let (answer, answered) = std::sync::mpsc::channel::<()>();
-        let held_up = files.looks.ask(Path::new("/proc"), Duration::from_millis(10), move || answered.recv()).await;
+        let held_up = files
+            .looks
+            .ask(Path::new("/proc"), Duration::from_millis(10), move || answered.recv())
+            .await;
         assert!(held_up.is_err());
         assert_eq!(files.above(directories.clone()).await, directories);
         drop(answer);

@@ -14,7 +14,10 @@ use crate::{session::Request, state::Gateway};
 
 /// The session, or why there is none. Its PATH is looked at aside, wherever that seems to lead
 /// (`session/shims.rs`).
-pub(crate) fn open(gateway: &Arc<Gateway>, request: wire::OpenSession) -> Result<wire::SessionOpened, String> {
+pub(crate) fn open(
+    gateway: &Arc<Gateway>,
+    request: wire::OpenSession,
+) -> Result<wire::SessionOpened, String> {
     if request.protocol != PROTOCOL_VERSION {
         let words = other_version("posh", request.protocol, "the running gateway");
         return Err(format!("{words}; `posh gateway stop` ends the one that runs"));
@@ -30,7 +33,9 @@ pub(crate) fn open(gateway: &Arc<Gateway>, request: wire::OpenSession) -> Result
     };
     let opened = gateway.sessions.open(request, &gateway.commands, &gateway.told_of(&view.table));
     let (session, shims) = opened.map_err(|error| {
-        let cause = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+        let cause = std::error::Error::source(&error)
+            .map(|source| format!(": {source}"))
+            .unwrap_or_default();
         format!("{error}{cause}")
     })?;
     let shim_directory = Bytes::copy_from_slice(shims.as_os_str().as_bytes());

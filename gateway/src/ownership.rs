@@ -1,5 +1,6 @@
-//! Whose the repository is in which a command runs. git refuses one of another user (`safe.directory`, git-config(1)); on the server
-//! it acts as the user to whom all of it belongs there, so that the owners that this machine sees are looked at before.
+//! Whose the repository is in which a command runs. git refuses one of another user
+//! (`safe.directory`, git-config(1)); on the server it acts as the user to whom all of it belongs
+//! there, so that the owners that this machine sees are looked at before.
 
 use std::{
     ffi::OsStr,
@@ -17,8 +18,8 @@ use crate::{enlisted::Enlisted, shares::Shares};
 /// For all looks at a mount, each of which is a round trip or two.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Looks upwards from `start` to `top`, where a mount begins, for what the command looks for; that and its directory must be the user's.
-/// What the user has configured is in `sent`.
+/// Looks upwards from `start` to `top`, where a mount begins, for what the command looks for; that
+/// and its directory must be the user's. What the user has configured is in `sent`.
 ///
 /// # Errors
 /// Whose it is instead, or that the mount does not answer.
@@ -36,14 +37,17 @@ pub fn check(
     let (names, from, up_to) = (invocation.searches_up.clone(), start.to_owned(), top.to_owned());
     let look = move || {
         let directory = nearest(&names, &from, &up_to)?;
-        let looked_at = std::iter::once(directory.clone()).chain(names.iter().map(|name| directory.join(name)));
+        let looked_at =
+            std::iter::once(directory.clone()).chain(names.iter().map(|name| directory.join(name)));
         let owners: Vec<_> = looked_at.map(|path| (owner(&path), path)).collect();
         Some((directory, owners))
     };
     let found = mount.ask_aside(top, PATIENCE, look);
-    let found = found.map_err(|why| format!("whose {} is can't be told: {why}", start.display()))?;
+    let found =
+        found.map_err(|why| format!("whose {} is can't be told: {why}", start.display()))?;
     let Some((directory, owners)) = found else { return Ok(()) };
-    let foreign = owners.into_iter().find(|(owner, _)| owner.is_some_and(|uid| !is_users(stage, uid)));
+    let foreign =
+        owners.into_iter().find(|(owner, _)| owner.is_some_and(|uid| !is_users(stage, uid)));
     match foreign {
         Some((Some(uid), path)) if !is_safe(&directory, sent) => Err(format!(
             "{} may refuse {}, which belongs to another user (uid {uid})",
@@ -78,7 +82,10 @@ fn is_users(stage: &Enlisted, uid: u32) -> bool {
 /// Whether the user's own configuration allows this directory, or all.
 fn is_safe(directory: &Path, sent: &[ClientFile]) -> bool {
     let all = sent.iter().filter_map(|file| settings::parse(&file.content).ok()).flatten();
-    let values: Vec<_> = all.filter(|setting| setting.name == b"safe.directory").map(|setting| setting.value).collect();
+    let values: Vec<_> = all
+        .filter(|setting| setting.name == b"safe.directory")
+        .map(|setting| setting.value)
+        .collect();
     // An empty one takes back what stands before it.
     let is_reset = values.iter().any(|value| value.as_ref().is_none_or(Vec::is_empty));
     let allows = |value: &Vec<u8>| value == b"*" || OsStr::from_bytes(value) == directory;

@@ -16,7 +16,8 @@ use tokio::net::UnixStream;
 
 use crate::enlisted::Pid;
 
-/// The process at the other end is another user's, by its effective user id when it connected (unix(7), SO_PEERCRED).
+/// The process at the other end is another user's, by its effective user id when it connected
+/// (unix(7), SO_PEERCRED).
 #[derive(Debug, thiserror::Error)]
 #[error("process of user {0} is not ours")]
 pub struct Stranger(u32);
@@ -37,12 +38,16 @@ impl Peer {
     pub fn own(socket: &UnixStream) -> io::Result<Self> {
         let credentials = socket.peer_cred()?;
         if credentials.uid() != nix::unistd::geteuid().as_raw() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, Stranger(credentials.uid())));
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                Stranger(credentials.uid()),
+            ));
         }
         let pid = credentials.pid();
-        // Before Linux 6.5 the kernel gives no descriptor: one of the number is as good unless the number was used
-        // anew since.
-        let by_number = || pidfd_open(rustix::process::Pid::from_raw(pid?)?, PidfdFlags::empty()).ok();
+        // Before Linux 6.5 the kernel gives no descriptor: one of the number is as good unless the
+        // number was used anew since.
+        let by_number =
+            || pidfd_open(rustix::process::Pid::from_raw(pid?)?, PidfdFlags::empty()).ok();
         let process = getsockopt(socket, PeerPidfd).ok().or_else(by_number);
         Ok(Self { pid: pid.and_then(|pid| Pid::try_from(pid).ok()), process })
     }
@@ -56,7 +61,8 @@ impl Peer {
             return Err(io::ErrorKind::NotFound.into());
         };
         let found = Process::open(pid)?;
-        // A pidfd becomes readable when the process ends (pidfd_open(2)): until then the number was its own.
+        // A pidfd becomes readable when the process ends (pidfd_open(2)): until then the number was
+        // its own.
         let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ended, PollTimeout::ZERO)? {
             0 => Ok(found),

@@ -1,5 +1,5 @@
-//! What commands of a session have noted of the pipes that they write to (`posh_hook::pipes`): who reads from one whose
-//! writer stays here needs not look for it.
+//! What commands of a session have noted of the pipes that they write to (`posh_hook::pipes`): who
+//! reads from one whose writer stays here needs not look for it.
 
 use std::{
     fs::{File, OpenOptions},
@@ -24,7 +24,8 @@ pub fn make(directory: &Path) -> io::Result<()> {
 #[must_use]
 pub fn is_fed_here(directory: &Path, pipe: u64) -> bool {
     let mut bytes = [0; 8];
-    let read = File::open(directory.join(FILE)).and_then(|file| file.read_exact_at(&mut bytes, Slot::offset(pipe)));
+    let read = File::open(directory.join(FILE))
+        .and_then(|file| file.read_exact_at(&mut bytes, Slot::offset(pipe)));
     read.is_ok() && Slot::read(bytes).writer(pipe) == Some(Writer::Stays)
 }
 

@@ -22,7 +22,8 @@ pub struct PipelineReport {
     pub bytes: u64,
     /// From the first stage's enlistment to the directives, in milliseconds.
     pub setup_ms: f64,
-    /// From the first stage's enlistment to the last stage's end; 0 while it runs, or when all ran here.
+    /// From the first stage's enlistment to the last stage's end; 0 while it runs, or when all ran
+    /// here.
     pub wall_ms: f64,
 }
 
@@ -90,7 +91,8 @@ impl Reports {
 /// Never: the types have no maps with odd keys.
 #[must_use]
 pub fn to_json(reports: &[PipelineReport]) -> String {
-    escaped_json(&serde_json::to_string_pretty(reports).expect("reports are plain data")).into_owned()
+    escaped_json(&serde_json::to_string_pretty(reports).expect("reports are plain data"))
+        .into_owned()
 }
 
 /// The reports as `posh --explain` prints them.
@@ -101,7 +103,11 @@ pub fn to_text(reports: &[PipelineReport]) -> String {
 
 fn pipeline_text(report: &PipelineReport) -> String {
     // Pipelines are counted from 1; 0 is one that was only planned.
-    let mut text = if report.pipeline == 0 { "plan".to_owned() } else { format!("pipeline {}", report.pipeline) };
+    let mut text = if report.pipeline == 0 {
+        "plan".to_owned()
+    } else {
+        format!("pipeline {}", report.pipeline)
+    };
     if report.wall_ms > 0.0 {
         text += &format!(
             ": {:.1} ms, {} over the network, set up in {:.1} ms",
@@ -129,7 +135,11 @@ fn words(argv: &[String]) -> String {
     const SHOWN: usize = 12;
     const LONG: usize = 60;
     let short = |word: &String| -> String {
-        if word.chars().count() > LONG { word.chars().take(LONG).chain(['…']).collect() } else { word.clone() }
+        if word.chars().count() > LONG {
+            word.chars().take(LONG).chain(['…']).collect()
+        } else {
+            word.clone()
+        }
     };
     let mut line = argv.iter().take(SHOWN).map(short).collect::<Vec<_>>().join(" ");
     if argv.len() > SHOWN {
@@ -158,6 +168,9 @@ mod tests {
 
     #[test]
     fn sizes_read_well() {
-        assert_eq!([size(0), size(999), size(1000), size(1_250_000)], ["0 B", "999 B", "1.0 KB", "1.2 MB"]);
+        assert_eq!(
+            [size(0), size(999), size(1000), size(1_250_000)],
+            ["0 B", "999 B", "1.0 KB", "1.2 MB"]
+        );
     }
 }

@@ -86,7 +86,11 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error`].
-pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+pub async fn run(
+    config: Config,
+    listeners: Listeners,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
     let library = load_annotations(&config);
     let info = MountInfo::read()?;
     let (with_sshfs, _) = sshfs::adopted(&config, &info);
@@ -142,7 +146,8 @@ fn load_annotations(config: &Config) -> Library {
     let (mut library, mistakes) = Library::load(&directories);
     let ignored = REASONS.iter().filter(|(rule, _)| !rule::holds(*rule)).map(|(_, kind)| *kind);
     library.ignore_reasons(ignored.collect());
-    // A file with mistakes is left out: its commands run here, and the log and `posh annotations check` say why.
+    // A file with mistakes is left out: its commands run here, and the log and `posh annotations
+    // check` say why.
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
     library
 }
@@ -155,8 +160,9 @@ async fn serve_grpc(
 ) -> Result<(), Error> {
     let (health_reporter, health) = tonic_health::server::health_reporter();
     health_reporter.set_serving::<GatewayServer<Service>>().await;
-    let reflection =
-        tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS).build_v1()?;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .build_v1()?;
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let clients = UnixListenerStream::new(listener).filter(|client| {
         let Ok(client) = client else { return true };
@@ -218,7 +224,9 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
                     stage_link::tell_shell(shell, opened).await;
                 }
                 Ok(Caller::Executing(question, pid, process)) => {
-                    let Some(mut command) = Enlisted::about_to_execute(question, pid, gateway.mount_namespace) else {
+                    let Some(mut command) =
+                        Enlisted::about_to_execute(question, pid, gateway.mount_namespace)
+                    else {
                         return;
                     };
                     if dispatch::stays_at_once(&gateway, &mut command) {
@@ -258,8 +266,9 @@ impl Drop for AtWork<'_> {
     }
 }
 
-/// The first command of each name need not wait for its annotation. That takes the memory and the caches of those who are at
-/// work (a session over sshfs took 0.20 s in place of 0.16), so it is done in the first second without a pipeline.
+/// The first command of each name need not wait for its annotation. That takes the memory and the
+/// caches of those who are at work (a session over sshfs took 0.20 s in place of 0.16), so it is
+/// done in the first second without a pipeline.
 async fn prepare_annotations(gateway: Arc<Gateway>) {
     let mut before = u64::MAX;
     loop {
@@ -294,13 +303,18 @@ async fn watch_mounts(gateway: Arc<Gateway>) {
         Ok(file) => file,
         Err(error) => return tracing::warn!(%error, "cannot watch mounts"),
     };
-    #[expect(deprecated, reason = "the replacement is unsafe; a File owns its descriptor for its whole life")]
+    #[expect(
+        deprecated,
+        reason = "the replacement is unsafe; a File owns its descriptor for its whole life"
+    )]
     let watched = match AsyncFd::with_interest(file, Interest::PRIORITY | Interest::ERROR) {
         Ok(watched) => watched,
         Err(error) => return tracing::warn!(%error, "cannot watch mounts"),
     };
     loop {
-        let Ok(mut ready) = watched.ready(Interest::PRIORITY | Interest::ERROR).await else { return };
+        let Ok(mut ready) = watched.ready(Interest::PRIORITY | Interest::ERROR).await else {
+            return;
+        };
         ready.clear_ready();
         gateway.mounts_changed();
     }
@@ -310,7 +324,9 @@ async fn watch_mounts(gateway: Arc<Gateway>) {
 async fn idle_for(all: &Sessions, mut volumes: watch::Receiver<usize>, idle: Duration) {
     let mut sessions = all.count();
     loop {
-        if sessions.wait_for(|n| *n == 0).await.is_err() || volumes.wait_for(|n| *n == 0).await.is_err() {
+        if sessions.wait_for(|n| *n == 0).await.is_err()
+            || volumes.wait_for(|n| *n == 0).await.is_err()
+        {
             return;
         }
         let needed = async {

@@ -56,8 +56,10 @@ impl Service {
             address: executor.as_ref().map(|e| e.address.clone()).unwrap_or_default(),
             export: owner.map(|o| o.export.clone()).unwrap_or_default(),
             sub_path: owner.map(|o| bytes(o.sub_path.as_os_str().as_bytes())).unwrap_or_default(),
-            state: executor
-                .map_or_else(|| "no owner".to_owned(), |e| state_text(&e.state(), owner.map(|o| o.export.as_str()))),
+            state: executor.map_or_else(
+                || "no owner".to_owned(),
+                |e| state_text(&e.state(), owner.map(|o| o.export.as_str())),
+            ),
             mounted: mount.mounted(),
         }
     }
@@ -71,7 +73,8 @@ fn state_text(state: &State, export: Option<&str>) -> String {
         State::Unreachable(why) => format!("unreachable: {why}"),
         State::Ready(connection) => match export {
             Some(name) if !connection.about.exports.iter().any(|e| e.name == name) => {
-                let known: Vec<&str> = connection.about.exports.iter().map(|e| e.name.as_str()).collect();
+                let known: Vec<&str> =
+                    connection.about.exports.iter().map(|e| e.name.as_str()).collect();
                 if name.starts_with(['/', '~']) {
                     format!("{name} can't be opened there; it has {}", known.join(", "))
                 } else {
@@ -93,7 +96,10 @@ fn path(text: &Bytes) -> PathBuf {
 
 #[tonic::async_trait]
 impl GatewayService for Service {
-    async fn mounts(&self, _: Request<wire::MountsRequest>) -> Result<Response<wire::MountsReply>, Status> {
+    async fn mounts(
+        &self,
+        _: Request<wire::MountsRequest>,
+    ) -> Result<Response<wire::MountsReply>, Status> {
         let view = self.gateway.view();
         for executor in self.gateway.executors.all() {
             // So that the answer is a useful one.
@@ -103,15 +109,22 @@ impl GatewayService for Service {
         Ok(Response::new(wire::MountsReply { mounts }))
     }
 
-    async fn resolve(&self, request: Request<wire::ResolveRequest>) -> Result<Response<wire::ResolveReply>, Status> {
+    async fn resolve(
+        &self,
+        request: Request<wire::ResolveRequest>,
+    ) -> Result<Response<wire::ResolveReply>, Status> {
         let request = request.into_inner();
         let view = self.gateway.view();
         let (wanted, cwd) = (path(&request.path), path(&request.cwd));
         if !cwd.is_absolute() && !wanted.is_absolute() {
-            return Err(Status::invalid_argument("a relative path needs an absolute current directory"));
+            return Err(Status::invalid_argument(
+                "a relative path needs an absolute current directory",
+            ));
         }
         Ok(Response::new(match view.table.resolve(&wanted, &cwd) {
-            Resolution::Local { reason } => wire::ResolveReply { reason: reason.to_string(), ..Default::default() },
+            Resolution::Local { reason } => {
+                wire::ResolveReply { reason: reason.to_string(), ..Default::default() }
+            }
             Resolution::Owned(owned) => wire::ResolveReply {
                 executor: owned.executor.to_string(),
                 export: owned.export_path.export.clone(),
@@ -123,10 +136,14 @@ impl GatewayService for Service {
         }))
     }
 
-    async fn report(&self, request: Request<wire::ReportRequest>) -> Result<Response<wire::ReportReply>, Status> {
+    async fn report(
+        &self,
+        request: Request<wire::ReportRequest>,
+    ) -> Result<Response<wire::ReportReply>, Status> {
         let request = request.into_inner();
         let session = self.gateway.sessions.get(&request.session);
-        let session = session.ok_or_else(|| Status::not_found(format!("no session {}", request.session)))?;
+        let session =
+            session.ok_or_else(|| Status::not_found(format!("no session {}", request.session)))?;
         let reports = session.reports.settled().await;
         let text = if request.json { report::to_json(&reports) } else { report::to_text(&reports) };
         let times = request.times.map(|t| SessionTimes {
@@ -134,12 +151,16 @@ impl GatewayService for Service {
             shell_ns: t.shell_ns,
             ended_ns: t.ended_ns,
         });
-        let document = session.trace.as_ref().zip(times).map(|(trace, times)| trace.document(&times));
+        let document =
+            session.trace.as_ref().zip(times).map(|(trace, times)| trace.document(&times));
         let (trace, trace_dropped) = document.unwrap_or_default();
         Ok(Response::new(wire::ReportReply { text, trace, trace_dropped }))
     }
 
-    async fn plan(&self, request: Request<wire::PlanRequest>) -> Result<Response<wire::PlanReply>, Status> {
+    async fn plan(
+        &self,
+        request: Request<wire::PlanRequest>,
+    ) -> Result<Response<wire::PlanReply>, Status> {
         let request = request.into_inner();
         let stages = request.stages.iter().map(|s| explain::PlannedStage {
             argv: s.argv.iter().map(|w| OsString::from_vec(w.to_vec())).collect(),
@@ -148,15 +169,25 @@ impl GatewayService for Service {
             unknowable: Some(s.unknowable.clone()).filter(|u| !u.is_empty()),
         });
         let split = (request.split > 0).then_some(request.split);
-        let report = explain::plan_only(&self.gateway, &path(&request.cwd), stages.collect(), split).await;
-        let text = if request.json { report::to_json(&[report]) } else { report::to_text(&[report]) };
+        let report =
+            explain::plan_only(&self.gateway, &path(&request.cwd), stages.collect(), split).await;
+        let text =
+            if request.json { report::to_json(&[report]) } else { report::to_text(&[report]) };
         Ok(Response::new(wire::PlanReply { text }))
     }
 
-    async fn status(&self, _: Request<wire::StatusRequest>) -> Result<Response<wire::StatusReply>, Status> {
+    async fn status(
+        &self,
+        _: Request<wire::StatusRequest>,
+    ) -> Result<Response<wire::StatusReply>, Status> {
         // All at once: one that does not answer costs its time only once.
-        let asked: Vec<_> =
-            self.gateway.executors.all().into_iter().map(|e| tokio::spawn(executor_status(e))).collect();
+        let asked: Vec<_> = self
+            .gateway
+            .executors
+            .all()
+            .into_iter()
+            .map(|e| tokio::spawn(executor_status(e)))
+            .collect();
         let mut executors = Vec::new();
         for status in asked {
             executors.push(status.await.map_err(|error| Status::internal(error.to_string()))?);
@@ -167,7 +198,8 @@ impl GatewayService for Service {
             pid: std::process::id(),
             config: bytes(Path::new(self.gateway.config_file()).as_os_str().as_bytes()),
             sessions: u32::try_from(self.gateway.sessions.roots().len()).unwrap_or(u32::MAX),
-            pipelines_running: u32::try_from(self.gateway.running.load(Ordering::Relaxed)).unwrap_or(u32::MAX),
+            pipelines_running: u32::try_from(self.gateway.running.load(Ordering::Relaxed))
+                .unwrap_or(u32::MAX),
             pipelines_total: self.gateway.pipelines(),
             executors,
             backstops: self
@@ -191,7 +223,11 @@ impl GatewayService for Service {
             executor: ExecutorName::new(&request.executor),
             export: request.export,
             read_only: request.read_only,
-            cache_bytes: if request.cache_bytes > 0 { request.cache_bytes } else { VolumeConfig::DEFAULT_CACHE_BYTES },
+            cache_bytes: if request.cache_bytes > 0 {
+                request.cache_bytes
+            } else {
+                VolumeConfig::DEFAULT_CACHE_BYTES
+            },
             sync: request.sync,
             hard: request.hard,
             position: Position::default(),
@@ -215,15 +251,23 @@ impl GatewayService for Service {
     ) -> Result<Response<wire::RecoverVolumeReply>, Status> {
         let request = request.into_inner();
         let recovered = self.gateway.volumes.recover(&path(&request.path), path(&request.to)).await;
-        Ok(Response::new(wire::RecoverVolumeReply { files: recovered.map_err(Status::failed_precondition)? }))
+        Ok(Response::new(wire::RecoverVolumeReply {
+            files: recovered.map_err(Status::failed_precondition)?,
+        }))
     }
 
-    async fn volumes(&self, _: Request<wire::VolumesRequest>) -> Result<Response<wire::VolumesReply>, Status> {
+    async fn volumes(
+        &self,
+        _: Request<wire::VolumesRequest>,
+    ) -> Result<Response<wire::VolumesReply>, Status> {
         let volumes = Volumes::list(&self.gateway).iter().map(volume).collect();
         Ok(Response::new(wire::VolumesReply { volumes }))
     }
 
-    async fn shutdown(&self, _: Request<wire::ShutdownRequest>) -> Result<Response<wire::ShutdownReply>, Status> {
+    async fn shutdown(
+        &self,
+        _: Request<wire::ShutdownRequest>,
+    ) -> Result<Response<wire::ShutdownReply>, Status> {
         self.shutdown.notify_one();
         Ok(Response::new(wire::ShutdownReply {}))
     }
@@ -243,7 +287,8 @@ fn volume(about: &About) -> wire::Volume {
         Err(why) => return wire::Volume { state: format!("not mounted: {why}"), ..known },
     };
     let in_reach = if state.store.in_reach { "mounted" } else { "out of reach" };
-    let fault = state.store.fault.as_ref().filter(|_| !state.store.in_reach).or(state.lost.as_ref());
+    let fault =
+        state.store.fault.as_ref().filter(|_| !state.store.in_reach).or(state.lost.as_ref());
     wire::Volume {
         state: fault.map_or_else(|| in_reach.to_owned(), |fault| format!("{in_reach}: {fault}")),
         cached_bytes: state.cached_bytes,

@@ -130,8 +130,8 @@ pub struct Sessions {
     next: AtomicU64,
     found: shims::Found,
     open: Mutex<BTreeMap<String, Arc<Session>>>,
-    /// Who looks for what an ended shell has left behind has its one permit, so that no more than one thread waits for
-    /// what never answers.
+    /// Who looks for what an ended shell has left behind has its one permit, so that no more than
+    /// one thread waits for what never answers.
     looks: Arc<Semaphore>,
     changed: tokio::sync::watch::Sender<usize>,
 }
@@ -194,8 +194,8 @@ impl Sessions {
         Ok((session, shims))
     }
 
-    /// What is piped to a shell comes from outside, unless it is one within a session: no command needs to wait for a
-    /// word of who writes it.
+    /// What is piped to a shell comes from outside, unless it is one within a session: no command
+    /// needs to wait for a word of who writes it.
     fn note_input(&self, session: &Session) -> io::Result<()> {
         let input = pipes_of(session.pid, [0]).first().copied();
         match input.filter(|_| !is_below(session.pid, &self.roots())) {
@@ -228,13 +228,15 @@ impl Sessions {
         self.lock().values().flat_map(|session| session.outputs.iter().copied()).collect()
     }
 
-    /// The shells among these processes, each given with its parent: a session's process itself, or, where
-    /// posh stays for the report, its child.
+    /// The shells among these processes, each given with its parent: a session's process itself,
+    /// or, where posh stays for the report, its child.
     #[must_use]
     pub fn shells(&self, processes: impl Iterator<Item = (Pid, Pid)>) -> HashSet<Pid> {
-        let roots: BTreeMap<Pid, bool> = self.lock().values().map(|s| (s.pid, s.is_waited_for())).collect();
-        let is_shell =
-            |&(pid, parent): &(Pid, Pid)| roots.get(&pid) == Some(&false) || roots.get(&parent) == Some(&true);
+        let roots: BTreeMap<Pid, bool> =
+            self.lock().values().map(|s| (s.pid, s.is_waited_for())).collect();
+        let is_shell = |&(pid, parent): &(Pid, Pid)| {
+            roots.get(&pid) == Some(&false) || roots.get(&parent) == Some(&true)
+        };
         processes.filter(is_shell).map(|(pid, _)| pid).collect()
     }
 
@@ -314,13 +316,14 @@ impl Sessions {
 
 /// Which of these descriptors of a process are pipes, by inode.
 fn pipes_of<const N: usize>(pid: Pid, descriptors: [u32; N]) -> Vec<u64> {
-    let links = descriptors.into_iter().filter_map(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok());
+    let links =
+        descriptors.into_iter().filter_map(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok());
     links.filter_map(|link| pipe_inode(&link)).collect()
 }
 
-/// Processes of this user alone, this one aside, one of whose variables is `directory`, or a list of
-/// directories with one in it: its shims, or what the exec hook is told. Others have no part in a session, whatever they
-/// say; and of variables without end none is read.
+/// Processes of this user alone, this one aside, one of whose variables is `directory`, or a list
+/// of directories with one in it: its shims, or what the exec hook is told. Others have no part in
+/// a session, whatever they say; and of variables without end none is read.
 fn processes_with(directory: &Path) -> Vec<Pid> {
     let names_it = |process: &Process| {
         let variables = process.strings("environ").unwrap_or_default();
@@ -330,17 +333,21 @@ fn processes_with(directory: &Path) -> Vec<Pid> {
             .filter(|path| path.first() == Some(&b'/'))
             .any(|path| Path::new(OsStr::from_bytes(path)).starts_with(directory))
     };
-    let others = Process::of_users(&[]).filter(|process| process.number() != Some(std::process::id()));
+    let others =
+        Process::of_users(&[]).filter(|process| process.number() != Some(std::process::id()));
     others.filter(names_it).filter_map(|process| process.number()).collect()
 }
 
 /// Becomes readable when a process ends (pidfd_open(2)).
 pub(crate) fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
     let error = |source| SessionError::Watch { pid, source };
-    let raw =
-        rustix::process::Pid::from_raw(pid.cast_signed()).ok_or_else(|| error(io::ErrorKind::InvalidInput.into()))?;
+    let raw = rustix::process::Pid::from_raw(pid.cast_signed())
+        .ok_or_else(|| error(io::ErrorKind::InvalidInput.into()))?;
     let pidfd = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(|e| error(e.into()))?;
-    #[expect(deprecated, reason = "the replacement is unsafe; an OwnedFd owns its descriptor for its whole life")]
+    #[expect(
+        deprecated,
+        reason = "the replacement is unsafe; an OwnedFd owns its descriptor for its whole life"
+    )]
     AsyncFd::with_interest(pidfd, Interest::READABLE).map_err(error)
 }
 
@@ -351,8 +358,9 @@ impl Session {
         self.explain || self.trace.is_some()
     }
 
-    /// A process whose commands come to this session: a job that the shell did not wait for. Variables lie in the memory of
-    /// their process, which may be a file that never answers: then nobody was left behind.
+    /// A process whose commands come to this session: a job that the shell did not wait for.
+    /// Variables lie in the memory of their process, which may be a file that never answers: then
+    /// nobody was left behind.
     async fn left_behind(&self, looks: &Arc<Semaphore>) -> Option<AsyncFd<OwnedFd>> {
         let look = async {
             let turn = Arc::clone(looks).acquire_owned().await.ok()?;
@@ -375,7 +383,8 @@ impl Session {
 
     fn remove(&self) {
         *self.lock_file() = FileState::Removed;
-        let removed = self.directory.parent().map_or(Ok(()), |top| removal::remove(&self.directory, top));
+        let removed =
+            self.directory.parent().map_or(Ok(()), |top| removal::remove(&self.directory, top));
         if let Err(error) = removed {
             tracing::warn!(directory = %self.directory.display(), %error, "cannot remove a session directory");
         }

@@ -4,8 +4,9 @@
 //! about them. So each call has a share, until the last of its threads has ended.
 //!
 //! Invariants: no such call has a thread of tokio's pool, since the gateway goes on by one of those
-//! while its own thread is busy ([`aside`](crate::aside::aside)). Nobody waits for an answer without
-//! a limit. A place that has let one question go unanswered gets no further one until it answers.
+//! while its own thread is busy ([`aside`](crate::aside::aside)). Nobody waits for an answer
+//! without a limit. A place that has let one question go unanswered gets no further one until it
+//! answers.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +23,8 @@ use tokio::{
 
 use crate::aside::in_own_thread;
 
-/// Refreshes and questions at work at a time, a refresh with up to 64 threads; others wait for their turn.
+/// Refreshes and questions at work at a time, a refresh with up to 64 threads; others wait for
+/// their turn.
 const TURNS: usize = 32;
 /// Bytes of the paths that an executor has told of and that are not dealt with: two commands may
 /// each tell of as many as are heard (16 MiB). A refresh keeps some copies of each path.
@@ -255,7 +257,10 @@ mod tests {
             let (answer, never) = held_up();
             answers.push(answer);
             let place = PathBuf::from(format!("/{number}"));
-            assert_eq!(shares.ask(&place, Duration::from_millis(10), never).await, Err(Unanswered::Late));
+            assert_eq!(
+                shares.ask(&place, Duration::from_millis(10), never).await,
+                Err(Unanswered::Late)
+            );
         }
         assert_eq!(shares.ask(Path::new("/other"), LONG, || ()).await, Err(Unanswered::Earlier));
         // Also where it is refreshes that have them.
@@ -272,7 +277,8 @@ mod tests {
     fn questions_without_an_answer_take_no_thread_of_the_pool() {
         let pool = 2;
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(1).max_blocking_threads(pool).enable_all().build().unwrap();
+        let runtime =
+            runtime.worker_threads(1).max_blocking_threads(pool).enable_all().build().unwrap();
         let work = async move {
             let shares = Shares::default();
             let mut answers = Vec::new();
@@ -280,7 +286,10 @@ mod tests {
                 let (answer, never) = held_up();
                 answers.push(answer);
                 let place = PathBuf::from(format!("/{number}"));
-                assert_eq!(shares.ask(&place, Duration::from_millis(10), never).await, Err(Unanswered::Late));
+                assert_eq!(
+                    shares.ask(&place, Duration::from_millis(10), never).await,
+                    Err(Unanswered::Late)
+                );
             }
             let (sender, receiver) = mpsc::channel();
             tokio::spawn(async move { sender.send(()) });

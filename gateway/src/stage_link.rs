@@ -1,6 +1,6 @@
-//! The gateway's end of the socket to one stage program, or to a `posh` that begins: accepts it, checks who
-//! it is, and turns frames into values. Dropping a [`StageLink`] closes the
-//! socket; before its acknowledgement a stage then runs its command itself.
+//! The gateway's end of the socket to one stage program, or to a `posh` that begins: accepts it,
+//! checks who it is, and turns frames into values. Dropping a [`StageLink`] closes the socket;
+//! before its acknowledgement a stage then runs its command itself.
 //!
 //! Invariant: who connects has so long, so many bytes and so many elements for what it says first,
 //! and so many may be about to say it at one time ([`Room`]); all that is counted before it is
@@ -36,8 +36,8 @@ use crate::{
 /// Messages under way to or from one stage. Data is bounded by credit; this
 /// bounds the rest, and a stopped stage program.
 const QUEUE: usize = 256;
-/// The first read from a socket: most commands say no more before they are answered, and a larger piece of memory would be
-/// taken from the kernel and given back each time.
+/// The first read from a socket: most commands say no more before they are answered, and a larger
+/// piece of memory would be taken from the kernel and given back each time.
 const FIRST_READ_BYTES: usize = 8 << 10;
 /// One read from the socket.
 const READ_BYTES: usize = 256 << 10;
@@ -222,8 +222,9 @@ pub enum Refused {
     Confined(String),
 }
 
-/// Takes one connection, which has its place until it has said what it wants, and reads its enlistment, or what is asked
-/// for a session. `confined` tells why its process must not have the gateway do anything.
+/// Takes one connection, which has its place until it has said what it wants, and reads its
+/// enlistment, or what is asked for a session. `confined` tells why its process must not have the
+/// gateway do anything.
 ///
 /// # Errors
 /// [`Refused`]; a stage program then runs its command itself.
@@ -248,14 +249,17 @@ pub async fn accept(
     let enlist = match first {
         to_gateway::Kind::Enlist(enlist) if enlist.protocol == PROTOCOL_VERSION => enlist,
         to_gateway::Kind::Enlist(enlist) => return Err(Refused::Version(enlist.protocol)),
-        to_gateway::Kind::Question(question) => return Ok(Caller::Executing(question, process(0), writer)),
+        to_gateway::Kind::Question(question) => {
+            return Ok(Caller::Executing(question, process(0), writer));
+        }
         to_gateway::Kind::OpenSession(request) => {
             let request = wire::OpenSession { pid: process(request.pid), ..request };
             return Ok(Caller::Shell(Box::new(request), writer));
         }
         _ => return Err(Refused::NotEnlisted),
     };
-    let times = enlist.times.map(|times| Times { received_ns: clock::monotonic_ns(), ..times.into() });
+    let times =
+        enlist.times.map(|times| Times { received_ns: clock::monotonic_ns(), ..times.into() });
     let mut enlist = Enlisted::from(enlist);
     enlist.pid = process(enlist.pid);
     let (outgoing, for_stage) = mpsc::channel(QUEUE);
@@ -267,7 +271,11 @@ pub async fn accept(
 
 /// Tells a `posh` what came of its question; one that is gone does not hear it.
 pub async fn tell_shell(shell: OwnedWriteHalf, answer: Result<wire::SessionOpened, String>) {
-    answer_once(shell, answer.map_or_else(to_stage::Kind::SessionRefused, to_stage::Kind::SessionOpened)).await;
+    answer_once(
+        shell,
+        answer.map_or_else(to_stage::Kind::SessionRefused, to_stage::Kind::SessionOpened),
+    )
+    .await;
 }
 
 /// Tells a process that asked that its command stays here.
@@ -292,7 +300,8 @@ async fn read_first(
         if let Some(frame) = frame::take(buffer, ENLISTMENT_BYTES)? {
             return decoded(frame)?.ok_or(Refused::NotEnlisted);
         }
-        // Looking at the rights takes some 50 µs, which is much for a small command, and nothing for this one.
+        // Looking at the rights takes some 50 µs, which is much for a small command, and nothing
+        // for this one.
         if share.is_none() && frame::announced(buffer).is_some_and(|length| length > READ_BYTES) {
             if let Some(why) = confined() {
                 return Err(Refused::Confined(why));
@@ -361,14 +370,18 @@ async fn write(mut writer: OwnedWriteHalf, mut messages: mpsc::Receiver<ForStage
 
 fn from_wire(kind: to_gateway::Kind) -> Option<FromStage> {
     Some(match kind {
-        to_gateway::Kind::Enlist(_) | to_gateway::Kind::OpenSession(_) | to_gateway::Kind::Question(_) => return None,
+        to_gateway::Kind::Enlist(_)
+        | to_gateway::Kind::OpenSession(_)
+        | to_gateway::Kind::Question(_) => return None,
         to_gateway::Kind::Ack(_) => FromStage::Ack,
         to_gateway::Kind::Data(d) => FromStage::Data(d.fd, d.data),
         to_gateway::Kind::End(fd) => FromStage::End(fd),
         to_gateway::Kind::Credit(c) => FromStage::Credit(c.fd, c.bytes),
         to_gateway::Kind::WriteFailed(w) => FromStage::WriteFailed(w.fd, w.errno),
         to_gateway::Kind::Signal(s) => FromStage::Signal(s.signal, s.group),
-        to_gateway::Kind::WindowSize(w) => FromStage::Window(Window { rows: w.rows, columns: w.columns }),
+        to_gateway::Kind::WindowSize(w) => {
+            FromStage::Window(Window { rows: w.rows, columns: w.columns })
+        }
         to_gateway::Kind::Times(times) => FromStage::Times(times.into()),
     })
 }
@@ -376,20 +389,26 @@ fn from_wire(kind: to_gateway::Kind) -> Option<FromStage> {
 fn to_wire(message: ForStage) -> to_stage::Kind {
     match message {
         ForStage::RunHere(reason) => to_stage::Kind::RunHere(wire::RunHere { reason }),
-        ForStage::Remote { reads, writes } => to_stage::Kind::Remote(wire::Remote { reads, writes }),
+        ForStage::Remote { reads, writes } => {
+            to_stage::Kind::Remote(wire::Remote { reads, writes })
+        }
         ForStage::Data(fd, data) => to_stage::Kind::Data(wire::Data { fd, data }),
         ForStage::Credit(fd, bytes) => to_stage::Kind::Credit(wire::Credit { fd, bytes }),
         ForStage::StopReading(fd) => to_stage::Kind::StopReading(fd),
-        ForStage::Again { reason, delivered } => to_stage::Kind::Again(wire::Again { reason, delivered }),
-        ForStage::Exit { status, core_dumped, seeks, message } => to_stage::Kind::Exit(wire::Exit {
-            how: Some(match status {
-                Status::Code(code) => wire::exit::How::Code(code),
-                Status::Signal(signal) => wire::exit::How::Signal(signal),
-            }),
-            core_dumped,
-            seeks: seeks.into_iter().map(|(fd, offset)| wire::Seek { fd, offset }).collect(),
-            message,
-        }),
+        ForStage::Again { reason, delivered } => {
+            to_stage::Kind::Again(wire::Again { reason, delivered })
+        }
+        ForStage::Exit { status, core_dumped, seeks, message } => {
+            to_stage::Kind::Exit(wire::Exit {
+                how: Some(match status {
+                    Status::Code(code) => wire::exit::How::Code(code),
+                    Status::Signal(signal) => wire::exit::How::Signal(signal),
+                }),
+                core_dumped,
+                seeks: seeks.into_iter().map(|(fd, offset)| wire::Seek { fd, offset }).collect(),
+                message,
+            })
+        }
     }
 }
 

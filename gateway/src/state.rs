@@ -106,10 +106,17 @@ impl Gateway {
             commands,
             mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
             rights: Rights::own().ok(),
-            machine: nix::sys::utsname::uname().map(|u| u.machine().to_string_lossy().into_owned()).unwrap_or_default(),
-            localtime: fs::read("/etc/localtime").map(|c| Sha256::digest(c).to_vec()).unwrap_or_default(),
+            machine: nix::sys::utsname::uname()
+                .map(|u| u.machine().to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            localtime: fs::read("/etc/localtime")
+                .map(|c| Sha256::digest(c).to_vec())
+                .unwrap_or_default(),
             // random(4); 122 bits.
-            secret: fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().replace('-', ""),
+            secret: fs::read_to_string("/proc/sys/kernel/random/uuid")
+                .unwrap_or_default()
+                .trim()
+                .replace('-', ""),
             open_files: OpenFiles::default(),
             own_files: Shares::default(),
             running: AtomicUsize::new(0),
@@ -119,13 +126,15 @@ impl Gateway {
         }
     }
 
-    /// Why a process must not have the gateway do anything: it has not exactly the gateway's rights.
+    /// Why a process must not have the gateway do anything: it has not exactly the gateway's
+    /// rights.
     #[must_use]
     pub fn confined(&self, peer: &Peer) -> Option<String> {
         self.lacks(peer, Rights::difference)
     }
 
-    /// Why a command must run locally: its process has not exactly the gateway's rights, or that can't be told.
+    /// Why a command must run locally: its process has not exactly the gateway's rights, or that
+    /// can't be told.
     #[must_use]
     pub fn keeps_here(&self, peer: &Peer) -> Option<String> {
         self.lacks(peer, Rights::keep_here)
@@ -135,7 +144,9 @@ impl Gateway {
         let compared = self.rights.as_ref().ok_or(io::ErrorKind::NotFound.into());
         let differs = compared.and_then(|own| compare(own, &peer.process()?, |work| aside(work)));
         match differs {
-            Ok(what) => what.map(|what| format!("it does not run with the gateway's own rights, but with {what}")),
+            Ok(what) => what.map(|what| {
+                format!("it does not run with the gateway's own rights, but with {what}")
+            }),
             Err(_) => Some("the rights of its process can't be told".to_owned()),
         }
     }
@@ -163,7 +174,8 @@ impl Gateway {
     /// What sessions are told of the mounts.
     #[must_use]
     pub fn told_of(&self, table: &MountTable) -> Mounts {
-        let volumes = table.mounts().any(|mount| mount.mounted() && mount.adapter() == Adapter::Volume);
+        let volumes =
+            table.mounts().any(|mount| mount.mounted() && mount.adapter() == Adapter::Volume);
         let at_hand = volumes && self.config.gateway.scheduler == Scheduler::Cost;
         Mounts { prefixes: table.prefixes().encode(), at_hand }
     }

@@ -2,12 +2,13 @@
 //! this machine would have run. Equal files are equal tools; otherwise the
 //! version lines are compared, by the policy of the annotation.
 //!
-//! Nothing of the user's is executed for that: a program says its version only where nobody but root can have made it,
-//! for a plan, or `posh explain`, is to have no effect. Of any other program the version is unknown.
+//! Nothing of the user's is executed for that: a program says its version only where nobody but
+//! root can have made it, for a plan, or `posh explain`, is to have no effect. Of any other program
+//! the version is unknown.
 //!
-//! Invariant: the gateway's own thread touches no directory of PATH and no program, wherever they seem
-//! to lie: a link may lead to a mount that hangs, or whose server answers a shell and not the gateway.
-//! They are asked about through `Shares`, and what is not answered in time is unknown.
+//! Invariant: the gateway's own thread touches no directory of PATH and no program, wherever they
+//! seem to lie: a link may lead to a mount that hangs, or whose server answers a shell and not the
+//! gateway. They are asked about through `Shares`, and what is not answered in time is unknown.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,7 +26,10 @@ use nix::libc;
 use posh_annotations::ToolVersion;
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{Descriptor, EnvVar, Outlet, RunInput, RunSpec, Stage, descriptor::Source, run_input, run_output},
+    executor::{
+        Descriptor, EnvVar, Outlet, RunInput, RunSpec, Stage, descriptor::Source, run_input,
+        run_output,
+    },
     rule::{self, Rule},
 };
 use posh_reach::Allowance;
@@ -38,7 +42,8 @@ use crate::{
     shares::{Shares, Unanswered},
 };
 
-/// A tool that does not print its version in this time has none, and one whose file is not read in it is none that is known.
+/// A tool that does not print its version in this time has none, and one whose file is not read in
+/// it is none that is known.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// As much as is read of what it prints, and as much of its first line as anybody needs.
@@ -129,20 +134,26 @@ impl LocalTools {
     async fn hash(&self, program: &Path) -> Option<[u8; 32]> {
         let (hashes, file) = (Arc::clone(&self.hashes), program.to_owned());
         // One that takes longer is known the next time.
-        let hash = self.files.ask(directory_of(program), VERSION_TIMEOUT, move || hash_of(&file, &hashes)).await;
+        let hash = self
+            .files
+            .ask(directory_of(program), VERSION_TIMEOUT, move || hash_of(&file, &hashes))
+            .await;
         hash.ok().flatten()
     }
 
-    /// What a program says of itself; `None`: it is not executed, since others than root can have made it, or its directory
-    /// does not answer.
+    /// What a program says of itself; `None`: it is not executed, since others than root can have
+    /// made it, or its directory does not answer.
     async fn version(&self, program: &Path) -> Option<String> {
         let file = program.to_owned();
         let look = move || {
             let found = trusted_path::open_file(&file, ROOT).ok()?;
             Some((FileStamp::of(&file, &found.file.metadata().ok()?), found.path))
         };
-        let (stamp, path) = self.files.ask(directory_of(program), VERSION_TIMEOUT, look).await.ok()??;
-        if let Some(known) = self.versions.lock().unwrap_or_else(PoisonError::into_inner).get(&stamp) {
+        let (stamp, path) =
+            self.files.ask(directory_of(program), VERSION_TIMEOUT, look).await.ok()??;
+        if let Some(known) =
+            self.versions.lock().unwrap_or_else(PoisonError::into_inner).get(&stamp)
+        {
             return Some(known.clone());
         }
         let line = self.first_line_of_version(path, program).await?;
@@ -150,12 +161,16 @@ impl LocalTools {
         Some(line)
     }
 
-    /// Executes a file under the name that the user has for it. The environment is not the user's: a variable of theirs
-    /// may have a script of root's, or a loader, execute what is theirs. `None` where its directory does not answer.
+    /// Executes a file under the name that the user has for it. The environment is not the user's:
+    /// a variable of theirs may have a script of root's, or a loader, execute what is theirs.
+    /// `None` where its directory does not answer.
     async fn first_line_of_version(&self, file: PathBuf, name: &Path) -> Option<String> {
         let mut command = std::process::Command::new(file);
         command.arg0(name).arg("--version").current_dir("/").env_clear();
-        command.envs([("LC_ALL", "C"), ("PATH", "/usr/bin:/bin")]).stdin(Stdio::null()).stderr(Stdio::null());
+        command
+            .envs([("LC_ALL", "C"), ("PATH", "/usr/bin:/bin")])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null());
         command.stdout(Stdio::piped());
         let mut command = tokio::process::Command::from(command);
         let runtime = Handle::current();
@@ -215,7 +230,8 @@ fn keep<T>(all: &Mutex<HashMap<FileStamp, T>>, stamp: FileStamp, known: T) {
 
 /// SHA-256 of a file that may be growing.
 fn digest(file: File) -> io::Result<[u8; 32]> {
-    let (mut file, mut digest, mut block) = (file.take(PROGRAM_BYTES + 1), Sha256::new(), vec![0; BLOCK_BYTES]);
+    let (mut file, mut digest, mut block) =
+        (file.take(PROGRAM_BYTES + 1), Sha256::new(), vec![0; BLOCK_BYTES]);
     let mut total = 0;
     loop {
         let count = file.read(&mut block)?;
@@ -236,14 +252,18 @@ fn program_on_path(path: &OsStr, name: &str, shims: &HashSet<PathBuf>) -> Option
     })
 }
 
-/// What a program there says of itself, asked once for each connection: a run with the rights and the confinement of any command.
+/// What a program there says of itself, asked once for each connection: a run with the rights and
+/// the confinement of any command.
 async fn remote_version(connection: &Connection, name: &str) -> Result<String, String> {
-    if let Some(known) = connection.versions.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
+    if let Some(known) =
+        connection.versions.lock().unwrap_or_else(PoisonError::into_inner).get(name)
+    {
         return Ok(known.clone());
     }
     let said = tokio::time::timeout(VERSION_TIMEOUT, run_version(connection, name)).await;
     let said = said.unwrap_or_else(|_| Ok(Vec::new()));
-    let line = first_line(&said.map_err(|why| format!("cannot learn the version of {name}: {why}"))?);
+    let line =
+        first_line(&said.map_err(|why| format!("cannot learn the version of {name}: {why}"))?);
     let mut versions = connection.versions.lock().unwrap_or_else(PoisonError::into_inner);
     versions.insert(name.to_owned(), line.clone());
     Ok(line)
@@ -257,7 +277,12 @@ async fn run_version(connection: &Connection, name: &str) -> Result<Vec<u8>, Str
     // Open until the run has ended: a client that has no more to say may be one that is gone.
     let (input, messages) = mpsc::channel(1);
     input.try_send(spec).map_err(|error| error.to_string())?;
-    let mut outputs = connection.client.clone().run(ReceiverStream::new(messages), allowance).await.map_err(words)?;
+    let mut outputs = connection
+        .client
+        .clone()
+        .run(ReceiverStream::new(messages), allowance)
+        .await
+        .map_err(words)?;
     let mut said = Vec::new();
     while let Some(output) = outputs.message().await.map_err(words)? {
         match output.kind {
@@ -296,7 +321,11 @@ fn version_spec(name: &str) -> RunSpec {
         protocol: PROTOCOL_VERSION,
         stages: vec![stage],
         pipes: vec![1],
-        outlets: vec![Outlet { stream: 2, sources: vec![1], initial_credit_bytes: VERSION_BYTES as u64 }],
+        outlets: vec![Outlet {
+            stream: 2,
+            sources: vec![1],
+            initial_credit_bytes: VERSION_BYTES as u64,
+        }],
         ..RunSpec::default()
     }
 }
@@ -365,12 +394,16 @@ mod tests {
             let tools = LocalTools::default();
             let (answer, answered) = std::sync::mpsc::channel::<()>();
             // Somebody looked at a program there, and waits for ever.
-            let look = tools.files.ask(&mute, Duration::from_millis(10), move || answered.recv()).await;
+            let look =
+                tools.files.ask(&mute, Duration::from_millis(10), move || answered.recv()).await;
             assert!(look.is_err());
             assert_eq!(tools.hash(&mute.join("sort")).await, None);
             assert_eq!(tools.version(&mute.join("sort")).await, None);
             let path = mute.as_os_str();
-            assert_eq!(tools.on_path(Some(path), "sort", HashSet::new()).await, Err(Unanswered::Earlier));
+            assert_eq!(
+                tools.on_path(Some(path), "sort", HashSet::new()).await,
+                Err(Unanswered::Earlier)
+            );
             let other = tools.on_path(None, "sort", HashSet::new()).await.unwrap().unwrap();
             assert!(tools.hash(&other).await.is_some());
             drop(answer);

@@ -1,8 +1,9 @@
-//! The volumes that this gateway serves: mounted when the configuration or `posh mount` says so, each with a connection
-//! of its own, and told before and after commands run on their servers. How a volume works is `posh_volume`'s matter.
+//! The volumes that this gateway serves: mounted when the configuration or `posh mount` says so,
+//! each with a connection of its own, and told before and after commands run on their servers. How
+//! a volume works is `posh_volume`'s matter.
 //!
-//! They live on a runtime of their own: a thread of the gateway that looks at a path of a volume waits for the
-//! volume, which so must never wait for that thread.
+//! They live on a runtime of their own: a thread of the gateway that looks at a path of a volume
+//! waits for the volume, which so must never wait for that thread.
 
 mod at_hand;
 mod prefetch;
@@ -39,7 +40,8 @@ const THREADS: usize = 2;
 /// Between attempts to mount what the configuration names.
 const RETRY: Duration = Duration::from_secs(20);
 
-/// How long what was written may take to the server before a command there goes without it, and runs here.
+/// How long what was written may take to the server before a command there goes without it, and
+/// runs here.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long an ending gateway goes on writing what was not closed.
@@ -123,11 +125,13 @@ impl Volumes {
     pub fn list(gateway: &Gateway) -> Vec<About> {
         let volumes = &gateway.volumes;
         volumes.let_leave(gateway);
-        let about = |known: &Arc<Known>| About { config: known.config.clone(), state: known.state() };
+        let about =
+            |known: &Arc<Known>| About { config: known.config.clone(), state: known.state() };
         let mut all: Vec<About> = volumes.known().iter().map(about).collect();
         all.extend(volumes.leaving().iter().filter_map(|(config, serving)| {
             let unsent = unsent(&serving.volume.state())?;
-            let state = Err(format!("files of it are open, and the server does not have all: {unsent}"));
+            let state =
+                Err(format!("files of it are open, and the server does not have all: {unsent}"));
             Some(About { config: config.clone(), state })
         }));
         all
@@ -215,7 +219,11 @@ impl Volumes {
         if gateway.executors.named(&config.executor).is_none() {
             let all = gateway.executors.all();
             let names: Vec<&str> = all.iter().map(|executor| executor.name.as_str()).collect();
-            return Err(format!("no executor is named {}; there are {}", config.executor, names.join(", ")));
+            return Err(format!(
+                "no executor is named {}; there are {}",
+                config.executor,
+                names.join(", ")
+            ));
         }
         let is_volume = gateway.config.volumes.iter().any(|volume| volume.path == config.path);
         if !is_volume && gateway.config.mounts.iter().any(|mount| mount.path == config.path) {
@@ -228,7 +236,8 @@ impl Volumes {
             }
             known.remove(old);
         }
-        let new = Arc::new(Known { config, phase: Mutex::new(Phase::Not("connecting".to_owned())) });
+        let new =
+            Arc::new(Known { config, phase: Mutex::new(Phase::Not("connecting".to_owned())) });
         known.push(Arc::clone(&new));
         Ok(new)
     }
@@ -250,7 +259,8 @@ impl Volumes {
             return Err(format!("no volume is mounted on {}", path.display()));
         }
         let (place, its) = (path.to_owned(), serving.clone());
-        let unmount = move || its.map_or_else(|| mount::unmount(&place), |serving| serving.unmount(&place));
+        let unmount =
+            move || its.map_or_else(|| mount::unmount(&place), |serving| serving.unmount(&place));
         let unmounted = tokio::task::spawn_blocking(unmount).await;
         let unmounted = unmounted.map_err(|error| error.to_string())?;
         unmounted.map_err(|error| format!("cannot unmount {}: {error}", path.display()))?;
@@ -269,7 +279,8 @@ impl Volumes {
         }
     }
 
-    /// Copies what a volume keeps that its server does not take to a directory. The number of files.
+    /// Copies what a volume keeps that its server does not take to a directory. The number of
+    /// files.
     ///
     /// # Errors
     /// The sentence for the user.
@@ -279,12 +290,17 @@ impl Volumes {
             return Err(format!("no volume is mounted on {}", path.display()));
         }
         if to.starts_with(path) {
-            return Err(format!("{} is in the volume itself; name a directory elsewhere", to.display()));
+            return Err(format!(
+                "{} is in the volume itself; name a directory elsewhere",
+                to.display()
+            ));
         }
         let recover = move || all.iter().map(|serving| serving.volume.recover(&to)).sum();
         let recovered: Result<io::Result<u64>, _> = tokio::task::spawn_blocking(recover).await;
         let recovered = recovered.map_err(|error| error.to_string())?;
-        recovered.map_err(|error| format!("could not copy all, and the volume still keeps them: {error}"))
+        recovered.map_err(|error| {
+            format!("could not copy all, and the volume still keeps them: {error}")
+        })
     }
 
     /// Before commands run on the server of a mount.
@@ -296,13 +312,16 @@ impl Volumes {
             let settled = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.settle()).await;
             match settled {
                 Ok(Ok(())) => {}
-                Err(_) | Ok(Err(_)) => return Err("the server does not take what was written".to_owned()),
+                Err(_) | Ok(Err(_)) => {
+                    return Err("the server does not take what was written".to_owned());
+                }
             }
         }
         Ok(())
     }
 
-    /// Before a command on the server may remove or replace names: what is open here can be used afterwards.
+    /// Before a command on the server may remove or replace names: what is open here can be used
+    /// afterwards.
     pub async fn hold_open(&self, mount: &Mount) {
         for serving in self.of(mount) {
             // Who can't be reached says so when the command is started.
@@ -310,14 +329,16 @@ impl Volumes {
         }
     }
 
-    /// For a run on an executor: which of its sessions are to be told what the run changes, with the leases that they give back.
+    /// For a run on an executor: which of its sessions are to be told what the run changes, with
+    /// the leases that they give back.
     #[must_use]
     pub fn sessions(&self, executor: &ExecutorName) -> Vec<VolumeSession> {
         let theirs = self.serving(|config| config.executor == *executor);
         theirs.iter().map(Serving::told_of_runs).collect()
     }
 
-    /// After a command has ended: returns when the volumes show what it has changed, as their executor has told them.
+    /// After a command has ended: returns when the volumes show what it has changed, as their
+    /// executor has told them.
     pub async fn caught_up(&self, marks: &[VolumeMark], changes: Changes) {
         let mut latest: BTreeMap<&Bytes, u64> = BTreeMap::new();
         for mark in marks {
@@ -325,14 +346,18 @@ impl Volumes {
             *stamp = mark.stamp.max(*stamp);
         }
         let all = self.serving(|_| true);
-        let marked = all.into_iter().filter_map(|serving| Some((*latest.get(serving.session())?, serving)));
-        at_once(marked.map(|(stamp, serving)| async move { serving.volume.caught_up(Stamp(stamp), changes).await }))
-            .await;
+        let marked =
+            all.into_iter().filter_map(|serving| Some((*latest.get(serving.session())?, serving)));
+        at_once(marked.map(|(stamp, serving)| async move {
+            serving.volume.caught_up(Stamp(stamp), changes).await
+        }))
+        .await;
     }
 
     /// After a command has changed something there of which not all were told: these ask.
     pub async fn catch_up(&self, mount: &Mount, told: &[VolumeMark]) {
-        let was_told = |serving: &Serving| told.iter().any(|mark| mark.session == *serving.session());
+        let was_told =
+            |serving: &Serving| told.iter().any(|mark| mark.session == *serving.session());
         let others = self.of(mount).into_iter().filter(|serving| !was_told(serving));
         at_once(others.map(|serving| async move { serving.volume.catch_up().await })).await;
     }
@@ -346,20 +371,28 @@ impl Volumes {
     /// All that are served, also those that were taken out of the tree.
     fn serving(&self, which: impl Fn(&VolumeConfig) -> bool) -> Vec<Serving> {
         let known = self.known();
-        let mut serving: Vec<_> =
-            known.iter().filter(|known| which(&known.config)).filter_map(|known| known.serving()).collect();
+        let mut serving: Vec<_> = known
+            .iter()
+            .filter(|known| which(&known.config))
+            .filter_map(|known| known.serving())
+            .collect();
         let leaving = self.leaving();
-        serving.extend(leaving.iter().filter(|(config, _)| which(config)).map(|(_, serving)| serving.clone()));
+        serving.extend(
+            leaving.iter().filter(|(config, _)| which(config)).map(|(_, serving)| serving.clone()),
+        );
         serving
     }
 
     /// Writes what is left and unmounts all.
     pub async fn end(&self) {
         let all: Vec<_> = self.known().drain(..).collect();
-        let mounted = all.into_iter().filter_map(|known| Some((known.config.path.clone(), known.serving()?)));
+        let mounted =
+            all.into_iter().filter_map(|known| Some((known.config.path.clone(), known.serving()?)));
         let leaving: Vec<_> = self.leaving().drain(..).collect();
-        let ending = mounted.chain(leaving.into_iter().map(|(config, serving)| (config.path, serving)));
-        let mut ending: JoinSet<()> = ending.map(|(path, serving)| end_one(path, serving)).collect();
+        let ending =
+            mounted.chain(leaving.into_iter().map(|(config, serving)| (config.path, serving)));
+        let mut ending: JoinSet<()> =
+            ending.map(|(path, serving)| end_one(path, serving)).collect();
         while ending.join_next().await.is_some() {}
         if let Some(runtime) = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take() {
             runtime.shutdown_background();
@@ -414,7 +447,8 @@ async fn is_drained(serving: &Serving, timeout: Duration) -> bool {
 
 /// What the server does not have, in words.
 fn unsent(state: &State) -> Option<String> {
-    let bytes = (state.dirty_bytes > 0).then(|| format!("{} bytes are on their way", state.dirty_bytes));
+    let bytes =
+        (state.dirty_bytes > 0).then(|| format!("{} bytes are on their way", state.dirty_bytes));
     state.lost.clone().or(bytes)
 }
 
@@ -430,7 +464,8 @@ async fn end_one(path: PathBuf, serving: Serving) {
     tracing::info!(path = %path.display(), ?unmounted, "volume unmounted");
 }
 
-/// Waits for all together: a server that tells one of what never comes makes nobody wait for longer than that.
+/// Waits for all together: a server that tells one of what never comes makes nobody wait for longer
+/// than that.
 async fn at_once(waits: impl Iterator<Item = impl Future<Output = ()> + Send + 'static>) {
     let mut all: JoinSet<()> = waits.collect();
     while all.join_next().await.is_some() {}
@@ -445,7 +480,9 @@ async fn mounted(gateway: &Weak<Gateway>, volume: VolumeConfig) -> Option<Result
 fn is_left_behind(path: &Path) -> bool {
     let info = MountInfo::read();
     let is_volume = |info: MountInfo| {
-        info.visible().iter().any(|entry| entry.mount_point == path && entry.fs_type == mount::FS_TYPE)
+        info.visible()
+            .iter()
+            .any(|entry| entry.mount_point == path && entry.fs_type == mount::FS_TYPE)
     };
     info.is_ok_and(is_volume)
 }
@@ -494,6 +531,8 @@ mod tests {
                 barrier.wait().await;
             }
         });
-        tokio::time::timeout(Duration::from_secs(10), at_once(waits)).await.expect("none is waited for alone");
+        tokio::time::timeout(Duration::from_secs(10), at_once(waits))
+            .await
+            .expect("none is waited for alone");
     }
 }

@@ -1,4 +1,5 @@
-//! What a command's TZ says (tzset(3)), and of which file the server must have the same, so that times are shown as here.
+//! What a command's TZ says (tzset(3)), and of which file the server must have the same, so that
+//! times are shown as here.
 
 use std::{
     ffi::OsStr,
@@ -50,14 +51,16 @@ fn named_by(value: Option<&OsStr>, has_directory: bool) -> Zone {
         return Zone::Other("TZDIR");
     }
     let path = Path::new(OsStr::from_bytes(name));
-    let is_plain = !name.is_empty() && path.components().all(|part| matches!(part, Component::Normal(_)));
+    let is_plain =
+        !name.is_empty() && path.components().all(|part| matches!(part, Component::Normal(_)));
     let file = Path::new(ZONES).join(path);
     // A rule that lacks a part of it is the C library's matter, and that of its other files.
     let is_name = |file: &Path| !name.iter().any(u8::is_ascii_digit) || file.exists();
     if is_plain && is_name(&file) { Zone::Named(file) } else { Zone::Other("TZ") }
 }
 
-/// Tells if this is a rule of POSIX that says all: `CET-1CEST,M3.5.0,M10.5.0/3`. Without the days of the changes it does not.
+/// Tells if this is a rule of POSIX that says all: `CET-1CEST,M3.5.0,M10.5.0/3`. Without the days
+/// of the changes it does not.
 fn is_whole_rule(text: &str) -> bool {
     let whole = |text| {
         let rest = offset(abbreviation(text)?, 24)?;
@@ -119,8 +122,9 @@ mod tests {
 
     #[test]
     fn what_a_time_zone_is_read_from() {
-        let check =
-            |value: &str, expected: Zone| assert_eq!(named_by(Some(value.as_ref()), false), expected, "{value}");
+        let check = |value: &str, expected: Zone| {
+            assert_eq!(named_by(Some(value.as_ref()), false), expected, "{value}")
+        };
         assert_eq!(named_by(None, true), Zone::Machine);
         for value in [":/etc/localtime", "/etc/localtime"] {
             check(value, Zone::Machine);

@@ -1,4 +1,5 @@
-//! A gateway beside an executor that lies: about what has changed and where, and in all that it says.
+//! A gateway beside an executor that lies: about what has changed and where, and in all that it
+//! says.
 
 // All of this is test code; clippy's own exception knows only #[test] functions.
 #![allow(clippy::unwrap_used)]
@@ -23,8 +24,9 @@ use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        ChangedDirectory, Chunk, DescribeReply, DescribeRequest, Exited, Export, Finished, Rejected, Resumed, RunInput,
-        RunOutput, RunSpec, Started, StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
+        ChangedDirectory, Chunk, DescribeReply, DescribeRequest, Exited, Export, Finished,
+        Rejected, Resumed, RunInput, RunOutput, RunSpec, Started, StatusReply, StatusRequest, Tool,
+        ToolsReply, ToolsRequest,
         executor_server::{Executor, ExecutorServer},
         exited::How,
         guard::Test,
@@ -34,7 +36,9 @@ use posh_proto::{
     frame,
     gateway::{ReportRequest, StatusReply as GatewayStatus, gateway_client::GatewayClient},
     packed,
-    stage::{self, Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor, to_gateway, to_stage},
+    stage::{
+        self, Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor, to_gateway, to_stage,
+    },
 };
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
@@ -65,7 +69,11 @@ fn in_own_namespace(test: &str, body: impl Future<Output = ()>) {
     again.args(["--mount", "--propagation", "private", "--"]).arg(std::env::current_exe().unwrap());
     let output = again.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// More than a run of one command has.
@@ -107,7 +115,10 @@ impl Liar {
 impl Executor for Liar {
     type RunStream = Pin<Box<dyn Stream<Item = Result<RunOutput, Status>> + Send>>;
 
-    async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+    async fn describe(
+        &self,
+        _: Request<DescribeRequest>,
+    ) -> Result<Response<DescribeReply>, Status> {
         Ok(Response::new(DescribeReply {
             protocol: PROTOCOL_VERSION,
             version: ESCAPES.to_owned(),
@@ -123,14 +134,20 @@ impl Executor for Liar {
     /// It has the workstation's own programs.
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
         let tool = |name: String| {
-            let sha256 = fs::read(Path::new("/usr/bin").join(&name)).map(|program| Sha256::digest(program).to_vec());
+            let sha256 = fs::read(Path::new("/usr/bin").join(&name))
+                .map(|program| Sha256::digest(program).to_vec());
             Tool { found: sha256.is_ok(), sha256: sha256.unwrap_or_default().into(), name }
         };
-        Ok(Response::new(ToolsReply { tools: request.into_inner().names.into_iter().map(tool).collect() }))
+        Ok(Response::new(ToolsReply {
+            tools: request.into_inner().names.into_iter().map(tool).collect(),
+        }))
     }
 
     /// Chunks are of the run's one outlet, whichever number that has.
-    async fn run(&self, request: Request<Streaming<RunInput>>) -> Result<Response<Self::RunStream>, Status> {
+    async fn run(
+        &self,
+        request: Request<Streaming<RunInput>>,
+    ) -> Result<Response<Self::RunStream>, Status> {
         let first = request.into_inner().message().await?.and_then(|first| first.kind);
         let spec = match first {
             Some(run_input::Kind::Spec(spec)) => spec,
@@ -153,7 +170,8 @@ impl Executor for Liar {
                 chunk.stream = spec.outlets[0].stream;
             }
         }
-        let mut said: Vec<_> = answers.into_iter().map(|kind| Ok(RunOutput { kind: Some(kind) })).collect();
+        let mut said: Vec<_> =
+            answers.into_iter().map(|kind| Ok(RunOutput { kind: Some(kind) })).collect();
         said.extend(self.drops.iter().map(|_| Err(Status::unavailable("gone"))));
         let said = tokio_stream::iter(said);
         if self.stays.load(Ordering::Relaxed) {
@@ -165,7 +183,13 @@ impl Executor for Liar {
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let text = || ESCAPES.to_owned();
         let (identity, user, confinement, refusing) = (text(), text(), text(), text());
-        Ok(Response::new(StatusReply { identity, user, confinement, refusing, ..StatusReply::default() }))
+        Ok(Response::new(StatusReply {
+            identity,
+            user,
+            confinement,
+            refusing,
+            ..StatusReply::default()
+        }))
     }
 }
 
@@ -190,18 +214,31 @@ impl Site {
         }
         for name in ["its", "others"] {
             // Mounts, so that the adapter of the configuration has something to do.
-            let mounted = Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(at(name)).status().unwrap();
+            let mounted = Command::new("mount")
+                .args(["-t", "tmpfs", "tmpfs"])
+                .arg(at(name))
+                .status()
+                .unwrap();
             assert!(mounted.success());
             fs::create_dir(at(name).join("d")).unwrap();
         }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = ExecutorServer::new(liar.clone());
-        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)));
-        let executor = |name: &str, address: &str| format!("[[executor]]\nname='{name}'\naddress='http://{address}'\n");
+        tokio::spawn(
+            Server::builder()
+                .add_service(service)
+                .serve_with_incoming(TcpListenerStream::new(listener)),
+        );
+        let executor = |name: &str, address: &str| {
+            format!("[[executor]]\nname='{name}'\naddress='http://{address}'\n")
+        };
         let mount = |name: &str, executor: &str| {
             let path = at(name);
-            format!("[[mount]]\npath='{}'\nexecutor='{executor}'\nexport='x'\ncoherence='sshfs'\n", path.display())
+            format!(
+                "[[mount]]\npath='{}'\nexecutor='{executor}'\nexport='x'\ncoherence='sshfs'\n",
+                path.display()
+            )
         };
         let text = [
             executor("liar", &address.to_string()),
@@ -223,8 +260,10 @@ impl Site {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
-        let channel = Endpoint::from_static("http://gateway").connect_with_connector(connect).await.unwrap();
-        let mut site = Self { client: GatewayClient::new(channel), top, liar, session: String::new() };
+        let channel =
+            Endpoint::from_static("http://gateway").connect_with_connector(connect).await.unwrap();
+        let mut site =
+            Self { client: GatewayClient::new(channel), top, liar, session: String::new() };
         site.session = site.open_session().await;
         site
     }
@@ -255,7 +294,8 @@ impl Site {
         }
     }
 
-    /// `cat its/f`, as its stage program would have it, until it was to run remotely or was refused; gives how it ended.
+    /// `cat its/f`, as its stage program would have it, until it was to run remotely or was
+    /// refused; gives how it ended.
     async fn cat(&self, answers: Vec<Kind>) -> to_stage::Kind {
         self.command(self.enlist(), answers).await
     }
@@ -268,9 +308,15 @@ impl Site {
             let mut buffer = BytesMut::new();
             loop {
                 match timeout(PATIENCE, next(&mut socket, &mut buffer)).await.unwrap() {
-                    to_stage::Kind::Remote(_) => send(&mut socket, to_gateway::Kind::Ack(stage::Ack {})).await,
-                    to_stage::Kind::RunHere(here) if here.reason.contains("is not in reach") => break,
-                    ended @ (to_stage::Kind::RunHere(_) | to_stage::Kind::Exit(_) | to_stage::Kind::Again(_)) => {
+                    to_stage::Kind::Remote(_) => {
+                        send(&mut socket, to_gateway::Kind::Ack(stage::Ack {})).await
+                    }
+                    to_stage::Kind::RunHere(here) if here.reason.contains("is not in reach") => {
+                        break;
+                    }
+                    ended @ (to_stage::Kind::RunHere(_)
+                    | to_stage::Kind::Exit(_)
+                    | to_stage::Kind::Again(_)) => {
                         return ended;
                     }
                     _ => {}
@@ -337,7 +383,8 @@ impl Site {
         }
     }
 
-    /// Which of the directories have other attributes once the liar has said that their listings have changed.
+    /// Which of the directories have other attributes once the liar has said that their listings
+    /// have changed.
     async fn touched(&self, told: &[&str]) -> Vec<bool> {
         let seen = |name: &&str| {
             let found = fs::metadata(self.at(name)).unwrap();
@@ -385,7 +432,10 @@ async fn next(socket: &mut UnixStream, buffer: &mut BytesMut) -> to_stage::Kind 
 
 #[test]
 fn what_it_tells_of_others_mounts_and_of_this_machine_is_not_heard() {
-    in_own_namespace("what_it_tells_of_others_mounts_and_of_this_machine_is_not_heard", tell_of_others_mounts());
+    in_own_namespace(
+        "what_it_tells_of_others_mounts_and_of_this_machine_is_not_heard",
+        tell_of_others_mounts(),
+    );
 }
 
 async fn tell_of_others_mounts() {
@@ -405,12 +455,18 @@ async fn make_links() {
     symlink(site.at("own"), site.at("its/out")).unwrap();
     symlink("../others", site.at("its/up")).unwrap();
     symlink("d", site.at("its/in")).unwrap();
-    assert_eq!(site.touched(&["its/out", "its/out/below", "its/up/d", "its/in"]).await, [false, false, false, true]);
+    assert_eq!(
+        site.touched(&["its/out", "its/out/below", "its/up/d", "its/in"]).await,
+        [false, false, false, true]
+    );
 }
 
 #[test]
 fn what_it_tells_to_be_removed_is_removed_on_its_mount_alone() {
-    in_own_namespace("what_it_tells_to_be_removed_is_removed_on_its_mount_alone", tell_of_removed_trees());
+    in_own_namespace(
+        "what_it_tells_to_be_removed_is_removed_on_its_mount_alone",
+        tell_of_removed_trees(),
+    );
 }
 
 /// One tree is a link all along, the other becomes one after the gateway has looked at it.
@@ -506,7 +562,8 @@ async fn remove_by_reading() {
     let site = Site::new().await;
     fs::create_dir(site.at("its/top")).unwrap();
     fs::create_dir(site.at("its/top/empty")).unwrap();
-    let ended = site.cat(site.telling_of_removed(&[("its", &["top"]), ("its/top", &["empty"])])).await;
+    let ended =
+        site.cat(site.telling_of_removed(&[("its", &["top"]), ("its/top", &["empty"])])).await;
     assert!(matches!(ended, to_stage::Kind::Exit(_)), "{ended:?}");
     assert!(site.at("its/top/empty").exists() && !site.liar.was_asked_for("mkdir"));
 }
@@ -536,14 +593,20 @@ async fn say_nothing() {
                 let by = stage::exit::How::Signal(nix::libc::SIGTERM.cast_unsigned());
                 return assert_eq!((ended.how, &ended.message[..]), (Some(by), ""));
             }
-            other => assert!(!matches!(other, to_stage::Kind::RunHere(_) | to_stage::Kind::Again(_)), "{other:?}"),
+            other => assert!(
+                !matches!(other, to_stage::Kind::RunHere(_) | to_stage::Kind::Again(_)),
+                "{other:?}"
+            ),
         }
     }
 }
 
 #[test]
 fn a_run_that_is_taken_up_again_only_to_be_dropped_is_given_up() {
-    in_own_namespace("a_run_that_is_taken_up_again_only_to_be_dropped_is_given_up", drop_over_and_over());
+    in_own_namespace(
+        "a_run_that_is_taken_up_again_only_to_be_dropped_is_given_up",
+        drop_over_and_over(),
+    );
 }
 
 async fn drop_over_and_over() {
@@ -574,7 +637,11 @@ async fn send_too_much() {
         answers.push(Kind::Finished(Finished::default()));
         let to_stage::Kind::Exit(exit) = site.cat(answers).await else { panic!("it was begun") };
         assert_eq!(exit.message.is_empty(), is_kept, "{}", exit.message);
-        assert!(is_kept || exit.message.contains("executor liar at") && exit.message.contains("than it was asked for"));
+        assert!(
+            is_kept
+                || exit.message.contains("executor liar at")
+                    && exit.message.contains("than it was asked for")
+        );
     }
 }
 
@@ -586,21 +653,28 @@ fn its_words_say_nothing_to_the_terminal() {
 async fn say_escapes() {
     let mut site = Site::new().await;
     let refused = Rejected { message: ESCAPES.to_owned(), ..Rejected::default() };
-    let to_stage::Kind::RunHere(here) = site.cat(vec![Kind::Rejected(refused)]).await else { panic!("it was refused") };
+    let to_stage::Kind::RunHere(here) = site.cat(vec![Kind::Rejected(refused)]).await else {
+        panic!("it was refused")
+    };
     assert!(here.reason.contains(SHOWN), "{}", here.reason);
     let GatewayStatus { executors, .. } =
         site.client.status(posh_proto::gateway::StatusRequest {}).await.unwrap().into_inner();
     let liar = executors.iter().find(|executor| executor.name == "liar").unwrap();
     assert_eq!([&liar.identity, &liar.user, &liar.confinement, &liar.refusing], [SHOWN; 4]);
     for json in [false, true] {
-        let request = ReportRequest { session: site.session.clone(), json, ..ReportRequest::default() };
+        let request =
+            ReportRequest { session: site.session.clone(), json, ..ReportRequest::default() };
         let text = site.client.report(request).await.unwrap().into_inner().text;
-        assert!(text.contains("FORGED") && !text.contains('\u{1b}') && !text.contains("\nFORGED"), "{text}");
+        assert!(
+            text.contains("FORGED") && !text.contains('\u{1b}') && !text.contains("\nFORGED"),
+            "{text}"
+        );
     }
 }
 
 impl Site {
-    /// A command in the repository `its/d`, by a user whose home is `own` and whose variables hold secrets.
+    /// A command in the repository `its/d`, by a user whose home is `own` and whose variables hold
+    /// secrets.
     fn enlist_in_repository(&self, words: &[&str]) -> Enlist {
         let home = format!("HOME={}", self.at("own").display());
         let env = [
@@ -626,7 +700,8 @@ impl Site {
     /// The reason why a command ran here, and what the executor was asked to run before that.
     async fn refused(&self, words: &[&str]) -> (String, Vec<RunSpec>) {
         let refused = Rejected { message: "as it likes".to_owned(), ..Rejected::default() };
-        let ended = self.command(self.enlist_in_repository(words), vec![Kind::Rejected(refused)]).await;
+        let ended =
+            self.command(self.enlist_in_repository(words), vec![Kind::Rejected(refused)]).await;
         let to_stage::Kind::RunHere(here) = ended else { panic!("{ended:?}") };
         (here.reason, std::mem::take(&mut *self.liar.asked.lock().unwrap()))
     }
@@ -708,7 +783,10 @@ async fn keep_git() {
 
 #[test]
 fn a_repository_of_another_user_is_left_to_the_git_of_this_machine() {
-    in_own_namespace("a_repository_of_another_user_is_left_to_the_git_of_this_machine", look_at_owners());
+    in_own_namespace(
+        "a_repository_of_another_user_is_left_to_the_git_of_this_machine",
+        look_at_owners(),
+    );
 }
 
 async fn look_at_owners() {
@@ -716,17 +794,25 @@ async fn look_at_owners() {
     fs::create_dir_all(site.at("its/d/.git")).unwrap();
     fs::create_dir_all(site.at("its/d/below")).unwrap();
     let settings = |text: &str| fs::write(site.at("own/.gitconfig"), text).unwrap();
-    let own = |name: &str, uid: u32| std::os::unix::fs::chown(site.at(name), Some(uid), None).unwrap();
+    let own =
+        |name: &str, uid: u32| std::os::unix::fs::chown(site.at(name), Some(uid), None).unwrap();
     let check = async |words: &[&str], variables: &[&str], refuses: Option<&str>| {
         let mut stage = site.enlist_in_repository(words);
         stage.env.extend(variables.iter().map(|variable| variable.to_string().into()));
         let refused = Rejected { message: "as it likes".to_owned(), ..Rejected::default() };
-        let ended =
-            site.command(stage, refuses.is_none().then_some(Kind::Rejected(refused)).into_iter().collect()).await;
+        let ended = site
+            .command(
+                stage,
+                refuses.is_none().then_some(Kind::Rejected(refused)).into_iter().collect(),
+            )
+            .await;
         let to_stage::Kind::RunHere(here) = ended else { panic!("{ended:?}") };
         let went = !std::mem::take(&mut *site.liar.asked.lock().unwrap()).is_empty();
         let is_refused = refuses.is_some_and(|name| {
-            let expected = format!("may refuse {}, which belongs to another user (uid 12345)", site.at(name).display());
+            let expected = format!(
+                "may refuse {}, which belongs to another user (uid 12345)",
+                site.at(name).display()
+            );
             here.reason.contains(&expected)
         });
         assert_eq!(
@@ -762,15 +848,19 @@ async fn compare_zone() {
     let zone = Path::new("/usr/share/zoneinfo/UTC");
     let (_, asked) = site.refused(&["git", "log", "-1"]).await;
     let [spec] = &asked[..] else { panic!("{asked:?}") };
-    let guard = spec.stages[0].guards.iter().find(|guard| guard.test() == Test::SameContent).unwrap();
+    let guard =
+        spec.stages[0].guards.iter().find(|guard| guard.test() == Test::SameContent).unwrap();
     assert_eq!(guard.files, [zone.as_os_str().as_encoded_bytes()]);
     let expected = fs::read(zone).map(|file| Sha256::digest(file).to_vec()).unwrap_or_default();
     assert_eq!(guard.sha256, [expected]);
-    for (variables, named) in [(["TZ=:/own/zone", "X="], "TZ"), (["TZ=UTC", "TZDIR=/own"], "TZDIR")] {
+    for (variables, named) in [(["TZ=:/own/zone", "X="], "TZ"), (["TZ=UTC", "TZDIR=/own"], "TZDIR")]
+    {
         let mut stage = site.enlist_in_repository(&["git", "log", "-1"]);
         stage.env.retain(|variable| !variable.starts_with(b"TZ="));
         stage.env.extend(variables.map(|variable| variable.to_owned().into()));
-        let to_stage::Kind::RunHere(here) = site.command(stage, Vec::new()).await else { panic!("it left") };
+        let to_stage::Kind::RunHere(here) = site.command(stage, Vec::new()).await else {
+            panic!("it left")
+        };
         let expected = format!("{named} names a time zone that git log may not find on the server");
         assert!(here.reason.contains(&expected), "{}", here.reason);
         assert!(site.liar.asked.lock().unwrap().is_empty());
@@ -793,12 +883,19 @@ async fn compare_policy() {
         let (_, asked) = site.refused(&["identify", "f.png"]).await;
         let [spec] = &asked[..] else { panic!("{asked:?}") };
         assert_eq!(spec.client_files, []);
-        let guard = spec.stages[0].guards.iter().find(|guard| guard.test() == Test::SameContent).unwrap();
+        let guard =
+            spec.stages[0].guards.iter().find(|guard| guard.test() == Test::SameContent).unwrap();
         let sha256 = |path: &Path| {
-            let at = guard.files.iter().position(|file| *file == path.as_os_str().as_encoded_bytes()).unwrap();
+            let at = guard
+                .files
+                .iter()
+                .position(|file| *file == path.as_os_str().as_encoded_bytes())
+                .unwrap();
             guard.sha256[at].to_vec()
         };
-        let expected = |path: &Path| fs::read(path).map(|file| Sha256::digest(file).to_vec()).unwrap_or_default();
+        let expected = |path: &Path| {
+            fs::read(path).map(|file| Sha256::digest(file).to_vec()).unwrap_or_default()
+        };
         for path in [Path::new("/etc/ImageMagick-6/policy.xml"), &own] {
             assert_eq!(sha256(path), expected(path), "{}", path.display());
         }

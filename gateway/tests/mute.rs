@@ -1,5 +1,5 @@
-//! A gateway beside a mount that never answers, and directories that lead to it: one command or session
-//! waits for it, for a while, and nobody else.
+//! A gateway beside a mount that never answers, and directories that lead to it: one command or
+//! session waits for it, for a while, and nobody else.
 
 // All of this is test code; clippy's own exception knows only #[test] functions.
 #![allow(clippy::unwrap_used)]
@@ -17,7 +17,9 @@ use fs_mapper::config::Config;
 use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION, frame,
-    stage::{Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor, to_gateway, to_stage},
+    stage::{
+        Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor, to_gateway, to_stage,
+    },
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -32,11 +34,15 @@ const AT_ONCE: Duration = Duration::from_millis(900);
 /// Set in the second run of a test, which is the one in a namespace of its own.
 const INSIDE: &str = "POSH_GATEWAY_TEST_INSIDE";
 
-/// Runs a test again where its mounts are its own, and end with it. Needs root. The gateway's tasks have one
-/// thread, as those of the program have.
+/// Runs a test again where its mounts are its own, and end with it. Needs root. The gateway's tasks
+/// have one thread, as those of the program have.
 fn in_own_namespace(test: &str, body: impl Future<Output = ()> + Send + 'static) {
     if std::env::var_os(INSIDE).is_some() {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(runtime.spawn(body)).unwrap();
         runtime.shutdown_background();
         return;
@@ -47,7 +53,11 @@ fn in_own_namespace(test: &str, body: impl Future<Output = ()> + Send + 'static)
     again.arg(std::env::current_exe().unwrap());
     let output = again.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// A gateway whose one mount with an owner is mute.
@@ -124,7 +134,9 @@ impl Site {
             cwd: "/".into(),
             umask: 0o022,
             descriptors: (0..3).map(descriptor).collect(),
-            mount_namespace: std::os::unix::fs::MetadataExt::ino(&fs::metadata("/proc/self/ns/mnt").unwrap()),
+            mount_namespace: std::os::unix::fs::MetadataExt::ino(
+                &fs::metadata("/proc/self/ns/mnt").unwrap(),
+            ),
             ..Enlist::default()
         };
         let (answer, took) = self.ask(to_gateway::Kind::Enlist(enlist)).await;
@@ -149,7 +161,8 @@ async fn answer(socket: &Path, first: to_gateway::Kind) -> to_stage::Kind {
     frame::encode(&ToGateway { kind: Some(first) }, &mut bytes);
     socket.write_all(&bytes.split()).await.unwrap();
     loop {
-        if let Some(kind) = frame::decode::<ToStage>(&mut bytes).unwrap().and_then(|said| said.kind) {
+        if let Some(kind) = frame::decode::<ToStage>(&mut bytes).unwrap().and_then(|said| said.kind)
+        {
             return kind;
         }
         assert!(socket.read_buf(&mut bytes).await.unwrap() > 0, "the gateway hung up");
@@ -158,8 +171,10 @@ async fn answer(socket: &Path, first: to_gateway::Kind) -> to_stage::Kind {
 
 /// Threads of this process that wait for files.
 fn threads_aside() -> usize {
-    let names =
-        fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| fs::read_to_string(task.path().join("comm")));
+    let names = fs::read_dir("/proc/self/task")
+        .unwrap()
+        .flatten()
+        .map(|task| fs::read_to_string(task.path().join("comm")));
     names.flatten().filter(|name| name == "aside\n").count()
 }
 
@@ -174,7 +189,10 @@ async fn settle_nothing() {
     assert!(reason.ends_with("are on the server: it does not answer in time"), "{reason}");
     for _ in 0..20 {
         let (reason, took) = site.count("mute/f").await;
-        assert!(reason.ends_with("are on the server: it has not answered an earlier question yet"), "{reason}");
+        assert!(
+            reason.ends_with("are on the server: it has not answered an earlier question yet"),
+            "{reason}"
+        );
         assert!(took < AT_ONCE, "{took:?}");
     }
     assert_eq!(threads_aside(), 1);

@@ -23,10 +23,12 @@ use tokio::{
     time::timeout,
 };
 use tonic::transport::{Channel, Endpoint};
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 use tonic_reflection::pb::v1::{
-    ServerReflectionRequest, server_reflection_client::ServerReflectionClient, server_reflection_request,
-    server_reflection_response,
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request, server_reflection_response,
 };
 
 /// For anything that is to happen at all.
@@ -70,11 +72,20 @@ async fn mounts_and_resolve_answer_without_an_executor() {
     let mount = mounts.iter().find(|m| m.executor == "gone").unwrap();
     assert!(mount.state.starts_with("unreachable: "), "{}", mount.state);
     let path = directory.path().join("a/../b").into_os_string().into_encoded_bytes().into();
-    let reply = client.resolve(ResolveRequest { path, cwd: "/".into() }).await.unwrap().into_inner();
-    assert_eq!((&*reply.executor, &*reply.export, &reply.export_path[..]), ("gone", "logs", &b"a/../b"[..]));
-    let local = client.resolve(ResolveRequest { path: "/etc".into(), cwd: "/".into() }).await.unwrap().into_inner();
+    let reply =
+        client.resolve(ResolveRequest { path, cwd: "/".into() }).await.unwrap().into_inner();
+    assert_eq!(
+        (&*reply.executor, &*reply.export, &reply.export_path[..]),
+        ("gone", "logs", &b"a/../b"[..])
+    );
+    let local = client
+        .resolve(ResolveRequest { path: "/etc".into(), cwd: "/".into() })
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(local.reason, "/etc is not on a mount with an executor");
-    let relative = client.resolve(ResolveRequest { path: "x".into(), cwd: "".into() }).await.unwrap_err();
+    let relative =
+        client.resolve(ResolveRequest { path: "x".into(), cwd: "".into() }).await.unwrap_err();
     assert_eq!(relative.code(), tonic::Code::InvalidArgument);
     assert_eq!(client.status(StatusRequest {}).await.unwrap().into_inner().pid, std::process::id());
 }
@@ -112,11 +123,16 @@ async fn front_ends_of_other_versions_are_told_what_to_do() {
         let refused = answer(directory.path(), open).await;
         let Some(to_stage::Kind::SessionRefused(refused)) = refused else { panic!("{refused:?}") };
         let older = if protocol < PROTOCOL_VERSION { "posh" } else { "the running gateway" };
-        let words = format!("posh speaks protocol {protocol}, the running gateway {PROTOCOL_VERSION}: update {older};");
+        let words = format!(
+            "posh speaks protocol {protocol}, the running gateway {PROTOCOL_VERSION}: update {older};"
+        );
         assert!(refused.starts_with(&words), "{refused:?}");
         assert!(refused.contains("`posh gateway stop` ends the one that runs"), "{refused:?}");
         // What a front end of any version asks to find that out.
-        assert_eq!(client.status(StatusRequest {}).await.unwrap().into_inner().protocol, PROTOCOL_VERSION);
+        assert_eq!(
+            client.status(StatusRequest {}).await.unwrap().into_inner().protocol,
+            PROTOCOL_VERSION
+        );
     }
 }
 
@@ -125,7 +141,8 @@ fn enlist(protocol: u32) -> to_gateway::Kind {
     to_gateway::Kind::Enlist(Enlist { protocol, name: "cat".into(), argv, ..Enlist::default() })
 }
 
-/// Its first answer to what is said first on the stage socket; `None` if it hangs up, which means to a stage: run here.
+/// Its first answer to what is said first on the stage socket; `None` if it hangs up, which means
+/// to a stage: run here.
 async fn answer(directory: &Path, first: to_gateway::Kind) -> Option<to_stage::Kind> {
     let mut stage = UnixStream::connect(directory.join("g.stage")).await.unwrap();
     let mut bytes = BytesMut::new();
@@ -159,11 +176,13 @@ async fn hung_up_on(directory: &Path, said: &[u8]) -> Vec<u8> {
     // It may hang up before it has read all.
     let _all_or_not = socket.write_all(said).await;
     let mut answer = Vec::new();
-    let _reset_or_not = timeout(PATIENCE, socket.read_to_end(&mut answer)).await.expect("it hangs up");
+    let _reset_or_not =
+        timeout(PATIENCE, socket.read_to_end(&mut answer)).await.expect("it hangs up");
     answer
 }
 
-/// An enlistment of empty elements of one of its fields: two bytes each, and some hundred once decoded.
+/// An enlistment of empty elements of one of its fields: two bytes each, and some hundred once
+/// decoded.
 fn empty_elements(field: u8, count: usize) -> Vec<u8> {
     let mut enlist = vec![1 << 3 | 2];
     prost::encoding::encode_varint(2 + 2 * count as u64, &mut enlist);
@@ -185,7 +204,8 @@ async fn what_is_said_first_is_counted_before_it_is_decoded() {
     assert!(hung_up_on(directory.path(), &empty_elements(10, 5_000_000)).await.is_empty());
     // As many words as the kernel takes are taken.
     let argv = vec!["x".into(); 200_000];
-    let enlist = Enlist { protocol: PROTOCOL_VERSION, name: "cat".into(), argv, ..Enlist::default() };
+    let enlist =
+        Enlist { protocol: PROTOCOL_VERSION, name: "cat".into(), argv, ..Enlist::default() };
     let directive = answer(directory.path(), to_gateway::Kind::Enlist(enlist)).await;
     assert!(matches!(directive, Some(to_stage::Kind::RunHere(_))), "{directive:?}");
 }

@@ -1,26 +1,30 @@
-//! Memory for one exec. A caller may have next to no stack (a child of clone(2) on 8 KiB of its own), so
-//! that all of ours together take less than 2 KiB of it, and every path, array and file goes into a
-//! slot of static memory.
+//! Memory for one exec. A caller may have next to no stack (a child of clone(2) on 8 KiB of its
+//! own), so that all of ours together take less than 2 KiB of it, and every path, array and file
+//! goes into a slot of static memory.
 //!
 //! # Invariant
 //!
-//! A slot belongs to the thread whose id is in its lock, from the claim until the thread gives it back
-//! or **leaves this memory**, by an exec or by its end. Several may claim at once; who finds all taken
-//! goes on as without the hook. Nobody waits, so that a signal handler may come in between.
+//! A slot belongs to the thread whose id is in its lock, from the claim until the thread gives it
+//! back or **leaves this memory**, by an exec or by its end. Several may claim at once; who finds
+//! all taken goes on as without the hook. Nobody waits, so that a signal handler may come in
+//! between.
 //!
 //! Three things can happen to an owner that does not give its slot back:
 //!
 //! - Its exec succeeds, or it is killed, and the memory was its own: the slot has gone with it.
-//! - The same, and the memory is its parent's (vfork(2), `CLONE_VM`): the slot must be free again. The kernel
-//!   does it: the lock is a robust futex (`get_robust_list(2)`), which it marks when the owner leaves the
-//!   memory, before it wakes a parent of vfork. Such a child has no list of robust futexes, and gets one that
-//!   lies on its stack for as long as it owns the slot. A thread that has a list is one of the C
-//!   library's, in memory that ends with it.
-//! - Another thread has forked meanwhile: in the copy nobody owns the slot. The locks lie in a page that a fork
-//!   finds empty (`MADV_WIPEONFORK`).
+//! - The same, and the memory is its parent's (vfork(2), `CLONE_VM`): the slot must be free again.
+//!   The kernel does it: the lock is a robust futex (`get_robust_list(2)`), which it marks when the
+//!   owner leaves the memory, before it wakes a parent of vfork. Such a child has no list of robust
+//!   futexes, and gets one that lies on its stack for as long as it owns the slot. A thread that
+//!   has a list is one of the C library's, in memory that ends with it.
+//! - Another thread has forked meanwhile: in the copy nobody owns the slot. The locks lie in a page
+//!   that a fork finds empty (`MADV_WIPEONFORK`).
 //!
 //! So a parent's memory does not grow by what its children execute, and no slot is lost.
-#![allow(unsafe_code, reason = "static memory that is handed out under a lock, and the kernel's list of locks")]
+#![allow(
+    unsafe_code,
+    reason = "static memory that is handed out under a lock, and the kernel's list of locks"
+)]
 
 use core::{
     cell::UnsafeCell,
@@ -36,13 +40,15 @@ use crate::{
     text::Text,
 };
 
-/// As many threads and children can execute at once and be seen; a further one is executed as given.
+/// As many threads and children can execute at once and be seen; a further one is executed as
+/// given.
 const SLOTS: usize = 8;
-/// Four paths of PATH_MAX, two arrays of some thousand words, and a lookup with its links. Untouched pages cost
-/// no memory.
+/// Four paths of PATH_MAX, two arrays of some thousand words, and a lookup with its links.
+/// Untouched pages cost no memory.
 pub(crate) const SLOT_BYTES: usize = 64 << 10;
 
-/// `FUTEX_TID_MASK` of linux/futex.h: the owner; none is in a lock that is free, or that the kernel has marked.
+/// `FUTEX_TID_MASK` of linux/futex.h: the owner; none is in a lock that is free, or that the kernel
+/// has marked.
 const OWNER: u32 = 0x3fff_ffff;
 
 /// Apart from the slots, in whole pages.
@@ -63,9 +69,11 @@ static SLOT_MEMORY: [Memory; SLOTS] = [const { Memory(UnsafeCell::new([0; SLOT_B
 /// Prepares the locks; before `main`.
 pub(crate) fn prepare() {
     const MADV_WIPEONFORK: usize = 18;
-    // SAFETY: whole pages of ours, which are zero. A kernel with larger pages refuses, and then a fork in the middle of
-    // another thread's exec costs the child a slot.
-    let _ = unsafe { call(number::MADVISE, [(&raw const LOCKS).addr(), size_of::<Locks>(), MADV_WIPEONFORK]) };
+    // SAFETY: whole pages of ours, which are zero. A kernel with larger pages refuses, and then a
+    // fork in the middle of another thread's exec costs the child a slot.
+    let _ = unsafe {
+        call(number::MADVISE, [(&raw const LOCKS).addr(), size_of::<Locks>(), MADV_WIPEONFORK])
+    };
 }
 
 /// `struct robust_list_head` of linux/futex.h, with no entry but one that is about to be locked.
@@ -80,14 +88,20 @@ struct RobustList {
 
 impl RobustList {
     const fn new() -> Self {
-        Self { first: AtomicPtr::new(ptr::null_mut()), offset: 0, pending: AtomicPtr::new(ptr::null_mut()) }
+        Self {
+            first: AtomicPtr::new(ptr::null_mut()),
+            offset: 0,
+            pending: AtomicPtr::new(ptr::null_mut()),
+        }
     }
 
     /// Whether this thread has one.
     fn exists() -> Result<bool, c_int> {
         let (mut head, mut size) = (0_usize, 0_usize);
         // SAFETY: both results have their places.
-        unsafe { call(number::GET_ROBUST_LIST, [0, (&raw mut head).addr(), (&raw mut size).addr()]) }?;
+        unsafe {
+            call(number::GET_ROBUST_LIST, [0, (&raw mut head).addr(), (&raw mut size).addr()])
+        }?;
         Ok(head != 0)
     }
 
@@ -99,7 +113,12 @@ impl RobustList {
         self.first.store((&raw const *self).cast_mut(), Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         // SAFETY: the caller's promise.
-        unsafe { call(number::SET_ROBUST_LIST, [(&raw const *self).expose_provenance(), size_of::<Self>()]) }?;
+        unsafe {
+            call(
+                number::SET_ROBUST_LIST,
+                [(&raw const *self).expose_provenance(), size_of::<Self>()],
+            )
+        }?;
         Ok(())
     }
 
@@ -210,8 +229,12 @@ impl<'a> Arena<'a> {
         CStr::from_bytes_with_nul(text.into_bytes()).ok()
     }
 
-    /// An array of these words and a null pointer. Each is read once: others may change the array meanwhile.
-    pub(crate) fn words(&mut self, words: impl Iterator<Item = *const c_char>) -> Option<&'a [*const c_char]> {
+    /// An array of these words and a null pointer. Each is read once: others may change the array
+    /// meanwhile.
+    pub(crate) fn words(
+        &mut self,
+        words: impl Iterator<Item = *const c_char>,
+    ) -> Option<&'a [*const c_char]> {
         // SAFETY: any bytes may be taken for pointers that are not initialised.
         let (before, slots, _) = unsafe { self.free.align_to_mut::<MaybeUninit<*const c_char>>() };
         let before = before.len();
@@ -239,7 +262,9 @@ mod tests {
         assert!(arena.scope().c_str(&[b"0123456789", b"abcdef"]).is_none());
         assert_eq!(arena.c_str(&[b"01", b"23"]).unwrap(), c"0123");
         assert_eq!(arena.filled(11, (), |buffer| Ok(buffer.len() - 8)).unwrap().len(), 3);
-        assert!(arena.filled(9, (), |_| Ok(0)).is_err() && arena.filled(8, (), |_| Err(())).is_err());
+        assert!(
+            arena.filled(9, (), |_| Ok(0)).is_err() && arena.filled(8, (), |_| Err(())).is_err()
+        );
         assert_eq!(arena.text(8).map(|text| text.len()), Some(0));
         assert!(arena.text(1).is_none());
     }

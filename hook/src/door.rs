@@ -21,12 +21,12 @@ use crate::{
     text::Full,
 };
 
-/// The longest variable that is made, whose value is a path or a few of them; all fits a slot of the arena beside what
-/// execve(2) takes.
+/// The longest variable that is made, whose value is a path or a few of them; all fits a slot of
+/// the arena beside what execve(2) takes.
 const VARIABLE_BYTES: usize = PATH_BYTES + 16;
 
-/// The functions that execute: the program to execute instead (`None`: the one given), and the environment. They
-/// give 0 or the error.
+/// The functions that execute: the program to execute instead (`None`: the one given), and the
+/// environment. They give 0 or the error.
 pub(crate) type Exec<'e> = dyn FnMut(Option<&CStr>, Strings) -> c_int + 'e;
 
 /// What is about to be executed.
@@ -60,13 +60,14 @@ impl<'a> Plan<'a> {
     /// `None`: exactly as given.
     ///
     /// # Safety
-    /// The request's arrays are null or end in a null pointer, and all others point to C strings; so do those that its
-    /// methods get.
+    /// The request's arrays are null or end in a null pointer, and all others point to C strings;
+    /// so do those that its methods get.
     pub(crate) unsafe fn of(request: &'a Request<'a>, arena: &mut Arena<'_>) -> Option<Self> {
         let session = session::current()?;
         let is_known = name_of(request.path).is_some_and(|name| session.knows(name, arena));
         // SAFETY: the caller's promise.
-        let reach = if is_known { unsafe { reach_in_words(session, request, arena) } } else { None };
+        let reach =
+            if is_known { unsafe { reach_in_words(session, request, arena) } } else { None };
         let is_leaf = is_known && leaves::starts_no_other(request.path);
         if is_leaf && reach.is_none() {
             return None;
@@ -98,7 +99,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Makes attempts, the best first, until one gives 0 or an error that is the given program's own.
+    /// Makes attempts, the best first, until one gives 0 or an error that is the given program's
+    /// own.
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -107,7 +109,11 @@ impl<'a> Plan<'a> {
         // SAFETY: the caller's promise holds for all calls.
         unsafe {
             match self.reach {
-                Some(reach) if !self.stays(reach, arena) && self.stage(reach, arena, exec) == Some(0) => return 0,
+                Some(reach)
+                    if !self.stays(reach, arena) && self.stage(reach, arena, exec) == Some(0) =>
+                {
+                    return 0;
+                }
                 Some(_) => {}
                 None => self.note_other(arena),
             }
@@ -138,7 +144,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Whether the command stays here for certain; who reads what it writes is told. It looks at this process.
+    /// Whether the command stays here for certain; who reads what it writes is told. It looks at
+    /// this process.
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -149,12 +156,18 @@ impl<'a> Plan<'a> {
         }
         let mut arena = arena.scope();
         let Some(file) = self.session.file(&mut arena) else { return false };
-        let Some(about) = SessionFile::read(file.as_bytes()).filter(|about| !about.is_told_of) else { return false };
+        let Some(about) = SessionFile::read(file.as_bytes()).filter(|about| !about.is_told_of)
+        else {
+            return false;
+        };
         let streams = [0, 1, 2].map(standard_stream);
         let pipes = Standard::of(streams);
-        let notes = (pipes != Standard::default()).then(|| Notes::open(self.session.directory(), &mut arena)).flatten();
+        let notes = (pipes != Standard::default())
+            .then(|| Notes::open(self.session.directory(), &mut arena))
+            .flatten();
         let touches_nothing = reach == session::PIPE_ONLY;
-        // Whoever asks is known to the gateway, too; of another one, its neighbours know by the notes alone.
+        // Whoever asks is known to the gateway, too; of another one, its neighbours know by the
+        // notes alone.
         let may_stay = if touches_nothing { notes.is_some() } else { about.asks };
         // SAFETY: the caller's promise.
         let may_stay = may_stay && !unsafe { self.names_descriptors() };
@@ -163,14 +176,16 @@ impl<'a> Plan<'a> {
             pipes.input.is_none_or(|pipe| notes.as_ref().is_some_and(|notes| stays(notes, pipe)))
         };
         // SAFETY: as above.
-        let stays =
-            may_stay && is_fed_here() && (touches_nothing || unsafe { self.is_at_hand(&about, streams, pipes, arena) });
+        let stays = may_stay
+            && is_fed_here()
+            && (touches_nothing || unsafe { self.is_at_hand(&about, streams, pipes, arena) });
         let told = if stays { Writer::Stays } else { Writer::IsAsked };
         notes.iter().for_each(|notes| pipes.outputs().for_each(|pipe| notes.note(pipe, told)));
         stays
     }
 
-    /// A program that posh does not know runs here, and so does what it pipes on, unless it is one that becomes another.
+    /// A program that posh does not know runs here, and so does what it pipes on, unless it is one
+    /// that becomes another.
     #[inline(never)]
     fn note_other(&self, arena: &mut Arena<'_>) {
         let output = standard_stream(1).filter(|output| output.is_pipe() && !self.request.spawned);
@@ -211,8 +226,10 @@ impl<'a> Plan<'a> {
         mut arena: Arena<'_>,
     ) -> bool {
         let on_mounts = streams.iter().enumerate().filter_map(|(fd, stream)| {
-            let may_own =
-                stream.filter(|stream| stream.is_file())?.mount.is_none_or(|mount| about.places.may_own(mount));
+            let may_own = stream
+                .filter(|stream| stream.is_file())?
+                .mount
+                .is_none_or(|mount| about.places.may_own(mount));
             may_own.then_some(1_u8 << fd)
         });
         let on_mounts = on_mounts.fold(0, |bits, bit| bits | bit);
@@ -239,7 +256,8 @@ impl<'a> Plan<'a> {
             question.streams(on_mounts)?;
             pipes.outputs().try_for_each(|pipe| question.writes(pipe))?;
             // SAFETY: the caller's promise.
-            unsafe { strings(self.request.argv) }.try_for_each(|word| question.word(word.to_bytes()))?;
+            unsafe { strings(self.request.argv) }
+                .try_for_each(|word| question.word(word.to_bytes()))?;
             Ok(question)
         };
         question().is_ok_and(|question| question.ask(about.socket))
@@ -250,11 +268,19 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// As for [`Plan::of`].
     #[inline(never)]
-    unsafe fn stage(&self, reach: &[u8], arena: &mut Arena<'_>, exec: &mut Exec<'_>) -> Option<c_int> {
+    unsafe fn stage(
+        &self,
+        reach: &[u8],
+        arena: &mut Arena<'_>,
+        exec: &mut Exec<'_>,
+    ) -> Option<c_int> {
         let mut arena = arena.scope();
         let path = self.request.path;
         let program = self.session.stage_program(name_of(path)?, &mut arena)?;
-        let target = variable(&[session::TARGET_VARIABLE.as_bytes(), b"=", reach, path.to_bytes()], &mut arena)?;
+        let target = variable(
+            &[session::TARGET_VARIABLE.as_bytes(), b"=", reach, path.to_bytes()],
+            &mut arena,
+        )?;
         let session = self.session.session.as_c_str()?;
         if !sys::is_executable(path) || !sys::is_executable(program) {
             return None;
@@ -282,7 +308,11 @@ fn name_of(path: &CStr) -> Option<&[u8]> {
 /// # Safety
 /// As for [`Plan::of`].
 #[inline(never)]
-unsafe fn reach_in_words(session: &Session, request: &Request<'_>, arena: &mut Arena<'_>) -> Option<&'static [u8]> {
+unsafe fn reach_in_words(
+    session: &Session,
+    request: &Request<'_>,
+    arena: &mut Arena<'_>,
+) -> Option<&'static [u8]> {
     // SAFETY: the caller's promise.
     let reach = match request.directory {
         AT_FDCWD => unsafe { reach(session, request, arena.scope()) }?,
@@ -324,7 +354,8 @@ unsafe fn reach(session: &Session, request: &Request<'_>, mut arena: Arena<'_>) 
     let standard = [0, 1, 2].map(standard_stream);
     let mut streams = standard.iter().enumerate();
     let owned = look.cwd_is_owned()
-        || streams.any(|(fd, stream)| stream.is_some_and(|s| is_owned(places, fd, s, arena.scope())));
+        || streams
+            .any(|(fd, stream)| stream.is_some_and(|s| is_owned(places, fd, s, arena.scope())));
     Some(if owned || words.any(|word| look.may_touch(word.to_bytes(), &mut arena)) {
         Reach::Mount
     } else if standard.iter().take(2).flatten().any(|stream| stream.is_pipe()) {
@@ -341,7 +372,8 @@ fn standard_stream(fd: c_int) -> Option<Stat> {
     sys::stat(fd, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_DONT_SYNC)
 }
 
-/// Its mount tells in most cases; the first look into a new process's /proc costs as much as all the rest here.
+/// Its mount tells in most cases; the first look into a new process's /proc costs as much as all
+/// the rest here.
 fn is_owned(places: look::Places<'_>, fd: usize, stream: Stat, mut arena: Arena<'_>) -> bool {
     if stream.mount.is_some_and(|mount| !places.may_own(mount)) {
         return false;
@@ -358,7 +390,8 @@ fn is_owned(places: look::Places<'_>, fd: usize, stream: Stat, mut arena: Arena<
 /// As for [`Plan::of`].
 unsafe fn preloaded(environment: Strings) -> Option<&'static [u8]> {
     let name = session::PRELOAD_VARIABLE.as_bytes();
-    let value = |variable: &'static CStr| variable.to_bytes().strip_prefix(name)?.strip_prefix(b"=");
+    let value =
+        |variable: &'static CStr| variable.to_bytes().strip_prefix(name)?.strip_prefix(b"=");
     // SAFETY: the caller's promise.
     unsafe { strings(environment) }.filter_map(value).last().filter(|value| !value.is_empty())
 }
@@ -391,7 +424,8 @@ pub(crate) unsafe fn words(array: Strings) -> impl Iterator<Item = *const c_char
     })
 }
 
-/// The strings of an array. They live as long as the exec takes, which is all that anybody here does.
+/// The strings of an array. They live as long as the exec takes, which is all that anybody here
+/// does.
 ///
 /// # Safety
 /// As for [`words`], and all before the null pointer are C strings.
@@ -404,7 +438,11 @@ unsafe fn strings(array: Strings) -> impl Iterator<Item = &'static CStr> {
 ///
 /// # Safety
 /// As for [`words`].
-unsafe fn extended(environment: Strings, extras: &[&CStr], arena: &mut Arena<'_>) -> Option<Strings> {
+unsafe fn extended(
+    environment: Strings,
+    extras: &[&CStr],
+    arena: &mut Arena<'_>,
+) -> Option<Strings> {
     // SAFETY: the caller's promise.
     let entries = unsafe { words(environment) };
     Some(arena.words(entries.chain(extras.iter().map(|extra| extra.as_ptr())))?.as_ptr())

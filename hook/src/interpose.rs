@@ -19,7 +19,14 @@ use crate::{
 type Execve = unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
 type Execveat = unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
 type Fexecve = unsafe extern "C" fn(c_int, Strings, Strings) -> c_int;
-type Spawn = unsafe extern "C" fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+type Spawn = unsafe extern "C" fn(
+    *mut c_int,
+    *const c_char,
+    *const c_void,
+    *const c_void,
+    Strings,
+    Strings,
+) -> c_int;
 type System = unsafe extern "C" fn(*const c_char) -> c_int;
 type Popen = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut c_void;
 
@@ -27,7 +34,8 @@ type Popen = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut c_void;
 macro_rules! next {
     ($function:expr, $type:ty) => {{
         let address = $function.address();
-        // SAFETY: an address that is not null is that of the function with this name, and this is its type.
+        // SAFETY: an address that is not null is that of the function with this name, and this is
+        // its type.
         (!address.is_null()).then(|| unsafe { mem::transmute::<*mut c_void, $type>(address) })
     }};
 }
@@ -38,7 +46,8 @@ fn failed(error: c_int) -> c_int {
     -1
 }
 
-/// Whether all that an exec is given can be read: of anything else the kernel says what it says without us.
+/// Whether all that an exec is given can be read: of anything else the kernel says what it says
+/// without us.
 fn is_request(path: *const c_char, argv: Strings, environment: Strings) -> bool {
     readable::is_string(path) && readable::are_strings(argv) && readable::are_strings(environment)
 }
@@ -47,14 +56,21 @@ fn is_request(path: *const c_char, argv: Strings, environment: Strings) -> bool 
 ///
 /// # Safety
 /// As of execve(2).
-unsafe fn exec_path(path: &CStr, argv: Strings, environment: Strings, arena: &mut Arena<'_>) -> c_int {
+unsafe fn exec_path(
+    path: &CStr,
+    argv: Strings,
+    environment: Strings,
+    arena: &mut Arena<'_>,
+) -> c_int {
     let Some(next) = next!(Next::Execve, Execve) else { return ENOSYS };
     let mut exec = |program: Option<&CStr>, environment| {
-        // SAFETY: the caller's own arguments, or strings and arrays that live until the call returns.
+        // SAFETY: the caller's own arguments, or strings and arrays that live until the call
+        // returns.
         unsafe { next(program.unwrap_or(path).as_ptr(), argv, environment) };
         sys::errno()
     };
-    let request = Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
+    let request =
+        Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
     // SAFETY: the caller's arrays are as execve(2) wants them.
     unsafe { planned(&request, arena, &mut exec) }
 }
@@ -117,7 +133,11 @@ pub unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
 /// # Safety
 /// As the manual says.
 #[cfg_attr(all(posh_preload, not(test)), unsafe(no_mangle))]
-pub unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, environment: Strings) -> c_int {
+pub unsafe extern "C" fn execvpe(
+    file: *const c_char,
+    argv: Strings,
+    environment: Strings,
+) -> c_int {
     let Some(next) = next!(Next::Execvpe, Execve) else { return failed(ENOSYS) };
     // SAFETY: the caller's promise.
     unsafe {
@@ -148,7 +168,12 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, environment
 ///
 /// # Safety
 /// As of execve(2).
-unsafe fn exec_script(path: &CStr, argv: Strings, environment: Strings, arena: &mut Arena<'_>) -> c_int {
+unsafe fn exec_script(
+    path: &CStr,
+    argv: Strings,
+    environment: Strings,
+    arena: &mut Arena<'_>,
+) -> c_int {
     const SHELL: &CStr = c"/bin/sh";
     let next = next!(Next::Execvpe, Execve).filter(|_| path.to_bytes().contains(&b'/'));
     // SAFETY: the caller's promise. The first word, if any, is replaced by the two of ours.
@@ -180,7 +205,8 @@ pub unsafe extern "C" fn execveat(
     // SAFETY: the caller's promise.
     unsafe {
         let is_request = is_request(path, argv, environment);
-        let given = is_request.then(|| CStr::from_ptr(path)).filter(|_| flags & !AT_EMPTY_PATH == 0);
+        let given =
+            is_request.then(|| CStr::from_ptr(path)).filter(|_| flags & !AT_EMPTY_PATH == 0);
         let Some(given) = given else { return next(directory, path, argv, environment, flags) };
         if !given.is_empty() && (directory == AT_FDCWD || given.to_bytes().starts_with(b"/")) {
             return execve(path, argv, environment);
@@ -188,7 +214,8 @@ pub unsafe extern "C" fn execveat(
         if given.is_empty() && directory >= 0 {
             return fexecve(directory, argv, environment);
         }
-        let request = Request { directory, path: given, argv, environment, spawned: false, moved: false };
+        let request =
+            Request { directory, path: given, argv, environment, spawned: false, moved: false };
         carry(&request, &mut |environment| next(directory, path, argv, environment, flags))
     }
 }
@@ -207,12 +234,14 @@ pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, environment: Strings)
         }
         let path = sys::descriptor_path(fd);
         let path = path.as_ref().and_then(|path| path.as_c_str()).unwrap_or(c"");
-        let request = Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
+        let request =
+            Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
         carry(&request, &mut |environment| next(fd, argv, environment))
     }
 }
 
-/// Executes what has no path of its own with the session's variables; gives -1, and the error in `errno`.
+/// Executes what has no path of its own with the session's variables; gives -1, and the error in
+/// `errno`.
 ///
 /// # Safety
 /// As for [`Plan::of`].
@@ -252,8 +281,14 @@ pub unsafe extern "C" fn posix_spawn(
             return spawn(None, environment);
         }
         let moved = !actions.is_null();
-        let request =
-            Request { directory: AT_FDCWD, path: CStr::from_ptr(path), argv, environment, spawned: true, moved };
+        let request = Request {
+            directory: AT_FDCWD,
+            path: CStr::from_ptr(path),
+            argv,
+            environment,
+            spawned: true,
+            moved,
+        };
         arena::with(|arena| match arena {
             Some(arena) => planned(&request, arena, spawn),
             None => spawn(None, environment),
@@ -275,7 +310,9 @@ pub unsafe extern "C" fn posix_spawnp(
     environment: Strings,
 ) -> c_int {
     let by_name = next!(Next::SpawnPath, Spawn);
-    let (Some(by_name), Some(by_path)) = (by_name, next!(Next::Spawn, Spawn)) else { return ENOSYS };
+    let (Some(by_name), Some(by_path)) = (by_name, next!(Next::Spawn, Spawn)) else {
+        return ENOSYS;
+    };
     // SAFETY: the caller's promise.
     unsafe {
         let spawn = &mut |program: Option<&CStr>, environment| match program {
@@ -285,9 +322,12 @@ pub unsafe extern "C" fn posix_spawnp(
         arena::with(|arena| {
             let arena = arena.filter(|_| is_request(file, argv, environment));
             let Some(arena) = arena else { return spawn(None, environment) };
-            let Some(path) = search::first(CStr::from_ptr(file), arena) else { return spawn(None, environment) };
+            let Some(path) = search::first(CStr::from_ptr(file), arena) else {
+                return spawn(None, environment);
+            };
             let moved = !actions.is_null();
-            let request = Request { directory: AT_FDCWD, path, argv, environment, spawned: true, moved };
+            let request =
+                Request { directory: AT_FDCWD, path, argv, environment, spawned: true, moved };
             planned(&request, arena, spawn)
         })
     }

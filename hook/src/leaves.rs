@@ -1,5 +1,6 @@
-//! Programs that start no others: nothing in them needs the hook, and one more library in a program is half of what a
-//! local command costs more than without posh. (Of sort(1), what `--compress-program` names is started as from any program without the hook.)
+//! Programs that start no others: nothing in them needs the hook, and one more library in a program
+//! is half of what a local command costs more than without posh. (Of sort(1), what
+//! `--compress-program` names is started as from any program without the hook.)
 
 use core::ffi::CStr;
 
@@ -11,7 +12,8 @@ const NAMES: &[u8] = b"b2sum base64 bzip2 cat chmod cksum cmp column comm cp cut
     md5sum mkdir mv nl od paste pr rev rm rmdir sha1sum sha224sum sha256sum sha384sum sha512sum shuf sort stat strings sum tac \
     tail tee touch tr tsort unexpand uniq wc xz zstd";
 
-/// Whether the program of this path is one of those. A wrong yes costs speed only: what it starts runs here, unseen.
+/// Whether the program of this path is one of those. A wrong yes costs speed only: what it starts
+/// runs here, unseen.
 pub(crate) fn starts_no_other(path: &CStr) -> bool {
     let path = path.to_bytes();
     let name = DIRECTORIES.iter().find_map(|directory| path.strip_prefix(*directory));
@@ -27,7 +29,14 @@ mod tests {
         for path in [c"/usr/bin/cat", c"/bin/wc", c"/usr/bin/zstd"] {
             assert!(starts_no_other(path), "{path:?}");
         }
-        for path in [c"cat", c"/usr/local/bin/cat", c"/usr/bin/x/cat", c"/usr/bin/", c"/usr/bin/find", c"/usr/bin/ca"] {
+        for path in [
+            c"cat",
+            c"/usr/local/bin/cat",
+            c"/usr/bin/x/cat",
+            c"/usr/bin/",
+            c"/usr/bin/find",
+            c"/usr/bin/ca",
+        ] {
             assert!(!starts_no_other(path), "{path:?}");
         }
     }

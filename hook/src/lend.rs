@@ -1,7 +1,8 @@
-//! system(3) and popen(3) start a shell with the process's own environment, and there the session's variables
-//! are missing. Other threads may use `environ` at any time, so that nothing here ever writes to it: the shell is
-//! given another text, by which it executes the stage program at once; that puts the variables into its own
-//! environment and becomes the same shell with the text that was given.
+//! system(3) and popen(3) start a shell with the process's own environment, and there the session's
+//! variables are missing. Other threads may use `environ` at any time, so that nothing here ever
+//! writes to it: the shell is given another text, by which it executes the stage program at once;
+//! that puts the variables into its own environment and becomes the same shell with the text that
+//! was given.
 #![allow(unsafe_code, reason = "reads the environment and the text of C functions")]
 
 use core::{
@@ -18,7 +19,8 @@ use crate::{
     text::{Full, Text},
 };
 
-/// What execve(2) takes for certain, whatever the bounds of the process (ARG_MAX of a kernel with `RLIMIT_STACK` of 0).
+/// What execve(2) takes for certain, whatever the bounds of the process (ARG_MAX of a kernel with
+/// `RLIMIT_STACK` of 0).
 const CERTAIN_BYTES: usize = 128 << 10;
 /// The names of both programs, their options and the session's variables.
 const SMALL_BYTES: usize = 16 << 10;
@@ -36,7 +38,8 @@ pub(crate) unsafe fn to_shell<T>(text: *const c_char, call: impl FnOnce(*const c
     // A slot is not kept for as long as the shell runs.
     let with_session = arena::with(|arena| {
         // SAFETY: the caller's promise.
-        let text = unsafe { through_stage(CStr::from_ptr(text), &mut arena?.scope()) }?.to_bytes_with_nul();
+        let text = unsafe { through_stage(CStr::from_ptr(text), &mut arena?.scope()) }?
+            .to_bytes_with_nul();
         Mapped::copy_of(text)
     });
     match with_session {
@@ -52,7 +55,14 @@ pub(crate) unsafe fn to_shell<T>(text: *const c_char, call: impl FnOnce(*const c
 unsafe fn through_stage<'a>(text: &CStr, arena: &mut Arena<'a>) -> Option<&'a CStr> {
     let session = session::current()?;
     let (environment, argv) = (sys::environment(), ptr::null());
-    let request = Request { directory: AT_FDCWD, path: c"/bin/sh", argv, environment, spawned: true, moved: false };
+    let request = Request {
+        directory: AT_FDCWD,
+        path: c"/bin/sh",
+        argv,
+        environment,
+        spawned: true,
+        moved: false,
+    };
     // SAFETY: the caller's promise.
     let [first, second] = unsafe {
         let plan = Plan::of(&request, arena)?;
@@ -76,15 +86,16 @@ unsafe fn through_stage<'a>(text: &CStr, arena: &mut Arena<'a>) -> Option<&'a CS
     CStr::from_bytes_with_nul(command.into_bytes()).ok()
 }
 
-/// Whether the stage program and the shell can be executed with a few words more, and a shell is not told to print
-/// what it does.
+/// Whether the stage program and the shell can be executed with a few words more, and a shell is
+/// not told to print what it does.
 ///
 /// # Safety
 /// As for [`words`], of C strings.
 unsafe fn fits(environment: sys::Strings, text: &CStr) -> bool {
     let mut bytes = SMALL_BYTES + 2 * text.count_bytes();
     // SAFETY: the caller's promise.
-    let mut variables = unsafe { words(environment).map(|variable| CStr::from_ptr(variable).to_bytes()) };
+    let mut variables =
+        unsafe { words(environment).map(|variable| CStr::from_ptr(variable).to_bytes()) };
     variables.all(|variable| {
         bytes += variable.len() + 1 + size_of::<*const c_char>();
         bytes < CERTAIN_BYTES && !variable.starts_with(b"SHELLOPTS=")

@@ -46,10 +46,10 @@ impl<'a> Look<'a> {
     /// the word itself, what follows its first `=`, what follows a short
     /// option's letter, or what begins at a `/` in it.
     ///
-    /// A word that begins with `-` is taken for an option. A `/` in the middle
-    /// of a name begins a path only in an option (`-xzf/mnt/a`), or when the
-    /// name after it leads to an owned mount by its text alone (`r/mnt/logs/x`);
-    /// otherwise each word with slashes would cost a lookup per slash. With an arena that is full, every word could.
+    /// A word that begins with `-` is taken for an option. A `/` in the middle of a name begins a
+    /// path only in an option (`-xzf/mnt/a`), or when the name after it leads to an owned mount by
+    /// its text alone (`r/mnt/logs/x`); otherwise each word with slashes would cost a lookup per
+    /// slash. With an arena that is full, every word could.
     #[must_use]
     pub fn may_touch(&self, word: &[u8], arena: &mut Arena<'_>) -> bool {
         if !self.places.has_owned() {
@@ -84,8 +84,11 @@ impl<'a> Look<'a> {
     #[inline(never)]
     fn absolute<'w>(&self, word: &'w [u8], at: usize, option: bool) -> Option<&'w [u8]> {
         let path = word.get(at..).filter(|path| path.starts_with(b"/"))?;
-        let Some(before) = at.checked_sub(1).and_then(|index| word.get(index)) else { return Some(path) };
-        let begins = *before != b'/' && (option || !is_of_a_name(*before) || self.begins_like_an_owned(path));
+        let Some(before) = at.checked_sub(1).and_then(|index| word.get(index)) else {
+            return Some(path);
+        };
+        let begins = *before != b'/'
+            && (option || !is_of_a_name(*before) || self.begins_like_an_owned(path));
         begins.then_some(path)
     }
 
@@ -105,7 +108,8 @@ impl<'a> Look<'a> {
 fn relative(word: &[u8], option: bool) -> [Option<&[u8]>; 3] {
     let whole = (!option).then_some(word);
     let short = if option && word.get(1) != Some(&b'-') { word.get(2..) } else { None };
-    let value = word.iter().position(|byte| *byte == b'=').and_then(|equals| word.get(equals + 1..));
+    let value =
+        word.iter().position(|byte| *byte == b'=').and_then(|equals| word.get(equals + 1..));
     // An absolute path is taken from its slash, whatever stands before it.
     [whole, short, value].map(|part| part.filter(|path| !path.starts_with(b"/")))
 }

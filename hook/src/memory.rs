@@ -1,8 +1,11 @@
-//! Where the kernel takes this process's parts to lie: the one way to make
-//! /proc/self/environ end earlier sets all of it at once, so all of it has to be known. At
-//! the start of a program nearly everything follows from what the kernel has put on the
-//! stack; a file in /proc tells it too, for much more time, as nobody has opened one of this process yet.
-#![allow(unsafe_code, reason = "reads the initial stack and the program headers, as execve(2) has left them")]
+//! Where the kernel takes this process's parts to lie: the one way to make /proc/self/environ end
+//! earlier sets all of it at once, so all of it has to be known. At the start of a program nearly
+//! everything follows from what the kernel has put on the stack; a file in /proc tells it too, for
+//! much more time, as nobody has opened one of this process yet.
+#![allow(
+    unsafe_code,
+    reason = "reads the initial stack and the program headers, as execve(2) has left them"
+)]
 
 use core::{
     ffi::{CStr, c_char},
@@ -33,13 +36,15 @@ pub(crate) struct Start {
 pub(crate) unsafe fn end_environment_at(address: usize, start: &Start) {
     const PR_SET_MM_ENV_END: usize = 11;
     const PR_SET_MM_MAP: usize = 14;
-    // Needs CAP_SYS_RESOURCE; the other way needs no right, but a kernel with CONFIG_CHECKPOINT_RESTORE, and more time.
-    // SAFETY: the caller's promise: the address lies between the environment's first string and its end.
+    // Needs CAP_SYS_RESOURCE; the other way needs no right, but a kernel with
+    // CONFIG_CHECKPOINT_RESTORE, and more time. SAFETY: the caller's promise: the address lies
+    // between the environment's first string and its end.
     if unsafe { sys::set_memory_map(PR_SET_MM_ENV_END, address, 0) } {
         return;
     }
     // SAFETY: the caller's promise.
-    if let Some(mut map) = unsafe { MemoryMap::at_start(start) }.or_else(MemoryMap::of_this_process) {
+    if let Some(mut map) = unsafe { MemoryMap::at_start(start) }.or_else(MemoryMap::of_this_process)
+    {
         map.env_end = address as u64;
         let at = (&raw const map).expose_provenance();
         // SAFETY: the map is what the kernel has, or has said, but for the end of the environment.
@@ -112,7 +117,9 @@ impl MemoryMap {
         let line = buffer.get(..count)?;
         let name_end = line.iter().rposition(|byte| *byte == b')')?;
         // The word behind the name is field 3.
-        let field = |number: usize| decimal(line.get(name_end + 2..)?.split(|byte| *byte == b' ').nth(number - 3)?);
+        let field = |number: usize| {
+            decimal(line.get(name_end + 2..)?.split(|byte| *byte == b' ').nth(number - 3)?)
+        };
         Some(Self {
             start_code: field(26)?,
             end_code: field(27)?,
@@ -156,17 +163,22 @@ impl Image {
         // SAFETY: the vector ends in an entry of type 0, and nothing behind it is read.
         let value = |kind: usize| unsafe {
             let entries = (0..).map(|index| *start.auxiliary.add(index));
-            entries.take_while(|entry| entry[0] != 0).find(|entry| entry[0] == kind).map(|entry| entry[1])
+            entries
+                .take_while(|entry| entry[0] != 0)
+                .find(|entry| entry[0] == kind)
+                .map(|entry| entry[1])
         };
-        // Without a loader's address the loader itself is the program (`ld.so /bin/true`), and has changed the others.
+        // Without a loader's address the loader itself is the program (`ld.so /bin/true`), and has
+        // changed the others.
         value(AT_BASE).filter(|base| *base != 0)?;
         let (address, entries) = (value(AT_PHDR)?, value(AT_PHNUM)?);
         if value(AT_PHENT)? != size_of::<Segment>() || address % align_of::<Segment>() != 0 {
             return None;
         }
         // SAFETY: the kernel has mapped the headers there, that many of them.
-        let segments =
-            unsafe { core::slice::from_raw_parts(ptr::with_exposed_provenance::<Segment>(address), entries) };
+        let segments = unsafe {
+            core::slice::from_raw_parts(ptr::with_exposed_provenance::<Segment>(address), entries)
+        };
         Self::from_segments(segments, address as u64, value(AT_PAGESZ)? as u64)
     }
 
@@ -191,7 +203,8 @@ impl Image {
         Some(image).filter(|image| image.start_code < image.end_code && page.is_power_of_two())
     }
 
-    /// Where the heap begins and ends, if nobody has used it: otherwise nothing tells where it began.
+    /// Where the heap begins and ends, if nobody has used it: otherwise nothing tells where it
+    /// began.
     fn empty_heap(&self) -> Option<u64> {
         let brk = sys::heap_end();
         let begins_behind_image = brk == self.end.checked_next_multiple_of(self.page)?;
@@ -219,13 +232,26 @@ mod tests {
     use super::*;
 
     fn segment(kind: u32, flags: u32, address: u64, file_bytes: u64, memory_bytes: u64) -> Segment {
-        Segment { kind, flags, _offset: 0, address, _physical: 0, file_bytes, memory_bytes, _align: 0 }
+        Segment {
+            kind,
+            flags,
+            _offset: 0,
+            address,
+            _physical: 0,
+            file_bytes,
+            memory_bytes,
+            _align: 0,
+        }
     }
 
     #[test]
     fn the_kernel_s_map_of_this_process_is_read() {
         let map = MemoryMap::of_this_process().unwrap();
-        assert!(map.start_code < map.end_code && map.arg_start < map.arg_end && map.arg_end <= map.env_start);
+        assert!(
+            map.start_code < map.end_code
+                && map.arg_start < map.arg_end
+                && map.arg_end <= map.env_start
+        );
         assert!(map.env_start < map.env_end && map.start_brk <= map.brk);
     }
 
@@ -249,7 +275,11 @@ mod tests {
             page: 4096,
         };
         assert_eq!(image, expected);
-        assert_eq!(Image::from_segments(&segments[1..], 0x5000_0040, 4096), None, "no header of the headers");
+        assert_eq!(
+            Image::from_segments(&segments[1..], 0x5000_0040, 4096),
+            None,
+            "no header of the headers"
+        );
         assert_eq!(Image::from_segments(&segments[..2], 0x5000_0040, 4096), None, "no code");
     }
 }

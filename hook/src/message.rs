@@ -17,7 +17,8 @@ const MAX_GROUPS: u32 = 10;
 pub(crate) struct SessionFile<'a> {
     /// The gateway's stage socket.
     pub(crate) socket: &'a [u8],
-    /// Something tells afterwards of every command that posh knows: nothing may go without having been asked about.
+    /// Something tells afterwards of every command that posh knows: nothing may go without having
+    /// been asked about.
     pub(crate) is_told_of: bool,
     /// The gateway is to be asked before the stage program is started.
     pub(crate) asks: bool,
@@ -55,7 +56,13 @@ impl<'a> SessionFile<'a> {
             }
         }
         let is_told_of = always_enlist || traces;
-        Places::read(prefixes).map(|places| Self { socket, is_told_of, asks, always_enlist, places })
+        Places::read(prefixes).map(|places| Self {
+            socket,
+            is_told_of,
+            asks,
+            always_enlist,
+            places,
+        })
     }
 }
 
@@ -94,7 +101,9 @@ mod tests {
 
     #[test]
     fn what_is_cut_off_is_no_message() {
-        for bytes in [&b"\x22\x05o/m/"[..], b"\x22", b"\x22\xff", b"\x1d\0\0\0\0", &[0x18; 1], &[0xff; 11]] {
+        for bytes in
+            [&b"\x22\x05o/m/"[..], b"\x22", b"\x22\xff", b"\x1d\0\0\0\0", &[0x18; 1], &[0xff; 11]]
+        {
             assert_eq!(SessionFile::read(bytes), None, "{bytes:?}");
         }
     }

@@ -1,9 +1,11 @@
-//! What becomes of the commands that write to pipes, noted for those that read from them: a reader of which nothing is on
-//! a mount stays here for certain if what it reads comes from a command that does. In a pipeline of the session's own
-//! machine, then, nobody asks anybody, and no stage program is started.
+//! What becomes of the commands that write to pipes, noted for those that read from them: a reader
+//! of which nothing is on a mount stays here for certain if what it reads comes from a command that
+//! does. In a pipeline of the session's own machine, then, nobody asks anybody, and no stage
+//! program is started.
 //!
-//! One file in the session's directory, a slot for each pipe by its inode, read and written in place by whoever executes a
-//! command. It is a hint: a slot that another pipe has taken, or a note that is wrong, costs time and nothing else.
+//! One file in the session's directory, a slot for each pipe by its inode, read and written in
+//! place by whoever executes a command. It is a hint: a slot that another pipe has taken, or a note
+//! that is wrong, costs time and nothing else.
 
 use crate::{
     arena::Arena,
@@ -13,20 +15,21 @@ use crate::{
 /// The file's name in the session's directory.
 pub const FILE: &str = "pipes";
 
-/// As many pipes as are remembered; of those that one processor makes, the kernel counts the numbers up.
+/// As many pipes as are remembered; of those that one processor makes, the kernel counts the
+/// numbers up.
 const SLOTS: u64 = 4096;
 const SLOT_BYTES: usize = 8;
 
 /// The file's length.
 pub const FILE_BYTES: u64 = SLOTS * SLOT_BYTES as u64;
 
-/// A reader looks again after so long, and so often. The writer was forked before it in most cases, and notes in a tenth of
-/// a millisecond what it does, or in four if it asks.
+/// A reader looks again after so long, and so often. The writer was forked before it in most cases,
+/// and notes in a tenth of a millisecond what it does, or in four if it asks.
 const LOOK_AGAIN_MICROSECONDS: u32 = 40;
 const LOOKS: usize = 8;
 
-/// Programs that end by executing another one, which may be one that is asked about. A shell does so for the last command of `-c`;
-/// a script that one runs has another name.
+/// Programs that end by executing another one, which may be one that is asked about. A shell does
+/// so for the last command of `-c`; a script that one runs has another name.
 const BECOME_OTHERS: &[u8] = b"bash busybox chpst chroot chrt dash doas env fakechroot fakeroot firejail fish gosu ionice ksh mksh \
     nice nohup nsenter numactl pkexec posh prlimit runuser setarch setpriv setsid sh softlimit ssh-agent stdbuf su-exec sudo taskset \
     time torsocks unbuffer unshare zsh";
@@ -115,7 +118,8 @@ impl Notes {
         (count == SLOT_BYTES).then_some(Slot::read(bytes))?.writer(pipe)
     }
 
-    /// What the writer says within a short while; if nothing, that is noted, so that nobody else waits for it.
+    /// What the writer says within a short while; if nothing, that is noted, so that nobody else
+    /// waits for it.
     pub(crate) fn wait_for_writer(&self, pipe: u64) -> Writer {
         for _ in 1..LOOKS {
             if let Some(writer) = self.writer(pipe) {
@@ -147,7 +151,9 @@ pub(crate) struct Standard {
 impl Standard {
     /// By what statx(2) says of descriptors 0 to 2.
     pub(crate) fn of([input, output, errors]: [Option<Stat>; 3]) -> Self {
-        let pipe = |stream: Option<Stat>| stream.filter(|stream| stream.is_pipe()).map(|stream| stream.inode);
+        let pipe = |stream: Option<Stat>| {
+            stream.filter(|stream| stream.is_pipe()).map(|stream| stream.inode)
+        };
         Self { input: pipe(input), outputs: [pipe(output), pipe(errors)] }
     }
 
@@ -201,7 +207,8 @@ mod tests {
         assert_eq!(notes.wait_for_writer(78), Writer::Unknown);
         assert_eq!(notes.writer(78), Some(Writer::Unknown));
         // A pipe takes the place of another one.
-        let other = (1..).find(|pipe| *pipe != 77 && Slot::offset(*pipe) == Slot::offset(77)).unwrap();
+        let other =
+            (1..).find(|pipe| *pipe != 77 && Slot::offset(*pipe) == Slot::offset(77)).unwrap();
         notes.note(other, Writer::IsAsked);
         assert_eq!((notes.writer(77), notes.writer(other)), (None, Some(Writer::IsAsked)));
         std::fs::remove_dir_all(directory).unwrap();

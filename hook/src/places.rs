@@ -52,7 +52,8 @@ pub(crate) enum Found {
 #[derive(Clone, Copy)]
 struct Entry<'a> {
     terrain: Terrain,
-    /// As in proc_pid_mountinfo(5); `None` where nothing is mounted yet, or it is part of another mount.
+    /// As in proc_pid_mountinfo(5); `None` where nothing is mounted yet, or it is part of another
+    /// mount.
     mount: Option<u64>,
     dir: &'a [u8],
 }
@@ -74,7 +75,8 @@ impl<'a> Places<'a> {
         let text = text.strip_suffix(b"\0").unwrap_or(text);
         text.split(|byte| *byte == 0).take(count).map(|entry| {
             let (letter, rest) = entry.split_first()?;
-            let (digits, dir) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'/')?)?;
+            let (digits, dir) =
+                rest.split_at_checked(rest.iter().position(|byte| *byte == b'/')?)?;
             let mount = if digits.is_empty() { None } else { Some(decimal(digits)?) };
             let terrain = Terrain::of(*letter)?;
             dir.ends_with(b"/").then_some(Entry { terrain, mount, dir })
@@ -86,10 +88,12 @@ impl<'a> Places<'a> {
         Self::entries(self.0).flatten().map(|entry| (entry.terrain, entry.dir))
     }
 
-    /// Whether something of this mount may be on an owned place: by its `mnt_id` (statx(2)), without its path.
+    /// Whether something of this mount may be on an owned place: by its `mnt_id` (statx(2)),
+    /// without its path.
     #[inline(never)]
     pub(crate) fn may_own(self, mount: u64) -> bool {
-        let mut owned = Self::entries(self.0).flatten().filter(|entry| entry.terrain == Terrain::Owned);
+        let mut owned =
+            Self::entries(self.0).flatten().filter(|entry| entry.terrain == Terrain::Owned);
         owned.any(|entry| entry.mount.is_none_or(|owned| owned == mount))
     }
 
@@ -133,7 +137,9 @@ mod tests {
 
     #[test]
     fn names_that_share_a_prefix_are_not_below_each_other() {
-        let places = Places::read(b"o/mnt/logs/\0c/mnt/logs-old/\0l/mnt/logs/a/\0o/mnt/logs.d/x/\0").unwrap();
+        let places =
+            Places::read(b"o/mnt/logs/\0c/mnt/logs-old/\0l/mnt/logs/a/\0o/mnt/logs.d/x/\0")
+                .unwrap();
         let cases: &[(&str, Terrain)] = &[
             ("/mnt/logs/", Terrain::Owned),
             ("/mnt/logs/b/", Terrain::Owned),
@@ -153,7 +159,11 @@ mod tests {
     #[test]
     fn only_whole_texts_are_read() {
         let check = |text: &[u8], expected: Option<usize>| {
-            assert_eq!(Places::read(text).map(|places| places.iter().count()), expected, "{text:?}");
+            assert_eq!(
+                Places::read(text).map(|places| places.iter().count()),
+                expected,
+                "{text:?}"
+            );
         };
         check(b"", Some(0));
         check(b"o/a/\0c/b/\0", Some(2));

@@ -1,6 +1,7 @@
-//! Asks the gateway whether a command stays here, before the stage program is started for it: where all that it uses is at
-//! hand, starting that program would take most of the time. One message each way, as proto/stage.proto has it (`Question`);
-//! whatever goes wrong, the stage program asks for itself.
+//! Asks the gateway whether a command stays here, before the stage program is started for it: where
+//! all that it uses is at hand, starting that program would take most of the time. One message each
+//! way, as proto/stage.proto has it (`Question`); whatever goes wrong, the stage program asks for
+//! itself.
 
 use crate::{
     arena::Arena,
@@ -8,10 +9,12 @@ use crate::{
     text::{Full, Text},
 };
 
-/// A longer command line is left to the stage program: each page that is touched costs as much as the question.
+/// A longer command line is left to the stage program: each page that is touched costs as much as
+/// the question.
 const QUESTION_BYTES: usize = 2048;
 
-/// The frame's length, the tag of `ToGateway.question`, and the message's length as a number of two groups.
+/// The frame's length, the tag of `ToGateway.question`, and the message's length as a number of two
+/// groups.
 const HEAD_BYTES: usize = 7;
 
 /// Field numbers with the wire type of bytes.
@@ -99,8 +102,8 @@ impl<'a> Question<'a> {
     }
 }
 
-/// A number below 16,384 as two groups of seven bits, the least significant first; the mark that another one follows is on
-/// the first one where that is needed.
+/// A number below 16,384 as two groups of seven bits, the least significant first; the mark that
+/// another one follows is on the first one where that is needed.
 fn groups(number: usize) -> Option<[u8; 2]> {
     let number = u16::try_from(number).ok().filter(|number| *number < 1 << 14)?;
     let [low, high] = [(number & 0x7f) as u8, (number >> 7) as u8];
@@ -118,9 +121,14 @@ mod tests {
         question.word(b"cat").unwrap();
         question.word(&[b'x'; 300]).unwrap();
         question.word(b"").unwrap();
-        let body = [&b"\x12\x08/bin/cat\x1a\x03cat\x1a\xac\x02"[..], &[b'x'; 300], b"\x1a\0"].concat();
+        let body =
+            [&b"\x12\x08/bin/cat\x1a\x03cat\x1a\xac\x02"[..], &[b'x'; 300], b"\x1a\0"].concat();
         assert_eq!(body.len(), 10 + 5 + 303 + 2);
-        let head = [&(body.len() as u32 + 3).to_le_bytes()[..], &[0x5a, 0x80 | (body.len() & 0x7f) as u8, 2]].concat();
+        let head = [
+            &(body.len() as u32 + 3).to_le_bytes()[..],
+            &[0x5a, 0x80 | (body.len() & 0x7f) as u8, 2],
+        ]
+        .concat();
         assert_eq!(question.finish().unwrap(), [head, body].concat());
     }
 
@@ -135,7 +143,9 @@ mod tests {
 
     #[test]
     fn nobody_answers() {
-        let asks = |socket: &[u8]| Question::of(b"/p", &mut Arena::new(&mut [0; QUESTION_BYTES])).unwrap().ask(socket);
+        let asks = |socket: &[u8]| {
+            Question::of(b"/p", &mut Arena::new(&mut [0; QUESTION_BYTES])).unwrap().ask(socket)
+        };
         assert!(!asks(b"/nonexistent/socket") && !asks(&[b'/'; 200]));
     }
 }

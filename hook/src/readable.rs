@@ -1,9 +1,10 @@
-//! Whether what a program gives to an exec can be read: execve(2) answers EFAULT where it can't, and whoever looks at it
-//! before must not crash in its place.
+//! Whether what a program gives to an exec can be read: execve(2) answers EFAULT where it can't,
+//! and whoever looks at it before must not crash in its place.
 //!
-//! The kernel is asked by rt_sigprocmask(2) with a `how` that there is not: it reads the new mask first, and refuses
-//! the rest. That changes nothing, and is a call which every C library makes around an exec, so that filters of system
-//! calls let it pass. Where it says anything else than EFAULT, nobody can tell, and the memory counts as readable.
+//! The kernel is asked by rt_sigprocmask(2) with a `how` that there is not: it reads the new mask
+//! first, and refuses the rest. That changes nothing, and is a call which every C library makes
+//! around an exec, so that filters of system calls let it pass. Where it says anything else than
+//! EFAULT, nobody can tell, and the memory counts as readable.
 #![allow(unsafe_code, reason = "it reads strings and arrays of the caller's")]
 
 use core::ffi::{c_char, c_int};
@@ -108,13 +109,16 @@ mod tests {
         let arguments = [0, 2 * PAGE_BYTES, READ_AND_WRITE, PRIVATE_AND_ANONYMOUS, usize::MAX, 0];
         // SAFETY: new memory, of which the second page goes again.
         let memory = unsafe {
-            let memory = ptr::with_exposed_provenance_mut::<c_char>(call(number::MMAP, arguments).unwrap());
+            let memory =
+                ptr::with_exposed_provenance_mut::<c_char>(call(number::MMAP, arguments).unwrap());
             memory.write_bytes(1, 2 * PAGE_BYTES);
             call(number::MUNMAP, [memory.addr() + PAGE_BYTES, PAGE_BYTES]).unwrap();
             memory
         };
         let end: *const c_char = memory.wrapping_add(PAGE_BYTES - 3);
-        assert!(!is_string(end) && !is_string(ptr::null()) && !is_string(ptr::without_provenance(16)));
+        assert!(
+            !is_string(end) && !is_string(ptr::null()) && !is_string(ptr::without_provenance(16))
+        );
         let words = [c"a".as_ptr(), end, ptr::null()];
         assert!(!are_strings(words.as_ptr()) && !are_strings(end.cast()));
         // SAFETY: the last byte that can be written.

@@ -7,7 +7,9 @@ use core::ffi::{CStr, c_int};
 
 use crate::{
     arena::Arena,
-    sys::{self, EACCES, ENAMETOOLONG, ENODEV, ENOENT, ENOTDIR, ESTALE, ETIMEDOUT, PATH_BYTES, Strings},
+    sys::{
+        self, EACCES, ENAMETOOLONG, ENODEV, ENOENT, ENOTDIR, ESTALE, ETIMEDOUT, PATH_BYTES, Strings,
+    },
 };
 
 /// Without PATH: confstr(3)'s `_CS_PATH`.
@@ -60,7 +62,8 @@ impl<'f> Search<'f> {
 
     /// Why nothing was found.
     pub(crate) fn error(&self) -> c_int {
-        let is_usual = matches!(self.error, EACCES | ENOENT | ESTALE | ENOTDIR | ENODEV | ETIMEDOUT);
+        let is_usual =
+            matches!(self.error, EACCES | ENOENT | ESTALE | ENOTDIR | ENODEV | ETIMEDOUT);
         if self.is_denied && is_usual && !is_path(self.name) { EACCES } else { self.error }
     }
 }
@@ -73,14 +76,15 @@ fn is_path(name: &CStr) -> bool {
 /// `None` where it is longer than any path that the kernel takes.
 fn join<'a>(directory: &[u8], name: &[u8], arena: &mut Arena<'a>) -> Option<&'a CStr> {
     let slash: &[u8] = if directory.is_empty() { b"" } else { b"/" };
-    (directory.len() + slash.len() + name.len() < PATH_BYTES).then(|| arena.c_str(&[directory, slash, name]))?
+    (directory.len() + slash.len() + name.len() < PATH_BYTES)
+        .then(|| arena.c_str(&[directory, slash, name]))?
 }
 
 /// The value of a variable, whose name ends in `=`, as getenv(3) finds it.
 ///
 /// # Safety
-/// The environment is null, or its entries are C strings and a null pointer. Other threads may change it only as
-/// getenv(3) allows: no string that was in it is freed.
+/// The environment is null, or its entries are C strings and a null pointer. Other threads may
+/// change it only as getenv(3) allows: no string that was in it is freed.
 unsafe fn variable<'a>(environment: Strings, name: &[u8]) -> Option<&'a [u8]> {
     if environment.is_null() {
         return None;
@@ -104,7 +108,9 @@ pub(crate) fn first<'a>(file: &CStr, arena: &mut Arena<'a>) -> Option<&'a CStr> 
     loop {
         let mut arena = arena.scope();
         let path = search.next(&mut arena)?;
-        if sys::is_executable(path) && sys::stat(sys::AT_FDCWD, path, 0).is_some_and(|found| found.is_file()) {
+        if sys::is_executable(path)
+            && sys::stat(sys::AT_FDCWD, path, 0).is_some_and(|found| found.is_file())
+        {
             found.push(path.to_bytes_with_nul()).ok()?;
             break;
         }
@@ -159,7 +165,8 @@ mod tests {
 
     #[test]
     fn a_variable_is_found_by_its_whole_name() {
-        let environment = [c"PATHS=/a".as_ptr(), c"PATH=/b".as_ptr(), c"PATH=/c".as_ptr(), std::ptr::null()];
+        let environment =
+            [c"PATHS=/a".as_ptr(), c"PATH=/b".as_ptr(), c"PATH=/c".as_ptr(), std::ptr::null()];
         // SAFETY: the array is one.
         unsafe {
             assert_eq!(variable(environment.as_ptr(), b"PATH="), Some(&b"/b"[..]));

@@ -1,6 +1,6 @@
-//! The session that this process belongs to. Two variables carry it from one
-//! program to the next, always as the last two of the environment; before `main` they are taken
-//! out, kept here, and removed from /proc/self/environ too, so that no program and no user sees them.
+//! The session that this process belongs to. Two variables carry it from one program to the next,
+//! always as the last two of the environment; before `main` they are taken out, kept here, and
+//! removed from /proc/self/environ too, so that no program and no user sees them.
 //!
 //! The user's own `LD_PRELOAD` stays in its place: the loader takes the last one,
 //! which is ours and names the user's libraries behind us.
@@ -28,7 +28,8 @@ use crate::{
 pub const SESSION_VARIABLE: &str = "POSH_HOOK";
 /// Tells the stage program which path was to be executed.
 pub const TARGET_VARIABLE: &str = "POSH_HOOK_EXEC";
-/// Its value begins with one of these: only a pipe makes the command worth asking for, or it may touch a mount itself.
+/// Its value begins with one of these: only a pipe makes the command worth asking for, or it may
+/// touch a mount itself.
 pub const PIPE_ONLY: &[u8] = b"|";
 /// See [`PIPE_ONLY`].
 pub const MAY_TOUCH: &[u8] = b"@";
@@ -44,11 +45,13 @@ const SHIMS: &[u8] = b"/bin/";
 
 /// The symlink to the stage program in the session's directory.
 pub const STAGE: &str = "stage";
-/// The stage program's first word when it is to become a shell: the two variables follow, and the shell's text.
+/// The stage program's first word when it is to become a shell: the two variables follow, and the
+/// shell's text.
 pub const AS_SHELL: &CStr = c"--as-shell";
 
-/// The longest path of library and session that is carried. Both lie in the directory of the gateway's sockets,
-/// whose paths have 108 bytes at most (unix(7)); what is kept here is touched at the start of every program.
+/// The longest path of library and session that is carried. Both lie in the directory of the
+/// gateway's sockets, whose paths have 108 bytes at most (unix(7)); what is kept here is touched at
+/// the start of every program.
 pub const MAX_PATH_BYTES: usize = 240;
 
 /// A variable whose value is such a path.
@@ -99,14 +102,16 @@ impl Next {
         if !known.is_null() {
             return known;
         }
-        // Another library's start-up code came before ours: on the process's own stack, since only the loader ran so far.
+        // Another library's start-up code came before ours: on the process's own stack, since only
+        // the loader ran so far.
         let found = sys::next_function(self.name());
         slot.store(found, Ordering::Relaxed);
         found
     }
 }
 
-static FUNCTIONS: [AtomicPtr<c_void>; Next::ALL.len()] = [const { AtomicPtr::new(ptr::null_mut()) }; Next::ALL.len()];
+static FUNCTIONS: [AtomicPtr<c_void>; Next::ALL.len()] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; Next::ALL.len()];
 
 /// What is kept for the next program.
 pub(crate) struct Session {
@@ -146,7 +151,8 @@ impl Session {
         self.shim(name, &mut arena.scope()).is_some_and(|shim| sys::is_link(shim) == Ok(true))
     }
 
-    /// The stage program, if a command of this name is one that posh knows: what the shim of that name leads to.
+    /// The stage program, if a command of this name is one that posh knows: what the shim of that
+    /// name leads to.
     pub(crate) fn stage_program<'a>(&self, name: &[u8], arena: &mut Arena<'a>) -> Option<&'a CStr> {
         let shim = self.shim(name, arena)?;
         Self::target(shim, arena)
@@ -190,15 +196,21 @@ static BEGAN_IN: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-/// Runs when the process ends by exit(3). Of a fork that has executed nothing, as in `echo x | sed`, it notes that nothing
-/// comes from a server of what it has written.
+/// Runs when the process ends by exit(3). Of a fork that has executed nothing, as in `echo x |
+/// sed`, it notes that nothing comes from a server of what it has written.
 #[cfg_attr(not(posh_preload), allow(dead_code, reason = "called by the dynamic loader"))]
 extern "C" fn end() {
-    let Some(session) = current().filter(|_| sys::process() != BEGAN_IN.load(Ordering::Relaxed)) else { return };
-    let output = sys::stat(1, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_DONT_SYNC).filter(|output| output.is_pipe());
+    let Some(session) = current().filter(|_| sys::process() != BEGAN_IN.load(Ordering::Relaxed))
+    else {
+        return;
+    };
+    let output = sys::stat(1, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_DONT_SYNC)
+        .filter(|output| output.is_pipe());
     let Some(pipe) = output.map(|output| output.inode) else { return };
     let mut memory = [0; MAX_PATH_BYTES + 16];
-    let Some(notes) = Notes::open(session.directory(), &mut Arena::new(&mut memory)) else { return };
+    let Some(notes) = Notes::open(session.directory(), &mut Arena::new(&mut memory)) else {
+        return;
+    };
     if notes.writer(pipe) != Some(Writer::IsAsked) {
         notes.note(pipe, Writer::Stays);
     }
@@ -226,10 +238,14 @@ static START: unsafe extern "C" fn(c_int, *const *const c_char, *mut *mut c_char
 /// Runs before `main`, with what `main` will get.
 ///
 /// # Safety
-/// `arguments` has so many; `environment` is null, or the array that the kernel made, which ends in a null
-/// pointer and which nobody else uses now.
+/// `arguments` has so many; `environment` is null, or the array that the kernel made, which ends in
+/// a null pointer and which nobody else uses now.
 #[cfg_attr(not(posh_preload), allow(dead_code, reason = "called by the dynamic loader"))]
-unsafe extern "C" fn start(argument_count: c_int, arguments: *const *const c_char, environment: *mut *mut c_char) {
+unsafe extern "C" fn start(
+    argument_count: c_int,
+    arguments: *const *const c_char,
+    environment: *mut *mut c_char,
+) {
     // Now, since a forked child of a program with threads must not ask the loader.
     for function in Next::ALL {
         function.address();
@@ -239,15 +255,16 @@ unsafe extern "C" fn start(argument_count: c_int, arguments: *const *const c_cha
     if environment.is_null() {
         return;
     }
-    // SAFETY: the array is as described above, so that its entries up to the null pointer can be read and written, and
-    // each is a C string on the initial stack.
+    // SAFETY: the array is as described above, so that its entries up to the null pointer can be
+    // read and written, and each is a C string on the initial stack.
     unsafe {
         let count = count(environment.cast_const().cast());
         if count < 2 {
             return;
         }
         let (session, preload) = (*environment.add(count - 2), *environment.add(count - 1));
-        let found = Session::read(CStr::from_ptr(session).to_bytes(), CStr::from_ptr(preload).to_bytes());
+        let found =
+            Session::read(CStr::from_ptr(session).to_bytes(), CStr::from_ptr(preload).to_bytes());
         let Some(found) = found else { return };
         let begin = Start {
             arguments: (arguments, usize::try_from(argument_count).unwrap_or(0)),
@@ -256,8 +273,8 @@ unsafe extern "C" fn start(argument_count: c_int, arguments: *const *const c_cha
         };
         *KEPT.0.get() = Some(found);
         *environment.add(count - 2) = ptr::null_mut();
-        // Some programs (Go's runtime) look for the auxiliary vector behind the first null pointer: the two words
-        // between are an entry of it that means nothing, (AT_IGNORE, 0).
+        // Some programs (Go's runtime) look for the auxiliary vector behind the first null pointer:
+        // the two words between are an entry of it that means nothing, (AT_IGNORE, 0).
         const AT_IGNORE: usize = 1;
         *environment.add(count - 1) = ptr::without_provenance_mut(AT_IGNORE);
         erase(session, preload, &begin);
@@ -278,8 +295,8 @@ pub(crate) unsafe fn count(array: *const *const c_char) -> usize {
 /// # Safety
 /// Both are C strings of ours to write; `start` is as the kernel made it but for these.
 unsafe fn erase(first: *mut c_char, last: *mut c_char, start: &Start) {
-    // SAFETY: the strings, their NULs included, are as long as strlen says; if they are neighbours, all between is theirs;
-    // the rest is the caller's promise.
+    // SAFETY: the strings, their NULs included, are as long as strlen says; if they are neighbours,
+    // all between is theirs; the rest is the caller's promise.
     unsafe {
         let end = last.add(CStr::from_ptr(last).count_bytes() + 1);
         if first.add(CStr::from_ptr(first).count_bytes() + 1) != last {
@@ -302,7 +319,10 @@ mod tests {
     #[test]
     fn only_what_posh_wrote_is_taken() {
         assert_eq!(library(b"LD_PRELOAD=/l/hook.so").as_deref(), Some(&b"/l/hook.so"[..]));
-        assert_eq!(library(b"LD_PRELOAD=/l/hook.so:libfakeroot.so").as_deref(), Some(&b"/l/hook.so"[..]));
+        assert_eq!(
+            library(b"LD_PRELOAD=/l/hook.so:libfakeroot.so").as_deref(),
+            Some(&b"/l/hook.so"[..])
+        );
         for other in [&b"LD_PRELOAD="[..], b"LD_PRELOAD=libx.so", b"PATH=/bin", b""] {
             assert_eq!(library(other), None);
         }

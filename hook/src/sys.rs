@@ -1,6 +1,9 @@
-//! System calls behind safe functions, and the little that only the C library knows. Numbers of errors
-//! and flags are Linux's own for every machine that this is built for.
-#![allow(unsafe_code, reason = "this file is where the kernel is called; each function says why its call is sound")]
+//! System calls behind safe functions, and the little that only the C library knows. Numbers of
+//! errors and flags are Linux's own for every machine that this is built for.
+#![allow(
+    unsafe_code,
+    reason = "this file is where the kernel is called; each function says why its call is sound"
+)]
 
 use core::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -82,8 +85,12 @@ fn argument(fd: c_int) -> usize {
 
 /// readlink(2): so many bytes of the buffer.
 pub fn read_link(path: &CStr, buffer: &mut [u8]) -> Result<usize, c_int> {
-    let arguments =
-        [argument(AT_FDCWD), path.as_ptr().expose_provenance(), buffer.as_mut_ptr().expose_provenance(), buffer.len()];
+    let arguments = [
+        argument(AT_FDCWD),
+        path.as_ptr().expose_provenance(),
+        buffer.as_mut_ptr().expose_provenance(),
+        buffer.len(),
+    ];
     // SAFETY: the path is a C string, and the buffer is ours and has the size that is told.
     unsafe { call(number::READLINKAT, arguments) }
 }
@@ -106,7 +113,10 @@ pub fn is_in_directory(path: &CStr) -> bool {
 /// access(2), by the real user.
 fn access(path: &CStr, mode: usize) -> Result<(), c_int> {
     // SAFETY: only the C string is read.
-    unsafe { call(number::FACCESSAT, [argument(AT_FDCWD), path.as_ptr().expose_provenance(), mode]) }.map(drop)
+    unsafe {
+        call(number::FACCESSAT, [argument(AT_FDCWD), path.as_ptr().expose_provenance(), mode])
+    }
+    .map(drop)
 }
 
 /// Whether the effective user may read a file.
@@ -119,13 +129,15 @@ pub fn is_executable(path: &CStr) -> bool {
     may(path, X_OK)
 }
 
-/// Where the user is one and the same, access(2) tells, which also counts rights of root that end with the exec as ended.
-/// A kernel that can't tell for another effective user (before 5.8) lets programs of such a one go as given.
+/// Where the user is one and the same, access(2) tells, which also counts rights of root that end
+/// with the exec as ended. A kernel that can't tell for another effective user (before 5.8) lets
+/// programs of such a one go as given.
 fn may(path: &CStr, mode: usize) -> bool {
     const AT_EACCESS: usize = 0x200;
     let is_one = |number| {
         let (mut real, mut effective, mut saved) = (0_u32, 0_u32, 0_u32);
-        let places = [&raw mut real, &raw mut effective, &raw mut saved].map(<*mut u32>::expose_provenance);
+        let places =
+            [&raw mut real, &raw mut effective, &raw mut saved].map(<*mut u32>::expose_provenance);
         // SAFETY: each of the three numbers has its place.
         unsafe { call(number, places) }.is_ok() && real == effective
     };
@@ -133,8 +145,13 @@ fn may(path: &CStr, mode: usize) -> bool {
         return access(path, mode).is_ok();
     }
     // SAFETY: only the C string is read.
-    unsafe { call(number::FACCESSAT2, [argument(AT_FDCWD), path.as_ptr().expose_provenance(), mode, AT_EACCESS]) }
-        .is_ok()
+    unsafe {
+        call(
+            number::FACCESSAT2,
+            [argument(AT_FDCWD), path.as_ptr().expose_provenance(), mode, AT_EACCESS],
+        )
+    }
+    .is_ok()
 }
 
 /// The path by which a process opens its own descriptor anew, a NUL at the end.
@@ -154,13 +171,17 @@ pub fn descriptor_path(fd: c_int) -> Option<Text<[u8; 32]>> {
     Text::of(&[b"/proc/self/fd/", digits, b"\0"]).ok()
 }
 
-/// getcwd(2); the root where there is none, as the stage program takes it. `None` when the arena is full.
+/// getcwd(2); the root where there is none, as the stage program takes it. `None` when the arena is
+/// full.
 pub fn working_directory<'a>(arena: &mut Arena<'a>) -> Option<&'a [u8]> {
     let found = arena.filled(PATH_BYTES, (), |buffer| {
         // SAFETY: the buffer is ours and has the size that is told.
-        let count = unsafe { call(number::GETCWD, [buffer.as_mut_ptr().expose_provenance(), buffer.len()]) };
+        let count = unsafe {
+            call(number::GETCWD, [buffer.as_mut_ptr().expose_provenance(), buffer.len()])
+        };
         match count {
-            // With the NUL. What does not begin with a slash can't be reached from here (getcwd(2)).
+            // With the NUL. What does not begin with a slash can't be reached from here
+            // (getcwd(2)).
             Ok(count) if buffer.first() == Some(&b'/') => Ok(count.saturating_sub(1)),
             _ => {
                 *buffer.first_mut().ok_or(())? = b'/';
@@ -198,8 +219,8 @@ pub fn next_function(name: &CStr) -> *mut c_void {
 /// prctl(2) with PR_SET_MM.
 ///
 /// # Safety
-/// `value` is as the manual wants it for `which`: an address of this process's memory map, or of a structure of
-/// `size` bytes that describes it rightly.
+/// `value` is as the manual wants it for `which`: an address of this process's memory map, or of a
+/// structure of `size` bytes that describes it rightly.
 pub unsafe fn set_memory_map(which: usize, value: usize, size: usize) -> bool {
     const PR_SET_MM: usize = 35;
     // SAFETY: the caller's promise.
@@ -224,16 +245,20 @@ pub fn is_mapped(page: u64, page_bytes: u64) -> bool {
 /// nanosleep(2); less if a signal comes.
 pub fn sleep(microseconds: u32) {
     let time = [0, i64::from(microseconds).saturating_mul(1000)];
-    // SAFETY: a struct timespec, two numbers of 64 bits, is read, and what is left of it is not asked for.
+    // SAFETY: a struct timespec, two numbers of 64 bits, is read, and what is left of it is not
+    // asked for.
     let _ = unsafe { call(number::NANOSLEEP, [time.as_ptr().expose_provenance(), 0]) };
 }
 
-/// The length up to which this process may write to files (RLIMIT_FSIZE of getrlimit(2)); what goes beyond kills it.
+/// The length up to which this process may write to files (RLIMIT_FSIZE of getrlimit(2)); what goes
+/// beyond kills it.
 pub fn longest_file() -> u64 {
     const RLIMIT_FSIZE: usize = 1;
     let mut limits = [0_u64; 2];
     // SAFETY: a struct rlimit64, two numbers of 64 bits, is written, and none is read.
-    let _ = unsafe { call(number::PRLIMIT, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr().expose_provenance()]) };
+    let _ = unsafe {
+        call(number::PRLIMIT, [0, RLIMIT_FSIZE, 0, limits.as_mut_ptr().expose_provenance()])
+    };
     limits[0]
 }
 
@@ -286,10 +311,13 @@ pub fn stat(directory: c_int, path: &CStr, flags: c_int) -> Option<Stat> {
     struct Buffer([u8; STATX_BYTES]);
     let mut buffer = Buffer([0; STATX_BYTES]);
     let to = buffer.0.as_mut_ptr().expose_provenance();
-    let arguments = [argument(directory), path.as_ptr().expose_provenance(), argument(flags), STATX_FIELDS, to];
-    // SAFETY: the path is a C string, and the buffer has the size of struct statx, which never changes.
+    let arguments =
+        [argument(directory), path.as_ptr().expose_provenance(), argument(flags), STATX_FIELDS, to];
+    // SAFETY: the path is a C string, and the buffer has the size of struct statx, which never
+    // changes.
     unsafe { call(number::STATX, arguments) }.ok()?;
-    // stx_mask is at 0, stx_mode at 28, stx_ino at 32, stx_size at 40, stx_mnt_id at 144 (include/uapi/linux/stat.h).
+    // stx_mask is at 0, stx_mode at 28, stx_ino at 32, stx_size at 40, stx_mnt_id at 144
+    // (include/uapi/linux/stat.h).
     let mask = buffer.0.get(..4)?.try_into().ok().map(u32::from_ne_bytes)?;
     let mode = buffer.0.get(28..30)?.try_into().ok().map(u16::from_ne_bytes)?;
     let inode = buffer.0.get(32..40)?.try_into().ok().map(u64::from_ne_bytes)?;
@@ -315,7 +343,9 @@ impl File {
     fn open_with(directory: c_int, path: &CStr, access: c_int) -> Option<Self> {
         let flags = argument(access | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
         // SAFETY: the path is a C string.
-        let fd = unsafe { call(number::OPENAT, [argument(directory), path.as_ptr().expose_provenance(), flags, 0]) };
+        let fd = unsafe {
+            call(number::OPENAT, [argument(directory), path.as_ptr().expose_provenance(), flags, 0])
+        };
         c_int::try_from(fd.ok()?).ok().map(Self)
     }
 
@@ -326,14 +356,20 @@ impl File {
 
     /// Fills the buffer from an offset; the number of bytes.
     pub fn read(&self, buffer: &mut [u8], offset: u64) -> Option<usize> {
-        let arguments = [argument(self.0), buffer.as_mut_ptr().expose_provenance(), buffer.len(), offset as usize];
+        let arguments = [
+            argument(self.0),
+            buffer.as_mut_ptr().expose_provenance(),
+            buffer.len(),
+            offset as usize,
+        ];
         // SAFETY: the buffer is ours and has the size that is told.
         unsafe { call(number::PREAD, arguments) }.ok()
     }
 
     /// Writes these bytes at an offset; whether all of them.
     pub fn write(&self, bytes: &[u8], offset: u64) -> bool {
-        let arguments = [argument(self.0), bytes.as_ptr().expose_provenance(), bytes.len(), offset as usize];
+        let arguments =
+            [argument(self.0), bytes.as_ptr().expose_provenance(), bytes.len(), offset as usize];
         // SAFETY: the bytes are read, as many as are told.
         let count = unsafe { call(number::PWRITE, arguments) };
         count == Ok(bytes.len())
@@ -343,7 +379,8 @@ impl File {
     pub fn has_capabilities(&self) -> bool {
         let name = c"security.capability".as_ptr().expose_provenance();
         // SAFETY: with size 0 nothing is written.
-        unsafe { call(number::FGETXATTR, [argument(self.0), name, 0, 0]) }.is_ok_and(|size| size > 0)
+        unsafe { call(number::FGETXATTR, [argument(self.0), name, 0, 0]) }
+            .is_ok_and(|size| size > 0)
     }
 
     /// Its bytes; none of an empty one.
@@ -391,12 +428,15 @@ impl Socket {
         address.path.iter_mut().zip(path).for_each(|(to, from)| *to = *from);
         let wait = [0_i64, Self::WAIT_MICROSECONDS];
         // SAFETY: it touches no memory.
-        let fd = unsafe { call(number::SOCKET, [AF_UNIX.into(), argument(SOCK_STREAM | O_CLOEXEC), 0]) }.ok()?;
+        let fd =
+            unsafe { call(number::SOCKET, [AF_UNIX.into(), argument(SOCK_STREAM | O_CLOEXEC), 0]) }
+                .ok()?;
         let socket = Self(c_int::try_from(fd).ok()?);
         for option in [SO_RCVTIMEO, SO_SNDTIMEO] {
             let value = [wait.as_ptr().expose_provenance(), size_of_val(&wait)];
             // SAFETY: a struct timeval, two numbers of 64 bits, is read.
-            let _ = unsafe { call(number::SETSOCKOPT, [fd, SOL_SOCKET, option, value[0], value[1]]) };
+            let _ =
+                unsafe { call(number::SETSOCKOPT, [fd, SOL_SOCKET, option, value[0], value[1]]) };
         }
         let at = (&raw const address).expose_provenance();
         // SAFETY: a struct sockaddr_un of that size is read.
@@ -407,7 +447,8 @@ impl Socket {
     /// Sends all of it; false when that failed.
     pub fn send(&self, bytes: &[u8]) -> bool {
         const MSG_NOSIGNAL: usize = 0x4000;
-        let arguments = [argument(self.0), bytes.as_ptr().expose_provenance(), bytes.len(), MSG_NOSIGNAL, 0, 0];
+        let arguments =
+            [argument(self.0), bytes.as_ptr().expose_provenance(), bytes.len(), MSG_NOSIGNAL, 0, 0];
         // SAFETY: the bytes are read, as many as are told; there is no address.
         let count = unsafe { call(number::SENDTO, arguments) };
         count == Ok(bytes.len())
@@ -415,7 +456,8 @@ impl Socket {
 
     /// Waits for an answer; the number of its bytes, 0 at the end.
     pub fn receive(&self, buffer: &mut [u8]) -> Option<usize> {
-        let arguments = [argument(self.0), buffer.as_mut_ptr().expose_provenance(), buffer.len(), 0, 0, 0];
+        let arguments =
+            [argument(self.0), buffer.as_mut_ptr().expose_provenance(), buffer.len(), 0, 0, 0];
         // SAFETY: the buffer is ours and has the size that is told; no address is asked for.
         unsafe { call(number::RECVFROM, arguments) }.ok()
     }
@@ -428,7 +470,8 @@ impl Drop for Socket {
     }
 }
 
-/// A file that is shorter is read, which costs less than to map and unmap it: a session file with a dozen mounts is.
+/// A file that is shorter is read, which costs less than to map and unmap it: a session file with a
+/// dozen mounts is.
 const FEW_BYTES: usize = 1024;
 
 /// The bytes of a file that is replaced, never changed.
@@ -458,7 +501,8 @@ pub struct Mapped {
 impl Mapped {
     fn new(len: usize, file: &File) -> Option<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let at = unsafe { call(number::MMAP, [0, len, PROT_READ, MAP_PRIVATE, argument(file.0), 0]) };
+        let at =
+            unsafe { call(number::MMAP, [0, len, PROT_READ, MAP_PRIVATE, argument(file.0), 0]) };
         Some(Self { at: ptr::with_exposed_provenance_mut(at.ok()?), len })
     }
 
@@ -466,9 +510,11 @@ impl Mapped {
     pub fn copy_of(bytes: &[u8]) -> Option<Self> {
         const PROT_WRITE: usize = 2;
         const MAP_ANONYMOUS: usize = 0x20;
-        let arguments = [0, bytes.len(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, usize::MAX, 0];
+        let arguments =
+            [0, bytes.len(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, usize::MAX, 0];
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let at: *mut c_void = ptr::with_exposed_provenance_mut(unsafe { call(number::MMAP, arguments) }.ok()?);
+        let at: *mut c_void =
+            ptr::with_exposed_provenance_mut(unsafe { call(number::MMAP, arguments) }.ok()?);
         // SAFETY: the mapping is that long and nobody else's.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at.cast(), bytes.len()) };
         Some(Self { at, len: bytes.len() })
@@ -510,6 +556,10 @@ mod tests {
         assert_eq!(read_link(c"/nonexistent", &mut first).err(), Some(ENOENT));
         assert_eq!((is_link(c"/proc/self"), is_link(c"/")), (Ok(true), Ok(false)));
         assert!(is_in_directory(c"/etc/.") && !is_in_directory(c"/etc/passwd/."));
-        assert!(is_readable(c"/etc/passwd") && is_executable(c"/bin/sh") && !is_executable(c"/etc/passwd"));
+        assert!(
+            is_readable(c"/etc/passwd")
+                && is_executable(c"/bin/sh")
+                && !is_executable(c"/etc/passwd")
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! System calls without the C library: they take no stack beyond a frame, leave `errno` alone, are no
-//! cancellation points, and no library of the user's stands before them.
+//! System calls without the C library: they take no stack beyond a frame, leave `errno` alone, are
+//! no cancellation points, and no library of the user's stands before them.
 #![allow(unsafe_code, reason = "the instruction that enters the kernel")]
 
 use core::{arch::asm, ffi::c_int};
@@ -75,7 +75,10 @@ pub(crate) mod number {
 ///
 /// # Safety
 /// As the manual of that call says.
-pub(crate) unsafe fn call<const N: usize>(number: usize, arguments: [usize; N]) -> Result<usize, c_int> {
+pub(crate) unsafe fn call<const N: usize>(
+    number: usize,
+    arguments: [usize; N],
+) -> Result<usize, c_int> {
     const { assert!(N <= 6, "a system call has at most six arguments") };
     let mut all = [0; 6];
     all.iter_mut().zip(arguments).for_each(|(to, from)| *to = from);

@@ -17,7 +17,8 @@ pub enum Target {
     Preloads,
     /// It can be executed but not be preloaded: static, or for another loader of this machine.
     Plain,
-    /// Not to be touched: missing, unreadable, with rights of its own, for another machine, or of an unknown kind.
+    /// Not to be touched: missing, unreadable, with rights of its own, for another machine, or of
+    /// an unknown kind.
     Closed,
 }
 
@@ -60,9 +61,15 @@ pub(crate) fn look(directory: c_int, path: &CStr, arena: &mut Arena<'_>) -> Targ
     for _ in 0..MAX_INTERPRETERS {
         let Some((file, head)) = open(directory, path, &mut arena) else { return Target::Closed };
         if head.starts_with(b"\x7fELF") {
-            return if file.has_capabilities() { Target::Closed } else { elf(&file, head, &mut arena) };
+            return if file.has_capabilities() {
+                Target::Closed
+            } else {
+                elf(&file, head, &mut arena)
+            };
         }
-        let Some(next) = script(head).and_then(|name| arena.c_str(&[name])) else { return Target::Closed };
+        let Some(next) = script(head).and_then(|name| arena.c_str(&[name])) else {
+            return Target::Closed;
+        };
         (directory, path) = (AT_FDCWD, next);
     }
     Target::Closed
@@ -81,7 +88,8 @@ fn open<'a>(directory: c_int, path: &CStr, arena: &mut Arena<'a>) -> Option<(Fil
 fn script(head: &[u8]) -> Option<&[u8]> {
     let line = head.get(..SCRIPT_BYTES.min(head.len()))?.strip_prefix(b"#!")?;
     let line = line.split(|byte| *byte == b'\n').next()?;
-    let mut words = line.split(|byte| matches!(byte, b' ' | b'\t' | 0)).filter(|word| !word.is_empty());
+    let mut words =
+        line.split(|byte| matches!(byte, b' ' | b'\t' | 0)).filter(|word| !word.is_empty());
     words.next()
 }
 
@@ -91,7 +99,8 @@ fn elf<'a>(file: &File, head: &'a [u8], arena: &mut Arena<'a>) -> Target {
     let ours = head.get(4..6) == Some(CLASS_64_LITTLE) && u16_at(head, 18) == Some(MACHINE);
     let headers = if ours { program_headers(file, head, arena) } else { None };
     let Some(headers) = headers else { return Target::Closed };
-    let interpreter = headers.chunks_exact(HEADER_BYTES).find(|header| u32_at(header, 0) == Some(PT_INTERP));
+    let interpreter =
+        headers.chunks_exact(HEADER_BYTES).find(|header| u32_at(header, 0) == Some(PT_INTERP));
     match interpreter.map(|header| loader_is_ours(file, head, header, arena)) {
         Some(Some(true)) => Target::Preloads,
         Some(None) => Target::Closed,
@@ -109,13 +118,19 @@ fn program_headers<'a>(file: &File, head: &'a [u8], arena: &mut Arena<'a>) -> Op
 fn loader_is_ours(file: &File, head: &[u8], header: &[u8], arena: &mut Arena<'_>) -> Option<bool> {
     let (offset, size) = (u64_at(header, 8)?, usize::try_from(u64_at(header, 32)?).ok()?);
     let mut arena = arena.scope();
-    let name = part(file, head, (offset, Some(size).filter(|size| *size <= SCRIPT_BYTES)?), &mut arena)?;
+    let name =
+        part(file, head, (offset, Some(size).filter(|size| *size <= SCRIPT_BYTES)?), &mut arena)?;
     let name = name.split(|byte| *byte == 0).next()?;
     Some(name.rsplit(|byte| *byte == b'/').next() == Some(LOADER))
 }
 
 /// Bytes of the file, from an offset and so many: from its head, or read.
-fn part<'a>(file: &File, head: &'a [u8], (offset, len): (u64, usize), arena: &mut Arena<'a>) -> Option<&'a [u8]> {
+fn part<'a>(
+    file: &File,
+    head: &'a [u8],
+    (offset, len): (u64, usize),
+    arena: &mut Arena<'a>,
+) -> Option<&'a [u8]> {
     let start = usize::try_from(offset).ok()?;
     if let Some(there) = head.get(start..start.checked_add(len)?) {
         return Some(there);
@@ -143,7 +158,10 @@ mod tests {
     use super::*;
 
     fn kind(path: &Path) -> Target {
-        look_at(&CString::new(path.to_str().unwrap()).unwrap(), &mut Arena::new(&mut [0; ARENA_BYTES]))
+        look_at(
+            &CString::new(path.to_str().unwrap()).unwrap(),
+            &mut Arena::new(&mut [0; ARENA_BYTES]),
+        )
     }
 
     #[test]

@@ -99,7 +99,9 @@ mod tests {
 
     #[test]
     fn numbers() {
-        for (digits, value) in [(&b"0"[..], Some(0)), (b"1234", Some(1234)), (b"-1", None), (b"1x", None)] {
+        for (digits, value) in
+            [(&b"0"[..], Some(0)), (b"1234", Some(1234)), (b"-1", None), (b"1x", None)]
+        {
             assert_eq!(decimal(digits), value);
         }
         assert_eq!(decimal(b"18446744073709551616"), None);

@@ -1,9 +1,13 @@
-//! execl, execle, execlp: their words come one by one, in registers and then on the stack, which stable
-//! Rust can receive only in assembly. The C library's own ones end in calls that nobody can stand in front of.
+//! execl, execle, execlp: their words come one by one, in registers and then on the stack, which
+//! stable Rust can receive only in assembly. The C library's own ones end in calls that nobody can
+//! stand in front of.
 //!
-//! The registers are laid down just below the words on the stack, over the place of the return address, which is
-//! moved: so all words are one array, where they are, and none is copied.
-#![allow(unsafe_code, reason = "functions with a variable number of arguments, received in assembly")]
+//! The registers are laid down just below the words on the stack, over the place of the return
+//! address, which is moved: so all words are one array, where they are, and none is copied.
+#![allow(
+    unsafe_code,
+    reason = "functions with a variable number of arguments, received in assembly"
+)]
 
 use core::ffi::{c_char, c_int};
 
@@ -17,7 +21,8 @@ use crate::{
 /// # Safety
 /// As of execle(3).
 unsafe extern "C" fn execle_of(path: *const c_char, argv: Strings) -> c_int {
-    // SAFETY: called by the trampoline with what the caller passed: nothing behind the environment is read.
+    // SAFETY: called by the trampoline with what the caller passed: nothing behind the environment
+    // is read.
     unsafe {
         let count = crate::session::count(argv);
         let environment: Strings = sys::entry(argv, count + 1).cast();

@@ -103,10 +103,13 @@ impl<'a> Walk<'a> {
     /// The same for a path that begins with a symlink. Apart, since few need the buffers.
     #[inline(never)]
     fn through_links(&mut self, path: &[u8]) -> Result<(), Stop> {
-        let (Some(ahead), Some(target)) = (self.arena.buffer(AHEAD_BYTES), self.arena.buffer(PATH_BYTES)) else {
+        let (Some(ahead), Some(target)) =
+            (self.arena.buffer(AHEAD_BYTES), self.arena.buffer(PATH_BYTES))
+        else {
             return Err(Stop(Outcome::TooLong));
         };
-        // What is ahead ends where the buffer ends, so that a target goes before what is behind its link.
+        // What is ahead ends where the buffer ends, so that a target goes before what is behind its
+        // link.
         let mut at = AHEAD_BYTES.checked_sub(path.len()).ok_or(Full)?;
         copy(path, ahead.get_mut(at..).ok_or(Full)?);
         loop {
@@ -116,7 +119,8 @@ impl<'a> Walk<'a> {
             let target = target.get(..count).unwrap_or_default();
             self.begin(target)?;
             at = AHEAD_BYTES.checked_sub(count + 1 + rest_len).ok_or(Full)?;
-            let (slash, to) = ahead.get_mut(at..=at + count).and_then(<[u8]>::split_last_mut).ok_or(Full)?;
+            let (slash, to) =
+                ahead.get_mut(at..=at + count).and_then(<[u8]>::split_last_mut).ok_or(Full)?;
             copy(target, to);
             *slash = b'/';
             let left = self.until_link(ahead.get(at..).unwrap_or_default())?.len();
@@ -145,7 +149,11 @@ impl<'a> Walk<'a> {
         }
         self.is_dir = true;
         let name_end = self.dir.len().saturating_sub(1);
-        let above = self.dir.as_bytes().get(..name_end).and_then(|dir| dir.iter().rposition(|byte| *byte == b'/'));
+        let above = self
+            .dir
+            .as_bytes()
+            .get(..name_end)
+            .and_then(|dir| dir.iter().rposition(|byte| *byte == b'/'));
         if let Some(slash) = above {
             self.dir.truncate(slash + 1);
             self.terrain = self.places.around(self.dir.as_bytes());
@@ -165,7 +173,9 @@ impl<'a> Walk<'a> {
             }
             Found::Above => self.is_dir = true,
             // Nothing below a mount point is looked at: it decides.
-            Found::Unknown if self.terrain != Terrain::Local => return Err(Stop(Outcome::At(self.terrain))),
+            Found::Unknown if self.terrain != Terrain::Local => {
+                return Err(Stop(Outcome::At(self.terrain)));
+            }
             Found::Unknown => {
                 self.is_dir = false;
                 if self.is_link()? {

@@ -34,7 +34,8 @@ pub struct CloudSpec {
 /// A laboratory with a cloud that runs; everything ends when it is dropped.
 #[derive(Debug)]
 pub struct Cloud {
-    // Fields are dropped in this order: an executor before the mount that it serves, that before the cloud.
+    // Fields are dropped in this order: an executor before the mount that it serves, that before
+    // the cloud.
     _executor: Service,
     _mounts: Vec<Service>,
     _cloud: Service,
@@ -63,7 +64,8 @@ impl CloudSpec {
     }
 
     fn host(&self, name: &str, programs: &Programs) -> Result<Host> {
-        let variables: Vec<_> = self.variables.iter().map(|(name, value)| (name.as_str(), Path::new(value))).collect();
+        let variables: Vec<_> =
+            self.variables.iter().map(|(name, value)| (name.as_str(), Path::new(value))).collect();
         let host = Host::start(name, programs)?.with_variables(&variables);
         network::raise_loopback(&host).map(|()| host)
     }
@@ -90,7 +92,8 @@ impl Cloud {
             }
             None => STORE,
         };
-        let executor = services::start_executor(&server, &address, &[("cloud".into(), export.into())])?;
+        let executor =
+            services::start_executor(&server, &address, &[("cloud".into(), export.into())])?;
         let table = format!(
             "[[executor]]\nname = \"near\"\naddress = \"http://{address}:{EXECUTOR_PORT}\"\n\n\
              [[mount]]\npath = \"{MOUNT}\"\nexecutor = \"near\"\nexport = \"cloud\"\n"
@@ -118,7 +121,15 @@ fn make_directory(host: &Host, path: &str) -> Result<()> {
 /// It remembers nothing: what is in its directory is the cloud.
 fn serve(server: &Host, address: &str) -> Result<Service> {
     let mut command = rclone(server, address);
-    command.args(["serve", "webdav", "--addr", &format!("{address}:{CLOUD_PORT}"), "--dir-cache-time", "0s", STORE]);
+    command.args([
+        "serve",
+        "webdav",
+        "--addr",
+        &format!("{address}:{CLOUD_PORT}"),
+        "--dir-cache-time",
+        "0s",
+        STORE,
+    ]);
     let service = Service::start(server, command)?;
     service.journal.wait_for("WebDav Server started", START_LIMIT)?;
     Ok(service)

@@ -15,7 +15,8 @@ use crate::error::{Attempt, Result};
 /// Devices and the terminals' file system, each the machine's own.
 const DEVICES: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "fuse", "net/tun"];
 const TERMINALS: &str = "pts";
-/// Makes terminals in the `pts` beside it, so it must be a node of this directory and not another's shown here (pts(4)).
+/// Makes terminals in the `pts` beside it, so it must be a node of this directory and not another's
+/// shown here (pts(4)).
 const MULTIPLEXER: (&str, u64, u64) = ("ptmx", 5, 2);
 /// As proc(5) and udev(7) have them.
 const LINKS: [(&str, &str); 4] = [
@@ -47,11 +48,14 @@ pub fn replace() -> Result<()> {
     let (name, major, minor) = MULTIPLEXER;
     let node = root.join(name);
     mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(major, minor))
-        .and_then(|()| fchmodat(AT_FDCWD, &node, Mode::from_bits_truncate(0o666), FchmodatFlags::FollowSymlink))
+        .and_then(|()| {
+            fchmodat(AT_FDCWD, &node, Mode::from_bits_truncate(0o666), FchmodatFlags::FollowSymlink)
+        })
         .attempt(|| format!("make {}", node.display()))?;
     tmpfs(&directory(root, "shm")?, "mode=1777")?;
     let none: Option<&str> = None;
-    mount(Some(WORKSHOP), "/dev", none, MsFlags::MS_MOVE, none).attempt(|| "put a new /dev in place".into())
+    mount(Some(WORKSHOP), "/dev", none, MsFlags::MS_MOVE, none)
+        .attempt(|| "put a new /dev in place".into())
 }
 
 fn directory(root: &Path, name: &str) -> Result<PathBuf> {
@@ -67,5 +71,6 @@ fn tmpfs(path: &Path, options: &str) -> Result<()> {
 
 fn bind(from: &Path, to: &Path) -> Result<()> {
     let none: Option<&str> = None;
-    mount(Some(from), to, none, MsFlags::MS_BIND, none).attempt(|| format!("show {} to a host", from.display()))
+    mount(Some(from), to, none, MsFlags::MS_BIND, none)
+        .attempt(|| format!("show {} to a host", from.display()))
 }

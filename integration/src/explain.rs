@@ -86,7 +86,9 @@ mod tests {
         let stderr = format!("[not this\ngrep: f: no\n{report}\n");
         let (rest, report) = Report::take(stderr.as_bytes()).unwrap();
         assert_eq!(rest, b"[not this\ngrep: f: no\n");
-        assert!(report.stages("grep").all(Stage::is_offloaded) && report.stages("grep").count() == 1);
+        assert!(
+            report.stages("grep").all(Stage::is_offloaded) && report.stages("grep").count() == 1
+        );
         assert!(Report::take(b"no report").is_err());
         let (rest, empty) = Report::take(&[b"no end", NOTHING_RAN].concat()).unwrap();
         assert!(rest == b"no end" && empty.pipelines.is_empty());

@@ -46,7 +46,12 @@ pub fn ray_logs(directory: &Path, workers: usize, lines: usize) -> io::Result<()
         writeln!(log, "[RAY]  pathID,hop,worker,treelet,x,y,milliseconds")?;
         for line in 0..lines {
             if line % 3 == 2 {
-                writeln!(log, "[INFO] queue {} of treelet {}", numbers.below(4000), numbers.below(64))?;
+                writeln!(
+                    log,
+                    "[INFO] queue {} of treelet {}",
+                    numbers.below(4000),
+                    numbers.below(64)
+                )?;
                 continue;
             }
             // Not the number that is looked for, unless it is its turn.
@@ -177,7 +182,10 @@ pub fn patches(directory: &Path, count: usize, files: usize) -> io::Result<()> {
             writeln!(out, " {}\n-{old}\n+{old} // patch {patch}", source_line(number, line - 1))?;
             writeln!(out, " {}", source_line(number, line + 1))?;
         }
-        writeln!(out, "--- /dev/null\n+++ b/added/{patch:02}.c\n@@ -0,0 +1 @@\n+int added_{patch};")?;
+        writeln!(
+            out,
+            "--- /dev/null\n+++ b/added/{patch:02}.c\n@@ -0,0 +1 @@\n+int added_{patch};"
+        )?;
         out.flush()?;
     }
     Ok(())

@@ -16,7 +16,9 @@ const ALIGNMENT: usize = 8;
 
 /// Blanks those fields, if `content` is an index of version 2 or 3 with SHA-1 names.
 pub fn neutral(mut content: Vec<u8>) -> Vec<u8> {
-    let number = |at: usize, bytes: &[u8]| bytes.get(at..at + 4).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]));
+    let number = |at: usize, bytes: &[u8]| {
+        bytes.get(at..at + 4).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
+    };
     let is_index = content.starts_with(b"DIRC") && matches!(number(4, &content), Some(2 | 3));
     let Some(count) = number(8, &content).filter(|_| is_index) else { return content };
     let end = content.len().saturating_sub(CHECKSUM_BYTES);
@@ -24,10 +26,13 @@ pub fn neutral(mut content: Vec<u8>) -> Vec<u8> {
     let mut at = HEADER_BYTES;
     for _ in 0..count {
         let Some(entry) = content.get_mut(at..) else { return content };
-        let Some(name) = entry.get(ENTRY_BYTES..).and_then(|name| name.iter().position(|b| *b == 0)) else {
+        let Some(name) =
+            entry.get(ENTRY_BYTES..).and_then(|name| name.iter().position(|b| *b == 0))
+        else {
             return content;
         };
-        let fields = entry[..STAT_BYTES].iter_mut().enumerate().filter(|(at, _)| !MODE.contains(at));
+        let fields =
+            entry[..STAT_BYTES].iter_mut().enumerate().filter(|(at, _)| !MODE.contains(at));
         fields.for_each(|(_, byte)| *byte = 0);
         // At least one zero ends the name.
         at += (ENTRY_BYTES + name + 1).next_multiple_of(ALIGNMENT);

@@ -82,7 +82,12 @@ impl Host {
         let mut init = made.recv().map_err(|_| gone())??;
         let lifeline = init.stdin.take();
         let place = Place::Namespaces { jobs: Some(jobs), door: Some(door), init, lifeline };
-        Ok(Host { name: name.to_owned(), programs: PROGRAMS.into(), variables: namespace_variables(), place })
+        Ok(Host {
+            name: name.to_owned(),
+            programs: PROGRAMS.into(),
+            variables: namespace_variables(),
+            place,
+        })
     }
 
     /// The same machine with a mount namespace of its own, so that other files can stand
@@ -112,12 +117,21 @@ impl Host {
     pub fn plain(name: &str, programs: &Programs) -> Host {
         let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
         let programs = programs.directory().to_owned();
-        Host { name: name.to_owned(), programs, variables: vec![("HOME".into(), home)], place: Place::Plain }
+        Host {
+            name: name.to_owned(),
+            programs,
+            variables: vec![("HOME".into(), home)],
+            place: Place::Plain,
+        }
     }
 
     /// The same with more variables for every command.
     pub fn with_variables(mut self, variables: &[(&str, &Path)]) -> Host {
-        self.variables.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), value.as_os_str().to_owned())));
+        self.variables.extend(
+            variables
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.as_os_str().to_owned())),
+        );
         self
     }
 
@@ -134,7 +148,9 @@ impl Host {
     /// Runs `job` on this host's thread, inside its namespaces. `job` must not
     /// start threads (the kernel refuses them there).
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (Place::Namespaces { jobs: Some(jobs), .. } | Place::Room { jobs: Some(jobs), .. }) = &self.place else {
+        let (Place::Namespaces { jobs: Some(jobs), .. } | Place::Room { jobs: Some(jobs), .. }) =
+            &self.place
+        else {
             return job();
         };
         let (answer, result) = sync_channel(1);
@@ -166,7 +182,9 @@ impl Host {
     pub fn must(&self, mut command: Command) -> Result<Output> {
         let line = format!("{command:?}");
         let program = command.get_program().to_string_lossy().into_owned();
-        let output = self.run(move || command.output()).attempt(|| format!("run {program} on {}", self.name))?;
+        let output = self
+            .run(move || command.output())
+            .attempt(|| format!("run {program} on {}", self.name))?;
         if output.status.success() {
             return Ok(output);
         }
@@ -234,7 +252,12 @@ fn end_door(jobs: &mut Option<SyncSender<Job>>, door: &mut Option<JoinHandle<()>
 }
 
 /// The thread of a host: enters new namespaces, answers with process 1, then works off jobs.
-fn door(name: &str, programs: &Programs, answer: &SyncSender<Result<Child>>, queue: &Receiver<Job>) {
+fn door(
+    name: &str,
+    programs: &Programs,
+    answer: &SyncSender<Result<Child>>,
+    queue: &Receiver<Job>,
+) {
     let init = enter(name, programs);
     let failed = init.is_err();
     if answer.send(init).is_err() || failed {
@@ -253,7 +276,8 @@ fn work_off(queue: &Receiver<Job>) {
 /// below; the answer is the number of this thread.
 fn enter_room(init: u32) -> Result<u32> {
     let spaces = ["mnt", "net", "uts", "pid"].map(|space| format!("/proc/{init}/ns/{space}"));
-    let files: Vec<_> = spaces.iter().map(|path| fs::File::open(path).attempt(|| format!("open {path}"))).collect();
+    let files: Vec<_> =
+        spaces.iter().map(|path| fs::File::open(path).attempt(|| format!("open {path}"))).collect();
     unshare(CloneFlags::CLONE_FS).attempt(|| "have a root of its own".into())?;
     for (file, path) in files.into_iter().zip(&spaces) {
         setns(file?, CloneFlags::empty()).attempt(|| format!("enter {path}"))?;
@@ -274,7 +298,8 @@ fn enter(name: &str, programs: &Programs) -> Result<Child> {
     nix::unistd::sethostname(name).attempt(|| format!("set the host name {name}"))?;
     let none: Option<&str> = None;
     // Nothing mounted here may be seen outside, and the other way round.
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).attempt(|| "make mounts private".into())?;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .attempt(|| "make mounts private".into())?;
     mount_directories(programs)?;
     start_init()
 }
@@ -307,18 +332,22 @@ fn make_directory(path: &str, mode: u32) -> Result<()> {
 
 fn set_mode(path: &str, mode: u32) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).attempt(|| format!("set the mode of {path}"))
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .attempt(|| format!("set the mode of {path}"))
 }
 
 fn start_init() -> Result<Child> {
     let program = Path::new(PROGRAMS).join("posh-lab");
     let mut command = Command::new(&program);
     command.arg("init").env_clear().current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut init = command.spawn().attempt(|| format!("start {} as process 1", program.display()))?;
+    let mut init =
+        command.spawn().attempt(|| format!("start {} as process 1", program.display()))?;
     let stdout = init.stdout.take().expect("stdout is a pipe");
     let mut line = String::new();
     let read = BufReader::new(stdout).read_line(&mut line);
-    match read.and_then(|_| if line == "ready\n" { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }) {
+    match read.and_then(|_| {
+        if line == "ready\n" { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }) {
         Ok(()) => Ok(init),
         Err(e) => {
             drop(Process::new(init));

@@ -19,7 +19,8 @@ pub fn run() -> Result<()> {
     children.add(Signal::SIGCHLD);
     children.thread_block().attempt(|| "block SIGCHLD".into())?;
     let none: Option<&str> = None;
-    mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).attempt(|| "mount /proc".into())?;
+    mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none)
+        .attempt(|| "mount /proc".into())?;
     println!("ready");
     std::io::stdout().flush().attempt(|| "report that the host is ready".into())?;
     std::thread::spawn(end_with_stdin);

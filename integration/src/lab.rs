@@ -40,7 +40,8 @@ pub struct LabSpec {
     pub different: bool,
     /// What the exports are mounted by.
     pub mounts: Mounts,
-    /// Nothing is configured but executors and mounts; else commands run where their data lives, whatever that costs.
+    /// Nothing is configured but executors and mounts; else commands run where their data lives,
+    /// whatever that costs.
     pub unconfigured: bool,
 }
 
@@ -67,8 +68,15 @@ pub struct ExportSpec {
 impl LabSpec {
     /// `count` servers named `store1`..., each with the export `s1`... mounted at `/mnt/s1`...
     pub fn servers(count: usize) -> LabSpec {
-        let server = |i| ServerSpec { name: format!("store{i}"), exports: vec![ExportSpec::new(&format!("s{i}"))] };
-        LabSpec { servers: (1..=count).map(server).collect(), executors: true, ..LabSpec::default() }
+        let server = |i| ServerSpec {
+            name: format!("store{i}"),
+            exports: vec![ExportSpec::new(&format!("s{i}"))],
+        };
+        LabSpec {
+            servers: (1..=count).map(server).collect(),
+            executors: true,
+            ..LabSpec::default()
+        }
     }
 
     /// Adds an export of `size_bytes` to the first server.
@@ -90,7 +98,8 @@ impl LabSpec {
         self
     }
 
-    /// The same with the servers' data in directories of their own below `directory`, which go with the laboratory.
+    /// The same with the servers' data in directories of their own below `directory`, which go with
+    /// the laboratory.
     pub fn storage(mut self, directory: Option<PathBuf>) -> LabSpec {
         self.storage = directory;
         self
@@ -110,7 +119,8 @@ impl LabSpec {
     }
 
     fn host(&self, name: &str, programs: &Programs) -> Result<Host> {
-        let variables: Vec<_> = self.variables.iter().map(|(name, value)| (name.as_str(), Path::new(value))).collect();
+        let variables: Vec<_> =
+            self.variables.iter().map(|(name, value)| (name.as_str(), Path::new(value))).collect();
         let host = Host::start(name, programs)?.with_variables(&variables);
         network::raise_loopback(&host).map(|()| host)
     }
@@ -163,14 +173,16 @@ pub struct Server {
 impl Server {
     /// Starts its executor, in a laboratory that began without.
     pub fn start_executor(&mut self) -> Result<()> {
-        let exports: Vec<_> = self.spec.exports.iter().map(|e| (e.name.clone(), e.directory())).collect();
+        let exports: Vec<_> =
+            self.spec.exports.iter().map(|e| (e.name.clone(), e.directory())).collect();
         self.executor = Some(services::start_executor(&self.host, &self.ip, &exports)?);
         Ok(())
     }
 
     fn store(&self, name: &str) -> Store<'_> {
         let export = &self.spec.exports[0];
-        let (directory, mount) = (PathBuf::from(export.directory()).join(name), Path::new(&export.mount).join(name));
+        let (directory, mount) =
+            (PathBuf::from(export.directory()).join(name), Path::new(&export.mount).join(name));
         Store { host: &self.host, directory, mount }
     }
 }
@@ -207,9 +219,14 @@ impl Lab {
         for (index, server) in (1..).zip(&spec.servers) {
             servers.push(start_server(&workstation, index, server, (spec, &key), programs)?);
         }
-        let between = spec.between.map(|link| join_all(&workstation, &servers, link)).transpose()?.unwrap_or_default();
+        let between = spec
+            .between
+            .map(|link| join_all(&workstation, &servers, link))
+            .transpose()?
+            .unwrap_or_default();
         let (kind, programs) = (spec.mounts, programs.clone());
-        let waits = WaitsAreShort(RUNTIMES.map(|directory| workstation.path(directory).join("posh")));
+        let waits =
+            WaitsAreShort(RUNTIMES.map(|directory| workstation.path(directory).join("posh")));
         let mut lab = Lab {
             _waits: waits,
             person: None,
@@ -221,12 +238,18 @@ impl Lab {
             programs,
         };
         let settings = if spec.unconfigured { "" } else { kind.settings() };
-        services::write_file(&lab.workstation, CONFIG, (settings.to_owned() + &lab.mount_table()).as_bytes())?;
+        services::write_file(
+            &lab.workstation,
+            CONFIG,
+            (settings.to_owned() + &lab.mount_table()).as_bytes(),
+        )?;
         match kind {
             Mounts::Sshfs => lab.mounts = mount_all(&lab.workstation, &spec.servers, &[])?,
             Mounts::Volume | Mounts::AtHand => lab.start_volumes()?,
         }
-        let settle = |server: &Server| Person::settle(&lab.workstation, &server.host, &network::addresses(1).1, kind);
+        let settle = |server: &Server| {
+            Person::settle(&lab.workstation, &server.host, &network::addresses(1).1, kind)
+        };
         lab.person = lab.servers.first().filter(|_| spec.different).map(settle).transpose()?;
         Ok(lab)
     }
@@ -235,14 +258,18 @@ impl Lab {
     pub fn mount_table(&self) -> String {
         let mut text = String::new();
         for Server { spec, address, .. } in &self.servers {
-            let _ = write!(text, "[[executor]]\nname = \"{}\"\naddress = \"{address}\"\n\n", spec.name);
-            spec.exports.iter().for_each(|e| text += &self.kind.entry(&e.mount, &spec.name, &e.name));
+            let _ =
+                write!(text, "[[executor]]\nname = \"{}\"\naddress = \"{address}\"\n\n", spec.name);
+            spec.exports
+                .iter()
+                .for_each(|e| text += &self.kind.entry(&e.mount, &spec.name, &e.name));
         }
         text
     }
 
     fn start_volumes(&self) -> Result<()> {
-        let exports: Vec<&ExportSpec> = self.servers.iter().flat_map(|server| &server.spec.exports).collect();
+        let exports: Vec<&ExportSpec> =
+            self.servers.iter().flat_map(|server| &server.spec.exports).collect();
         for export in &exports {
             let point = self.workstation.path(&export.mount);
             fs::create_dir_all(&point).attempt(|| format!("make {}", point.display()))?;
@@ -258,7 +285,9 @@ impl Lab {
 
     /// Ends all of the workstation's mounts by sshfs: nothing of them is remembered.
     pub fn unmount(&mut self) -> Result<()> {
-        self.mounts.drain(..).try_for_each(|(path, service)| services::unmount(&self.workstation, &path, service))
+        self.mounts
+            .drain(..)
+            .try_for_each(|(path, service)| services::unmount(&self.workstation, &path, service))
     }
 
     /// Mounts by sshfs what the first `count` servers serve anew, with further options of sshfs.
@@ -289,7 +318,8 @@ impl Lab {
     pub fn stores(&self, name: &str) -> Result<Vec<Store<'_>>> {
         let stores: Vec<Store<'_>> = self.servers.iter().map(|s| s.store(name)).collect();
         for store in &stores {
-            fs::create_dir(store.data()).attempt(|| format!("make {}", store.directory.display()))?;
+            fs::create_dir(store.data())
+                .attempt(|| format!("make {}", store.directory.display()))?;
         }
         Ok(stores)
     }
@@ -307,10 +337,16 @@ struct WaitsAreShort([PathBuf; RUNTIMES.len()]);
 
 impl Drop for WaitsAreShort {
     fn drop(&mut self) {
-        let files = self.0.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten();
-        let logs = files.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "log"));
+        let files =
+            self.0.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten();
+        let logs = files
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "log"));
         let texts: Vec<_> = logs.filter_map(|log| fs::read(log).ok()).collect();
-        let lines = texts.iter().flat_map(|text| text.split(|byte| *byte == b'\n')).map(String::from_utf8_lossy);
+        let lines = texts
+            .iter()
+            .flat_map(|text| text.split(|byte| *byte == b'\n'))
+            .map(String::from_utf8_lossy);
         let told: Vec<_> = lines.filter(|line| line.contains(posh_proto::BACKSTOP)).collect();
         if !told.is_empty() && !std::thread::panicking() {
             panic!("posh was at fault:\n{}", told.join("\n"));
@@ -319,7 +355,11 @@ impl Drop for WaitsAreShort {
 }
 
 /// All connections are made at once and then awaited.
-fn mount_all(workstation: &Host, servers: &[ServerSpec], options: &[String]) -> Result<Vec<(String, Service)>> {
+fn mount_all(
+    workstation: &Host,
+    servers: &[ServerSpec],
+    options: &[String],
+) -> Result<Vec<(String, Service)>> {
     let mut mounts = Vec::new();
     for (index, server) in (1..).zip(servers) {
         let (_, address) = network::addresses(index);
@@ -360,15 +400,24 @@ fn start_server(
         host = host.with_variables(&[("LANG", Path::new("C"))]);
     }
     let wire = network::connect(workstation, &host, index, spec.link)?;
-    let storage = spec.storage.as_deref().map(|directory| store_on_disk(&host, directory)).transpose()?;
+    let storage =
+        spec.storage.as_deref().map(|directory| store_on_disk(&host, directory)).transpose()?;
     for export in &server.exports {
         make_export(&host, export)?;
     }
     let (_, ip) = network::addresses(index);
     let sshd = services::start_sshd(&host, &ip, key)?;
     let address = format!("http://{ip}:{EXECUTOR_PORT}");
-    let mut server =
-        Server { executor: None, _sshd: sshd, spec: server.clone(), ip, address, wire, host, _storage: storage };
+    let mut server = Server {
+        executor: None,
+        _sshd: sshd,
+        spec: server.clone(),
+        ip,
+        address,
+        wire,
+        host,
+        _storage: storage,
+    };
     if spec.executors {
         server.start_executor()?;
     }
@@ -394,8 +443,16 @@ fn make_export(host: &Host, export: &ExportSpec) -> Result<()> {
     let Some(size_bytes) = export.size_bytes else { return Ok(()) };
     let options = format!("size={size_bytes},mode=0755");
     let point = directory.clone();
-    host.run(move || mount(Some("tmpfs"), point.as_str(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str())))
-        .attempt(|| format!("mount a tmpfs on {directory}"))
+    host.run(move || {
+        mount(
+            Some("tmpfs"),
+            point.as_str(),
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some(options.as_str()),
+        )
+    })
+    .attempt(|| format!("mount a tmpfs on {directory}"))
 }
 
 #[cfg(test)]
@@ -405,7 +462,8 @@ mod tests {
     /// The check is dropped first, while the log is there.
     fn log_with(line: &str) -> (WaitsAreShort, tempfile::TempDir) {
         let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("gateway.log"), format!("INFO connected\n{line}\n")).unwrap();
+        fs::write(directory.path().join("gateway.log"), format!("INFO connected\n{line}\n"))
+            .unwrap();
         let check = WaitsAreShort([0; RUNTIMES.len()].map(|_| directory.path().to_owned()));
         (check, directory)
     }

@@ -20,7 +20,12 @@ pub fn raise_loopback(host: &Host) -> Result<()> {
 
 /// Joins a server to the workstation by interfaces of their own: `s<index>` on the
 /// workstation, `eth0` on the server. Without a profile nothing limits them.
-pub fn connect(workstation: &Host, server: &Host, index: usize, link: Option<Profile>) -> Result<Option<Wire>> {
+pub fn connect(
+    workstation: &Host,
+    server: &Host,
+    index: usize,
+    link: Option<Profile>,
+) -> Result<Option<Wire>> {
     let name = format!("s{index}");
     let wire = match link {
         Some(profile) => Some(Wire::lay((workstation, &name), (server, "eth0"), profile)?),
@@ -74,7 +79,8 @@ fn pair(workstation: &Host, server: &Host, name: &str) -> Result<()> {
     let space = format!("/proc/{}/ns/net", server.pid());
     let space = File::open(&space).attempt(|| format!("open {space}"))?;
     // A process number means something else inside; so the namespace comes as a descriptor.
-    let mut add = command(workstation, "ip", &format!("link add name {name} type veth peer name eth0"));
+    let mut add =
+        command(workstation, "ip", &format!("link add name {name} type veth peer name eth0"));
     add.args(["netns", "/proc/self/fd/0"]).stdin(space);
     workstation.must(add).map(drop)
 }

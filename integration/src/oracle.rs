@@ -20,7 +20,8 @@ use crate::process::Process;
 
 /// How long a script may take on a busy machine before it counts as hanging.
 pub const SCRIPT_LIMIT: Duration = Duration::from_secs(120);
-/// How long its output may stay open after its end: longer means that a process was left behind with it.
+/// How long its output may stay open after its end: longer means that a process was left behind
+/// with it.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(5);
 
 /// The shells that posh can start.
@@ -261,10 +262,16 @@ pub fn collect(host: &Host, mut command: Command, what: &str, limit: Duration) -
         return Err(late(format!("the end of {what:?}"), limit, &stderr));
     }
     let open = |name: &str| format!("the end of the {name} of {what:?} after its exit");
-    let out = stdout.recv_timeout(OUTPUT_LIMIT).map_err(|_| late(open("stdout"), OUTPUT_LIMIT, &stderr))?;
-    let err = stderr.recv_timeout(OUTPUT_LIMIT).map_err(|_| late(open("stderr"), OUTPUT_LIMIT, &stderr))?;
+    let out = stdout
+        .recv_timeout(OUTPUT_LIMIT)
+        .map_err(|_| late(open("stdout"), OUTPUT_LIMIT, &stderr))?;
+    let err = stderr
+        .recv_timeout(OUTPUT_LIMIT)
+        .map_err(|_| late(open("stderr"), OUTPUT_LIMIT, &stderr))?;
     let wall = start.elapsed();
-    let status = process.wait().map_err(|source| LabError::System { action: "wait for a script".into(), source })?;
+    let status = process
+        .wait()
+        .map_err(|source| LabError::System { action: "wait for a script".into(), source })?;
     Ok(Outcome { stdout: out, stderr: err, status, report: None, wall })
 }
 
@@ -292,7 +299,10 @@ fn late(what: String, after: Duration, stderr: &Receiver<Vec<u8>>) -> LabError {
 
 /// Panics unless both outcomes look the same to a user.
 pub fn assert_equal(what: &str, bash: &Outcome, posh: &Outcome) {
-    assert!(bash == posh, "posh differs from the shell in\n{what}\n--- shell: {bash}\n--- posh: {posh}\n");
+    assert!(
+        bash == posh,
+        "posh differs from the shell in\n{what}\n--- shell: {bash}\n--- posh: {posh}\n"
+    );
 }
 
 /// Runs a script under its shell and under posh, which must look the same; the

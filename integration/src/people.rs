@@ -81,7 +81,8 @@ type Line = fn(&str, u32) -> String;
 fn accounts(host: &Host, people: &[(&str, u32)]) -> Result<()> {
     let directory = host.path(OWN_ETC);
     fs::create_dir_all(&directory).attempt(|| format!("make {}", directory.display()))?;
-    let passwd = |name: &str, number: u32| format!("{name}:x:{number}:{number}::/home/{name}:/bin/sh\n");
+    let passwd =
+        |name: &str, number: u32| format!("{name}:x:{number}:{number}::/home/{name}:/bin/sh\n");
     let group = |name: &str, number: u32| format!("{name}:x:{number}:\n");
     let shadow = |name: &str, _: u32| format!("{name}:*:19000:0:99999:7:::\n");
     let files: [(&str, Line); 3] = [("passwd", passwd), ("group", group), ("shadow", shadow)];
@@ -119,7 +120,12 @@ fn shell(host: &Host, script: &str) -> Result<()> {
 impl Person {
     /// Gives her homes, an executor that runs as her, a mount that she makes
     /// herself, and a mount table.
-    pub fn settle(workstation: &Host, server: &Host, address: &str, mounts: Mounts) -> Result<Person> {
+    pub fn settle(
+        workstation: &Host,
+        server: &Host,
+        address: &str,
+        mounts: Mounts,
+    ) -> Result<Person> {
         for (host, path, number) in [
             (workstation, HOME, HERE),
             (workstation, RUNTIME, HERE),
@@ -132,9 +138,11 @@ impl Person {
         let mut executor = services::executor_command(server, address, EXECUTOR_PORT);
         executor.arg("--export").arg(format!("u1={DIRECTORY}")).env("HOME", HOME);
         let executor = services::start_listening(server, as_number(executor, THERE))?;
-        let executor_entry =
-            format!("[[executor]]\nname = \"store1\"\naddress = \"http://{address}:{EXECUTOR_PORT}\"\n\n");
-        let table = mounts.settings().to_owned() + &executor_entry + &mounts.entry(MOUNT, "store1", "u1");
+        let executor_entry = format!(
+            "[[executor]]\nname = \"store1\"\naddress = \"http://{address}:{EXECUTOR_PORT}\"\n\n"
+        );
+        let table =
+            mounts.settings().to_owned() + &executor_entry + &mounts.entry(MOUNT, "store1", "u1");
         write_file(workstation, format!("{RUNTIME}/mounts.toml"), table.as_bytes())?;
         let mount = match mounts {
             Mounts::Sshfs => Some(mount_sshfs(workstation, address)?),
@@ -153,7 +161,12 @@ impl Person {
     /// Her variables on the workstation.
     pub fn variables() -> [(&'static str, String); 4] {
         let config = format!("{RUNTIME}/mounts.toml");
-        [("HOME", HOME.into()), ("XDG_RUNTIME_DIR", RUNTIME.into()), ("POSH_CONFIG", config), ("USER", NAME.into())]
+        [
+            ("HOME", HOME.into()),
+            ("XDG_RUNTIME_DIR", RUNTIME.into()),
+            ("POSH_CONFIG", config),
+            ("USER", NAME.into()),
+        ]
     }
 }
 
@@ -161,7 +174,8 @@ fn mount_sshfs(workstation: &Host, address: &str) -> Result<Service> {
     let key = format!("{RUNTIME}/key");
     write_file(workstation, &key, &services::user_key(workstation)?)?;
     give(workstation, &key, HERE, 0o600)?;
-    let mount = services::sshfs_command(workstation, &format!("{NAME}@{address}:{DIRECTORY}"), MOUNT, &key);
+    let mount =
+        services::sshfs_command(workstation, &format!("{NAME}@{address}:{DIRECTORY}"), MOUNT, &key);
     services::mount(workstation, as_number(mount, HERE), MOUNT)
 }
 

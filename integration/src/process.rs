@@ -70,7 +70,11 @@ pub fn wait_gone(pid: u32, limit: Duration) -> Result<bool> {
 }
 
 /// Polls one descriptor; true when `events` came within `limit`.
-pub(crate) fn wait_for(fd: &impl std::os::fd::AsFd, events: PollFlags, limit: Duration) -> Result<bool> {
+pub(crate) fn wait_for(
+    fd: &impl std::os::fd::AsFd,
+    events: PollFlags,
+    limit: Duration,
+) -> Result<bool> {
     let end = Instant::now() + limit;
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -116,7 +120,8 @@ impl Journal {
         self.0.1.notify_all();
     }
 
-    /// Waits until a line holds `needle` and answers with it; what was said instead is in the error.
+    /// Waits until a line holds `needle` and answers with it; what was said instead is in the
+    /// error.
     pub fn wait_for(&self, needle: &str, limit: Duration) -> Result<String> {
         let found = |lines: &Lines| lines.last.iter().find(|l| l.contains(needle)).cloned();
         let (lines, _) = self

@@ -41,17 +41,27 @@ pub fn temporary_files(host: &Host) -> Result<BTreeSet<PathBuf>> {
 }
 
 /// The temporary files of a host that were not there `before` and stay for longer than `limit`.
-pub fn files_left(host: &Host, before: &BTreeSet<PathBuf>, limit: Duration) -> Result<Vec<PathBuf>> {
+pub fn files_left(
+    host: &Host,
+    before: &BTreeSet<PathBuf>,
+    limit: Duration,
+) -> Result<Vec<PathBuf>> {
     let end = Instant::now() + limit;
-    let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).attempt(|| "start inotify".into())?;
-    let gone = AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_FROM | AddWatchFlags::IN_DELETE_SELF;
+    let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)
+        .attempt(|| "start inotify".into())?;
+    let gone =
+        AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_FROM | AddWatchFlags::IN_DELETE_SELF;
     loop {
-        for directory in roots(host).into_iter().chain(temporary_files(host)?).filter(|p| p.is_dir()) {
+        for directory in
+            roots(host).into_iter().chain(temporary_files(host)?).filter(|p| p.is_dir())
+        {
             // Where it has gone meanwhile, so much the better.
             let _ = watch.add_watch(&directory, gone);
         }
         let left: Vec<_> = temporary_files(host)?.difference(before).cloned().collect();
-        if left.is_empty() || !wait_for(&watch, PollFlags::IN, end.saturating_duration_since(Instant::now()))? {
+        if left.is_empty()
+            || !wait_for(&watch, PollFlags::IN, end.saturating_duration_since(Instant::now()))?
+        {
             return Ok(left);
         }
         let _ = watch.read_events();

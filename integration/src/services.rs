@@ -70,7 +70,13 @@ pub fn start_sshd(server: &Host, address: &str, public_key: &str) -> Result<Serv
         .run(|| {
             let none: Option<&str> = None;
             let shadow = format!("{SSH_DIRECTORY}/shadow");
-            nix::mount::mount(Some(shadow.as_str()), "/etc/shadow", none, nix::mount::MsFlags::MS_BIND, none)
+            nix::mount::mount(
+                Some(shadow.as_str()),
+                "/etc/shadow",
+                none,
+                nix::mount::MsFlags::MS_BIND,
+                none,
+            )
         })
         .attempt(|| format!("bind a shadow file on {}", server.name()))?;
     // sshd re-executes itself and wants its absolute path.
@@ -108,7 +114,11 @@ fn unlocked_root(server: &Host) -> Result<String> {
 const AS_ROOT: [&str; 3] = ["--user", "root", "--trust-caller-ids"];
 
 /// Starts an executor that serves `exports` (name and directory).
-pub fn start_executor(server: &Host, address: &str, exports: &[(String, String)]) -> Result<Service> {
+pub fn start_executor(
+    server: &Host,
+    address: &str,
+    exports: &[(String, String)],
+) -> Result<Service> {
     let mut command = executor_command(server, address, EXECUTOR_PORT);
     command.args(AS_ROOT);
     for (name, directory) in exports {
@@ -133,26 +143,40 @@ pub fn start_listening(server: &Host, command: Command) -> Result<Service> {
 
 /// Starts an executor for one export on a free port of the loopback interface; also its
 /// `address:port`. It ends with the thread that calls this, however that ends.
-pub fn start_local_executor(host: &Host, export: &str, directory: &Path) -> Result<(Service, String)> {
+pub fn start_local_executor(
+    host: &Host,
+    export: &str,
+    directory: &Path,
+) -> Result<(Service, String)> {
     let mut command = host.command("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(host.programs().join("posh-executor"));
-    command.args(["--listen", "127.0.0.1:0", "--export"]).arg(format!("{export}={}", directory.display()));
+    command
+        .args(["--listen", "127.0.0.1:0", "--export"])
+        .arg(format!("{export}={}", directory.display()));
     if nix::unistd::geteuid().is_root() {
         command.args(AS_ROOT);
     }
     let service = Service::start(host, command)?;
     let line = service.journal.wait_for("listening on ", START_LIMIT)?;
-    let address = line.split("listening on ").nth(1).and_then(|rest| rest.split_whitespace().next());
-    let address = address.ok_or_else(|| LabError::Report(format!("no address in {line:?}")))?.to_owned();
+    let address =
+        line.split("listening on ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let address =
+        address.ok_or_else(|| LabError::Report(format!("no address in {line:?}")))?.to_owned();
     Ok((service, address))
 }
 
 /// Mounts `address:directory` at `path` on a host that has [`WORKSTATION_KEY`], with further
 /// `options` of sshfs. The connection may still be in the making; [`wait_answering`] waits for it.
-pub fn mount_sshfs(host: &Host, (address, directory): (&str, &str), path: &str, options: &[String]) -> Result<Service> {
+pub fn mount_sshfs(
+    host: &Host,
+    (address, directory): (&str, &str),
+    path: &str,
+    options: &[String],
+) -> Result<Service> {
     let point = host.path(path);
     fs::create_dir_all(&point).attempt(|| format!("make {}", point.display()))?;
-    let mut command = sshfs_command(host, &format!("root@{address}:{directory}"), path, WORKSTATION_KEY);
+    let mut command =
+        sshfs_command(host, &format!("root@{address}:{directory}"), path, WORKSTATION_KEY);
     for option in options {
         command.args(["-o", option]);
     }
@@ -172,7 +196,12 @@ pub fn unmount(host: &Host, path: &str, service: Service) -> Result<()> {
 pub fn sshfs_command(workstation: &Host, source: &str, path: &str, key: &str) -> Command {
     let mut command = workstation.command("sshfs");
     command.args(["-f", source, path]);
-    let options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "BatchMode=yes"];
+    let options = [
+        "StrictHostKeyChecking=no",
+        "UserKnownHostsFile=/dev/null",
+        "LogLevel=ERROR",
+        "BatchMode=yes",
+    ];
     command.args(["-o", &format!("{},IdentityFile={key}", options.join(","))]);
     command
 }
@@ -201,7 +230,8 @@ fn wait_mounted(host: &Host, path: &str, service: &mut Service) -> Result<()> {
     Ok(())
 }
 
-/// Waits until something is mounted at a path of a host; `tell` says how things are if nothing comes.
+/// Waits until something is mounted at a path of a host; `tell` says how things are if nothing
+/// comes.
 pub fn wait_in_mountinfo(host: &Host, path: &str, tell: &dyn Fn() -> Result<String>) -> Result<()> {
     let mut appears = Appearance::of(host, path)?;
     while !appears.is_there()? {
@@ -212,7 +242,8 @@ pub fn wait_in_mountinfo(host: &Host, path: &str, tell: &dyn Fn() -> Result<Stri
     Ok(())
 }
 
-/// A mount that is to appear. The kernel raises POLLPRI on mountinfo with every change of the mount table.
+/// A mount that is to appear. The kernel raises POLLPRI on mountinfo with every change of the mount
+/// table.
 struct Appearance {
     table: File,
     what: String,
@@ -247,7 +278,8 @@ fn is_mounted(table: &File, path: &str) -> Result<bool> {
     let mut text = Vec::new();
     let mut part = [0; 16 * 1024];
     loop {
-        let read = table.read_at(&mut part, text.len() as u64).attempt(|| "read mountinfo".into())?;
+        let read =
+            table.read_at(&mut part, text.len() as u64).attempt(|| "read mountinfo".into())?;
         if read == 0 {
             break;
         }
@@ -268,8 +300,10 @@ pub fn write_secret(host: &Host, path: impl AsRef<Path>, content: &[u8]) -> Resu
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     let path = host.path(path);
-    let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
-    file.and_then(|mut file| file.write_all(content)).attempt(|| format!("write {}", path.display()))
+    let file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
+    file.and_then(|mut file| file.write_all(content))
+        .attempt(|| format!("write {}", path.display()))
 }
 
 /// Reads a file of a host.

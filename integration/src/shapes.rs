@@ -52,14 +52,21 @@ pub fn load() -> Result<Vec<Shape>> {
 /// If they can't be written.
 pub fn furnish(lab: &Lab) -> Result<()> {
     let directory = lab.data(1).join(DIRECTORY);
-    let lines = |numbers: std::ops::RangeInclusive<u32>| numbers.map(|n| format!("{n}\n")).collect::<String>();
-    let files = [("a.txt", lines(1..=200)), ("b.txt", lines(100..=159)), ("abc", "c\na\nb\n".to_owned())];
+    let lines = |numbers: std::ops::RangeInclusive<u32>| {
+        numbers.map(|n| format!("{n}\n")).collect::<String>()
+    };
+    let files =
+        [("a.txt", lines(1..=200)), ("b.txt", lines(100..=159)), ("abc", "c\na\nb\n".to_owned())];
     fs::create_dir_all(&directory).attempt(|| format!("make {}", directory.display()))?;
     for (name, text) in files {
         fs::write(directory.join(name), text).attempt(|| format!("write {name}"))?;
     }
     let mut look = lab.workstation.command("sh");
-    look.args(["-c", "ls -l \"$0\"; cat \"$0\"/*", &format!("{}", lab.mount(1).join(DIRECTORY).display())]);
+    look.args([
+        "-c",
+        "ls -l \"$0\"; cat \"$0\"/*",
+        &format!("{}", lab.mount(1).join(DIRECTORY).display()),
+    ]);
     lab.workstation.must(look).map(drop)
 }
 
@@ -87,9 +94,12 @@ impl Waits {
     /// If it does not run, or says something else.
     pub fn of(host: &Host) -> Result<Waits> {
         let said = host.must(volumes::posh(host, User::Root, &["status", "--json"]))?;
-        let status: Status =
-            serde_json::from_slice(&said.stdout).map_err(|error| LabError::Report(error.to_string()))?;
-        Ok(Waits { backstops: status.backstops.into_iter().collect(), longest_ms: status.longest_wait_ms })
+        let status: Status = serde_json::from_slice(&said.stdout)
+            .map_err(|error| LabError::Report(error.to_string()))?;
+        Ok(Waits {
+            backstops: status.backstops.into_iter().collect(),
+            longest_ms: status.longest_wait_ms,
+        })
     }
 }
 

@@ -1,6 +1,7 @@
-//! Test suites for file systems, run on a volume of a laboratory: pjdfstest (what each call does, and its errors) as root and
-//! as an ordinary user, and fsx (one file, random operations, checked after each) with much and with little cache. The programs come
-//! from crates.io, see `cargo xtask volumes`; what is run and what counts as good is here.
+//! Test suites for file systems, run on a volume of a laboratory: pjdfstest (what each call does,
+//! and its errors) as root and as an ordinary user, and fsx (one file, random operations, checked
+//! after each) with much and with little cache. The programs come from crates.io, see `cargo xtask
+//! volumes`; what is run and what counts as good is here.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -72,7 +73,11 @@ pub fn run(options: &Options, programs: &Programs) -> Result<bool> {
     let host = &lab.workstation;
     bring_tools(host, &options.tools)?;
     fs::create_dir_all(host.path(SMALL)).attempt(|| format!("make {SMALL}"))?;
-    host.must(volumes::posh(host, User::Root, &["mount", "store1:s1", SMALL, "--cache-size", SMALL_CACHE]))?;
+    host.must(volumes::posh(
+        host,
+        User::Root,
+        &["mount", "store1:s1", SMALL, "--cache-size", SMALL_CACHE],
+    ))?;
     let mount = lab.mount(1);
     let mut is_good = true;
     let mut tell = |row: Row| {
@@ -82,7 +87,9 @@ pub fn run(options: &Options, programs: &Programs) -> Result<bool> {
     tell(pjdfstest(host, &mount, 0)?);
     tell(pjdfstest(host, &mount, ORDINARY)?);
     let operations = if options.quick { FEW_OPERATIONS } else { OPERATIONS };
-    for (place, what) in [(mount.as_path(), "64 MiB in memory, 1 GiB on disk"), (Path::new(SMALL), "4 MiB of cache")] {
+    for (place, what) in
+        [(mount.as_path(), "64 MiB in memory, 1 GiB on disk"), (Path::new(SMALL), "4 MiB of cache")]
+    {
         for seed in SEEDS {
             tell(fsx(host, place, (operations, seed), what)?);
         }
@@ -115,7 +122,10 @@ fn pjdfstest(host: &Host, mount: &Path, user: u32) -> Result<Row> {
         .and_then(|()| fs::set_permissions(&seen, fs::Permissions::from_mode(0o777)))
         .attempt(|| format!("make {}", directory.display()))?;
     let mut command = host.command(format!("{TOOLS}/pjdfstest"));
-    command.args(["-c", &format!("{TOOLS}/pjdfstest.toml"), "-p"]).arg(&directory).current_dir(&directory);
+    command
+        .args(["-c", &format!("{TOOLS}/pjdfstest.toml"), "-p"])
+        .arg(&directory)
+        .current_dir(&directory);
     let (output, took) = output(host, as_number(command, user))?;
     let said = String::from_utf8_lossy(&output.stdout);
     let what = format!("pjdfstest as {}", if user == 0 { "root" } else { "an ordinary user" });
@@ -129,7 +139,11 @@ fn pjdfstest_row(what: String, said: &str, took: Duration) -> Row {
     let Some(summary) = said.lines().find_map(|line| line.strip_prefix("Summary: ")) else {
         return Row { what, figures: String::new(), took, fault: Some(tail(said)) };
     };
-    let figures = format!("{summary}; of the failed, {} with device files, {} others", devices.len(), others.len());
+    let figures = format!(
+        "{summary}; of the failed, {} with device files, {} others",
+        devices.len(),
+        others.len()
+    );
     let fault = (others.len() > ALLOWED).then(|| others.join("\n"));
     Row { what, figures, took, fault }
 }
@@ -143,7 +157,14 @@ fn fsx(host: &Host, mount: &Path, (operations, seed): (u32, u32), cache: &str) -
     let artifacts = format!("/tmp/fsx-{seed}");
     fs::create_dir_all(host.path(&artifacts)).attempt(|| format!("make {artifacts}"))?;
     let mut command = host.command(format!("{TOOLS}/fsx"));
-    command.args(["-f", &format!("{TOOLS}/fsx.toml"), "-N", &operations.to_string(), "-S", &seed.to_string()]);
+    command.args([
+        "-f",
+        &format!("{TOOLS}/fsx.toml"),
+        "-N",
+        &operations.to_string(),
+        "-S",
+        &seed.to_string(),
+    ]);
     command.args(["-P", &artifacts]).arg(mount.join(format!("fsx-{seed}")));
     let (output, took) = output(host, command)?;
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
@@ -161,7 +182,12 @@ fn tail(text: &str) -> String {
 impl Row {
     fn text(&self) -> String {
         let verdict = if self.fault.is_none() { "good" } else { "FAILED" };
-        let mut text = format!("{verdict:6} {}: {} ({:.1} s)\n", self.what, self.figures, self.took.as_secs_f64());
+        let mut text = format!(
+            "{verdict:6} {}: {} ({:.1} s)\n",
+            self.what,
+            self.figures,
+            self.took.as_secs_f64()
+        );
         for line in self.fault.iter().flat_map(|fault| fault.lines()) {
             let _ = writeln!(text, "       {line}");
         }
@@ -178,7 +204,10 @@ mod tests {
         let said = "a::b::block                 FAILED\n\twhy\nopen::x    ok\nopen::y    FAILED\n\
                     Summary: 2 failed, 0 skipped, 1 passed, 0 expected failures, 3 total\n";
         let row = |said: &str| pjdfstest_row("it".into(), said, Duration::ZERO);
-        assert!(row(said).figures.ends_with("1 with device files, 1 others") && row(said).fault.is_none());
+        assert!(
+            row(said).figures.ends_with("1 with device files, 1 others")
+                && row(said).fault.is_none()
+        );
         let many = "rename::z FAILED\n".repeat(4);
         assert!(row(&(many + said)).fault.is_some_and(|fault| fault.contains("open::y")));
         assert!(row("it died").fault.is_some());

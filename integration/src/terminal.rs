@@ -25,7 +25,8 @@ const READ_BYTES: usize = 16 << 10;
 
 /// Runs its arguments, tells their status, and stays until a line is typed.
 const LEADER: &str = r#""$@"; printf '\033]posh-end:%d;\007' "$?"; read -r line"#;
-/// What the leader writes first when the command has ended: a command to the terminal, which shows nothing of it.
+/// What the leader writes first when the command has ended: a command to the terminal, which shows
+/// nothing of it.
 const END: &str = "\x1b]posh-end:";
 
 /// The size of a terminal, in characters.
@@ -71,7 +72,8 @@ impl Terminal {
     /// on a new terminal. Descriptors that it does not set are the terminal.
     pub fn start(host: &Host, command: &Command, size: Size) -> Result<Terminal> {
         let words = || "make a terminal".to_owned();
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).attempt(words)?;
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .attempt(words)?;
         grantpt(&master).attempt(words)?;
         unlockpt(&master).attempt(words)?;
         tcsetwinsize(&master, size.as_kernel_has_it()).attempt(words)?;
@@ -82,14 +84,22 @@ impl Terminal {
         leader.stdin(terminal).stdout(output.attempt(words)?).stderr(error.attempt(words)?);
         let program = host.spawn(leader)?;
         let screen = vt100::Parser::new(size.rows, size.columns, 0);
-        Ok(Terminal { master: Some(master), program, screen, raw: Vec::new(), seen: 0, ended: false })
+        Ok(Terminal {
+            master: Some(master),
+            program,
+            screen,
+            raw: Vec::new(),
+            seen: 0,
+            ended: false,
+        })
     }
 
-    /// Runs `command` to its end on a new terminal: all that it wrote, the coloured screen, and its status as a shell
-    /// tells it.
+    /// Runs `command` to its end on a new terminal: all that it wrote, the coloured screen, and its
+    /// status as a shell tells it.
     ///
-    /// The leader of the session is another program, which stays until all was read: when a leader ends, the kernel
-    /// hangs up and drops what it has not yet moved from one side of the terminal to the other.
+    /// The leader of the session is another program, which stays until all was read: when a leader
+    /// ends, the kernel hangs up and drops what it has not yet moved from one side of the terminal
+    /// to the other.
     pub fn run(host: &Host, command: &Command, size: Size) -> Result<(Vec<u8>, String, i32)> {
         let mut leader = host.command("sh");
         leader.args(["-c", LEADER, "sh"]);
@@ -98,10 +108,12 @@ impl Terminal {
         terminal.until(END)?;
         let status = terminal.until(";")?;
         let status = String::from_utf8_lossy(&status[..status.len() - 1]).into_owned();
-        let status = status.parse().map_err(|_| LabError::Report(format!("{status:?} is no status")))?;
+        let status =
+            status.parse().map_err(|_| LabError::Report(format!("{status:?} is no status")))?;
         let written = find(&terminal.raw, END.as_bytes()).expect("it was awaited");
         let raw = terminal.raw[..written].to_vec();
-        // All at once: how the bytes came in pieces must not matter, as it does to this emulator within a character.
+        // All at once: how the bytes came in pieces must not matter, as it does to this emulator
+        // within a character.
         let mut screen = vt100::Parser::new(size.rows, size.columns, 0);
         screen.process(&raw);
         let screen = screen.screen().contents_formatted_basic();
@@ -124,19 +136,26 @@ impl Terminal {
     /// Waits until `text` was written after what was awaited before; gives what came until its end.
     pub fn until(&mut self, text: &str) -> Result<Vec<u8>> {
         let from = self.seen;
-        self.wait(&format!("{text:?}"), |terminal| find(&terminal.raw[from..], text.as_bytes()).is_some())?;
+        self.wait(&format!("{text:?}"), |terminal| {
+            find(&terminal.raw[from..], text.as_bytes()).is_some()
+        })?;
         let at = find(&self.raw[from..], text.as_bytes()).expect("it was just found");
         self.seen = from + at + text.len();
         Ok(self.raw[from..self.seen].to_vec())
     }
 
-    /// Waits until `text` was written, be it before what was awaited last: for what comes by the side.
+    /// Waits until `text` was written, be it before what was awaited last: for what comes by the
+    /// side.
     pub fn until_anywhere(&mut self, text: &str) -> Result<()> {
         self.wait(&format!("{text:?}"), |terminal| find(&terminal.raw, text.as_bytes()).is_some())
     }
 
     /// Waits until the screen is as wanted.
-    pub fn until_screen(&mut self, what: &str, is_so: impl Fn(&[String]) -> bool) -> Result<Vec<String>> {
+    pub fn until_screen(
+        &mut self,
+        what: &str,
+        is_so: impl Fn(&[String]) -> bool,
+    ) -> Result<Vec<String>> {
         self.wait(what, |terminal| is_so(&terminal.screen()))?;
         self.seen = self.raw.len();
         Ok(self.screen())
@@ -155,7 +174,8 @@ impl Terminal {
         Ok((std::mem::take(&mut self.raw), self.coloured_screen(), status))
     }
 
-    /// Closes the terminal, as when its window is closed; gives the program, which is still to be awaited.
+    /// Closes the terminal, as when its window is closed; gives the program, which is still to be
+    /// awaited.
     pub fn hang_up(mut self) -> Process {
         self.master = None;
         self.program
@@ -163,7 +183,8 @@ impl Terminal {
 
     /// Another size; the kernel tells the foreground processes.
     pub fn resize(&mut self, size: Size) -> Result<()> {
-        tcsetwinsize(self.master()?, size.as_kernel_has_it()).attempt(|| "resize a terminal".into())?;
+        tcsetwinsize(self.master()?, size.as_kernel_has_it())
+            .attempt(|| "resize a terminal".into())?;
         self.screen.screen_mut().set_size(size.rows, size.columns);
         Ok(())
     }
@@ -236,8 +257,10 @@ impl Terminal {
 
     fn late(&self, what: &str) -> LabError {
         let after = String::from_utf8_lossy(&self.raw[self.seen..]).into_owned();
-        let detail =
-            format!("screen:\n{}\nwritten since the last event: {after:?}", self.screen().join("\n").trim_end());
+        let detail = format!(
+            "screen:\n{}\nwritten since the last event: {after:?}",
+            self.screen().join("\n").trim_end()
+        );
         LabError::Timeout { what: what.to_owned(), after: LIMIT, detail }
     }
 }

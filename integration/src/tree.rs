@@ -59,7 +59,8 @@ pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
     while let Some(directory) = open.pop() {
         for entry in fs::read_dir(&directory).attempt(|| format!("list {}", directory.display()))? {
             let path = entry.attempt(|| format!("list {}", directory.display()))?.path();
-            let relative = path.strip_prefix(root).expect("an entry lies below its root").to_owned();
+            let relative =
+                path.strip_prefix(root).expect("an entry lies below its root").to_owned();
             if skip.iter().any(|s| Path::new(s) == relative) || is_on_its_way_out(&path) {
                 continue;
             }
@@ -73,8 +74,9 @@ pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
     Ok(tree)
 }
 
-/// A file that was removed through sshfs while it was open: libfuse keeps it under such a name until the
-/// kernel has told it of the last close, which it does some time after that (fuse(8), `hard_remove`).
+/// A file that was removed through sshfs while it was open: libfuse keeps it under such a name
+/// until the kernel has told it of the last close, which it does some time after that (fuse(8),
+/// `hard_remove`).
 fn is_on_its_way_out(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".fuse_hidden"))
 }
@@ -119,11 +121,15 @@ fn read(path: &Path) -> Result<Entry> {
 pub fn differences(left: &Tree, right: &Tree) -> Vec<String> {
     let paths: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
     let differing = paths.into_iter().filter(|p| left.get(*p) != right.get(*p));
-    differing.map(|p| format!("{}: {} / {}", p.display(), brief(left.get(p)), brief(right.get(p)))).collect()
+    differing
+        .map(|p| format!("{}: {} / {}", p.display(), brief(left.get(p)), brief(right.get(p))))
+        .collect()
 }
 
 fn brief(entry: Option<&Entry>) -> String {
-    let Some(Entry { kind, mode, owner: (user, group), .. }) = entry else { return "absent".into() };
+    let Some(Entry { kind, mode, owner: (user, group), .. }) = entry else {
+        return "absent".into();
+    };
     let what = match kind {
         Kind::Directory => "directory".into(),
         Kind::File(bytes) => {

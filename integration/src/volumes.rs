@@ -1,5 +1,5 @@
-//! Mounts of the workstation that are volumes: the entries of a configuration that name them, and the start of the
-//! gateway that serves them. How commands use them is no matter of this file.
+//! Mounts of the workstation that are volumes: the entries of a configuration that name them, and
+//! the start of the gateway that serves them. How commands use them is no matter of this file.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,9 +21,11 @@ pub enum Mounts {
     /// By sshfs; the configuration says which export is behind each mount.
     #[default]
     Sshfs,
-    /// As volumes, which the gateway serves itself; commands run where their data lives, whatever a volume has at hand.
+    /// As volumes, which the gateway serves itself; commands run where their data lives, whatever a
+    /// volume has at hand.
     Volume,
-    /// As volumes, and where that takes less time commands run here, as they do if nothing is configured.
+    /// As volumes, and where that takes less time commands run here, as they do if nothing is
+    /// configured.
     AtHand,
 }
 
@@ -50,17 +52,23 @@ impl Mounts {
             Mounts::Sshfs => "mount",
             Mounts::Volume | Mounts::AtHand => "volume",
         };
-        format!("[[{kind}]]\npath = \"{path}\"\nexecutor = \"{executor}\"\nexport = \"{export}\"\n\n")
+        format!(
+            "[[{kind}]]\npath = \"{path}\"\nexecutor = \"{executor}\"\nexport = \"{export}\"\n\n"
+        )
     }
 }
 
-/// Starts the gateway of the host's user, or of the ordinary one, and waits until it has mounted its volumes at `paths`.
+/// Starts the gateway of the host's user, or of the ordinary one, and waits until it has mounted
+/// its volumes at `paths`.
 ///
 /// # Errors
 /// What the gateway says, or that the volumes do not appear.
 pub fn start(host: &Host, user: User, paths: &[&str]) -> Result<()> {
     host.must(posh(host, user, &["gateway", "start"]))?;
-    let tell = || output(host, user, &["volumes"]).map(|said| String::from_utf8_lossy(&said.stdout).into_owned());
+    let tell = || {
+        output(host, user, &["volumes"])
+            .map(|said| String::from_utf8_lossy(&said.stdout).into_owned())
+    };
     paths.iter().try_for_each(|path| services::wait_in_mountinfo(host, path, &tell))
 }
 

@@ -61,7 +61,11 @@ impl std::str::FromStr for Profile {
             "wifi" => return Ok(Profile::WIFI),
             _ => {}
         }
-        let strange = || format!("{text:?} is no link: give wan, lan, wifi or MILLISECONDS:MEGABITS, such as 20:600");
+        let strange = || {
+            format!(
+                "{text:?} is no link: give wan, lan, wifi or MILLISECONDS:MEGABITS, such as 20:600"
+            )
+        };
         let (milliseconds, megabits) = text.split_once(':').ok_or_else(strange)?;
         let milliseconds: f64 = milliseconds.parse().map_err(|_| strange())?;
         let megabits: u32 = megabits.parse().map_err(|_| strange())?;
@@ -93,8 +97,10 @@ impl Wire {
     /// Joins two hosts. Their interfaces exist on return and have no addresses yet.
     pub fn lay(near: End<'_>, far: End<'_>, profile: Profile) -> Result<Wire> {
         let ends = [open(near)?, open(far)?];
-        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).attempt(|| "make an eventfd".into())?;
-        let mut wire = Wire { stop: Arc::new(stop), carriers: Vec::new(), carried: Default::default() };
+        let stop =
+            EventFd::from_flags(EfdFlags::EFD_CLOEXEC).attempt(|| "make an eventfd".into())?;
+        let mut wire =
+            Wire { stop: Arc::new(stop), carriers: Vec::new(), carried: Default::default() };
         for (direction, name) in ["out", "back"].into_iter().enumerate() {
             let copy = |end: &OwnedFd| end.try_clone().attempt(|| "copy a descriptor".into());
             let carrier = Carrier {
@@ -104,7 +110,9 @@ impl Wire {
                 stop: wire.stop.clone(),
                 carried: wire.carried[direction].clone(),
             };
-            let thread = std::thread::Builder::new().name(format!("wire {name}")).spawn(move || carrier.run());
+            let thread = std::thread::Builder::new()
+                .name(format!("wire {name}"))
+                .spawn(move || carrier.run());
             wire.carriers.push(thread.attempt(|| "start the thread of a wire".into())?);
         }
         Ok(wire)
@@ -128,7 +136,8 @@ impl Drop for Wire {
 
 fn open((host, name): End<'_>) -> Result<OwnedFd> {
     let device = name.to_owned();
-    host.run(move || tun::open(&device)).attempt(|| format!("make the TUN device {name} on {}", host.name()))
+    host.run(move || tun::open(&device))
+        .attempt(|| format!("make the TUN device {name} on {}", host.name()))
 }
 
 /// Carries one direction.
@@ -152,10 +161,14 @@ impl Carrier {
 
     /// Waits for a packet, or the time of one; false when the wire is cut.
     fn wait(&self) -> bool {
-        let mut fds =
-            [PollFd::new(self.stop.as_fd(), PollFlags::POLLIN), PollFd::new(self.from.as_fd(), PollFlags::POLLIN)];
-        let left =
-            self.lane.next_due().map(|due| TimeSpec::from_duration(due.saturating_duration_since(Instant::now())));
+        let mut fds = [
+            PollFd::new(self.stop.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.from.as_fd(), PollFlags::POLLIN),
+        ];
+        let left = self
+            .lane
+            .next_due()
+            .map(|due| TimeSpec::from_duration(due.saturating_duration_since(Instant::now())));
         match ppoll(&mut fds, left, None) {
             Ok(_) | Err(Errno::EINTR) => fds[0].revents().is_none_or(|e| e.is_empty()),
             Err(_) => false,
@@ -185,8 +198,9 @@ mod tests {
 
     #[test]
     fn profiles_are_named_or_given() {
-        let check =
-            |text: &str, expected: Option<Profile>| assert_eq!(text.parse::<Profile>().ok(), expected, "{text}");
+        let check = |text: &str, expected: Option<Profile>| {
+            assert_eq!(text.parse::<Profile>().ok(), expected, "{text}")
+        };
         check("wan", Some(Profile::WAN));
         check("0.5:5000", Some(Profile::LAN));
         check("20", None);

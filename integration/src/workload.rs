@@ -54,8 +54,13 @@ pub enum Workload {
 
 impl Workload {
     /// All five, in the paper's order.
-    pub const ALL: [Workload; 5] =
-        [Workload::RayTrace, Workload::Thumbnails, Workload::PortScan, Workload::AccessLogs, Workload::Git];
+    pub const ALL: [Workload; 5] = [
+        Workload::RayTrace,
+        Workload::Thumbnails,
+        Workload::PortScan,
+        Workload::AccessLogs,
+        Workload::Git,
+    ];
 
     /// Its name, which is also its script's.
     pub fn name(self) -> &'static str {
@@ -125,11 +130,14 @@ impl Workload {
                 let (count, width, height) = size.pick((6, 400, 300), (40, 1400, 1000));
                 generate::images(&first.join("images"), count, width, height)
             }
-            Workload::PortScan => std::fs::create_dir_all(&first)
-                .and_then(|()| generate::port_scan(&first.join("scan.json"), size.pick(25_000, 250_000))),
+            Workload::PortScan => std::fs::create_dir_all(&first).and_then(|()| {
+                generate::port_scan(&first.join("scan.json"), size.pick(25_000, 250_000))
+            }),
             Workload::AccessLogs => {
                 let (files, lines) = size.pick((4, 15_000), (10, 70_000));
-                (1..).zip(stores).try_for_each(|(i, s)| generate::access_logs(&s.data().join("logs"), i, files, lines))
+                (1..).zip(stores).try_for_each(|(i, s)| {
+                    generate::access_logs(&s.data().join("logs"), i, files, lines)
+                })
             }
             Workload::Git => return repository(&stores[0], size),
         };
@@ -152,7 +160,10 @@ fn repository(store: &Store<'_>, size: Size) -> Result<()> {
     sources(&data, files, patches).attempt(|| "make the sources of the repository".into())?;
     let git = |arguments: &[&str]| {
         let mut command = store.host.command("git");
-        command.current_dir(store.directory.join("repository")).args(arguments).envs(Workload::Git.variables());
+        command
+            .current_dir(store.directory.join("repository"))
+            .args(arguments)
+            .envs(Workload::Git.variables());
         store.host.must(command).map(drop)
     };
     git(&["init", "-q", "-b", "main"])?;

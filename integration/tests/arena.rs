@@ -30,7 +30,8 @@ impl Arena {
         Arena { lab, fill }
     }
 
-    /// Tries one script, whose variable `D` is its directory on the mount; the report, or how posh differed.
+    /// Tries one script, whose variable `D` is its directory on the mount; the report, or how posh
+    /// differed.
     pub fn attempt(&self, name: &str, script: &Script) -> Result<Report, String> {
         let mut outcomes = Vec::new();
         for (under, run) in RUNS {
@@ -40,7 +41,9 @@ impl Arena {
             (self.fill)(&data).unwrap();
             let mount = self.lab.mount(1).join(&below);
             let script = script.clone().variable("D", mount.to_str().unwrap());
-            let outcome = script.run(&self.lab.workstation, under).map_err(|e| format!("{name}: {under:?}: {e}"))?;
+            let outcome = script
+                .run(&self.lab.workstation, under)
+                .map_err(|e| format!("{name}: {under:?}: {e}"))?;
             let left = tree::renamed(tree::snapshot(&data, &[]).unwrap(), run, "RUN");
             outcomes.push((outcome.with(run, "RUN"), left));
         }
@@ -55,7 +58,13 @@ impl Arena {
     }
 }
 
-fn difference(name: &str, under: Under, script: &Script, runs: (&Outcome, &Outcome), files: &[String]) -> String {
+fn difference(
+    name: &str,
+    under: Under,
+    script: &Script,
+    runs: (&Outcome, &Outcome),
+    files: &[String],
+) -> String {
     let shell = script.shell.name();
     let (alone, posh) = runs;
     let mut text = format!("{name}: {under:?} differs from {shell} in\n  {}\n", script.text);

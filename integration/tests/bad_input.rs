@@ -18,8 +18,9 @@ const PIPELINE: &str = "cat /mnt/s1/f | grep needle | sort; echo \"${PIPESTATUS[
 
 fn lab(spec: &LabSpec) -> Lab {
     let lab = Lab::start(spec, &programs()).unwrap();
-    let lines: String =
-        (0..3_000).map(|i| format!("line {i} {}\n", if i % 50 == 0 { "needle" } else { "hay" })).collect();
+    let lines: String = (0..3_000)
+        .map(|i| format!("line {i} {}\n", if i % 50 == 0 { "needle" } else { "hay" }))
+        .collect();
     fs::write(lab.data(1).join("f"), lines).unwrap();
     fs::write(lab.data(1).join("records.json"), "{\"a\": 1}\n{\"a\": 2}\n").unwrap();
     lab
@@ -43,9 +44,16 @@ fn assert_runs_here(lab: &Lab, text: &str) -> (Outcome, Report) {
     for posh in [&plain, &explained] {
         assert_eq!((&posh.stdout, posh.status), (&bash.stdout, bash.status), "{text}\n{posh}");
         let own = notices(posh).join("\n");
-        let rest: Vec<_> =
-            String::from_utf8_lossy(&posh.stderr).lines().filter(|l| !own.contains(*l)).map(str::to_owned).collect();
-        assert_eq!(rest.join("\n"), String::from_utf8_lossy(&bash.stderr).trim_end(), "{text}\n{posh}");
+        let rest: Vec<_> = String::from_utf8_lossy(&posh.stderr)
+            .lines()
+            .filter(|l| !own.contains(*l))
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(
+            rest.join("\n"),
+            String::from_utf8_lossy(&bash.stderr).trim_end(),
+            "{text}\n{posh}"
+        );
     }
     let report = explained.report().clone();
     (plain, report)
@@ -53,7 +61,8 @@ fn assert_runs_here(lab: &Lab, text: &str) -> (Outcome, Report) {
 
 fn assert_reason(report: &Report, command: &str, words: &str) {
     let stages: Vec<_> = report.stages(command).collect();
-    let right = !stages.is_empty() && stages.iter().all(|s| !s.is_offloaded() && s.reason.contains(words));
+    let right =
+        !stages.is_empty() && stages.iter().all(|s| !s.is_offloaded() && s.reason.contains(words));
     assert!(right, "the reason for {command} here should name {words:?}: {stages:?}");
 }
 
@@ -123,7 +132,8 @@ fn no_configuration() {
 #[test]
 fn a_broken_configuration() {
     let lab = lab(&LabSpec::servers(1));
-    let table = lab.mount_table() + "[[mount]]\npath = \"relative\"\nexecutor = \"nobody\"\nexprot = \"x\"\n";
+    let table = lab.mount_table()
+        + "[[mount]]\npath = \"relative\"\nexecutor = \"nobody\"\nexprot = \"x\"\n";
     write_file(&lab.workstation, CONFIG, table.as_bytes()).unwrap();
     let bash = run(&lab, PIPELINE, Under::Shell);
     let posh = run(&lab, PIPELINE, Under::Posh);
@@ -150,12 +160,17 @@ fn a_broken_annotation_file() {
         posh_integration::oracle::SCRIPT_LIMIT,
     )
     .unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&outcome.stdout), String::from_utf8_lossy(&outcome.stderr));
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&outcome.stdout),
+        String::from_utf8_lossy(&outcome.stderr)
+    );
     assert!(!outcome.status.success() && said.contains("grep.yaml:3"), "{outcome}");
 }
 
-/// The kernel holds a file that a command was let to reach until the command's Landlock domain is freed, some
-/// moments after its end (docs/security.md): so long the space of a removed one is not free.
+/// The kernel holds a file that a command was let to reach until the command's Landlock domain is
+/// freed, some moments after its end (docs/security.md): so long the space of a removed one is not
+/// free.
 fn write_when_free(path: &Path, content: &[u8]) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Err(error) = fs::write(path, content) {
@@ -169,30 +184,42 @@ fn a_full_disk_on_the_server() {
     const DISK: u64 = 1 << 20;
     let lab = lab(&LabSpec::servers(1).with_small_export("full", DISK));
     fs::write(lab.data(1).join("large"), vec![b'x'; 2 * usize::try_from(DISK).unwrap()]).unwrap();
-    let posh = run(&lab, "cat /mnt/s1/large > /mnt/full/out; echo $?; rm /mnt/full/out", Under::Posh);
+    let posh =
+        run(&lab, "cat /mnt/s1/large > /mnt/full/out; echo $?; rm /mnt/full/out", Under::Posh);
     assert_eq!(String::from_utf8_lossy(&posh.stdout), "1\n", "{posh}");
     assert!(String::from_utf8_lossy(&posh.stderr).starts_with("cat: "), "{posh}");
     // Both ends of the copy in one export: then cat itself runs on the full disk.
     write_when_free(&lab.servers[0].host.path("/srv/full/half"), &vec![b'x'; 600 << 10]);
-    // With an assignment before it is not begun before it comes: what does not come to its file then is written here once more, by way of the mount.
-    let posh = run(&lab, "X=; cat /mnt/full/half /mnt/full/half > /mnt/full/again; echo $?", Under::PoshExplained);
+    // With an assignment before it is not begun before it comes: what does not come to its file
+    // then is written here once more, by way of the mount.
+    let posh = run(
+        &lab,
+        "X=; cat /mnt/full/half /mnt/full/half > /mnt/full/again; echo $?",
+        Under::PoshExplained,
+    );
     assert_eq!(String::from_utf8_lossy(&posh.stdout), "1\n", "{posh}");
     assert!(String::from_utf8_lossy(&posh.stderr).contains("No space left on device"), "{posh}");
-    assert!(posh.report().stages("cat").all(posh_integration::explain::Stage::is_offloaded), "{:?}", posh.report());
-    let posh = run(&lab, "cat /mnt/full/half /mnt/full/half > /mnt/full/again; echo $?", Under::Posh);
+    assert!(
+        posh.report().stages("cat").all(posh_integration::explain::Stage::is_offloaded),
+        "{:?}",
+        posh.report()
+    );
+    let posh =
+        run(&lab, "cat /mnt/full/half /mnt/full/half > /mnt/full/again; echo $?", Under::Posh);
     assert_eq!(String::from_utf8_lossy(&posh.stdout), "1\n", "{posh}");
     assert!(String::from_utf8_lossy(&posh.stderr).starts_with("cat: "), "{posh}");
     assert_eq!(fs::metadata(lab.servers[0].host.path("/srv/full/half")).unwrap().len(), 600 << 10);
 }
 
-/// A parser of scripts (brush-parser 0.4, which `posh explain` uses) takes minutes for the first, and panics at the second:
-/// the shell's text is the shell's alone.
+/// A parser of scripts (brush-parser 0.4, which `posh explain` uses) takes minutes for the first,
+/// and panics at the second: the shell's text is the shell's alone.
 #[test]
 fn a_script_that_posh_can_not_read() {
     let lab = lab(&LabSpec::servers(1));
-    for text in
-        [format!("cat /mnt/s1/{}*; {PIPELINE}", "{".repeat(40)), format!("{PIPELINE}; \"\"<<END&${{t}}${{\nEND\n")]
-    {
+    for text in [
+        format!("cat /mnt/s1/{}*; {PIPELINE}", "{".repeat(40)),
+        format!("{PIPELINE}; \"\"<<END&${{t}}${{\nEND\n"),
+    ] {
         let (ours, bash) = (run(&lab, &text, Under::Posh), run(&lab, &text, Under::Shell));
         assert_eq!((&ours.stdout, ours.status), (&bash.stdout, bash.status), "{text}\n{ours}");
         let (own, said) = (notices(&ours), String::from_utf8_lossy(&bash.stderr).into_owned());

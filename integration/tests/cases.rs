@@ -26,7 +26,8 @@ const JOBS: usize = 1;
 #[test]
 fn cases_are_the_same_under_posh() {
     let _turn = crate::whole_machine();
-    let cases = load::load(&[load::DIRECTORY.into()]).unwrap().unwrap_or_else(|faults| panic!("{faults}"));
+    let cases =
+        load::load(&[load::DIRECTORY.into()]).unwrap().unwrap_or_else(|faults| panic!("{faults}"));
     let asserting = cases.iter().filter(|case| !case.offloads.is_empty()).count();
     assert!(cases.len() >= CASES, "only {} cases are left", cases.len());
     assert!(asserting >= OFFLOADING, "only {asserting} cases must offload something");
@@ -41,24 +42,35 @@ fn cases_are_the_same_under_posh() {
             door,
             mounts: Mounts::Sshfs,
         };
-        let cases: Vec<Case> = cases.iter().filter(|case| case.holds_through(door)).cloned().collect();
+        let cases: Vec<Case> =
+            cases.iter().filter(|case| case.holds_through(door)).cloned().collect();
         all_pass(&cases, &setting);
     }
 }
 
-/// The same where the servers' directories are volumes: what is expected of places holds there too, unless what is at hand
-/// is used here. Without `POSH_TEST_FULL`, a sample.
+/// The same where the servers' directories are volumes: what is expected of places holds there too,
+/// unless what is at hand is used here. Without `POSH_TEST_FULL`, a sample.
 #[test]
 fn cases_are_the_same_on_volumes() {
     let _turn = crate::whole_machine();
-    let mut cases = load::load(&[load::DIRECTORY.into()]).unwrap().unwrap_or_else(|faults| panic!("{faults}"));
+    let mut cases =
+        load::load(&[load::DIRECTORY.into()]).unwrap().unwrap_or_else(|faults| panic!("{faults}"));
     let count = if std::env::var_os("POSH_TEST_FULL").is_some() { 1 } else { SAMPLE };
     cases.retain(|case| case.holds_through(None) && case.is_one_of(count));
-    assert!(cases.len() as u64 * count >= CASES as u64 / 2, "only {} cases are in the sample", cases.len());
+    assert!(
+        cases.len() as u64 * count >= CASES as u64 / 2,
+        "only {} cases are in the sample",
+        cases.len()
+    );
     let fixture = Arc::new(Fixture::make().unwrap());
     for mounts in [Mounts::Volume, Mounts::AtHand] {
-        let setting =
-            Setting { programs: programs(), fixture: Arc::clone(&fixture), without: Vec::new(), door: None, mounts };
+        let setting = Setting {
+            programs: programs(),
+            fixture: Arc::clone(&fixture),
+            without: Vec::new(),
+            door: None,
+            mounts,
+        };
         all_pass(&cases, &setting);
     }
 }

@@ -37,7 +37,11 @@ fn look(top: &Path) -> Tree {
             continue;
         };
         for entry in entries {
-            let name = Path::new(&inside).join(entry.unwrap().file_name()).into_os_string().into_string().unwrap();
+            let name = Path::new(&inside)
+                .join(entry.unwrap().file_name())
+                .into_os_string()
+                .into_string()
+                .unwrap();
             let path = top.join(&name);
             // By its name: that it is in the listing and that it is there are two things.
             let Ok(found) = fs::symlink_metadata(&path) else {
@@ -46,8 +50,10 @@ fn look(top: &Path) -> Tree {
             };
             let mut seen = format!("{:o}", found.mode());
             if found.is_file() {
-                let content = fs::read(&path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-                let _ = write!(seen, " {} {:?}", found.len(), content.map_err(|error| error.kind()));
+                let content =
+                    fs::read(&path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+                let _ =
+                    write!(seen, " {} {:?}", found.len(), content.map_err(|error| error.kind()));
             } else {
                 queue.push(name.clone());
             }
@@ -77,7 +83,11 @@ fn run(host: &Host, text: &str) -> Outcome {
 /// Every stage of `command` ran on a server.
 fn assert_offloaded(outcome: &Outcome, command: &str) {
     let stages: Vec<_> = outcome.report().stages(command).collect();
-    assert!(!stages.is_empty() && stages.iter().all(|s| s.is_offloaded()), "{command}: {:#?}", outcome.report());
+    assert!(
+        !stages.is_empty() && stages.iter().all(|s| s.is_offloaded()),
+        "{command}: {:#?}",
+        outcome.report()
+    );
 }
 
 /// Why a command ran here.
@@ -139,7 +149,11 @@ fn fill(directory: &Path) {
 }
 
 /// Tries changes; the names of those after which `mount` did not show what `store` has.
-fn try_changes(host: &Host, (store, mount, seen): (&Path, &Path, &str), cases: &[&Case]) -> Vec<&'static str> {
+fn try_changes(
+    host: &Host,
+    (store, mount, seen): (&Path, &Path, &str),
+    cases: &[&Case],
+) -> Vec<&'static str> {
     for (name, ..) in cases {
         fs::create_dir(store.join(name)).unwrap();
         fill(&store.join(name));
@@ -207,7 +221,8 @@ fn sshfs_forgets_large_trees_that_were_removed_remotely() {
     for directory in ["tree/a", "tree/b/deep", "from/a", "from/b/deep"] {
         fs::create_dir_all(store.join(directory)).unwrap();
         for number in 0..80 {
-            fs::write(store.join(directory).join(number.to_string()), &directory[..number % 4]).unwrap();
+            fs::write(store.join(directory).join(number.to_string()), &directory[..number % 4])
+                .unwrap();
         }
     }
     fs::remove_file(store.join("from/a/1")).unwrap();
@@ -235,7 +250,8 @@ fn a_file_closed_on_sshfs_is_read_remotely_at_once() {
         let content = format!("round {round}\n").repeat(round + 1);
         fs::write(mount.join("file"), &content).unwrap();
         fs::write(mount.join(format!("file-{round}")), "x").unwrap();
-        let outcome = run(&lab.workstation, "cat /mnt/s1/file; find /mnt/s1 -name 'file-*' | grep -c .");
+        let outcome =
+            run(&lab.workstation, "cat /mnt/s1/file; find /mnt/s1 -name 'file-*' | grep -c .");
         assert_offloaded(&outcome, "cat");
         assert_eq!(text(&outcome), format!("{content}{}\n", round + 1));
     }
@@ -261,8 +277,13 @@ fn read_while_the_server_is_held_up(spec: LabSpec) -> (String, bool) {
     let mut said = String::new();
     stdout.read_line(&mut said).unwrap();
     assert_eq!(said, "opened\n");
-    let servers: Vec<_> =
-        lab.servers[0].host.processes().unwrap().into_iter().filter(|process| process.program == "sshd").collect();
+    let servers: Vec<_> = lab.servers[0]
+        .host
+        .processes()
+        .unwrap()
+        .into_iter()
+        .filter(|process| process.program == "sshd")
+        .collect();
     assert!(servers.len() > 1, "{servers:?}");
     let tell = |signal| {
         for process in &servers {
@@ -280,7 +301,10 @@ fn read_while_the_server_is_held_up(spec: LabSpec) -> (String, bool) {
 
 #[test]
 fn a_file_still_open_on_sshfs_is_settled_before_it_is_read_remotely() {
-    assert_eq!(read_while_the_server_is_held_up(LabSpec::servers(1)), ("written\n".to_owned(), true));
+    assert_eq!(
+        read_while_the_server_is_held_up(LabSpec::servers(1)),
+        ("written\n".to_owned(), true)
+    );
 }
 
 #[test]
@@ -300,10 +324,12 @@ fn cloud(spec: CloudSpec) -> Cloud {
     Cloud::start(&spec, &programs()).unwrap()
 }
 
-/// The changes by name, without redirects (which go through the mount), modes (which WebDAV does not have)
-/// and copies of trees (whose links the mount may not show, so they are made here).
+/// The changes by name, without redirects (which go through the mount), modes (which WebDAV does
+/// not have) and copies of trees (whose links the mount may not show, so they are made here).
 fn by_name() -> Vec<&'static Case> {
-    let is_here = |name: &str| name.ends_with("redirect") || name.starts_with("modes") || name.starts_with("copied");
+    let is_here = |name: &str| {
+        name.ends_with("redirect") || name.starts_with("modes") || name.starts_with("copied")
+    };
     CHANGES.iter().filter(|case| !is_here(case.0)).collect()
 }
 
@@ -319,7 +345,9 @@ fn rclone_shows_remote_changes_at_once() {
 
 #[test]
 fn rclone_is_stale_without_the_rule() {
-    let stale = try_rclone(CloudSpec::new(&format!("{QUICK} {CONTROL}")).with_variable(WITHOUT.0, WITHOUT.1));
+    let stale = try_rclone(
+        CloudSpec::new(&format!("{QUICK} {CONTROL}")).with_variable(WITHOUT.0, WITHOUT.1),
+    );
     // It keeps no content of files that it did not write.
     assert_eq!(stale, names(&by_name(), &["same-size-by-name"]));
 }
@@ -328,7 +356,8 @@ fn rclone_is_stale_without_the_rule() {
 fn rclone_without_its_remote_control_is_written_through() {
     let cloud = cloud(CloudSpec::new(QUICK));
     fs::write(cloud.store().join("more"), "b\na\n").unwrap();
-    let outcome = run(&cloud.workstation, "cd /mnt/cloud && sort -o sorted more && cat more | tr a-z A-Z");
+    let outcome =
+        run(&cloud.workstation, "cd /mnt/cloud && sort -o sorted more && cat more | tr a-z A-Z");
     assert_eq!(reason(&outcome, "sort"), "rclone at /mnt/cloud runs without --rc");
     assert_offloaded(&outcome, "tr");
     assert_eq!(fs::read_to_string(cloud.mount().join("sorted")).unwrap(), "a\nb\n");
@@ -350,14 +379,19 @@ fn what_was_written_to_rclone_is_read_remotely_at_once() {
 #[test]
 fn what_was_written_to_rclone_is_not_found_without_the_rule() {
     let cloud = cloud(CloudSpec::new(SLOW).with_variable(WITHOUT.0, WITHOUT.1));
-    let outcome = Script::new("cd /mnt/cloud; echo new > file; cat file").run(&cloud.workstation, Under::Posh).unwrap();
+    let outcome = Script::new("cd /mnt/cloud; echo new > file; cat file")
+        .run(&cloud.workstation, Under::Posh)
+        .unwrap();
     assert_eq!(String::from_utf8_lossy(&outcome.stderr), "cat: file: No such file or directory\n");
 }
 
 #[test]
 fn what_waits_for_its_upload_is_read_here() {
     let cloud = cloud(CloudSpec::new(SLOW));
-    let outcome = run(&cloud.workstation, "cd /mnt/cloud; echo new > file; cat file; wc -c < file; grep -c new file");
+    let outcome = run(
+        &cloud.workstation,
+        "cd /mnt/cloud; echo new > file; cat file; wc -c < file; grep -c new file",
+    );
     assert_eq!(text(&outcome), "new\n4\n1\n");
     for command in ["cat", "wc", "grep"] {
         assert_eq!(reason(&outcome, command), "/mnt/cloud/file is not uploaded yet");
@@ -369,7 +403,10 @@ fn what_is_open_for_writing_on_rclone_is_read_here() {
     for mode in ["off", "writes"] {
         let cloud = cloud(CloudSpec::new(&format!("--vfs-cache-mode {mode}")));
         fs::write(cloud.store().join("file"), "old\n").unwrap();
-        let outcome = run(&cloud.workstation, "cd /mnt/cloud; cat file; exec 3> other; echo new >&3; cat file other");
+        let outcome = run(
+            &cloud.workstation,
+            "cd /mnt/cloud; cat file; exec 3> other; echo new >&3; cat file other",
+        );
         let stages: Vec<_> = outcome.report().stages("cat").collect();
         assert!(stages[0].is_offloaded(), "{stages:?}");
         assert_eq!(stages[1].reason, "/mnt/cloud/other is open for writing on this machine");
@@ -385,12 +422,14 @@ fn wait_for_content(path: &Path, content: &str) {
         let left = end.saturating_duration_since(Instant::now());
         assert!(!left.is_zero(), "{} is {:?}", path.display(), fs::read_to_string(path));
         let timeout = PollTimeout::try_from(left).unwrap();
-        poll(&mut [PollFd::new(std::os::fd::AsFd::as_fd(&watch), PollFlags::POLLIN)], timeout).unwrap();
+        poll(&mut [PollFd::new(std::os::fd::AsFd::as_fd(&watch), PollFlags::POLLIN)], timeout)
+            .unwrap();
         let _ = watch.read_events();
     }
 }
 
-const REDIRECT: &str = "cd /mnt/cloud; { echo first; sort more; } > file; echo first > other; sort more >> other";
+const REDIRECT: &str =
+    "cd /mnt/cloud; { echo first; sort more; } > file; echo first > other; sort more >> other";
 
 #[test]
 fn a_redirect_into_rclone_is_not_overwritten() {
@@ -422,8 +461,7 @@ fn near(workstation: &str, executor: &str) -> CloudSpec {
 }
 
 const READ_BEFORE: &str = "cd /mnt/cloud; cat file; ls; wc -c file";
-const READ_AFTER: &str =
-    "cd /mnt/cloud; echo longer than before > file; echo x > new; rm gone; cat file; ls; wc -c file";
+const READ_AFTER: &str = "cd /mnt/cloud; echo longer than before > file; echo x > new; rm gone; cat file; ls; wc -c file";
 
 fn read_near(spec: CloudSpec) -> Outcome {
     let cloud = cloud(spec);
@@ -447,7 +485,8 @@ fn what_was_written_here_is_read_at_once_beside_an_executor_that_mounts_the_clou
 
 #[test]
 fn what_was_written_here_is_old_beside_an_executor_without_the_rule() {
-    let outcome = read_near(near(QUICK, &format!("{QUICK} {CONTROL}")).with_variable(WITHOUT.0, WITHOUT.1));
+    let outcome =
+        read_near(near(QUICK, &format!("{QUICK} {CONTROL}")).with_variable(WITHOUT.0, WITHOUT.1));
     // Of the new content as much as the old size allows may be read.
     assert!(text(&outcome).ends_with("file\ngone\n4 file\n"), "{outcome}");
 }
@@ -460,7 +499,8 @@ fn an_executor_whose_mount_cannot_forget_runs_nothing() {
         run(&cloud.workstation, "cat /mnt/cloud/file")
     };
     let outcome = outcome_of(QUICK);
-    let expect = "near refused: commands there may see an old state: rclone at /mnt/near runs without --rc";
+    let expect =
+        "near refused: commands there may see an old state: rclone at /mnt/near runs without --rc";
     assert_eq!(reason(&outcome, "cat"), expect);
     assert_eq!(text(&outcome), "old\n");
 }
@@ -469,9 +509,11 @@ fn an_executor_whose_mount_cannot_forget_runs_nothing() {
 fn remote_changes_are_seen_at_once_from_an_executor_that_mounts_the_cloud() {
     let options = format!("{QUICK} {CONTROL}");
     let cloud = cloud(near(&options, &options));
-    // rclone 1.60 answers a request for an access control list with EIO, which sed reports here and there.
+    // rclone 1.60 answers a request for an access control list with EIO, which sed reports here and
+    // there.
     let cases: Vec<_> = by_name().into_iter().filter(|case| case.2 != "sed").collect();
-    let stale = try_changes(&cloud.workstation, (&cloud.store(), &cloud.mount(), "/mnt/cloud"), &cases);
+    let stale =
+        try_changes(&cloud.workstation, (&cloud.store(), &cloud.mount(), "/mnt/cloud"), &cases);
     assert_eq!(stale, [""; 0]);
 }
 
@@ -491,11 +533,16 @@ fn a_copy_that_may_be_old_unnoticed_is_not_used() {
     let options = format!("{QUICK} {CONTROL}");
     let cloud = cloud(near(&options, &options));
     fs::write(cloud.store().join("more"), "b\na\n").unwrap();
-    // The executor's cache keeps what its command wrote, and would not notice other content of that size.
+    // The executor's cache keeps what its command wrote, and would not notice other content of that
+    // size.
     let outcome = run(&cloud.workstation, "cd /mnt/cloud; sort -o file more; cat more");
     assert_offloaded(&outcome, "sort");
-    let outcome = run(&cloud.workstation, "cd /mnt/cloud; echo 1 > file; echo 2 >> file; cat file; cat more");
+    let outcome =
+        run(&cloud.workstation, "cd /mnt/cloud; echo 1 > file; echo 2 >> file; cat file; cat more");
     assert_eq!(text(&outcome), "1\n2\nb\na\n");
     let stages: Vec<_> = outcome.report().stages("cat").collect();
-    assert!(stages[0].reason.contains("rclone may not notice that its copy of /mnt/near/file is old"), "{stages:?}");
+    assert!(
+        stages[0].reason.contains("rclone may not notice that its copy of /mnt/near/file is old"),
+        "{stages:?}"
+    );
 }

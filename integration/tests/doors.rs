@@ -24,9 +24,14 @@ const LOOKS: &[Case] = &[
         "cat /proc/$$/environ | tr '\\0' '\\n'; sh -c 'cat /proc/$$/environ' | tr '\\0' '\\n'",
         &[],
     ),
-    ("environ", "cat /proc/self/environ | tr '\\0' '\\n'; env -i A=b cat /proc/self/environ | od -c", &[]),
     (
-        // The addresses move with what the kernel puts on the stack, so lengths; without randomness the rest is the same.
+        "environ",
+        "cat /proc/self/environ | tr '\\0' '\\n'; env -i A=b cat /proc/self/environ | od -c",
+        &[],
+    ),
+    (
+        // The addresses move with what the kernel puts on the stack, so lengths; without randomness
+        // the rest is the same.
         "memory",
         r#"fields='{ print $26, $27, $45, $46, $47, $49 - $48, $51 - $50, $50 - $49, $28 < $48 }'
         setarch -R sh -c 'cat /proc/$$/stat' | awk "$fields"; setarch -R env -i cat /proc/self/stat | awk "$fields"
@@ -36,21 +41,37 @@ const LOOKS: &[Case] = &[
     ),
     ("path", r#"echo "$PATH"; printenv PATH; bash -c 'echo $PATH'"#, &[]),
     ("type", "type grep; type -a cat; type -t sort; type nosuchcommand", &[]),
-    ("command-v", "command -v grep; command -V sort; command -v nosuchcommand; sh -c 'command -v wc'", &[]),
+    (
+        "command-v",
+        "command -v grep; command -V sort; command -v nosuchcommand; sh -c 'command -v wc'",
+        &[],
+    ),
     ("which", "which grep cat nosuchcommand; which -a sort", &[]),
     ("hash", r#"grep -c needle "$D/f"; wc -l "$D/f"; hash; hash -t grep"#, &["grep", "wc"]),
     ("exported", "export -p; declare -x; compgen -e", &[]),
     ("variables", r#"set | grep -E 'posh-|POSH_HOOK|LD_'; echo "[$LD_PRELOAD]""#, &[]),
     ("ps", "ps -o comm=,args= -p $$; (exec -a other ps -o comm=,args= -C ps)", &[]),
-    ("descriptors", "ls /proc/self/fd; ls /proc/$$/fd; sh -c 'ls /proc/self/fd' 3< /etc/passwd", &[]),
-    ("last-argument", r#"grep -c needle "$D/f"; echo "$_"; sh -c 'env' | sed -n s/^_=//p"#, &["grep"]),
+    (
+        "descriptors",
+        "ls /proc/self/fd; ls /proc/$$/fd; sh -c 'ls /proc/self/fd' 3< /etc/passwd",
+        &[],
+    ),
+    (
+        "last-argument",
+        r#"grep -c needle "$D/f"; echo "$_"; sh -c 'env' | sed -n s/^_=//p"#,
+        &["grep"],
+    ),
     (
         "status",
         "grep -E '^(SigBlk|SigCgt|ShdPnd|Umask|Threads)' /proc/self/status; sh -c 'ps -o ppid= -p $PPID' | wc -l",
         &[],
     ),
     ("limits", "ulimit -a; sh -c 'ulimit -a'", &[]),
-    ("static-program", r#"env -u POSH_CONFIG HOME=/ /run/posh-bin/posh -c 'env; sort -u /etc/shells'"#, &[]),
+    (
+        "static-program",
+        r#"env -u POSH_CONFIG HOME=/ /run/posh-bin/posh -c 'env; sort -u /etc/shells'"#,
+        &[],
+    ),
 ];
 
 /// Whoever executes a command, and however it is named.
@@ -76,7 +97,11 @@ const EXECS: &[Case] = &[
         &["grep", "wc", "cat"],
     ),
     ("exec-a", r#"(exec -a other grep -c needle "$D/f" "$D/absent"); echo $?"#, &["grep"]),
-    ("exec-c", r#"(exec -c /bin/cat "$D/a"); (exec -c sh -c 'wc -l "$1"' sh "$D/f")"#, &["cat", "wc"]),
+    (
+        "exec-c",
+        r#"(exec -c /bin/cat "$D/a"); (exec -c sh -c 'wc -l "$1"' sh "$D/f")"#,
+        &["cat", "wc"],
+    ),
     ("exec", r#"exec /bin/grep -c needle "$D/f""#, &["grep"]),
     (
         // Other bytes, and the same words about itself.
@@ -100,9 +125,21 @@ const EXECS: &[Case] = &[
         &["grep", "wc"],
     ),
     ("env", r#"env A=b grep -c needle "$D/f"; env -u HOME wc -l "$D/f""#, &["grep", "wc"]),
-    ("nice", r#"nice -n 5 grep -c needle "$D/f"; nice sh -c 'nice; wc -l "$1"' sh "$D/f""#, &["grep", "wc"]),
-    ("timeout", r#"timeout 60 grep -c needle "$D/f"; timeout -k 5 60 sh -c 'exit 3'; echo $?"#, &["grep"]),
-    ("setsid-nohup", r#"setsid -w grep -c needle "$D/f"; nohup wc -l "$D/f" 2> /dev/null"#, &["grep", "wc"]),
+    (
+        "nice",
+        r#"nice -n 5 grep -c needle "$D/f"; nice sh -c 'nice; wc -l "$1"' sh "$D/f""#,
+        &["grep", "wc"],
+    ),
+    (
+        "timeout",
+        r#"timeout 60 grep -c needle "$D/f"; timeout -k 5 60 sh -c 'exit 3'; echo $?"#,
+        &["grep"],
+    ),
+    (
+        "setsid-nohup",
+        r#"setsid -w grep -c needle "$D/f"; nohup wc -l "$D/f" 2> /dev/null"#,
+        &["grep", "wc"],
+    ),
     (
         "xargs",
         r#"printf '%s\n' "$D/a" "$D/f" | xargs -n 1 grep -c needle; printf %s "$D/a" | xargs -I @ sh -c 'wc -l @'"#,
@@ -167,12 +204,20 @@ os.execlp("tail", "tail", "-n", "1", f)' "$D/f""#,
         r#"perl -e 'open(F, "<", "/bin/cat"); exec {"/proc/self/fd/".fileno(F)} "cat", $ARGV[0]' "$D/a"; grep -c needle "$D/f""#,
         &["grep"],
     ),
-    ("dollar-zero", r#"bash -c 'echo "$0"; exec -a "$0" grep -c needle "$1"' name "$D/f""#, &["grep"]),
+    (
+        "dollar-zero",
+        r#"bash -c 'echo "$0"; exec -a "$0" grep -c needle "$1"' name "$D/f""#,
+        &["grep"],
+    ),
 ];
 
 /// Programs that must be left alone, and failures that must stay what they are.
 const LEFT_ALONE: &[Case] = &[
-    ("not-found", r#"nosuchcommand; ./grep "$D/f"; /nonexistent/grep "$D/f"; "$D/f/grep"; echo $?"#, &[]),
+    (
+        "not-found",
+        r#"nosuchcommand; ./grep "$D/f"; /nonexistent/grep "$D/f"; "$D/f/grep"; echo $?"#,
+        &[],
+    ),
     ("directory", r#"mkdir -p ~/d/grep; ~/d/grep "$D/f"; echo $?; env ~/d/grep; echo $?"#, &[]),
     (
         "not-executable",
@@ -194,7 +239,11 @@ const LEFT_ALONE: &[Case] = &[
         r##"printf '#!/nonexistent/sh\n' > ~/cat; chmod +x ~/cat; ~/cat "$D/f"; echo $?; env ~/cat "$D/f"; echo $?"##,
         &[],
     ),
-    ("empty-program", r#"mkdir -p ~/e; : > ~/e/cat; chmod +x ~/e/cat; ~/e/cat "$D/f"; echo $?"#, &[]),
+    (
+        "empty-program",
+        r#"mkdir -p ~/e; : > ~/e/cat; chmod +x ~/e/cat; ~/e/cat "$D/f"; echo $?"#,
+        &[],
+    ),
     (
         "damaged-program",
         r#"mkdir -p ~/e; head -c 64 /bin/cat > ~/e/head; chmod +x ~/e/head; ~/e/head "$D/f"; echo $?"#,
@@ -259,26 +308,37 @@ longest sh -c : sh
 "#;
 
 fn fill(directory: &Path) -> io::Result<()> {
-    let line = |i: usize| format!("line {i} with {}\n", if i.is_multiple_of(50) { "a needle" } else { "hay" });
+    let line = |i: usize| {
+        format!("line {i} with {}\n", if i.is_multiple_of(50) { "a needle" } else { "hay" })
+    };
     fs::write(directory.join("f"), (0..500).map(line).collect::<String>())?;
     fs::write(directory.join("a"), "one needle\ntwo\n")?;
     for number in 0..6 {
         let below = directory.join(format!("tree/{}", number % 2));
         fs::create_dir_all(&below)?;
-        fs::write(below.join(format!("{number}.txt")), (0..60 + number).map(line).collect::<String>())?;
+        fs::write(
+            below.join(format!("{number}.txt")),
+            (0..60 + number).map(line).collect::<String>(),
+        )?;
     }
     Ok(())
 }
 
-/// What belongs to one pipeline is found out against the clock: a placement that was missed, with the
-/// right output, is tried once more.
-fn placed(arena: &Arena, name: &str, script: &Script, offloaded: &[&str]) -> Result<Report, String> {
+/// What belongs to one pipeline is found out against the clock: a placement that was missed, with
+/// the right output, is tried once more.
+fn placed(
+    arena: &Arena,
+    name: &str,
+    script: &Script,
+    offloaded: &[&str],
+) -> Result<Report, String> {
     let missed = |report: &Report| kept_here(report, offloaded);
     let report = arena.attempt(name, script)?;
     let Some(first) = missed(&report) else { return Ok(report) };
     println!("tried again: {name}: {first}");
     let report = arena.attempt(&format!("{name}-again"), script)?;
-    missed(&report).map_or(Ok(report), |fault| Err(format!("{name}: {fault} in\n  {}", script.text)))
+    missed(&report)
+        .map_or(Ok(report), |fault| Err(format!("{name}: {fault} in\n  {}", script.text)))
 }
 
 fn try_all(cases: &[Case], check: impl Fn(&str, &Report) -> Option<String>) {
@@ -309,7 +369,8 @@ fn what_can_not_be_served_is_left_alone() {
     try_all(LEFT_ALONE, |name, report| {
         // After `unset LD_PRELOAD` the same session goes on offloading.
         let expected = usize::from(name == "own-library");
-        let offloaded = report.pipelines.iter().flat_map(|p| &p.stages).filter(|s| s.is_offloaded()).count();
+        let offloaded =
+            report.pipelines.iter().flat_map(|p| &p.stages).filter(|s| s.is_offloaded()).count();
         (offloaded != expected).then(|| format!("{offloaded} stages were offloaded"))
     });
 }
@@ -327,11 +388,13 @@ fn a_program_s_own_library_keeps_it_here() {
 #[test]
 fn programs_that_start_no_others_go_without_the_hook() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
-    let text =
-        "cp /bin/cat /tmp/cat\nfor p in cat /usr/bin/cat 'sed p' /tmp/cat; do echo \"= $p\"; $p /proc/self/maps; done";
+    let text = "cp /bin/cat /tmp/cat\nfor p in cat /usr/bin/cat 'sed p' /tmp/cat; do echo \"= $p\"; $p /proc/self/maps; done";
     let outcome = Script::new(text).run(&lab.workstation, Under::Posh).unwrap();
     let stdout = String::from_utf8_lossy(&outcome.stdout);
-    let hooked = stdout.split("= ").skip(1).map(|maps| (maps.lines().next().unwrap(), maps.contains("/hook-")));
+    let hooked = stdout
+        .split("= ")
+        .skip(1)
+        .map(|maps| (maps.lines().next().unwrap(), maps.contains("/hook-")));
     let expected = [("cat", false), ("/usr/bin/cat", false), ("sed p", true), ("/tmp/cat", true)];
     assert_eq!(hooked.collect::<Vec<_>>(), expected, "{outcome}");
 }
@@ -342,8 +405,8 @@ fn what_is_added_does_not_make_a_command_line_too_long() {
     arena.attempt("longest", &Script::new(LONGEST).door(Door::Hook)).unwrap();
 }
 
-/// Where nobody asks for a report, commands at pipes note for each other what becomes of them: none may stay here that
-/// another one should have been joined to.
+/// Where nobody asks for a report, commands at pipes note for each other what becomes of them: none
+/// may stay here that another one should have been joined to.
 #[test]
 fn without_a_report_pipelines_run_where_their_data_is_all_the_same() {
     const ROUNDS: u64 = 10;
@@ -358,7 +421,10 @@ fn without_a_report_pipelines_run_where_their_data_is_all_the_same() {
         "x=$(cat L | tail -n 1); echo \"$x\" | sed s/a/b/",
         "cat L | grep -c line > out; cat out; cat L L 2>&1 | cksum",
     ] {
-        let text = format!("for i in $(seq {ROUNDS}); do {}; done", pipeline.replace('L', large.to_str().unwrap()));
+        let text = format!(
+            "for i in $(seq {ROUNDS}); do {}; done",
+            pipeline.replace('L', large.to_str().unwrap())
+        );
         let before = arena.lab.bytes_moved().unwrap();
         let [alone, posh] = [Under::Shell, Under::Posh].map(|under| {
             let outcome = Script::new(&text).run(&arena.lab.workstation, under).unwrap();
@@ -367,7 +433,8 @@ fn without_a_report_pipelines_run_where_their_data_is_all_the_same() {
         assert_eq!(posh.0.stdout, alone.0.stdout, "{pipeline}");
         let [moved, by_posh] = [alone.1 - before, posh.1 - alone.1];
         assert!(moved > BYTES, "{pipeline}: bash moved {moved} bytes");
-        // On a machine with more to do than processors the gateway may give up waiting for a neighbour.
+        // On a machine with more to do than processors the gateway may give up waiting for a
+        // neighbour.
         assert!(by_posh < 3 * BYTES, "{pipeline}: {by_posh} bytes for {ROUNDS} times {BYTES}");
     }
 }
@@ -381,11 +448,15 @@ fn the_doors_can_be_nested() {
                 r#"/run/posh-bin/posh --door {} --explain=json -c '/usr/bin/env grep -c needle "$0"' "$D/f" 2>&1 > ~/out | jq '.[].stages[] | .placement'; cat ~/out"#,
                 inner.name()
             );
-            let script = Script::new(text).door(outer).variable("D", arena.lab.mount(1).to_str().unwrap());
+            let script =
+                Script::new(text).door(outer).variable("D", arena.lab.mount(1).to_str().unwrap());
             fs::write(arena.lab.data(1).join("f"), "a needle\n").unwrap();
             let outcome = script.run(&arena.lab.workstation, Under::Posh).unwrap();
             let said = String::from_utf8_lossy(&outcome.stdout);
-            assert!(said.starts_with("\"store1\"\n") && said.ends_with("\n1\n"), "{outer:?} {inner:?}: {outcome}");
+            assert!(
+                said.starts_with("\"store1\"\n") && said.ends_with("\n1\n"),
+                "{outer:?} {inner:?}: {outcome}"
+            );
         }
     }
 }

@@ -46,7 +46,8 @@ impl Silent {
             Under::Posh | Under::PoshExplained => ("/mnt/s1/log", lab.data(1).join("log")),
         };
         fs::write(&log, "hay\na needle\nhay\n").unwrap();
-        let text = format!("tail -n +1 -f {seen} | grep --line-buffered needle; echo \"status $?\"");
+        let text =
+            format!("tail -n +1 -f {seen} | grep --line-buffered needle; echo \"status $?\"");
         let mut command = Script::new(text).command(&lab.workstation, under);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut shell = lab.workstation.spawn(command).unwrap();
@@ -118,7 +119,8 @@ fn a_killed_first_stage() {
     let mut run = Silent::start(Under::Posh);
     let remote = run.remote();
     kill(run.stages()[0].pid, Signal::KILL);
-    // The first ends with its stage, the second then has nothing to read; grep's status is the pipeline's.
+    // The first ends with its stage, the second then has nothing to read; grep's status is the
+    // pipeline's.
     assert_gone(&remote);
     assert_eq!(read_line(&mut run.stdout), "status 0\n");
     assert!(run.shell.wait().unwrap().success());
@@ -168,7 +170,8 @@ fn a_killed_executor() {
     run.assert_given_up(&remote);
 }
 
-/// The runner of a mount table is a guard, a keeper, and a supervisor for each run: a run ends with any of them.
+/// The runner of a mount table is a guard, a keeper, and a supervisor for each run: a run ends with
+/// any of them.
 #[test]
 fn a_killed_runner() {
     for at in 0..3 {
@@ -187,9 +190,14 @@ fn a_killed_spare() {
     kill(executors(run.server()).spare, Signal::KILL);
     run.append("a needle after it\n");
     assert_eq!(read_line(&mut run.stdout), "a needle after it\n");
-    let next = Script::new("grep -c needle /mnt/s1/log").run(&run.lab.workstation, Under::PoshExplained).unwrap();
+    let next = Script::new("grep -c needle /mnt/s1/log")
+        .run(&run.lab.workstation, Under::PoshExplained)
+        .unwrap();
     assert_eq!(next.stdout, b"2\n");
-    assert!(next.report().stages("grep").all(|s| s.is_offloaded()) && next.report().stages("grep").count() == 1);
+    assert!(
+        next.report().stages("grep").all(|s| s.is_offloaded())
+            && next.report().stages("grep").count() == 1
+    );
     assert_eq!(remote, run.remote(), "they are the same processes as before");
     kill_group(&run.shell, Signal::TERM);
     assert_gone(&remote);
@@ -200,7 +208,8 @@ fn a_killed_spare() {
 #[derive(Debug)]
 struct Executors {
     daemon: u32,
-    /// Guard, keeper and supervisor: those that have children, in the order in which they were started.
+    /// Guard, keeper and supervisor: those that have children, in the order in which they were
+    /// started.
     runners: [u32; 3],
     spare: u32,
 }
@@ -212,7 +221,11 @@ fn executors(host: &Host) -> Executors {
         let found = look_for_executors(host);
         match (&found.0[..], &found.1[..], &found.2[..]) {
             ([daemon], &[guard, keeper, supervisor], [spare]) => {
-                return Executors { daemon: *daemon, runners: [guard, keeper, supervisor], spare: *spare };
+                return Executors {
+                    daemon: *daemon,
+                    runners: [guard, keeper, supervisor],
+                    spare: *spare,
+                };
             }
             _ => assert!(Instant::now() < limit, "not one of each: {found:?}"),
         }
@@ -222,7 +235,8 @@ fn executors(host: &Host) -> Executors {
 /// Daemons, runners' processes with children, and those without.
 fn look_for_executors(host: &Host) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
     let all = host.processes().unwrap().into_iter().filter(|p| p.program == "posh-executor");
-    let (runners, daemons): (Vec<_>, Vec<_>) = all.partition(|p| p.command_line.ends_with(" runner"));
+    let (runners, daemons): (Vec<_>, Vec<_>) =
+        all.partition(|p| p.command_line.ends_with(" runner"));
     let is_childless = |p: &Running| {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", p.pid));
         children.is_ok_and(|children| children.is_empty())
@@ -238,7 +252,9 @@ fn look_for_executors(host: &Host) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
 
 #[test]
 fn an_interrupted_group() {
-    for (signal, name) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")] {
+    for (signal, name) in
+        [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")]
+    {
         let mut run = Silent::start(Under::Posh);
         let remote = run.remote();
         kill_group(&run.shell, signal);
@@ -261,14 +277,19 @@ fn a_killed_shell() {
         let Silent { lab, stdout, log, .. } = run;
         drop(stdout);
         append(&log, "a needle for nobody\n");
-        // The shell alone is held to no promise: without inotify(7), tail looks now and then whether anybody reads.
+        // The shell alone is held to no promise: without inotify(7), tail looks now and then
+        // whether anybody reads.
         if under == Under::Shell {
             for stage in &stages {
-                let _may_be_gone = kill_process(Pid::from_raw(stage.pid.cast_signed()).unwrap(), Signal::KILL);
+                let _may_be_gone =
+                    kill_process(Pid::from_raw(stage.pid.cast_signed()).unwrap(), Signal::KILL);
             }
         }
         for stage in stages {
-            assert!(wait_gone(stage.pid, 3 * promise()).unwrap(), "{under:?}: {stage:?} still runs");
+            assert!(
+                wait_gone(stage.pid, 3 * promise()).unwrap(),
+                "{under:?}: {stage:?} still runs"
+            );
         }
         assert_quiet(&lab);
     }
@@ -298,7 +319,8 @@ fn readers_that_leave() {
         "yes | head -n 1",
         "yes \"$(cat /mnt/s1/log)\" | head -n 2",
     ] {
-        let [bash, posh] = [Under::Shell, Under::Posh].map(|u| Script::new(text).run(&lab.workstation, u).unwrap());
+        let [bash, posh] = [Under::Shell, Under::Posh]
+            .map(|u| Script::new(text).run(&lab.workstation, u).unwrap());
         posh_integration::oracle::assert_equal(text, &bash, &posh);
         assert_quiet(&lab);
     }

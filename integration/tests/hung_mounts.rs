@@ -45,13 +45,19 @@ fn shells_whose_path_and_home_hang_delay_no_other_one() {
     let waiting = [(); 4].map(|()| {
         let mut posh = host.command(host.programs().join("posh"));
         posh.env("PATH", format!("/usr/bin:/bin:{far}/bin")).env("HOME", &far);
-        posh.args(["-c", "cat /mnt/s1/f; git -C /mnt/s1 status"]).stdout(Stdio::null()).stderr(Stdio::null());
+        posh.args(["-c", "cat /mnt/s1/f; git -C /mnt/s1 status"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         host.spawn(posh).unwrap()
     });
     for _ in 0..4 {
         let outcome = script.clone().run(host, Under::PoshExplained).unwrap();
         assert!(outcome.status.success() && outcome.wall < PATIENCE, "{outcome}");
-        assert!(outcome.report().stages("cat").all(|stage| stage.is_offloaded()), "{:#?}", outcome.report());
+        assert!(
+            outcome.report().stages("cat").all(|stage| stage.is_offloaded()),
+            "{:#?}",
+            outcome.report()
+        );
     }
     drop(hung);
     for mut shell in waiting {

@@ -21,11 +21,17 @@ fn each_host_has_its_own_files() {
     let server = &lab.servers[0].host;
     assert!(server.path("/srv/s1/f").exists());
     assert!(!server.path("/mnt/s1").exists(), "a server must not have the workstation's paths");
-    assert!(!lab.workstation.path("/srv/s1").exists(), "the workstation must not have the server's paths");
+    assert!(
+        !lab.workstation.path("/srv/s1").exists(),
+        "the workstation must not have the server's paths"
+    );
     assert!(!lab.servers[1].host.path("/srv/s1").exists(), "servers must not share directories");
     assert_eq!(fs::read_to_string(lab.workstation.path("/mnt/s1/f")).unwrap(), "content");
     for path in ["/mnt/s1", "/srv/s1"] {
-        assert!(!std::path::Path::new(path).exists(), "{path} must not exist outside of the laboratory");
+        assert!(
+            !std::path::Path::new(path).exists(),
+            "{path} must not exist outside of the laboratory"
+        );
     }
 }
 
@@ -49,7 +55,10 @@ fn bytes_of_a_mount_are_counted() {
     let before = lab.bytes_moved().unwrap();
     assert_eq!(fs::read(lab.workstation.path("/mnt/s1/f")).unwrap().len(), size);
     let moved = lab.bytes_moved().unwrap() - before;
-    assert!((size as u64..2 * size as u64).contains(&moved), "{moved} bytes moved for a file of {size}");
+    assert!(
+        (size as u64..2 * size as u64).contains(&moved),
+        "{moved} bytes moved for a file of {size}"
+    );
 }
 
 #[test]
@@ -57,7 +66,10 @@ fn the_end_of_a_laboratory_ends_what_ran_in_it() {
     let lab = mounts_only();
     let mut sleeper = lab.workstation.command("sh");
     // A daemon with a session of its own, which no process group reaches.
-    sleeper.args(["-c", "setsid sleep 1000 >/dev/null 2>&1 & cd /mnt/s1 && exec sleep 1000 >/dev/null 2>&1 &"]);
+    sleeper.args([
+        "-c",
+        "setsid sleep 1000 >/dev/null 2>&1 & cd /mnt/s1 && exec sleep 1000 >/dev/null 2>&1 &",
+    ]);
     lab.workstation.must(sleeper).unwrap();
     let running: Vec<_> = hosts(&lab).flat_map(|h| h.processes().unwrap()).collect();
     for name in ["sshd", "sshfs", "ssh", "sleep"] {
@@ -65,7 +77,10 @@ fn the_end_of_a_laboratory_ends_what_ran_in_it() {
     }
     drop(lab);
     for process in running {
-        assert!(wait_gone(process.pid, Duration::ZERO).unwrap(), "{process:?} outlived its laboratory");
+        assert!(
+            wait_gone(process.pid, Duration::ZERO).unwrap(),
+            "{process:?} outlived its laboratory"
+        );
     }
     assert!(!fs::read_to_string("/proc/self/mountinfo").unwrap().contains("/mnt/s1"));
 }
@@ -84,7 +99,10 @@ fn a_killed_owner_takes_its_laboratory_along() {
     owner.kill().unwrap();
     owner.wait().unwrap();
     for pid in pids {
-        assert!(wait_gone(pid, Duration::from_secs(5)).unwrap(), "process {pid} outlived its owner");
+        assert!(
+            wait_gone(pid, Duration::from_secs(5)).unwrap(),
+            "process {pid} outlived its owner"
+        );
     }
 }
 
@@ -96,8 +114,10 @@ fn hosts(lab: &Lab) -> impl Iterator<Item = &posh_integration::Host> {
 #[test]
 fn a_link_is_as_long_and_as_narrow_as_asked() {
     let profile: Profile = "20:100".parse().unwrap();
-    let lab = Lab::start(&LabSpec::servers(1).link(profile).without_executors(), &programs()).unwrap();
-    let measured = check::measure(&lab.workstation, &lab.servers[0].host, &network::addresses(1).1).unwrap();
+    let lab =
+        Lab::start(&LabSpec::servers(1).link(profile).without_executors(), &programs()).unwrap();
+    let measured =
+        check::measure(&lab.workstation, &lab.servers[0].host, &network::addresses(1).1).unwrap();
     assert!(measured.round_trip >= profile.round_trip, "{measured}");
     for megabits in [measured.megabits_out, measured.megabits_back] {
         // A buffer of 50 ms that empties within the measured time is all that may come on top.

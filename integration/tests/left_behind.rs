@@ -20,6 +20,9 @@ fn a_job_that_outlives_its_shell() {
         let outcome = Script::new(text).door(door).run(&lab.workstation, Under::Posh).unwrap();
         assert_eq!(String::from_utf8_lossy(&outcome.stdout), "2 /mnt/s1/a\n", "{outcome}");
         fs::write(lab.workstation.path("/home/user/go"), "go\n").unwrap();
-        assert_eq!(fs::read_to_string(lab.workstation.path("/home/user/said")).unwrap(), "2 /mnt/s1/a\n");
+        assert_eq!(
+            fs::read_to_string(lab.workstation.path("/home/user/said")).unwrap(),
+            "2 /mnt/s1/a\n"
+        );
     }
 }

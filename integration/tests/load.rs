@@ -25,12 +25,14 @@ fn line(n: usize, i: usize) -> String {
 fn two_hundred_pipelines_from_eight_shells() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
     let all = SHELLS * PIPELINES;
-    let content: String = (0..all).flat_map(|i| (0..all).filter(move |n| i <= *n).map(move |n| line(n, i))).collect();
+    let content: String =
+        (0..all).flat_map(|i| (0..all).filter(move |n| i <= *n).map(move |n| line(n, i))).collect();
     fs::write(lab.data(1).join("log"), &content).unwrap();
     let home = lab.workstation.path("/home/user");
     fs::create_dir(home.join("out")).unwrap();
 
-    // The gateway starts with the first shell; its socket and log stay, as does the executor's directory.
+    // The gateway starts with the first shell; its socket and log stay, as does the executor's
+    // directory.
     let first = Script::new("cat /mnt/s1/log | wc -c").run(&lab.workstation, Under::Posh).unwrap();
     assert_eq!(String::from_utf8_lossy(&first.stdout).trim(), content.len().to_string(), "{first}");
     let before = [&lab.workstation, &lab.servers[0].host].map(|h| temporary_files(h).unwrap());
@@ -47,14 +49,22 @@ fn two_hundred_pipelines_from_eight_shells() {
         let shells: Vec<_> = (0..SHELLS).map(|n| scope.spawn(move || shell(n))).collect();
         for shell in shells {
             let outcome = shell.join().unwrap();
-            assert!(outcome.status.success() && outcome.stderr.is_empty() && outcome.stdout.is_empty(), "{outcome}");
+            assert!(
+                outcome.status.success() && outcome.stderr.is_empty() && outcome.stdout.is_empty(),
+                "{outcome}"
+            );
         }
     });
 
     for n in 0..all {
         let expected: String = (0..=n).rev().map(|i| line(n, i)).collect();
         let found = fs::read_to_string(home.join(format!("out/{n}"))).unwrap();
-        assert!(found == expected, "pipeline {n}: {} bytes instead of {}", found.len(), expected.len());
+        assert!(
+            found == expected,
+            "pipeline {n}: {} bytes instead of {}",
+            found.len(),
+            expected.len()
+        );
     }
     let statuses = fs::read_to_string(home.join("out/status")).unwrap();
     let bad: Vec<_> = statuses.lines().filter(|l| !l.ends_with(" 0 0 0")).collect();

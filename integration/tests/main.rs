@@ -44,9 +44,10 @@ fn whole_machine() -> MutexGuard<'static, ()> {
     WHOLE_MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The programs under test: those in `POSH_PROGRAMS`, where `cargo xtask test` puts them together as they are installed, or else those in
-/// the target directory that this test was built into.
+/// The programs under test: those in `POSH_PROGRAMS`, where `cargo xtask test` puts them together
+/// as they are installed, or else those in the target directory that this test was built into.
 fn programs() -> Programs {
-    let together = std::env::var_os("POSH_PROGRAMS").map(|directory| Path::new(&directory).join("posh-lab"));
+    let together =
+        std::env::var_os("POSH_PROGRAMS").map(|directory| Path::new(&directory).join("posh-lab"));
     Programs::beside(&together.unwrap_or_else(|| env!("CARGO_BIN_EXE_posh-lab").into())).unwrap()
 }

@@ -3,9 +3,9 @@
 //! path differs. Everything follows from one seed, which is printed; where posh
 //! differs, the program and its files are made as small as they go.
 //!
-//! Where several processes write to one place, or a reader leaves early, a program's result is a matter of chance
-//! under bash, too. The generator avoids that, though not wholly: where posh differs, bash runs the program
-//! again, and posh may give whatever bash itself has given.
+//! Where several processes write to one place, or a reader leaves early, a program's result is a
+//! matter of chance under bash, too. The generator avoids that, though not wholly: where posh
+//! differs, bash runs the program again, and posh may give whatever bash itself has given.
 //!
 //! `POSH_RANDOM_SEED`, `POSH_RANDOM_FIRST` (number of the first program),
 //! `POSH_RANDOM_CASES` and `POSH_RANDOM_FAULTS` (how many are shrunk before the end)
@@ -42,12 +42,14 @@ const WORKERS: usize = 2;
 const STACK_BYTES: usize = 64 << 20;
 /// So often it says how far it is.
 const PROGRESS: usize = 500;
-/// Smaller programs that are tried for one fault, and for how long: those that hang take their time.
+/// Smaller programs that are tried for one fault, and for how long: those that hang take their
+/// time.
 const SHRINKS: usize = 400;
 const SHRINKING: Duration = Duration::from_secs(180);
 /// So often bash runs a program again from which posh differs.
 const RERUNS: usize = 12;
-/// At most one program in so many may be one of those where bash's first result was not its only one.
+/// At most one program in so many may be one of those where bash's first result was not its only
+/// one.
 const CHANCE: usize = 250;
 /// The share of programs, of which something ran on the server, that is demanded.
 const OFFLOADED: f64 = 0.5;
@@ -131,13 +133,19 @@ fn bash_alone() -> Lab {
     Lab::start(&LabSpec::servers(1).without_executors(), &programs()).unwrap()
 }
 
-fn run(lab: &Lab, under: Under, case: &Case<'_>, name: &str) -> std::result::Result<Result, String> {
+fn run(
+    lab: &Lab,
+    under: Under,
+    case: &Case<'_>,
+    name: &str,
+) -> std::result::Result<Result, String> {
     let data = lab.data(1).join(name);
     let here = lab.workstation.path("/home/user").join(name);
     case.files.fill(&data, &here).unwrap();
     let mount = lab.mount(1).join(name);
     let local = format!("/home/user/{name}");
-    let mut script = Script::new(case.script).variable("D", mount.to_str().unwrap()).variable("L", local);
+    let mut script =
+        Script::new(case.script).variable("D", mount.to_str().unwrap()).variable("L", local);
     script.limit = LIMIT;
     let settings = &case.program.settings;
     script = script.door(if settings.by_path { Door::Path } else { Door::Hook });
@@ -145,8 +153,11 @@ fn run(lab: &Lab, under: Under, case: &Case<'_>, name: &str) -> std::result::Res
         script = script.directory(&mount);
     }
     let outcome = script.run(&lab.workstation, under).map_err(|e| format!("{under:?}: {e}"))?;
-    let result =
-        Result { outcome, on_mount: tree::snapshot(&data, &[]).unwrap(), here: tree::snapshot(&here, &[]).unwrap() };
+    let result = Result {
+        outcome,
+        on_mount: tree::snapshot(&data, &[]).unwrap(),
+        here: tree::snapshot(&here, &[]).unwrap(),
+    };
     fs::remove_dir_all(&data).and_then(|()| fs::remove_dir_all(&here)).unwrap();
     Ok(result)
 }
@@ -162,7 +173,9 @@ fn differences(bash: &Result, posh: &Result, unordered: bool) -> String {
         bytes
     };
     let (left, right) = (&bash.outcome, &posh.outcome);
-    let same = left.stdout == right.stdout && left.status == right.status && complaints(left) == complaints(right);
+    let same = left.stdout == right.stdout
+        && left.status == right.status
+        && complaints(left) == complaints(right);
     if !same {
         let _ = writeln!(text, "--- bash: {left}\n--- posh: {right}");
     }
@@ -177,7 +190,9 @@ fn differences(bash: &Result, posh: &Result, unordered: bool) -> String {
 
 fn placements(report: &Report) -> String {
     let stages = report.pipelines.iter().flat_map(|p| &p.stages);
-    stages.fold(String::new(), |text, s| text + &format!("  {}: {} ({})\n", s.placement, s.argv.join(" "), s.reason))
+    stages.fold(String::new(), |text, s| {
+        text + &format!("  {}: {} ({})\n", s.placement, s.argv.join(" "), s.reason)
+    })
 }
 
 /// The program with this number: the same in every run with this seed.
@@ -191,7 +206,12 @@ fn drawn(seed: u64, number: usize) -> impl ValueTree<Value = Program> {
 }
 
 /// The smallest program found that still differs.
-fn shrunk(pair: &Pair, mut tree: impl ValueTree<Value = Program>, number: usize, mut why: String) -> String {
+fn shrunk(
+    pair: &Pair,
+    mut tree: impl ValueTree<Value = Program>,
+    number: usize,
+    mut why: String,
+) -> String {
     let mut smallest = tree.current();
     let mut moved = tree.simplify();
     let start = Instant::now();
@@ -216,7 +236,12 @@ fn number(name: &str, otherwise: usize) -> usize {
     std::env::var(name).map_or(otherwise, |v| v.parse().expect("a number"))
 }
 
-fn work(numbers: (usize, usize), next: &AtomicUsize, stop: &AtomicBool, found: &Mutex<(Counts, Vec<Fault>)>) {
+fn work(
+    numbers: (usize, usize),
+    next: &AtomicUsize,
+    stop: &AtomicBool,
+    found: &Mutex<(Counts, Vec<Fault>)>,
+) {
     let pair = Pair::new();
     let (seed, end) = numbers;
     let most = number("POSH_RANDOM_FAULTS", FAULTS);
@@ -265,7 +290,9 @@ fn programs_look_the_same() {
     std::thread::scope(|scope| {
         for _ in 0..number("POSH_RANDOM_WORKERS", WORKERS).min(cases) {
             let worker = std::thread::Builder::new().stack_size(STACK_BYTES);
-            worker.spawn_scoped(scope, || work((seed, first + cases), &next, &stop, &found)).unwrap();
+            worker
+                .spawn_scoped(scope, || work((seed, first + cases), &next, &stop, &found))
+                .unwrap();
         }
     });
     let (counts, faults) = found.into_inner().unwrap();
@@ -279,11 +306,22 @@ fn programs_look_the_same() {
         counts.stages,
         counts.by_chance
     );
-    let shown = faults
-        .iter()
-        .map(|f| format!("program {} (POSH_RANDOM_SEED={seed} POSH_RANDOM_FIRST={}):\n{}", f.number, f.number, f.text));
-    assert!(faults.is_empty(), "posh differs from bash in\n{}", shown.collect::<Vec<_>>().join("\n"));
-    assert!(counts.by_chance * CHANCE <= counts.programs.max(CHANCE), "{} results were chance", counts.by_chance);
+    let shown = faults.iter().map(|f| {
+        format!(
+            "program {} (POSH_RANDOM_SEED={seed} POSH_RANDOM_FIRST={}):\n{}",
+            f.number, f.number, f.text
+        )
+    });
+    assert!(
+        faults.is_empty(),
+        "posh differs from bash in\n{}",
+        shown.collect::<Vec<_>>().join("\n")
+    );
+    assert!(
+        counts.by_chance * CHANCE <= counts.programs.max(CHANCE),
+        "{} results were chance",
+        counts.by_chance
+    );
     let share = counts.programs_offloaded as f64 / counts.programs as f64;
     assert!(share >= OFFLOADED, "only {share:.2} of the programs offloaded anything");
 }

@@ -16,9 +16,16 @@ fn a_command_with_less_than_the_gateway_s_rights_runs_here() {
     let run = |before: &str| {
         let script = Script::new(format!("{before} cat /mnt/s1/f"));
         let outcome = script.run(&lab.workstation, Under::PoshExplained).unwrap();
-        assert_eq!((outcome.stdout.as_slice(), outcome.status.code()), (&b"x\n"[..], Some(0)), "{before}: {outcome}");
-        let stages: Vec<(bool, String)> =
-            outcome.report().stages("cat").map(|stage| (stage.is_offloaded(), stage.reason.clone())).collect();
+        assert_eq!(
+            (outcome.stdout.as_slice(), outcome.status.code()),
+            (&b"x\n"[..], Some(0)),
+            "{before}: {outcome}"
+        );
+        let stages: Vec<(bool, String)> = outcome
+            .report()
+            .stages("cat")
+            .map(|stage| (stage.is_offloaded(), stage.reason.clone()))
+            .collect();
         (stages, format!("{outcome}"))
     };
     let (stages, said) = run("env");

@@ -25,8 +25,8 @@ struct Tally {
     faults: Vec<String>,
 }
 
-/// Compares all runs, several at a time. Those that differed are tried again when nothing else runs, since
-/// many a script uses a fixed name in /tmp or lists the home where others write.
+/// Compares all runs, several at a time. Those that differed are tried again when nothing else
+/// runs, since many a script uses a fixed name in /tmp or lists the home where others write.
 fn compare(visitor: &Visitor, runs: &[Run], workers: usize) -> Tally {
     let next = Mutex::new(runs.iter());
     let (tally, differed) = (Mutex::new(Tally::default()), Mutex::new(Vec::new()));
@@ -73,7 +73,10 @@ fn compare_one(visitor: &Visitor, run: &Run, tally: &Mutex<Tally>) -> Verdict {
         None => tally.same += 1,
         Some(_) if varies => tally.varies.push(run.name.clone()),
         Some((front, posh)) => {
-            let how = format!("{} {:?} under {front:?}\n--- stock: {stock}\n--- posh: {posh}\n", run.name, run.words);
+            let how = format!(
+                "{} {:?} under {front:?}\n--- stock: {stock}\n--- posh: {posh}\n",
+                run.name, run.words
+            );
             return Verdict::Differs(how);
         }
     }
@@ -93,6 +96,10 @@ impl Tally {
         println!("vary: {}", self.varies.join(" "));
         println!("do not end: {}", self.endless.join(" "));
         crate::arena::assert_none(&self.faults, self.same + self.faults.len());
-        assert!(self.same >= at_least, "only {} could be compared, {at_least} are expected", self.same);
+        assert!(
+            self.same >= at_least,
+            "only {} could be compared, {at_least} are expected",
+            self.same
+        );
     }
 }

@@ -40,7 +40,9 @@ fn each_sentence_is_held_by_a_test() {
         if tests.is_empty() {
             faults.push(format!("no test is named: {item}"));
         }
-        faults.extend(tests.iter().filter(|t| !exists(t)).map(|t| format!("{t} does not exist: {item}")));
+        faults.extend(
+            tests.iter().filter(|t| !exists(t)).map(|t| format!("{t} does not exist: {item}")),
+        );
     }
     assert!(items(&text).count() > 20, "the document's items are not found");
     assert!(faults.is_empty(), "docs/semantics.md:\n{}", faults.join("\n"));

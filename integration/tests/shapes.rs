@@ -30,14 +30,26 @@ fn no_shape_of_processes_makes_a_command_wait() {
         let waits = Waits::of(&lab.workstation).unwrap();
         assert_eq!(waits.backstops.len(), 3, "{waits:?}");
         if waits.backstops.iter().any(|(_, reached)| *reached > 0) {
-            faults.push(format!("{}: a wait has reached its last limit by now: {waits:?}", shape.name));
+            faults.push(format!(
+                "{}: a wait has reached its last limit by now: {waits:?}",
+                shape.name
+            ));
         }
         if waits.longest_ms > longest_ms && waits.longest_ms > LONGEST_MS {
-            faults.push(format!("{}: a command has waited for {:.1} ms", shape.name, waits.longest_ms));
+            faults.push(format!(
+                "{}: a command has waited for {:.1} ms",
+                shape.name, waits.longest_ms
+            ));
         }
         longest_ms = waits.longest_ms.max(longest_ms);
     }
     // Some waits there were: what is counted is counted.
     assert!(longest_ms > 0.0);
-    assert!(faults.is_empty(), "{} of {} shapes:\n{}", faults.len(), shapes.len(), faults.join("\n"));
+    assert!(
+        faults.is_empty(),
+        "{} of {} shapes:\n{}",
+        faults.len(),
+        shapes.len(),
+        faults.join("\n")
+    );
 }

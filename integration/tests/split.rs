@@ -26,9 +26,15 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
         "cat /mnt/s1/[ab] /mnt/s2/[ab] | cut -c1 | sort -r | uniq",
         &[("sort", "store1+store2"), ("uniq", "store1+store2")],
     ),
-    ("cat /mnt/s1/[ab] /mnt/s2/[ab] | sort -n | tail -n 2", &[("sort", "store1+store2"), ("tail", "store1+store2")]),
+    (
+        "cat /mnt/s1/[ab] /mnt/s2/[ab] | sort -n | tail -n 2",
+        &[("sort", "store1+store2"), ("tail", "store1+store2")],
+    ),
     ("sort -k3 -k1,1nr /mnt/s1/[ab] /mnt/s2/[ab]", &[("sort", "store1+store2")]),
-    ("sort -u /mnt/s1/a /mnt/s2/a /mnt/s1/b | md5sum", &[("sort", "store1+store2+store1"), ("md5sum", "local")]),
+    (
+        "sort -u /mnt/s1/a /mnt/s2/a /mnt/s1/b | md5sum",
+        &[("sort", "store1+store2+store1"), ("md5sum", "local")],
+    ),
     ("wc /mnt/s1/a /mnt/s2/a /mnt/s2/empty", &[("wc", "store1+store2")]),
     ("wc -lL /mnt/s1/a /mnt/s2/open", &[("wc", "store1+store2")]),
     // A file that can't be read in the middle: who prints nothing then, or counts it, is not split.
@@ -43,9 +49,16 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
     ("grep '\\d' /mnt/s1/a /mnt/s2/a", &[("grep", "store1+store2")]),
     ("cat /mnt/s1/a /mnt/s2/a | uniq -w x", &[("uniq", "store1+store2")]),
     ("cat /mnt/s2/a /mnt/s1/a /mnt/s2/b", &[("cat", "store2+store1+store2")]),
-    // The first part does not end in a newline: its last line and the next file's first are one line for grep.
-    ("cat /mnt/s1/a /mnt/s1/open /mnt/s2/a | grep -n 1", &[("cat", "store1+store2"), ("grep", "local")]),
-    ("cat /mnt/s1/a /mnt/s1/empty /mnt/s2/a | grep -c 1", &[("cat", "store1+store2"), ("grep", "local")]),
+    // The first part does not end in a newline: its last line and the next file's first are one
+    // line for grep.
+    (
+        "cat /mnt/s1/a /mnt/s1/open /mnt/s2/a | grep -n 1",
+        &[("cat", "store1+store2"), ("grep", "local")],
+    ),
+    (
+        "cat /mnt/s1/a /mnt/s1/empty /mnt/s2/a | grep -c 1",
+        &[("cat", "store1+store2"), ("grep", "local")],
+    ),
     // Names are printed though one part has a single file; statuses combine by grep's rule.
     ("grep -n 99 /mnt/s1/a /mnt/s2/a /mnt/s2/b", &[("grep", "store1+store2")]),
     ("grep nothing /mnt/s1/a /mnt/s2/a", &[("grep", "store1+store2")]),
@@ -53,18 +66,33 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
     ("comm <(sort /mnt/s1/a) <(sort /mnt/s2/a)", &[("sort", "store"), ("comm", "local")]),
     ("comm <(sort /mnt/s1/a) <(sort /mnt/s1/b)", &[("sort", "store1"), ("comm", "store1")]),
     ("sort /mnt/s1/a /mnt/s2/a | head -n 3", &[("sort", "store1+store2"), ("head", "local")]),
-    ("cat /mnt/s1/a > /mnt/s2/copy; md5sum < /mnt/s2/copy", &[("cat", "store1"), ("md5sum", "store2")]),
-    ("tee /mnt/s1/copy < /mnt/s2/a | tail -n 1; cmp /mnt/s1/copy /mnt/s2/a", &[("tee", "store1"), ("cmp", "local")]),
+    (
+        "cat /mnt/s1/a > /mnt/s2/copy; md5sum < /mnt/s2/copy",
+        &[("cat", "store1"), ("md5sum", "store2")],
+    ),
+    (
+        "tee /mnt/s1/copy < /mnt/s2/a | tail -n 1; cmp /mnt/s1/copy /mnt/s2/a",
+        &[("tee", "store1"), ("cmp", "local")],
+    ),
 ];
 
 /// One pipeline on one machine, with a splitting factor.
 const FACTORS: &[(&str, &[(&str, &str)])] = &[
-    ("cat /mnt/s1/[ab] | grep 7 | sort | uniq -c", &[("cat", "split in 2 parts"), ("grep", "split in 2 parts")]),
+    (
+        "cat /mnt/s1/[ab] | grep 7 | sort | uniq -c",
+        &[("cat", "split in 2 parts"), ("grep", "split in 2 parts")],
+    ),
     (
         "cat /mnt/s1/[ab] | cut -c1 | sort | uniq -c",
-        &[("sort", "joined by sort -m (store1), its output stays there"), ("uniq", "runs where its data is")],
+        &[
+            ("sort", "joined by sort -m (store1), its output stays there"),
+            ("uniq", "runs where its data is"),
+        ],
     ),
-    ("cat /mnt/s1/[ab] | tail -n 3 | rev", &[("tail", "joined by tail once more (store1), its output stays there")]),
+    (
+        "cat /mnt/s1/[ab] | tail -n 3 | rev",
+        &[("tail", "joined by tail once more (store1), its output stays there")],
+    ),
     ("cat /mnt/s1/[ab] | wc -c", &[("wc", "their results of wc joined (here)")]),
     (
         "sort -k3 /mnt/s1/b /mnt/s1/a > /mnt/s1/sorted; cat /mnt/s1/sorted",
@@ -81,7 +109,9 @@ const FACTORS: &[(&str, &[(&str, &str)])] = &[
 fn lab() -> Lab {
     let lab = Lab::start(&LabSpec::servers(2), &programs()).unwrap();
     for server in [1, 2] {
-        let lines = |from: usize| (from..from + 500).map(|i| format!("{i} on {server}\n")).collect::<String>();
+        let lines = |from: usize| {
+            (from..from + 500).map(|i| format!("{i} on {server}\n")).collect::<String>()
+        };
         let data = lab.data(server);
         fs::write(data.join("a"), lines(0)).unwrap();
         fs::write(data.join("b"), lines(700)).unwrap();
@@ -120,10 +150,14 @@ fn a_splitting_factor_within_one_machine() {
         let bash = run(&lab, text, Under::Shell);
         let split = format!("{PROGRAMS}/posh --split 3 -c '{text}'");
         let posh = run(&lab, &split, Under::Shell);
-        let same = (&posh.stdout, &posh.stderr, posh.status) == (&bash.stdout, &bash.stderr, bash.status);
+        let same =
+            (&posh.stdout, &posh.stderr, posh.status) == (&bash.stdout, &bash.stderr, bash.status);
         assert!(same, "{text}\nbash: {bash}\nposh: {posh}");
-        let explained =
-            run(&lab, &format!("{PROGRAMS}/posh --split 3 --explain -c '{text}' 2>&1 >/dev/null"), Under::Shell);
+        let explained = run(
+            &lab,
+            &format!("{PROGRAMS}/posh --split 3 --explain -c '{text}' 2>&1 >/dev/null"),
+            Under::Shell,
+        );
         let report = String::from_utf8_lossy(&explained.stdout).into_owned();
         for (command, reason) in *reasons {
             let is_stage = |l: &&str| !format!("{l} ").contains(&format!(" {command} "));
@@ -150,7 +184,8 @@ fn aggregators_keep_data_where_it_is() {
     for server in [1, 2] {
         let data = lab.data(server);
         for part in [1, 2] {
-            let lines: String = (0..400_000).map(|i| format!("{} of {}\n", i * part % 997, i % 2)).collect();
+            let lines: String =
+                (0..400_000).map(|i| format!("{} of {}\n", i * part % 997, i % 2)).collect();
             fs::write(data.join(format!("big{part}")), lines).unwrap();
         }
     }
@@ -160,7 +195,10 @@ fn aggregators_keep_data_where_it_is() {
         assert_eq!((&posh.stdout, posh.status), (&bash.stdout, bash.status), "{text}");
         let report = posh.report();
         let pipeline = &report.pipelines[0];
-        assert!(pipeline.stages.iter().all(|s| s.placement == "store1+store2"), "{text}: {pipeline:?}");
+        assert!(
+            pipeline.stages.iter().all(|s| s.placement == "store1+store2"),
+            "{text}: {pipeline:?}"
+        );
         assert!(pipeline.bytes < LITTLE_BYTES, "{text}: {} bytes over the network", pipeline.bytes);
     }
 }
@@ -189,7 +227,8 @@ fn statuses_of_split_stages() {
     ] {
         let bash = run(&lab, text, Under::Shell);
         let posh = run(&lab, text, Under::Posh);
-        let same = (&posh.stdout, &posh.stderr, posh.status) == (&bash.stdout, &bash.stderr, bash.status);
+        let same =
+            (&posh.stdout, &posh.stderr, posh.status) == (&bash.stdout, &bash.stderr, bash.status);
         assert!(same, "{text}\nbash: {bash}\nposh: {posh}");
     }
 }

@@ -1,5 +1,6 @@
-//! Executors that ssh starts, configured or found by their sshfs mounts: the same answers as bash's, the promises that hold for a
-//! lost connection, a word for every way in which a login can go wrong, nothing left behind.
+//! Executors that ssh starts, configured or found by their sshfs mounts: the same answers as
+//! bash's, the promises that hold for a lost connection, a word for every way in which a login can
+//! go wrong, nothing left behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -36,8 +37,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn lab() -> Lab {
     let lab = Lab::start(&LabSpec::servers(1).without_executors(), &programs()).unwrap();
     admit(&lab);
-    let lines: String =
-        (0..3_000).map(|i| format!("line {i} {}\n", if i % 50 == 0 { "needle" } else { "hay" })).collect();
+    let lines: String = (0..3_000)
+        .map(|i| format!("line {i} {}\n", if i % 50 == 0 { "needle" } else { "hay" }))
+        .collect();
     fs::write(lab.data(1).join("f"), lines).unwrap();
     lab
 }
@@ -45,7 +47,8 @@ fn lab() -> Lab {
 /// Makes ssh the way in.
 fn admit(lab: &Lab) {
     install(&lab.servers[0].host);
-    write_file(&lab.workstation, SSH_CONFIG, ssh_config("root", WORKSTATION_KEY).as_bytes()).unwrap();
+    write_file(&lab.workstation, SSH_CONFIG, ssh_config("root", WORKSTATION_KEY).as_bytes())
+        .unwrap();
     configure(lab, &table("ssh://store1", "/srv/s1", &format!("ssh -F {SSH_CONFIG}")));
 }
 
@@ -111,7 +114,8 @@ fn kill(pid: u32) {
 #[test]
 fn pipelines_give_what_bash_gives() {
     let lab = lab();
-    let binary: Vec<u8> = (0..3_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let binary: Vec<u8> =
+        (0..3_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     fs::write(lab.data(1).join("binary"), &binary).unwrap();
     for text in [
         "cat /mnt/s1/f | grep needle | sort -r | head -n 5; echo \"${PIPESTATUS[*]}\"",
@@ -142,17 +146,24 @@ fn an_ordinary_user_logs_in_as_herself() {
     };
     let ssh = format!("{}/.ssh", people::HOME);
     fs::create_dir(lab.workstation.path(&ssh)).unwrap();
-    own(&format!("{ssh}/config"), &ssh_config(people::NAME, &format!("{}/key", people::RUNTIME)), 0o600);
+    own(
+        &format!("{ssh}/config"),
+        &ssh_config(people::NAME, &format!("{}/key", people::RUNTIME)),
+        0o600,
+    );
     let table = table("ssh://store1", people::DIRECTORY, "ssh").replace("/mnt/s1", people::MOUNT);
     own(&format!("{}/mounts.toml", people::RUNTIME), &table, 0o644);
     let server = &lab.servers[0].host;
     write_file(server, format!("{}/f", people::DIRECTORY), b"one\ntwo\nthree\n").unwrap();
 
-    let mut script = Script::new("cat /mnt/u1/f | grep -n t | sort -r; tac /mnt/u1/f > /mnt/u1/out; cat /mnt/u1/out");
+    let mut script = Script::new(
+        "cat /mnt/u1/f | grep -n t | sort -r; tac /mnt/u1/f > /mnt/u1/out; cat /mnt/u1/out",
+    );
     for (name, value) in people::Person::variables() {
         script = script.variable(name, value);
     }
-    let script = Script { account: Some(people::HERE), directory: Some(people::HOME.into()), ..script };
+    let script =
+        Script { account: Some(people::HERE), directory: Some(people::HOME.into()), ..script };
     let outcome = assert_same(&lab.workstation, &script);
     assert_offloaded(outcome.report());
     let made = fs::metadata(server.path(people::DIRECTORY).join("out")).unwrap();
@@ -167,7 +178,9 @@ fn directories_are_named_as_they_are() {
     fs::create_dir(&directory).unwrap();
     fs::write(directory.join("g"), "found\n").unwrap();
     let mount = |path: &str, export: &str| {
-        format!("[[mount]]\npath = \"{path}\"\nexecutor = \"store1\"\nexport = \"{export}\"\ncoherence = \"bind\"\n")
+        format!(
+            "[[mount]]\npath = \"{path}\"\nexecutor = \"store1\"\nexport = \"{export}\"\ncoherence = \"bind\"\n"
+        )
     };
     let own = mount("/mnt/home", "~/own");
     let ssh = format!("ssh -F {SSH_CONFIG}");
@@ -183,9 +196,13 @@ fn directories_are_named_as_they_are() {
     }
     fs::create_dir(lab.servers[0].host.path("/home/user/own")).unwrap();
     fs::write(lab.servers[0].host.path("/home/user/own/h"), "at home\n").unwrap();
-    let outcome = assert_same(&lab.workstation, &Script::new("cat \"/mnt/s1/it's \\$HOME, 100% \\\"odd\\\"/g\""));
+    let outcome = assert_same(
+        &lab.workstation,
+        &Script::new("cat \"/mnt/s1/it's \\$HOME, 100% \\\"odd\\\"/g\""),
+    );
     assert_offloaded(outcome.report());
-    let at_home = Script::new("cat /mnt/home/h").run(&lab.workstation, Under::PoshExplained).unwrap();
+    let at_home =
+        Script::new("cat /mnt/home/h").run(&lab.workstation, Under::PoshExplained).unwrap();
     assert_eq!(stdout(&at_home), "at home\n");
     assert_offloaded(at_home.report());
     // One that is missing there is named.
@@ -204,7 +221,10 @@ fn mounts_status_and_doctor_know_it() {
     let status = stdout(&posh(&lab.workstation, &["status"]));
     assert!(status.contains("ssh://store1"), "{status}");
     let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
-    for line in ["ok    executor store1: store1 0.1.0 at ssh://store1", "ok    export store1:/srv/s1: served"] {
+    for line in [
+        "ok    executor store1: store1 0.1.0 at ssh://store1",
+        "ok    export store1:/srv/s1: served",
+    ] {
         assert!(doctor.contains(line), "{doctor}");
     }
 }
@@ -217,8 +237,8 @@ struct Silent {
 }
 
 impl Silent {
-    /// With both commands on the server. Placing fewer is right, too, but not what is tested: it may
-    /// happen once on a busy machine, where a shell is slow to start the second.
+    /// With both commands on the server. Placing fewer is right, too, but not what is tested: it
+    /// may happen once on a busy machine, where a shell is slow to start the second.
     fn start(lab: &Lab) -> Silent {
         let first = Self::start_once(lab);
         if of_pipeline(lab).len() == 2 {
@@ -235,7 +255,10 @@ impl Silent {
 
     fn start_once(lab: &Lab) -> Silent {
         fs::write(lab.data(1).join("log"), "hay\na needle\nhay\n").unwrap();
-        let mut silent = Self::of(lab, "tail -n +1 -f /mnt/s1/log | grep --line-buffered needle; echo \"status $?\"");
+        let mut silent = Self::of(
+            lab,
+            "tail -n +1 -f /mnt/s1/log | grep --line-buffered needle; echo \"status $?\"",
+        );
         assert_eq!(silent.line(), "a needle\n");
         silent
     }
@@ -297,7 +320,10 @@ fn a_lost_ssh_is_made_anew() {
     assert_gone(&there);
     let (out, err) = silent.rest();
     assert!(out.starts_with("status ") && out != "status 0\n", "{out:?}");
-    assert!(err.contains("executor store1 at ssh://store1 was lost while the command ran there"), "{err}");
+    assert!(
+        err.contains("executor store1 at ssh://store1 was lost while the command ran there"),
+        "{err}"
+    );
 
     wait_anew(&lab, lost);
     let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
@@ -314,7 +340,8 @@ fn a_lost_ssh_is_made_anew() {
 fn wait_there(lab: &Lab, program: &str) -> Running {
     let end = Instant::now() + LIMIT;
     loop {
-        let found = lab.servers[0].host.processes().unwrap().into_iter().find(|p| p.program == program);
+        let found =
+            lab.servers[0].host.processes().unwrap().into_iter().find(|p| p.program == program);
         if let Some(found) = found {
             return found;
         }
@@ -322,8 +349,9 @@ fn wait_there(lab: &Lab, program: &str) -> Running {
     }
 }
 
-/// What writes is neither gone on with nor run again, and ends there at once: an executor that ssh has started has one
-/// connection. A redirect that is its own would be repeated if anybody took the next executor for a restarted one.
+/// What writes is neither gone on with nor run again, and ends there at once: an executor that ssh
+/// has started has one connection. A redirect that is its own would be repeated if anybody took the
+/// next executor for a restarted one.
 #[test]
 fn a_lost_ssh_ends_what_writes() {
     let lab = lab();
@@ -338,13 +366,22 @@ fn a_lost_ssh_ends_what_writes() {
     let (out, err) = shell.rest();
     assert_eq!(out, "status 125\n", "{err}");
     // The process is there before the gateway has heard so.
-    let words = ["was lost while the command ran there", "was lost as the command was started there"];
+    let words =
+        ["was lost while the command ran there", "was lost as the command was started there"];
     let is_said = words.iter().any(|words| err.contains(words));
-    assert!(err.starts_with("posh: sha256sum: executor store1 at ssh://store1 ") && is_said, "{err}");
-    assert!(err.contains("how far the command came is not known, and it is not run again"), "{err}");
+    assert!(
+        err.starts_with("posh: sha256sum: executor store1 at ssh://store1 ") && is_said,
+        "{err}"
+    );
+    assert!(
+        err.contains("how far the command came is not known, and it is not run again"),
+        "{err}"
+    );
     assert_eq!(fs::read(lab.data(1).join("out")).unwrap(), b"");
     wait_anew(&lab, lost);
-    assert_offloaded(assert_same(&lab.workstation, &Script::new("wc -l < /mnt/s1/f > /mnt/s1/out")).report());
+    assert_offloaded(
+        assert_same(&lab.workstation, &Script::new("wc -l < /mnt/s1/f > /mnt/s1/out")).report(),
+    );
 }
 
 /// What only reads is run again here, and what was delivered is left out.
@@ -352,7 +389,8 @@ fn a_lost_ssh_ends_what_writes() {
 fn a_lost_ssh_repeats_what_reads() {
     let lab = lab();
     // More than is ever on its way, so that the command there has not ended.
-    let content: Vec<u8> = (0..40_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let content: Vec<u8> =
+        (0..40_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     fs::write(lab.data(1).join("content"), &content).unwrap();
     let gate = lab.workstation.path(HOME).join("gate");
     nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -366,7 +404,9 @@ fn a_lost_ssh_repeats_what_reads() {
     fs::write(gate, "go on\n").unwrap();
     let (out, err) = shell.rest();
     fs::write(lab.data(1).join("rest"), &content[100..]).unwrap();
-    let plain = Script::new("sha256sum < /mnt/s1/rest; echo 0 0").run(&lab.workstation, Under::Shell).unwrap();
+    let plain = Script::new("sha256sum < /mnt/s1/rest; echo 0 0")
+        .run(&lab.workstation, Under::Shell)
+        .unwrap();
     assert_eq!((out, err), (stdout(&plain), String::new()));
 }
 
@@ -398,7 +438,13 @@ fn a_gateway_that_ends_takes_all_of_it_along() {
     let silent = Silent::start(&lab);
     let (here, there) = (of_the_way_in(&lab.workstation), of_the_way_in(&lab.servers[0].host));
     let running = commands(&lab);
-    let gateway = lab.workstation.processes().unwrap().into_iter().find(|p| p.program == "posh-gateway").unwrap();
+    let gateway = lab
+        .workstation
+        .processes()
+        .unwrap()
+        .into_iter()
+        .find(|p| p.program == "posh-gateway")
+        .unwrap();
     kill(gateway.pid);
     for processes in [&here, &there, &running] {
         assert_gone(processes);
@@ -419,11 +465,14 @@ fn commands_have_none_of_the_connection() {
             assert!(!target.to_string_lossy().starts_with("socket:"), "{command:?} has {target:?}");
         }
     }
-    let executor =
-        of_the_way_in(&lab.servers[0].host).into_iter().find(|p| p.command_line.contains("--stdio")).unwrap();
+    let executor = of_the_way_in(&lab.servers[0].host)
+        .into_iter()
+        .find(|p| p.command_line.contains("--stdio"))
+        .unwrap();
     let input = fs::read_link(format!("/proc/{}/fd/0", executor.pid)).unwrap();
     assert_eq!(input.to_str(), Some("/dev/null"));
-    let [output, error] = [1, 2].map(|fd| fs::read_link(format!("/proc/{}/fd/{fd}", executor.pid)).unwrap());
+    let [output, error] =
+        [1, 2].map(|fd| fs::read_link(format!("/proc/{}/fd/{fd}", executor.pid)).unwrap());
     assert_eq!(output, error);
     kill(the_ssh(&lab).pid);
     silent.rest();
@@ -440,9 +489,15 @@ fn a_key_with_a_command_of_its_own() {
     write_file(server, keys, format!("restrict,command=\"{command}\" {key}").as_bytes()).unwrap();
     let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
     assert_offloaded(outcome.report());
-    let outcome =
-        assert_same(&lab.workstation, &Script::new("tac /mnt/s1/f > /mnt/s1/out; sort /mnt/s1/out | head -n 2"));
-    assert!(outcome.report().stages("tac").all(|stage| !stage.is_offloaded()), "{:?}", outcome.report());
+    let outcome = assert_same(
+        &lab.workstation,
+        &Script::new("tac /mnt/s1/f > /mnt/s1/out; sort /mnt/s1/out | head -n 2"),
+    );
+    assert!(
+        outcome.report().stages("tac").all(|stage| !stage.is_offloaded()),
+        "{:?}",
+        outcome.report()
+    );
 }
 
 /// Pings wait behind the data of a slow link; neither side may take that for the other's end.
@@ -454,12 +509,15 @@ fn a_link_of_one_megabit_carries_a_megabyte() {
         if through_ssh {
             admit(&lab);
         }
-        let content: Vec<u8> = (0..1_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let content: Vec<u8> =
+            (0..1_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         fs::write(lab.data(1).join("content"), &content).unwrap();
         let ways_in = || if through_ssh { of_the_way_in(&lab.workstation) } else { Vec::new() };
         let mut before = None;
         for _ in 0..2 {
-            let outcome = Script::new("cat /mnt/s1/content").run(&lab.workstation, Under::PoshExplained).unwrap();
+            let outcome = Script::new("cat /mnt/s1/content")
+                .run(&lab.workstation, Under::PoshExplained)
+                .unwrap();
             assert!(
                 outcome.status.success() && outcome.stdout == content,
                 "{:?}",

@@ -30,8 +30,13 @@ fn lab_of(spec: &LabSpec) -> Lab {
 
 fn fill(data: &Path) {
     let lines = |count: usize, step: usize| -> String {
-        let line =
-            |i: usize| format!("line {} with {}\n", i * step % 1009, if i % 50 == 3 { "a needle" } else { "hay" });
+        let line = |i: usize| {
+            format!(
+                "line {} with {}\n",
+                i * step % 1009,
+                if i % 50 == 3 { "a needle" } else { "hay" }
+            )
+        };
         (0..count).map(line).collect()
     };
     fs::write(data.join("f"), lines(400, 7)).unwrap();
@@ -40,7 +45,8 @@ fn fill(data: &Path) {
     fs::write(data.join("log"), "hay\na needle\nhay\n").unwrap();
     fs::create_dir(data.join("many")).unwrap();
     for i in 0..60 {
-        fs::write(data.join(format!("many/{}-{i}", "name".repeat(1 + i % 4))), lines(i, 3)).unwrap();
+        fs::write(data.join(format!("many/{}-{i}", "name".repeat(1 + i % 4))), lines(i, 3))
+            .unwrap();
     }
     for odd in ["with space", "tab\there", "new\nline", "ünïcödé", "quote'd", "-dash"] {
         fs::write(data.join("many").join(odd), "odd\n").unwrap();
@@ -55,8 +61,19 @@ fn make_repository(lab: &Lab) {
     let host = &lab.servers[0].host;
     let git = |words: &[&str]| {
         let mut command: Command = host.command("git");
-        command.args(["-C", "/srv/s1/repo", "-c", "user.name=A User", "-c", "user.email=user@example.org"]).args(words);
-        command.env("GIT_AUTHOR_DATE", "2024-05-06T07:08:09Z").env("GIT_COMMITTER_DATE", "2024-05-06T07:08:09Z");
+        command
+            .args([
+                "-C",
+                "/srv/s1/repo",
+                "-c",
+                "user.name=A User",
+                "-c",
+                "user.email=user@example.org",
+            ])
+            .args(words);
+        command
+            .env("GIT_AUTHOR_DATE", "2024-05-06T07:08:09Z")
+            .env("GIT_COMMITTER_DATE", "2024-05-06T07:08:09Z");
         host.must(command).unwrap();
     };
     let repository = lab.data(1).join("repo");
@@ -68,7 +85,12 @@ fn make_repository(lab: &Lab) {
     for (number, text) in (1..).zip(["one\n", "one\ntwo\n", "one\ntwo\nthree\n"]) {
         fs::write(repository.join("file"), text).unwrap();
         git(&["add", "file"]);
-        git(&["commit", "-q", "-m", &format!("change number {number} which has a subject of some length")]);
+        git(&[
+            "commit",
+            "-q",
+            "-m",
+            &format!("change number {number} which has a subject of some length"),
+        ]);
     }
     fs::write(repository.join("file"), "one\n2\nthree\nfour\n").unwrap();
 }

@@ -24,8 +24,9 @@ struct Standing {
 impl Standing {
     fn start(identities: &str) -> Standing {
         let lab = Lab::start(&LabSpec::servers(1).without_executors(), &programs()).unwrap();
-        let lines: String =
-            (0..3_000).map(|i| format!("line {i} {}\n", if i % 50 == 0 { "needle" } else { "hay" })).collect();
+        let lines: String = (0..3_000)
+            .map(|i| format!("line {i} {}\n", if i % 50 == 0 { "needle" } else { "hay" }))
+            .collect();
         fs::write(lab.data(1).join("f"), lines).unwrap();
         let (_, address) = network::addresses(1);
         let server = &lab.servers[0].host;
@@ -49,7 +50,10 @@ impl Standing {
     fn enrol(&self, name: &str) {
         let token = said(self.server(), "posh-executor", &["enroll", name, "--dir", DIRECTORY]);
         let told = said(&self.lab.workstation, "posh", &["enroll", &tls_address(), token.trim()]);
-        assert!(told.contains(&format!("as {name} now")) && told.contains(&tls_address()), "{told}");
+        assert!(
+            told.contains(&format!("as {name} now")) && told.contains(&tls_address()),
+            "{told}"
+        );
     }
 
     /// The pipeline gives what bash gives, by running here, and the report says why.
@@ -59,14 +63,21 @@ impl Standing {
         let posh = script.run(&self.lab.workstation, Under::PoshExplained).unwrap();
         assert_eq!((&posh.stdout, posh.status), (&bash.stdout, bash.status), "{posh}");
         for stage in posh.report().pipelines.iter().flat_map(|pipeline| &pipeline.stages) {
-            assert!(!stage.is_offloaded() && stage.reason.contains(words), "{words:?} is not in {stage:?}");
+            assert!(
+                !stage.is_offloaded() && stage.reason.contains(words),
+                "{words:?} is not in {stage:?}"
+            );
         }
     }
 
     fn assert_there(&self, text: &str) {
         let outcome = assert_same(&self.lab.workstation, &Script::new(text));
-        let stages: Vec<_> = outcome.report().pipelines.iter().flat_map(|pipeline| &pipeline.stages).collect();
-        assert!(!stages.is_empty() && stages.iter().all(|stage| stage.is_offloaded()), "{stages:#?}");
+        let stages: Vec<_> =
+            outcome.report().pipelines.iter().flat_map(|pipeline| &pipeline.stages).collect();
+        assert!(
+            !stages.is_empty() && stages.iter().all(|stage| stage.is_offloaded()),
+            "{stages:#?}"
+        );
     }
 }
 
@@ -97,7 +108,8 @@ fn said(host: &Host, program: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&outcome.stdout).into_owned()
 }
 
-const PIPELINE: &str = "cat /mnt/s1/f | grep needle | sort -r | head -n 5; echo \"${PIPESTATUS[*]}\"";
+const PIPELINE: &str =
+    "cat /mnt/s1/f | grep needle | sort -r | head -n 5; echo \"${PIPESTATUS[*]}\"";
 
 #[test]
 fn who_is_enrolled_has_the_work_done_there() {
@@ -110,7 +122,10 @@ fn who_is_enrolled_has_the_work_done_there() {
     assert!(status.contains(" of 7 of them ours; refused 0 of ours"), "{status}");
     let doctor = asked(&standing.lab.workstation, "posh", &["doctor"]);
     let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
-    assert!(doctor.lines().any(|line| line.starts_with("ok") && line.contains("executor store1")), "{doctor}");
+    assert!(
+        doctor.lines().any(|line| line.starts_with("ok") && line.contains("executor store1")),
+        "{doctor}"
+    );
 }
 
 /// Who, what, where, how it ended; no values, no contents, no arguments.
@@ -169,13 +184,15 @@ fn who_is_revoked_works_here_from_then_on() {
     standing.enrol("ada");
 }
 
-/// By the programs, as an administrator would do it; neither the executor nor the gateway is started anew.
+/// By the programs, as an administrator would do it; neither the executor nor the gateway is
+/// started anew.
 #[test]
 fn an_authority_is_replaced_while_the_work_goes_on() {
     let standing = Standing::start(&identity(""));
     standing.enrol("ada");
     said(standing.server(), "posh-executor", &["rotate", "--dir", DIRECTORY]);
-    let refused = asked(standing.server(), "posh-executor", &["rotate", "--finish", "--dir", DIRECTORY]);
+    let refused =
+        asked(standing.server(), "posh-executor", &["rotate", "--finish", "--dir", DIRECTORY]);
     assert!(!refused.status.success(), "{refused}");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("ada (1 not renewed)"), "{refused}");
     // An hour later.
@@ -187,15 +204,26 @@ fn an_authority_is_replaced_while_the_work_goes_on() {
     let certificate = || {
         let doctor = asked(&standing.lab.workstation, "posh", &["doctor"]);
         let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
-        doctor.lines().find(|line| line.contains("certificate store1")).unwrap_or_else(|| panic!("{doctor}")).to_owned()
+        doctor
+            .lines()
+            .find(|line| line.contains("certificate store1"))
+            .unwrap_or_else(|| panic!("{doctor}"))
+            .to_owned()
     };
     assert!(certificate().ends_with("as ada, good for 89 days"), "{}", certificate());
-    let ended = said(standing.server(), "posh-executor", &["rotate", "--finish", "--force", "--dir", DIRECTORY]);
+    let ended = said(
+        standing.server(),
+        "posh-executor",
+        &["rotate", "--finish", "--force", "--dir", DIRECTORY],
+    );
     assert!(ended.contains("ada (1 renewed within a day)"), "{ended}");
     standing.assert_there(PIPELINE);
     said(standing.server(), "posh-executor", &["rotate", "--dir", DIRECTORY]);
     let behind = certificate();
-    assert!(behind.contains("as ada, good for 89 days; the executor's authority is being replaced"), "{behind}");
+    assert!(
+        behind.contains("as ada, good for 89 days; the executor's authority is being replaced"),
+        "{behind}"
+    );
 }
 
 #[test]
@@ -213,7 +241,10 @@ fn who_may_only_read_writes_through_the_mount() {
     let standing = Standing::start(&identity("read_only = true\n"));
     standing.enrol("ada");
     standing.assert_there(PIPELINE);
-    let script = Script::new("grep -c needle /mnt/s1/f > /mnt/s1/out; echo $?; cat /mnt/s1/out; rm /mnt/s1/out");
-    let [bash, posh] = [Under::Shell, Under::Posh].map(|under| script.run(&standing.lab.workstation, under).unwrap());
+    let script = Script::new(
+        "grep -c needle /mnt/s1/f > /mnt/s1/out; echo $?; cat /mnt/s1/out; rm /mnt/s1/out",
+    );
+    let [bash, posh] = [Under::Shell, Under::Posh]
+        .map(|under| script.run(&standing.lab.workstation, under).unwrap());
     assert_eq!((&posh.stdout, &posh.stderr), (&bash.stdout, &bash.stderr), "{posh}");
 }

@@ -19,8 +19,18 @@ const USER: u32 = 61_234;
 /// The words of a command that runs as that user, with only these variables.
 fn as_user(home: &Path, program: &Path) -> Command {
     let mut command = Command::new("setpriv");
-    command.args([format!("--reuid={USER}"), format!("--regid={USER}"), "--clear-groups".into(), "--".into()]);
-    command.arg(program).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", home).current_dir(home);
+    command.args([
+        format!("--reuid={USER}"),
+        format!("--regid={USER}"),
+        "--clear-groups".into(),
+        "--".into(),
+    ]);
+    command
+        .arg(program)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", home)
+        .current_dir(home);
     command.env("XDG_RUNTIME_DIR", home.join("run")).env("POSH_CONFIG", home.join("mounts.toml"));
     command
 }
@@ -53,9 +63,11 @@ fn an_ordinary_user_offloads_too() {
     let mut words = BufReader::new(executor.0.stderr.take().unwrap()).lines();
     let address = words.by_ref().find_map(|line| {
         let line = line.unwrap();
-        line.split_once("listening on ").map(|(_, rest)| rest.split_whitespace().next().unwrap().to_owned())
+        line.split_once("listening on ")
+            .map(|(_, rest)| rest.split_whitespace().next().unwrap().to_owned())
     });
-    let address: String = address.unwrap().chars().take_while(|c| c.is_ascii_digit() || ".:".contains(*c)).collect();
+    let address: String =
+        address.unwrap().chars().take_while(|c| c.is_ascii_digit() || ".:".contains(*c)).collect();
     let config = format!(
         "[[executor]]\nname = \"own\"\naddress = \"http://{address}\"\n[[mount]]\npath = \"{}\"\nexecutor = \"own\"\nexport = \"data\"\ncoherence = \"bind\"\n",
         data.display()
@@ -64,24 +76,38 @@ fn an_ordinary_user_offloads_too() {
 
     let script = "cd data; grep 7 f | sort -r | head -n 2; tac f > g; head -n 1 g; stat -c %u g";
     let run = |explain: &[&str]| {
-        as_user(home, &home.join("posh")).args(explain).args(["-c", script]).stdin(Stdio::null()).output().unwrap()
+        as_user(home, &home.join("posh"))
+            .args(explain)
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
     };
     let plain = run(&[]);
-    // Root's processes that have just begun may hold a pipe's end, for all that a user can see, and other tests start many.
+    // Root's processes that have just begun may hold a pipe's end, for all that a user can see, and
+    // other tests start many.
     let reports = (0..20).map(|_| Report::take(&run(&["--explain=json"]).stderr).unwrap().1);
     let are_offloaded = |report: &Report| {
-        let mut stages = ["grep", "sort", "tac"].into_iter().map(|command| report.stages(command).collect::<Vec<_>>());
+        let mut stages = ["grep", "sort", "tac"]
+            .into_iter()
+            .map(|command| report.stages(command).collect::<Vec<_>>());
         stages.all(|all| !all.is_empty() && all.iter().all(|stage| stage.is_offloaded()))
     };
     let mut last = None;
-    let is_offloaded =
-        reports.inspect(|report| last = Some(format!("{report:?}"))).any(|report| are_offloaded(&report));
+    let is_offloaded = reports
+        .inspect(|report| last = Some(format!("{report:?}")))
+        .any(|report| are_offloaded(&report));
     let refused = strangers(&home.join("run"));
     let stopped = as_user(home, &home.join("posh")).args(["gateway", "stop"]).status().unwrap();
     drop(executor);
 
     let expect = format!("line 997\nline 987\nline 999\n{USER}\n");
-    assert_eq!(String::from_utf8_lossy(&plain.stdout), expect, "{}", String::from_utf8_lossy(&plain.stderr));
+    assert_eq!(
+        String::from_utf8_lossy(&plain.stdout),
+        expect,
+        "{}",
+        String::from_utf8_lossy(&plain.stderr)
+    );
     assert!(is_offloaded, "{last:?}");
     assert!(stopped.success());
     assert_eq!(refused, ["refused", "refused"], "one socket for clients, one for stages");
@@ -111,8 +137,14 @@ fn strangers(below: &Path) -> Vec<&'static str> {
             // Who is let in has something to say (HTTP/2), or waits to be told something.
             let said = socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
             let heard = said.and_then(|()| socket.read(&mut [0; 64]));
-            let gone = |error: io::Error| [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error.kind());
-            found.push(if heard.map_or_else(gone, |count| count == 0) { "refused" } else { "let in" });
+            let gone = |error: io::Error| {
+                [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error.kind())
+            };
+            found.push(if heard.map_or_else(gone, |count| count == 0) {
+                "refused"
+            } else {
+                "let in"
+            });
         }
     }
     found

@@ -1,5 +1,5 @@
-//! Volumes that the gateway serves: mounted by word and by configuration, used by commands here and there, and taken
-//! out of the tree whatever became of the gateway.
+//! Volumes that the gateway serves: mounted by word and by configuration, used by commands here and
+//! there, and taken out of the tree whatever became of the gateway.
 
 mod applications;
 mod at_hand;
@@ -77,7 +77,10 @@ fn a_volume_is_a_mount_with_an_owner_until_it_is_unmounted() {
     );
     assert!(must(host, &["volumes"]).contains("mounted"));
     let again = posh(host, &["mount", "store1:s1", VOLUME]);
-    assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("mounted"), "{again:?}");
+    assert!(
+        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("mounted"),
+        "{again:?}"
+    );
     // A gateway with a volume is needed, though there is no session.
     fs::write(lab.data(1).join("f"), "text\n").unwrap();
     assert_eq!(shell(host, &format!("cat {VOLUME}/f")), "text\n");
@@ -98,7 +101,8 @@ fn a_volume_is_a_mount_with_an_owner_until_it_is_unmounted() {
 fn is_watched(host: &Host) -> bool {
     let watches = |pid: u32| {
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        let mut targets = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+        let mut targets =
+            descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
         targets.any(|target| target.as_os_str() == "anon_inode:[fanotify]")
     };
     host.processes().unwrap().iter().any(|process| watches(process.pid))
@@ -123,7 +127,8 @@ fn what_cannot_be_mounted_is_said() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("no volume is mounted"), "{output:?}");
 }
 
-/// Commands here and there in turns, in one session; what they print is what bash prints on a local directory.
+/// Commands here and there in turns, in one session; what they print is what bash prints on a local
+/// directory.
 #[test]
 fn commands_here_and_there_see_what_the_others_did() {
     let lab = mounted();
@@ -138,7 +143,8 @@ fn commands_here_and_there_see_what_the_others_did() {
         let script = Script::new(format!("mkdir -p {place}; cd {place}; {text}"));
         script.run(&lab.workstation, under).unwrap()
     };
-    let (plain, ours) = (on("/tmp/plain", Under::Shell), on(&format!("{VOLUME}/w"), Under::PoshExplained));
+    let (plain, ours) =
+        (on("/tmp/plain", Under::Shell), on(&format!("{VOLUME}/w"), Under::PoshExplained));
     assert_eq!(String::from_utf8_lossy(&ours.stdout), String::from_utf8_lossy(&plain.stdout));
     let report = ours.report();
     for command in ["grep", "sort", "tac", "gzip", "cp"] {
@@ -150,12 +156,17 @@ fn commands_here_and_there_see_what_the_others_did() {
 /// What a command changed is told on its way back, and nothing is asked before it.
 #[test]
 fn a_command_on_a_volume_takes_one_round_trip() {
-    let lab = Lab::start(&LabSpec::servers(1).link(Profile { round_trip: FAR, ..Profile::WAN }), &programs()).unwrap();
+    let lab = Lab::start(
+        &LabSpec::servers(1).link(Profile { round_trip: FAR, ..Profile::WAN }),
+        &programs(),
+    )
+    .unwrap();
     let host = &lab.workstation;
     fs::write(lab.data(1).join("f"), "b\na\n").unwrap();
     shell(host, &format!("mkdir -p {VOLUME}"));
     must(host, &["mount", "store1:s1", VOLUME]);
-    // In turns: one only reads, the other makes a file that was removed here; what it made is seen here without a question.
+    // In turns: one only reads, the other makes a file that was removed here; what it made is seen
+    // here without a question.
     let text = format!(
         "cd {VOLUME}; sort -o g f
          for i in 1 2 3 4 5 6; do
@@ -164,12 +175,22 @@ fn a_command_on_a_volume_takes_one_round_trip() {
          done"
     );
     let output = Script::new(text).run(host, Under::PoshExplained).unwrap();
-    assert!(output.report().stages("grep").chain(output.report().stages("sort")).all(|stage| stage.is_offloaded()));
+    assert!(
+        output
+            .report()
+            .stages("grep")
+            .chain(output.report().stages("sort"))
+            .all(|stage| stage.is_offloaded())
+    );
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let rows: Vec<Vec<&str>> = said.lines().map(|line| line.split(' ').collect()).collect();
     assert!(rows.len() == 6 && rows.iter().all(|row| row[0] == "a"), "{said}");
     for column in [1, 2] {
-        let fastest = rows.iter().map(|row| row[column].parse().map(Duration::from_micros).unwrap()).min().unwrap();
+        let fastest = rows
+            .iter()
+            .map(|row| row[column].parse().map(Duration::from_micros).unwrap())
+            .min()
+            .unwrap();
         // Two would be twice as much; the rest is the machine's.
         assert!(fastest < FAR * 17 / 10, "{said}");
     }
@@ -206,7 +227,9 @@ fn the_configuration_names_volumes_and_an_end_of_the_gateway_unmounts_them() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
     let host = &lab.workstation;
     fs::write(lab.data(1).join("f"), "text\n").unwrap();
-    let volume = format!("[[volume]]\npath = \"{VOLUME}\"\nexecutor = \"store1\"\nexport = \"s1\"\nread_only = true\n");
+    let volume = format!(
+        "[[volume]]\npath = \"{VOLUME}\"\nexecutor = \"store1\"\nexport = \"s1\"\nread_only = true\n"
+    );
     fs::write(host.path(CONFIG), lab.mount_table() + &volume).unwrap();
     shell(host, &format!("mkdir -p {VOLUME}"));
     must(host, &["gateway", "start"]);
@@ -214,7 +237,10 @@ fn the_configuration_names_volumes_and_an_end_of_the_gateway_unmounts_them() {
     while mounts(host).is_empty() {
         assert!(began.elapsed() < PATIENCE, "{}", must(host, &["volumes"]));
     }
-    assert_eq!(shell(host, &format!("cat {VOLUME}/f; touch {VOLUME}/g 2>&1 | grep -o Read-only")), "text\nRead-only\n");
+    assert_eq!(
+        shell(host, &format!("cat {VOLUME}/f; touch {VOLUME}/g 2>&1 | grep -o Read-only")),
+        "text\nRead-only\n"
+    );
     assert_eq!(must(host, &["gateway", "stop"]), "the gateway has ended\n");
     assert_eq!(mounts(host), [""; 0]);
 }
@@ -244,7 +270,10 @@ fn what_was_unmounted_just_now_can_be_mounted_again() {
         assert_eq!(shell(host, &format!("cat {VOLUME}/f")), "text\n");
     }
     // Otherwise the log says that no journal, or nothing that is read, is kept.
-    assert_eq!(shell(host, "cat /run/user/posh/gateway-*.log > /tmp/log && ! grep 'is kept' /tmp/log"), "");
+    assert_eq!(
+        shell(host, "cat /run/user/posh/gateway-*.log > /tmp/log && ! grep 'is kept' /tmp/log"),
+        ""
+    );
 }
 
 /// A program that has a file and the directory of the volume open is no reason to wait: it goes on
@@ -256,9 +285,16 @@ fn what_is_unmounted_while_in_use_can_be_mounted_again() {
     shell(host, "mkfifo /tmp/go");
     for way in ["posh", "another"] {
         let file = format!("{VOLUME}/{way}/file");
-        let hold = format!("exec 3< {VOLUME} 4> {file}; echo one >&4; : > /tmp/{way}-held; read -r _ < /tmp/go");
-        let holder = format!("{{ {hold}; echo two >&4; exec 4>&-; : > /tmp/{way}-closed; }} > /tmp/{way} 2>&1 &");
-        shell(host, &format!("mkdir {VOLUME}/{way}; {holder} while [ ! -e /tmp/{way}-held ]; do :; done"));
+        let hold = format!(
+            "exec 3< {VOLUME} 4> {file}; echo one >&4; : > /tmp/{way}-held; read -r _ < /tmp/go"
+        );
+        let holder = format!(
+            "{{ {hold}; echo two >&4; exec 4>&-; : > /tmp/{way}-closed; }} > /tmp/{way} 2>&1 &"
+        );
+        shell(
+            host,
+            &format!("mkdir {VOLUME}/{way}; {holder} while [ ! -e /tmp/{way}-held ]; do :; done"),
+        );
         if way == "posh" {
             must(host, &["umount", VOLUME]);
         } else {
@@ -268,19 +304,34 @@ fn what_is_unmounted_while_in_use_can_be_mounted_again() {
         let listed = must(host, &["volumes"]);
         // Another program waits for nothing that is on its way; that is told, and nothing is called
         // mounted.
-        let is_told = |line: &str| way == "another" && line.contains("not mounted: files of it are open");
-        assert!(listed.lines().all(|line| !line.contains(VOLUME) || is_told(line)), "{way}: {listed}");
+        let is_told =
+            |line: &str| way == "another" && line.contains("not mounted: files of it are open");
+        assert!(
+            listed.lines().all(|line| !line.contains(VOLUME) || is_told(line)),
+            "{way}: {listed}"
+        );
         must(host, &["mount", "store1:s1", VOLUME]);
         assert_eq!(
-            shell(host, &format!("cat {file}; mkdir {VOLUME}/{way}/new; echo 1 > {VOLUME}/{way}/new/f")),
+            shell(
+                host,
+                &format!("cat {file}; mkdir {VOLUME}/{way}/new; echo 1 > {VOLUME}/{way}/new/f")
+            ),
             "one\n"
         );
-        shell(host, &format!("echo > /tmp/go; while [ ! -e /tmp/{way}-closed ]; do :; done; cat /tmp/{way}"));
+        shell(
+            host,
+            &format!(
+                "echo > /tmp/go; while [ ! -e /tmp/{way}-closed ]; do :; done; cat /tmp/{way}"
+            ),
+        );
         assert_eq!(shell(host, &format!("cat {file}; cat /tmp/{way}")), "one\ntwo\n");
         assert_eq!(fs::read_to_string(lab.data(1).join(way).join("file")).unwrap(), "one\ntwo\n");
     }
     // Otherwise the log says that no journal, or nothing that is read, is kept.
-    assert_eq!(shell(host, "cat /run/user/posh/gateway-*.log > /tmp/log && ! grep 'is kept' /tmp/log"), "");
+    assert_eq!(
+        shell(host, "cat /run/user/posh/gateway-*.log > /tmp/log && ! grep 'is kept' /tmp/log"),
+        ""
+    );
 }
 
 #[test]
@@ -293,14 +344,23 @@ fn a_killed_gateway_leaves_a_mount_that_can_be_replaced_and_removed() {
         let pid = status.lines().find_map(|line| line.trim().strip_prefix("\"pid\": ")).unwrap();
         pid.trim_end_matches(',').to_owned()
     };
-    let kill = |host: &Host| shell(host, &format!("kill -9 {0}; while kill -0 {0} 2>/dev/null; do :; done", pid(host)));
+    let kill = |host: &Host| {
+        shell(host, &format!("kill -9 {0}; while kill -0 {0} 2>/dev/null; do :; done", pid(host)))
+    };
     kill(host);
     assert_eq!(mounts(host).len(), 1);
     must(host, &["mount", "store1:s1", VOLUME]);
-    assert_eq!((mounts(host).len(), shell(host, &format!("cat {VOLUME}/closed"))), (1, "text\n".to_owned()));
+    assert_eq!(
+        (mounts(host).len(), shell(host, &format!("cat {VOLUME}/closed"))),
+        (1, "text\n".to_owned())
+    );
     // While what was closed is on its way.
-    let make = format!("mkdir {VOLUME}/new; for i in $(seq 300); do echo $i > {VOLUME}/new/$i; done");
-    shell(host, &format!("{make}; kill -9 {0}; while kill -0 {0} 2>/dev/null; do :; done", pid(host)));
+    let make =
+        format!("mkdir {VOLUME}/new; for i in $(seq 300); do echo $i > {VOLUME}/new/$i; done");
+    shell(
+        host,
+        &format!("{make}; kill -9 {0}; while kill -0 {0} 2>/dev/null; do :; done", pid(host)),
+    );
     must(host, &["mount", "store1:s1", VOLUME]);
     assert_eq!(shell(host, &format!("cat {VOLUME}/new/* | wc -l")), "300\n");
     kill(host);
@@ -311,7 +371,8 @@ fn a_killed_gateway_leaves_a_mount_that_can_be_replaced_and_removed() {
 
 /// A figure of `posh volumes`, of all of them.
 fn figure(host: &Host, name: &str) -> u64 {
-    let volumes: serde_json::Value = serde_json::from_str(&must(host, &["volumes", "--json"])).unwrap();
+    let volumes: serde_json::Value =
+        serde_json::from_str(&must(host, &["volumes", "--json"])).unwrap();
     volumes.as_array().into_iter().flatten().filter_map(|volume| volume[name].as_u64()).sum()
 }
 
@@ -320,7 +381,8 @@ fn kept_bytes(host: &Host) -> u64 {
     figure(host, "cached_bytes")
 }
 
-/// The command reads its standard input first, which has nothing to read before the files are there.
+/// The command reads its standard input first, which has nothing to read before the files are
+/// there.
 #[test]
 fn what_a_command_here_is_going_to_read_is_fetched_before_it_opens_it() {
     let lab = mounted();
@@ -332,7 +394,9 @@ fn what_a_command_here_is_going_to_read_is_fetched_before_it_opens_it() {
         fs::write(lab.data(1).join(format!("in/{number:03}")), vec![b'x'; FILE_BYTES]).unwrap();
     }
     shell(host, "echo here > /tmp/here; mkfifo /tmp/wait");
-    let text = format!("{{ read -r line < /tmp/wait; echo $line; }} | cat - {VOLUME}/in/* /tmp/here | tail -c 9");
+    let text = format!(
+        "{{ read -r line < /tmp/wait; echo $line; }} | cat - {VOLUME}/in/* /tmp/here | tail -c 9"
+    );
     let outcome = std::thread::scope(|scope| {
         let running = scope.spawn(|| Script::new(text).run(host, Under::PoshExplained).unwrap());
         let began = Instant::now();
@@ -350,5 +414,8 @@ fn what_a_command_here_is_going_to_read_is_fetched_before_it_opens_it() {
     assert_eq!(String::from_utf8_lossy(&outcome.stdout), "xxxxhere\n");
     let report = outcome.report();
     let words = format!("what it reads on {VOLUME} is fetched ahead");
-    assert!(report.stages("cat").any(|stage| !stage.is_offloaded() && stage.reason.contains(&words)), "{report:?}");
+    assert!(
+        report.stages("cat").any(|stage| !stage.is_offloaded() && stage.reason.contains(&words)),
+        "{report:?}"
+    );
 }

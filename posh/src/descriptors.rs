@@ -27,8 +27,10 @@ pub fn fill_standard() {
 /// caller must not keep the caller's pipes open. Call before opening anything.
 pub fn close_inherited() {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else { return };
-    let open: Vec<RawFd> =
-        entries.flatten().filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok())).collect();
+    let open: Vec<RawFd> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()))
+        .collect();
     for descriptor in open.into_iter().filter(|&descriptor| descriptor >= FIRST_OTHER) {
         // The listing's own descriptor is among them and closed by now.
         let _ = nix::unistd::close(descriptor);

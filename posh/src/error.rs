@@ -33,7 +33,10 @@ pub enum Error {
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
     /// Others than root and the user could listen there.
-    #[error("the gateway's socket {} (POSH_SOCKET or --socket) is not trusted: {why}", named(socket))]
+    #[error(
+        "the gateway's socket {} (POSH_SOCKET or --socket) is not trusted: {why}",
+        named(socket)
+    )]
     UntrustedSocket {
         /// The socket that was named.
         socket: PathBuf,
@@ -176,14 +179,15 @@ pub enum Error {
 }
 
 impl Error {
-    /// A call that its connection has not outlived: what a gateway itself says has no further cause.
+    /// A call that its connection has not outlived: what a gateway itself says has no further
+    /// cause.
     #[must_use]
     pub fn is_lost_connection(&self) -> bool {
         matches!(self, Self::Call { status, .. } if std::error::Error::source(status.as_ref()).is_some())
     }
 
-    /// The message and its causes in one line, as `posh: ` is followed by, fit to be shown: it holds names
-    /// of files, and what gateways and servers have said.
+    /// The message and its causes in one line, as `posh: ` is followed by, fit to be shown: it
+    /// holds names of files, and what gateways and servers have said.
     #[must_use]
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
@@ -191,8 +195,13 @@ impl Error {
         while let Some(error) = cause {
             text.push_str(": ");
             let words = error.to_string();
-            // The system has no line breaks of its own; where it says what is wrong with a file, names have.
-            text.push_str(&if error.is::<io::Error>() { escaped(&words) } else { words.as_str().into() });
+            // The system has no line breaks of its own; where it says what is wrong with a file,
+            // names have.
+            text.push_str(&if error.is::<io::Error>() {
+                escaped(&words)
+            } else {
+                words.as_str().into()
+            });
             cause = error.source();
         }
         escaped_lines(&text).into_owned()

@@ -27,7 +27,8 @@ use posh_proto::runtime::RuntimeDir;
 use crate::Error;
 
 #[cfg(posh_has_hook)]
-const LIBRARY: Option<(&str, &[u8])> = Some((env!("POSH_HOOK_DIGEST"), include_bytes!(env!("POSH_HOOK_LIBRARY"))));
+const LIBRARY: Option<(&str, &[u8])> =
+    Some((env!("POSH_HOOK_DIGEST"), include_bytes!(env!("POSH_HOOK_LIBRARY"))));
 #[cfg(not(posh_has_hook))]
 const LIBRARY: Option<(&str, &[u8])> = None;
 
@@ -66,17 +67,21 @@ pub enum Unusable {
 pub fn library_for(shell: &Path) -> Result<PathBuf, Unusable> {
     let program = CString::new(shell.as_os_str().as_bytes()).ok();
     let mut memory = [0; target::ARENA_BYTES];
-    if program.is_none_or(|program| look_at(&program, &mut Arena::new(&mut memory)) != Target::Preloads) {
+    if program
+        .is_none_or(|program| look_at(&program, &mut Arena::new(&mut memory)) != Target::Preloads)
+    {
         return Err(Unusable::Shell(shell.to_owned()));
     }
     let (digest, content) = LIBRARY.ok_or(Unusable::NotBuilt)?;
-    let directory = RuntimeDir::open().map_err(|error| Unusable::RuntimeDir(Box::new(error.into())))?;
+    let directory =
+        RuntimeDir::open().map_err(|error| Unusable::RuntimeDir(Box::new(error.into())))?;
     let path = directory.path().join(format!("hook-{digest}.so"));
     let name = path.as_os_str().as_bytes();
     if name.len() > MAX_PATH_BYTES || name.iter().any(|byte| matches!(byte, b' ' | b':')) {
         return Err(Unusable::Name(path));
     }
-    let there = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.size() == content.len() as u64);
+    let there = fs::symlink_metadata(&path)
+        .is_ok_and(|found| found.is_file() && found.size() == content.len() as u64);
     if !there {
         put(&path, content).map_err(|source| Unusable::Write { path: path.clone(), source })?;
     }
@@ -89,19 +94,28 @@ pub fn library_for(shell: &Path) -> Result<PathBuf, Unusable> {
 /// Whole or not at all: other shells start at the same time.
 fn put(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = path.with_extension(format!("{}.new", getpid()));
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o700).open(&new)?;
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o700).open(&new)?;
     file.write_all(content)?;
     fs::rename(&new, path)
 }
 
-/// The last two variables of a hooked program's environment; `theirs` is the user's own `LD_PRELOAD`.
-pub fn variables(session: &Path, library: &Path, theirs: Option<OsString>) -> [(OsString, OsString); 2] {
+/// The last two variables of a hooked program's environment; `theirs` is the user's own
+/// `LD_PRELOAD`.
+pub fn variables(
+    session: &Path,
+    library: &Path,
+    theirs: Option<OsString>,
+) -> [(OsString, OsString); 2] {
     let mut libraries = library.as_os_str().to_owned();
     if let Some(theirs) = theirs.filter(|theirs| !theirs.is_empty()) {
         libraries.push(":");
         libraries.push(theirs);
     }
-    [(SESSION_VARIABLE.into(), session.as_os_str().to_owned()), (PRELOAD_VARIABLE.into(), libraries)]
+    [
+        (SESSION_VARIABLE.into(), session.as_os_str().to_owned()),
+        (PRELOAD_VARIABLE.into(), libraries),
+    ]
 }
 
 #[cfg(test)]
@@ -111,7 +125,8 @@ mod tests {
     #[test]
     fn the_library_can_not_panic_and_needs_no_other() {
         let (_, content) = LIBRARY.expect("the tests run where the hook can be built");
-        let holds = |text: &str| content.windows(text.len()).any(|window| window == text.as_bytes());
+        let holds =
+            |text: &str| content.windows(text.len()).any(|window| window == text.as_bytes());
         assert!(holds("execve") && holds("posix_spawn"));
         // See the panic handler of the crate `hook`.
         assert!(!holds("must_not_panic"));
@@ -120,7 +135,8 @@ mod tests {
 
     #[test]
     fn a_user_s_own_library_comes_behind_ours() {
-        let variables = |theirs: &str| variables(Path::new("/s"), Path::new("/l.so"), Some(theirs.into()));
+        let variables =
+            |theirs: &str| variables(Path::new("/s"), Path::new("/l.so"), Some(theirs.into()));
         assert_eq!(variables("")[1].1, "/l.so");
         assert_eq!(variables("a.so b.so")[1].1, "/l.so:a.so b.so");
     }

@@ -118,14 +118,18 @@ impl Launch {
 }
 
 impl Program {
-    /// What the words behind `posh` say where none is an option of ours or the name of a subcommand: the lines that start a
-    /// shell most often.
+    /// What the words behind `posh` say where none is an option of ours or the name of a
+    /// subcommand: the lines that start a shell most often.
     #[must_use]
     pub fn plain(words: &[OsString]) -> Option<Self> {
         match words {
             [] => Some(Self::Interactive),
-            [option, command, ..] if option == "-c" && command != "--" => Some(Self::Command(words[1..].to_vec())),
-            [script, ..] if !script.as_bytes().starts_with(b"-") && script.as_bytes().contains(&b'/') => {
+            [option, command, ..] if option == "-c" && command != "--" => {
+                Some(Self::Command(words[1..].to_vec()))
+            }
+            [script, ..]
+                if !script.as_bytes().starts_with(b"-") && script.as_bytes().contains(&b'/') =>
+            {
                 Some(Self::Script(words.to_vec()))
             }
             _ => None,
@@ -175,8 +179,9 @@ fn looks_like_option(word: &OsStr) -> bool {
     matches!(word.as_bytes().first(), Some(b'-' | b'+'))
 }
 
-/// Becomes the shell; returns only when it can't be run. What the user should know is written to `notes` before, one line each.
-/// Nobody tells of it afterwards, whatever the launch says: that is [`crate::watch`].
+/// Becomes the shell; returns only when it can't be run. What the user should know is written to
+/// `notes` before, one line each. Nobody tells of it afterwards, whatever the launch says: that is
+/// [`crate::watch`].
 ///
 /// # Errors
 /// [`Error::NoShell`], [`Error::Exec`]: nothing was run.
@@ -197,7 +202,8 @@ impl Start {
     pub(crate) fn prepare(launch: &Launch, notes: &mut dyn Write) -> Result<Self, Error> {
         let outer_path = env::var_os("PATH").as_deref().map(without_shims);
         let search = outer_path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
-        let shell = find_program(launch.shell.name(), search).ok_or(Error::NoShell(launch.shell.name()))?;
+        let shell =
+            find_program(launch.shell.name(), search).ok_or(Error::NoShell(launch.shell.name()))?;
         let session = session(launch, search, notes);
         let library = session.as_ref().and_then(|_| library(launch, &shell, notes));
         let variables = match (&session, library, outer_path) {
@@ -267,8 +273,11 @@ fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Sessi
         let _ = writeln!(notes, "posh: {text}");
     };
     let found = gateway::search(&launch.target).map(|(place, passed_over)| {
-        // A directory may hold any file. What a script prints is not to depend on that: it is said to people.
-        let is_for_people = launch.is_told_of() || launch.program == Program::Interactive || io::stderr().is_terminal();
+        // A directory may hold any file. What a script prints is not to depend on that: it is said
+        // to people.
+        let is_for_people = launch.is_told_of()
+            || launch.program == Program::Interactive
+            || io::stderr().is_terminal();
         for why in passed_over.iter().filter(|why| is_for_people || why.is_fault()) {
             note(escaped(&why.to_string()).into_owned());
         }
@@ -305,7 +314,8 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
 /// What the shims point at: installed beside our own program.
 fn stage_program() -> Result<PathBuf, Error> {
     let attempt = || "find posh-stage beside posh".to_owned();
-    let stage = programs::beside("posh-stage").map_err(|source| Error::Start { attempt: attempt(), source })?;
+    let stage = programs::beside("posh-stage")
+        .map_err(|source| Error::Start { attempt: attempt(), source })?;
     match stage.metadata() {
         Ok(_) => Ok(stage),
         Err(source) => Err(Error::Start { attempt: format!("find {}", stage.display()), source }),
@@ -321,7 +331,8 @@ fn without_shims(path: &OsStr) -> OsString {
 
 fn remove_below(path: &OsStr, directory: &Path) -> OsString {
     let is_outside = |entry: &&[u8]| !Path::new(OsStr::from_bytes(entry)).starts_with(directory);
-    let entries: Vec<&[u8]> = path.as_bytes().split(|&byte| byte == b':').filter(is_outside).collect();
+    let entries: Vec<&[u8]> =
+        path.as_bytes().split(|&byte| byte == b':').filter(is_outside).collect();
     OsString::from_vec(entries.join(&b':'))
 }
 

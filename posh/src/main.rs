@@ -1,6 +1,6 @@
-//! The `posh` command, for the lines that start a shell: they are what people wait for. All that needs
-//! options to be parsed, gRPC or TLS is `posh-cli`, which this program becomes: of a program with all
-//! of it, the loader alone would take a third of a millisecond more.
+//! The `posh` command, for the lines that start a shell: they are what people wait for. All that
+//! needs options to be parsed, gRPC or TLS is `posh-cli`, which this program becomes: of a program
+//! with all of it, the loader alone would take a third of a millisecond more.
 //!
 //! There is no Rust `main`: the runtime around it would ignore SIGPIPE and reopen
 //! closed standard descriptors before any of our code runs, and the shell that
@@ -45,8 +45,13 @@ extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
 /// Becomes the program that answers everything else.
 fn become_cli(words: &[OsString]) -> Result<Infallible, Error> {
     let cli = programs::beside("posh-cli");
-    let cli = cli.map_err(|source| Error::Start { attempt: "find posh-cli beside posh".to_owned(), source })?;
+    let cli = cli.map_err(|source| Error::Start {
+        attempt: "find posh-cli beside posh".to_owned(),
+        source,
+    })?;
     let c_string = |word: &[u8]| CString::new(word).map_err(|_| Error::NulInArgument);
-    let words = words.iter().map(|word| c_string(word.as_bytes())).collect::<Result<Vec<_>, _>>()?;
-    execv(&c_string(cli.as_os_str().as_bytes())?, &words).map_err(|source| Error::NoCli { path: cli, source })
+    let words =
+        words.iter().map(|word| c_string(word.as_bytes())).collect::<Result<Vec<_>, _>>()?;
+    execv(&c_string(cli.as_os_str().as_bytes())?, &words)
+        .map_err(|source| Error::NoCli { path: cli, source })
 }

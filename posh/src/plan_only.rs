@@ -63,7 +63,12 @@ struct Surroundings<'a> {
 ///
 /// # Errors
 /// [`Error::Parse`], or whatever kept the gateway from planning.
-pub fn explain(target: &Target, text: &str, json: bool, split: Option<NonZeroU32>) -> Result<String, Error> {
+pub fn explain(
+    target: &Target,
+    text: &str,
+    json: bool,
+    split: Option<NonZeroU32>,
+) -> Result<String, Error> {
     let cwd = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
     let pipelines = reader::read(text, &Surroundings { cwd, variable: &|name| env::var_os(name) })?;
     if pipelines.is_empty() {
@@ -84,7 +89,8 @@ pub fn explain(target: &Target, text: &str, json: bool, split: Option<NonZeroU32
 }
 
 fn request(pipeline: Pipeline, json: bool, split: Option<NonZeroU32>) -> PlanRequest {
-    let lost = pipeline.cwd.is_none().then(|| "its directory is known only when it runs".to_owned());
+    let lost =
+        pipeline.cwd.is_none().then(|| "its directory is known only when it runs".to_owned());
     let stage = |mut stage: Stage| {
         stage.unknowable = stage.unknowable.or_else(|| lost.clone());
         planned(stage)

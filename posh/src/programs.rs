@@ -2,7 +2,8 @@
 
 use std::{env, io, path::PathBuf};
 
-/// Where a program of that name is, if it is installed as it should be: beside the one that runs, links followed.
+/// Where a program of that name is, if it is installed as it should be: beside the one that runs,
+/// links followed.
 ///
 /// # Errors
 /// /proc is not mounted.

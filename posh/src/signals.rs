@@ -24,8 +24,10 @@ impl Held {
     pub fn new(signals: &[Signal]) -> Result<Self, Error> {
         let system = |source| Error::System { attempt: "hold signals back", source };
         let before = SigSet::thread_get_mask().map_err(system)?;
-        let newly_blocked: SigSet = signals.iter().copied().filter(|&signal| !before.contains(signal)).collect();
-        let arrived = SignalFd::with_flags(&newly_blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
+        let newly_blocked: SigSet =
+            signals.iter().copied().filter(|&signal| !before.contains(signal)).collect();
+        let arrived =
+            SignalFd::with_flags(&newly_blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
         let arrived = arrived.map_err(system)?;
         newly_blocked.thread_block().map_err(system)?;
         Ok(Self { arrived, before })

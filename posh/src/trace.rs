@@ -29,7 +29,8 @@ impl Trace {
     /// [`Error::Trace`]
     pub fn begin(path: &Path) -> Result<Self, Error> {
         let times = SessionTimes { started_ns: monotonic_ns(), ..SessionTimes::default() };
-        let file = File::create(path).map_err(|source| Error::Trace { path: path.to_owned(), source })?;
+        let file =
+            File::create(path).map_err(|source| Error::Trace { path: path.to_owned(), source })?;
         Ok(Self { path: path.to_owned(), file, times })
     }
 

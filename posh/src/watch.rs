@@ -1,4 +1,5 @@
-//! A shell that somebody tells of when it has ended: `--explain` and `--trace` keep posh as its parent.
+//! A shell that somebody tells of when it has ended: `--explain` and `--trace` keep posh as its
+//! parent.
 
 use std::io::Write;
 
@@ -43,7 +44,9 @@ pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Ended, Error> {
     let mut trace = launch.trace.as_deref().map(Trace::begin).transpose()?;
     let Start { image, session } = Start::prepare(launch, notes)?;
     match session {
-        Some(session) if launch.is_told_of() => run_and_report(&image, launch.explain, trace, session, notes),
+        Some(session) if launch.is_told_of() => {
+            run_and_report(&image, launch.explain, trace, session, notes)
+        }
         _ => {
             trace.as_mut().map_or(Ok(()), |trace| trace.write(None))?;
             match image.replace_us()? {}
@@ -68,7 +71,9 @@ fn run_and_report(
     drop(held);
     let times = trace.as_ref().map(|trace| trace.times);
     let request = ReportRequest { session: session.id, json: explain == Some(Format::Json), times };
-    let told = match Client::connect(session.place.socket()).and_then(|mut client| client.report(request)) {
+    let told = match Client::connect(session.place.socket())
+        .and_then(|mut client| client.report(request))
+    {
         Ok(reply) => tell(&reply, explain, trace.as_mut(), notes),
         Err(error) => trace.as_mut().map_or(Ok(()), |trace| trace.write(None)).and(Err(error)),
     };
@@ -84,7 +89,8 @@ fn run_as_child(image: &Image, held: &Held) -> Result<Ended, Error> {
     attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK).map_err(exec)?;
     attributes.set_sigmask(held.mask_before()).map_err(exec)?;
     let actions = PosixSpawnFileActions::init().map_err(exec)?;
-    let child = posix_spawn(&image.program, &actions, &attributes, &image.argv, &image.environment).map_err(exec)?;
+    let child = posix_spawn(&image.program, &actions, &attributes, &image.argv, &image.environment)
+        .map_err(exec)?;
     loop {
         match waitpid(child, None) {
             Ok(WaitStatus::Exited(_, code)) => return Ok(Ended::Code(code)),
@@ -105,12 +111,14 @@ fn tell(
     if explain.is_some() {
         let nothing = "posh: nothing to explain: no command that posh knows was run";
         let text = Some(reply.text.trim_end()).filter(|text| !text.is_empty()).unwrap_or(nothing);
-        let text = if explain == Some(Format::Json) { escaped_json(text) } else { escaped_lines(text) };
+        let text =
+            if explain == Some(Format::Json) { escaped_json(text) } else { escaped_lines(text) };
         let _ = writeln!(notes, "{text}");
     }
     let Some(trace) = trace else { return Ok(()) };
     if reply.trace_dropped > 0 {
-        let _ = writeln!(notes, "posh: the trace has no room for {} later events", reply.trace_dropped);
+        let _ =
+            writeln!(notes, "posh: the trace has no room for {} later events", reply.trace_dropped);
     }
     trace.write(Some(&reply.trace))
 }

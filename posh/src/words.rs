@@ -1,5 +1,6 @@
-//! The words that a program was started with, from the arguments of its C `main`: std knows them by itself only where the C library
-//! hands them to every start-up function, which glibc does and musl does not.
+//! The words that a program was started with, from the arguments of its C `main`: std knows them by
+//! itself only where the C library hands them to every start-up function, which glibc does and musl
+//! does not.
 #![allow(unsafe_code, reason = "what a C `main` is given is pointers")]
 
 use std::{
@@ -10,7 +11,8 @@ use std::{
 /// Copies them.
 ///
 /// # Safety
-/// These must be the arguments of `main` as the C library gives them: `argc` strings, each ended by a zero byte.
+/// These must be the arguments of `main` as the C library gives them: `argc` strings, each ended by
+/// a zero byte.
 #[must_use]
 pub unsafe fn of_main(argc: c_int, argv: *const *const c_char) -> Vec<OsString> {
     let count = usize::try_from(argc).unwrap_or(0);

@@ -1,12 +1,14 @@
-//! Error messages that fit where gRPC puts them: in a header, of which HTTP/2 peers take 16 KiB in all. A longer one, which repeats what
-//! somebody has sent, would not be an error of one call but the end of the connection with all that is under way on it.
+//! Error messages that fit where gRPC puts them: in a header, of which HTTP/2 peers take 16 KiB in
+//! all. A longer one, which repeats what somebody has sent, would not be an error of one call but
+//! the end of the connection with all that is under way on it.
 
 use tonic::codegen::http::{HeaderValue, Response};
 
 /// gRPC over HTTP/2, "Status-Message": percent-encoded.
 const MESSAGE: &str = "grpc-message";
 
-/// Of a message, encoded: enough for a path of 4096 bytes that is spelled out, and for what is said of it.
+/// Of a message, encoded: enough for a path of 4096 bytes that is spelled out, and for what is said
+/// of it.
 const MESSAGE_BYTES: usize = 8 << 10;
 
 /// A response with as much of its error's message as may be.
@@ -44,7 +46,9 @@ mod tests {
     fn after(message: &str) -> String {
         let response: Response<tonic::body::Body> = Status::not_found(message).into_http();
         let response = shortened(response);
-        assert!(response.headers().get(MESSAGE).is_none_or(|message| message.len() <= MESSAGE_BYTES));
+        assert!(
+            response.headers().get(MESSAGE).is_none_or(|message| message.len() <= MESSAGE_BYTES)
+        );
         Status::from_header_map(response.headers()).unwrap().message().to_owned()
     }
 
@@ -60,9 +64,13 @@ mod tests {
         for character in ["x", "\n", "%", "\u{e9}", "\u{20ac}", "\u{1f980}"] {
             for before in 0..12 {
                 // Plain ones before the cut, since a row of others is left out as a whole.
-                let message = format!("{}{}", "x".repeat(MESSAGE_BYTES - before), character.repeat(100));
+                let message =
+                    format!("{}{}", "x".repeat(MESSAGE_BYTES - before), character.repeat(100));
                 let shown = after(&message);
-                assert!(message.starts_with(&shown) && shown.len() >= MESSAGE_BYTES - 12, "{before} {character:?}");
+                assert!(
+                    message.starts_with(&shown) && shown.len() >= MESSAGE_BYTES - 12,
+                    "{before} {character:?}"
+                );
             }
         }
     }

@@ -4,12 +4,13 @@
 //! counts the elements of each repeated field over the whole message, and refuses a message that
 //! has more than `MOST` allows. It allocates one number for each field that has a bound.
 //!
-//! A decoded message shares the memory of its encoded form, also of parts that decoding drops. So a message that an
-//! executor receives must be no more than what is decoded of it: a field that the contract does not have, and a second
-//! occurrence of one that is not repeated, are refused (`EXACT`).
+//! A decoded message shares the memory of its encoded form, also of parts that decoding drops. So a
+//! message that an executor receives must be no more than what is decoded of it: a field that the
+//! contract does not have, and a second occurrence of one that is not repeated, are refused
+//! (`EXACT`).
 //!
-//! Every message that a server receives or sends has its largest size and its bounds in the two tables
-//! here, or the bound of all others.
+//! Every message that a server receives or sends has its largest size and its bounds in the two
+//! tables here, or the bound of all others.
 
 use std::{any, collections::HashMap, marker::PhantomData, sync::OnceLock};
 
@@ -52,20 +53,20 @@ const DEEPEST: usize = 16;
 /// Elements of a repeated field that stands not in [`MOST`].
 const MOST_OF_OTHERS: usize = 1024;
 
-/// A message of a volume's session to a workstation: a listing has 8,192 entries, an answer about paths as many
-/// as there are names in 256 of them.
+/// A message of a volume's session to a workstation: a listing has 8,192 entries, an answer about
+/// paths as many as there are names in 256 of them.
 pub const VOLUME_ANSWER_BYTES: usize = 16 << 20;
 
 /// A table of an executor's tools, with a version of 256 characters each; or what it is and serves.
 const TABLE_BYTES: usize = 4 << 20;
 
-/// What a command says first to the gateway: its words and variables, of which the kernel allows 6 MiB at
-/// most (execve(2)), and its descriptors.
+/// What a command says first to the gateway: its words and variables, of which the kernel allows 6
+/// MiB at most (execve(2)), and its descriptors.
 pub const ENLISTMENT_BYTES: usize = 8 << 20;
 
-/// The largest size of each message that servers receive, and of those that they send; also of what is sent to the
-/// stage socket of a gateway, where a process may have less rights than its user. Those that are missing are
-/// messages to the user's own programs: they are not measured.
+/// The largest size of each message that servers receive, and of those that they send; also of what
+/// is sent to the stage socket of a gateway, where a process may have less rights than its user.
+/// Those that are missing are messages to the user's own programs: they are not measured.
 const LARGEST: &[(&str, usize)] = &[
     ("posh.executor.v1.RunInput", RUN_BYTES),
     ("posh.executor.v1.RunSpec", INFLATED_BYTES),
@@ -88,8 +89,9 @@ const LARGEST: &[(&str, usize)] = &[
     ("posh.stage.v1.ToGateway", ENLISTMENT_BYTES),
 ];
 
-/// Messages without anything that decoding drops. Both sides have the same version of the contract by then: a gateway calls
-/// Describe first. Describe, Status and enrolment are open to other versions, and their messages are small.
+/// Messages without anything that decoding drops. Both sides have the same version of the contract
+/// by then: a gateway calls Describe first. Describe, Status and enrolment are open to other
+/// versions, and their messages are small.
 const EXACT: &[&str] = &[
     "posh.executor.v1.RunInput",
     "posh.executor.v1.RunSpec",
@@ -150,7 +152,8 @@ const MOST: &[(&str, &str, usize)] = &[
     ("posh.volume.v1.Caller", "groups", 65_536),
     ("posh.volume.v1.ReadRequest", "parts", 16_384),
     ("posh.volume.v1.EndSessions", "names", 256),
-    // New files of one request are at most 2048, and writes at most as many as fit beside their data.
+    // New files of one request are at most 2048, and writes at most as many as fit beside their
+    // data.
     ("posh.volume.v1.WriteRequest", "writes", 16_384),
     ("posh.volume.v1.Put", "path", 131_072),
     // From here on, what servers send. All locales of glibc are some 900.
@@ -265,7 +268,9 @@ pub enum Unfit {
 /// # Errors
 /// [`Unfit`] if it must not be decoded.
 pub fn check(name: &str, bytes: &[u8]) -> Result<(), Unfit> {
-    let Some((_, largest)) = LARGEST.iter().find(|(known, _)| *known == name) else { return Ok(()) };
+    let Some((_, largest)) = LARGEST.iter().find(|(known, _)| *known == name) else {
+        return Ok(());
+    };
     if bytes.len() > *largest {
         return Err(Unfit::Large { size: bytes.len(), largest: *largest });
     }
@@ -275,12 +280,17 @@ pub fn check(name: &str, bytes: &[u8]) -> Result<(), Unfit> {
 
 fn schema(name: &str) -> Option<&'static Schema> {
     static BY_NAME: OnceLock<HashMap<&'static str, &'static Schema>> = OnceLock::new();
-    BY_NAME.get_or_init(|| SCHEMA.iter().map(|schema| (schema.name, schema)).collect()).get(name).copied()
+    BY_NAME
+        .get_or_init(|| SCHEMA.iter().map(|schema| (schema.name, schema)).collect())
+        .get(name)
+        .copied()
 }
 
 fn most(message: &str, field: &str) -> usize {
     static BY_FIELD: OnceLock<HashMap<(&'static str, &'static str), usize>> = OnceLock::new();
-    let most = BY_FIELD.get_or_init(|| MOST.iter().map(|(message, field, most)| ((*message, *field), *most)).collect());
+    let most = BY_FIELD.get_or_init(|| {
+        MOST.iter().map(|(message, field, most)| ((*message, *field), *most)).collect()
+    });
     most.get(&(message, field)).copied().unwrap_or(MOST_OF_OTHERS)
 }
 
@@ -293,7 +303,12 @@ struct Check {
 }
 
 impl Check {
-    fn message(&mut self, schema: &'static Schema, mut rest: &[u8], depth: usize) -> Result<(), Unfit> {
+    fn message(
+        &mut self,
+        schema: &'static Schema,
+        mut rest: &[u8],
+        depth: usize,
+    ) -> Result<(), Unfit> {
         if depth > DEEPEST {
             return Err(Unfit::Malformed);
         }
@@ -323,7 +338,12 @@ impl Check {
         Ok(())
     }
 
-    fn add(&mut self, schema: &'static Schema, field: &'static Field, count: usize) -> Result<(), Unfit> {
+    fn add(
+        &mut self,
+        schema: &'static Schema,
+        field: &'static Field,
+        count: usize,
+    ) -> Result<(), Unfit> {
         let seen = self.elements.entry((schema.name, field.number)).or_default();
         *seen = seen.saturating_add(count);
         let most = most(schema.name, field.name);
@@ -427,7 +447,9 @@ impl<U: Message + Default> Decoder for CheckedDecoder<U> {
             return Err(Status::internal(format!("a {} in pieces", any::type_name::<U>())));
         }
         check(&self.name, source.chunk()).map_err(|unfit| match unfit {
-            Unfit::Large { .. } | Unfit::Many { .. } => Status::resource_exhausted(unfit.to_string()),
+            Unfit::Large { .. } | Unfit::Many { .. } => {
+                Status::resource_exhausted(unfit.to_string())
+            }
             _ => Status::invalid_argument(unfit.to_string()),
         })?;
         U::decode(source).map(Some).map_err(|error| Status::invalid_argument(error.to_string()))
@@ -448,7 +470,8 @@ mod tests {
     #[test]
     fn what_gateways_send_passes() {
         let argv = (0..10_000).map(|file| format!("worker-{file:05}.log").into()).collect();
-        let spec = RunSpec { stages: vec![Stage { argv, ..Stage::default() }], ..RunSpec::default() };
+        let spec =
+            RunSpec { stages: vec![Stage { argv, ..Stage::default() }], ..RunSpec::default() };
         assert_eq!(check(RUN, &input(spec)), Ok(()));
     }
 
@@ -459,7 +482,10 @@ mod tests {
             let mut message = vec![10];
             prost::encoding::encode_varint(spec.len() as u64, &mut message);
             message.extend(spec);
-            assert!(matches!(check(RUN, &message), Err(Unfit::Many { field, .. }) if field == name), "{name}");
+            assert!(
+                matches!(check(RUN, &message), Err(Unfit::Many { field, .. }) if field == name),
+                "{name}"
+            );
         }
     }
 
@@ -485,7 +511,10 @@ mod tests {
             ("posh.volume.v1.ReadReply", &[1]),
         ];
         for (name, fields) in sent {
-            assert!(matches!(check(name, &many(fields)), Err(Unfit::Many { .. })), "{name} {fields:?}");
+            assert!(
+                matches!(check(name, &many(fields)), Err(Unfit::Many { .. })),
+                "{name} {fields:?}"
+            );
         }
     }
 
@@ -497,13 +526,19 @@ mod tests {
             let elements = [fields[1] << 3 | 2, 0].repeat(most + 1);
             prost::encoding::encode_varint(elements.len() as u64, &mut message);
             message.extend(elements);
-            assert!(matches!(check("posh.stage.v1.ToGateway", &message), Err(Unfit::Many { .. })), "{fields:?}");
+            assert!(
+                matches!(check("posh.stage.v1.ToGateway", &message), Err(Unfit::Many { .. })),
+                "{fields:?}"
+            );
         }
         // As many words as the kernel takes.
         let argv = vec![bytes::Bytes::from_static(b"x"); (2 << 20) / 10];
         let enlist = crate::stage::Enlist { argv, ..Default::default() };
         let kind = Some(crate::stage::to_gateway::Kind::Enlist(enlist));
-        assert_eq!(check("posh.stage.v1.ToGateway", &crate::stage::ToGateway { kind }.encode_to_vec()), Ok(()));
+        assert_eq!(
+            check("posh.stage.v1.ToGateway", &crate::stage::ToGateway { kind }.encode_to_vec()),
+            Ok(())
+        );
     }
 
     /// Divided among messages that contain them, or among occurrences of one field.
@@ -512,7 +547,8 @@ mod tests {
         let stage = Stage { descriptors: vec![Default::default(); 100], ..Stage::default() };
         let spec = RunSpec { stages: vec![stage; 100], ..RunSpec::default() };
         assert!(matches!(check(RUN, &input(spec)), Err(Unfit::Many { field: "descriptors", .. })));
-        let one = RunSpec { mounts: vec![Default::default(); 200], ..RunSpec::default() }.encode_to_vec();
+        let one =
+            RunSpec { mounts: vec![Default::default(); 200], ..RunSpec::default() }.encode_to_vec();
         let spec = "posh.executor.v1.RunSpec";
         assert_eq!(check(spec, &one), Ok(()));
         assert!(matches!(check(spec, &one.repeat(2)), Err(Unfit::Many { field: "mounts", .. })));
@@ -533,7 +569,10 @@ mod tests {
     fn what_an_executor_receives_has_nothing_that_decoding_drops() {
         let unknown = [0xFA, 0x3F, 1, 0];
         for name in EXACT {
-            assert!(matches!(check(name, &unknown), Err(Unfit::Unknown { number: 1023, .. })), "{name}");
+            assert!(
+                matches!(check(name, &unknown), Err(Unfit::Unknown { number: 1023, .. })),
+                "{name}"
+            );
         }
         // Open to other versions.
         assert_eq!(check("posh.executor.v1.DescribeRequest", &unknown), Ok(()));
@@ -542,9 +581,14 @@ mod tests {
         assert!(matches!(check("posh.volume.v1.ToVolume", &hello), Err(Unfit::Unknown { .. })));
         let read = "posh.volume.v1.ReadRequest";
         assert_eq!(check(read, &[10, 1, 7]), Ok(()));
-        assert!(matches!(check(read, &[10, 1, 7, 10, 1, 7]), Err(Unfit::Twice { field: "session", .. })));
+        assert!(matches!(
+            check(read, &[10, 1, 7, 10, 1, 7]),
+            Err(Unfit::Twice { field: "session", .. })
+        ));
         // Two members of a oneof.
-        let twice = [input(RunSpec::default()), RunInput { kind: Some(Kind::End(1)) }.encode_to_vec()].concat();
+        let twice =
+            [input(RunSpec::default()), RunInput { kind: Some(Kind::End(1)) }.encode_to_vec()]
+                .concat();
         assert!(matches!(check(RUN, &twice), Err(Unfit::Twice { .. })));
         // Packed numbers without any.
         let groups = [26, 0].repeat(65_537);
@@ -578,7 +622,9 @@ mod tests {
                     "posh.stage.v1.Enlist" | "posh.stage.v1.Question" => WORDS,
                     _ => 131_072,
                 };
-                let is_listed = MOST.iter().any(|(message, name, _)| (*message, *name) == (schema.name, field.name));
+                let is_listed = MOST
+                    .iter()
+                    .any(|(message, name, _)| (*message, *name) == (schema.name, field.name));
                 let is_bounded = is_listed && most(schema.name, field.name) <= largest;
                 unbounded.extend((!is_bounded).then(|| format!("{}.{}", schema.name, field.name)));
             }
@@ -586,8 +632,12 @@ mod tests {
         assert!(unbounded.is_empty(), "fields without a bound of their own: {unbounded:#?}");
         for (message, field, _) in MOST {
             let schema = reached.iter().find(|schema| schema.name == *message);
-            let known = schema.is_some_and(|s| s.fields.iter().any(|f| f.name == *field && f.is_repeated));
-            assert!(known, "{message}.{field} stands in the table, and is nothing that is measured");
+            let known =
+                schema.is_some_and(|s| s.fields.iter().any(|f| f.name == *field && f.is_repeated));
+            assert!(
+                known,
+                "{message}.{field} stands in the table, and is nothing that is measured"
+            );
         }
     }
 }

@@ -45,7 +45,9 @@ pub fn encode(message: &impl Message, out: &mut BytesMut) {
 /// Appends the beginning of the frame of a `ToStage` with `data` of `length`
 /// bytes for `fd`. The bytes themselves come after it, uncopied.
 pub fn encode_data_head(fd: u32, length: usize, out: &mut BytesMut) {
-    use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len, uint32};
+    use prost::encoding::{
+        WireType, encode_key, encode_varint, encoded_len_varint, key_len, uint32,
+    };
     /// Field numbers of stage.proto: `ToStage.data`, `Data.fd`, `Data.data`.
     const TO_STAGE_DATA: u32 = 3;
     const DATA_FD: u32 = 1;

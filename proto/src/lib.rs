@@ -1,14 +1,14 @@
-//! The wire contract of posh: generated messages and services, and the framing
-//! of the stage socket. No logic lives here beyond where the two ends meet
-//! ([`runtime`]), what both must keep to themselves ([`secret`], [`token`]), the clock that they
-//! share ([`clock`]), how long an error's message may be ([`brief`]), what delivered bytes are known again by ([`digest`]) and the switches of the
-//! rules ([`rule`]), and how much a message may hold ([`codec`]).
+//! The wire contract of posh: generated messages and services, and the framing of the stage socket.
+//! No logic lives here beyond where the two ends meet ([`runtime`]), what both must keep to
+//! themselves ([`secret`], [`token`]), the clock that they share ([`clock`]), how long an error's
+//! message may be ([`brief`]), what delivered bytes are known again by ([`digest`]) and the
+//! switches of the rules ([`rule`]), and how much a message may hold ([`codec`]).
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP, or over the input and output of an ssh.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
 //! * [`volume`]: gateway ↔ executor, the files of mounts that posh serves itself.
-//! * [`stage`]: one intercepted command, or a `posh` that begins, ↔ gateway, length-delimited protobuf
-//!   messages over a second UNIX socket (see [`frame`]).
+//! * [`stage`]: one intercepted command, or a `posh` that begins, ↔ gateway, length-delimited
+//!   protobuf messages over a second UNIX socket (see [`frame`]).
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "generated code takes its words from the .proto files")]
 
@@ -35,7 +35,10 @@ pub mod gateway {
     tonic::include_proto!("posh.gateway.v1");
 }
 
-#[allow(clippy::large_enum_variant, reason = "generated; an Enlist comes once a stage and is never copied")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "generated; an Enlist comes once a stage and is never copied"
+)]
 pub mod stage {
     //! `posh.stage.v1`, see `proto/stage.proto`.
     tonic::include_proto!("posh.stage.v1");

@@ -1,6 +1,7 @@
-//! Specifications of runs that fit into the first packets of a connection: a command's words are often the names of hundreds of files
-//! of one directory, each also among its paths. TCP begins with some 14 KiB (RFC 6928), and paces even these where its congestion
-//! control is BBR: 24 KiB of 400 names took half a round trip more than a short command. Deflated (RFC 1951) it is a tenth.
+//! Specifications of runs that fit into the first packets of a connection: a command's words are
+//! often the names of hundreds of files of one directory, each also among its paths. TCP begins
+//! with some 14 KiB (RFC 6928), and paces even these where its congestion control is BBR: 24 KiB of
+//! 400 names took half a round trip more than a short command. Deflated (RFC 1951) it is a tenth.
 
 use std::io::{Read as _, Write as _};
 
@@ -34,7 +35,9 @@ pub fn pack(spec: RunSpec) -> Result<Kind, TooLarge> {
     }
     let mut encoder = DeflateEncoder::new(Vec::with_capacity(SMALLEST), Compression::fast());
     match encoder.write_all(&spec.encode_to_vec()).and_then(|()| encoder.finish()) {
-        Ok(packed) if packed.len() < length && packed.len() <= SPECIFICATION_BYTES => Ok(Kind::Packed(packed.into())),
+        Ok(packed) if packed.len() < length && packed.len() <= SPECIFICATION_BYTES => {
+            Ok(Kind::Packed(packed.into()))
+        }
         _ if length <= SPECIFICATION_BYTES => Ok(Kind::Spec(spec)),
         _ => Err(TooLarge(length)),
     }
@@ -56,7 +59,8 @@ pub fn inflate(packed: &[u8]) -> Option<Vec<u8>> {
     Some(encoded)
 }
 
-/// How many bytes it would be, of which no more than one beyond the most of a specification are looked at.
+/// How many bytes it would be, of which no more than one beyond the most of a specification are
+/// looked at.
 #[must_use]
 pub fn inflated_bytes(packed: &[u8]) -> usize {
     let mut inflating = DeflateDecoder::new(packed).take(INFLATED_BYTES as u64 + 1);
@@ -71,8 +75,13 @@ mod tests {
     use crate::executor::Stage;
 
     fn spec(files: usize) -> RunSpec {
-        let argv = (0..files).map(|file| format!("/mnt/s1/logs/worker-{file:05}.log").into()).collect();
-        RunSpec { run_id: "r".into(), stages: vec![Stage { argv, ..Stage::default() }], ..RunSpec::default() }
+        let argv =
+            (0..files).map(|file| format!("/mnt/s1/logs/worker-{file:05}.log").into()).collect();
+        RunSpec {
+            run_id: "r".into(),
+            stages: vec![Stage { argv, ..Stage::default() }],
+            ..RunSpec::default()
+        }
     }
 
     #[test]
@@ -94,9 +103,13 @@ mod tests {
         assert_eq!(pack(spec(10)), Ok(Kind::Spec(spec(10))));
         assert!(matches!(pack(spec(200_000)), Err(TooLarge(_))));
         // Names that nothing deflates.
-        let noise = (0..40_000_u64).map(|n| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes().to_vec().into());
+        let noise = (0..40_000_u64)
+            .map(|n| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes().to_vec().into());
         let stage = Stage { argv: noise.collect(), ..Stage::default() };
-        assert!(matches!(pack(RunSpec { stages: vec![stage], ..RunSpec::default() }), Err(TooLarge(_))));
+        assert!(matches!(
+            pack(RunSpec { stages: vec![stage], ..RunSpec::default() }),
+            Err(TooLarge(_))
+        ));
     }
 
     #[test]

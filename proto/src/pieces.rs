@@ -1,5 +1,6 @@
-//! Bytes that wait, in order. Small pieces are put together, since one of a few bytes costs several times as much
-//! beside them, and may be a slice of a large buffer: what waits is then as large in memory as it is in bytes.
+//! Bytes that wait, in order. Small pieces are put together, since one of a few bytes costs several
+//! times as much beside them, and may be a slice of a large buffer: what waits is then as large in
+//! memory as it is in bytes.
 
 use std::collections::VecDeque;
 
@@ -36,7 +37,11 @@ mod tests {
         let whole = Bytes::from(text.clone());
         (0..text.len()).for_each(|at| keep(&mut waiting, whole.slice(at..=at)));
         keep(&mut waiting, Bytes::new());
-        assert!(waiting.len() <= 1 + text.len() / (JOINED_BYTES - SMALL_BYTES), "{}", waiting.len());
+        assert!(
+            waiting.len() <= 1 + text.len() / (JOINED_BYTES - SMALL_BYTES),
+            "{}",
+            waiting.len()
+        );
         assert_eq!(waiting.iter().flatten().copied().collect::<Vec<_>>(), text);
     }
 }

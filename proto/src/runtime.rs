@@ -12,9 +12,10 @@ use std::{
 use sha2::{Digest, Sha256};
 use trusted_path::Untrusted;
 
-/// Digits of 5 bits of the configuration path's SHA-256 that go into a name: 128 bits, so that nobody finds a path for a
-/// file of theirs that gets the gateway of another one. A socket's whole path must fit into the 108 bytes of
-/// `sockaddr_un` (unix(7)), where 32 hexadecimal digits would leave little for the directory.
+/// Digits of 5 bits of the configuration path's SHA-256 that go into a name: 128 bits, so that
+/// nobody finds a path for a file of theirs that gets the gateway of another one. A socket's whole
+/// path must fit into the 108 bytes of `sockaddr_un` (unix(7)), where 32 hexadecimal digits would
+/// leave little for the directory.
 const DIGEST_DIGITS: u32 = 26;
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
@@ -53,7 +54,9 @@ pub enum RuntimeDirError {
         user: u32,
     },
     /// Others could put another directory in its place.
-    #[error("the runtime directory is not safe from other users: {0}; set XDG_RUNTIME_DIR to a directory of your own")]
+    #[error(
+        "the runtime directory is not safe from other users: {0}; set XDG_RUNTIME_DIR to a directory of your own"
+    )]
     Untrusted(#[source] Untrusted),
     /// Others may enter it.
     #[error("{} has mode {mode:04o}, which lets other users in; run: chmod 700 {}", path.display(), path.display())]
@@ -78,9 +81,9 @@ pub struct RuntimeDir {
 }
 
 impl RuntimeDir {
-    /// `$XDG_RUNTIME_DIR/posh`, or `/tmp/posh-UID` where that variable names no
-    /// directory; made with mode 0700 when it does not exist. Nobody but root and the user can change any
-    /// component of its path ([`trusted_path`]), so that what lies in it is the user's own.
+    /// `$XDG_RUNTIME_DIR/posh`, or `/tmp/posh-UID` where that variable names no directory; made
+    /// with mode 0700 when it does not exist. Nobody but root and the user can change any component
+    /// of its path ([`trusted_path`]), so that what lies in it is the user's own.
     ///
     /// # Errors
     /// [`RuntimeDirError`] when it can't be made, or is not private to this user.
@@ -101,7 +104,9 @@ impl RuntimeDir {
     pub fn open_at(path: PathBuf, user: u32) -> Result<Self, RuntimeDirError> {
         let found = match trusted_path::make_last_directory(&path, user) {
             Ok(found) => found,
-            Err(Untrusted::Io { path, source }) => return Err(RuntimeDirError::Io { path, source }),
+            Err(Untrusted::Io { path, source }) => {
+                return Err(RuntimeDirError::Io { path, source });
+            }
             Err(Untrusted::Kind { path, .. } | Untrusted::SharedLink(path)) => {
                 return Err(RuntimeDirError::NotADirectory(path));
             }
@@ -150,8 +155,13 @@ impl RuntimeDir {
 
     fn named(&self, config: &Path, extension: &str) -> PathBuf {
         let digest = Sha256::digest(config.as_os_str().as_bytes());
-        let bits = digest.iter().take(size_of::<u128>()).fold(0_u128, |bits, byte| bits << 8 | u128::from(*byte));
-        let digit = |place: u32| char::from(DIGITS[usize::try_from(bits >> (5 * place) & 31).expect("below 32")]);
+        let bits = digest
+            .iter()
+            .take(size_of::<u128>())
+            .fold(0_u128, |bits, byte| bits << 8 | u128::from(*byte));
+        let digit = |place: u32| {
+            char::from(DIGITS[usize::try_from(bits >> (5 * place) & 31).expect("below 32")])
+        };
         let name: String = (0..DIGEST_DIGITS).rev().map(digit).collect();
         self.path.join(format!("gateway-{name}.{extension}"))
     }
@@ -159,7 +169,9 @@ impl RuntimeDir {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
+    use std::os::unix::fs::{
+        DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink,
+    };
 
     use super::*;
 
@@ -205,14 +217,20 @@ mod tests {
         for mode in [0o770, 0o707, 0o777] {
             fs::set_permissions(&base, fs::Permissions::from_mode(mode)).unwrap();
             let refused = RuntimeDir::open_at(path.clone(), own_uid()).unwrap_err();
-            assert!(matches!(refused, RuntimeDirError::Untrusted(_)) && !path.exists(), "{refused}");
+            assert!(
+                matches!(refused, RuntimeDirError::Untrusted(_)) && !path.exists(),
+                "{refused}"
+            );
         }
         if own_uid() == 0 {
             // As root has it after `sudo -E`: another user could rename it.
             fs::set_permissions(&base, fs::Permissions::from_mode(0o700)).unwrap();
             chown(&base, Some(54_321), None).unwrap();
             let refused = RuntimeDir::open_at(path.clone(), 0).unwrap_err();
-            assert!(matches!(refused, RuntimeDirError::ForeignOwner { owner: 54_321, .. }) && !path.exists());
+            assert!(
+                matches!(refused, RuntimeDirError::ForeignOwner { owner: 54_321, .. })
+                    && !path.exists()
+            );
         }
     }
 
@@ -224,6 +242,9 @@ mod tests {
         assert_ne!(socket, dir.socket_path(Path::new("/home/u/mounts.toml")));
         assert_eq!(socket, dir.path().join("gateway-7cx212ge5wc3y5rgggaw6na8hq.sock"));
         assert_eq!(dir.log_path(Path::new("/etc/posh/mounts.toml")), socket.with_extension("log"));
-        assert_eq!(dir.lock_path(Path::new("/etc/posh/mounts.toml")), socket.with_extension("lock"));
+        assert_eq!(
+            dir.lock_path(Path::new("/etc/posh/mounts.toml")),
+            socket.with_extension("lock")
+        );
     }
 }

@@ -82,21 +82,26 @@ impl SecretError {
 /// Reads a secret.
 ///
 /// # Errors
-/// [`SecretError`], also when others than its owner, who must be this user, have any right to it, or can
-/// change a directory that it lies in.
+/// [`SecretError`], also when others than its owner, who must be this user, have any right to it,
+/// or can change a directory that it lies in.
 pub fn read(path: &Path) -> Result<String, SecretError> {
     let failed = |source| SecretError::Io { attempt: "read", path: path.to_owned(), source };
     let place = |source| SecretError::Place { path: path.to_owned(), source };
     trusted_path::directory(directory_of(path), geteuid().as_raw()).map_err(place)?;
     // Not following a symlink: what is checked is what has the name.
-    let mut file = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(path).map_err(failed)?;
+    let mut file =
+        OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() || metadata.len() > MAX_BYTES {
         return Err(SecretError::NotAFile(path.to_owned()));
     }
     let user = geteuid().as_raw();
     if metadata.uid() != user {
-        return Err(SecretError::ForeignOwner { path: path.to_owned(), owner: metadata.uid(), user });
+        return Err(SecretError::ForeignOwner {
+            path: path.to_owned(),
+            owner: metadata.uid(),
+            user,
+        });
     }
     if metadata.mode() & OF_OTHERS != 0 {
         return Err(SecretError::Open { path: path.to_owned(), mode: metadata.mode() & 0o7777 });

@@ -25,7 +25,8 @@ impl Fingerprint {
     /// Compares in a time that does not depend on where they differ.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
-        let differences = self.0.iter().zip(&other.0).fold(0, |all, (one, other)| all | (one ^ other));
+        let differences =
+            self.0.iter().zip(&other.0).fold(0, |all, (one, other)| all | (one ^ other));
         std::hint::black_box(differences) == 0
     }
 }
@@ -61,7 +62,9 @@ pub struct Token {
 
 /// It is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this is no token; it is one word that begins with {PREFIX}, as `posh-executor enroll NAME` prints it")]
+#[error(
+    "this is no token; it is one word that begins with {PREFIX}, as `posh-executor enroll NAME` prints it"
+)]
 pub struct TokenError;
 
 impl fmt::Display for Token {
@@ -82,7 +85,8 @@ impl FromStr for Token {
     type Err = TokenError;
 
     fn from_str(text: &str) -> Result<Self, TokenError> {
-        let (authority, secret) = text.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')).ok_or(TokenError)?;
+        let (authority, secret) =
+            text.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')).ok_or(TokenError)?;
         Ok(Self { authority: authority.parse()?, secret: bytes_of(secret)? })
     }
 }
@@ -105,11 +109,19 @@ mod tests {
 
     #[test]
     fn a_token_is_read_as_it_was_printed() {
-        let token = Token { authority: Fingerprint::of(b"authority"), secret: [0xa7; SECRET_BYTES] };
+        let token =
+            Token { authority: Fingerprint::of(b"authority"), secret: [0xa7; SECRET_BYTES] };
         let text = token.to_string();
         assert_eq!(text.parse(), Ok(token.clone()));
         assert!(!format!("{token:?}").contains("a7a7"));
-        for wrong in ["", "posh-", "posh-00-00", text[5..].into(), &text[..text.len() - 1], &format!("{text}0")] {
+        for wrong in [
+            "",
+            "posh-",
+            "posh-00-00",
+            text[5..].into(),
+            &text[..text.len() - 1],
+            &format!("{text}0"),
+        ] {
             assert_eq!(wrong.parse::<Token>(), Err(TokenError), "{wrong}");
         }
         assert_eq!(text.replace("a7", "\u{e9}").parse::<Token>(), Err(TokenError));

@@ -1,7 +1,7 @@
-//! Text that somebody else has written, such as a server's error message or the name of a file, made fit
-//! to be shown: in a terminal, in a log, in a report. What could move the cursor, set a title, forge a
-//! line or turn the reading direction is spelled out. Bytes that a command puts out are not shown but
-//! delivered, and never come here.
+//! Text that somebody else has written, such as a server's error message or the name of a file,
+//! made fit to be shown: in a terminal, in a log, in a report. What could move the cursor, set a
+//! title, forge a line or turn the reading direction is spelled out. Bytes that a command puts out
+//! are not shown but delivered, and never come here.
 
 use std::borrow::Cow;
 
@@ -11,14 +11,16 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     escaped_but(text, |_| false)
 }
 
-/// The same for a text of ours that has lines and columns, and holds names: its line breaks are ours.
+/// The same for a text of ours that has lines and columns, and holds names: its line breaks are
+/// ours.
 #[must_use]
 pub fn escaped_lines(text: &str) -> Cow<'_, str> {
     escaped_but(text, |character| matches!(character, '\n' | '\t'))
 }
 
-/// The same for a JSON document, which says the same afterwards: such characters stand in strings only, where
-/// JSON has escapes of its own for them (RFC 8259, section 7), or are line breaks between its values.
+/// The same for a JSON document, which says the same afterwards: such characters stand in strings
+/// only, where JSON has escapes of its own for them (RFC 8259, section 7), or are line breaks
+/// between its values.
 #[must_use]
 pub fn escaped_json(document: &str) -> Cow<'_, str> {
     let is_in_string = |character: char| acts(character) && character != '\n';
@@ -28,8 +30,11 @@ pub fn escaped_json(document: &str) -> Cow<'_, str> {
     let mut shown = String::with_capacity(document.len());
     for character in document.chars() {
         if is_in_string(character) {
-            let units =
-                character.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
+            let units = character
+                .encode_utf16(&mut [0; 2])
+                .iter()
+                .map(|unit| format!("\\u{unit:04x}"))
+                .collect::<String>();
             shown.push_str(&units);
         } else {
             shown.push(character);
@@ -54,8 +59,8 @@ fn escaped_but(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Control characters (C0, DEL, C1), line and paragraph separators, marks, embeddings and isolates of the
-/// writing direction, and tags, which nobody sees.
+/// Control characters (C0, DEL, C1), line and paragraph separators, marks, embeddings and isolates
+/// of the writing direction, and tags, which nobody sees.
 fn acts(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -80,6 +85,9 @@ mod tests {
         }
         assert_eq!(escaped_lines("one\n\u{1b}two\r\n"), "one\n\\u{1b}two\\r\n");
         assert!(matches!(escaped("plain"), Cow::Borrowed(_)));
-        assert_eq!(escaped_json("{\n\"a\": \"\u{9b}\u{e0041}\"}"), "{\n\"a\": \"\\u009b\\udb40\\udc41\"}");
+        assert_eq!(
+            escaped_json("{\n\"a\": \"\u{9b}\u{e0041}\"}"),
+            "{\n\"a\": \"\\u009b\\udb40\\udc41\"}"
+        );
     }
 }

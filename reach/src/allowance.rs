@@ -1,6 +1,7 @@
-//! What the executor of a run may still say: of each outlet as many bytes as it was given credit for, and beside that
-//! as much as one message may hold. A sound executor keeps to that, so whoever exceeds it is a broken peer, and what
-//! the workstation holds for a run is bounded by what the workstation has asked for.
+//! What the executor of a run may still say: of each outlet as many bytes as it was given credit
+//! for, and beside that as much as one message may hold. A sound executor keeps to that, so whoever
+//! exceeds it is a broken peer, and what the workstation holds for a run is bounded by what the
+//! workstation has asked for.
 
 use std::{
     collections::HashMap,
@@ -14,9 +15,11 @@ use posh_proto::{
 };
 use tonic::Status;
 
-/// An executor sends once more, out of credit, what it reads of each source of an outlet that was closed.
+/// An executor sends once more, out of credit, what it reads of each source of an outlet that was
+/// closed.
 const LAST_READ_BYTES: u64 = 16 << 10;
-/// Ends of commands, with what these have changed, and all else that is no stream: less than 1 MiB of most runs.
+/// Ends of commands, with what these have changed, and all else that is no stream: less than 1 MiB
+/// of most runs.
 const TOLD_BYTES: usize = MAX_MESSAGE_BYTES;
 /// What keeping such a message costs beside its contents.
 const MESSAGE_BYTES: usize = 256;
@@ -58,7 +61,10 @@ impl Allowance {
     pub fn of(spec: &RunSpec) -> Self {
         let outlet = |outlet: &posh_proto::executor::Outlet| {
             let sources = outlet.sources.len() as u64;
-            (outlet.stream, Outlet { bytes: outlet.initial_credit_bytes, sources, is_closed: false })
+            (
+                outlet.stream,
+                Outlet { bytes: outlet.initial_credit_bytes, sources, is_closed: false },
+            )
         };
         let outlets = spec.outlets.iter().map(outlet).collect();
         Self(Arc::new(Mutex::new(Left { outlets, told_bytes: TOLD_BYTES })))
@@ -88,7 +94,11 @@ impl Allowance {
         let mut left = self.lock();
         match &message.kind {
             Some(Kind::Chunk(Chunk { stream, data })) => {
-                let bytes = left.outlets.get_mut(stream).map(|outlet| &mut outlet.bytes).ok_or(Exceeded::Credit)?;
+                let bytes = left
+                    .outlets
+                    .get_mut(stream)
+                    .map(|outlet| &mut outlet.bytes)
+                    .ok_or(Exceeded::Credit)?;
                 *bytes = bytes.checked_sub(data.len() as u64).ok_or(Exceeded::Credit)?;
             }
             // They are small, come as often as streams go on, and nobody keeps them.
@@ -106,8 +116,8 @@ impl Allowance {
     }
 }
 
-/// Whether a call ended because the peer exceeded its allowance: nothing goes on with such a peer. No peer can make
-/// itself look so, for statuses from the wire have no source.
+/// Whether a call ended because the peer exceeded its allowance: nothing goes on with such a peer.
+/// No peer can make itself look so, for statuses from the wire have no source.
 #[must_use]
 pub fn has_exceeded(status: &Status) -> bool {
     std::error::Error::source(status).is_some_and(|source| source.is::<Exceeded>())
@@ -161,9 +171,14 @@ mod tests {
         let allowance = Allowance::of(&spec());
         let path = vec![b'x'; TOLD_BYTES / 2].into();
         let changed = wire::ChangedDirectory { path, ..wire::ChangedDirectory::default() };
-        let end = message(Kind::Exited(Exited { changed_directories: vec![changed], ..Exited::default() }));
+        let end = message(Kind::Exited(Exited {
+            changed_directories: vec![changed],
+            ..Exited::default()
+        }));
         assert_eq!([(); 2].map(|()| allowance.take(&end)), [Ok(()), Err(Exceeded::Told)]);
         let status = Status::from(Exceeded::Told);
-        assert!(has_exceeded(&status) && !has_exceeded(&Status::resource_exhausted(status.message())));
+        assert!(
+            has_exceeded(&status) && !has_exceeded(&Status::resource_exhausted(status.message()))
+        );
     }
 }

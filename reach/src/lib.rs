@@ -1,6 +1,6 @@
-//! From the address of an executor to a channel on which it can be called: over
-//! TCP, with TLS or without, or through an ssh that starts it. What is said on the channel, when it is
-//! made anew and what an executor is good for is the caller's matter.
+//! From the address of an executor to a channel on which it can be called: over TCP, with TLS or
+//! without, or through an ssh that starts it. What is said on the channel, when it is made anew and
+//! what an executor is good for is the caller's matter.
 
 mod allowance;
 mod identity;
@@ -28,10 +28,11 @@ const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// All streams of a connection together; credits keep the streams below it, so
 /// that none that is read late can hold up the others.
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 20;
-/// Chunks are up to 256 KiB: with the default frames of 16 KiB the executor needs twice the time for a gigabyte.
+/// Chunks are up to 256 KiB: with the default frames of 16 KiB the executor needs twice the time
+/// for a gigabyte.
 const FRAME_BYTES: u32 = 1 << 20;
-/// Keepalive: a frozen peer is noticed after the two together. On a slow link an answer waits behind
-/// what is on its way: 1 MiB of a command's input takes 6 s at 1.4 Mbit/s.
+/// Keepalive: a frozen peer is noticed after the two together. On a slow link an answer waits
+/// behind what is on its way: 1 MiB of a command's input takes 6 s at 1.4 Mbit/s.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Runs that were cancelled, and for how long what still comes for them is known for what it is: h2
@@ -95,8 +96,8 @@ pub enum Carrier {
 }
 
 impl Carrier {
-    /// Completes when the carrier has ended, with the reason; for TCP never, for TLS when there is a
-    /// new certificate to connect with.
+    /// Completes when the carrier has ended, with the reason; for TCP never, for TLS when there is
+    /// a new certificate to connect with.
     pub async fn ended(&mut self) -> String {
         match self {
             Carrier::Tcp => std::future::pending().await,
@@ -127,11 +128,13 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    /// The message with its causes, in one line that can be shown: a server or an ssh may have said it.
+    /// The message with its causes, in one line that can be shown: a server or an ssh may have said
+    /// it.
     #[must_use]
     pub fn sentence(&self) -> String {
         let causes = std::iter::successors(std::error::Error::source(self), |cause| cause.source());
-        escaped(&causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))).into_owned()
+        escaped(&causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}")))
+            .into_owned()
     }
 }
 
@@ -142,8 +145,13 @@ impl Unreachable {
 pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
     match &route.address {
         Address::Http { .. } => {
-            let endpoint = endpoint(route.address.to_string())?.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
-            let channel = endpoint.connect().await.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
+            let endpoint = endpoint(route.address.to_string())?
+                .connect_timeout(CONNECT_TIMEOUT)
+                .tcp_nodelay(true);
+            let channel = endpoint
+                .connect()
+                .await
+                .map_err(|error| Unreachable::Connect(root_cause(&error)))?;
             let server = ServerIdentity::of_address(&route.address);
             Ok(Reached { channel, carrier: Carrier::Tcp, server })
         }
@@ -157,7 +165,8 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
         Address::Ssh(login) => {
             let (stream, watch) = ssh::start(login, route).await?;
             let connector = ssh::only(stream);
-            let connected = endpoint(BEHIND_SSH.to_owned())?.connect_with_connector(connector).await;
+            let connected =
+                endpoint(BEHIND_SSH.to_owned())?.connect_with_connector(connector).await;
             let channel = connected.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
             let server = ServerIdentity::of_login(&route.address, &route.ssh_command);
             Ok(Reached { channel, carrier: Carrier::Ssh(watch), server })
@@ -167,14 +176,14 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
 
 /// Waits until it is time, and gets another certificate; or until somebody else has got one.
 async fn renew_in_time(channel: Channel, host: TlsHost, path: PathBuf) {
-    let connected_with = Credentials::load(&path, &host).map(|credentials| credentials.certificate).ok();
+    let connected_with =
+        Credentials::load(&path, &host).map(|credentials| credentials.certificate).ok();
     loop {
         let present = Credentials::load(&path, &host);
         // Another program of this user: a certificate that was replaced does not count for long.
-        if present
-            .as_ref()
-            .is_ok_and(|present| connected_with.as_ref().is_some_and(|mine| *mine != present.certificate))
-        {
+        if present.as_ref().is_ok_and(|present| {
+            connected_with.as_ref().is_some_and(|mine| *mine != present.certificate)
+        }) {
             return;
         }
         let due = present.map_or(RENEWAL_PAUSE, |present| present.renewal_in());
@@ -208,7 +217,9 @@ fn endpoint(address: String) -> Result<Endpoint, Unreachable> {
 
 /// The innermost cause says what a user understands ("Connection refused").
 fn root_cause(error: &dyn std::error::Error) -> String {
-    std::iter::successors(error.source(), |e| e.source()).last().map_or_else(|| error.to_string(), ToString::to_string)
+    std::iter::successors(error.source(), |e| e.source())
+        .last()
+        .map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 #[cfg(test)]
@@ -219,7 +230,8 @@ mod tests {
     async fn nobody_listens() {
         // A port that was free a moment ago.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = Address::parse(&format!("http://{}", listener.local_addr().expect("bound"))).expect("an address");
+        let address = Address::parse(&format!("http://{}", listener.local_addr().expect("bound")))
+            .expect("an address");
         drop(listener);
         let route = Route { address, exports: Vec::new(), ssh_command: Vec::new() };
         let why = connect(&route).await.expect_err("nobody listens").to_string();

@@ -1,5 +1,6 @@
-//! What answers at an `http://` address but does not speak as an executor does: an executor with certificates,
-//! most likely. Looked at only after a first call has failed, since it takes a connection of its own.
+//! What answers at an `http://` address but does not speak as an executor does: an executor with
+//! certificates, most likely. Looked at only after a first call has failed, since it takes a
+//! connection of its own.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use crate::Route;
 /// How HTTP/2 begins (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// An alert of TLS and its major version (RFC 8446, section 5.1): what is said to who does not speak it.
+/// An alert of TLS and its major version (RFC 8446, section 5.1): what is said to who does not
+/// speak it.
 const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// For the connection and its answer, which came just before.
@@ -24,7 +26,9 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Why the first call to an executor failed: `why`, or better words where the address is the cause.
 pub async fn why_mute(route: &Route, why: String) -> String {
     match &route.address {
-        Address::Http { host, port } if timeout(LOOK_TIMEOUT, speaks_tls(host, *port)).await == Ok(true) => {
+        Address::Http { host, port }
+            if timeout(LOOK_TIMEOUT, speaks_tls(host, *port)).await == Ok(true) =>
+        {
             let tls = route.address.to_string().replacen("http://", "tls://", 1);
             let mut words = format!("{} speaks TLS: its address is {tls}", route.address);
             words.push_str("; run `posh-executor enroll NAME` there and `posh enroll` here");

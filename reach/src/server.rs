@@ -1,14 +1,16 @@
-//! The one way to call an executor. What it answers is a stranger's word until it has come through here: text
-//! is made fit to be shown, and names and paths that can't be are dropped, so that nothing behind
-//! this can forget to. On whose mounts a path lies is for the gateway, which knows the mount table.
+//! The one way to call an executor. What it answers is a stranger's word until it has come through
+//! here: text is made fit to be shown, and names and paths that can't be are dropped, so that
+//! nothing behind this can forget to. On whose mounts a path lies is for the gateway, which knows
+//! the mount table.
 
 use std::borrow::Cow;
 
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     executor::{
-        ChangedDirectory, DescribeReply, DescribeRequest, Exited, Rejected, RunInput, RunOutput, StatusReply,
-        StatusRequest, Tool, ToolsRequest, executor_client::ExecutorClient, exited, run_output,
+        ChangedDirectory, DescribeReply, DescribeRequest, Exited, Rejected, RunInput, RunOutput,
+        StatusReply, StatusRequest, Tool, ToolsRequest, executor_client::ExecutorClient, exited,
+        run_output,
     },
     untrusted::escaped,
 };
@@ -21,13 +23,14 @@ const NAME_BYTES: usize = 255;
 /// Longest path that a system call takes (PATH_MAX).
 const PATH_BYTES: usize = 4096;
 
-/// What the names of changed directories may come to, each with its directory's path: an executor tells no more than
-/// half of that, and says so where there is more.
+/// What the names of changed directories may come to, each with its directory's path: an executor
+/// tells no more than half of that, and says so where there is more.
 const TOLD_PATHS_BYTES: usize = 16 << 20;
 
 /// SIGRTMAX of the kernel (signal(7)).
 const LAST_SIGNAL: u32 = 64;
-/// Signals that end nothing by default: SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH.
+/// Signals that end nothing by default: SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU,
+/// SIGURG, SIGWINCH.
 const STOP_OR_PASS: [u32; 8] = [17, 18, 19, 20, 21, 22, 23, 28];
 
 /// An executor, as one connection reaches it; clones share the connection.
@@ -46,7 +49,11 @@ impl Server {
     #[must_use]
     pub fn new(channel: Channel) -> Self {
         let client = ExecutorClient::new(channel);
-        Self(client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
+        Self(
+            client
+                .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                .max_encoding_message_size(MAX_MESSAGE_BYTES),
+        )
     }
 
     /// What it is and serves.
@@ -55,7 +62,9 @@ impl Server {
     /// Of the call.
     pub async fn describe(&mut self, request: DescribeRequest) -> Result<DescribeReply, Status> {
         let mut about = self.0.describe(request).await.map_err(shown)?.into_inner();
-        let DescribeReply { version, hostname, exports, locales, machine, namespaces_reason, .. } = &mut about;
+        let DescribeReply {
+            version, hostname, exports, locales, machine, namespaces_reason, ..
+        } = &mut about;
         [version, hostname, machine, namespaces_reason].into_iter().chain(locales).for_each(show);
         exports.iter_mut().for_each(|export| show(&mut export.name));
         [&mut about.instance, &mut about.confinement].into_iter().for_each(show);
@@ -107,7 +116,8 @@ impl Outputs {
     /// The next message; `None` at the end.
     ///
     /// # Errors
-    /// Of the call, and when the executor exceeds the allowance ([`has_exceeded`](crate::has_exceeded)).
+    /// Of the call, and when the executor exceeds the allowance
+    /// ([`has_exceeded`](crate::has_exceeded)).
     pub async fn message(&mut self) -> Result<Option<RunOutput>, Status> {
         let mut message = self.messages.message().await.map_err(shown)?;
         message.iter().try_for_each(|message| self.allowance.take(message))?;
@@ -135,7 +145,8 @@ fn shown(status: Status) -> Status {
 }
 
 /// # Errors
-/// [`Exceeded::End`]: the stage program would have to stop, to go on or to end well where the command did not.
+/// [`Exceeded::End`]: the stage program would have to stop, to go on or to end well where the
+/// command did not.
 fn check(exited: &mut Exited) -> Result<(), Exceeded> {
     if !exited.how.as_ref().is_none_or(is_end) {
         return Err(Exceeded::End);
@@ -157,7 +168,9 @@ fn check(exited: &mut Exited) -> Result<(), Exceeded> {
 fn is_end(how: &exited::How) -> bool {
     match how {
         exited::How::Code(code) => *code <= u32::from(u8::MAX),
-        exited::How::Signal(signal) => (1..=LAST_SIGNAL).contains(signal) && !STOP_OR_PASS.contains(signal),
+        exited::How::Signal(signal) => {
+            (1..=LAST_SIGNAL).contains(signal) && !STOP_OR_PASS.contains(signal)
+        }
     }
 }
 
@@ -165,7 +178,8 @@ fn is_end(how: &exited::How) -> bool {
 fn paths_bytes(directory: &ChangedDirectory) -> usize {
     let names = directory.written.iter().chain(&directory.removed);
     let names = names.map(|name| directory.path.len() + name.len()).sum::<usize>();
-    let kinds = directory.kinds.iter().map(|kind| directory.path.len() + kind.name.len() + kind.link.len());
+    let kinds =
+        directory.kinds.iter().map(|kind| directory.path.len() + kind.name.len() + kind.link.len());
     names + kinds.sum::<usize>() + directory.path.len()
 }
 
@@ -243,7 +257,13 @@ mod tests {
             kinds: vec![NamedKind { name: name.to_owned().into(), link: link.to_vec().into() }],
             ..directory("/mnt/d", &["f"], &[])
         };
-        let of_kinds = [("../f", &b"x"[..]), ("", b"x"), ("..", b""), ("f", b"a\0b"), ("f", &[b'x'; PATH_BYTES + 1])];
+        let of_kinds = [
+            ("../f", &b"x"[..]),
+            ("", b"x"),
+            ("..", b""),
+            ("f", b"a\0b"),
+            ("f", &[b'x'; PATH_BYTES + 1]),
+        ];
         let lies = lies.into_iter().chain(of_kinds.map(|(name, link)| of_kind(name, link)));
         let sound = ChangedDirectory {
             kinds: of_kind("f", b"../else\x1bwhere").kinds,
@@ -258,13 +278,17 @@ mod tests {
     #[test]
     fn an_end_is_a_status_or_a_signal_that_ends_processes() {
         let check = |how| check(&mut Exited { how: Some(how), ..Exited::default() }).is_ok();
-        let passed: Vec<u32> = (0..=300).filter(|signal| check(exited::How::Signal(*signal))).collect();
+        let passed: Vec<u32> =
+            (0..=300).filter(|signal| check(exited::How::Signal(*signal))).collect();
         // What signal(7) has as Term or Core, and the real-time signals.
         let ends: Vec<u32> = (1..=16).chain(24..=27).chain(29..=64).collect();
         assert_eq!(passed, ends);
         let large = [u32::MAX, u32::MAX - 127, 1 << 31, 256];
         assert!(
-            large.into_iter().all(|number| !check(exited::How::Signal(number)) && !check(exited::How::Code(number)))
+            large
+                .into_iter()
+                .all(|number| !check(exited::How::Signal(number))
+                    && !check(exited::How::Code(number)))
         );
         assert!((0..=255).all(|code| check(exited::How::Code(code))));
     }

@@ -30,9 +30,11 @@ use said::Said;
 /// From ssh's start to the executor's greeting: a slow link, name look-ups and start-up
 /// files on the way, but nobody who types a password.
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// ssh ends when its input does; one that can't, because the link is frozen, is killed after this time.
+/// ssh ends when its input does; one that can't, because the link is frozen, is killed after this
+/// time.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// For what ssh still says when it has ended, and for the rest of a line that is not the executor's.
+/// For what ssh still says when it has ended, and for the rest of a line that is not the
+/// executor's.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// What is shown of words that are not the executor's.
 const SHOWN_BYTES: usize = 80;
@@ -99,14 +101,17 @@ impl Watch {
 /// [`Fault`], with nothing left behind.
 pub async fn start(login: &Login, route: &Route) -> Result<(Carried, Watch), Fault> {
     let mut child = command::spawn(login, route)?;
-    let (Some(stdin), Some(mut stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
+    let (Some(stdin), Some(mut stdout), Some(stderr)) =
+        (child.stdin.take(), child.stdout.take(), child.stderr.take())
     else {
         unreachable!("all three are pipes")
     };
     let mut said = Said::listen(stderr);
     match timeout(START_LIMIT, greeting(&mut stdout)).await {
         Ok(Ok(())) => {}
-        Ok(Err(NotGreeted::Noise(said))) => return Err(Fault::Noise { login: login.to_string(), said }),
+        Ok(Err(NotGreeted::Noise(said))) => {
+            return Err(Fault::Noise { login: login.to_string(), said });
+        }
         Ok(Err(NotGreeted::Ended)) => {
             drop(stdin);
             return Err(why_ended(login, child, said).await);
@@ -125,9 +130,12 @@ pub async fn start(login: &Login, route: &Route) -> Result<(Carried, Watch), Fau
 /// A connector that gives this stream, once: what comes after it is another ssh.
 pub fn only(
     stream: Carried,
-) -> impl Service<Uri, Response = TokioIo<Carried>, Error = io::Error, Future: Send> + Send + 'static {
+) -> impl Service<Uri, Response = TokioIo<Carried>, Error = io::Error, Future: Send> + Send + 'static
+{
     let mut stream = Some(TokioIo::new(stream));
-    service_fn(move |_: Uri| std::future::ready(stream.take().ok_or_else(|| io::Error::other("its ssh has ended"))))
+    service_fn(move |_: Uri| {
+        std::future::ready(stream.take().ok_or_else(|| io::Error::other("its ssh has ended")))
+    })
 }
 
 /// What came instead of the greeting.
@@ -147,8 +155,11 @@ async fn greeting(stdout: &mut ChildStdout) -> Result<(), NotGreeted> {
             _ if STDIO_GREETING.starts_with(&got) => {}
             _ => {
                 // Its line to the end, for the message.
-                let line =
-                    async { while !got.contains(&b'\n') && read_some(stdout, &mut got, SHOWN_BYTES).await > 0 {} };
+                let line = async {
+                    while !got.contains(&b'\n')
+                        && read_some(stdout, &mut got, SHOWN_BYTES).await > 0
+                    {}
+                };
                 let _ = timeout(LAST_WORDS, line).await;
                 return Err(NotGreeted::Noise(shown(&got)));
             }
@@ -181,7 +192,10 @@ async fn why_ended(login: &Login, mut child: Child, mut said: Said) -> Fault {
         return Fault::NotInstalled { login: login.to_string() };
     }
     let mut why = words(status, &mut said).await;
-    if ["Permission denied", "Host key verification failed"].iter().any(|refusal| why.contains(refusal)) {
+    if ["Permission denied", "Host key verification failed"]
+        .iter()
+        .any(|refusal| why.contains(refusal))
+    {
         why.push_str("; ssh can ask nothing here, so this must work: ");
         why.push_str(&format!("ssh -o BatchMode=yes {} true", arguments(login)[..].join(" ")));
     }

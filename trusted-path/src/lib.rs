@@ -1,19 +1,19 @@
 //! Paths that nobody but one user and root can change.
 //!
-//! A path is walked from `/`, one descriptor after the other, with O_NOFOLLOW; each file is judged by
-//! fstat(2) of the descriptor that the next step uses. The rule for every component:
+//! A path is walked from `/`, one descriptor after the other, with O_NOFOLLOW; each file is judged
+//! by fstat(2) of the descriptor that the next step uses. The rule for every component:
 //!
 //! * it belongs to root or to the user;
-//! * nobody else can write it: neither its group nor others have that permission (the bits of a POSIX
-//!   ACL show in the group's);
-//! * a directory that others may write is passed only with the sticky bit (`/tmp`), only on the way, and
-//!   only to an entry that itself belongs to root or to the user, for nobody else can rename or remove
-//!   that; no symbolic link is followed out of it, and no other file system is entered: whoever may mount one there (FUSE) has it
-//!   say that its files are the user's;
+//! * nobody else can write it: neither its group nor others have that permission (the bits of a
+//!   POSIX ACL show in the group's);
+//! * a directory that others may write is passed only with the sticky bit (`/tmp`), only on the
+//!   way, and only to an entry that itself belongs to root or to the user, for nobody else can
+//!   rename or remove that; no symbolic link is followed out of it, and no other file system is
+//!   entered: whoever may mount one there (FUSE) has it say that its files are the user's;
 //! * a symbolic link elsewhere is followed, and its target is walked under the same rule.
 //!
-//! **Invariant.** Whoever could rename, replace or remount a part of a path that was accepted is root or
-//! the user. So the path leads to the same file afterwards, and may be used as a path.
+//! **Invariant.** Whoever could rename, replace or remount a part of a path that was accepted is
+//! root or the user. So the path leads to the same file afterwards, and may be used as a path.
 #![forbid(unsafe_code)]
 
 mod links;
@@ -40,7 +40,8 @@ pub use regular::open_regular;
 const MAX_LINKS: usize = 40;
 /// Write permission of the group and of others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// The sticky bit: entries can be renamed and removed only by their owner, the directory's, and root.
+/// The sticky bit: entries can be renamed and removed only by their owner, the directory's, and
+/// root.
 const STICKY: u32 = 0o1000;
 /// root's.
 const ROOT: u32 = 0;
@@ -77,7 +78,8 @@ pub enum Untrusted {
     /// Anybody may have put it into a directory such as /tmp.
     #[error("{} is a symbolic link in a directory that all users may write", .0.display())]
     SharedLink(PathBuf),
-    /// Users may be let to mount (fuse.conf(5)), and such a file system says of its files what it likes.
+    /// Users may be let to mount (fuse.conf(5)), and such a file system says of its files what it
+    /// likes.
     #[error("{} is a mount in a directory that all users may write", .0.display())]
     SharedMount(PathBuf),
     /// A file where a directory should be, or the other way round.
@@ -105,7 +107,9 @@ impl Untrusted {
 impl From<Untrusted> for io::Error {
     fn from(error: Untrusted) -> Self {
         match error {
-            Untrusted::Io { path, source } => io::Error::new(source.kind(), format!("{}: {source}", path.display())),
+            Untrusted::Io { path, source } => {
+                io::Error::new(source.kind(), format!("{}: {source}", path.display()))
+            }
             other => io::Error::new(io::ErrorKind::PermissionDenied, other),
         }
     }
@@ -202,7 +206,17 @@ impl Walk {
         left.extend(names(path.as_os_str()));
         let (at, about) = root()?;
         let path = PathBuf::from("/");
-        let mut walk = Self { user, missing, at, about, path, is_in_shared: false, parent: None, left, links: 0 };
+        let mut walk = Self {
+            user,
+            missing,
+            at,
+            about,
+            path,
+            is_in_shared: false,
+            parent: None,
+            left,
+            links: 0,
+        };
         walk.judge()?;
         while let Some(name) = walk.left.pop_front() {
             walk.step(&name)?;
@@ -219,10 +233,12 @@ impl Walk {
         let failed = |error| Untrusted::io(&path, error);
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let next = match openat(&self.at, name, flags, Mode::empty()) {
-            Err(Errno::NOENT) if self.makes_missing() => match mkdirat(&self.at, name, Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => openat(&self.at, name, flags, Mode::empty()),
-                Err(error) => Err(error),
-            },
+            Err(Errno::NOENT) if self.makes_missing() => {
+                match mkdirat(&self.at, name, Mode::RWXU) {
+                    Ok(()) | Err(Errno::EXIST) => openat(&self.at, name, flags, Mode::empty()),
+                    Err(error) => Err(error),
+                }
+            }
             opened => opened,
         };
         let next = next.map_err(failed)?;
@@ -247,7 +263,8 @@ impl Walk {
     fn step_up(&mut self) -> Result<(), Untrusted> {
         self.passed()?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        self.at = openat(&self.at, "..", flags, Mode::empty()).map_err(|error| Untrusted::io(&self.path, error))?;
+        self.at = openat(&self.at, "..", flags, Mode::empty())
+            .map_err(|error| Untrusted::io(&self.path, error))?;
         self.about = fstat(&self.at).map_err(|error| Untrusted::io(&self.path, error))?;
         self.path.pop();
         (self.parent, self.is_in_shared) = (None, false);
@@ -255,7 +272,13 @@ impl Walk {
     }
 
     /// A link's owner has no say in it after it was made; whoever may write its directory has.
-    fn follow(&mut self, link: &OwnedFd, about: &Stat, path: &Path, is_in_shared: bool) -> Result<(), Untrusted> {
+    fn follow(
+        &mut self,
+        link: &OwnedFd,
+        about: &Stat,
+        path: &Path,
+        is_in_shared: bool,
+    ) -> Result<(), Untrusted> {
         if is_in_shared {
             return Err(Untrusted::SharedLink(path.to_owned()));
         }
@@ -264,7 +287,8 @@ impl Walk {
         if self.links > MAX_LINKS {
             return Err(Untrusted::io(path, Errno::LOOP));
         }
-        let target = readlinkat(link, "", Vec::new()).map_err(|error| Untrusted::io(path, error))?;
+        let target =
+            readlinkat(link, "", Vec::new()).map_err(|error| Untrusted::io(path, error))?;
         let target = OsStr::from_bytes(target.as_bytes());
         for name in names(target).into_iter().rev() {
             self.left.push_front(name);
@@ -288,7 +312,8 @@ impl Walk {
     fn judge(&self) -> Result<(), Untrusted> {
         self.expect_owner(&self.about, &self.path)?;
         let mode = self.about.st_mode;
-        let is_shared_directory = FileType::from_raw_mode(mode) == FileType::Directory && mode & STICKY != 0;
+        let is_shared_directory =
+            FileType::from_raw_mode(mode) == FileType::Directory && mode & STICKY != 0;
         let is_on_the_way = is_shared_directory && !self.left.is_empty();
         if mode & WRITABLE_BY_OTHERS != 0 && !is_on_the_way {
             return Err(Untrusted::Writable { path: self.path.clone(), mode: mode & 0o7777 });
@@ -322,7 +347,8 @@ impl Walk {
         let (Some(parent), Some(name)) = (self.parent.take(), self.path.file_name()) else {
             return Err(Untrusted::Kind { path: self.path, wanted: "regular file" });
         };
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let failed = |error| Untrusted::io(&self.path, error);
         let file = openat(&parent, name, flags, Mode::empty()).map_err(failed)?;
         // The descriptor that is read is the one that counts.
@@ -336,7 +362,8 @@ impl Walk {
 
 fn root() -> Result<(OwnedFd, Stat), Untrusted> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = open("/", flags, Mode::empty()).and_then(|root| fstat(&root).map(|about| (root, about)));
+    let opened =
+        open("/", flags, Mode::empty()).and_then(|root| fstat(&root).map(|about| (root, about)));
     opened.map_err(|error| Untrusted::io(Path::new("/"), error))
 }
 

@@ -13,9 +13,10 @@ use rustix::{
 
 use crate::{MAX_LINKS, Untrusted, directory};
 
-/// Opens a directory with O_PATH. A symbolic link on the way to it, and at its end, is followed only where nobody but root and
-/// `user` can have made it; in a directory that others may change none is. The last step is one system call that
-/// follows no link at all: whatever has come to that place meanwhile, it is there, and not elsewhere.
+/// Opens a directory with O_PATH. A symbolic link on the way to it, and at its end, is followed
+/// only where nobody but root and `user` can have made it; in a directory that others may change
+/// none is. The last step is one system call that follows no link at all: whatever has come to that
+/// place meanwhile, it is there, and not elsewhere.
 ///
 /// # Errors
 /// [`Untrusted`]; the system's.
@@ -66,7 +67,9 @@ mod tests {
         let made = tempfile::tempdir().unwrap();
         let top = made.path().canonicalize().unwrap();
         let (ours, shared) = (top.join("ours"), top.join("shared"));
-        for directory in [&ours, &shared, &ours.join("data"), &ours.join("data/inner"), &shared.join("data")] {
+        for directory in
+            [&ours, &shared, &ours.join("data"), &ours.join("data/inner"), &shared.join("data")]
+        {
             fs::create_dir(directory).unwrap();
         }
         // Its contents are others' business.
@@ -90,8 +93,14 @@ mod tests {
         ] {
             assert!(open(top.join(path)).is_ok(), "{path}");
         }
-        for path in ["shared/link", "ours/way/link", "ours/data/etc", "ours/link/etc", "ours/data/etc/tmp", "ours/loop"]
-        {
+        for path in [
+            "shared/link",
+            "ours/way/link",
+            "ours/data/etc",
+            "ours/link/etc",
+            "ours/data/etc/tmp",
+            "ours/loop",
+        ] {
             assert!(open(top.join(path)).is_err(), "{path}");
         }
     }

@@ -4,11 +4,12 @@ use std::{fs::File, io, os::fd::AsRawFd as _, path::Path};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 
-/// Opens a regular file to be read, through symbolic links. Whatever else has the name is not opened at all: opening a
-/// FIFO lets its writer go on and closing it loses what was written, opening a device may do anything, and both may wait.
+/// Opens a regular file to be read, through symbolic links. Whatever else has the name is not
+/// opened at all: opening a FIFO lets its writer go on and closing it loses what was written,
+/// opening a device may do anything, and both may wait.
 ///
-/// The file is found with O_PATH, which opens nothing, judged, and then opened by that descriptor: whatever has its name
-/// by then is not touched.
+/// The file is found with O_PATH, which opens nothing, judged, and then opened by that descriptor:
+/// whatever has its name by then is not touched.
 ///
 /// # Errors
 /// The system's; `InvalidInput` for what is no regular file.
@@ -33,7 +34,8 @@ mod tests {
     #[test]
     fn a_pipe_is_not_opened() {
         let top = tempfile::tempdir().unwrap();
-        let (fifo, file, link) = (top.path().join("fifo"), top.path().join("file"), top.path().join("link"));
+        let (fifo, file, link) =
+            (top.path().join("fifo"), top.path().join("file"), top.path().join("link"));
         mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
         fs::write(&file, "text").unwrap();
         symlink("file", &link).unwrap();
@@ -41,7 +43,8 @@ mod tests {
         for path in [&fifo, top.path(), Path::new("/dev/zero"), &top.path().join("missing")] {
             assert!(open_regular(path).is_err(), "{path:?}");
         }
-        // Nobody has it open to be read: a writer that does not wait is told so, and none that waits was let go.
+        // Nobody has it open to be read: a writer that does not wait is told so, and none that
+        // waits was let go.
         let writer = open(&fifo, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
         assert_eq!(writer.unwrap_err(), rustix::io::Errno::NXIO);
         // A writer who waits goes on waiting.

@@ -35,7 +35,10 @@ fn missing_directories_are_made_for_the_user_alone() {
     assert!(directory(&path, user()).unwrap_err().is_missing());
     for _ in 0..2 {
         let found = make_directory(&path, user()).unwrap();
-        assert_eq!((found.path.as_path(), found.owner, found.mode), (path.as_path(), user(), 0o700));
+        assert_eq!(
+            (found.path.as_path(), found.owner, found.mode),
+            (path.as_path(), user(), 0o700)
+        );
     }
     assert_eq!(fs::metadata(top.path().join("a")).unwrap().mode() & 0o7777, 0o700);
 }
@@ -47,7 +50,10 @@ fn a_component_that_others_can_write_is_refused() {
         set_mode(&top.path().join("a"), mode);
         for path in ["a", "a/b", "a/b/c"] {
             let refused = directory(&top.path().join(path), user()).unwrap_err();
-            assert!(matches!(refused, Untrusted::Writable { mode: found, .. } if found == mode), "{refused}");
+            assert!(
+                matches!(refused, Untrusted::Writable { mode: found, .. } if found == mode),
+                "{refused}"
+            );
         }
     }
 }
@@ -57,7 +63,10 @@ fn a_sticky_directory_is_passed_but_is_no_place_of_one_s_own() {
     let top = made(&["tmp/mine"]);
     set_mode(&top.path().join("tmp"), 0o1777);
     assert!(directory(&top.path().join("tmp/mine"), user()).is_ok());
-    assert!(matches!(directory(&top.path().join("tmp"), user()), Err(Untrusted::Writable { mode: 0o1777, .. })));
+    assert!(matches!(
+        directory(&top.path().join("tmp"), user()),
+        Err(Untrusted::Writable { mode: 0o1777, .. })
+    ));
     fs::write(top.path().join("tmp/file"), "").unwrap();
     assert!(open_file(&top.path().join("tmp/file"), user()).unwrap().is_in_shared_directory);
 }
@@ -85,16 +94,25 @@ fn a_component_of_another_user_is_refused() {
     let top = made(&["a/b"]);
     if user() != ROOT {
         // Our own directories are another's for another user.
-        assert!(matches!(directory(&top.path().join("a"), OTHER), Err(Untrusted::ForeignOwner { .. })));
+        assert!(matches!(
+            directory(&top.path().join("a"), OTHER),
+            Err(Untrusted::ForeignOwner { .. })
+        ));
         return;
     }
     let at = |name: &str| top.path().join(name);
     fs::write(at("a/b/file"), "").unwrap();
     for name in ["a/b/file", "a/b", "a"] {
         chown(at(name), Some(OTHER), None).unwrap();
-        assert!(matches!(open_file(&at("a/b/file"), ROOT), Err(Untrusted::ForeignOwner { owner: OTHER, .. })));
+        assert!(matches!(
+            open_file(&at("a/b/file"), ROOT),
+            Err(Untrusted::ForeignOwner { owner: OTHER, .. })
+        ));
         // To that user they are as good as root's.
-        assert!(open_file(&at("a/b/file"), OTHER).is_ok_and(|found| [OTHER, ROOT].contains(&found.owner)));
+        assert!(
+            open_file(&at("a/b/file"), OTHER)
+                .is_ok_and(|found| [OTHER, ROOT].contains(&found.owner))
+        );
         chown(at(name), Some(ROOT), None).unwrap();
     }
     symlink("a", at("link")).unwrap();
@@ -123,7 +141,10 @@ fn a_mount_in_a_directory_of_all_users_is_not_entered() {
     const PLACE: &str = "TRUSTED_PATH_TEST_MOUNT";
     if let Some(place) = std::env::var_os(PLACE) {
         let found = directory(&Path::new(&place).join("tmp/mine/inner"), user());
-        assert!(matches!(&found, Err(Untrusted::SharedMount(path)) if path.ends_with("tmp/mine")), "{found:?}");
+        assert!(
+            matches!(&found, Err(Untrusted::SharedMount(path)) if path.ends_with("tmp/mine")),
+            "{found:?}"
+        );
         assert!(directory(&Path::new(&place).join("ours/inner"), user()).is_ok());
         return;
     }

@@ -1,12 +1,16 @@
-//! Contents of files on this machine's disk: what was fetched once is not fetched again, also after a restart.
+//! Contents of files on this machine's disk: what was fetched once is not fetched again, also after
+//! a restart.
 //!
-//! A file's contents are cut into chunks of [`CHUNK_BYTES`]; each chunk is a file of its own, which says what it is (file, version, place)
-//! and carries a checksum over all of it. So nothing has to be written in any order or synced: what a
-//! crash leaves half done fails its checksum and is no more. A chunk belongs to one version of a file
-//! ([`Attributes::version`](crate::store::Attributes)); whether that version is still the file's is for the caller to know.
+//! A file's contents are cut into chunks of [`CHUNK_BYTES`]; each chunk is a file of its own, which
+//! says what it is (file, version, place) and carries a checksum over all of it. So nothing has to
+//! be written in any order or synced: what a crash leaves half done fails its checksum and is no
+//! more. A chunk belongs to one version of a file
+//! ([`Attributes::version`](crate::store::Attributes)); whether that version is still the file's is
+//! for the caller to know.
 //!
-//! The quota is hard: a chunk's space is taken before it is written, and those that were not used for longest make room. Calls
-//! block on the disk. What can't be written is not kept, which is no error; the directory is one user's at a time.
+//! The quota is hard: a chunk's space is taken before it is written, and those that were not used
+//! for longest make room. Calls block on the disk. What can't be written is not kept, which is no
+//! error; the directory is one user's at a time.
 
 use std::{
     collections::BTreeMap,
@@ -102,15 +106,20 @@ struct Kept {
 }
 
 impl DiskCache {
-    /// Opens a cache, or makes an empty one. What is there stays, as far as the quota allows. Other files in the directory are
-    /// left alone.
+    /// Opens a cache, or makes an empty one. What is there stays, as far as the quota allows. Other
+    /// files in the directory are left alone.
     ///
     /// # Errors
     /// The directory can't be made or read, or is in use ([`io::ErrorKind::WouldBlock`]).
     pub fn open(directory: &Path, quota_bytes: u64) -> io::Result<Self> {
         own_directory(directory)?;
         let mut options = OpenOptions::new();
-        let lock = options.create(true).truncate(false).write(true).mode(0o600).open(directory.join(LOCK_FILE))?;
+        let lock = options
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(directory.join(LOCK_FILE))?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::Error(error) => error,
             TryLockError::WouldBlock => io::ErrorKind::WouldBlock.into(),
@@ -126,7 +135,8 @@ impl DiskCache {
         found.sort_by_key(|(_, _, used)| *used);
         let mut state = State::default();
         found.into_iter().for_each(|(key, bytes, noted)| state.keep(key, bytes, noted));
-        let cache = Self { directory: directory.to_owned(), quota_bytes, state: Mutex::new(state), lock };
+        let cache =
+            Self { directory: directory.to_owned(), quota_bytes, state: Mutex::new(state), lock };
         cache.make_room(0);
         Ok(cache)
     }
@@ -180,18 +190,21 @@ impl DiskCache {
         let Some(number) = self.make_room(bytes) else { return };
         let path = self.path(key);
         let unfinished = self.shard(key).join(format!("{UNFINISHED}{number}"));
-        let written = self.make_shard(key).and_then(|()| write_chunk(&unfinished, key, data)).and_then(|()| {
-            let mut state = self.lock();
-            if state.is_given_up {
-                return Err(io::ErrorKind::BrokenPipe.into());
-            }
-            fs::rename(&unfinished, &path)?;
-            // Its space was counted when room was made.
-            state.bytes -= bytes;
-            state.drop_chunk(key);
-            state.keep(key, bytes, SystemTime::now());
-            Ok(())
-        });
+        let written = self
+            .make_shard(key)
+            .and_then(|()| write_chunk(&unfinished, key, data))
+            .and_then(|()| {
+                let mut state = self.lock();
+                if state.is_given_up {
+                    return Err(io::ErrorKind::BrokenPipe.into());
+                }
+                fs::rename(&unfinished, &path)?;
+                // Its space was counted when room was made.
+                state.bytes -= bytes;
+                state.drop_chunk(key);
+                state.keep(key, bytes, SystemTime::now());
+                Ok(())
+            });
         if let Err(error) = written {
             tracing::debug!(path = %path.display(), %error, "a chunk can't be kept");
             let _ = fs::remove_file(&unfinished);
@@ -237,7 +250,8 @@ impl DiskCache {
         }
     }
 
-    /// Takes space, and a number that no other unfinished chunk has; `None` when there is not so much in all.
+    /// Takes space, and a number that no other unfinished chunk has; `None` when there is not so
+    /// much in all.
     fn make_room(&self, bytes: u64) -> Option<u64> {
         let mut state = self.lock();
         if state.is_given_up {
@@ -289,8 +303,8 @@ impl DiskCache {
     }
 }
 
-/// Makes a directory that only this user can change, and nothing on the way to it can be changed by others: they would give us
-/// contents of their own, or have them sent to the server.
+/// Makes a directory that only this user can change, and nothing on the way to it can be changed by
+/// others: they would give us contents of their own, or have them sent to the server.
 pub(crate) fn own_directory(directory: &Path) -> io::Result<()> {
     let user = rustix::process::geteuid().as_raw();
     let made = trusted_path::make_directory(directory, user)?;

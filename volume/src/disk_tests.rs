@@ -14,7 +14,10 @@ fn key(inode: u64, version: u64, index: u64) -> ChunkKey {
 
 /// What the disk holds, in the units in which it is counted.
 fn on_disk(directory: &Path) -> u64 {
-    let shards = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let shards = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir());
     let files = shards.flat_map(|shard| fs::read_dir(shard).unwrap());
     files.map(|file| file.unwrap().metadata().unwrap().size().next_multiple_of(BLOCK_BYTES)).sum()
 }
@@ -23,7 +26,10 @@ fn on_disk(directory: &Path) -> u64 {
 type Damage = Box<dyn Fn(&mut Vec<u8>)>;
 
 fn only_file(directory: &Path) -> PathBuf {
-    let shards = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let shards = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir());
     let mut files: Vec<_> = shards.flat_map(|shard| fs::read_dir(shard).unwrap()).collect();
     assert_eq!(files.len(), 1);
     files.remove(0).unwrap().path()
@@ -38,7 +44,8 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let keys = (0..3u64, 0..2u64, 0..3u64).prop_map(|(inode, version, index)| key(inode, version, index));
+    let keys =
+        (0..3u64, 0..2u64, 0..3u64).prop_map(|(inode, version, index)| key(inode, version, index));
     prop_oneof![
         4 => (keys.clone(), 0..20_000usize).prop_map(|(key, bytes)| Step::Put(key, bytes)),
         4 => keys.clone().prop_map(Step::Get),
@@ -126,7 +133,8 @@ fn damage_anywhere_is_a_miss_and_gone_afterwards() {
     let contents = vec![5; 3000];
     // A byte of every field, the contents, and both lengths that a crash can leave.
     let places = [0, 8, 12, 16, 24, 32, 40, HEADER_BYTES, HEADER_BYTES + 2999];
-    let flips = places.map(|place| Box::new(move |bytes: &mut Vec<u8>| bytes[place] ^= 0x10) as Damage);
+    let flips =
+        places.map(|place| Box::new(move |bytes: &mut Vec<u8>| bytes[place] ^= 0x10) as Damage);
     let cuts: [Damage; 3] = [
         Box::new(|bytes| bytes.truncate(HEADER_BYTES + 100)),
         Box::new(|bytes| bytes.truncate(10)),

@@ -1,6 +1,6 @@
-//! FUSE: the kernel's requests in the words of [`Volume`], and its answers in the kernel's. This file and the ones below
-//! `fuse/` alone know the crate fuser. Here is what runs them and what tells the kernel to forget; `requests` has the
-//! requests one by one.
+//! FUSE: the kernel's requests in the words of [`Volume`], and its answers in the kernel's. This
+//! file and the ones below `fuse/` alone know the crate fuser. Here is what runs them and what
+//! tells the kernel to forget; `requests` has the requests one by one.
 
 mod convert;
 mod requests;
@@ -49,7 +49,8 @@ const PRUNES: fuser::Version = fuser::Version(7, 45);
 /// Files of one such message.
 const PRUNED_AT_ONCE: usize = 512;
 
-/// FUSE_EXPIRE_ONLY of linux/fuse.h (Linux 6.2): a name is to be looked up again, and nothing else becomes of it.
+/// FUSE_EXPIRE_ONLY of linux/fuse.h (Linux 6.2): a name is to be looked up again, and nothing else
+/// becomes of it.
 const EXPIRE_ONLY: u32 = 1;
 
 /// How often a thread is looked at that waits for an answer.
@@ -92,7 +93,9 @@ pub fn serve(
     let adapter = Adapter { volume, runtime: Handle::current(), users, raw: Arc::clone(&raw) };
     let session = Session::from_fd(adapter, device, acl, config)?;
     let kernel = Kernel { raw, mount_point: mount_point.to_owned(), volume: told };
-    std::thread::Builder::new().name("volume-forget".to_owned()).spawn(move || kernel.carry_out(invalidations))?;
+    std::thread::Builder::new()
+        .name("volume-forget".to_owned())
+        .spawn(move || kernel.carry_out(invalidations))?;
     std::thread::Builder::new().name("volume".to_owned()).spawn(move || session.run())
 }
 
@@ -153,7 +156,10 @@ impl Kernel {
     /// Of each file first what may be wrong soon, then its names.
     fn let_go(&self, numbers: &[u64]) {
         for number in numbers {
-            forget_for_sure(|| file_is_doubtful(&self.raw, *number, (0, 0)), || self.is_told(*number));
+            forget_for_sure(
+                || file_is_doubtful(&self.raw, *number, (0, 0)),
+                || self.is_told(*number),
+            );
         }
         for numbers in numbers.chunks(PRUNED_AT_ONCE) {
             // What an older kernel can't give up, it keeps.
@@ -179,7 +185,8 @@ impl Kernel {
         }
     }
 
-    /// Since it takes no locks, it does not wait for a request in the same directory that waits for somebody else.
+    /// Since it takes no locks, it does not wait for a request in the same directory that waits for
+    /// somebody else.
     fn all_names_are_doubtful(&self) -> bool {
         notify(&self.raw, NOTIFY_INC_EPOCH, &[]).is_ok()
     }
@@ -187,7 +194,9 @@ impl Kernel {
     /// A kernel before 6.2 gives the name up.
     fn name_is_doubtful(&self, directory: u64, name: &OsStr) {
         let length = u32::try_from(name.len()).unwrap_or_default();
-        let numbers = [directory.to_ne_bytes().as_slice(), &length.to_ne_bytes(), &EXPIRE_ONLY.to_ne_bytes()].concat();
+        let numbers =
+            [directory.to_ne_bytes().as_slice(), &length.to_ne_bytes(), &EXPIRE_ONLY.to_ne_bytes()]
+                .concat();
         // What the kernel does not know is forgotten already.
         let _ = notify(&self.raw, NOTIFY_INVAL_ENTRY, &[&numbers, name.as_bytes(), b"\0"]);
     }
@@ -199,14 +208,17 @@ fn gaps_between(mut busy: Vec<Range<u64>>) -> Vec<(i64, i64)> {
     let mut gaps = Vec::new();
     let mut at = 0;
     for range in busy {
-        let (start, end) = (range.start / PAGE_BYTES * PAGE_BYTES, range.end.next_multiple_of(PAGE_BYTES));
+        let (start, end) =
+            (range.start / PAGE_BYTES * PAGE_BYTES, range.end.next_multiple_of(PAGE_BYTES));
         if start > at {
             gaps.push((at, start - at));
         }
         at = at.max(end);
     }
     gaps.push((at, 0));
-    gaps.into_iter().filter_map(|(at, length)| Some((i64::try_from(at).ok()?, i64::try_from(length).ok()?))).collect()
+    gaps.into_iter()
+        .filter_map(|(at, length)| Some((i64::try_from(at).ok()?, i64::try_from(length).ok()?)))
+        .collect()
 }
 
 /// `struct fuse_notify_inval_inode_out`, with an offset (below 0: attributes alone) and a length
@@ -276,7 +288,11 @@ impl Adapter {
         let _entered = self.runtime.enter();
         let mut context = Context::from_waker(Waker::noop());
         if work.as_mut().poll(&mut context).is_pending() {
-            let asked = Asked { thread: request.pid(), number: request.unique().into(), raw: Arc::clone(&self.raw) };
+            let asked = Asked {
+                thread: request.pid(),
+                number: request.unique().into(),
+                raw: Arc::clone(&self.raw),
+            };
             self.runtime.spawn(IS_LET_GO.scope(Cell::new(false), asked.answer(work)));
         }
     }

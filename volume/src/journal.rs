@@ -1,8 +1,10 @@
-//! What was closed and is not on the server yet, on this machine's disk: so that a gateway that is killed loses nothing
-//! of it. Records are appended and read again by the next one; they are gone when what they tell of is on the server.
+//! What was closed and is not on the server yet, on this machine's disk: so that a gateway that is
+//! killed loses nothing of it. Records are appended and read again by the next one; they are gone
+//! when what they tell of is on the server.
 //!
-//! A record is length, checksum (CRC-32) and a message. It is there when write(2) has returned: that holds against the death of a
-//! process, not against that of the machine, for which fsync(2) asks the server.
+//! A record is length, checksum (CRC-32) and a message. It is there when write(2) has returned:
+//! that holds against the death of a process, not against that of the machine, for which fsync(2)
+//! asks the server.
 //!
 //! Not here: when something is noted, and how it is sent again ([`crate::fs`]).
 
@@ -29,7 +31,8 @@ use crate::{
     store::{Caller, NewFile, Put, Write},
 };
 
-/// A new file is begun beyond, so that what is long since on the server can be removed while more keeps coming.
+/// A new file is begun beyond, so that what is long since on the server can be removed while more
+/// keeps coming.
 const SEGMENT_BYTES: u64 = 16 << 20;
 /// Length and checksum.
 const HEADER_BYTES: usize = 8;
@@ -94,13 +97,15 @@ struct Line {
 }
 
 impl Journal {
-    /// Opens the journal of a directory, which is made if need be, with what the last one has left, in order.
+    /// Opens the journal of a directory, which is made if need be, with what the last one has left,
+    /// in order.
     ///
     /// # Errors
     /// The directory can't be made or read, or is in use ([`io::ErrorKind::WouldBlock`]).
     pub fn open(directory: &Path) -> io::Result<(Self, Vec<Record>)> {
         own_directory(directory)?;
-        let lock = options().write(true).create(true).truncate(false).open(directory.join(LOCK_FILE))?;
+        let lock =
+            options().write(true).create(true).truncate(false).open(directory.join(LOCK_FILE))?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::Error::from(io::ErrorKind::WouldBlock),
             TryLockError::Error(error) => error,
@@ -121,12 +126,17 @@ impl Journal {
             state.records.insert(record.order, at);
             *state.counts.entry(at).or_default() += 1;
         }
-        segments.iter().filter(|at| !state.counts.contains_key(at) && left.is_empty()).for_each(|at| {
-            let _ = fs::remove_file(path_of(directory, *at));
-        });
+        segments.iter().filter(|at| !state.counts.contains_key(at) && left.is_empty()).for_each(
+            |at| {
+                let _ = fs::remove_file(path_of(directory, *at));
+            },
+        );
         let next = segments.last().map_or(0, |last| last + 1);
         state.current = Some((next, new_segment(directory, next)?, 0));
-        Ok((Self { directory: directory.to_owned(), state: Mutex::new(state), lock }, left.into_values().collect()))
+        Ok((
+            Self { directory: directory.to_owned(), state: Mutex::new(state), lock },
+            left.into_values().collect(),
+        ))
     }
 
     /// The names of the sessions that have sent what is in the journal, and whose requests may
@@ -152,7 +162,8 @@ impl Journal {
 
     /// All or none.
     fn note_sessions(&self, names: &[Bytes]) -> io::Result<()> {
-        let digits = |name: &Bytes| name.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + "\n";
+        let digits =
+            |name: &Bytes| name.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + "\n";
         let (new, path) = (self.directory.join("sessions.new"), self.directory.join(SESSIONS_FILE));
         let mut file = options().write(true).create(true).truncate(true).open(&new)?;
         file.write_all(names.iter().map(digits).collect::<String>().as_bytes())?;
@@ -196,13 +207,15 @@ impl Journal {
     /// The server has these, or never will.
     pub fn done(&self, orders: &[u64]) {
         let mut state = self.state();
-        let segments: Vec<u64> = orders.iter().filter_map(|order| state.records.remove(order)).collect();
+        let segments: Vec<u64> =
+            orders.iter().filter_map(|order| state.records.remove(order)).collect();
         if segments.is_empty() {
             return;
         }
         if !state.records.is_empty() {
             // If it can't be written, they are put once more, and found to be there.
-            let _ = state.append(&self.directory, &Line { done: orders.to_vec(), ..Line::default() });
+            let _ =
+                state.append(&self.directory, &Line { done: orders.to_vec(), ..Line::default() });
         }
         segments.into_iter().for_each(|segment| state.one_less(&self.directory, segment));
         if state.records.is_empty() {
@@ -283,7 +296,8 @@ impl State {
         let Some(count) = self.counts.get_mut(&segment) else { return };
         *count -= 1;
         // What older files say of done and undone is of use as long as any of them is needed.
-        while let Some((oldest, 0)) = self.counts.first_key_value().map(|(at, count)| (*at, *count)) {
+        while let Some((oldest, 0)) = self.counts.first_key_value().map(|(at, count)| (*at, *count))
+        {
             if self.current.as_ref().is_some_and(|(number, ..)| *number == oldest) {
                 return;
             }
@@ -317,22 +331,31 @@ impl Line {
     }
 }
 
-/// Writes what a record would have made on the server to a path of this machine. Directories above it are made; nothing is replaced.
+/// Writes what a record would have made on the server to a path of this machine. Directories above
+/// it are made; nothing is replaced.
 ///
 /// # Errors
 /// The disk's; [`io::ErrorKind::AlreadyExists`].
 pub fn write_out(put: &Put, path: &Path) -> io::Result<()> {
-    let explained = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let explained =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     let parent = path.parent().unwrap_or(path);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(explained)?;
     match &put.what {
         NewFile::Regular { data } => {
             let mode = put.changes.mode.unwrap_or(put.mode) & 0o777;
-            let mut file = File::options().mode(mode).write(true).create_new(true).open(path).map_err(explained)?;
+            let mut file = File::options()
+                .mode(mode)
+                .write(true)
+                .create_new(true)
+                .open(path)
+                .map_err(explained)?;
             file.write_all(data).and_then(|()| file.sync_all()).map_err(explained)
         }
         NewFile::Symlink { target } => std::os::unix::fs::symlink(target, path).map_err(explained),
-        NewFile::Directory => fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(explained),
+        NewFile::Directory => {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(explained)
+        }
     }
 }
 
@@ -351,8 +374,9 @@ fn new_segment(directory: &Path, number: u64) -> io::Result<File> {
 }
 
 fn segments(directory: &Path) -> io::Result<Vec<u64>> {
-    let number =
-        |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix(SEGMENT)?.parse().ok();
+    let number = |entry: io::Result<fs::DirEntry>| {
+        entry.ok()?.file_name().to_str()?.strip_prefix(SEGMENT)?.parse().ok()
+    };
     Ok(fs::read_dir(directory)?.filter_map(number).collect())
 }
 
@@ -368,7 +392,10 @@ fn lines(mut bytes: &[u8]) -> Vec<Line> {
     while let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES) {
         let number = |at: usize| header[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
         let (length, sum) = (number(0) as usize, number(4));
-        let Some((body, rest)) = rest.split_at_checked(length).filter(|_| length <= RECORD_BYTES) else { break };
+        let Some((body, rest)) = rest.split_at_checked(length).filter(|_| length <= RECORD_BYTES)
+        else {
+            break;
+        };
         match Line::decode(body) {
             Ok(line) if crc32fast::hash(body) == sum => lines.push(line),
             _ => break,
@@ -391,7 +418,12 @@ mod tests {
             mode: 0o640,
             changes: Changes { uid: Some(7), ..Changes::default() },
         };
-        Record { order, home: vec!["a".into()], caller: Caller { uid: 1, gid: 2, groups: [3].into() }, put }
+        Record {
+            order,
+            home: vec!["a".into()],
+            caller: Caller { uid: 1, gid: 2, groups: [3].into() },
+            put,
+        }
     }
 
     #[test]
@@ -442,7 +474,9 @@ mod tests {
         assert_eq!(left, [record(4, b"more")]);
         journal.done(&[4]);
         drop(journal);
-        let files = fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+        let files = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|file| file.unwrap().metadata().unwrap().len());
         assert_eq!(files.sum::<u64>(), 0, "nothing counts any more");
     }
 

@@ -1,8 +1,10 @@
-//! The leases of all sessions of one machine, with those who wait for them: the table of [`crate::leases`] with a
-//! clock, a lock and wake-ups. One for all exports, since they may overlap.
+//! The leases of all sessions of one machine, with those who wait for them: the table of
+//! [`crate::leases`] with a clock, a lock and wake-ups. One for all exports, since they may
+//! overlap.
 //!
-//! Invariant: nobody is woken by what is no concern of theirs. Who waits for others waits for one answer of one session at a
-//! time, the listener of a session for its own notices, and who waits for a lock for those of its file.
+//! Invariant: nobody is woken by what is no concern of theirs. Who waits for others waits for one
+//! answer of one session at a time, the listener of a session for its own notices, and who waits
+//! for a lock for those of its file.
 
 use std::{
     collections::HashMap,
@@ -19,10 +21,11 @@ use crate::{
     store::{FileId, Leases, Notice, Stamp},
 };
 
-/// An answer that takes longer counts against whoever gives it ([`LeaseTable::waited`]). Others decide how often they ask,
-/// so that quick answers must cost nothing, however many they are.
+/// An answer that takes longer counts against whoever gives it ([`LeaseTable::waited`]). Others
+/// decide how often they ask, so that quick answers must cost nothing, however many they are.
 const LATE: Duration = Duration::from_secs(1);
-/// What has not been looked at for so long is looked at: a session's time may have been moved on meanwhile.
+/// What has not been looked at for so long is looked at: a session's time may have been moved on
+/// meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Shared by all that hand out or break leases.
@@ -81,7 +84,11 @@ impl<K: Copy + Eq + Hash> Waits<K> {
     }
 
     fn notify_all(&self) {
-        self.0.lock().expect("not poisoned").values().for_each(|waiters| waiters.wake.notify_waiters());
+        self.0
+            .lock()
+            .expect("not poisoned")
+            .values()
+            .for_each(|waiters| waiters.wake.notify_waiters());
     }
 }
 
@@ -161,8 +168,8 @@ impl Keeper {
         self.table.lock().expect("not poisoned")
     }
 
-    /// See [`LeaseTable::open_session_of`]. Its stamps begin with the clock: whoever opens it may come from another
-    /// machine's executor, whose stamps must all be earlier.
+    /// See [`LeaseTable::open_session_of`]. Its stamps begin with the clock: whoever opens it may
+    /// come from another machine's executor, whose stamps must all be earlier.
     pub fn open_session(&self, owner: &str, tree: &Path) -> SessionId {
         let mut table = self.table();
         table.count_on_from(stamp_of_clock());
@@ -170,7 +177,11 @@ impl Keeper {
     }
 
     /// Says what is about to happen; see [`LeaseTable::begin`].
-    pub fn begin(self: &Arc<Self>, session: SessionId, intents: &[(File, FileId, Intent)]) -> Begun {
+    pub fn begin(
+        self: &Arc<Self>,
+        session: SessionId,
+        intents: &[(File, FileId, Intent)],
+    ) -> Begun {
         let mut table = self.table();
         let ticket = table.begin(Some(session), intents, crate::clock::now());
         let waiter = table.owner_of(session).unwrap_or_default().to_owned();
@@ -201,7 +212,9 @@ impl Keeper {
             }
         }
         let ticket = self.table().begin_flush(&holders, time, crate::clock::now());
-        Begun { keeper: self.clone(), ticket: Some(ticket), waiter: waiter.to_owned() }.clear().await;
+        Begun { keeper: self.clone(), ticket: Some(ticket), waiter: waiter.to_owned() }
+            .clear()
+            .await;
     }
 
     /// See [`LeaseTable::begin_answers`].
@@ -285,7 +298,9 @@ impl Begun {
     /// Whether it may happen at once.
     #[must_use]
     pub fn is_clear(&mut self) -> bool {
-        self.ticket.as_mut().is_none_or(|ticket| self.keeper.table().is_clear(ticket, crate::clock::now()))
+        self.ticket
+            .as_mut()
+            .is_none_or(|ticket| self.keeper.table().is_clear(ticket, crate::clock::now()))
     }
 
     /// Completes when all recalls are answered, or their holders' time is over.
@@ -304,9 +319,14 @@ impl Begun {
                     Progress::Grace(until) => Some(Err(until)),
                     // Under the table's lock, so that no answer is missed from here on.
                     Progress::Waits(session, file, until) => {
-                        let (answer, loss) =
-                            (self.keeper.answered.wait_for((session, file)), self.keeper.lost.wait_for(session));
-                        let wakes = (answer.wake.clone().notified_owned(), loss.wake.clone().notified_owned());
+                        let (answer, loss) = (
+                            self.keeper.answered.wait_for((session, file)),
+                            self.keeper.lost.wait_for(session),
+                        );
+                        let wakes = (
+                            answer.wake.clone().notified_owned(),
+                            loss.wake.clone().notified_owned(),
+                        );
                         Some(Ok((session, until.min(now + LOOK_AGAIN), wakes, (answer, loss))))
                     }
                 }
@@ -328,7 +348,11 @@ impl Begun {
                 () = wakes.1 => {}
                 () = tokio::time::sleep_until(until.into()) => {}
             }
-            if self.keeper.table().waited((&self.waiter, session), now.max(late), crate::clock::now()) {
+            if self.keeper.table().waited(
+                (&self.waiter, session),
+                now.max(late),
+                crate::clock::now(),
+            ) {
                 self.keeper.lost.notify(session);
             }
         }

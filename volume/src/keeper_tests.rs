@@ -4,16 +4,22 @@ use super::*;
 
 const LEASED: u64 = 100_000;
 const FLUSHES: usize = 400;
-/// Measured in a release build, on two cores with other work: 1 to 4 ms under recalls, 24 to 90 ms under answers that come in
-/// a loop without any pause (how much of it is the wait for a core is not known). This is for a debug build.
+/// Measured in a release build, on two cores with other work: 1 to 4 ms under recalls, 24 to 90 ms
+/// under answers that come in a loop without any pause (how much of it is the wait for a core is
+/// not known). This is for a debug build.
 const LONGEST: Duration = Duration::from_secs(1);
 
 fn file(number: u64) -> (File, FileId) {
     (File { system: 1, generation: number }, FileId { inode: number, generation: number })
 }
 
-/// An op as another identity's sessions make it, on another export, until `until`; the longest took so long.
-async fn longest_op(keeper: &Arc<Keeper>, session: SessionId, until: impl Fn(usize) -> bool) -> Duration {
+/// An op as another identity's sessions make it, on another export, until `until`; the longest took
+/// so long.
+async fn longest_op(
+    keeper: &Arc<Keeper>,
+    session: SessionId,
+    until: impl Fn(usize) -> bool,
+) -> Duration {
     let (mut longest, mut count) = (Duration::ZERO, 0);
     while !until(count) {
         let (own, began) = (file(u64::MAX), crate::clock::now());
@@ -32,7 +38,9 @@ async fn longest_op(keeper: &Arc<Keeper>, session: SessionId, until: impl Fn(usi
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
     let keeper = Arc::new(Keeper::default());
-    let open = |owner, tree: &str| keeper.table().open_session_of(owner, Path::new(tree), crate::clock::now());
+    let open = |owner, tree: &str| {
+        keeper.table().open_session_of(owner, Path::new(tree), crate::clock::now())
+    };
     let (ada, adas, bob) = (open("ada", "/a"), open("ada", "/a"), open("bob", "/b"));
     for number in 0..LEASED {
         let granted = keeper.table().grant(ada, file(number), Leases::WRITE, crate::clock::now()).0;
@@ -44,7 +52,9 @@ async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
     }
     let flushes = (0..FLUSHES).map(|_| {
         let keeper = keeper.clone();
-        tokio::spawn(async move { keeper.flush(("ada", Some(adas)), |_| true, crate::leases::FLUSH_TIME).await })
+        tokio::spawn(async move {
+            keeper.flush(("ada", Some(adas)), |_| true, crate::leases::FLUSH_TIME).await
+        })
     });
     let flushes: Vec<_> = flushes.collect();
     let recalling = longest_op(&keeper, bob, |count| count >= 1000).await;
@@ -53,13 +63,19 @@ async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
     // It answers one after the other, as it was asked.
     let its = keeper.clone();
     let answers = tokio::task::spawn_blocking(move || {
-        (0..LEASED).for_each(|number| its.returned(ada, file(number).0, Leases::WRITE, Stamp(u64::MAX)));
+        (0..LEASED)
+            .for_each(|number| its.returned(ada, file(number).0, Leases::WRITE, Stamp(u64::MAX)));
     });
     let answering = longest_op(&keeper, bob, |_| answers.is_finished()).await;
     for flush in flushes {
-        tokio::time::timeout(Duration::from_secs(20), flush).await.expect("all is answered").expect("no panic");
+        tokio::time::timeout(Duration::from_secs(20), flush)
+            .await
+            .expect("all is answered")
+            .expect("no panic");
     }
-    println!("the longest op of another identity: {recalling:?} under recalls, {answering:?} under answers");
+    println!(
+        "the longest op of another identity: {recalling:?} under recalls, {answering:?} under answers"
+    );
     assert!(recalling < LONGEST && answering < LONGEST, "{recalling:?}, {answering:?}");
 }
 
@@ -102,7 +118,9 @@ async fn changes_and_flushes_go_on_as_soon_as_former_holders_are_back() {
     let flush = tokio::spawn({
         let keeper = keeper.clone();
         async move {
-            keeper.flush(("eve", None), |tree| tree.starts_with("/a"), crate::leases::RUN_TIME).await;
+            keeper
+                .flush(("eve", None), |tree| tree.starts_with("/a"), crate::leases::RUN_TIME)
+                .await;
             crate::clock::now() - began
         }
     });

@@ -1,14 +1,16 @@
 //! Who may remember what of which file: leases, their recalls, and who waits for whom. Pure
 //! logic: the clock is passed in, nothing waits and nothing is sent here.
 //!
-//! All leases of a session end at one time, which each sign of life moves on ([`LeaseTable::renew`]). A change says first what
-//! it is about ([`LeaseTable::begin`]), which recalls what other sessions hold of it; it may happen when all recalls
-//! are answered, or their sessions' time is over ([`LeaseTable::is_clear`]), and others get no new leases of these
-//! files until it is done ([`LeaseTable::finish`]).
+//! All leases of a session end at one time, which each sign of life moves on
+//! ([`LeaseTable::renew`]). A change says first what it is about ([`LeaseTable::begin`]), which
+//! recalls what other sessions hold of it; it may happen when all recalls are answered, or their
+//! sessions' time is over ([`LeaseTable::is_clear`]), and others get no new leases of these files
+//! until it is done ([`LeaseTable::finish`]).
 //!
-//! Invariant: nobody waits for a lease longer than the time that its recall states. Who is alive and does not answer
-//! in that time loses all leases of its owner, hears so, and gets none for [`LAPSED_TIME`]. So does an owner for whose
-//! answers others have waited longer than [`WAIT_BUDGET`] within that time, since each of them may come late.
+//! Invariant: nobody waits for a lease longer than the time that its recall states. Who is alive
+//! and does not answer in that time loses all leases of its owner, hears so, and gets none for
+//! [`LAPSED_TIME`]. So does an owner for whose answers others have waited longer than
+//! [`WAIT_BUDGET`] within that time, since each of them may come late.
 //!
 //! Grace ([`Former`]; RFC 8881, section 8.4.2.1). Sessions of an earlier process of this server may
 //! still rely on the leases that it granted, and this table does not know which. Invariant: as long
@@ -16,10 +18,11 @@
 //! right to write there. It no longer does when its holder has said so ([`LeaseTable::forgotten`]),
 //! or when those leases have ended by time.
 //!
-//! Invariant: no identity makes the work for another one longer, since all share one lock. An op costs as much as the
-//! files that it names have holders, and its waiting O(1) at each look; work over all files of a session is done in steps
-//! of [`STEP`]. The one exception is the end of a session's leases, by its own end or by time: it costs O(1) for each
-//! lease, once, and each had to be asked for.
+//! Invariant: no identity makes the work for another one longer, since all share one lock. An op
+//! costs as much as the files that it names have holders, and its waiting O(1) at each look; work
+//! over all files of a session is done in steps of [`STEP`]. The one exception is the end of a
+//! session's leases, by its own end or by time: it costs O(1) for each lease, once, and each had to
+//! be asked for.
 
 mod index;
 
@@ -39,31 +42,37 @@ use self::index::{Ends, Index, last_until};
 use crate::directory::is_share;
 use crate::store::{Entry, FileId, Leases, Notice, Stamp};
 
-/// How long leases hold without a sign of life. A writer waits for so long when a holder is out of reach.
+/// How long leases hold without a sign of life. A writer waits for so long when a holder is out of
+/// reach.
 pub const LEASE_TIME: Duration = Duration::from_secs(10);
-/// After a recall nobody waits longer than that for a session that is alive but does not answer; it then loses all its leases. Who has
-/// to write something first gets [`FLUSH_TIME`].
+/// After a recall nobody waits longer than that for a session that is alive but does not answer; it
+/// then loses all its leases. Who has to write something first gets [`FLUSH_TIME`].
 pub const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// For 64 MiB at 10 Mbit/s, and the rest of what such a link carries.
 pub const FLUSH_TIME: Duration = Duration::from_secs(60);
-/// Leases and recalls without an answer, of all sessions: about 400 bytes each. An owner of sessions may have as many as it
-/// leaves free, so that others find room; beyond, answers come without leases.
+/// Leases and recalls without an answer, of all sessions: about 400 bytes each. An owner of
+/// sessions may have as many as it leaves free, so that others find room; beyond, answers come
+/// without leases.
 pub const MAX_LEASED_FILES: usize = 400_000;
 /// Before a run the holders of rights to write have this time to give them back.
 pub const RUN_TIME: Duration = Duration::from_secs(5);
-/// An owner that has let a recall lapse gets no leases for this time: it makes others wait once, not for each file
-/// that it opens. What it does goes on without leases.
+/// An owner that has let a recall lapse gets no leases for this time: it makes others wait once,
+/// not for each file that it opens. What it does goes on without leases.
 pub const LAPSED_TIME: Duration = Duration::from_secs(300);
-/// For so long in all others wait for an owner's answers within [`LAPSED_TIME`], however soon before their ends
-/// these come: three runs. An owner that takes longer is one that does not answer.
+/// For so long in all others wait for an owner's answers within [`LAPSED_TIME`], however soon
+/// before their ends these come: three runs. An owner that takes longer is one that does not
+/// answer.
 pub const WAIT_BUDGET: Duration = Duration::from_secs(15);
 /// Notices that wait for a session, about 100 bytes each.
 const MAX_UNTAKEN: usize = 65_536;
-/// Recalls of a file that a session has not answered; it gets no new lease of it before. Bounds the looks at one file.
+/// Recalls of a file that a session has not answered; it gets no new lease of it before. Bounds the
+/// looks at one file.
 const MAX_UNANSWERED: usize = 4;
-/// Files that are looked at while the lock is held, at most, where all those of a session are: about a millisecond.
+/// Files that are looked at while the lock is held, at most, where all those of a session are:
+/// about a millisecond.
 pub const STEP: usize = 1000;
-/// Changed files of which a session is told how they are: whoever has changed more does not look at all of them at once.
+/// Changed files of which a session is told how they are: whoever has changed more does not look at
+/// all of them at once.
 const MAX_CHANGED: usize = 32;
 
 /// How much longer grace lasts than leases: the holder's clock may be slower than this machine's by
@@ -128,7 +137,8 @@ pub struct Ticket {
 enum Awaited {
     Of(File, SessionId, Stamp),
     All(SessionId, Stamp),
-    /// Those of rights to write. One for all files: a ticket is as short for 100,000 files as for one.
+    /// Those of rights to write. One for all files: a ticket is as short for 100,000 files as for
+    /// one.
     Written(SessionId, Stamp),
 }
 
@@ -223,7 +233,8 @@ struct Session {
     lost: Stamp,
     /// The [`Former::name`] that it bears.
     name: Option<String>,
-    /// Files that it held leases of, and that have changed since this was last asked for: the first of them.
+    /// Files that it held leases of, and that have changed since this was last asked for: the first
+    /// of them.
     changed: Vec<FileId>,
 }
 
@@ -234,7 +245,8 @@ pub fn overlap(one: &Path, other: &Path) -> bool {
 }
 
 impl LeaseTable {
-    /// An empty one. Stamps count on from there: they must not begin anew with a process, since their readers live on.
+    /// An empty one. Stamps count on from there: they must not begin anew with a process, since
+    /// their readers live on.
     #[must_use]
     pub fn starting_at(last: Stamp) -> Self {
         Self { last_stamp: last.0, ..Self::default() }
@@ -277,14 +289,20 @@ impl LeaseTable {
 
     /// Until when a former session but that of the same name may rely on leases in a tree that `of`
     /// says.
-    pub fn grace(&mut self, session: Option<SessionId>, of: impl Fn(&Path) -> bool, now: Instant) -> Option<Instant> {
+    pub fn grace(
+        &mut self,
+        session: Option<SessionId>,
+        of: impl Fn(&Path) -> bool,
+        now: Instant,
+    ) -> Option<Instant> {
         // Most often there is none.
         if self.former.is_empty() {
             return None;
         }
         self.former.retain(|(_, until)| *until > now);
         let own = session.and_then(|session| self.sessions.get(&session)?.name.as_deref());
-        let in_the_way = self.former.iter().filter(|(former, _)| Some(&*former.name) != own && of(&former.tree));
+        let in_the_way =
+            self.former.iter().filter(|(former, _)| Some(&*former.name) != own && of(&former.tree));
         in_the_way.map(|(_, until)| *until).max()
     }
 
@@ -313,15 +331,18 @@ impl LeaseTable {
         self.owners.retain(|_, owner| !owner.sessions.is_empty() || owner.is_remembered_at(now));
         self.owners.entry(owner.to_owned()).or_default().sessions.insert(id);
         let (outbox, changed, valid_until) = (Vec::new(), Vec::new(), now + LEASE_TIME);
-        let (owner, tree, index, wake) = (owner.to_owned(), tree.to_owned(), Index::default(), Arc::default());
+        let (owner, tree, index, wake) =
+            (owner.to_owned(), tree.to_owned(), Index::default(), Arc::default());
         let (opened, name) = (lost, None);
         self.ends.lives.insert((valid_until, id));
-        let session = Session { owner, tree, valid_until, index, outbox, wake, opened, lost, name, changed };
+        let session =
+            Session { owner, tree, valid_until, index, outbox, wake, opened, lost, name, changed };
         self.sessions.insert(id, session);
         id
     }
 
-    /// A sign of life; all that the session holds is valid again for [`LEASE_TIME`]. What had ended already stays ended.
+    /// A sign of life; all that the session holds is valid again for [`LEASE_TIME`]. What had ended
+    /// already stays ended.
     pub fn renew(&mut self, session: SessionId, now: Instant) {
         self.expire(now);
         if let Some(its) = self.sessions.get_mut(&session) {
@@ -342,12 +363,20 @@ impl LeaseTable {
         ended.wake.notify_one();
     }
 
-    /// Gives of `wanted` what goes together with what others have, and tells all that the session has now. To be called
-    /// before the file is looked at, so that a change in between is recalled with a later stamp.
-    pub fn grant(&mut self, session: SessionId, file: (File, FileId), wanted: Leases, now: Instant) -> (Leases, Stamp) {
+    /// Gives of `wanted` what goes together with what others have, and tells all that the session
+    /// has now. To be called before the file is looked at, so that a change in between is recalled
+    /// with a later stamp.
+    pub fn grant(
+        &mut self,
+        session: SessionId,
+        file: (File, FileId),
+        wanted: Leases,
+        now: Instant,
+    ) -> (Leases, Stamp) {
         let stamp = self.next_stamp();
         // A right to write stands in the way of what a former session may have.
-        let wanted = if self.grace_of(session, now).is_some() { wanted - Leases::WRITE } else { wanted };
+        let wanted =
+            if self.grace_of(session, now).is_some() { wanted - Leases::WRITE } else { wanted };
         let Some(own) = self.sessions.get(&session).filter(|own| own.valid_until > now) else {
             return (Leases::empty(), stamp);
         };
@@ -355,9 +384,11 @@ impl LeaseTable {
         // What was found to be over stays so until a sign of life.
         let is_over = !self.ends.lives.contains(&(own.valid_until, session));
         // Whoever does not take what it is told is not given more to be told of.
-        let has_lapsed = owner.lapsed_until.is_some_and(|until| until > now) || own.outbox.len() >= MAX_UNTAKEN;
+        let has_lapsed =
+            owner.lapsed_until.is_some_and(|until| until > now) || own.outbox.len() >= MAX_UNTAKEN;
         let has_room = is_share((owner.files, 1), (self.leased, MAX_LEASED_FILES));
-        let held = self.files.entry(file.0).or_insert_with(|| Held { id: file.1, ..Held::default() });
+        let held =
+            self.files.entry(file.0).or_insert_with(|| Held { id: file.1, ..Held::default() });
         let refused = is_over || has_lapsed || !has_room && !held.grants.contains_key(&session);
         let can_be_had = if refused { Leases::empty() } else { held.compatible(session, wanted) };
         let leases = self.change(file.0, session, |held| {
@@ -370,7 +401,12 @@ impl LeaseTable {
     }
 
     /// Recalls what stands in the way of all these. `session`: whose own leases don't.
-    pub fn begin(&mut self, session: Option<SessionId>, intents: &[(File, FileId, Intent)], now: Instant) -> Ticket {
+    pub fn begin(
+        &mut self,
+        session: Option<SessionId>,
+        intents: &[(File, FileId, Intent)],
+        now: Instant,
+    ) -> Ticket {
         self.expire(now);
         let mut ticket = Ticket { session, changes: Vec::new(), awaited: Vec::new(), until: None };
         for (file, id, intent) in intents {
@@ -381,12 +417,16 @@ impl LeaseTable {
             };
             self.recall(*file, session, masks, now);
             if let Some(held) = self.files.get(file) {
-                let of_others = held.recalled.iter().filter(|recalled| Some(recalled.session) != session);
+                let of_others =
+                    held.recalled.iter().filter(|recalled| Some(recalled.session) != session);
                 let in_the_way = of_others.filter(|recalled| recalled.leases.intersects(masks.0));
-                ticket.awaited.extend(in_the_way.map(|recalled| Awaited::Of(*file, recalled.session, recalled.stamp)));
+                ticket.awaited.extend(
+                    in_the_way.map(|recalled| Awaited::Of(*file, recalled.session, recalled.stamp)),
+                );
             }
             if matches!(intent, Intent::Change(_)) {
-                let held = self.files.entry(*file).or_insert_with(|| Held { id: *id, ..Held::default() });
+                let held =
+                    self.files.entry(*file).or_insert_with(|| Held { id: *id, ..Held::default() });
                 *held.changing.entry(session).or_default() += 1;
                 ticket.changes.push(*file);
             }
@@ -394,7 +434,8 @@ impl LeaseTable {
         ticket
     }
 
-    /// Something has changed already, by somebody who holds no leases: recalls, and nobody waits. Whether somebody is told.
+    /// Something has changed already, by somebody who holds no leases: recalls, and nobody waits.
+    /// Whether somebody is told.
     pub fn changed(&mut self, file: File, leases: Leases, now: Instant) -> bool {
         self.recall(file, None, (leases | Leases::WRITE, leases | Leases::WRITE), now)
     }
@@ -410,7 +451,8 @@ impl LeaseTable {
         }
     }
 
-    /// A step towards that. All steps of a ticket together are as many as it has entries, and one for each look.
+    /// A step towards that. All steps of a ticket together are as many as it has entries, and one
+    /// for each look.
     pub fn progress(&mut self, ticket: &mut Ticket, now: Instant) -> Progress {
         self.expire(now);
         for _ in 0..STEP {
@@ -420,7 +462,11 @@ impl LeaseTable {
                 return grace.map_or(Progress::Clear, Progress::Grace);
             };
             if let Some((session, file, until)) = self.unanswered(*last) {
-                return Progress::Waits(session, file, ticket.until.map_or(until, |its| its.min(until)));
+                return Progress::Waits(
+                    session,
+                    file,
+                    ticket.until.map_or(until, |its| its.min(until)),
+                );
             }
             ticket.awaited.pop();
         }
@@ -439,7 +485,8 @@ impl LeaseTable {
             }
         };
         let recalled = self.files.get(&file?)?.recalled.iter();
-        let its = recalled.filter(|recalled| recalled.session == session && recalled.stamp <= stamp);
+        let its =
+            recalled.filter(|recalled| recalled.session == session && recalled.stamp <= stamp);
         let until = its.map(|recalled| recalled.until).min()?;
         let life = self.sessions.get(&session).map_or(until, |session| session.valid_until);
         Some((session, file?, until.min(life)))
@@ -460,18 +507,29 @@ impl LeaseTable {
         }
     }
 
-    /// Who may hold changes back of trees that `of` says, but `session` itself. A flush recalls their rights to write
-    /// ([`Self::recall_written`]) and awaits the answers ([`Self::begin_flush`]).
+    /// Who may hold changes back of trees that `of` says, but `session` itself. A flush recalls
+    /// their rights to write ([`Self::recall_written`]) and awaits the answers
+    /// ([`Self::begin_flush`]).
     #[must_use]
-    pub fn writers(&self, session: Option<SessionId>, of: impl Fn(&Path) -> bool) -> Vec<SessionId> {
-        let is_meant = |holder: &SessionId| self.sessions.get(holder).is_some_and(|holder| of(&holder.tree));
-        self.writers.iter().copied().filter(|holder| Some(*holder) != session && is_meant(holder)).collect()
+    pub fn writers(
+        &self,
+        session: Option<SessionId>,
+        of: impl Fn(&Path) -> bool,
+    ) -> Vec<SessionId> {
+        let is_meant =
+            |holder: &SessionId| self.sessions.get(holder).is_some_and(|holder| of(&holder.tree));
+        self.writers
+            .iter()
+            .copied()
+            .filter(|holder| Some(*holder) != session && is_meant(holder))
+            .collect()
     }
 
-    /// Recalls a step's worth of the holder's rights to write, for `by`: of files behind `after`. Where the next step begins.
+    /// Recalls a step's worth of the holder's rights to write, for `by`: of files behind `after`.
+    /// Where the next step begins.
     ///
-    /// What is recalled is no longer writable: a second flush does not look at it again, so that flushes cost O(1) for each
-    /// right that was granted, however many there are.
+    /// What is recalled is no longer writable: a second flush does not look at it again, so that
+    /// flushes cost O(1) for each right that was granted, however many there are.
     pub fn recall_written(
         &mut self,
         (holder, by): (SessionId, Option<SessionId>),
@@ -486,13 +544,15 @@ impl LeaseTable {
         files.get(STEP - 1).copied()
     }
 
-    /// Awaits all rights to write that were recalled from these holders. Within `time` they have answered, or have lost what
-    /// they hold.
+    /// Awaits all rights to write that were recalled from these holders. Within `time` they have
+    /// answered, or have lost what they hold.
     pub fn begin_flush(&mut self, holders: &[SessionId], time: Duration, now: Instant) -> Ticket {
         self.expire(now);
         let (stamp, until) = (Stamp(self.last_stamp), now + time);
         let sessions = &self.sessions;
-        let is_awaited = |holder: &&SessionId| sessions.get(*holder).is_some_and(|its| !its.index.unwritten.is_empty());
+        let is_awaited = |holder: &&SessionId| {
+            sessions.get(*holder).is_some_and(|its| !its.index.unwritten.is_empty())
+        };
         let holders: Vec<SessionId> = holders.iter().filter(is_awaited).copied().collect();
         // Otherwise each recall ends no later by itself.
         if time < FLUSH_TIME {
@@ -502,24 +562,32 @@ impl LeaseTable {
         Ticket { session: None, changes: Vec::new(), awaited, until: Some(until) }
     }
 
-    /// Files that others than sessions have changed since this was last asked, of those that were recalled from the session.
+    /// Files that others than sessions have changed since this was last asked, of those that were
+    /// recalled from the session.
     pub fn take_changed(&mut self, session: SessionId) -> Vec<FileId> {
-        self.sessions.get_mut(&session).map(|session| mem::take(&mut session.changed)).unwrap_or_default()
+        self.sessions
+            .get_mut(&session)
+            .map(|session| mem::take(&mut session.changed))
+            .unwrap_or_default()
     }
 
     /// Tells the session how a file is, as it would an answer.
     pub fn tell(&mut self, session: SessionId, entry: Entry) {
         // It is of use to be told, not needed: whoever does not take notices goes without.
-        if let Some(session) = self.sessions.get_mut(&session).filter(|session| session.outbox.len() < MAX_UNTAKEN) {
+        if let Some(session) =
+            self.sessions.get_mut(&session).filter(|session| session.outbox.len() < MAX_UNTAKEN)
+        {
             session.post(Notice::Is(entry));
         }
     }
 
-    /// Puts a mark behind all that the session is to be told until now. `None`: there is no such session.
+    /// Puts a mark behind all that the session is to be told until now. `None`: there is no such
+    /// session.
     pub fn mark(&mut self, session: SessionId) -> Option<Stamp> {
         let stamp = self.next_stamp();
         let its = self.sessions.get_mut(&session)?;
-        // What is told by one mark need not be told by two: the outbox of a session that is out of reach stays small.
+        // What is told by one mark need not be told by two: the outbox of a session that is out of
+        // reach stays small.
         if let Some(Notice::All { stamp: last }) = its.outbox.last_mut() {
             *last = stamp;
         } else {
@@ -531,24 +599,37 @@ impl LeaseTable {
     /// The session gives leases back: by a recall with that stamp, or of its own accord.
     pub fn returned(&mut self, session: SessionId, file: File, leases: Leases, stamp: Stamp) {
         self.change(file, session, |held| {
-            for recalled in held.recalled.iter_mut().filter(|r| r.session == session && r.stamp <= stamp) {
+            for recalled in
+                held.recalled.iter_mut().filter(|r| r.session == session && r.stamp <= stamp)
+            {
                 recalled.leases -= leases;
             }
-            if let Some(grant) = held.grants.get_mut(&session).filter(|grant| grant.stamp <= stamp) {
+            if let Some(grant) = held.grants.get_mut(&session).filter(|grant| grant.stamp <= stamp)
+            {
                 grant.leases -= leases;
             }
         });
     }
 
-    /// All leases of the session but those to write are recalled: what it remembers may be old. A step of it: files
-    /// behind `after`; where the next step begins. What is granted meanwhile is fresh.
-    pub fn recall_all(&mut self, session: SessionId, after: Option<File>, now: Instant) -> Option<File> {
+    /// All leases of the session but those to write are recalled: what it remembers may be old. A
+    /// step of it: files behind `after`; where the next step begins. What is granted meanwhile is
+    /// fresh.
+    pub fn recall_all(
+        &mut self,
+        session: SessionId,
+        after: Option<File>,
+        now: Instant,
+    ) -> Option<File> {
         self.expire(now);
         let files = step_of(&self.sessions.get(&session)?.index.granted, after);
         for file in &files {
-            let Some(grant) = self.files.get(file).and_then(|held| held.grants.get(&session)) else { continue };
+            let Some(grant) = self.files.get(file).and_then(|held| held.grants.get(&session))
+            else {
+                continue;
+            };
             // What it holds back itself is newer than all that others have.
-            let leases = if grant.leases.contains(Leases::WRITE) { Leases::ENTRIES } else { Leases::all() };
+            let leases =
+                if grant.leases.contains(Leases::WRITE) { Leases::ENTRIES } else { Leases::all() };
             let lost = grant.leases & leases;
             if !lost.is_empty() {
                 let stamp = self.next_stamp();
@@ -574,19 +655,22 @@ impl LeaseTable {
 
     /// What is to be told to a session, in order.
     pub fn take_notices(&mut self, session: SessionId) -> Vec<Notice> {
-        self.sessions.get_mut(&session).map(|session| mem::take(&mut session.outbox)).unwrap_or_default()
+        self.sessions
+            .get_mut(&session)
+            .map(|session| mem::take(&mut session.outbox))
+            .unwrap_or_default()
     }
 
-    /// What a session that is back after a break may not have heard: when it last lost everything, and the recalls until
-    /// now. [`Self::missed_recalls`] tells them, in steps.
+    /// What a session that is back after a break may not have heard: when it last lost everything,
+    /// and the recalls until now. [`Self::missed_recalls`] tells them, in steps.
     #[must_use]
     pub fn missed(&self, session: SessionId) -> (Stamp, Stamp) {
         let lost = self.sessions.get(&session).map(|session| session.lost).unwrap_or_default();
         (lost, Stamp(self.last_stamp))
     }
 
-    /// A step's worth of the session's recalls without an answer, behind the place `after` and until a stamp, and where the
-    /// next step begins.
+    /// A step's worth of the session's recalls without an answer, behind the place `after` and
+    /// until a stamp, and where the next step begins.
     #[must_use]
     pub fn missed_recalls(
         &self,
@@ -596,11 +680,16 @@ impl LeaseTable {
     ) -> (Vec<Notice>, Option<Place>) {
         let Some(its) = self.sessions.get(&session) else { return (Vec::new(), None) };
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let unanswered = its.index.recalled.range((from, Bound::Unbounded)).take_while(|(stamp, _)| *stamp <= until);
+        let unanswered = its
+            .index
+            .recalled
+            .range((from, Bound::Unbounded))
+            .take_while(|(stamp, _)| *stamp <= until);
         let step: Vec<Place> = unanswered.take(STEP).copied().collect();
         let notice = |(stamp, file): &Place| {
             let held = self.files.get(file)?;
-            let recalled = held.recalled.iter().find(|r| r.session == session && r.stamp == *stamp)?;
+            let recalled =
+                held.recalled.iter().find(|r| r.session == session && r.stamp == *stamp)?;
             Some(Notice::Recall { file: held.id, leases: recalled.leases, stamp: *stamp })
         };
         (step.iter().filter_map(notice).collect(), step.get(STEP - 1).copied())
@@ -662,19 +751,31 @@ impl LeaseTable {
         Stamp(self.last_stamp)
     }
 
-    /// Recalls from all but `session`: who holds one of the first leases loses all of the second. Whether somebody does.
-    fn recall(&mut self, file: File, session: Option<SessionId>, masks: (Leases, Leases), now: Instant) -> bool {
+    /// Recalls from all but `session`: who holds one of the first leases loses all of the second.
+    /// Whether somebody does.
+    fn recall(
+        &mut self,
+        file: File,
+        session: Option<SessionId>,
+        masks: (Leases, Leases),
+        now: Instant,
+    ) -> bool {
         let stamp = self.next_stamp();
         let Some(held) = self.files.get(&file) else { return false };
-        let lost = held.grants.iter().filter(|(holder, _)| Some(**holder) != session).map(|(holder, grant)| {
-            let is_writer = grant.leases.contains(Leases::WRITE);
-            (*holder, grant.leases & if is_writer { masks.1 } else { masks.0 })
-        });
+        let lost = held.grants.iter().filter(|(holder, _)| Some(**holder) != session).map(
+            |(holder, grant)| {
+                let is_writer = grant.leases.contains(Leases::WRITE);
+                (*holder, grant.leases & if is_writer { masks.1 } else { masks.0 })
+            },
+        );
         let lost: Vec<(SessionId, Leases)> = lost.filter(|(_, lost)| !lost.is_empty()).collect();
         let id = held.id;
         for (holder, leases) in &lost {
             let time = if leases.contains(Leases::WRITE) { FLUSH_TIME } else { ANSWER_TIME };
-            self.recall_from(file, Recalled { session: *holder, leases: *leases, stamp, until: now + time });
+            self.recall_from(
+                file,
+                Recalled { session: *holder, leases: *leases, stamp, until: now + time },
+            );
             if let Some(holder) = self.sessions.get_mut(holder).filter(|_| session.is_none())
                 && holder.changed.len() < MAX_CHANGED
                 && !holder.changed.contains(&id)
@@ -741,16 +842,24 @@ impl LeaseTable {
         self.sessions.get(&session).map(|session| &*session.owner)
     }
 
-    /// The owner `waiter` has waited for an answer of the session from `since` until now. Whether that used
-    /// [`WAIT_BUDGET`] up, so that the session's owner has lost its leases.
-    pub fn waited(&mut self, (waiter, session): (&str, SessionId), since: Instant, now: Instant) -> bool {
+    /// The owner `waiter` has waited for an answer of the session from `since` until now. Whether
+    /// that used [`WAIT_BUDGET`] up, so that the session's owner has lost its leases.
+    pub fn waited(
+        &mut self,
+        (waiter, session): (&str, SessionId),
+        since: Instant,
+        now: Instant,
+    ) -> bool {
         if since >= now {
             return false;
         }
-        let Some(owner) = self.owner_of(session).filter(|owner| *owner != waiter).map(str::to_owned) else {
+        let Some(owner) =
+            self.owner_of(session).filter(|owner| *owner != waiter).map(str::to_owned)
+        else {
             return false;
         };
-        let is_used_up = self.owners.get_mut(&owner).is_some_and(|owner| owner.delays.add(since, now));
+        let is_used_up =
+            self.owners.get_mut(&owner).is_some_and(|owner| owner.delays.add(since, now));
         if is_used_up {
             self.lapse(session, now);
         }
@@ -759,10 +868,13 @@ impl LeaseTable {
 
     fn lapse(&mut self, session: SessionId, now: Instant) {
         self.lose(session);
-        let Some(its) = self.sessions.get(&session).filter(|its| !its.owner.is_empty()) else { return };
+        let Some(its) = self.sessions.get(&session).filter(|its| !its.owner.is_empty()) else {
+            return;
+        };
         let Some(owner) = self.owners.get_mut(&its.owner) else { return };
         owner.lapsed_until = Some(now + LAPSED_TIME);
-        let others: Vec<SessionId> = owner.sessions.iter().copied().filter(|other| *other != session).collect();
+        let others: Vec<SessionId> =
+            owner.sessions.iter().copied().filter(|other| *other != session).collect();
         others.into_iter().for_each(|other| self.lose(other));
     }
 
@@ -791,9 +903,14 @@ impl LeaseTable {
         self.count(&name, count, 0);
     }
 
-    /// Changes what one session has of a file: all that is about one goes through here, which keeps the indexes exact and
-    /// leaves nothing that is empty.
-    fn change<T>(&mut self, file: File, session: SessionId, how: impl FnOnce(&mut Held) -> T) -> Option<T> {
+    /// Changes what one session has of a file: all that is about one goes through here, which keeps
+    /// the indexes exact and leaves nothing that is empty.
+    fn change<T>(
+        &mut self,
+        file: File,
+        session: SessionId,
+        how: impl FnOnce(&mut Held) -> T,
+    ) -> Option<T> {
         let (held, its) = (self.files.get_mut(&file)?, self.sessions.get_mut(&session)?);
         let before = its.index.len();
         its.index.remove((file, session), held, &mut self.ends);
@@ -834,7 +951,8 @@ impl LeaseTable {
 impl Owner {
     /// Whether anything of it counts beyond its sessions.
     fn is_remembered_at(&self, now: Instant) -> bool {
-        let is_counting = self.delays.since.is_some_and(|since| now.duration_since(since) < LAPSED_TIME);
+        let is_counting =
+            self.delays.since.is_some_and(|since| now.duration_since(since) < LAPSED_TIME);
         is_counting || self.lapsed_until.is_some_and(|until| until > now)
     }
 }
@@ -876,12 +994,20 @@ impl Held {
 
     /// What of `wanted` the session may have now.
     fn compatible(&self, session: SessionId, wanted: Leases) -> Leases {
-        let mut others = self.grants.iter().filter(|(holder, _)| **holder != session).map(|(_, grant)| grant.leases);
-        let is_changing = self.changing.len() > usize::from(self.changing.contains_key(&Some(session)));
-        // What was recalled from the session itself it may have again before it has answered: the answer bears the recall's stamp, which
-        // is lower. But a right to write comes back when everybody has seen what was written.
-        let is_recalled = self.recalled.iter().any(|recalled| recalled.leases.contains(Leases::WRITE));
-        let unanswered = self.recalled.iter().filter(|recalled| recalled.session == session).count();
+        let mut others = self
+            .grants
+            .iter()
+            .filter(|(holder, _)| **holder != session)
+            .map(|(_, grant)| grant.leases);
+        let is_changing =
+            self.changing.len() > usize::from(self.changing.contains_key(&Some(session)));
+        // What was recalled from the session itself it may have again before it has answered: the
+        // answer bears the recall's stamp, which is lower. But a right to write comes back when
+        // everybody has seen what was written.
+        let is_recalled =
+            self.recalled.iter().any(|recalled| recalled.leases.contains(Leases::WRITE));
+        let unanswered =
+            self.recalled.iter().filter(|recalled| recalled.session == session).count();
         if is_changing
             || is_recalled
             || unanswered >= MAX_UNANSWERED

@@ -11,7 +11,8 @@ fn file(number: u64) -> (File, FileId) {
     (File { system: 1, generation: number }, FileId { inode: number, generation: number })
 }
 
-/// A holder as a client would be: it remembers a version under a lease, and answers recalls when it likes.
+/// A holder as a client would be: it remembers a version under a lease, and answers recalls when it
+/// likes.
 #[derive(Default)]
 struct Client {
     remembered: HashMap<u64, u64>,
@@ -80,7 +81,15 @@ impl World {
         let now = Instant::now();
         let ids = (0..SESSIONS).map(|_| table.open_session(now)).collect();
         let clients = (0..SESSIONS).map(|_| Client::default()).collect();
-        Self { table, now, ids, clients, versions: HashMap::new(), pending: Vec::new(), next_version: 1 }
+        Self {
+            table,
+            now,
+            ids,
+            clients,
+            versions: HashMap::new(),
+            pending: Vec::new(),
+            next_version: 1,
+        }
     }
 
     fn step(&mut self, step: &Step) {
@@ -89,11 +98,13 @@ impl World {
             Step::Change { session, file: number } => {
                 let (key, id) = file(number);
                 let intent = Intent::Change(Leases::ATTRIBUTES | Leases::DATA);
-                let ticket = self.table.begin(Some(self.ids[session]), &[(key, id, intent)], self.now);
+                let ticket =
+                    self.table.begin(Some(self.ids[session]), &[(key, id, intent)], self.now);
                 self.pending.push((ticket, session, number));
             }
             Step::ByOther { file: number } => {
-                // What was held back by a writer is written over it: as with two programs on one machine.
+                // What was held back by a writer is written over it: as with two programs on one
+                // machine.
                 self.set_version(number);
                 self.table.changed(file(number).0, Leases::ATTRIBUTES | Leases::DATA, self.now);
             }
@@ -121,7 +132,8 @@ impl World {
 
     fn look(&mut self, session: usize, number: u64, may_write: bool) {
         let (key, id) = file(number);
-        let mut ticket = self.table.begin(Some(self.ids[session]), &[(key, id, Intent::Look)], self.now);
+        let mut ticket =
+            self.table.begin(Some(self.ids[session]), &[(key, id, Intent::Look)], self.now);
         // One that has to wait is given up here.
         let is_clear = self.table.is_clear(&mut ticket, self.now);
         self.table.finish(ticket);
@@ -134,7 +146,9 @@ impl World {
         let (leases, _) = self.table.grant(self.ids[session], (key, id), wanted, self.now);
         let client = &mut self.clients[session];
         if leases.contains(Leases::DATA) && !client.dirty.contains_key(&number) {
-            client.remembered.insert(number, self.versions.get(&number).copied().unwrap_or_default());
+            client
+                .remembered
+                .insert(number, self.versions.get(&number).copied().unwrap_or_default());
         }
     }
 
@@ -158,7 +172,9 @@ impl World {
         for (id, client) in self.ids.iter().zip(&mut self.clients) {
             for notice in self.table.take_notices(*id) {
                 match notice {
-                    Notice::Recall { file, leases, stamp } => client.recalls.push((file.generation, leases, stamp)),
+                    Notice::Recall { file, leases, stamp } => {
+                        client.recalls.push((file.generation, leases, stamp))
+                    }
                     Notice::Lost { .. } => *client = Client::default(),
                     Notice::Is(_) | Notice::All { .. } => {}
                 }
@@ -181,7 +197,8 @@ impl World {
         self.listen();
     }
 
-    /// Who holds a lease of the contents, is not told otherwise, and is within its time, remembers the newest.
+    /// Who holds a lease of the contents, is not told otherwise, and is within its time, remembers
+    /// the newest.
     fn check(&self) {
         check_indexes(&self.table);
         for (id, client) in self.ids.iter().zip(&self.clients) {
@@ -190,9 +207,13 @@ impl World {
                 let is_told = client.recalls.iter().any(|(of, ..)| of == number);
                 let newest = self.versions.get(number).copied().unwrap_or_default();
                 let is_newest = *version == newest || client.dirty.get(number) == Some(version);
-                assert!(is_told || is_newest, "file {number}: {version} is remembered, {newest} is");
+                assert!(
+                    is_told || is_newest,
+                    "file {number}: {version} is remembered, {newest} is"
+                );
             }
-            let writers = |number: &u64| self.ids.iter().filter(|id| self.holds_write(**id, *number)).count();
+            let writers =
+                |number: &u64| self.ids.iter().filter(|id| self.holds_write(**id, *number)).count();
             assert!((0..FILES).all(|number| writers(&number) <= 1), "two may write");
         }
     }
@@ -225,7 +246,9 @@ fn a_change_waits_for_the_answer_or_for_the_holders_time() {
     let change = [(key, id, Intent::Change(wanted))];
     let mut ticket = table.begin(Some(two), &change, now);
     assert!(!table.is_clear(&mut ticket, now));
-    let [Notice::Recall { stamp, leases, .. }] = table.take_notices(one)[..] else { panic!("one recall") };
+    let [Notice::Recall { stamp, leases, .. }] = table.take_notices(one)[..] else {
+        panic!("one recall")
+    };
     // Until it has happened nobody gets a lease; the one that asks for it least of all.
     assert_eq!(table.grant(one, (key, id), wanted, now).0, Leases::empty());
     table.returned(one, key, leases, stamp);
@@ -277,7 +300,9 @@ fn a_lease_on_its_way_is_not_given_back_by_mistake() {
 #[test]
 fn an_owner_that_lets_a_recall_lapse_makes_others_wait_once() {
     let (mut table, mut now) = (LeaseTable::default(), Instant::now());
-    let file = |number| (File { system: 1, generation: number }, FileId { inode: number, generation: number });
+    let file = |number| {
+        (File { system: 1, generation: number }, FileId { inode: number, generation: number })
+    };
     let ada = [(); 2].map(|()| table.open_session_of("ada", Path::new("/a"), now));
     let bob = table.open_session_of("bob", Path::new("/a/sub"), now);
     let lapsing = |table: &mut LeaseTable, number, now| {
@@ -310,7 +335,9 @@ fn an_owner_that_lets_a_recall_lapse_makes_others_wait_once() {
 #[test]
 fn a_flush_is_of_its_trees_and_takes_its_time_at_most() {
     let (mut table, mut now) = (LeaseTable::default(), Instant::now());
-    let file = |number| (File { system: 1, generation: number }, FileId { inode: number, generation: number });
+    let file = |number| {
+        (File { system: 1, generation: number }, FileId { inode: number, generation: number })
+    };
     let ada = table.open_session_of("ada", Path::new("/a"), now);
     assert_eq!(table.grant(ada, file(1), Leases::WRITE, now).0, Leases::WRITE);
     let mut other = flush_of(&mut table, |tree| overlap(tree, Path::new("/b")), RUN_TIME, now);
@@ -328,11 +355,17 @@ fn a_flush_is_of_its_trees_and_takes_its_time_at_most() {
 #[test]
 fn one_owner_leaves_leases_for_others() {
     let (mut table, now) = (LeaseTable::default(), Instant::now());
-    let file = |number| (File { system: 1, generation: number }, FileId { inode: number, generation: number });
-    let (ada, bob) =
-        (table.open_session_of("ada", Path::new("/"), now), table.open_session_of("bob", Path::new("/"), now));
+    let file = |number| {
+        (File { system: 1, generation: number }, FileId { inode: number, generation: number })
+    };
+    let (ada, bob) = (
+        table.open_session_of("ada", Path::new("/"), now),
+        table.open_session_of("bob", Path::new("/"), now),
+    );
     let limit = MAX_LEASED_FILES as u64;
-    let granted = (0..limit).filter(|number| !table.grant(ada, file(*number), Leases::DATA, now).0.is_empty()).count();
+    let granted = (0..limit)
+        .filter(|number| !table.grant(ada, file(*number), Leases::DATA, now).0.is_empty())
+        .count();
     assert_eq!(granted, MAX_LEASED_FILES / 2);
     assert_eq!(table.grant(bob, file(limit), Leases::DATA, now).0, Leases::DATA);
     table.end_session(ada);
@@ -340,7 +373,12 @@ fn one_owner_leaves_leases_for_others() {
 }
 
 /// All steps of a flush.
-fn flush_of(table: &mut LeaseTable, of: impl Fn(&Path) -> bool, time: Duration, now: Instant) -> Ticket {
+fn flush_of(
+    table: &mut LeaseTable,
+    of: impl Fn(&Path) -> bool,
+    time: Duration,
+    now: Instant,
+) -> Ticket {
     let holders = table.writers(None, of);
     for holder in &holders {
         let mut after = table.recall_written((*holder, None), None, now);
@@ -358,7 +396,12 @@ fn check_indexes(table: &LeaseTable) {
         let (mut rebuilt, mut ends) = (Index::default(), Ends::default());
         table.files.iter().for_each(|(file, held)| rebuilt.insert((*file, *id), held, &mut ends));
         let all = |index: &Index| {
-            (index.granted.clone(), index.writable.clone(), index.recalled.clone(), index.unwritten.clone())
+            (
+                index.granted.clone(),
+                index.writable.clone(),
+                index.recalled.clone(),
+                index.unwritten.clone(),
+            )
         };
         assert_eq!(all(&rebuilt), all(&session.index));
         assert!(ends.recalls.is_subset(&table.ends.recalls));

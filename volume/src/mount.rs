@@ -1,5 +1,5 @@
-//! Putting a FUSE device into the file tree and taking it out again: as root by mount(2),
-//! so that mountinfo shows `fuse.posh`, as anybody else by fusermount3(1). What answers on the device is
+//! Putting a FUSE device into the file tree and taking it out again: as root by mount(2), so that
+//! mountinfo shows `fuse.posh`, as anybody else by fusermount3(1). What answers on the device is
 //! [`crate::fuse`].
 
 use std::{
@@ -37,12 +37,13 @@ pub struct Wanted<'a> {
     pub source: &'a str,
     /// The kernel refuses every change.
     pub read_only: bool,
-    /// Permissions are checked here, by mode, owner and group, and other users are let in: root's mounts, whose
-    /// server knows the same users.
+    /// Permissions are checked here, by mode, owner and group, and other users are let in: root's
+    /// mounts, whose server knows the same users.
     pub for_everybody: bool,
 }
 
-/// Mounts a new FUSE device on a directory. Nothing may look at the directory until the device is served.
+/// Mounts a new FUSE device on a directory. Nothing may look at the directory until the device is
+/// served.
 ///
 /// # Errors
 /// What the kernel or fusermount3 says, or that others can lead the path elsewhere.
@@ -62,13 +63,14 @@ pub fn mount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
 #[derive(Debug)]
 struct Point {
     descriptor: OwnedFd,
-    /// Where it is, which nobody but root and the user can change; else it is mounted on by the descriptor alone.
+    /// Where it is, which nobody but root and the user can change; else it is mounted on by the
+    /// descriptor alone.
     trusted: Result<PathBuf, Untrusted>,
 }
 
 impl Point {
-    /// Links that only root or the user can have made are followed. In directories that others can change a link could
-    /// lead to any place of this machine, and none is followed.
+    /// Links that only root or the user can have made are followed. In directories that others can
+    /// change a link could lead to any place of this machine, and none is followed.
     fn find(directory: &Path) -> io::Result<Self> {
         match trusted_path::directory(directory, geteuid().as_raw()) {
             Ok(found) => Ok(Self { descriptor: found.descriptor, trusted: Ok(found.path) }),
@@ -77,9 +79,10 @@ impl Point {
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 match openat2(CWD, directory, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
                     Ok(descriptor) => Ok(Self { descriptor, trusted: Err(why) }),
-                    Err(rustix::io::Errno::LOOP) => {
-                        Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{why}, and a link is on the way")))
-                    }
+                    Err(rustix::io::Errno::LOOP) => Err(io::Error::new(
+                        io::ErrorKind::PermissionDenied,
+                        format!("{why}, and a link is on the way"),
+                    )),
                     Err(error) => Err(error.into()),
                 }
             }
@@ -87,13 +90,16 @@ impl Point {
     }
 }
 
-/// Whether anything is mounted below a directory, as far as this process sees; also when that can't be told.
+/// Whether anything is mounted below a directory, as far as this process sees; also when that can't
+/// be told.
 #[must_use]
 pub fn has_mounts_below(directory: &Path) -> bool {
     let Ok(table) = fs::read("/proc/self/mountinfo") else { return true };
     let mut start = escaped(directory);
     start.push(b'/');
-    let mut points = table.split(|byte| *byte == b'\n').filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    let mut points = table
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
     points.any(|point| point.starts_with(&start))
 }
 
@@ -106,7 +112,8 @@ fn escaped(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().iter().flat_map(escape).collect()
 }
 
-/// Takes whatever is mounted there out of the tree, also if nobody serves it any more. Files that are open stay so.
+/// Takes whatever is mounted there out of the tree, also if nobody serves it any more. Files that
+/// are open stay so.
 ///
 /// # Errors
 /// What the kernel or fusermount3 says; `EINVAL` where nothing is mounted.
@@ -115,7 +122,11 @@ pub fn unmount(directory: &Path) -> io::Result<()> {
         Err(Errno::EPERM) => {}
         outcome => return outcome.map_err(io::Error::from),
     }
-    let ended = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(directory).stdin(Stdio::null()).output();
+    let ended = Command::new("fusermount3")
+        .args(["-u", "-z", "--"])
+        .arg(directory)
+        .stdin(Stdio::null())
+        .output();
     let ended = ended.map_err(no_fusermount)?;
     if ended.status.success() { Ok(()) } else { Err(said(&ended.stderr)) }
 }
@@ -146,10 +157,11 @@ fn by_the_kernel(wanted: &Wanted<'_>, point: &Point) -> io::Result<OwnedFd> {
     Ok(device.into())
 }
 
-/// fusermount3 mounts for users, and sends the device through the socket that `_FUSE_COMMFD` names: here its standard input.
-/// It takes a path, so that has to be one that leads where it led before.
+/// fusermount3 mounts for users, and sends the device through the socket that `_FUSE_COMMFD` names:
+/// here its standard input. It takes a path, so that has to be one that leads where it led before.
 fn by_fusermount(wanted: &Wanted<'_>, point: &Point) -> io::Result<OwnedFd> {
-    let refused = |why: &Untrusted| io::Error::new(io::ErrorKind::PermissionDenied, why.to_string());
+    let refused =
+        |why: &Untrusted| io::Error::new(io::ErrorKind::PermissionDenied, why.to_string());
     let directory = point.trusted.as_ref().map_err(refused)?;
     let (ours, theirs) = UnixStream::pair()?;
     let source = wanted.source.replace('\\', "\\\\").replace(',', "\\,");
@@ -157,7 +169,11 @@ fn by_fusermount(wanted: &Wanted<'_>, point: &Point) -> io::Result<OwnedFd> {
     let mut fusermount = Command::new("fusermount3");
     fusermount.arg("-o").arg(format!("{access},nosuid,nodev,fsname={source},subtype={SUBTYPE}"));
     fusermount.arg("--").arg(directory).env("_FUSE_COMMFD", "0");
-    let child = fusermount.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = fusermount
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
     drop(fusermount);
     let child = child.map_err(no_fusermount)?;
     let received = receive(&ours);
@@ -191,7 +207,8 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(descriptors.flatten().next())
 }
 
-/// Whether a directory answers, without waiting for whoever serves it: a mount whose daemon has gone says `ENOTCONN`.
+/// Whether a directory answers, without waiting for whoever serves it: a mount whose daemon has
+/// gone says `ENOTCONN`.
 #[must_use]
 pub fn is_dead(directory: &Path) -> bool {
     matches!(nix::sys::statfs::statfs(directory), Err(Errno::ENOTCONN))
@@ -208,22 +225,31 @@ mod tests {
     fn a_link_in_a_directory_of_others_leads_no_mount_elsewhere() {
         let top = tempfile::tempdir().expect("a directory");
         let at = |name: &str| top.path().join(name);
-        ["own/target", "others/real"].iter().for_each(|name| fs::create_dir_all(at(name)).expect("made"));
+        ["own/target", "others/real"]
+            .iter()
+            .for_each(|name| fs::create_dir_all(at(name)).expect("made"));
         symlink(at("own/target"), at("own/link")).expect("made");
         symlink(at("own/target"), at("others/link")).expect("made");
         symlink(at("own"), at("others/way")).expect("made");
         let is_target = |point: &Point| {
-            let (found, target) = (rustix::fs::fstat(&point.descriptor), rustix::fs::stat(at("own/target")));
+            let (found, target) =
+                (rustix::fs::fstat(&point.descriptor), rustix::fs::stat(at("own/target")));
             found.is_ok_and(|found| target.is_ok_and(|target| found.st_ino == target.st_ino))
         };
         // While they are one's own.
-        assert!(Point::find(&at("others/link")).is_ok_and(|point| is_target(&point) && point.trusted.is_ok()));
+        assert!(
+            Point::find(&at("others/link"))
+                .is_ok_and(|point| is_target(&point) && point.trusted.is_ok())
+        );
         chown(at("others"), Some(12_345), None).expect("root may");
         assert!(Point::find(&at("own/link")).is_ok_and(|point| is_target(&point)));
         assert!(Point::find(&at("others/real")).is_ok_and(|point| point.trusted.is_err()));
         for path in ["others/link", "others/way/target"] {
             let why = Point::find(&at(path)).expect_err(path).to_string();
-            assert!(why.contains("belongs to user 12345") && why.ends_with("and a link is on the way"), "{why}");
+            assert!(
+                why.contains("belongs to user 12345") && why.ends_with("and a link is on the way"),
+                "{why}"
+            );
         }
         chown(at("others"), Some(0), None).expect("root may");
         fs::set_permissions(at("others"), fs::Permissions::from_mode(0o777)).expect("root may");

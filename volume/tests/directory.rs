@@ -15,7 +15,10 @@ use std::{
 use bytes::Bytes;
 use posh_volume::{
     Errno, Store,
-    directory::{Account, Directory, DirectorySession, Liveness, Machine, Mutability, Pool, Rights, WriteRoom},
+    directory::{
+        Account, Directory, DirectorySession, Liveness, Machine, Mutability, Pool, Rights,
+        WriteRoom,
+    },
     store::*,
 };
 use tokio_stream::StreamExt as _;
@@ -35,7 +38,8 @@ impl Site {
         fs::create_dir(top.path().join("export")).unwrap();
         let machine = Machine::start().unwrap();
         let path = top.path().join("export");
-        let directory = Directory::open(machine.clone(), &path, Rights::Own, Mutability::ReadWrite).unwrap();
+        let directory =
+            Directory::open(machine.clone(), &path, Rights::Own, Mutability::ReadWrite).unwrap();
         Self { top, machine, directory }
     }
 
@@ -81,7 +85,9 @@ async fn open(store: &dyn Store, path: &str, flags: OpenFlags) -> (Place, Entry)
 async fn create(store: &dyn Store, name: &str, flags: OpenFlags) -> Place {
     let op = Op::Create { parent: store.root(), name: name.into(), mode: 0o640.into(), flags };
     match call(store, op).await.unwrap() {
-        Answer::Opened { handle, entry, .. } => Place { file: entry.attributes.id, handle: Some(handle) },
+        Answer::Opened { handle, entry, .. } => {
+            Place { file: entry.attributes.id, handle: Some(handle) }
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -114,7 +120,8 @@ impl Drop for Helper {
 
 /// fcntl(2), F_SETLEASE: open(2) of a leased file waits until the lease is given up.
 #[tokio::test]
-async fn files_that_a_program_of_the_server_has_leased_hold_up_no_others_and_are_opened_when_it_gives_them_up() {
+async fn files_that_a_program_of_the_server_has_leased_hold_up_no_others_and_are_opened_when_it_gives_them_up()
+ {
     let site = Site::new();
     let session = Arc::new(site.session());
     for name in ["f", "other"] {
@@ -127,7 +134,8 @@ async fn files_that_a_program_of_the_server_has_leased_hold_up_no_others_and_are
     let mut command = Command::new("perl");
     command.args(["-e", lessee]).arg(site.path("f")).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut lessee = Helper(command.spawn().unwrap());
-    let mut said = std::io::BufReader::new(lessee.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut said =
+        std::io::BufReader::new(lessee.0.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert_eq!(said.next().unwrap(), "leased");
     // More than there are threads.
     let opened = || {
@@ -137,7 +145,9 @@ async fn files_that_a_program_of_the_server_has_leased_hold_up_no_others_and_are
     let opened: Vec<_> = (0..40).map(|_| opened()).collect();
     tokio::task::spawn_blocking(move || assert_eq!(said.next().unwrap(), "asked")).await.unwrap();
     for _ in 0..3 {
-        tokio::time::timeout(SOON, open(&*session, "other", OpenFlags::READ)).await.expect("not held up");
+        tokio::time::timeout(SOON, open(&*session, "other", OpenFlags::READ))
+            .await
+            .expect("not held up");
     }
     assert!(opened.iter().all(|opened| !opened.is_finished()));
     drop(lessee);
@@ -157,7 +167,9 @@ async fn a_file_is_made_written_read_and_removed_while_open() {
     assert_eq!(fs::read(site.path("a")).unwrap(), b"\0\0\0hello");
     assert_eq!(fs::metadata(site.path("a")).unwrap().mode() & 0o7777, 0o640);
     let op = Op::Remove { parent: store.root(), name: "a".into(), what: Removal::File };
-    let Answer::Removed { file: Some(file), .. } = call(&store, op).await.unwrap() else { panic!("it is open") };
+    let Answer::Removed { file: Some(file), .. } = call(&store, op).await.unwrap() else {
+        panic!("it is open")
+    };
     assert_eq!(file.attributes.links, 0);
     assert_eq!(content(&store, place).await.unwrap(), b"\0\0\0hello");
     assert_eq!(walk(&store, "a").await.error, Some(Errno::ENOENT));
@@ -176,15 +188,22 @@ async fn what_is_removed_is_not_kept_open() {
         find(&store, name).await;
     }
     let open = || {
-        let fds = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
-        let removed = |path: &Path| path.starts_with(site.top.path()) && path.to_string_lossy().ends_with(" (deleted)");
+        let fds = fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+        let removed = |path: &Path| {
+            path.starts_with(site.top.path()) && path.to_string_lossy().ends_with(" (deleted)")
+        };
         fds.filter(|path| removed(path)).count()
     };
     let remove = Op::Remove { parent: store.root(), name: "a".into(), what: Removal::File };
     call(&store, remove).await.unwrap();
     assert_eq!(open(), 0);
-    let rename =
-        Op::Rename { from: (store.root(), "kept".into()), to: (store.root(), "b".into()), how: Renaming::Replace };
+    let rename = Op::Rename {
+        from: (store.root(), "kept".into()),
+        to: (store.root(), "b".into()),
+        how: Renaming::Replace,
+    };
     call(&store, rename).await.unwrap();
     assert_eq!(open(), 0);
     // By another program.
@@ -202,23 +221,48 @@ async fn nothing_leads_out_of_the_export() {
     symlink("../secret", site.path("link")).unwrap();
     symlink("..", site.path("up")).unwrap();
     let store = site.session();
-    for names in [vec![".."], vec!["up", "secret"], vec!["link", "x"], vec!["a/../../secret"], vec![""], vec!["."]] {
+    for names in [
+        vec![".."],
+        vec!["up", "secret"],
+        vec!["link", "x"],
+        vec!["a/../../secret"],
+        vec![""],
+        vec!["."],
+    ] {
         let names: Vec<OsString> = names.into_iter().map(OsString::from).collect();
-        let Answer::Walked(walked) = call(&store, Op::Walk { from: store.root(), names }).await.unwrap() else {
+        let Answer::Walked(walked) =
+            call(&store, Op::Walk { from: store.root(), names }).await.unwrap()
+        else {
             panic!("walked")
         };
         assert!(walked.error.is_some(), "{walked:?}");
-        assert!(walked.entries.iter().all(|entry| entry.attributes.kind == Kind::Symlink), "{walked:?}");
+        assert!(
+            walked.entries.iter().all(|entry| entry.attributes.kind == Kind::Symlink),
+            "{walked:?}"
+        );
     }
     let link = find(&store, "link").await.attributes.id;
-    assert_eq!(call(&store, Op::Open { file: link, flags: OpenFlags::READ }).await, Err(Errno::ELOOP));
+    assert_eq!(
+        call(&store, Op::Open { file: link, flags: OpenFlags::READ }).await,
+        Err(Errno::ELOOP)
+    );
     assert_eq!(content(&store, link.into()).await, Err(Errno::ELOOP));
-    let op =
-        Op::Create { parent: store.root(), name: "link".into(), mode: 0o600.into(), flags: RW | OpenFlags::TRUNCATE };
+    let op = Op::Create {
+        parent: store.root(),
+        name: "link".into(),
+        mode: 0o600.into(),
+        flags: RW | OpenFlags::TRUNCATE,
+    };
     assert_eq!(call(&store, op).await, Err(Errno::ELOOP));
-    for path in [vec!["up".into(), "new".into()], vec!["..".into(), "new".into()], vec!["link".into()], vec![]] {
+    for path in [
+        vec!["up".into(), "new".into()],
+        vec!["..".into(), "new".into()],
+        vec!["link".into()],
+        vec![],
+    ] {
         let what = NewFile::Regular { data: Bytes::from_static(b"y") };
-        let put = Put { directory: store.root(), path, what, mode: 0o600, changes: Changes::default() };
+        let put =
+            Put { directory: store.root(), path, what, mode: 0o600, changes: Changes::default() };
         assert!(store.write(&me(), vec![Write::Put(put)]).await.unwrap()[0].is_err());
     }
     assert_eq!(fs::read(site.top.path().join("secret")).unwrap(), b"x");
@@ -243,20 +287,30 @@ async fn a_directory_that_becomes_a_link_leads_nowhere() {
     let swapping = std::thread::spawn(move || {
         let here = rustix::fs::CWD;
         while !its.load(std::sync::atomic::Ordering::Relaxed) {
-            rustix::fs::renameat_with(here, &first, here, &second, rustix::fs::RenameFlags::EXCHANGE).unwrap();
+            rustix::fs::renameat_with(
+                here,
+                &first,
+                here,
+                &second,
+                rustix::fs::RenameFlags::EXCHANGE,
+            )
+            .unwrap();
         }
     });
     let (mut links, mut made) = (0, 0);
     for number in 0..ATTEMPTS {
         let names = vec!["d".into(), "secret".into()];
-        let Answer::Walked(walked) = call(&store, Op::Walk { from: store.root(), names }).await.unwrap() else {
+        let Answer::Walked(walked) =
+            call(&store, Op::Walk { from: store.root(), names }).await.unwrap()
+        else {
             panic!("walked")
         };
         assert_eq!(walked.entries.len(), 1, "{walked:?}");
         links += usize::from(walked.entries[0].attributes.kind == Kind::Symlink);
         let path = vec!["d".into(), format!("new{number}").into()];
         let what = NewFile::Regular { data: Bytes::new() };
-        let put = Put { directory: store.root(), path, what, mode: 0o600, changes: Changes::default() };
+        let put =
+            Put { directory: store.root(), path, what, mode: 0o600, changes: Changes::default() };
         made += usize::from(store.write(&me(), vec![Write::Put(put)]).await.unwrap()[0].is_ok());
     }
     is_over.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -270,11 +324,21 @@ async fn a_directory_that_becomes_a_link_leads_nowhere() {
 async fn what_can_not_be_made_whole_is_not_made() {
     let site = Site::new();
     let store = site.session();
-    let kinds = [NewFile::Directory, NewFile::Symlink { target: "x".into() }, NewFile::Regular { data: Bytes::new() }];
+    let kinds = [
+        NewFile::Directory,
+        NewFile::Symlink { target: "x".into() },
+        NewFile::Regular { data: Bytes::new() },
+    ];
     for what in kinds {
         // Neither a directory nor a link has a size that can be set, and no file one of 2^63.
         let changes = Changes { size: Some(1 << 63), ..Changes::default() };
-        let put = Put { directory: store.root(), path: vec!["new".into()], what: what.clone(), mode: 0o700, changes };
+        let put = Put {
+            directory: store.root(),
+            path: vec!["new".into()],
+            what: what.clone(),
+            mode: 0o700,
+            changes,
+        };
         assert!(store.write(&me(), vec![Write::Put(put)]).await.unwrap()[0].is_err(), "{what:?}");
         assert!(site.path("new").symlink_metadata().is_err(), "{what:?} is left");
     }
@@ -363,7 +427,8 @@ async fn offsets_that_no_file_has_are_refused() {
     for offset in [u64::MAX, u64::MAX - 2, 1 << 63, i64::MAX as u64] {
         let write = Write::At { place, offset, data: Bytes::from_static(b"xx") };
         assert_eq!(session.write(&me(), vec![write]).await.unwrap_err(), Errno::EINVAL, "{offset}");
-        let mut pieces = session.read(&me(), vec![ReadPart { place, range: offset..u64::MAX }]).await;
+        let mut pieces =
+            session.read(&me(), vec![ReadPart { place, range: offset..u64::MAX }]).await;
         let piece = pieces.next().await.unwrap();
         let is_refused = piece.is_err() || piece.is_ok_and(|piece| piece.data.is_err());
         assert!(is_refused || offset == i64::MAX as u64, "{offset}");
@@ -381,7 +446,10 @@ async fn silent_holder(site: &Site) -> (DirectorySession, Notices) {
     (holder, notices)
 }
 
-fn settling(session: &DirectorySession, how: Settling) -> tokio::task::JoinHandle<Result<Answer, Errno>> {
+fn settling(
+    session: &DirectorySession,
+    how: Settling,
+) -> tokio::task::JoinHandle<Result<Answer, Errno>> {
     let session = session.clone();
     tokio::spawn(async move { call(&session, Op::Settle(how)).await })
 }
@@ -391,7 +459,9 @@ async fn flushes_of_an_account_are_few_at_a_time_and_hold_up_no_other() {
     let (site, ada, bob) = (Site::new(), Account::named("ada"), Account::named("bob"));
     let (holder, _unanswered) = silent_holder(&site).await;
     let other = tempfile::tempdir().unwrap();
-    let other = Directory::open(site.machine.clone(), other.path(), Rights::Own, Mutability::ReadWrite).unwrap();
+    let other =
+        Directory::open(site.machine.clone(), other.path(), Rights::Own, Mutability::ReadWrite)
+            .unwrap();
     let of = |account: &Arc<Account>, directory: &Arc<Directory>| {
         DirectorySession::open_for(account.clone(), directory.clone(), Liveness::Own)
     };
@@ -442,11 +512,17 @@ async fn writes_that_wait_have_a_room_of_their_own() {
     // Of nobody in particular, as the sessions.
     let account = Account::named("");
     let (writes, waiting) = (Pool::new(64, 64), Pool::new(16, 8));
-    let room = || WriteRoom { charge: writes.try_take(&account, 8).unwrap(), waiting: waiting.clone(), bytes: 8 };
+    let room = || WriteRoom {
+        charge: writes.try_take(&account, 8).unwrap(),
+        waiting: waiting.clone(),
+        bytes: 8,
+    };
     let write = |store: &DirectorySession, place: Place| {
         let (store, room) = (store.clone(), room());
         let data = Bytes::from_static(b"12345678");
-        tokio::spawn(async move { store.write_in(&me(), vec![Write::At { place, offset: 0, data }], room).await })
+        tokio::spawn(async move {
+            store.write_in(&me(), vec![Write::At { place, offset: 0, data }], room).await
+        })
     };
     let waits = write(&other, Place { file: theirs, handle: None });
     let one_waits = async {
@@ -458,7 +534,9 @@ async fn writes_that_wait_have_a_room_of_their_own() {
     let refused = write(&other, Place { file: theirs, handle: None }).await.unwrap();
     assert_eq!(refused.unwrap_err(), Errno::EAGAIN);
     assert_eq!(fs::read(site.path("f")).unwrap(), b"");
-    assert!(write(&other, Place { file: unrelated, handle: None }).await.unwrap().unwrap()[0].is_ok());
+    assert!(
+        write(&other, Place { file: unrelated, handle: None }).await.unwrap().unwrap()[0].is_ok()
+    );
     assert!(write(&holder, place).await.unwrap().unwrap()[0].is_ok());
     holder.end();
     assert!(tokio::time::timeout(SOON, waits).await.unwrap().unwrap().unwrap()[0].is_ok());
@@ -491,7 +569,8 @@ async fn what_other_programs_change_is_recalled() {
             let (place, _) = open(&store, "a", OpenFlags::READ).await;
             call(&store, Op::Close(place.handle.unwrap())).await.unwrap();
         }
-        let status = Command::new("sh").args(["-c", command]).current_dir(site.path("")).status().unwrap();
+        let status =
+            Command::new("sh").args(["-c", command]).current_dir(site.path("")).status().unwrap();
         assert!(status.success());
         let mut settled = Box::pin(call(&store, Op::Settle(Settling::Recalls)));
         let mut is_seen = false;
@@ -518,7 +597,12 @@ async fn a_lock_that_is_waited_for_no_more_is_not_taken() {
     let (one, two) = (site.session(), site.session());
     let (mine, _) = open(&one, "a", RW).await;
     let (theirs, _) = open(&two, "a", RW).await;
-    let lock = |place, wait| Op::Lock { place, owner: 0, lock: Lock::Whole(Some(Access::Exclusive)), wait };
+    let lock = |place, wait| Op::Lock {
+        place,
+        owner: 0,
+        lock: Lock::Whole(Some(Access::Exclusive)),
+        wait,
+    };
     call(&one, lock(mine, Wait::No)).await.unwrap();
     let mut waiting = Box::pin(call(&two, lock(theirs, Wait::Yes)));
     assert!(futures_poll(&mut waiting).await.is_none());
@@ -533,7 +617,8 @@ async fn where_changes_are_not_noticed_settling_recalls_everything() {
     let top = tempfile::tempdir().unwrap();
     fs::write(top.path().join("a"), "one").unwrap();
     let machine = Machine::blind().unwrap();
-    let directory = Directory::open(machine, top.path(), Rights::Own, Mutability::ReadWrite).unwrap();
+    let directory =
+        Directory::open(machine, top.path(), Rights::Own, Mutability::ReadWrite).unwrap();
     let store = DirectorySession::open(directory, Liveness::Own);
     assert_eq!(store.state().watched, Watched::LeaseEnd);
     assert!(store.lease_limit().is_some());
@@ -566,7 +651,9 @@ async fn a_change_that_is_refused_recalls_nothing() {
     symlink("a", site.path("link")).unwrap();
     nix::unistd::mkfifo(&site.path("pipe"), nix::sys::stat::Mode::S_IRUSR).unwrap();
     let export = site.path("");
-    site.directory = Directory::open(site.machine.clone(), &export, Rights::Callers, Mutability::ReadWrite).unwrap();
+    site.directory =
+        Directory::open(site.machine.clone(), &export, Rights::Callers, Mutability::ReadWrite)
+            .unwrap();
     let (store, other) = (site.session(), site.session());
     let stranger = Caller { uid: 61_001, gid: 61_001, ..Caller::default() };
     let mut notices = store.notices();
@@ -594,7 +681,8 @@ async fn a_change_that_is_refused_recalls_nothing() {
         assert!(matches!(refused, Err(Errno::EACCES | Errno::EPERM)), "{op:?}: {refused:?}");
     }
     // Nor does what is refused for the file's kind, or changes nothing.
-    let (pipe, link) = (find(&other, "pipe").await.attributes.id, find(&other, "link").await.attributes.id);
+    let (pipe, link) =
+        (find(&other, "pipe").await.attributes.id, find(&other, "link").await.attributes.id);
     let value = Bytes::from_static(b"x");
     let any = AttributeChange::Any;
     for op in [
@@ -603,24 +691,47 @@ async fn a_change_that_is_refused_recalls_nothing() {
         Op::Open { file: parent, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
         Op::Open { file: pipe, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
         Op::Open { file: link, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
-        Op::Create { parent, name: "link".into(), mode: 0o600.into(), flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
-        Op::SetAttribute { place: link.into(), name: "user.a".into(), value: value.clone(), how: any },
+        Op::Create {
+            parent,
+            name: "link".into(),
+            mode: 0o600.into(),
+            flags: OpenFlags::WRITE | OpenFlags::TRUNCATE,
+        },
+        Op::SetAttribute {
+            place: link.into(),
+            name: "user.a".into(),
+            value: value.clone(),
+            how: any,
+        },
         Op::SetAttribute { place: file, name: "trusted.a".into(), value, how: any },
         Op::Rename { from: (parent, "a".into()), to: (parent, "a".into()), how: Renaming::Replace },
-        Op::Rename { from: (parent, "a".into()), to: (parent, "again".into()), how: Renaming::Exchange },
-        Op::Rename { from: (parent, "pipe".into()), to: (parent, "pipe".into()), how: Renaming::NoReplace },
+        Op::Rename {
+            from: (parent, "a".into()),
+            to: (parent, "again".into()),
+            how: Renaming::Exchange,
+        },
+        Op::Rename {
+            from: (parent, "pipe".into()),
+            to: (parent, "pipe".into()),
+            how: Renaming::NoReplace,
+        },
     ] {
         let _ = other.call(&stranger, op).await;
     }
     let write = Write::At { place: file, offset: 0, data: Bytes::from_static(b"x") };
     let set = Write::Set { place: file, changes: mode };
     let refused = other.write(&stranger, vec![write, set]).await.unwrap();
-    assert_eq!(refused.iter().map(|done| done.err()).collect::<Vec<_>>(), [Some(Errno::EACCES), Some(Errno::EPERM)]);
+    assert_eq!(
+        refused.iter().map(|done| done.err()).collect::<Vec<_>>(),
+        [Some(Errno::EACCES), Some(Errno::EPERM)]
+    );
     // Whatever was to come has come: what is not refused is the first thing that is heard.
     let (last, owner) = (last.file, Caller::default());
     let allowed = other.call(&owner, Op::Set { place: last.into(), changes: mode });
     let (allowed, ()) = tokio::join!(allowed, async {
-        let Notice::Recall { file, leases, stamp } = next(&mut notices).await else { panic!("lost") };
+        let Notice::Recall { file, leases, stamp } = next(&mut notices).await else {
+            panic!("lost")
+        };
         assert_eq!(file, last);
         call(&store, Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
     });
@@ -656,20 +767,29 @@ async fn locks_exclude_sessions_and_programs_of_the_server() {
     call(&one, lock(mine, 1, range(3..8, Access::Exclusive), Wait::No)).await.unwrap();
     let refused = call(&two, lock(theirs, 1, range(7..9, Access::Shared), Wait::No)).await;
     assert_eq!(refused, Err(Errno::EAGAIN));
-    let test =
-        Op::TestLock { place: theirs, owner: 1, lock: RangeLock { range: 0..u64::MAX, access: Some(Access::Shared) } };
+    let test = Op::TestLock {
+        place: theirs,
+        owner: 1,
+        lock: RangeLock { range: 0..u64::MAX, access: Some(Access::Shared) },
+    };
     let Answer::Locked(Some(found)) = call(&two, test).await.unwrap() else { panic!("a lock") };
     assert_eq!(found, RangeLock { range: 0..8, access: Some(Access::Exclusive) });
     // Another owner of the same session is another process of the workstation.
-    assert_eq!(call(&one, lock(mine, 2, range(0..1, Access::Shared), Wait::No)).await, Err(Errno::EAGAIN));
+    assert_eq!(
+        call(&one, lock(mine, 2, range(0..1, Access::Shared), Wait::No)).await,
+        Err(Errno::EAGAIN)
+    );
     let waiting = two.clone();
-    let mut wait = Box::pin(call(&waiting, lock(theirs, 1, range(0..9, Access::Exclusive), Wait::Yes)));
+    let mut wait =
+        Box::pin(call(&waiting, lock(theirs, 1, range(0..9, Access::Exclusive), Wait::Yes)));
     assert!(futures_poll(&mut wait).await.is_none());
     call(&one, Op::Unlock { file: mine.file, owner: 1 }).await.unwrap();
     wait.await.unwrap();
     drop(waiting);
 
-    let flock = |path: &Path| Command::new("flock").args(["-n", "-x"]).arg(path).arg("true").status().unwrap();
+    let flock = |path: &Path| {
+        Command::new("flock").args(["-n", "-x"]).arg(path).arg("true").status().unwrap()
+    };
     call(&one, lock(mine, 0, Lock::Whole(Some(Access::Shared)), Wait::No)).await.unwrap();
     call(&two, lock(theirs, 0, Lock::Whole(Some(Access::Shared)), Wait::No)).await.unwrap();
     assert!(!flock(&site.path("a")).success());
@@ -694,7 +814,8 @@ async fn a_tree_is_put_in_one_request() {
         let path = path.iter().map(OsString::from).collect();
         Write::Put(Put { directory: store.root(), path, what, mode, changes })
     };
-    let regular = |data: &'static str| NewFile::Regular { data: Bytes::from_static(data.as_bytes()) };
+    let regular =
+        |data: &'static str| NewFile::Regular { data: Bytes::from_static(data.as_bytes()) };
     let writes = vec![
         put(&["d"], NewFile::Directory, 0o755),
         put(&["d", "e"], NewFile::Directory, 0o700),
@@ -708,7 +829,10 @@ async fn a_tree_is_put_in_one_request() {
     assert_eq!(faults, [None, None, None, None, Some(Errno::EEXIST), Some(Errno::ENOENT)]);
     assert_eq!(fs::read(site.path("d/l")).unwrap(), b"f's");
     let found = fs::metadata(site.path("d/e/f")).unwrap();
-    assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (0o604, 1_000_000_000, 5));
+    assert_eq!(
+        (found.mode() & 0o7777, found.mtime(), found.mtime_nsec()),
+        (0o604, 1_000_000_000, 5)
+    );
 }
 
 #[tokio::test]
@@ -720,10 +844,16 @@ async fn appends_of_all_sessions_are_whole() {
     for number in 0..4_u8 {
         let store = site.session();
         writers.spawn(async move {
-            let (place, _) = open(&store, "a", OpenFlags::WRITE | OpenFlags::APPEND | OpenFlags::NO_LEASE).await;
+            let (place, _) =
+                open(&store, "a", OpenFlags::WRITE | OpenFlags::APPEND | OpenFlags::NO_LEASE).await;
             for _ in 0..EACH {
                 let data = Bytes::from(vec![b'0' + number; 100]);
-                store.write(&me(), vec![Write::Append { place, data }]).await.unwrap().remove(0).unwrap();
+                store
+                    .write(&me(), vec![Write::Append { place, data }])
+                    .await
+                    .unwrap()
+                    .remove(0)
+                    .unwrap();
             }
         });
     }
@@ -754,7 +884,10 @@ async fn a_batch_of_writes_ends_with_its_session_and_says_what_is_written() {
     store.end();
     let results = tokio::time::timeout(SOON, batch).await.unwrap().unwrap().unwrap();
     let written = results.iter().filter(|result| result.is_ok()).count();
-    assert_eq!((results.len(), results.last().unwrap().as_ref().err()), (8192, Some(&Errno::ESTALE)));
+    assert_eq!(
+        (results.len(), results.last().unwrap().as_ref().err()),
+        (8192, Some(&Errno::ESTALE))
+    );
     assert_eq!(size(), (written * BYTES) as u64);
 }
 
@@ -786,7 +919,8 @@ async fn calls_that_wait_hold_no_file_open() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let paths = [site.path("a"), site.path("b")];
     let is_open = |link: &std::path::PathBuf| paths.contains(link);
-    let open = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+    let open =
+        fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
     let open = open.filter(is_open).count();
     assert!(open <= 20, "{open}");
 }
@@ -796,7 +930,8 @@ async fn a_read_only_export_is_not_changed() {
     let site = Site::new();
     fs::write(site.path("a"), "one").unwrap();
     let path = site.path("");
-    let directory = Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
+    let directory =
+        Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
     let store = DirectorySession::open(directory, Liveness::Own);
     let file = find(&store, "a").await.attributes.id;
     let root = store.root();
@@ -808,7 +943,12 @@ async fn a_read_only_export_is_not_changed() {
         Op::MakeDirectory { parent: root, name: "d".into(), mode: 0o700.into() },
         Op::Remove { parent: root, name: "a".into(), what: Removal::File },
         Op::Rename { from: (root, "a".into()), to: (root, "b".into()), how: Renaming::Replace },
-        Op::SetAttribute { place: file.into(), name: "user.x".into(), value: Bytes::new(), how: AttributeChange::Any },
+        Op::SetAttribute {
+            place: file.into(),
+            name: "user.x".into(),
+            value: Bytes::new(),
+            how: AttributeChange::Any,
+        },
     ];
     for op in ops {
         assert_eq!(call(&store, op.clone()).await, Err(Errno::EROFS), "{op:?}");
@@ -816,18 +956,23 @@ async fn a_read_only_export_is_not_changed() {
     let write = Write::At { place: file.into(), offset: 0, data: Bytes::from_static(b"x") };
     assert_eq!(store.write(&me(), vec![write]).await.unwrap()[0], Err(Errno::EROFS));
     assert_eq!(fs::read(site.path("a")).unwrap(), b"one");
-    let op = Op::Create { parent: root, name: "a".into(), mode: 0o600.into(), flags: OpenFlags::READ };
+    let op =
+        Op::Create { parent: root, name: "a".into(), mode: 0o600.into(), flags: OpenFlags::READ };
     assert!(call(&store, op).await.is_ok(), "what exists may be opened with O_CREAT");
 }
 
 #[tokio::test]
 async fn files_belong_to_their_callers() {
     let site = Site::new();
-    fs::set_permissions(site.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    fs::set_permissions(site.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        .unwrap();
     fs::write(site.path("roots"), "r").unwrap();
-    fs::set_permissions(site.path("roots"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    fs::set_permissions(site.path("roots"), std::os::unix::fs::PermissionsExt::from_mode(0o600))
+        .unwrap();
     let path = site.path("");
-    let directory = Directory::open(site.machine.clone(), &path, Rights::Callers, Mutability::ReadWrite).unwrap();
+    let directory =
+        Directory::open(site.machine.clone(), &path, Rights::Callers, Mutability::ReadWrite)
+            .unwrap();
     let store = DirectorySession::open(directory, Liveness::Own);
     let user = Caller { uid: 1234, gid: 2345, groups: Arc::new([3456]) };
     let op = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700.into() };
@@ -946,7 +1091,9 @@ async fn directories_that_were_reached_through_others_are_found_again() {
     let many: Vec<Write> = others().map(|name| directory(&[&name])).collect();
     store.write(&me(), many).await.unwrap();
     for entry in made {
-        call(&store, Op::List { directory: entry.unwrap().attributes.id, cookie: 0, limit: 1 }).await.unwrap();
+        call(&store, Op::List { directory: entry.unwrap().attributes.id, cookie: 0, limit: 1 })
+            .await
+            .unwrap();
     }
 }
 
@@ -964,9 +1111,12 @@ fn shared_by_callers(site: &Site) -> Option<DirectorySession> {
     }
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(site.top.path(), open).unwrap();
-    fs::set_permissions(site.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    fs::set_permissions(site.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        .unwrap();
     let rights = Rights::Callers;
-    let directory = Directory::open(site.machine.clone(), &site.path(""), rights, Mutability::ReadWrite).unwrap();
+    let directory =
+        Directory::open(site.machine.clone(), &site.path(""), rights, Mutability::ReadWrite)
+            .unwrap();
     Some(DirectorySession::open(directory, Liveness::Own))
 }
 
@@ -981,19 +1131,31 @@ async fn an_id_is_of_no_use_to_who_may_not_search_the_way_to_it() {
     fs::create_dir_all(site.path("private/sub")).unwrap();
     fs::write(site.path("private/notes"), "secret").unwrap();
     fs::write(site.path("private/shared"), "x").unwrap();
-    [("private/sub", 0o777), ("private/notes", 0o644), ("private/shared", 0o666), ("private", 0o700)]
-        .iter()
-        .for_each(|(path, mode)| set_mode(&site.path(path), *mode));
+    [
+        ("private/sub", 0o777),
+        ("private/notes", 0o644),
+        ("private/shared", 0o666),
+        ("private", 0o700),
+    ]
+    .iter()
+    .for_each(|(path, mode)| set_mode(&site.path(path), *mode));
     // root finds them, so that this session knows their ids and has descriptors of them.
-    let (notes, shared, sub) =
-        (find(&store, "private/notes").await, find(&store, "private/shared").await, find(&store, "private/sub").await);
+    let (notes, shared, sub) = (
+        find(&store, "private/notes").await,
+        find(&store, "private/shared").await,
+        find(&store, "private/sub").await,
+    );
     let [notes, shared, sub] = [notes, shared, sub].map(|entry| entry.attributes.id);
     let refused = |op: Op| {
         let store = &store;
-        async move { assert_eq!(store.call(&stranger(), op.clone()).await, Err(Errno::EACCES), "{op:?}") }
+        async move {
+            assert_eq!(store.call(&stranger(), op.clone()).await, Err(Errno::EACCES), "{op:?}")
+        }
     };
     let names = vec!["private".into(), "notes".into()];
-    let Answer::Walked(walked) = store.call(&stranger(), Op::Walk { from: store.root(), names }).await.unwrap() else {
+    let Answer::Walked(walked) =
+        store.call(&stranger(), Op::Walk { from: store.root(), names }).await.unwrap()
+    else {
         panic!("walked")
     };
     assert_eq!((walked.entries.len(), walked.error), (1, Some(Errno::EACCES)));
@@ -1014,7 +1176,11 @@ async fn an_id_is_of_no_use_to_who_may_not_search_the_way_to_it() {
     ] {
         refused(op).await;
     }
-    let read = store.read(&stranger(), vec![ReadPart { place: notes.into(), range: 0..9 }]).await.next().await;
+    let read = store
+        .read(&stranger(), vec![ReadPart { place: notes.into(), range: 0..9 }])
+        .await
+        .next()
+        .await;
     assert_eq!(read.unwrap().unwrap().data, Err(Errno::EACCES));
     let write = Write::At { place: shared.into(), offset: 0, data: Bytes::from_static(b"y") };
     assert_eq!(store.write(&stranger(), vec![write]).await.unwrap(), [Err(Errno::EACCES)]);
@@ -1022,12 +1188,15 @@ async fn an_id_is_of_no_use_to_who_may_not_search_the_way_to_it() {
     // As soon as the way is free the same ids are of use.
     set_mode(&site.path("private"), 0o711);
     let op = Op::Open { file: notes, flags: OpenFlags::READ };
-    let Answer::Opened { handle, .. } = store.call(&stranger(), op).await.unwrap() else { panic!("opened") };
+    let Answer::Opened { handle, .. } = store.call(&stranger(), op).await.unwrap() else {
+        panic!("opened")
+    };
     // What is open goes on to work; what is not, does not.
     set_mode(&site.path("private"), 0o700);
     let open = Place { file: notes, handle: Some(handle) };
     store.call(&stranger(), Op::Attributes(open)).await.unwrap();
-    let piece = store.read(&stranger(), vec![ReadPart { place: open, range: 0..9 }]).await.next().await;
+    let piece =
+        store.read(&stranger(), vec![ReadPart { place: open, range: 0..9 }]).await.next().await;
     assert_eq!(piece.unwrap().unwrap().data.unwrap(), "secret");
     refused(Op::Attributes(notes.into())).await;
     refused(Op::Open { file: notes, flags: OpenFlags::READ }).await;
@@ -1053,7 +1222,13 @@ async fn root_from_elsewhere_makes_no_devices_and_no_attributes_of_the_system() 
     let site = Site::new();
     let Some(store) = shared_by_callers(&site) else { return };
     for kind in [Kind::BlockDevice, Kind::CharacterDevice] {
-        let op = Op::MakeNode { parent: store.root(), name: "n".into(), mode: 0o666.into(), kind, rdev: 0x103 };
+        let op = Op::MakeNode {
+            parent: store.root(),
+            name: "n".into(),
+            mode: 0o666.into(),
+            kind,
+            rdev: 0x103,
+        };
         assert_eq!(call(&store, op).await, Err(Errno::EPERM));
     }
     fs::write(site.path("f"), "").unwrap();
@@ -1072,7 +1247,8 @@ async fn who_may_only_read_locks_nobody_out() {
     let site = Site::new();
     fs::write(site.path("f"), "x").unwrap();
     let path = site.path("");
-    let directory = Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
+    let directory =
+        Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
     let store = DirectorySession::open(directory, Liveness::Own);
     let (place, _) = open(&store, "f", OpenFlags::READ).await;
     let range = |access| Lock::Range(RangeLock { range: 0..100, access: Some(access) });
@@ -1092,16 +1268,21 @@ async fn who_may_only_read_locks_nobody_out() {
     assert_eq!(call(&store, Op::Open { file: place.file, flags: RW }).await, Err(Errno::EROFS));
 }
 
-// What is open for writing is no program that can be started (ETXTBSY); the other way around, a program at work can't be
-// opened so, which shows here what is tried.
+// What is open for writing is no program that can be started (ETXTBSY); the other way around, a
+// program at work can't be opened so, which shows here what is tried.
 #[tokio::test]
 async fn who_asks_about_locks_opens_nothing_to_write_to() {
     let site = Site::new();
     fs::copy("/bin/sleep", site.path("f")).unwrap();
-    let mut program =
-        Command::new(site.path("f")).arg("20").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut program = Command::new(site.path("f"))
+        .arg("20")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let path = site.path("");
-    let read_only = Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
+    let read_only =
+        Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
     for store in [DirectorySession::open(read_only, Liveness::Own), site.session()] {
         let (place, _) = open(&store, "f", OpenFlags::READ).await;
         for place in [place, place.file.into()] {
@@ -1119,7 +1300,8 @@ async fn a_change_that_is_refused_takes_nobodys_leases() {
     let site = Site::new();
     fs::write(site.path("f"), "x").unwrap();
     let path = site.path("");
-    let directory = Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
+    let directory =
+        Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadOnly).unwrap();
     let store = DirectorySession::open(directory, Liveness::Own);
     let (file, root) = (find(&store, "f").await.attributes.id, store.root());
     let owner = site.session();
@@ -1144,9 +1326,16 @@ async fn locks_that_wait_are_bounded_and_end_with_their_session() {
     const WAITING: usize = 256;
     let site = Site::new();
     fs::write(site.path("f"), "x").unwrap();
-    let session = |name| DirectorySession::open_for(Account::named(name), site.directory.clone(), Liveness::Own);
+    let session = |name| {
+        DirectorySession::open_for(Account::named(name), site.directory.clone(), Liveness::Own)
+    };
     let (ada, bob) = (session("ada"), session("bob"));
-    let lock = |place| Op::Lock { place, owner: 1, lock: Lock::Whole(Some(Access::Exclusive)), wait: Wait::Yes };
+    let lock = |place| Op::Lock {
+        place,
+        owner: 1,
+        lock: Lock::Whole(Some(Access::Exclusive)),
+        wait: Wait::Yes,
+    };
     let (held, _) = open(&ada, "f", RW).await;
     call(&ada, lock(held)).await.unwrap();
     let (place, _) = open(&ada, "f", RW).await;
@@ -1156,17 +1345,25 @@ async fn locks_that_wait_are_bounded_and_end_with_their_session() {
         waiting.spawn(async move { ada.call(&Caller::default(), lock(place)).await });
     }
     for _ in 0..44 {
-        let refused = tokio::time::timeout(SOON, waiting.join_next()).await.expect("refused at once").unwrap();
+        let refused = tokio::time::timeout(SOON, waiting.join_next())
+            .await
+            .expect("refused at once")
+            .unwrap();
         assert_eq!(refused.unwrap(), Err(Errno::ENOLCK));
     }
     let (its, _) = open(&bob, "f", RW).await;
     let bobs = tokio::spawn(async move { call(&bob, lock(its)).await });
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!bobs.is_finished());
-    // Whoever still has a share of the session: its locks are given back, and those that wait are refused.
+    // Whoever still has a share of the session: its locks are given back, and those that wait are
+    // refused.
     ada.end();
-    assert_eq!(tokio::time::timeout(SOON, bobs).await.expect("the lock").unwrap(), Ok(Answer::Done));
-    while let Some(refused) = tokio::time::timeout(SOON, waiting.join_next()).await.expect("an end") {
+    assert_eq!(
+        tokio::time::timeout(SOON, bobs).await.expect("the lock").unwrap(),
+        Ok(Answer::Done)
+    );
+    while let Some(refused) = tokio::time::timeout(SOON, waiting.join_next()).await.expect("an end")
+    {
         assert_eq!(refused.unwrap(), Err(Errno::ESTALE));
     }
     assert_eq!(call(&ada, Op::Attributes(its)).await, Err(Errno::ESTALE));
@@ -1176,7 +1373,9 @@ async fn locks_that_wait_are_bounded_and_end_with_their_session() {
 #[tokio::test]
 async fn ranges_that_are_locked_are_few() {
     let site = Site::new();
-    let session = |name| DirectorySession::open_for(Account::named(name), site.directory.clone(), Liveness::Own);
+    let session = |name| {
+        DirectorySession::open_for(Account::named(name), site.directory.clone(), Liveness::Own)
+    };
     let (ada, bob) = (session("ada"), session("bob"));
     let lock = |place, start: u64| {
         let range = RangeLock { range: start..start + 1, access: Some(Access::Exclusive) };
@@ -1223,10 +1422,16 @@ async fn what_asks_for_too_much_is_refused() {
     let name = || OsString::from("a");
     for (op, errno) in [
         (Op::Walk { from: root, names: vec![name(); 10_000] }, Errno::ENAMETOOLONG),
-        (Op::Symlink { parent: root, name: name(), target: "x".repeat(1 << 20).into() }, Errno::ENAMETOOLONG),
+        (
+            Op::Symlink { parent: root, name: name(), target: "x".repeat(1 << 20).into() },
+            Errno::ENAMETOOLONG,
+        ),
         (Op::Allocate { place, range: 9..3, how: Allocation::Extend }, Errno::EINVAL),
         (Op::Allocate { place, range: 0..u64::MAX, how: Allocation::InsertRange }, Errno::EINVAL),
-        (Op::CopyRange { from: (place, u64::MAX), to: (place, 0), length: u64::MAX }, Errno::EINVAL),
+        (
+            Op::CopyRange { from: (place, u64::MAX), to: (place, 0), length: u64::MAX },
+            Errno::EINVAL,
+        ),
         (Op::Seek { place, offset: u64::MAX, what: Sought::Data }, Errno::ENXIO),
     ] {
         let answer = call(&store, op.clone()).await;
@@ -1237,6 +1442,7 @@ async fn what_asks_for_too_much_is_refused() {
         let mut pieces = store.read(&me(), vec![ReadPart { place, range }]).await;
         while pieces.next().await.is_some() {}
     }
-    let lock = Lock::Range(RangeLock { range: u64::MAX - 1..u64::MAX, access: Some(Access::Shared) });
+    let lock =
+        Lock::Range(RangeLock { range: u64::MAX - 1..u64::MAX, access: Some(Access::Shared) });
     assert!(call(&store, Op::Lock { place, owner: 1, lock, wait: Wait::No }).await.is_err());
 }

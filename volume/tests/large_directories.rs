@@ -20,7 +20,8 @@ const BOUND_BYTES: u64 = 64 << 20;
 /// Names that are told in one answer may come on top, until the next.
 const ANSWER_BYTES: u64 = 1 << 20;
 
-/// The root's directories have the inodes from 2 on, all of the same size; all other names lead to one file, as hard links do.
+/// The root's directories have the inodes from 2 on, all of the same size; all other names lead to
+/// one file, as hard links do.
 #[derive(Clone)]
 struct Large {
     directories: u64,
@@ -50,7 +51,11 @@ fn entry(inode: u64) -> Entry {
         version: 1,
         acls: None,
     };
-    Entry { attributes, leases: Leases::ATTRIBUTES | Leases::ENTRIES | Leases::DATA, stamp: Stamp(1) }
+    Entry {
+        attributes,
+        leases: Leases::ATTRIBUTES | Leases::ENTRIES | Leases::DATA,
+        stamp: Stamp(1),
+    }
 }
 
 impl Large {
@@ -72,8 +77,14 @@ impl Large {
 
     fn walk(&self, from: FileId, names: &[OsString]) -> Walked {
         self.asked.lock().unwrap().1 += 1;
-        let index = names[0].to_str().unwrap().parse::<u64>().ok().filter(|index| *index < self.size(from.inode));
-        let entries: Vec<Entry> = index.map(|index| entry(self.inside(from.inode, index))).into_iter().collect();
+        let index = names[0]
+            .to_str()
+            .unwrap()
+            .parse::<u64>()
+            .ok()
+            .filter(|index| *index < self.size(from.inode));
+        let entries: Vec<Entry> =
+            index.map(|index| entry(self.inside(from.inode, index))).into_iter().collect();
         let error = entries.is_empty().then_some(Errno::ENOENT);
         Walked { from: entry(from.inode), entries, error }
     }
@@ -110,7 +121,9 @@ impl Store for Large {
         Ok(match op {
             Op::Walk { from, names } => Answer::Walked(self.walk(from, &names)),
             Op::Attributes(place) => Answer::Entry(entry(place.file.inode)),
-            Op::List { directory, cookie, limit } => Answer::Listing(self.list(directory.inode, cookie, limit)),
+            Op::List { directory, cookie, limit } => {
+                Answer::Listing(self.list(directory.inode, cookie, limit))
+            }
             _ => Answer::Done,
         })
     }
@@ -136,18 +149,27 @@ impl Store for Large {
     }
 }
 
-/// readdir(3) with attributes, from an offset to the end. The names, how many, and the number of the last file.
-async fn list(volume: &Arc<Volume>, open: u64, number: u64, from: u64, mut each: impl FnMut(&OsString)) -> (u64, u64) {
+/// readdir(3) with attributes, from an offset to the end. The names, how many, and the number of
+/// the last file.
+async fn list(
+    volume: &Arc<Volume>,
+    open: u64,
+    number: u64,
+    from: u64,
+    mut each: impl FnMut(&OsString),
+) -> (u64, u64) {
     let (mut next, mut count, mut last_file) = (from, 0, 0);
     loop {
         let names = volume.read_directory(open, next).await.unwrap();
         let Some(last) = names.last() else { return (count, last_file) };
         next = last.next;
-        let take = |file: &mut u64, _: &posh_volume::fs::Name, told: Option<posh_volume::fs::Told>| {
-            *file = told.map_or(*file, |told| told.number);
-            true
-        };
-        (last_file, _) = volume.tell_all(number, &names, last_file, take, |file, count| (file, count));
+        let take =
+            |file: &mut u64, _: &posh_volume::fs::Name, told: Option<posh_volume::fs::Told>| {
+                *file = told.map_or(*file, |told| told.number);
+                true
+            };
+        (last_file, _) =
+            volume.tell_all(number, &names, last_file, take, |file, count| (file, count));
         for name in names.iter().filter(|name| name.name != "." && name.name != "..") {
             each(&name.name);
             count += 1;
@@ -181,7 +203,8 @@ async fn names_of_many_directories_stay_below_the_bound() {
     // The kernel was made to forget what nobody here would tell it of.
     let mut forgotten = 0;
     while let Ok(invalidate) = invalidations.try_recv() {
-        forgotten += invalidate.names.iter().flatten().map(|(_, names)| names.len() as u64).sum::<u64>();
+        forgotten +=
+            invalidate.names.iter().flatten().map(|(_, names)| names.len() as u64).sum::<u64>();
     }
     assert!(forgotten >= store.names, "{forgotten}");
     // What was dropped is asked for again, and only that.
@@ -236,7 +259,8 @@ async fn what_is_listed_ahead_is_a_small_share() {
         tokio::task::yield_now().await;
     }
     let asked = store.asked.lock().unwrap().0.clone();
-    let ahead: u64 = asked.iter().filter(|(directory, _)| **directory > 2).map(|(_, names)| names).sum();
+    let ahead: u64 =
+        asked.iter().filter(|(directory, _)| **directory > 2).map(|(_, names)| names).sum();
     assert!(ahead > 0 && ahead < 60_000, "{ahead} names that nobody has asked for");
     assert!(volume.state().names_bytes <= BOUND_BYTES / 4, "{:?}", volume.state());
 }

@@ -1,4 +1,5 @@
-//! A server of volumes that lies: names that lead elsewhere, more than was asked for, bytes beside what was asked for.
+//! A server of volumes that lies: names that lead elsewhere, more than was asked for, bytes beside
+//! what was asked for.
 #![allow(clippy::unwrap_used)]
 
 use std::{ffi::OsString, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
@@ -43,7 +44,10 @@ impl Volume for Liar {
     type SessionStream = Answers<FromVolume>;
     type ReadStream = Answers<pb::ReadReply>;
 
-    async fn session(&self, request: Request<Streaming<ToVolume>>) -> Result<Response<Self::SessionStream>, Status> {
+    async fn session(
+        &self,
+        request: Request<Streaming<ToVolume>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
         if let Some(refusal) = &self.refusal {
             return Err(Status::permission_denied(refusal));
         }
@@ -58,7 +62,11 @@ impl Volume for Liar {
                     }
                     Some(to_volume::Kind::Call(call)) => {
                         let answer = Some(pb::Answer { kind: answer.clone() });
-                        from_volume::Kind::Reply(Reply { number: call.number, answer, ..Reply::default() })
+                        from_volume::Kind::Reply(Reply {
+                            number: call.number,
+                            answer,
+                            ..Reply::default()
+                        })
                     }
                     _ => continue,
                 };
@@ -70,12 +78,18 @@ impl Volume for Liar {
         Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
     }
 
-    async fn read(&self, _: Request<pb::ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
+    async fn read(
+        &self,
+        _: Request<pb::ReadRequest>,
+    ) -> Result<Response<Self::ReadStream>, Status> {
         let reply = pb::ReadReply { pieces: self.pieces.clone() };
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(reply)))))
     }
 
-    async fn write(&self, _: Request<pb::WriteRequest>) -> Result<Response<pb::WriteReply>, Status> {
+    async fn write(
+        &self,
+        _: Request<pb::WriteRequest>,
+    ) -> Result<Response<pb::WriteReply>, Status> {
         Ok(Response::new(pb::WriteReply::default()))
     }
 }
@@ -85,7 +99,8 @@ struct To(SocketAddr);
 #[tonic::async_trait]
 impl Connector for To {
     async fn connect(&self) -> Result<Channel, String> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.0)).map_err(|error| error.to_string())?;
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.0))
+            .map_err(|error| error.to_string())?;
         endpoint.connect().await.map_err(|error| error.to_string())
     }
 }
@@ -99,8 +114,14 @@ impl Liar {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = VolumeServer::new(self);
-        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)));
-        Remote::open(Arc::new(To(address)), "x", Patience::default()).await.map_err(|error| error.to_string())
+        tokio::spawn(
+            Server::builder()
+                .add_service(service)
+                .serve_with_incoming(TcpListenerStream::new(listener)),
+        );
+        Remote::open(Arc::new(To(address)), "x", Patience::default())
+            .await
+            .map_err(|error| error.to_string())
     }
 
     async fn answer(self, op: Op) -> Result<Answer, Errno> {
@@ -119,11 +140,15 @@ fn file(inode: u64) -> FileId {
 
 fn entry() -> pb::Entry {
     let id = Some(pb::FileId { inode: 1, generation: 0 });
-    pb::Entry { attributes: Some(pb::Attributes { id, ..pb::Attributes::default() }), ..pb::Entry::default() }
+    pb::Entry {
+        attributes: Some(pb::Attributes { id, ..pb::Attributes::default() }),
+        ..pb::Entry::default()
+    }
 }
 
 fn listing(names: &[&[u8]]) -> Said {
-    let listed = |name: &&[u8]| pb::Listed { name: Bytes::copy_from_slice(name), ..pb::Listed::default() };
+    let listed =
+        |name: &&[u8]| pb::Listed { name: Bytes::copy_from_slice(name), ..pb::Listed::default() };
     let names = names.iter().map(listed).collect();
     Said::Listing(pb::Listing { directory: Some(entry()), names, is_last: true })
 }
@@ -140,7 +165,9 @@ async fn names_that_are_none_are_not_shown() {
         let answer = Liar::says(listing(&[b"fine", name])).answer(list()).await;
         assert_eq!(answer, Err(Errno::EIO), "{name:?}");
     }
-    let Ok(Answer::Listing(fine)) = Liar::says(listing(&[b"...", &long[..255]])).answer(list()).await else {
+    let Ok(Answer::Listing(fine)) =
+        Liar::says(listing(&[b"...", &long[..255]])).answer(list()).await
+    else {
         panic!("these are names");
     };
     assert_eq!(fine.names.len(), 2);
@@ -173,22 +200,36 @@ async fn more_than_was_asked_for_is_not_kept() {
 
 #[tokio::test]
 async fn bytes_beside_what_was_asked_for_are_not_taken() {
-    let piece =
-        |part, offset, bytes: usize| pb::Piece { part, offset, data: vec![b'x'; bytes].into(), ..pb::Piece::default() };
+    let piece = |part, offset, bytes: usize| pb::Piece {
+        part,
+        offset,
+        data: vec![b'x'; bytes].into(),
+        ..pb::Piece::default()
+    };
     let part = || ReadPart { place: Place { file: file(2), handle: None }, range: 100..200 };
-    for lie in [piece(0, 0, 10), piece(0, 150, 51), piece(0, 100, 1 << 20), piece(0, u64::MAX, 2), piece(1, 100, 10)] {
+    for lie in [
+        piece(0, 0, 10),
+        piece(0, 150, 51),
+        piece(0, 100, 1 << 20),
+        piece(0, u64::MAX, 2),
+        piece(1, 100, 10),
+    ] {
         let (offset, bytes) = (lie.offset, lie.data.len());
         let liar = Liar { pieces: vec![piece(0, 100, 50), lie], ..Liar::default() };
         let remote = liar.open().await.unwrap();
         let mut pieces = remote.read(&caller(), vec![part()]).await;
         assert!(matches!(timeout(PATIENCE, pieces.next()).await.unwrap(), Some(Ok(_))));
-        assert!(matches!(timeout(PATIENCE, pieces.next()).await.unwrap(), Some(Err(_))), "{bytes} bytes at {offset}");
+        assert!(
+            matches!(timeout(PATIENCE, pieces.next()).await.unwrap(), Some(Err(_))),
+            "{bytes} bytes at {offset}"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_refusal_says_nothing_to_the_terminal() {
-    let liar = Liar { refusal: Some("no\u{1b}]0;T\u{7}\nFORGED: ok".to_owned()), ..Liar::default() };
+    let liar =
+        Liar { refusal: Some("no\u{1b}]0;T\u{7}\nFORGED: ok".to_owned()), ..Liar::default() };
     let why = liar.open().await.unwrap_err();
     assert!(why.contains("no\\u{1b}]0;T\\u{7}\\nFORGED: ok"), "{why}");
 }

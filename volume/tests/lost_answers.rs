@@ -41,7 +41,12 @@ struct Lossy {
 impl Lossy {
     /// Another program's.
     fn append_another(&self, number: usize) {
-        OpenOptions::new().append(true).open(&self.log).unwrap().write_all(&record(1, number)).unwrap();
+        OpenOptions::new()
+            .append(true)
+            .open(&self.log)
+            .unwrap()
+            .write_all(&record(1, number))
+            .unwrap();
     }
 }
 
@@ -59,7 +64,11 @@ impl Store for Lossy {
         self.inner.read(caller, parts).await
     }
 
-    async fn write(&self, caller: &Caller, mut writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    async fn write(
+        &self,
+        caller: &Caller,
+        mut writes: Vec<Write>,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
         let turn = self.requests.fetch_add(1, Ordering::Relaxed);
         self.append_another(2 * turn);
         let how = if turn < LOSSES { turn % 4 } else { 3 };
@@ -92,14 +101,16 @@ async fn appends_whose_answers_are_lost_happen_once() {
     let log = root.path().join("log");
     fs::write(&log, "first\n").unwrap();
     let machine = Machine::start().unwrap();
-    let directory = Directory::open(machine, root.path(), Rights::Own, Mutability::ReadWrite).unwrap();
+    let directory =
+        Directory::open(machine, root.path(), Rights::Own, Mutability::ReadWrite).unwrap();
     let requests = Arc::new(AtomicUsize::new(0));
     let inner = DirectorySession::open(directory, Liveness::Own);
     let store = Arc::new(Lossy { inner, log: log.clone(), requests: Arc::clone(&requests) });
     let (volume, mut invalidations) =
         Volume::new(store, Settings { sync: false, memory_bytes: 4 << 20, most_files: 1000 }, None);
     tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
-    let caller = Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups: Arc::default() };
+    let caller =
+        Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups: Arc::default() };
     let entry = volume.lookup(&caller, ROOT, OsStr::new("log")).await.unwrap();
     let number = volume.tell((ROOT, OsStr::new("log")), &entry, |told| told.number);
     let flags = OpenFlags::WRITE | OpenFlags::APPEND;
@@ -118,8 +129,8 @@ async fn appends_whose_answers_are_lost_happen_once() {
             break flushed;
         }
     };
-    // Others may have appended the same bytes. That is said to each descriptor that may write, until
-    // fsync(2) has said it: a child that ends closes its own without looking.
+    // Others may have appended the same bytes. That is said to each descriptor that may write,
+    // until fsync(2) has said it: a child that ends closes its own without looking.
     assert_eq!(flushed, Err(Errno::EIO));
     assert_eq!(volume.flush(open.number, None).await, Err(Errno::EIO));
     assert_eq!(volume.sync(open.number, Synced::Everything).await, Err(Errno::EIO));
@@ -132,9 +143,19 @@ async fn appends_whose_answers_are_lost_happen_once() {
     let requests = requests.load(Ordering::Relaxed);
     assert!(requests > LOSSES && requests < RECORDS / 10, "{requests} requests");
     let content = fs::read(&log).unwrap();
-    let of = |writer: u8| content.split_inclusive(|byte| *byte == b'\n').filter(move |line| line[0] == writer);
-    assert!(of(b'0').eq((0..RECORDS).map(|number| record(0, number))), "{} of {RECORDS}", of(b'0').count());
-    assert!(of(b'1').eq((0..2 * requests).map(|number| record(1, number)).filter(|line| content_has(&content, line))));
+    let of = |writer: u8| {
+        content.split_inclusive(|byte| *byte == b'\n').filter(move |line| line[0] == writer)
+    };
+    assert!(
+        of(b'0').eq((0..RECORDS).map(|number| record(0, number))),
+        "{} of {RECORDS}",
+        of(b'0').count()
+    );
+    assert!(
+        of(b'1').eq((0..2 * requests)
+            .map(|number| record(1, number))
+            .filter(|line| content_has(&content, line)))
+    );
 }
 
 fn content_has(content: &[u8], line: &[u8]) -> bool {

@@ -183,9 +183,11 @@ impl Site {
     }
 
     async fn returned(&self, count: usize) -> HashSet<(u64, u32, u64)> {
-        self.until("all are answered", |site| site.store.returned.lock().unwrap().len() >= count).await;
+        self.until("all are answered", |site| site.store.returned.lock().unwrap().len() >= count)
+            .await;
         let all = self.store.returned.lock().unwrap();
-        let set: HashSet<_> = all.iter().map(|its| (its.file.inode, its.leases.bits(), its.stamp.0)).collect();
+        let set: HashSet<_> =
+            all.iter().map(|its| (its.file.inode, its.leases.bits(), its.stamp.0)).collect();
         assert_eq!((all.len(), set.len()), (count, count), "each once");
         set
     }
@@ -263,9 +265,12 @@ async fn what_waits_for_the_kernel_is_bounded() {
     // All were answered in time, though the kernel has done nothing.
     assert!(site.store.returned.lock().unwrap().len() > 10_000);
     site.kernel();
-    timeout(Duration::from_secs(30), site.volume.caught_up(Stamp(1_999), posh_volume::fs::Changes::None))
-        .await
-        .unwrap();
+    timeout(
+        Duration::from_secs(30),
+        site.volume.caught_up(Stamp(1_999), posh_volume::fs::Changes::None),
+    )
+    .await
+    .unwrap();
 }
 
 /// The store hears of a loss that everything is forgotten, when the kernel has forgotten it.
@@ -299,7 +304,9 @@ async fn a_mark_waits_for_what_came_before() {
     site.says.send(Notice::All { stamp: Stamp(10) }).unwrap();
     let caught_up = |stamp| {
         let volume = Arc::clone(&site.volume);
-        tokio::spawn(async move { volume.caught_up(Stamp(stamp), posh_volume::fs::Changes::None).await })
+        tokio::spawn(
+            async move { volume.caught_up(Stamp(stamp), posh_volume::fs::Changes::None).await },
+        )
     };
     let (first, last) = (caught_up(7), caught_up(10));
     let patient = async || tokio::time::sleep(Duration::from_secs(1)).await;
@@ -333,5 +340,8 @@ async fn an_acl_that_nobody_would_tell_of_is_forgotten_by_the_kernel() {
     timeout(PATIENCE, site.invalidations.recv()).await.unwrap().unwrap();
     assert_eq!(site.volume.extended(&caller, number, name).await.unwrap(), "acl");
     let told = timeout(PATIENCE, site.invalidations.recv()).await.unwrap().unwrap();
-    assert_eq!((told.number, told.pages, site.store.acls.load(Ordering::Relaxed)), (number, false, 2));
+    assert_eq!(
+        (told.number, told.pages, site.store.acls.load(Ordering::Relaxed)),
+        (number, false, 2)
+    );
 }

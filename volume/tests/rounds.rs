@@ -1,5 +1,6 @@
-//! How many round trips a program waits for: a store that answers nothing before nobody has anything more to ask, and
-//! then all at once. What counts is not time, so that it is the same on every machine.
+//! How many round trips a program waits for: a store that answers nothing before nobody has
+//! anything more to ask, and then all at once. What counts is not time, so that it is the same on
+//! every machine.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -28,7 +29,8 @@ const CONTENTS: Bytes = Bytes::from_static(&[b'x'; 2000]);
 /// So often everybody else has had a turn: then nobody has anything to do.
 const QUIET: usize = 500;
 
-/// A tree of two levels. The root's inode is 1; directories have those after it, and each its files from `1000 × its own` on.
+/// A tree of two levels. The root's inode is 1; directories have those after it, and each its files
+/// from `1000 × its own` on.
 #[derive(Clone, Copy)]
 struct Tree {
     directories: u64,
@@ -81,7 +83,11 @@ impl Far {
     }
 
     fn inside(&self, directory: u64) -> std::ops::Range<u64> {
-        if directory == 1 { 2..2 + self.tree.directories } else { directory * 1000..directory * 1000 + self.tree.files }
+        if directory == 1 {
+            2..2 + self.tree.directories
+        } else {
+            directory * 1000..directory * 1000 + self.tree.files
+        }
     }
 
     fn walk(&self, from: FileId, names: &[OsString]) -> Walked {
@@ -101,7 +107,13 @@ impl Far {
     fn list(&self, directory: FileId) -> Listing {
         let listed = |inode| {
             let entry = entry(inode);
-            Listed { name: name(inode), cookie: inode, entry: Some(entry), inode, kind: entry.attributes.kind }
+            Listed {
+                name: name(inode),
+                cookie: inode,
+                entry: Some(entry),
+                inode,
+                kind: entry.attributes.kind,
+            }
         };
         let names = self.inside(directory.inode).map(listed).collect();
         Listing { directory: entry(directory.inode), names, is_last: true }
@@ -120,9 +132,11 @@ impl Store for Far {
             Op::Walk { from, names } => Answer::Walked(self.walk(from, &names)),
             Op::Attributes(place) => Answer::Entry(entry(place.file.inode)),
             Op::List { directory, .. } => Answer::Listing(self.list(directory)),
-            Op::Open { file, .. } => {
-                Answer::Opened { handle: Handle(file.inode), entry: entry(file.inode), parent: None }
-            }
+            Op::Open { file, .. } => Answer::Opened {
+                handle: Handle(file.inode),
+                entry: entry(file.inode),
+                parent: None,
+            },
             _ => Answer::Done,
         })
     }
@@ -248,7 +262,9 @@ fn acls_that_are_not_there_are_not_asked_for() {
     let taken = rounds(Tree { directories: 1000, files: 20 }, |volume| async move {
         find(Arc::clone(&volume)).await;
         for (_, directory) in list(&volume, ROOT).await {
-            for (number, file) in list(&volume, directory).await.into_iter().chain([(name(1), directory)]) {
+            for (number, file) in
+                list(&volume, directory).await.into_iter().chain([(name(1), directory)])
+            {
                 for acl in ["system.posix_acl_access", "system.posix_acl_default"] {
                     let found = volume.extended(&Caller::default(), file, acl.as_ref()).await;
                     assert_eq!(found, Err(Errno::ENODATA), "{number:?}");
@@ -302,9 +318,11 @@ async fn read_named(volume: &Arc<Volume>, directory: u64, file: u64) {
 fn what_a_program_was_told_to_read_is_there_when_it_opens_it() {
     let tree = Tree { directories: 10, files: 100 };
     let taken = rounds(tree, |volume| async move {
-        let paths = (2..12).flat_map(|directory| (0..100).map(move |file| (directory, directory * 1000 + file)));
-        let expected =
-            paths.clone().map(|(directory, file)| Expected::File(PathBuf::from_iter([name(directory), name(file)])));
+        let paths = (2..12)
+            .flat_map(|directory| (0..100).map(move |file| (directory, directory * 1000 + file)));
+        let expected = paths.clone().map(|(directory, file)| {
+            Expected::File(PathBuf::from_iter([name(directory), name(file)]))
+        });
         let expectation = volume.will_read(&Caller::default(), expected.collect());
         for (directory, file) in paths {
             read_named(&volume, directory, file).await;
@@ -317,7 +335,8 @@ fn what_a_program_was_told_to_read_is_there_when_it_opens_it() {
 #[test]
 fn a_tree_that_is_going_to_be_read_is_fetched_when_its_first_file_is_opened() {
     let taken = rounds(Tree { directories: 50, files: 20 }, |volume| async move {
-        let _expectation = volume.will_read(&Caller::default(), vec![Expected::Tree(PathBuf::new())]);
+        let _expectation =
+            volume.will_read(&Caller::default(), vec![Expected::Tree(PathBuf::new())]);
         for (_, directory) in list(&volume, ROOT).await {
             for (_, file) in list(&volume, directory).await {
                 read(&volume, file).await;
@@ -413,10 +432,15 @@ fn what_is_at_hand_takes_no_more_than_is_said() {
                 for used in &uses {
                     match used {
                         Use::Read(path) => {
-                            let mut inodes = path.iter().map(|name| name.to_str().unwrap()[1..].parse().unwrap());
-                            read_named(&volume, inodes.next().unwrap(), inodes.next().unwrap()).await;
+                            let mut inodes = path
+                                .iter()
+                                .map(|name| name.to_str().unwrap()[1..].parse().unwrap());
+                            read_named(&volume, inodes.next().unwrap(), inodes.next().unwrap())
+                                .await;
                         }
-                        Use::Look(path) if path.as_os_str().is_empty() => drop(list(&volume, ROOT).await),
+                        Use::Look(path) if path.as_os_str().is_empty() => {
+                            drop(list(&volume, ROOT).await)
+                        }
                         Use::LookBelow(_) => find(Arc::clone(&volume)).await,
                         _ => panic!("not tried"),
                     }

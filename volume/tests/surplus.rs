@@ -89,7 +89,11 @@ impl World {
             version: changes,
             acls: Some(Acls::empty()),
         };
-        let leases = if is_directory(inode) { Leases::ATTRIBUTES | Leases::ENTRIES } else { Leases::ATTRIBUTES };
+        let leases = if is_directory(inode) {
+            Leases::ATTRIBUTES | Leases::ENTRIES
+        } else {
+            Leases::ATTRIBUTES
+        };
         Entry { attributes, leases, stamp: Stamp(self.stamp) }
     }
 
@@ -98,7 +102,10 @@ impl World {
         self.recalled.remove(&inode);
         // A lease of a later answer stays.
         if self.granted.get(&inode).is_none_or(|stamp| *stamp <= returned.stamp.0) {
-            assert!(!self.remembered.contains(&inode), "the kernel remembers {inode} without a lease");
+            assert!(
+                !self.remembered.contains(&inode),
+                "the kernel remembers {inode} without a lease"
+            );
             self.granted.remove(&inode);
         }
     }
@@ -124,7 +131,10 @@ impl Store for Server {
             Op::Walk { from, names } => {
                 world.walks += 1;
                 let from = world.entry(from.inode);
-                let entries = names.iter().map(|name| world.entry(name.to_str().unwrap().parse().unwrap())).collect();
+                let entries = names
+                    .iter()
+                    .map(|name| world.entry(name.to_str().unwrap().parse().unwrap()))
+                    .collect();
                 Answer::Walked(Walked { from, entries, error: None })
             }
             Op::List { directory, .. } => {
@@ -132,15 +142,23 @@ impl Store for Server {
                 let entry = world.entry(directory.inode);
                 let listed = |inode| {
                     let entry = world.entry(inode);
-                    Listed { name: name(inode), cookie: inode, entry: Some(entry), inode, kind: entry.attributes.kind }
+                    Listed {
+                        name: name(inode),
+                        cookie: inode,
+                        entry: Some(entry),
+                        inode,
+                        kind: entry.attributes.kind,
+                    }
                 };
                 let names = inside(directory.inode).map(listed).collect();
                 Answer::Listing(Listing { directory: entry, names, is_last: true })
             }
             Op::Attributes(place) => Answer::Entry(world.entry(place.file.inode)),
-            Op::Open { file, .. } => {
-                Answer::Opened { handle: Handle(file.inode), entry: world.entry(file.inode), parent: None }
-            }
+            Op::Open { file, .. } => Answer::Opened {
+                handle: Handle(file.inode),
+                entry: world.entry(file.inode),
+                parent: None,
+            },
             Op::Return(all) => {
                 all.into_iter().for_each(|returned| world.returned(returned));
                 Answer::Done
@@ -247,7 +265,8 @@ impl Site {
                 true
             };
             let count;
-            (found, count) = self.volume.tell_all(parent, &names, found, take, |found, count| (found, count));
+            (found, count) =
+                self.volume.tell_all(parent, &names, found, take, |found, count| (found, count));
             offset = if count == 0 { offset } else { names[count - 1].next };
         }
         self.volume.close_directory(open);
@@ -283,7 +302,13 @@ impl Site {
             let is_leased = world.granted.remove(&inode).is_some();
             if is_leased {
                 world.recalled.insert(inode);
-                self.says.send(Notice::Recall { file: id(inode), leases: Leases::all(), stamp: Stamp(stamp) }).unwrap();
+                self.says
+                    .send(Notice::Recall {
+                        file: id(inode),
+                        leases: Leases::all(),
+                        stamp: Stamp(stamp),
+                    })
+                    .unwrap();
             }
             is_leased
         };
@@ -308,8 +333,9 @@ async fn leases_beyond_the_bound_go_back_and_what_is_shown_is_what_is_there() {
     for round in 0..5_u64 {
         let sizes = site.find_all().await;
         assert_eq!(sizes.len() as u64, DIRECTORIES * NAMES);
-        let wrong =
-            sizes.iter().filter(|(inode, size)| site.world().changes.get(inode).copied().unwrap_or_default() != **size);
+        let wrong = sizes.iter().filter(|(inode, size)| {
+            site.world().changes.get(inode).copied().unwrap_or_default() != **size
+        });
         assert_eq!(wrong.count(), 0, "{round}");
         site.is_quiet().await;
         // With what the kernel does not let go of, and what it has let go of since the last round.
@@ -327,7 +353,10 @@ async fn leases_beyond_the_bound_go_back_and_what_is_shown_is_what_is_there() {
         let world = site.world();
         (world.lists, world.walks)
     };
-    assert!(lists <= 5 * (DIRECTORIES + 1) && walks <= 5 * 3 * DIRECTORIES, "{lists} listings, {walks} walks");
+    assert!(
+        lists <= 5 * (DIRECTORIES + 1) && walks <= 5 * 3 * DIRECTORIES,
+        "{lists} listings, {walks} walks"
+    );
 }
 
 #[tokio::test]
@@ -343,5 +372,6 @@ async fn what_is_open_keeps_its_lease() {
     site.find_all().await;
     site.find_all().await;
     site.is_quiet().await;
-    site.until("it goes back when it is closed", || !site.world().granted.contains_key(&2008)).await;
+    site.until("it goes back when it is closed", || !site.world().granted.contains_key(&2008))
+        .await;
 }

@@ -13,12 +13,12 @@ use crate::cargo;
 /// What the tests call besides common programs; each is one C file of the package.
 const PROGRAMS: [&str; 4] = ["recho", "zecho", "printenv", "xcase"];
 /// What those files want of a configured build.
-const CONFIG_H: &str =
-    "#define HAVE_STRING_H 1\n#define HAVE_STDLIB_H 1\n#define HAVE_UNISTD_H 1\n#define STDC_HEADERS 1\n";
+const CONFIG_H: &str = "#define HAVE_STRING_H 1\n#define HAVE_STDLIB_H 1\n#define HAVE_UNISTD_H 1\n#define STDC_HEADERS 1\n";
 
 /// The directory of the tests, fetched unless it is there.
 pub fn fetch() -> Result<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let place = std::path::absolute(target.join("bash-tests"))?;
     let tests = place.join("tests");
     if tests.join("xcase").exists() {
@@ -27,7 +27,8 @@ pub fn fetch() -> Result<PathBuf> {
     println!("set-up: fetching the source package of bash from Debian for its tests (20 MB)");
     let _ = fs::remove_dir_all(&place);
     for directory in ["lists/partial", "cache/archives/partial", "parts"] {
-        fs::create_dir_all(place.join(directory)).with_context(|| format!("cannot make {}", place.display()))?;
+        fs::create_dir_all(place.join(directory))
+            .with_context(|| format!("cannot make {}", place.display()))?;
     }
     fs::write(place.join("parts/source.sources"), source_list()?)?;
     cargo::must(apt(&place, &["update", "-q"]))?;
@@ -48,7 +49,9 @@ pub fn fetch() -> Result<PathBuf> {
 /// Sources of the release that this machine runs.
 fn source_list() -> Result<String> {
     let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
-    let value = |key: &str| release.lines().find_map(|l| Some(l.strip_prefix(key)?.trim_matches('"').to_owned()));
+    let value = |key: &str| {
+        release.lines().find_map(|l| Some(l.strip_prefix(key)?.trim_matches('"').to_owned()))
+    };
     ensure!(value("ID=").as_deref() == Some("debian"), "this is not a Debian machine");
     let suite = value("VERSION_CODENAME=").context("/etc/os-release names no release")?;
     Ok(format!(

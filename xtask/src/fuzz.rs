@@ -1,7 +1,8 @@
 //! `cargo xtask fuzz`: the targets of `integration/fuzz` under libFuzzer, with coverage.
 //!
-//! The compiler's own passes give libFuzzer what it needs, so that no nightly toolchain and
-//! no further program is needed; what it found and what it tried lies in `fuzz` of the target directory.
+//! The compiler's own passes give libFuzzer what it needs, so that no nightly toolchain and no
+//! further program is needed; what it found and what it tried lies in `fuzz` of the target
+//! directory.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -29,7 +30,8 @@ const MAX_INPUT_BYTES: u32 = 16 << 10;
 
 /// Fuzzes `targets` (none: all), each for `seconds`, so many at a time.
 pub fn run(targets: &[String], seconds: u32, jobs: usize) -> Result<ExitCode> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
     let all = names(root)?;
     if let Some(unknown) = targets.iter().find(|name| !all.contains(name)) {
         bail!("there is no target `{unknown}`; there are {}", all.join(", "));
@@ -53,8 +55,11 @@ pub fn run(targets: &[String], seconds: u32, jobs: usize) -> Result<ExitCode> {
 
 /// The targets, as their table has them.
 fn names(root: &Path) -> Result<Vec<String>> {
-    let table = fs::read_to_string(root.join("integration/fuzz/src/lib.rs")).context("cannot read the targets")?;
-    let names = table.lines().filter_map(|line| line.trim().strip_prefix("Target { name: \"")?.split('"').next());
+    let table = fs::read_to_string(root.join("integration/fuzz/src/lib.rs"))
+        .context("cannot read the targets")?;
+    let names = table
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Target { name: \"")?.split('"').next());
     let names: Vec<String> = names.map(str::to_owned).collect();
     ensure!(!names.is_empty(), "integration/fuzz/src/lib.rs names no target");
     Ok(names)
@@ -71,11 +76,15 @@ impl Programs {
     fn build() -> Result<Self> {
         // This program lies in TARGET/TRIPLE/debug.
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
-        let lies = own.ancestors().nth(2).and_then(|of_triple| Some((of_triple.file_name()?, of_triple.parent()?)));
+        let lies = own
+            .ancestors()
+            .nth(2)
+            .and_then(|of_triple| Some((of_triple.file_name()?, of_triple.parent()?)));
         let (triple, target) = lies.context("this program lies in no target directory")?;
         let base = target.join("fuzz");
         cargo::must(cargo::command(&["build", "--quiet", "--release", "--bin", "posh-executor"]))?;
-        let mut build = cargo::command(&["build", "--quiet", "--profile", "fuzz", "--package", "posh-fuzz"]);
+        let mut build =
+            cargo::command(&["build", "--quiet", "--profile", "fuzz", "--package", "posh-fuzz"]);
         build.args(["--features", "libfuzzer", "--target-dir"]).arg(&base).env("RUSTFLAGS", FLAGS);
         cargo::must(build)?;
         Ok(Self {
@@ -97,9 +106,11 @@ struct Fuzzer {
 impl Fuzzer {
     fn start(programs: &Programs, name: &str, seconds: u32) -> Result<Self> {
         let base = programs.base.join(name);
-        let [seeds, corpus, artifacts] = ["seeds", "corpus", "artifacts"].map(|kind| base.join(kind));
+        let [seeds, corpus, artifacts] =
+            ["seeds", "corpus", "artifacts"].map(|kind| base.join(kind));
         for directory in [&seeds, &corpus, &artifacts] {
-            fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+            fs::create_dir_all(directory)
+                .with_context(|| format!("cannot make {}", directory.display()))?;
         }
         let log = base.join("log");
         let said = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
@@ -124,15 +135,25 @@ impl Fuzzer {
 
     /// Waits for it and says what came of it; true if nothing was found.
     fn finish(mut self) -> Result<bool> {
-        let status = self.child.wait().with_context(|| format!("cannot wait for the fuzzer of {}", self.name))?;
+        let status = self
+            .child
+            .wait()
+            .with_context(|| format!("cannot wait for the fuzzer of {}", self.name))?;
         let mut log = Vec::new();
-        File::open(&self.log).and_then(|mut file| file.read_to_end(&mut log)).context("cannot read the log")?;
+        File::open(&self.log)
+            .and_then(|mut file| file.read_to_end(&mut log))
+            .context("cannot read the log")?;
         let log = String::from_utf8_lossy(&log);
         let stat = |name: &str| {
-            let line = log.lines().rev().find_map(|line| line.strip_prefix(&format!("stat::{name}:")));
+            let line =
+                log.lines().rev().find_map(|line| line.strip_prefix(&format!("stat::{name}:")));
             line.map_or("?", str::trim).to_owned()
         };
-        let covered = log.lines().rev().find_map(|line| line.split(" cov: ").nth(1)?.split(' ').next()).unwrap_or("?");
+        let covered = log
+            .lines()
+            .rev()
+            .find_map(|line| line.split(" cov: ").nth(1)?.split(' ').next())
+            .unwrap_or("?");
         println!(
             "{}: {} inputs, {covered} edges covered, {} new in the corpus, peak {} MiB: {}",
             self.name,

@@ -1,7 +1,8 @@
-//! `cargo xtask guards`: whether the tests of attacks would notice that a guard is gone. Each guard of `guards.toml` is
-//! taken out of a copy of the tree, alone, and its test must fail there.
+//! `cargo xtask guards`: whether the tests of attacks would notice that a guard is gone. Each guard
+//! of `guards.toml` is taken out of a copy of the tree, alone, and its test must fail there.
 //!
-//! It takes minutes for every handful, so it is no part of `cargo xtask test`; that checks only that the table still fits the source.
+//! It takes minutes for every handful, so it is no part of `cargo xtask test`; that checks only
+//! that the table still fits the source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,7 +16,8 @@ use serde::Deserialize;
 
 use crate::cargo;
 
-/// For one test, which may wait for what never comes when its guard is gone. Its own patience is 20 s at a time.
+/// For one test, which may wait for what never comes when its guard is gone. Its own patience is 20
+/// s at a time.
 const LIMIT_S: u32 = 180;
 
 /// What timeout(1) says when it had to end the test.
@@ -39,7 +41,8 @@ struct Guard {
     text: String,
     /// What stands there when the guard is gone.
     without: String,
-    /// Package and test target: `posh-executor/executor`; `posh-proto/lib` for the tests in the package's sources.
+    /// Package and test target: `posh-executor/executor`; `posh-proto/lib` for the tests in the
+    /// package's sources.
     program: String,
     /// The whole name.
     test: String,
@@ -74,7 +77,9 @@ impl FromStr for Part {
     fn from_str(text: &str) -> Result<Self, String> {
         let numbers = text.split_once('/').map(|(number, parts)| (number.parse(), parts.parse()));
         match numbers {
-            Some((Ok(number), Ok(parts))) if (1..=parts).contains(&number) => Ok(Self { number: number - 1, parts }),
+            Some((Ok(number), Ok(parts))) if (1..=parts).contains(&number) => {
+                Ok(Self { number: number - 1, parts })
+            }
             _ => Err(format!("`{text}` is not PART/PARTS, such as 2/5")),
         }
     }
@@ -88,10 +93,13 @@ impl Part {
     }
 }
 
-/// Takes out every guard whose description or test holds `filter`: one after the other in each of `jobs` copies of the tree.
+/// Takes out every guard whose description or test holds `filter`: one after the other in each of
+/// `jobs` copies of the tree.
 pub fn run(filter: Option<&str>, part: Option<Part>, jobs: usize) -> Result<ExitCode> {
     let root = root()?;
-    let is_wanted = |guard: &Guard| filter.is_none_or(|part| guard.what.contains(part) || guard.test.contains(part));
+    let is_wanted = |guard: &Guard| {
+        filter.is_none_or(|part| guard.what.contains(part) || guard.test.contains(part))
+    };
     let mut guards: Vec<Guard> = table(&root)?.into_iter().filter(is_wanted).collect();
     ensure!(!guards.is_empty(), "no guard is called so");
     // Neighbours in one source have little to be built anew between them.
@@ -130,18 +138,25 @@ fn take_out(tree: &Copy, guards: &[Guard]) -> Result<usize> {
         let verdict = tree.without(guard)?;
         let is_missed = matches!(verdict, Verdict::Failed | Verdict::TimedOut | Verdict::Died);
         kept += usize::from(!is_missed);
-        println!("{}  {}: {} {verdict:?}", if is_missed { "ok  " } else { "KEPT" }, guard.what, guard.test);
+        println!(
+            "{}  {}: {} {verdict:?}",
+            if is_missed { "ok  " } else { "KEPT" },
+            guard.what,
+            guard.test
+        );
     }
     Ok(kept)
 }
 
 fn root() -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
     Ok(root.to_owned())
 }
 
 fn table(root: &Path) -> Result<Vec<Guard>> {
-    let text = fs::read_to_string(root.join("xtask/guards.toml")).context("cannot read the table of guards")?;
+    let text = fs::read_to_string(root.join("xtask/guards.toml"))
+        .context("cannot read the table of guards")?;
     Ok(toml::from_str::<Table>(&text).context("the table of guards")?.guard)
 }
 
@@ -149,7 +164,12 @@ impl Guard {
     /// The source without it.
     fn taken_out_of(&self, source: &str) -> Result<String> {
         let count = source.matches(&self.text).count();
-        ensure!(count == 1, "{}: the text of `{}` stands there {count} times", self.file.display(), self.what);
+        ensure!(
+            count == 1,
+            "{}: the text of `{}` stands there {count} times",
+            self.file.display(),
+            self.what
+        );
         ensure!(self.text != self.without, "`{}` is not taken out", self.what);
         Ok(source.replace(&self.text, &self.without))
     }
@@ -160,7 +180,8 @@ fn target(program: &str) -> Result<(&str, &str)> {
     program.split_once('/').with_context(|| format!("{program:?} is no PACKAGE/TARGET"))
 }
 
-/// A copy of the tree with a target directory of its own: what is built from it must not be taken for the real programs.
+/// A copy of the tree with a target directory of its own: what is built from it must not be taken
+/// for the real programs.
 struct Copy {
     tree: PathBuf,
     target: PathBuf,
@@ -177,7 +198,9 @@ impl Copy {
             .join(format!("guards/{number}"));
         let copy = Self { tree: base.join("tree"), target: base.join("target") };
         let listed = must(Command::new("git").arg("-C").arg(root).args(["ls-files", "-z"]))?;
-        for name in String::from_utf8(listed.stdout).context("names of files")?.split_terminator('\0') {
+        for name in
+            String::from_utf8(listed.stdout).context("names of files")?.split_terminator('\0')
+        {
             let (from, to) = (root.join(name), copy.tree.join(name));
             // A file that git still lists may be gone.
             let Ok(content) = fs::read(&from) else { continue };
@@ -199,7 +222,8 @@ impl Copy {
     /// What the test says when the guard is gone; it is back afterwards.
     fn without(&self, guard: &Guard) -> Result<Verdict> {
         let file = self.tree.join(&guard.file);
-        let source = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let source =
+            fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         self.write(&file, guard.taken_out_of(&source)?.as_bytes())?;
         let verdict = self.test(&guard.program, &BTreeSet::from([guard.test.as_str()]));
         self.write(&file, source.as_bytes())?;
@@ -218,7 +242,8 @@ impl Copy {
         let tests: Vec<&str> = tests.iter().copied().collect();
         let words = [&words[..], &["--", "--exact"], &tests].concat();
         let limit_s = LIMIT_S * u32::try_from(tests.len())?;
-        let output = self.cargo(&words, Some(limit_s)).output().context("cannot start cargo test")?;
+        let output =
+            self.cargo(&words, Some(limit_s)).output().context("cannot start cargo test")?;
         if output.status.code() == Some(TIMED_OUT) {
             return Ok(Verdict::TimedOut);
         }
@@ -237,7 +262,10 @@ impl Copy {
         let mut command = match limit_s {
             Some(limit_s) => {
                 let mut command = Command::new("timeout");
-                command.args(["--kill-after=10", &limit_s.to_string()]).arg(cargo.get_program()).args(cargo.get_args());
+                command
+                    .args(["--kill-after=10", &limit_s.to_string()])
+                    .arg(cargo.get_program())
+                    .args(cargo.get_args());
                 command
             }
             None => cargo,
@@ -253,7 +281,8 @@ impl Copy {
 fn must(command: impl std::borrow::BorrowMut<Command>) -> Result<Output> {
     let mut command = command;
     let command = command.borrow_mut();
-    let output = command.output().with_context(|| format!("cannot start {}", cargo::line(command)))?;
+    let output =
+        command.output().with_context(|| format!("cannot start {}", cargo::line(command)))?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{} failed: {said}", cargo::line(command));
     Ok(output)
@@ -297,13 +326,22 @@ mod tests {
             let directory = if target == LIBRARY { "src" } else { "tests" };
             let function = format!("fn {}()", guard.test.rsplit("::").next().unwrap());
             let tests = sources(&root.join(package.trim_start_matches("posh-")).join(directory));
-            assert!(tests.iter().any(|source| source.contains(&function)), "{} is not there", guard.test);
+            assert!(
+                tests.iter().any(|source| source.contains(&function)),
+                "{} is not there",
+                guard.test
+            );
         }
     }
 
     /// Headings of docs/security.md, one for each kind of attacker.
-    const ATTACKERS: [&str; 5] =
-        ["### Strangers", "### Identities", "### Other local users", "### Servers", "### Directories"];
+    const ATTACKERS: [&str; 5] = [
+        "### Strangers",
+        "### Identities",
+        "### Other local users",
+        "### Servers",
+        "### Directories",
+    ];
     /// Attacks in the table, at least.
     const MIN_ATTACKS: usize = 90;
 
@@ -334,9 +372,20 @@ mod tests {
         for attacker in ATTACKERS {
             assert!(attacks.iter().any(|(of, _)| *of == attacker), "no attack below {attacker}");
         }
-        let directories = ["annotations", "executor", "fs-mapper", "gateway", "hook", "integration", "posh", "proto"];
-        let directories = directories.iter().chain(&["reach", "trusted-path", "volume", "xtask", "bench"]);
-        let sources: Vec<String> = directories.flat_map(|directory| sources(&root.join(directory))).collect();
+        let directories = [
+            "annotations",
+            "executor",
+            "fs-mapper",
+            "gateway",
+            "hook",
+            "integration",
+            "posh",
+            "proto",
+        ];
+        let directories =
+            directories.iter().chain(&["reach", "trusted-path", "volume", "xtask", "bench"]);
+        let sources: Vec<String> =
+            directories.flat_map(|directory| sources(&root.join(directory))).collect();
         let missing = attacks.iter().flat_map(|(_, tests)| tests).filter(|test| {
             let function = format!("fn {test}(");
             !sources.iter().any(|source| source.contains(&function))

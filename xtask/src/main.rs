@@ -1,7 +1,6 @@
-//! The repository's chores:
-//! `cargo xtask setup | build | release | test | demo | chaos | bench | fuzz | guards | simulate | volumes`.
-//! Each does whatever set-up it needs first. What is tested, shown or measured lives in
-//! `integration` and `bench`; this program only builds and starts it.
+//! The repository's chores: `cargo xtask setup | build | release | test | demo | chaos | bench |
+//! fuzz | guards | simulate | volumes`. Each does whatever set-up it needs first. What is tested,
+//! shown or measured lives in `integration` and `bench`; this program only builds and starts it.
 
 mod bash_tests;
 mod cargo;
@@ -34,7 +33,8 @@ enum Chore {
     Setup,
     /// Builds the programs as they are to be installed, into target/programs/release.
     Build,
-    /// Builds what is handed out, with a bill of materials and checksums, into target/release-files.
+    /// Builds what is handed out, with a bill of materials and checksums, into
+    /// target/release-files.
     Release,
     /// Sets up, then runs every check: format, lints, tests, documentation.
     Test {
@@ -56,9 +56,11 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Runs the bench of the table (all workloads, or those that are named), `bench overhead` or `bench fairness`.
+    /// Runs the bench of the table (all workloads, or those that are named), `bench overhead` or
+    /// `bench fairness`.
     Bench {
-        /// Workloads and options of the bench, such as --help; or `overhead` or `fairness` and its options.
+        /// Workloads and options of the bench, such as --help; or `overhead` or `fairness` and its
+        /// options.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -136,7 +138,11 @@ fn run(chore: Chore) -> Result<ExitCode> {
         }
         Chore::Test { full, filter } => test::run(full, filter.as_deref()),
         Chore::Demo { arguments } => {
-            setup::packages(if setup::is_root() { setup::Need::Everything } else { setup::Need::Commands })?;
+            setup::packages(if setup::is_root() {
+                setup::Need::Everything
+            } else {
+                setup::Need::Commands
+            })?;
             cargo::become_program(&programs::release()?.join("posh-lab"), "demo", &arguments)
         }
         Chore::Chaos { arguments } => {
@@ -163,7 +169,11 @@ fn run(chore: Chore) -> Result<ExitCode> {
         }
         Chore::Simulate { seeds, from, seed, fault } => {
             setup::toolchain()?;
-            simulate::run(seed.map_or((from, seeds), |seed| (seed, 1)), seed.is_some(), fault.as_deref())
+            simulate::run(
+                seed.map_or((from, seeds), |seed| (seed, 1)),
+                seed.is_some(),
+                fault.as_deref(),
+            )
         }
         Chore::Guards { filter, jobs, part } => {
             setup::toolchain()?;

@@ -1,9 +1,12 @@
-//! The programs as they are installed, tried and measured: in one directory, `target/programs/PROFILE`, hard links to what cargo built.
+//! The programs as they are installed, tried and measured: in one directory,
+//! `target/programs/PROFILE`, hard links to what cargo built.
 //!
-//! Two of them, `posh` and `posh-stage`, start with every shell and with every command that is offloaded, and do little. They are built
-//! for musl: glibc asks the processor for its caches before `main`, by more than forty CPUID instructions, each of which a virtual
-//! machine's host answers in microseconds (measured: 3.8 µs; 0.36 ms for a static program of glibc that only executes another one, 0.13 ms for
-//! one of musl). What moves data or allocates much is built for glibc. Without Rust's target for musl, all of it is.
+//! Two of them, `posh` and `posh-stage`, start with every shell and with every command that is
+//! offloaded, and do little. They are built for musl: glibc asks the processor for its caches
+//! before `main`, by more than forty CPUID instructions, each of which a virtual machine's host
+//! answers in microseconds (measured: 3.8 µs; 0.36 ms for a static program of glibc that only
+//! executes another one, 0.13 ms for one of musl). What moves data or allocates much is built for
+//! glibc. Without Rust's target for musl, all of it is.
 
 use std::env;
 use std::fs;
@@ -31,9 +34,11 @@ impl Layout {
     fn find() -> Result<Self> {
         let this = env::current_exe().context("cannot tell where this program is")?;
         let mut above = this.ancestors().skip(2);
-        let triple = above.next().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        let triple =
+            above.next().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
         let target = above.next().map(Path::to_owned);
-        let (triple, target) = triple.zip(target).context("this program is not where cargo builds programs")?;
+        let (triple, target) =
+            triple.zip(target).context("this program is not where cargo builds programs")?;
         Ok(Self { target, triple })
     }
 
@@ -51,13 +56,16 @@ pub fn small_target() -> Result<()> {
     println!("installing Rust's target {triple}");
     let added = Command::new("rustup").args(["target", "add", &triple]).status();
     if !added.is_ok_and(|status| status.success()) {
-        println!("{triple} is not to be had: posh and posh-stage are built as the others and start 0.3 ms later");
+        println!(
+            "{triple} is not to be had: posh and posh-stage are built as the others and start 0.3 ms later"
+        );
     }
     Ok(())
 }
 
 fn has_target(triple: &str) -> bool {
-    let asked = Command::new("rustc").args(["--print", "target-libdir", "--target", triple]).output();
+    let asked =
+        Command::new("rustc").args(["--print", "target-libdir", "--target", triple]).output();
     asked.is_ok_and(|answer| Path::new(String::from_utf8_lossy(&answer.stdout).trim()).is_dir())
 }
 
@@ -68,7 +76,14 @@ pub fn builds(options: &[&str]) -> Result<Vec<Command>> {
     let mut builds = vec![all];
     let triple = Layout::find()?.small_triple();
     if has_target(&triple) {
-        let mut small = cargo::command(&["build", "--package", "posh", "--no-default-features", "--target", &triple]);
+        let mut small = cargo::command(&[
+            "build",
+            "--package",
+            "posh",
+            "--no-default-features",
+            "--target",
+            &triple,
+        ]);
         small.args(SMALL.iter().flat_map(|program| ["--bin", program])).args(options);
         builds.push(small);
     }
@@ -79,10 +94,17 @@ pub fn builds(options: &[&str]) -> Result<Vec<Command>> {
 pub fn assemble(profile: &str) -> Result<PathBuf> {
     let layout = Layout::find()?;
     let directory = layout.target.join("programs").join(profile);
-    fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    let small = if has_target(&layout.small_triple()) { layout.small_triple() } else { layout.triple.clone() };
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    let small = if has_target(&layout.small_triple()) {
+        layout.small_triple()
+    } else {
+        layout.triple.clone()
+    };
     let small = SMALL.iter().map(|program| (small.as_str(), program));
-    for (triple, program) in small.chain(LARGE.iter().map(|program| (layout.triple.as_str(), program))) {
+    for (triple, program) in
+        small.chain(LARGE.iter().map(|program| (layout.triple.as_str(), program)))
+    {
         let built = layout.target.join(triple).join(profile).join(program);
         // Another name first: whoever runs the old one goes on.
         let (name, fresh) = (directory.join(program), directory.join(format!("{program}.new")));

@@ -1,5 +1,5 @@
-//! `cargo xtask release`: what is handed out, in one directory: the programs, the licences, a bill of materials and
-//! the checksums of all of it.
+//! `cargo xtask release`: what is handed out, in one directory: the programs, the licences, a bill
+//! of materials and the checksums of all of it.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -27,7 +27,8 @@ pub fn run() -> Result<PathBuf> {
     let directory = built.with_file_name("").join("../release-files");
     // Nothing of an earlier release is left among the files.
     let _ = fs::remove_dir_all(&directory);
-    fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
     let directory = directory.canonicalize()?;
     for program in PROGRAMS {
         copy(&built.join(program), &directory)?;
@@ -45,14 +46,17 @@ pub fn run() -> Result<PathBuf> {
 
 fn copy(from: &Path, directory: &Path) -> Result<()> {
     let name = from.file_name().context("a file has a name")?;
-    fs::copy(from, directory.join(name)).with_context(|| format!("cannot copy {}", from.display()))?;
+    fs::copy(from, directory.join(name))
+        .with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())
 }
 
 /// A line for each file, in order.
 fn sums(directory: &Path) -> Result<String> {
-    let entries = fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name())).collect::<Result<Vec<_>>>()?;
-    let mut names: Vec<String> = entries.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+    let entries =
+        fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name())).collect::<Result<Vec<_>>>()?;
+    let mut names: Vec<String> =
+        entries.iter().map(|name| name.to_string_lossy().into_owned()).collect();
     names.sort();
     let mut sums = String::new();
     for name in names.iter().filter(|name| *name != SUMS) {

@@ -89,7 +89,8 @@ pub fn toolchain() -> Result<()> {
             println!("installing the Rust component {component}");
             let mut add = Command::new("rustup");
             add.args(["component", "add", component]);
-            cargo::must(add).with_context(|| format!("install {component} for your Rust toolchain by hand"))?;
+            cargo::must(add)
+                .with_context(|| format!("install {component} for your Rust toolchain by hand"))?;
         }
     }
     Ok(())
@@ -116,12 +117,16 @@ pub fn packages(need: Need) -> Result<()> {
 fn install(packages: &[&str]) -> Result<()> {
     let sshd = packages.contains(&SSHD);
     if sshd {
-        println!("set-up: only the program of {SSHD} is wanted; its service is neither started nor enabled");
+        println!(
+            "set-up: only the program of {SSHD} is wanted; its service is neither started nor enabled"
+        );
     }
     let _policy = if sshd { NoServices::forbid()? } else { None };
     let apt = |arguments: &[&str]| {
         let mut apt = Command::new("apt-get");
-        apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdin(std::process::Stdio::null());
+        apt.args(arguments)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdin(std::process::Stdio::null());
         cargo::must(apt)
     };
     apt(&["update", "-q"])?;
@@ -132,7 +137,9 @@ fn install(packages: &[&str]) -> Result<()> {
         cargo::must(disable)?;
     }
     match missing(Need::Everything).iter().find(|p| packages.contains(p)) {
-        Some(package) => bail!("{package} is installed, but its program is not on PATH or in /usr/sbin"),
+        Some(package) => {
+            bail!("{package} is installed, but its program is not on PATH or in /usr/sbin")
+        }
         None => Ok(()),
     }
 }
@@ -148,7 +155,8 @@ impl NoServices {
         }
         fs::write(POLICY, POLICY_TEXT).with_context(|| format!("cannot write {POLICY}"))?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(POLICY, mode).with_context(|| format!("cannot make {POLICY} executable"))?;
+        fs::set_permissions(POLICY, mode)
+            .with_context(|| format!("cannot make {POLICY} executable"))?;
         Ok(Some(NoServices))
     }
 }
@@ -163,7 +171,8 @@ impl Drop for NoServices {
 
 fn missing(need: Need) -> Vec<&'static str> {
     let wanted = PROGRAMS.iter().filter(|(_, _, command)| *command || need == Need::Everything);
-    let mut packages: Vec<_> = wanted.filter(|(program, ..)| find(program).is_none()).map(|(_, p, _)| *p).collect();
+    let mut packages: Vec<_> =
+        wanted.filter(|(program, ..)| find(program).is_none()).map(|(_, p, _)| *p).collect();
     packages.dedup();
     packages
 }

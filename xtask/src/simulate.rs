@@ -10,7 +10,15 @@ use crate::cargo;
 /// Runs so many seeds `from` the first one, optimised. `is_shown`: also the steps of those that
 /// break nothing.
 pub fn run((from, seeds): (u64, u64), is_shown: bool, fault: Option<&str>) -> Result<ExitCode> {
-    let mut test = cargo::command(&["test", "--quiet", "--release", "-p", "posh-volume", "--test", "simulation"]);
+    let mut test = cargo::command(&[
+        "test",
+        "--quiet",
+        "--release",
+        "-p",
+        "posh-volume",
+        "--test",
+        "simulation",
+    ]);
     test.args(["--", "--nocapture", "--exact", "no_seed_breaks_a_promise"]);
     test.env("POSH_SIMULATE_FROM", from.to_string()).env("POSH_SIMULATE_SEEDS", seeds.to_string());
     if is_shown {

@@ -26,11 +26,22 @@ pub fn run(full: bool, filter: Option<&str>) -> Result<ExitCode> {
     programs::small_target()?;
     setup::packages(Need::Everything)?;
     ensure!(setup::is_root(), "the tests make network and mount namespaces: run them as root");
-    ensure!(Path::new("/dev/fuse").exists(), "the tests mount with FUSE, and /dev/fuse does not exist");
+    ensure!(
+        Path::new("/dev/fuse").exists(),
+        "the tests mount with FUSE, and /dev/fuse does not exist"
+    );
     let mut sum = Sum::default();
     if filter.is_none() {
         sum.step(cargo::command(&["fmt", "--all", "--check"]))?;
-        sum.step(cargo::command(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+        sum.step(cargo::command(&[
+            "clippy",
+            "--quiet",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ]))?;
         sum.check("supply chain", supply::check());
     }
     // Integration tests start the programs themselves, which `cargo test` alone does not build.
@@ -52,7 +63,10 @@ impl Sum {
     fn step(&mut self, mut command: Command) -> Result<()> {
         let line = cargo::line(&command);
         println!("$ {line}");
-        let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot start {line}"))?;
+        let status = command
+            .stdin(Stdio::null())
+            .status()
+            .with_context(|| format!("cannot start {line}"))?;
         if status.success() {
             self.passed += 1;
         } else {
@@ -80,11 +94,14 @@ impl Sum {
             command.env("POSH_TEST_FULL", "1");
             match bash_tests::fetch() {
                 Ok(tests) => drop(command.env("POSH_BASH_TESTS", tests)),
-                Err(error) => println!("bash's own test suite is NOT compared, for want of it: {error:#}"),
+                Err(error) => {
+                    println!("bash's own test suite is NOT compared, for want of it: {error:#}")
+                }
             }
         }
         println!("$ {}", cargo::line(&command));
-        let mut child = with_default_signals(&command).spawn().context("cannot start cargo test")?;
+        let mut child =
+            with_default_signals(&command).spawn().context("cannot start cargo test")?;
         let output = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
         let before = *self;
         for line in output.split(b'\n') {
@@ -109,14 +126,15 @@ impl Sum {
     /// `test result: ok. 5 passed; 0 failed; ...`
     fn read(line: &str) -> Option<Sum> {
         let counts = line.strip_prefix("test result: ")?;
-        let count =
-            |what: &str| counts.split([';', '.']).find_map(|p| p.trim().strip_suffix(what)?.trim().parse().ok());
+        let count = |what: &str| {
+            counts.split([';', '.']).find_map(|p| p.trim().strip_suffix(what)?.trim().parse().ok())
+        };
         Some(Sum { passed: count("passed")?, failed: count("failed")? })
     }
 }
 
-/// The same command through env(1), with the signals that a background job of a shell or nohup(1) ignore as they
-/// are elsewhere: tests interrupt and hang up what they start.
+/// The same command through env(1), with the signals that a background job of a shell or nohup(1)
+/// ignore as they are elsewhere: tests interrupt and hang up what they start.
 fn with_default_signals(command: &Command) -> Command {
     let mut env = Command::new("env");
     env.arg("--default-signal=HUP,INT,QUIT").arg(command.get_program()).args(command.get_args());

@@ -1,5 +1,6 @@
-//! `cargo xtask volumes`: what takes too long for every check of volumes. The suites that are run come from crates.io and lie in the target
-//! directory; what is run and how it is judged is in `integration`.
+//! `cargo xtask volumes`: what takes too long for every check of volumes. The suites that are run
+//! come from crates.io and lie in the target directory; what is run and how it is judged is in
+//! `integration`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -37,15 +38,25 @@ fn lab(built: &Path, words: &[&str]) -> Result<()> {
 
 /// The directory of the suites' programs, installed unless they are there.
 fn suites() -> Result<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let place = std::path::absolute(target.join("suites")).context("cannot tell where the target directory is")?;
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let place = std::path::absolute(target.join("suites"))
+        .context("cannot tell where the target directory is")?;
     let programs = place.join("bin");
     for (suite, version) in SUITES {
         if programs.join(suite).exists() {
             continue;
         }
         println!("set-up: building {suite} {version} from crates.io");
-        let mut install = cargo::command(&["install", "--quiet", "--locked", suite, "--version", version, "--root"]);
+        let mut install = cargo::command(&[
+            "install",
+            "--quiet",
+            "--locked",
+            suite,
+            "--version",
+            version,
+            "--root",
+        ]);
         install.arg(&place);
         cargo::must(install)?;
     }

@@ -5,7 +5,9 @@ use super::fields::{Entry, Fields};
 use super::scope::{find, items};
 use crate::document::{Content, Node};
 use crate::invocation::FileKind;
-use crate::model::{Cases, ChangesDir, Condition, Dash, Numeric, Opt, Param, Size, ValueRule, ValueType};
+use crate::model::{
+    Cases, ChangesDir, Condition, Dash, Numeric, Opt, Param, Size, ValueRule, ValueType,
+};
 
 /// The list an option stands in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -19,9 +21,11 @@ impl Compiler<'_> {
     /// All options, in the order in which [`super::scope::Scope`] numbers them.
     pub(super) fn options(&mut self, entries: &[Entry]) -> Vec<Opt> {
         let mut options = Vec::new();
-        for (list, place) in
-            [("FLAGS", Place::Flags), ("OPTPARAMS", Place::OptParams), ("EXPRESSION", Place::Expression)]
-        {
+        for (list, place) in [
+            ("FLAGS", Place::Flags),
+            ("OPTPARAMS", Place::OptParams),
+            ("EXPRESSION", Place::Expression),
+        ] {
             self.expect_list(entries, list);
             for item in items(entries, list) {
                 options.push(self.option(item, place));
@@ -69,16 +73,21 @@ impl Compiler<'_> {
                         [character] if character.is_ascii_graphic() && *character != b'-' => {
                             option.short.push(*character)
                         }
-                        _ => self.faults.add(place, format!("short is one character, not {name}; see long and word")),
+                        _ => self.faults.add(
+                            place,
+                            format!("short is one character, not {name}; see long and word"),
+                        ),
                     }
                 }
             }
             if let Some(node) = fields.take("long") {
                 for (name, place) in self.placed_words(node, "a name") {
-                    // Tools have options for their own tests with a third dash (`---disable-inotify`): that one is of the name.
+                    // Tools have options for their own tests with a third dash
+                    // (`---disable-inotify`): that one is of the name.
                     let plain = name.strip_prefix('-').unwrap_or(&name);
                     if plain.starts_with('-') || plain.contains('=') || plain.is_empty() {
-                        self.faults.add(place, format!("long is a name without dashes, not {name}"));
+                        self.faults
+                            .add(place, format!("long is a name without dashes, not {name}"));
                     }
                     option.long.push(name);
                 }
@@ -88,24 +97,38 @@ impl Compiler<'_> {
             option.words = self.words(node, "a word");
         }
         let named = !(option.short.is_empty() && option.long.is_empty() && option.words.is_empty());
-        if !named && !fields.has("numeric") && !["short", "long", "word"].iter().any(|key| fields.has(key)) {
-            let wanted = if list == Place::Expression { "a word" } else { "a short, a long or a word" };
+        if !named
+            && !fields.has("numeric")
+            && !["short", "long", "word"].iter().any(|key| fields.has(key))
+        {
+            let wanted =
+                if list == Place::Expression { "a word" } else { "a short, a long or a word" };
             self.faults.add(fields.place, format!("an option has {wanted}"));
         }
     }
 
     fn only_with_value(&mut self, fields: &mut Fields<'_>, option: &mut Opt) {
         let forms = [("first", Numeric::First), ("anywhere", Numeric::Anywhere)];
-        option.numeric = fields.take("numeric").and_then(|node| self.choice(node, "form of numeric", &forms));
+        option.numeric =
+            fields.take("numeric").and_then(|node| self.choice(node, "form of numeric", &forms));
         let reach = [("operands", ChangesDir::Operands), ("everything", ChangesDir::Everything)];
-        option.changes_dir =
-            fields.take("changes_dir").and_then(|node| self.choice(node, "reach of changes_dir", &reach));
-        let is_dir = |value: &ValueType| matches!(value, ValueType::File(FileKind::InputDir | FileKind::OutputDir));
-        if option.changes_dir.is_some() && !option.value.types.iter().all(|types| all(types, is_dir)) {
-            self.faults.add(fields.place_of("changes_dir"), "changes_dir needs the type input_dir or output_dir");
+        option.changes_dir = fields
+            .take("changes_dir")
+            .and_then(|node| self.choice(node, "reach of changes_dir", &reach));
+        let is_dir = |value: &ValueType| {
+            matches!(value, ValueType::File(FileKind::InputDir | FileKind::OutputDir))
+        };
+        if option.changes_dir.is_some()
+            && !option.value.types.iter().all(|types| all(types, is_dir))
+        {
+            self.faults.add(
+                fields.place_of("changes_dir"),
+                "changes_dir needs the type input_dir or output_dir",
+            );
         }
         if option.size == Size::Nothing {
-            self.faults.add(fields.place_of("size"), "an option without a value belongs under FLAGS");
+            self.faults
+                .add(fields.place_of("size"), "an option without a value belongs under FLAGS");
         }
     }
 
@@ -113,7 +136,9 @@ impl Compiler<'_> {
     fn value_rule(&mut self, fields: &mut Fields<'_>, size: &Size) -> ValueRule {
         let mut rule = ValueRule::default();
         match (fields.take("type"), fields.take("types")) {
-            (Some(_), Some(_)) => self.faults.add(fields.place_of("types"), "type and types exclude each other"),
+            (Some(_), Some(_)) => {
+                self.faults.add(fields.place_of("types"), "type and types exclude each other")
+            }
             (Some(node), None) => rule.types = vec![self.cases(node, &mut Self::value_type)],
             (None, Some(node)) => rule.types = self.types(node, size),
             (None, None) => {}
@@ -141,7 +166,10 @@ impl Compiler<'_> {
             return vec![Cases::default()];
         };
         if *size != Size::Exactly(items.len()) {
-            self.faults.add(node.place, format!("{} types need size: specific_size({})", items.len(), items.len()));
+            self.faults.add(
+                node.place,
+                format!("{} types need size: specific_size({})", items.len(), items.len()),
+            );
         }
         items.iter().map(|item| self.cases(item, &mut Self::value_type)).collect()
     }
@@ -149,18 +177,27 @@ impl Compiler<'_> {
     /// All operands.
     pub(super) fn params(&mut self, entries: &[Entry]) -> Vec<Param> {
         self.expect_list(entries, "PARAMS");
-        let params: Vec<Param> = items(entries, "PARAMS").iter().map(|item| self.param(item)).collect();
+        let params: Vec<Param> =
+            items(entries, "PARAMS").iter().map(|item| self.param(item)).collect();
         for after_dashes in [false, true] {
             let mut lists = items(entries, "PARAMS").iter().zip(&params);
-            let is_list = |(_, param): &(&Node, &Param)| param.size == Size::List && param.after_dashes == after_dashes;
+            let is_list = |(_, param): &(&Node, &Param)| {
+                param.size == Size::List && param.after_dashes == after_dashes
+            };
             if let Some((node, _)) = lists.by_ref().filter(is_list).nth(1)
-                && !params.iter().any(|param| param.size == Size::List && !matches!(param.exists, Condition::Always))
+                && !params.iter().any(|param| {
+                    param.size == Size::List && !matches!(param.exists, Condition::Always)
+                })
             {
-                self.faults.add(node.place, "a second operand of size list; which words are whose?");
+                self.faults
+                    .add(node.place, "a second operand of size list; which words are whose?");
             }
         }
-        let splittable = |(_, param): &(&Node, &Param)| !matches!(param.splittable, Condition::Never);
-        if let Some((node, _)) = items(entries, "PARAMS").iter().zip(&params).filter(splittable).nth(1) {
+        let splittable =
+            |(_, param): &(&Node, &Param)| !matches!(param.splittable, Condition::Never);
+        if let Some((node, _)) =
+            items(entries, "PARAMS").iter().zip(&params).filter(splittable).nth(1)
+        {
             self.faults.add(node.place, "a second splittable operand; at most one is");
         }
         params
@@ -178,7 +215,10 @@ impl Compiler<'_> {
             None => self.faults.add(fields.place, "size is missing"),
         }
         if matches!(param.size, Size::Nothing | Size::Until(_)) {
-            self.faults.add(fields.place_of("size"), "an operand's size is 1, optional, specific_size(n) or list");
+            self.faults.add(
+                fields.place_of("size"),
+                "an operand's size is 1, optional, specific_size(n) or list",
+            );
         }
         param.value = self.value_rule(&mut fields, &param.size);
         param.after_dashes = self.flag(fields.take("after_dashes"));
@@ -194,7 +234,8 @@ impl Compiler<'_> {
     }
 
     fn param_conditions(&mut self, fields: &mut Fields<'_>, param: &mut Param) {
-        let mut condition = |key| fields.take(key).map_or(Condition::Never, |node| self.condition(node));
+        let mut condition =
+            |key| fields.take(key).map_or(Condition::Never, |node| self.condition(node));
         param.splittable = condition("splittable");
         param.or_stdin = condition("or_stdin");
         param.or_current_dir = condition("or_current_dir");
@@ -202,7 +243,10 @@ impl Compiler<'_> {
         let files = param.value.types.iter().all(|types| all(types, is_file));
         let can_be_split = files && param.size == Size::List;
         if !can_be_split && !matches!(param.splittable, Condition::Never) {
-            self.faults.add(fields.place_of("splittable"), "a splittable operand has a file type and size: list");
+            self.faults.add(
+                fields.place_of("splittable"),
+                "a splittable operand has a file type and size: list",
+            );
         }
     }
 }

@@ -12,8 +12,12 @@ impl Compiler<'_> {
         match &node.content {
             Content::Text(text) if text == "true" => Condition::Always,
             Content::Text(text) if text == "false" => Condition::Never,
-            Content::Text(text) => self.subject(text, node.place).map_or(Condition::Never, Condition::Given),
-            Content::List(items) => Condition::Any(items.iter().map(|item| self.condition(item)).collect()),
+            Content::Text(text) => {
+                self.subject(text, node.place).map_or(Condition::Never, Condition::Given)
+            }
+            Content::List(items) => {
+                Condition::Any(items.iter().map(|item| self.condition(item)).collect())
+            }
             Content::Map(_) => self.condition_mapping(node),
             Content::Null => {
                 self.faults.add(node.place, "a condition is missing here");
@@ -23,7 +27,9 @@ impl Compiler<'_> {
     }
 
     fn condition_mapping(&mut self, node: &Node) -> Condition {
-        let Some(mut fields) = Fields::of(node, "a condition", self.faults) else { return Condition::Never };
+        let Some(mut fields) = Fields::of(node, "a condition", self.faults) else {
+            return Condition::Never;
+        };
         let condition = self.condition_form(&mut fields);
         fields.finish(self.faults);
         condition
@@ -39,12 +45,14 @@ impl Compiler<'_> {
         if let Some(node) = fields.take("not") {
             return Condition::Not(Box::new(self.condition(node)));
         }
-        for (key, which) in [("value", Which::Some), ("every", Which::Every), ("last", Which::Last)] {
+        for (key, which) in [("value", Which::Some), ("every", Which::Every), ("last", Which::Last)]
+        {
             if let Some(node) = fields.take(key) {
                 let of = self.subjects(node);
                 let test = self.test(fields);
                 if test.is_none() {
-                    self.faults.add(fields.place, format!("{key} needs a test: is, matches or contains"));
+                    self.faults
+                        .add(fields.place, format!("{key} needs a test: is, matches or contains"));
                 }
                 return test.map_or(Condition::Never, |test| Condition::Value { which, of, test });
             }
@@ -59,7 +67,8 @@ impl Compiler<'_> {
                 self.faults.add(fields.place, "count needs at_least or at_most");
             }
             let at_least = fields.take("at_least").and_then(|node| self.number(node)).unwrap_or(0);
-            let at_most = fields.take("at_most").and_then(|node| self.number(node)).unwrap_or(usize::MAX);
+            let at_most =
+                fields.take("at_most").and_then(|node| self.number(node)).unwrap_or(usize::MAX);
             return Condition::Count { of, at_least, at_most };
         }
         if let Some(node) = fields.take("last_of") {
@@ -101,7 +110,10 @@ impl Compiler<'_> {
         match &node.content {
             Content::List(items) => items.iter().map(|item| self.condition(item)).collect(),
             _ => {
-                self.faults.add(node.place, format!("{what} takes a list of conditions, not {}", node.kind()));
+                self.faults.add(
+                    node.place,
+                    format!("{what} takes a list of conditions, not {}", node.kind()),
+                );
                 Vec::new()
             }
         }
@@ -122,14 +134,16 @@ impl Compiler<'_> {
 
     fn patterns(&mut self, node: &Node, whole: bool) -> Vec<Pattern> {
         let sources = self.words(node, "a regular expression");
-        let patterns: Vec<Pattern> = sources.iter().map(|source| Pattern::new(source, whole)).collect();
+        let patterns: Vec<Pattern> =
+            sources.iter().map(|source| Pattern::new(source, whole)).collect();
         match self.depth {
             Depth::Trusted => {}
             Depth::Ready => patterns.iter().for_each(Pattern::prepare),
             Depth::Full => {
                 for (pattern, source) in patterns.iter().zip(&sources) {
                     if let Some(fault) = pattern.fault() {
-                        self.faults.add(node.place, format!("bad regular expression {source}: {fault}"));
+                        self.faults
+                            .add(node.place, format!("bad regular expression {source}: {fault}"));
                     }
                 }
             }
@@ -150,12 +164,20 @@ impl Compiler<'_> {
         let found = self.scope.find(name);
         match found {
             None if name.starts_with(['-', '+']) => {
-                self.faults
-                    .add(place, format!("the condition names flag {name}, which this annotation does not declare"));
+                self.faults.add(
+                    place,
+                    format!(
+                        "the condition names flag {name}, which this annotation does not declare"
+                    ),
+                );
             }
             None => {
-                self.faults
-                    .add(place, format!("the condition names operand {name}, which this annotation does not declare"));
+                self.faults.add(
+                    place,
+                    format!(
+                        "the condition names operand {name}, which this annotation does not declare"
+                    ),
+                );
             }
             Some(Subject::Param(_)) if self.options_only => {
                 self.faults
@@ -169,7 +191,8 @@ impl Compiler<'_> {
     /// `when` and `unless` beside other keys; true if neither is there.
     pub(super) fn guard(&mut self, fields: &mut Fields<'_>) -> Condition {
         let when = fields.take("when").map(|node| self.condition(node));
-        let unless = fields.take("unless").map(|node| Condition::Not(Box::new(self.condition(node))));
+        let unless =
+            fields.take("unless").map(|node| Condition::Not(Box::new(self.condition(node))));
         match (when, unless) {
             (None, None) => Condition::Always,
             (Some(one), None) | (None, Some(one)) => one,
@@ -178,7 +201,11 @@ impl Compiler<'_> {
     }
 
     /// A plain value, one case, or a list of cases.
-    pub(super) fn cases<T>(&mut self, node: &Node, parse: &mut dyn FnMut(&mut Self, &Node) -> Option<T>) -> Cases<T> {
+    pub(super) fn cases<T>(
+        &mut self,
+        node: &Node,
+        parse: &mut dyn FnMut(&mut Self, &Node) -> Option<T>,
+    ) -> Cases<T> {
         let is_case = |node: &Node| match &node.content {
             Content::Map(entries) => {
                 entries.iter().any(|(key, _)| matches!(key.text(), Some("is" | "when" | "unless")))
@@ -190,7 +217,12 @@ impl Compiler<'_> {
                 Cases(items.iter().filter_map(|item| self.conditional(item, "is", parse)).collect())
             }
             _ if is_case(node) => Cases(self.conditional(node, "is", parse).into_iter().collect()),
-            _ => Cases(parse(self, node).map(|is| Conditional { when: Condition::Always, is }).into_iter().collect()),
+            _ => Cases(
+                parse(self, node)
+                    .map(|is| Conditional { when: Condition::Always, is })
+                    .into_iter()
+                    .collect(),
+            ),
         }
     }
 

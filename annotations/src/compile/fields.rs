@@ -38,8 +38,12 @@ impl<'n> Fields<'n> {
         for (key, value) in entries {
             match key.text() {
                 None => faults.add(key.place, format!("a key is a word, not {}", key.kind())),
-                Some(text) if fields.has(text) => faults.add(key.place, format!("{text} is given twice")),
-                Some(text) => fields.entries.push(Field { key: text, place: key.place, value, taken: false }),
+                Some(text) if fields.has(text) => {
+                    faults.add(key.place, format!("{text} is given twice"))
+                }
+                Some(text) => {
+                    fields.entries.push(Field { key: text, place: key.place, value, taken: false })
+                }
             }
         }
         fields
@@ -71,7 +75,8 @@ impl<'n> Fields<'n> {
     }
 }
 
-/// Whether one may be a slip of the other: at most two letters apart, for words of four letters or more.
+/// Whether one may be a slip of the other: at most two letters apart, for words of four letters or
+/// more.
 pub(super) fn alike(a: &str, b: &str) -> bool {
     let plain = |text: &str| text.to_ascii_lowercase().replace('-', "_");
     let (a, b) = (plain(a), plain(b));

@@ -21,7 +21,8 @@ impl Compiler<'_> {
         let when = self.guard(&mut fields);
         let below = fields.take("below").and_then(|node| self.word(node, "a directory's name"));
         if below.as_ref().is_some_and(|name| name.is_empty() || name.contains('/')) {
-            self.faults.add(fields.place_of("below"), "below is the name of a directory, without slashes");
+            self.faults
+                .add(fields.place_of("below"), "below is the name of a directory, without slashes");
         }
         let tested = self.tested_files(&mut fields);
         let reason = fields.take("reason").and_then(|node| self.word(node, "a reason"));
@@ -35,8 +36,11 @@ impl Compiler<'_> {
 
     /// The one test of a guard, and the files that it is made on.
     fn tested_files(&mut self, fields: &mut Fields<'_>) -> Option<(Vec<String>, GuardTest)> {
-        let plain =
-            [("exists", GuardTest::Exists), ("executable", GuardTest::Executable), ("all_exist", GuardTest::AllExist)];
+        let plain = [
+            ("exists", GuardTest::Exists),
+            ("executable", GuardTest::Executable),
+            ("all_exist", GuardTest::AllExist),
+        ];
         let mut found = Vec::new();
         for (key, test) in plain {
             found.extend(fields.take(key).map(|node| (self.words(node, "a file"), test)));
@@ -64,10 +68,12 @@ impl Compiler<'_> {
             }
             return None;
         };
-        let withheld = withheld.map(|node| self.placed_words(node, "a setting")).unwrap_or_default();
+        let withheld =
+            withheld.map(|node| self.placed_words(node, "a setting")).unwrap_or_default();
         for (pattern, place) in &withheld {
             if let Some(other) = allowed.iter().find(|other| is_hidden(pattern, other)) {
-                self.faults.add(*place, format!("{pattern} would be sent, since {other} is allowed"));
+                self.faults
+                    .add(*place, format!("{pattern} would be sent, since {other} is allowed"));
             }
         }
         let withheld = withheld.into_iter().map(|(pattern, _)| pattern).collect();

@@ -16,7 +16,9 @@ impl Compiler<'_> {
     /// Of a flag: the sentence alone, or a mapping with `reason` and `because`.
     pub(super) fn reason(&mut self, node: &Node) -> Option<Reason> {
         if !matches!(node.content, Content::Map(_)) {
-            return self.word(node, "a reason").map(|text| Reason { text, because: Because::Exactness });
+            return self
+                .word(node, "a reason")
+                .map(|text| Reason { text, because: Because::Exactness });
         }
         let mut fields = Fields::of(node, "a reason", self.faults)?;
         let reason = self.reason_of(&mut fields);
@@ -46,7 +48,11 @@ impl Compiler<'_> {
         if text.is_none() {
             self.faults.add(fields.place, "reason is missing");
         }
-        let because = fields.take("because").map(|node| self.choice(node, "kind of reason", &KINDS));
-        Some(Reason { text: self.word(text?, "a reason")?, because: because.unwrap_or(Some(Because::Exactness))? })
+        let because =
+            fields.take("because").map(|node| self.choice(node, "kind of reason", &KINDS));
+        Some(Reason {
+            text: self.word(text?, "a reason")?,
+            because: because.unwrap_or(Some(Because::Exactness))?,
+        })
     }
 }

@@ -22,17 +22,29 @@ impl Scope {
     /// Collects the names of an annotation, and reports those declared twice.
     pub fn of(entries: &[fields::Entry], faults: &mut Faults) -> Self {
         let mut scope = Self { subjects: HashMap::new() };
-        let single_dash = find(entries, "long_arg_single_dash").and_then(Node::text) == Some("true");
+        let single_dash =
+            find(entries, "long_arg_single_dash").and_then(Node::text) == Some("true");
         let options = OPTION_LISTS.into_iter().flat_map(|list| items(entries, list));
         for (number, item) in options.enumerate() {
-            for (key, dashes) in [("short", "-"), ("long", if single_dash { "-" } else { "--" }), ("word", "")] {
+            for (key, dashes) in
+                [("short", "-"), ("long", if single_dash { "-" } else { "--" }), ("word", "")]
+            {
                 for name in names(field(item, key)) {
-                    scope.declare(format!("{dashes}{}", name.text().unwrap_or_default()), number, name, faults);
+                    scope.declare(
+                        format!("{dashes}{}", name.text().unwrap_or_default()),
+                        number,
+                        name,
+                        faults,
+                    );
                 }
             }
         }
         for (number, item) in items(entries, "PARAMS").iter().enumerate() {
-            let Some((text, name)) = field(item, "name").and_then(|name| Some((name.text()?, name))) else { continue };
+            let Some((text, name)) =
+                field(item, "name").and_then(|name| Some((name.text()?, name)))
+            else {
+                continue;
+            };
             if scope.subjects.insert(text.to_owned(), Subject::Param(number)).is_some() {
                 faults.add(name.place, format!("the name {text} is given twice"));
             }
@@ -42,7 +54,9 @@ impl Scope {
 
     fn declare(&mut self, name: String, number: usize, node: &Node, faults: &mut Faults) {
         match self.subjects.entry(name) {
-            Entry::Occupied(earlier) => faults.add(node.place, format!("flag {} is declared twice", earlier.key())),
+            Entry::Occupied(earlier) => {
+                faults.add(node.place, format!("flag {} is declared twice", earlier.key()))
+            }
             Entry::Vacant(vacant) => {
                 vacant.insert(Subject::Option(number));
             }

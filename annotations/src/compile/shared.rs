@@ -54,16 +54,25 @@ fn follow(node: &Node, lookup: Lookup<'_>, faults: &mut Faults, depth: usize) ->
     let entries = match &node.content {
         Content::List(items) => {
             let annotations = list(items, &[], faults);
-            return Some(Written { annotations, subcommands: false, not_annotated: None, help: None });
+            return Some(Written {
+                annotations,
+                subcommands: false,
+                not_annotated: None,
+                help: None,
+            });
         }
         Content::Map(entries) => entries,
         _ => {
-            faults.add(node.place, format!("a command is a list of annotations or a mapping, not {}", node.kind()));
+            faults.add(
+                node.place,
+                format!("a command is a list of annotations or a mapping, not {}", node.kind()),
+            );
             return None;
         }
     };
     let mut fields = Fields::new(node.place, entries, faults);
-    let shared: Vec<Entry> = entries.iter().filter(|(key, _)| !is_of_command(key)).cloned().collect();
+    let shared: Vec<Entry> =
+        entries.iter().filter(|(key, _)| !is_of_command(key)).cloned().collect();
     let mut written = body(&mut fields, shared, lookup, faults, depth)?;
     written.not_annotated = fields.take("not_annotated").cloned().or(written.not_annotated);
     written.help = fields.take("help").cloned().or(written.help);
@@ -82,7 +91,12 @@ fn body(
     faults: &mut Faults,
     depth: usize,
 ) -> Option<Written> {
-    let plain = |annotations, subcommands| Written { annotations, subcommands, not_annotated: None, help: None };
+    let plain = |annotations, subcommands| Written {
+        annotations,
+        subcommands,
+        not_annotated: None,
+        help: None,
+    };
     match (fields.take("annotations"), fields.take("same_as"), fields.take("subcommands")) {
         (Some(Node { content: Content::List(items), .. }), None, None) => {
             Some(plain(list(items, &shared, faults), false))
@@ -105,7 +119,13 @@ fn body(
     }
 }
 
-fn alias(target: &Node, shared: &[Entry], lookup: Lookup<'_>, faults: &mut Faults, depth: usize) -> Option<Written> {
+fn alias(
+    target: &Node,
+    shared: &[Entry],
+    lookup: Lookup<'_>,
+    faults: &mut Faults,
+    depth: usize,
+) -> Option<Written> {
     let name = target.text().unwrap_or_default();
     let Some(node) = lookup(name) else {
         faults.add(target.place, format!("same_as names {name}, which has no annotation"));
@@ -116,7 +136,10 @@ fn alias(target: &Node, shared: &[Entry], lookup: Lookup<'_>, faults: &mut Fault
     }
     // The target's own faults are reported where it is checked itself.
     let Some(mut written) = follow(&node, lookup, &mut Faults::default(), depth - 1) else {
-        faults.add(target.place, format!("same_as names {name}, which has faults or leads in a circle"));
+        faults.add(
+            target.place,
+            format!("same_as names {name}, which has faults or leads in a circle"),
+        );
         return None;
     };
     for (_, annotation) in &mut written.annotations {
@@ -142,7 +165,9 @@ fn merge(shared: &[Entry], own: &[Entry], faults: &mut Faults) -> Vec<Entry> {
         let same = merged.iter_mut().find(|(other, _)| other.text() == key.text());
         match same {
             None => merged.push((key.clone(), value.clone())),
-            Some((_, mine)) if key.text().is_some_and(|key| JOINED.contains(&key)) => join(value, mine, faults),
+            Some((_, mine)) if key.text().is_some_and(|key| JOINED.contains(&key)) => {
+                join(value, mine, faults)
+            }
             Some(_) => {}
         }
     }

@@ -4,7 +4,8 @@ use super::Compiler;
 use super::fields::{Fields, alike};
 use crate::document::{Content, Node, Place};
 use crate::invocation::{
-    BehindMerge, CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse, ToolVersion,
+    BehindMerge, CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse,
+    ToolVersion,
 };
 use crate::model::{Cases, Conditional, Joiner, Keep, Size, Subject, ValueType};
 
@@ -47,9 +48,13 @@ impl Compiler<'_> {
         match node.text() {
             Some(text) => Some(text.to_owned()),
             None => {
-                let hint =
-                    if matches!(node.content, Content::Null) { " (quote null if it is meant as a word)" } else { "" };
-                self.faults.add(node.place, format!("{what} is needed here, not {}{hint}", node.kind()));
+                let hint = if matches!(node.content, Content::Null) {
+                    " (quote null if it is meant as a word)"
+                } else {
+                    ""
+                };
+                self.faults
+                    .add(node.place, format!("{what} is needed here, not {}{hint}", node.kind()));
                 None
             }
         }
@@ -100,14 +105,22 @@ impl Compiler<'_> {
     }
 
     /// One of a few words.
-    pub(super) fn choice<T: Clone>(&mut self, node: &Node, what: &str, choices: &[(&str, T)]) -> Option<T> {
+    pub(super) fn choice<T: Clone>(
+        &mut self,
+        node: &Node,
+        what: &str,
+        choices: &[(&str, T)],
+    ) -> Option<T> {
         let text = node.text().unwrap_or_default();
         if let Some((_, value)) = choices.iter().find(|(word, _)| *word == text) {
             return Some(value.clone());
         }
         let hint = match choices.iter().find(|(word, _)| alike(word, text)) {
             Some((word, _)) => format!("did you mean {word}?"),
-            None => format!("it is one of {}", choices.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")),
+            None => format!(
+                "it is one of {}",
+                choices.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
+            ),
         };
         let given = if text.is_empty() { node.kind() } else { text };
         self.faults.add(node.place, format!("unknown {what} {given}; {hint}"));
@@ -137,7 +150,10 @@ impl Compiler<'_> {
             let ends = ends.split(',').map(|end| end.trim().trim_matches(['"', '\'']).to_owned());
             return Size::Until(ends.collect());
         }
-        self.faults.add(node.place, format!("bad size {text}; it is 1, optional, specific_size(n) or list"));
+        self.faults.add(
+            node.place,
+            format!("bad size {text}; it is 1, optional, specific_size(n) or list"),
+        );
         Size::One
     }
 
@@ -148,7 +164,9 @@ impl Compiler<'_> {
             ("writes", CurrentDir::Writes),
             ("false", CurrentDir::Unused),
         ];
-        self.cases(node, &mut |compiler, node| compiler.choice(node, "use of the current directory", &choices))
+        self.cases(node, &mut |compiler, node| {
+            compiler.choice(node, "use of the current directory", &choices)
+        })
     }
 
     pub(super) fn weight(&mut self, node: &Node) -> Cases<f64> {
@@ -160,7 +178,9 @@ impl Compiler<'_> {
                     .and_then(|text| text.parse().ok())
                     .filter(|weight: &f64| weight.is_finite() && *weight >= 0.0);
                 if weight.is_none() {
-                    compiler.faults.add(node.place, "filters_input is true, false or a number from 0");
+                    compiler
+                        .faults
+                        .add(node.place, "filters_input is true, false or a number from 0");
                 }
                 weight
             }
@@ -173,18 +193,29 @@ impl Compiler<'_> {
     }
 
     pub(super) fn line_ends(&mut self, node: &Node) -> Cases<LineEnds> {
-        let choices = [("unknown", LineEnds::Unknown), ("as_input", LineEnds::AsInput), ("always", LineEnds::Always)];
+        let choices = [
+            ("unknown", LineEnds::Unknown),
+            ("as_input", LineEnds::AsInput),
+            ("always", LineEnds::Always),
+        ];
         self.cases(node, &mut |compiler, node| compiler.choice(node, "end of lines", &choices))
     }
 
     pub(super) fn terminal(&mut self, node: &Node) -> Cases<TerminalUse> {
-        let choices =
-            [("plain", TerminalUse::Plain), ("output", TerminalUse::Output), ("interactive", TerminalUse::Interactive)];
+        let choices = [
+            ("plain", TerminalUse::Plain),
+            ("output", TerminalUse::Output),
+            ("interactive", TerminalUse::Interactive),
+        ];
         self.cases(node, &mut |compiler, node| compiler.choice(node, "use of a terminal", &choices))
     }
 
     pub(super) fn tool_version(&mut self, node: &Node) -> Cases<ToolVersion> {
-        let choices = [("same", ToolVersion::Same), ("compatible", ToolVersion::Compatible), ("any", ToolVersion::Any)];
+        let choices = [
+            ("same", ToolVersion::Same),
+            ("compatible", ToolVersion::Compatible),
+            ("any", ToolVersion::Any),
+        ];
         self.cases(node, &mut |compiler, node| compiler.choice(node, "version policy", &choices))
     }
 
@@ -197,13 +228,17 @@ impl Compiler<'_> {
 
     pub(super) fn behind_merge(&mut self, node: &Node) -> Cases<BehindMerge> {
         let choices = [("same", BehindMerge::Same), ("counted", BehindMerge::Counted)];
-        self.cases(node, &mut |compiler, node| compiler.choice(node, "way behind a merge", &choices))
+        self.cases(node, &mut |compiler, node| {
+            compiler.choice(node, "way behind a merge", &choices)
+        })
     }
 
     fn joining_command(&mut self, node: &Node) -> Option<Joiner> {
         let mut fields = Fields::of(node, "an aggregator", self.faults)?;
-        let words =
-            fields.take("command").map(|node| self.word_list(node, "a word of the command")).unwrap_or_default();
+        let words = fields
+            .take("command")
+            .map(|node| self.word_list(node, "a word of the command"))
+            .unwrap_or_default();
         if words.is_empty() {
             self.faults.add(node.place, "an aggregator has a command");
         }
@@ -222,7 +257,9 @@ impl Compiler<'_> {
         for (name, place) in self.placed_words(node, "a flag") {
             match self.subject(&name, place) {
                 Some(Subject::Option(number)) => numbers.push(number),
-                Some(Subject::Param(_)) => self.faults.add(place, format!("{name} is an operand, not a flag")),
+                Some(Subject::Param(_)) => {
+                    self.faults.add(place, format!("{name} is an operand, not a flag"))
+                }
                 None => {}
             }
         }

@@ -9,14 +9,23 @@ fn git_is_read_up_to_its_subcommand() {
     check(&[
         ("git status", "writes .; only .git; tty"),
         ("git -C /m/repo status", "fills /m/repo; only .git; in /m/repo; tty"),
-        ("git -C /m/repo commit -q -m x", "fills /m/repo; only .git; in /m/repo; tty; varies; once"),
-        ("git -C repo add ../other", "here: git add: a path leads out of the directory that it changes to"),
+        (
+            "git -C /m/repo commit -q -m x",
+            "fills /m/repo; only .git; in /m/repo; tty; varies; once",
+        ),
+        (
+            "git -C repo add ../other",
+            "here: git add: a path leads out of the directory that it changes to",
+        ),
         ("git -c user.name=me status", "writes .; only .git; tty"),
         (
             "git -c core.fsmonitor=prog status",
             "here: git: the configuration given by -c may start programs or name files",
         ),
-        ("git --git-dir=/m/repo/.git status", "here: git: the repository is not looked for in the usual place"),
+        (
+            "git --git-dir=/m/repo/.git status",
+            "here: git: the repository is not looked for in the usual place",
+        ),
         ("git --no-pager status", "writes .; only .git; tty"),
         ("GIT_DIR=/m/.git git status", "here: git: variables say where the repository is"),
         ("GIT_CONFIG_COUNT=1 git status", "here: git: variables say where git's configuration is"),
@@ -39,7 +48,12 @@ fn guarded(line: &str) -> String {
     for guard in &invocation.guards {
         match &guard.test {
             GuardTest::Executable => {
-                parts.extend(guard.files.iter().map(|file| file.strip_prefix("hooks/").expect("a hook").to_owned()));
+                parts.extend(
+                    guard
+                        .files
+                        .iter()
+                        .map(|file| file.strip_prefix("hooks/").expect("a hook").to_owned()),
+                );
             }
             GuardTest::SettingRequired(settings) => parts.push(settings.join("|")),
             _ => {}
@@ -63,8 +77,14 @@ fn git_guards() {
         ("git log", String::new()),
         ("git apply x.patch", format!(" {index}")),
         ("git commit -m x", format!(" {index} {commit} {committer} {author}")),
-        ("EMAIL=a@b git commit -m x", format!(" {index} {commit} user.name|committer.name user.name|author.name")),
-        ("GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b git commit -m x", format!(" {index} {commit} {author}")),
+        (
+            "EMAIL=a@b git commit -m x",
+            format!(" {index} {commit} user.name|committer.name user.name|author.name"),
+        ),
+        (
+            "GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b git commit -m x",
+            format!(" {index} {commit} {author}"),
+        ),
         ("git checkout main", format!(" {index} post-checkout {committer}")),
         ("git -C /m/repo reset --hard", format!(" {index} {committer}")),
         ("git am x.mbox", format!(" {index} {am} {committer}")),
@@ -76,7 +96,9 @@ fn git_guards() {
     }
     let status = classify(&Library::builtin(), "git status").unwrap();
     assert!(
-        status.guards.iter().all(|guard| guard.below.as_deref() == Some(".git") || guard.test == GuardTest::AllExist)
+        status.guards.iter().all(
+            |guard| guard.below.as_deref() == Some(".git") || guard.test == GuardTest::AllExist
+        )
     );
     assert!(status.client_files.contains(&"~/.gitconfig".to_owned()));
 }
@@ -93,7 +115,8 @@ fn setting(text: &str) -> Setting {
     Setting { name: name.into(), value: Some(value.into()), depends_on_version: false }
 }
 
-/// A setting that is admitted must not start a program, nor name a file that only the workstation has.
+/// A setting that is admitted must not start a program, nor name a file that only the workstation
+/// has.
 #[test]
 fn git_settings_that_start_programs_are_not_allowed() {
     let test = test_of_settings();
@@ -131,7 +154,9 @@ fn git_settings_that_start_programs_are_not_allowed() {
     ] {
         assert_eq!(test.admits(&setting(refused)), None, "{refused}");
     }
-    for usual in ["core.filemode", "remote.origin.fetch", "branch.main.merge", "user.email", "gc.auto"] {
+    for usual in
+        ["core.filemode", "remote.origin.fetch", "branch.main.merge", "user.email", "gc.auto"]
+    {
         assert_eq!(test.admits(&setting(usual)), Some(Admitted::Sent), "{usual}");
     }
 }
@@ -171,8 +196,10 @@ fn git_settings_that_may_hold_secrets_are_withheld() {
 /// Settings that other guards require are looked for in the files that were sent.
 #[test]
 fn git_settings_that_are_required_are_sent() {
-    let (test, commit) = (test_of_settings(), classify(&Library::builtin(), "git commit -m x").unwrap());
-    let required = commit.guards.iter().filter(|guard| matches!(guard.test, GuardTest::SettingRequired(_)));
+    let (test, commit) =
+        (test_of_settings(), classify(&Library::builtin(), "git commit -m x").unwrap());
+    let required =
+        commit.guards.iter().filter(|guard| matches!(guard.test, GuardTest::SettingRequired(_)));
     for pattern in required.flat_map(|guard| guard.test.patterns()) {
         assert_eq!(test.admits(&setting(pattern)), Some(Admitted::Sent), "{pattern}");
     }
@@ -181,12 +208,16 @@ fn git_settings_that_are_required_are_sent() {
 #[test]
 fn git_gets_the_variables_that_it_needs_and_no_secrets() {
     let log = classify(&Library::builtin(), "git log").unwrap();
-    for needed in ["GIT_AUTHOR_NAME", "GIT_COMMITTER_DATE", "GIT_PAGER", "GIT_OPTIONAL_LOCKS", "EMAIL", "TZ"] {
+    for needed in
+        ["GIT_AUTHOR_NAME", "GIT_COMMITTER_DATE", "GIT_PAGER", "GIT_OPTIONAL_LOCKS", "EMAIL", "TZ"]
+    {
         assert!(log.environment.iter().any(|name| name == needed), "{needed}");
     }
     let prefixes: Vec<_> = log.environment.iter().filter(|name| name.ends_with('*')).collect();
     assert_eq!(prefixes, ["LC_*"]);
-    for secret in ["GIT_ASKPASS", "GIT_SSH_COMMAND", "GIT_PROXY_COMMAND", "GIT_TOKEN", "GIT_CONFIG_VALUE_0"] {
+    for secret in
+        ["GIT_ASKPASS", "GIT_SSH_COMMAND", "GIT_PROXY_COMMAND", "GIT_TOKEN", "GIT_CONFIG_VALUE_0"]
+    {
         assert!(log.environment.iter().all(|name| name != secret), "{secret}");
     }
 }
@@ -210,7 +241,10 @@ fn git_add() {
         ("git add -u src README", "walks src!; walks README!; writes .; only .git; tty"),
         ("git add -p", "here: git add: asks the user"),
         ("git add -i", "here: git add: asks the user"),
-        ("git add --pathspec-from-file=list", "here: flag --pathspec-from-file of git add is not annotated"),
+        (
+            "git add --pathspec-from-file=list",
+            "here: flag --pathspec-from-file of git add is not annotated",
+        ),
         ("git add ':/x'", "here: git add: a pathspec with magic words is not a path"),
         ("POSIXLY_CORRECT=1 git add a -v", "walks a!; writes .; only .git; tty; once"),
     ]);
@@ -224,7 +258,10 @@ fn git_commit() {
         ("git commit", "here: git commit: opens an editor for the message"),
         ("git commit --amend --no-edit", "writes .; only .git; tty; varies; once"),
         ("git commit --amend", "here: git commit: opens an editor for the message"),
-        ("git commit -F msg src/a", "reads msg; walks src/a!; writes .; only .git; tty; varies; once"),
+        (
+            "git commit -F msg src/a",
+            "reads msg; walks src/a!; writes .; only .git; tty; varies; once",
+        ),
         ("git commit -F -", "writes .; only .git; stdin; tty; varies; once"),
         ("git commit -S -m x", "here: git commit: signs with the keys of this machine"),
         ("git commit -e -m x", "here: git commit: opens an editor"),
@@ -242,9 +279,15 @@ fn git_apply() {
         ("git apply -", "writes .; replaces; stdin; tty; once"),
         ("git apply --check x.patch", "reads x.patch; reads .; tty"),
         ("git apply --stat --apply x.patch", "reads x.patch; writes .; replaces; tty; once"),
-        ("git apply -3 -p2 --index a.patch b.patch", "reads a.patch; reads b.patch; writes .; tty; once"),
+        (
+            "git apply -3 -p2 --index a.patch b.patch",
+            "reads a.patch; reads b.patch; writes .; tty; once",
+        ),
         ("git apply --reject x.patch", "reads x.patch; writes .; tty; once"),
-        ("git apply --unsafe-paths x.patch", "here: flag --unsafe-paths of git apply is not annotated"),
+        (
+            "git apply --unsafe-paths x.patch",
+            "here: flag --unsafe-paths of git apply is not annotated",
+        ),
         (
             "git -C /m/repo apply /home/u/x.patch",
             "fills /m/repo; reads /home/u/x.patch; replaces; in /m/repo; tty; once",
@@ -261,7 +304,10 @@ fn git_checkout() {
         ("git checkout HEAD~1 -- src", "fills src!; writes .; tty; once"),
         ("git checkout -p", "here: git checkout: asks the user"),
         ("git checkout -f -q main", "writes .; tty; once"),
-        ("git checkout --recurse-submodules main", "here: flag --recurse-submodules of git checkout is not annotated"),
+        (
+            "git checkout --recurse-submodules main",
+            "here: flag --recurse-submodules of git checkout is not annotated",
+        ),
         ("git checkout -", "writes .; tty; once"),
     ]);
 }
@@ -274,7 +320,10 @@ fn git_reset() {
         ("git reset -q -- a b", "walks a!; walks b!; writes .; only .git; tty; once"),
         ("git reset -p", "here: git reset: asks the user"),
         ("git reset --soft main", "writes .; only .git; tty; once"),
-        ("git reset --recurse-submodules", "here: flag --recurse-submodules of git reset is not annotated"),
+        (
+            "git reset --recurse-submodules",
+            "here: flag --recurse-submodules of git reset is not annotated",
+        ),
     ]);
 }
 
@@ -302,23 +351,47 @@ fn git_branch() {
         ("git branch new main", "writes .; only .git; once"),
         ("git branch -D old", "writes .; only .git; once"),
         ("git branch -m a b", "here: flag -m of git branch is not annotated"),
-        ("git branch --edit-description", "here: flag --edit-description of git branch is not annotated"),
+        (
+            "git branch --edit-description",
+            "here: flag --edit-description of git branch is not annotated",
+        ),
     ]);
 }
 
 #[test]
 fn git_mv_rm() {
     check(&[
-        ("git mv a b", "here: git mv: renames through the mount: cheap, and the names it has cached stay right"),
-        ("git mv -k a b dir", "here: git mv: renames through the mount: cheap, and the names it has cached stay right"),
-        ("git mv -n a b", "here: git mv: renames through the mount: cheap, and the names it has cached stay right"),
+        (
+            "git mv a b",
+            "here: git mv: renames through the mount: cheap, and the names it has cached stay right",
+        ),
+        (
+            "git mv -k a b dir",
+            "here: git mv: renames through the mount: cheap, and the names it has cached stay right",
+        ),
+        (
+            "git mv -n a b",
+            "here: git mv: renames through the mount: cheap, and the names it has cached stay right",
+        ),
         ("git mv a", "here: git mv: an operand is missing"),
-        ("git mv -v -f a b", "here: git mv: renames through the mount: cheap, and the names it has cached stay right"),
-        ("git rm a", "here: git rm: removes names through the mount, so that those it has cached stay right"),
+        (
+            "git mv -v -f a b",
+            "here: git mv: renames through the mount: cheap, and the names it has cached stay right",
+        ),
+        (
+            "git rm a",
+            "here: git rm: removes names through the mount, so that those it has cached stay right",
+        ),
         ("git rm -r --cached dir", "fills dir!; writes .; only .git; once"),
         ("git rm --cached a b", "fills a!; fills b!; writes .; only .git; once"),
-        ("git rm -f a", "here: git rm: removes names through the mount, so that those it has cached stay right"),
-        ("git rm --pathspec-from-file=l", "here: flag --pathspec-from-file of git rm is not annotated"),
+        (
+            "git rm -f a",
+            "here: git rm: removes names through the mount, so that those it has cached stay right",
+        ),
+        (
+            "git rm --pathspec-from-file=l",
+            "here: flag --pathspec-from-file of git rm is not annotated",
+        ),
     ]);
 }
 
@@ -336,7 +409,10 @@ fn git_diff() {
         ("git diff --no-index a b", "here: git diff: compares files outside of a repository"),
         ("git diff --output=f", "here: git diff: writes its output to a file of its own"),
         ("git diff -Oorder", "here: git diff: reads the order of files from a file"),
-        ("git diff --ext-diff", "here: git diff: starts the programs that the repository's configuration names"),
+        (
+            "git diff --ext-diff",
+            "here: git diff: starts the programs that the repository's configuration names",
+        ),
     ]);
 }
 
@@ -348,7 +424,10 @@ fn git_log() {
         ("git log --author me --grep=x --all", "reads .; asks"),
         ("git log --format='%h %an'", "reads .; asks"),
         ("git log --format=%G?", "here: git log: checks signatures with the keys of this machine"),
-        ("git log --show-signature", "here: git log: checks signatures with the keys of this machine"),
+        (
+            "git log --show-signature",
+            "here: git log: checks signatures with the keys of this machine",
+        ),
         ("git log --stdin", "reads .; stdin; asks"),
         ("git log -L1,5:file", "reads .; asks"),
         ("git log -P --grep=x", "here: flag -P of git log is not annotated"),
@@ -362,8 +441,14 @@ fn git_show() {
         ("git show", "reads .; asks"),
         ("git show HEAD:src/a", "reads .; asks"),
         ("git show --stat HEAD~1", "reads .; asks"),
-        ("git show --pretty=%GS HEAD", "here: git show: checks signatures with the keys of this machine"),
-        ("git show --textconv HEAD:a", "here: git show: starts the programs that the repository's configuration names"),
+        (
+            "git show --pretty=%GS HEAD",
+            "here: git show: checks signatures with the keys of this machine",
+        ),
+        (
+            "git show --textconv HEAD:a",
+            "here: git show: starts the programs that the repository's configuration names",
+        ),
     ]);
 }
 
@@ -374,7 +459,10 @@ fn git_rev_list() {
         ("git rev-list --all --objects", "reads ."),
         ("git rev-list --stdin", "reads .; stdin"),
         ("git rev-list -n 1 HEAD -- src", "walks src!; reads ."),
-        ("git rev-list --disk-usage HEAD", "here: flag --disk-usage of git rev-list is not annotated"),
+        (
+            "git rev-list --disk-usage HEAD",
+            "here: flag --disk-usage of git rev-list is not annotated",
+        ),
     ]);
 }
 
@@ -428,7 +516,10 @@ fn git_format_patch() {
         ("git format-patch -1", "writes .; tty"),
         ("git format-patch -o /m/out main..", "fills /m/out; reads .; tty"),
         ("git format-patch --stdout HEAD~2", "reads .; asks"),
-        ("git format-patch --cover-letter main", "here: flag --cover-letter of git format-patch is not annotated"),
+        (
+            "git format-patch --cover-letter main",
+            "here: flag --cover-letter of git format-patch is not annotated",
+        ),
         ("git format-patch -3 HEAD -- src", "walks src!; writes .; tty"),
     ]);
 }

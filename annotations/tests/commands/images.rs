@@ -9,7 +9,10 @@ fn mogrify_makes_thumbnails() {
             "mogrify  -format gif -path thumbs_dir -thumbnail 100x100 data_dir/a.jpg data_dir/b.jpg",
             "fills thumbs_dir; reads data_dir/a.jpg; reads data_dir/b.jpg",
         ),
-        ("mogrify -format gif -thumbnail 100x100 d/a.jpg d/b.jpg", "changes d/a.jpg; changes d/b.jpg; split 2"),
+        (
+            "mogrify -format gif -thumbnail 100x100 d/a.jpg d/b.jpg",
+            "changes d/a.jpg; changes d/b.jpg; split 2",
+        ),
         ("mogrify -format gif -path t a.jpg b.jpg", "fills t; reads a.jpg; reads b.jpg; split 2"),
         ("mogrify -format gif a.jpg a.png", "changes a.jpg; changes a.png; once"),
         ("mogrify -format jpg a.jpg b.jpg", "changes a.jpg; changes b.jpg; once"),
@@ -32,13 +35,19 @@ fn mogrify_makes_thumbnails() {
         ),
         ("mogrify -write b.jpg a.jpg", "here: flag -write of mogrify is not annotated"),
         ("mogrify -draw 'point 1,1' a.jpg", "here: flag -draw of mogrify is not annotated"),
-        ("mogrify -morphology Convolve '@kernel' a.jpg", "here: mogrify: reads a value from a file"),
+        (
+            "mogrify -morphology Convolve '@kernel' a.jpg",
+            "here: mogrify: reads a value from a file",
+        ),
         (
             "mogrify -resize 50% '*.jpg'",
             "here: mogrify: the name of an image selects a coder, a frame or a pattern, or its format is not annotated",
         ),
         ("mogrify -resize 50%", "here: mogrify: an operand is missing"),
-        ("MAGICK_CONFIGURE_PATH=/x mogrify -flip a.jpg", "here: mogrify: variables say where ImageMagick's files are"),
+        (
+            "MAGICK_CONFIGURE_PATH=/x mogrify -flip a.jpg",
+            "here: mogrify: variables say where ImageMagick's files are",
+        ),
     ]);
 }
 
@@ -51,7 +60,10 @@ fn convert_writes_one_file() {
         ("convert a.jpg b.jpg +append c.jpg", "reads a.jpg; reads b.jpg; makes c.jpg"),
         ("convert a.jpg b.jpg c.jpg", "here: convert: may write several files"),
         ("convert a.jpg b.jpg c.gif", "reads a.jpg; reads b.jpg; makes c.gif"),
-        ("convert a.gif b.jpg", "here: convert: may write several files, if the input holds several images"),
+        (
+            "convert a.gif b.jpg",
+            "here: convert: may write several files, if the input holds several images",
+        ),
         (
             "convert a.jpg jpg:-",
             "here: convert: the name of an image selects a coder, a frame or a pattern, or its format is not annotated",
@@ -90,7 +102,10 @@ fn identify_describes_images() {
             "identify -format '%[date:modify]' a.jpg",
             "here: identify: the format asks for more than names, sizes and numbers",
         ),
-        ("identify -format '@f' a.jpg", "here: identify: the format asks for more than names, sizes and numbers"),
+        (
+            "identify -format '@f' a.jpg",
+            "here: identify: the format asks for more than names, sizes and numbers",
+        ),
         ("identify -verbose a.jpg", "here: flag -verbose of identify is not annotated"),
         (
             "identify -ping 'a.gif[0]'",

@@ -50,8 +50,8 @@ pub fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The reading in one line: files with their kinds (`!`: the last symlink is not followed), then what is
-/// not the plainest case.
+/// The reading in one line: files with their kinds (`!`: the last symlink is not followed), then
+/// what is not the plainest case.
 pub fn describe(invocation: &Invocation) -> String {
     let mut parts: Vec<String> = Vec::new();
     for file in &invocation.files {

@@ -1,5 +1,6 @@
-//! What an abuser does, each kind until the process is killed. It runs in a process of its own, at the lowest
-//! priority, so that what it takes of this machine for itself counts as little as can be.
+//! What an abuser does, each kind until the process is killed. It runs in a process of its own, at
+//! the lowest priority, so that what it takes of this machine for itself counts as little as can
+//! be.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -109,7 +110,8 @@ impl Kind {
 
 /// Abuses without end.
 pub fn run(options: &Options) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         // What is counted by address must not be counted with the other identity's.
         let port = relay::start(options.port, ABUSER_ADDRESS, Duration::ZERO).await?;
@@ -140,7 +142,10 @@ struct Abuser {
 impl Abuser {
     /// Again whenever it was refused, until the process is killed.
     async fn abuse(&self, kind: Kind) -> Result<()> {
-        if matches!(kind, Kind::SilentConnections | Kind::HalfHandshakes | Kind::TokenGuesses | Kind::Connections) {
+        if matches!(
+            kind,
+            Kind::SilentConnections | Kind::HalfHandshakes | Kind::TokenGuesses | Kind::Connections
+        ) {
             at_work();
         }
         loop {
@@ -168,7 +173,8 @@ impl Abuser {
             Kind::FastCalls => self.call_fast().await,
             Kind::Connections => self.connect_on().await,
             Kind::ForkBomb => {
-                self.run(shell("i=0; while [ $i -lt 3000 ]; do sleep 100 & i=$((i+1)); done; wait")).await
+                self.run(shell("i=0; while [ $i -lt 3000 ]; do sleep 100 & i=$((i+1)); done; wait"))
+                    .await
             }
             Kind::MemoryHog => self.run(shell("head -c 6G /dev/zero | tail")).await,
             Kind::DiskHog => self.run(shell("head -c 4G /dev/zero > /tmp/x; rm -f /tmp/x")).await,
@@ -184,7 +190,10 @@ impl Abuser {
     }
 
     /// The same many times at a time; ends when each has ended.
-    async fn all<F: Future<Output = Result<()>> + Send + 'static>(&self, work: impl Fn(Abuser) -> F) -> Result<()> {
+    async fn all<F: Future<Output = Result<()>> + Send + 'static>(
+        &self,
+        work: impl Fn(Abuser) -> F,
+    ) -> Result<()> {
         let mut all = JoinSet::new();
         for _ in 0..MANY {
             all.spawn(work(self.another()));
@@ -240,7 +249,9 @@ impl Abuser {
             let file = session.find(&format!("g{number}")).await?;
             /// `O_RDWR`, and to write back.
             const FLAGS: u32 = 3;
-            session.call(op::Kind::Open(Open { file: Some(file), flags: FLAGS, ..Open::default() })).await?;
+            session
+                .call(op::Kind::Open(Open { file: Some(file), flags: FLAGS, ..Open::default() }))
+                .await?;
             session.keep().await?;
             at_work();
             sleep(PAUSE).await;
@@ -291,7 +302,8 @@ impl Abuser {
         let channel = self.channel().await?;
         let mut held = Vec::new();
         for number in 0..MANY {
-            let spec = run_of(&["tail", "-f", FILE], ABUSED_EXPORT, &format!("{MOUNT}{number}"), 1 << 20);
+            let spec =
+                run_of(&["tail", "-f", FILE], ABUSED_EXPORT, &format!("{MOUNT}{number}"), 1 << 20);
             let mut run = Run::begin(&channel, spec).await?;
             let first = run.output.message().await?.and_then(|message| message.kind);
             if let Some(run_output::Kind::Rejected(rejected)) = first {
@@ -315,8 +327,12 @@ impl Abuser {
         for _ in 0..300 {
             let hole = Allocate { place: Some(place(from)), start: 0, end: LARGE_BYTES, how: HOLE };
             session.ask(op::Kind::Allocate(hole)).await?;
-            let copy =
-                CopyRange { from: Some(place(from)), to: Some(place(to)), length: LARGE_BYTES, ..CopyRange::default() };
+            let copy = CopyRange {
+                from: Some(place(from)),
+                to: Some(place(to)),
+                length: LARGE_BYTES,
+                ..CopyRange::default()
+            };
             session.ask(op::Kind::CopyRange(copy)).await?;
         }
         at_work();
@@ -339,7 +355,13 @@ impl Abuser {
         let lock = |handle, wait| {
             let mut place = place(file);
             place.handle = Some(handle);
-            op::Kind::Lock(Lock { place: Some(place), whole: true, access: 2, wait, ..Lock::default() })
+            op::Kind::Lock(Lock {
+                place: Some(place),
+                whole: true,
+                access: 2,
+                wait,
+                ..Lock::default()
+            })
         };
         session.call(lock(handles[0], false)).await?;
         for _ in 0..8000 {
@@ -450,11 +472,13 @@ fn shell(text: &str) -> RunSpec {
 }
 
 fn long_line() -> RunSpec {
-    let words: Vec<&str> = std::iter::once("sort").chain(std::iter::repeat_n("-k1,1", 60_000)).collect();
+    let words: Vec<&str> =
+        std::iter::once("sort").chain(std::iter::repeat_n("-k1,1", 60_000)).collect();
     run_of(&words, ABUSED_EXPORT, MOUNT, 1 << 20)
 }
 
-/// A call of `Run` with a message that is told to have that length, and these pieces of it; waits for the answer.
+/// A call of `Run` with a message that is told to have that length, and these pieces of it; waits
+/// for the answer.
 async fn raw_call(channel: Channel, told_bytes: usize, pieces: Vec<Bytes>) -> Result<()> {
     let (mut sender, body) = http_body_util::channel::Channel::<Bytes, std::io::Error>::new(1);
     let body = tonic::body::Body::new(body);

@@ -12,8 +12,8 @@ use posh_proto::executor::{
 };
 use posh_proto::volume::volume_client::VolumeClient;
 use posh_proto::volume::{
-    Alive, Answer, Call, Caller, FileId, FromVolume, Hello, Op, Place, ReadPart, ReadRequest, ToVolume, Walk, answer,
-    from_volume, op, to_volume,
+    Alive, Answer, Call, Caller, FileId, FromVolume, Hello, Op, Place, ReadPart, ReadRequest,
+    ToVolume, Walk, answer, from_volume, op, to_volume,
 };
 use posh_proto::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use tokio::sync::mpsc;
@@ -49,7 +49,11 @@ pub fn run_of(argv: &[&str], export: &str, mounted_at: &str, credit_bytes: u64) 
     RunSpec {
         run_id: "fairness".to_owned(),
         protocol: PROTOCOL_VERSION,
-        mounts: vec![MountPoint { path: mounted_at.to_owned().into(), export: export.into(), sub_path: Bytes::new() }],
+        mounts: vec![MountPoint {
+            path: mounted_at.to_owned().into(),
+            export: export.into(),
+            sub_path: Bytes::new(),
+        }],
         stages: vec![stage],
         pipes: vec![1],
         outlets: vec![Outlet { stream: OUT, sources: vec![1], initial_credit_bytes: credit_bytes }],
@@ -68,7 +72,8 @@ impl Run {
     pub async fn begin(channel: &Channel, spec: RunSpec) -> Result<Self> {
         let (input, messages) = mpsc::channel(QUEUE);
         input.send(RunInput { kind: Some(run_input::Kind::Spec(spec)) }).await?;
-        let mut client = ExecutorClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut client =
+            ExecutorClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let output = client.run(ReceiverStream::new(messages)).await?.into_inner();
         Ok(Self { _input: input, output })
     }
@@ -79,7 +84,9 @@ impl Run {
         while let Some(message) = self.output.message().await? {
             match message.kind {
                 Some(run_output::Kind::Chunk(chunk)) => out.extend_from_slice(&chunk.data),
-                Some(run_output::Kind::Rejected(rejected)) => bail!("refused: {}", rejected.message),
+                Some(run_output::Kind::Rejected(rejected)) => {
+                    bail!("refused: {}", rejected.message)
+                }
                 Some(run_output::Kind::Finished(_)) => return Ok(out),
                 _ => {}
             }
@@ -112,10 +119,13 @@ impl Session {
             resumes: 0,
         };
         to.send(ToVolume { kind: Some(to_volume::Kind::Hello(hello)) }).await?;
-        let mut client = VolumeClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut client =
+            VolumeClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut from = client.session(ReceiverStream::new(messages)).await?.into_inner();
         let root = match from.message().await?.and_then(|message| message.kind) {
-            Some(from_volume::Kind::Welcome(welcome)) => welcome.root.context("a volume has a root")?,
+            Some(from_volume::Kind::Welcome(welcome)) => {
+                welcome.root.context("a volume has a root")?
+            }
             other => bail!("no welcome: {other:?}"),
         };
         Ok(Self { client, name, root, to, from, number: 0 })
@@ -163,7 +173,11 @@ impl Session {
     }
 
     pub fn read_request(&self, file: FileId, parts: &[(u64, u64)]) -> ReadRequest {
-        let part = |(start, end): &(u64, u64)| ReadPart { place: Some(place(file)), start: *start, end: *end };
+        let part = |(start, end): &(u64, u64)| ReadPart {
+            place: Some(place(file)),
+            start: *start,
+            end: *end,
+        };
         let parts = parts.iter().map(part).collect();
         ReadRequest { session: self.name.clone(), caller: Some(Caller::default()), parts }
     }

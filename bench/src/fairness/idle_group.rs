@@ -1,15 +1,16 @@
 //! A control group whose processes run when no others want to (`cpu.idle`, Linux 5.15).
 //!
-//! SCHED_IDLE alone counts within one autogroup only (sched(7)): beside processes of another session, such as the
-//! commands of an executor, a process of that policy has the share of its whole session, and delays them by a tick
-//! at each of their steps.
+//! SCHED_IDLE alone counts within one autogroup only (sched(7)): beside processes of another
+//! session, such as the commands of an executor, a process of that policy has the share of its
+//! whole session, and delays them by a tick at each of their steps.
 
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fs, process};
 
-/// Where the processor's controller is mounted: that of version 1, and the one hierarchy of version 2.
+/// Where the processor's controller is mounted: that of version 1, and the one hierarchy of version
+/// 2.
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"];
 
 /// Removed when dropped, after its processes.
@@ -23,7 +24,8 @@ impl IdleGroup {
     /// When no controller is mounted for the processor, or this process may make no group there.
     pub fn new() -> Result<Self> {
         static MADE: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("posh-fairness-{}-{}", process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let name =
+            format!("posh-fairness-{}-{}", process::id(), MADE.fetch_add(1, Ordering::Relaxed));
         let mut last = Error::other("no controller for the processor is mounted");
         for mount in MOUNTS {
             let directory = Path::new(mount).join(&name);

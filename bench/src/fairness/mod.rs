@@ -1,5 +1,6 @@
-//! `fairness`: what one identity, or a stranger, can take from another identity. For each kind of abuse a fresh
-//! executor; the other identity's latencies are taken while nothing else happens, and then while the abuse is at work.
+//! `fairness`: what one identity, or a stranger, can take from another identity. For each kind of
+//! abuse a fresh executor; the other identity's latencies are taken while nothing else happens, and
+//! then while the abuse is at work.
 
 pub mod abuse;
 mod client;
@@ -72,7 +73,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     print!("{HEAD}");
     let mut missed = Vec::new();
     for kind in kinds {
-        let measured = measure(*kind, programs.directory(), options).with_context(|| kind.name())?;
+        let measured =
+            measure(*kind, programs.directory(), options).with_context(|| kind.name())?;
         let line = measured.line();
         println!("{line}");
         table += &format!("{line}\n");
@@ -82,11 +84,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     match missed.is_empty() {
         true => println!("all of {} kinds hold", kinds.len()),
-        false => println!("{} of {} kinds do not hold: {}", missed.len(), kinds.len(), missed.join(", ")),
+        false => {
+            println!("{} of {} kinds do not hold: {}", missed.len(), kinds.len(), missed.join(", "))
+        }
     }
     if options.write {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("FAIRNESS.md");
-        fs::write(&path, page(&table)).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(&path, page(&table))
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -151,11 +156,14 @@ impl Measured {
     fn holds(&self) -> bool {
         let is_small = |latencies| ratio(latencies).is_some_and(|ratio| ratio <= MAX_RATIO);
         let memory_holds = self.peak_mib.is_some_and(|peak| peak <= MAX_PEAK_MIB);
-        [self.run, self.volume, self.connecting].into_iter().all(is_small) && self.errors.is_empty() && memory_holds
+        [self.run, self.volume, self.connecting].into_iter().all(is_small)
+            && self.errors.is_empty()
+            && memory_holds
     }
 
     fn line(&self) -> String {
-        let figure = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+        let figure =
+            |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
         let by = if self.kind.is_of_a_stranger() { "stranger" } else { "identity" };
         let mut line = format!("| {} | {by} |", self.kind.name());
         for latencies in [self.run, self.volume, self.connecting] {
@@ -178,7 +186,11 @@ fn measure(kind: Kind, programs: &Path, options: &Options) -> Result<Measured> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let token = server.token(ABUSER)?;
     runtime.block_on(enrol::enrol(&server.host, &token, &server.credentials(ABUSER)))?;
-    runtime.block_on(enrol::enrol(&server.host, &server.token(OTHER)?, &server.credentials(OTHER)))?;
+    runtime.block_on(enrol::enrol(
+        &server.host,
+        &server.token(OTHER)?,
+        &server.credentials(OTHER),
+    ))?;
     let other = Other { host: server.host.clone(), credentials: server.credentials(OTHER) };
     let mut quiet = other.sample(&runtime, options)?;
     ensure!(quiet.errors.is_empty(), "without abuse: {:?}", quiet.errors);
@@ -207,7 +219,8 @@ struct Abuse {
 
 impl Abuse {
     fn begin(kind: Kind, server: &Server, token: &str) -> Result<Self> {
-        // SCHED_IDLE (sched(7)) and a group that is idle as a whole: the abuser's own machine would be another one.
+        // SCHED_IDLE (sched(7)) and a group that is idle as a whole: the abuser's own machine would
+        // be another one.
         let group = IdleGroup::new().ok();
         let mut command = Command::new("sh");
         command.args(["-c", r#"test -z "$0" || echo $$ > "$0" || exit; exec chrt --idle 0 "$@""#]);
@@ -288,9 +301,14 @@ impl Other {
         Ok(())
     }
 
-    async fn sample_once(&self, connected: &mut Option<Connected>, latencies: &mut Latencies) -> Result<()> {
+    async fn sample_once(
+        &self,
+        connected: &mut Option<Connected>,
+        latencies: &mut Latencies,
+    ) -> Result<()> {
         if connected.is_none() {
-            *connected = Some(in_time(Connected::new(&self.host, &self.credentials), "connecting").await?);
+            *connected =
+                Some(in_time(Connected::new(&self.host, &self.credentials), "connecting").await?);
         }
         let Some(connected) = connected else { return Ok(()) };
         let begun = Instant::now();
@@ -304,7 +322,10 @@ impl Other {
 }
 
 async fn in_time<T>(work: impl Future<Output = Result<T>>, what: &'static str) -> Result<T> {
-    timeout(PATIENCE, work).await.with_context(|| format!("{what}: nothing in {PATIENCE:?}"))?.context(what)
+    timeout(PATIENCE, work)
+        .await
+        .with_context(|| format!("{what}: nothing in {PATIENCE:?}"))?
+        .context(what)
 }
 
 /// A connection with a session of a volume.
@@ -369,6 +390,8 @@ mod tests {
         assert!(!measured(Some(3.1), &[], Some(256)).holds());
         assert!(!measured(None, &[], Some(256)).holds());
         assert!(!measured(Some(1.0), &["refused"], Some(256)).holds());
-        assert!(!measured(Some(1.0), &[], Some(257)).holds() && !measured(Some(1.0), &[], None).holds());
+        assert!(
+            !measured(Some(1.0), &[], Some(257)).holds() && !measured(Some(1.0), &[], None).holds()
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! A relay to the executor: it gives connections another address to come from, or a way as long as that of a
-//! workstation far away.
+//! A relay to the executor: it gives connections another address to come from, or a way as long as
+//! that of a workstation far away.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The executor that is abused: a process of the installed program, with certificates, two identities and
-//! an export for each. Everything of it lies in one directory, which goes with it.
+//! The executor that is abused: a process of the installed program, with certificates, two
+//! identities and an export for each. Everything of it lies in one directory, which goes with it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -24,7 +24,8 @@ pub const OTHER: &str = "bob";
 pub const ABUSED_EXPORT: &str = "a";
 pub const OTHER_EXPORT: &str = "b";
 /// Their users: any system has these.
-const USERS: [(&str, &str, &str); 2] = [(ABUSER, ABUSED_EXPORT, "games"), (OTHER, OTHER_EXPORT, "news")];
+const USERS: [(&str, &str, &str); 2] =
+    [(ABUSER, ABUSED_EXPORT, "games"), (OTHER, OTHER_EXPORT, "news")];
 /// What the other identity reads.
 pub const FILE: &str = "f";
 pub const CONTENT: &str = "a line of the other identity\n";
@@ -50,12 +51,16 @@ impl Server {
         let program = programs.join("posh-executor");
         let at = |name: &str| directory.path().join(name);
         fs::create_dir(at("tmp"))?;
-        administer(&program, &["init", "--dir", &at("tls").to_string_lossy(), "--name", "127.0.0.1"])?;
+        administer(
+            &program,
+            &["init", "--dir", &at("tls").to_string_lossy(), "--name", "127.0.0.1"],
+        )?;
         fs::write(at("executor.toml"), configure(directory.path())?)?;
         let mut command = Command::new(&program);
         command.arg("--config").arg(at("executor.toml")).env("TMPDIR", at("tmp"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut process = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        let mut process =
+            command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
         let address = address_of(&mut process);
         let (host, port) = match &address {
             Ok(address) => address.rsplit_once(':').context("an address has a port")?,
@@ -73,13 +78,18 @@ impl Server {
     /// A token for an enrolment.
     pub fn token(&self, identity: &str) -> Result<Token> {
         let tls = self.directory.path().join("tls");
-        let printed = administer(&self.program, &["enroll", "--dir", &tls.to_string_lossy(), identity])?;
-        printed.split_whitespace().find_map(|word| word.parse().ok()).context("enroll prints a token")
+        let printed =
+            administer(&self.program, &["enroll", "--dir", &tls.to_string_lossy(), identity])?;
+        printed
+            .split_whitespace()
+            .find_map(|word| word.parse().ok())
+            .context("enroll prints a token")
     }
 
     /// The executor's own memory starts to be measured.
     pub fn forget_peak(&self) -> Result<()> {
-        fs::write(format!("/proc/{}/clear_refs", self.process.id()), "5").context("cannot reset VmHWM")
+        fs::write(format!("/proc/{}/clear_refs", self.process.id()), "5")
+            .context("cannot reset VmHWM")
     }
 
     /// Its resident memory at most since then, in MiB; `None` when it has ended.
@@ -109,7 +119,11 @@ impl Drop for Server {
 /// What a command of `posh-executor` prints.
 fn administer(program: &Path, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output()?;
-    anyhow::ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    anyhow::ensure!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(String::from_utf8(output.stdout)?)
 }
 
@@ -126,14 +140,19 @@ fn configure(directory: &Path) -> Result<String> {
         fs::write(path.join(FILE), CONTENT)?;
         if identity == ABUSER {
             (0..FILES).try_for_each(|number| fs::write(path.join(format!("g{number}")), "x"))?;
-            ["large", "copy"].iter().try_for_each(|name| fs::File::create(path.join(name))?.set_len(LARGE_BYTES))?;
+            ["large", "copy"]
+                .iter()
+                .try_for_each(|name| fs::File::create(path.join(name))?.set_len(LARGE_BYTES))?;
         }
-        let user_id = User::from_name(user)?.with_context(|| format!("this machine has no user {user}"))?;
+        let user_id =
+            User::from_name(user)?.with_context(|| format!("this machine has no user {user}"))?;
         let own = |path: &Path| chown(path, Some(user_id.uid.as_raw()), Some(user_id.gid.as_raw()));
         fs::read_dir(&path)?.try_for_each(|entry| own(&entry?.path()))?;
         own(&path)?;
         text += &format!("[[export]]\nname = \"{export}\"\npath = {path:?}\n");
-        text += &format!("[[identity]]\nname = \"{identity}\"\nuser = \"{user}\"\nexports = [\"{export}\"]\n");
+        text += &format!(
+            "[[identity]]\nname = \"{identity}\"\nuser = \"{user}\"\nexports = [\"{export}\"]\n"
+        );
     }
     Ok(text)
 }
@@ -150,10 +169,14 @@ fn address_of(process: &mut Child) -> Result<String> {
                 if std::env::var_os("POSH_FAIRNESS_LOG").is_some() {
                     eprintln!("{line}");
                 }
-                let address = line.split("listening on ").nth(1).and_then(|rest| rest.split_whitespace().next());
+                let address = line
+                    .split("listening on ")
+                    .nth(1)
+                    .and_then(|rest| rest.split_whitespace().next());
                 if let Some(address) = address {
                     let digits = |c: char| c.is_ascii_digit() || c == '.' || c == ':';
-                    let _ = found.send(address.chars().take_while(|c| digits(*c)).collect::<String>());
+                    let _ =
+                        found.send(address.chars().take_while(|c| digits(*c)).collect::<String>());
                 }
             }
         });

@@ -1,6 +1,6 @@
-//! What it costs to confine a command: from the moment a runner is given a run until its one command has ended,
-//! beside the same command started by an ordinary process. Namespaces stand already, as they do for all
-//! runs but a user's first.
+//! What it costs to confine a command: from the moment a runner is given a run until its one
+//! command has ended, beside the same command started by an ordinary process. Namespaces stand
+//! already, as they do for all runs but a user's first.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -45,8 +45,11 @@ impl Drop for Executor {
 pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     let executor = start(programs)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut client = runtime.block_on(ExecutorClient::connect(format!("http://{}", executor.address)))?;
-    let about = runtime.block_on(client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }))?.into_inner();
+    let mut client =
+        runtime.block_on(ExecutorClient::connect(format!("http://{}", executor.address)))?;
+    let about = runtime
+        .block_on(client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }))?
+        .into_inner();
     let (mut bare, mut confined) = (Vec::new(), Vec::new());
     for round in 0..WARM_UP + ROUNDS {
         let (there, here) = (runtime.block_on(run(&mut client))?, spawn()?);
@@ -57,10 +60,20 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     }
     let extra = confined.iter().zip(&bare).map(|(there, here)| there - here).collect();
     let samples = |values| Samples::new(values).context("no round was run");
-    report.add("cat < /dev/null: started by an ordinary process, until it has ended", MS, Target::None, samples(bare)?);
+    report.add(
+        "cat < /dev/null: started by an ordinary process, until it has ended",
+        MS,
+        Target::None,
+        samples(bare)?,
+    );
     let what = format!("the same in a runner ({})", about.confinement);
     report.add(what, MS, Target::None, samples(confined)?);
-    report.add("what confinement adds to a command", MS, Target::AtMost(TARGET_MS), samples(extra)?);
+    report.add(
+        "what confinement adds to a command",
+        MS,
+        Target::AtMost(TARGET_MS),
+        samples(extra)?,
+    );
     Ok(())
 }
 
@@ -71,8 +84,11 @@ fn start(programs: &Programs) -> Result<Executor> {
         command.args(["--user", "root"]);
     }
     std::fs::create_dir_all("/var/empty").context("cannot make /var/empty")?;
-    let mut process =
-        command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot start an executor")?;
+    let mut process = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start an executor")?;
     let errors = process.stderr.take().context("it has no standard error")?;
     let mut executor = Executor { process, address: String::new() };
     for line in BufReader::new(errors).lines() {
@@ -94,18 +110,27 @@ fn spawn() -> Result<Duration> {
 
 /// From the hand-over to the runner until the command has ended, by the executor's own clock.
 async fn run(client: &mut ExecutorClient<Channel>) -> Result<Duration> {
-    let null = |fd, flags: i32| Descriptor { fd, source: Some(Source::NullFlags(flags.unsigned_abs())) };
+    let null =
+        |fd, flags: i32| Descriptor { fd, source: Some(Source::NullFlags(flags.unsigned_abs())) };
     let stage = Stage {
         id: 1,
         program: "cat".into(),
         argv: vec!["cat".into()],
         cwd: MOUNT.into(),
-        descriptors: vec![null(0, nix::libc::O_RDONLY), null(1, nix::libc::O_WRONLY), null(2, nix::libc::O_WRONLY)],
+        descriptors: vec![
+            null(0, nix::libc::O_RDONLY),
+            null(1, nix::libc::O_WRONLY),
+            null(2, nix::libc::O_WRONLY),
+        ],
         ..Stage::default()
     };
     let spec = RunSpec {
         protocol: PROTOCOL_VERSION,
-        mounts: vec![MountPoint { path: MOUNT.into(), export: "empty".into(), sub_path: "".into() }],
+        mounts: vec![MountPoint {
+            path: MOUNT.into(),
+            export: "empty".into(),
+            sub_path: "".into(),
+        }],
         stages: vec![stage],
         trace: true,
         ..RunSpec::default()
@@ -116,7 +141,9 @@ async fn run(client: &mut ExecutorClient<Channel>) -> Result<Duration> {
     let mut given_ns = None;
     while let Some(message) = output.message().await? {
         match message.kind {
-            Some(run_output::Kind::Started(started)) => given_ns = started.times.map(|times| times.runner_ns),
+            Some(run_output::Kind::Started(started)) => {
+                given_ns = started.times.map(|times| times.runner_ns)
+            }
             Some(run_output::Kind::Exited(exited)) => {
                 let given_ns = given_ns.context("it was not said when the run was handed over")?;
                 return Ok(Duration::from_nanos(exited.exited_ns.saturating_sub(given_ns)));

@@ -55,7 +55,12 @@ fn local_pipeline(site: &Site, report: &mut Report, door: Door) -> Result<()> {
     let found = Paired { door, ..small(command, 60, ROUNDS) }.run(site)?;
     let extra = found.extra.map(|ms| ms / STAGES);
     report.add(format!("local pipeline of 3, {}: bash", door.name()), MS, Target::None, found.bash);
-    report.add(format!("local pipeline of 3, {}: extra per stage", door.name()), MS, targets(door).1, extra);
+    report.add(
+        format!("local pipeline of 3, {}: extra per stage", door.name()),
+        MS,
+        targets(door).1,
+        extra,
+    );
     Ok(())
 }
 

@@ -40,7 +40,12 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     }
     join_eight(&site, &words)?;
     for (name, pid) in [("gateway", gateway), ("executor", executor)] {
-        report.add(format!("{name}, peak while {PARTS} GiB are joined"), UNIT, LOADED, resident(pid, "VmHWM")?);
+        report.add(
+            format!("{name}, peak while {PARTS} GiB are joined"),
+            UNIT,
+            LOADED,
+            resident(pid, "VmHWM")?,
+        );
     }
     std::thread::sleep(REST);
     for (name, pid) in [("gateway", gateway), ("executor", executor)] {
@@ -52,19 +57,36 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
 /// Joins all parts into a reader that is slower than they are.
 fn join_eight(site: &Site, words: &str) -> Result<()> {
     let reader = site.host().programs().join("posh-bench");
-    let text = format!("cat{words} | {} consume --parts {PARTS} --part-bytes {PART_BYTES}", reader.display());
+    let text = format!(
+        "cat{words} | {} consume --parts {PARTS} --part-bytes {PART_BYTES}",
+        reader.display()
+    );
     let mut command = site.host().command(site.host().programs().join("posh"));
-    command.args(["--explain=json", "--split", &PARTS.to_string(), "--config", CONFIG, "-c", &text]);
+    command.args([
+        "--explain=json",
+        "--split",
+        &PARTS.to_string(),
+        "--config",
+        CONFIG,
+        "-c",
+        &text,
+    ]);
     let outcome = collect(site.host(), command, &text, SCRIPT_LIMIT)?;
     ensure!(outcome.status.success(), "the join failed: {outcome}");
     let (_, explained) = Explained::take(&outcome.stderr)?;
     let cat = explained.stages("cat").next().context("posh saw no cat")?;
-    ensure!(cat.is_offloaded() && cat.reason.contains(&format!("{PARTS} parts")), "cat was not split: {}", cat.reason);
+    ensure!(
+        cat.is_offloaded() && cat.reason.contains(&format!("{PARTS} parts")),
+        "cat was not split: {}",
+        cat.reason
+    );
     Ok(())
 }
 
 fn resident(pid: u32, which: &str) -> Result<Samples> {
     let file = format!("/proc/{pid}/status");
-    let value = field(&file, which).and_then(|v| kib(&v)).with_context(|| format!("no {which} in {file}"))?;
+    let value = field(&file, which)
+        .and_then(|v| kib(&v))
+        .with_context(|| format!("no {which} in {file}"))?;
     Ok(Samples::one(value as f64 / 1024.0))
 }

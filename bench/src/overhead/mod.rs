@@ -54,8 +54,15 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Part; 7] =
-        [Part::Latency, Part::Throughput, Part::Tls, Part::Memory, Part::Setup, Part::Start, Part::Confinement];
+    const ALL: [Part; 7] = [
+        Part::Latency,
+        Part::Throughput,
+        Part::Tls,
+        Part::Memory,
+        Part::Setup,
+        Part::Start,
+        Part::Confinement,
+    ];
 
     fn measure(self, programs: &Programs, report: &mut Report) -> Result<()> {
         match self {

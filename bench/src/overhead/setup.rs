@@ -25,7 +25,8 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
             times.extend(if round == 0 { Vec::new() } else { found });
         }
         let what = format!("setup of a pipeline: {}", workload.name());
-        let samples = Samples::new(times).with_context(|| format!("nothing of {} was offloaded", workload.name()))?;
+        let samples = Samples::new(times)
+            .with_context(|| format!("nothing of {} was offloaded", workload.name()))?;
         report.add(what, "ms", Target::None, samples);
     }
     Ok(())
@@ -36,10 +37,12 @@ fn setup_times(site: &Site, workload: Workload, round: usize) -> Result<Vec<f64>
     let stores = site.stores(&name, workload.stores())?;
     workload.generate(&stores, Size::Test)?;
     let out = local_path(&name);
-    std::fs::create_dir(site.host().path(&out)).with_context(|| format!("cannot make {}", out.display()))?;
+    std::fs::create_dir(site.host().path(&out))
+        .with_context(|| format!("cannot make {}", out.display()))?;
     let script = workload.script_for(&stores, &out.to_string_lossy());
     let outcome = script.run(site.host(), Under::PoshExplained)?;
     anyhow::ensure!(outcome.status.success(), "{} failed: {outcome}", workload.name());
-    let offloaded = outcome.report().pipelines.iter().filter(|p| p.stages.iter().any(Stage::is_offloaded));
+    let offloaded =
+        outcome.report().pipelines.iter().filter(|p| p.stages.iter().any(Stage::is_offloaded));
     Ok(offloaded.map(|p| p.setup_ms).collect())
 }

@@ -41,7 +41,12 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     report.add("bash -c true", MS, Target::None, samples(bash)?);
     report.add("posh -c true", MS, Target::None, samples(warm)?);
     report.add("posh -c true, no gateway runs", MS, Target::None, samples(cold)?);
-    report.add("posh -c 'cat FILE', no gateway runs, new executor", MS, Target::None, samples(first)?);
+    report.add(
+        "posh -c 'cat FILE', no gateway runs, new executor",
+        MS,
+        Target::None,
+        samples(first)?,
+    );
     Ok(())
 }
 
@@ -71,6 +76,9 @@ fn time(site: &Site, mut command: Command) -> Result<f64> {
 fn end_gateway(site: &Site) -> Result<()> {
     let Some(pid) = site.gateway()? else { return Ok(()) };
     kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM).context("cannot end the gateway")?;
-    ensure!(wait_gone(pid, END_LIMIT)?, "the gateway was told to end and still runs after {END_LIMIT:?}");
+    ensure!(
+        wait_gone(pid, END_LIMIT)?,
+        "the gateway was told to end and still runs after {END_LIMIT:?}"
+    );
     Ok(())
 }

@@ -30,7 +30,12 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
 
     let found = paired(&to_file, &empty).run(&site)?;
     report.add("cat 1 GiB to a file: bash, here", UNIT, Target::None, rate(&found.bash));
-    report.add("cat 1 GiB to a file: posh, offloaded", UNIT, Target::AtLeast(500.0), rate(&found.posh));
+    report.add(
+        "cat 1 GiB to a file: posh, offloaded",
+        UNIT,
+        Target::AtLeast(500.0),
+        rate(&found.posh),
+    );
 
     let program = site.host().programs().join("posh-bench");
     // Not annotated, so that it stays here and takes the bytes from a pipe.
@@ -55,7 +60,9 @@ pub(super) fn rate(milliseconds: &Samples) -> Samples {
 }
 
 fn ensure_equal(one: &Path, other: &Path) -> Result<()> {
-    let open = |path: &Path| fs::File::open(path).with_context(|| format!("cannot open {}", path.display()));
+    let open = |path: &Path| {
+        fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))
+    };
     let (mut one, mut other) = (open(one)?, open(other)?);
     let (mut left, mut right) = (vec![0; 1 << 20], vec![0; 1 << 20]);
     loop {

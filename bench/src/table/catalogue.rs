@@ -8,7 +8,8 @@ use super::data::{self, Making};
 /// How much data a run of the bench gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Size {
-    /// Under a minute for bash over sshfs on the `wan` link, but where the number of files is given.
+    /// Under a minute for bash over sshfs on the `wan` link, but where the number of files is
+    /// given.
     S,
     /// Some five times as much.
     M,
@@ -67,7 +68,8 @@ pub struct Workload {
     pub splits: bool,
     /// Its programs run on the workstation, which shows what the mount itself is worth.
     pub here: bool,
-    /// Under posh, too, what it leaves is made by programs of the workstation where they have all at hand.
+    /// Under posh, too, what it leaves is made by programs of the workstation where they have all
+    /// at hand.
     pub made_here: bool,
 }
 
@@ -318,7 +320,8 @@ pub const ALL: [Workload; 19] = [
 /// What runs on the workstation whatever the system.
 const HERE: Workload = Workload { by_hand: None, here: true, ..USUAL };
 
-/// One small command: its latency is swept over round trips, and it shows what a first connection costs.
+/// One small command: its latency is swept over round trips, and it shows what a first connection
+/// costs.
 pub const ONE_COMMAND: Workload = Workload {
     name: "one-command",
     words: "cat of a small file, shell and all",

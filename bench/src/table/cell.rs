@@ -123,7 +123,8 @@ pub fn try_once(
         Err(error) => return Err(error.into()),
     };
     let bytes = place.lab.bytes_moved()? - before;
-    let (gateway, executors) = (gateways.since(&place.gateways()?), executors.since(&place.executors()?));
+    let (gateway, executors) =
+        (gateways.since(&place.gateways()?), executors.since(&place.executors()?));
     let seconds = outcome.as_ref().map_or(script.limit, |o| o.wall).as_secs_f64();
     if let Some(outcome) = &outcome {
         let name = (workload.name, system.name());
@@ -135,7 +136,12 @@ pub fn try_once(
 }
 
 /// Runs it once more for its report.
-pub fn explained(place: &mut Place, workload: &'static Workload, system: System, terms: Terms) -> Result<Report> {
+pub fn explained(
+    place: &mut Place,
+    workload: &'static Workload,
+    system: System,
+    terms: Terms,
+) -> Result<Report> {
     place.prepare(workload, system)?;
     let (mut script, _) = system.script(workload, terms.size);
     script.limit = terms.limit;
@@ -145,18 +151,26 @@ pub fn explained(place: &mut Place, workload: &'static Workload, system: System,
         }
         outcome => outcome?,
     };
-    ensure!(outcome.status.success(), "{} failed under posh --explain=json: {outcome}", workload.name);
+    ensure!(
+        outcome.status.success(),
+        "{} failed under posh --explain=json: {outcome}",
+        workload.name
+    );
     Ok(outcome.report().clone())
 }
 
 fn explain(report: &Report, gateway: Usage, executors: Usage) -> Explained {
     let offloaded: Vec<&Pipeline> =
         report.pipelines.iter().filter(|p| p.stages.iter().any(Stage::is_offloaded)).collect();
-    let setup_ms = Samples::new(offloaded.iter().map(|p| p.setup_ms).collect()).map_or(0.0, |s| s.median());
+    let setup_ms =
+        Samples::new(offloaded.iter().map(|p| p.setup_ms).collect()).map_or(0.0, |s| s.median());
     let stages = || report.pipelines.iter().flat_map(|p| &p.stages);
     let mut here: Vec<(String, String, usize)> = Vec::new();
     for stage in stages().filter(|s| !s.is_offloaded()) {
-        match here.iter_mut().find(|(command, reason, _)| *command == stage.command && *reason == stage.reason) {
+        match here
+            .iter_mut()
+            .find(|(command, reason, _)| *command == stage.command && *reason == stage.reason)
+        {
             Some((.., count)) => *count += 1,
             None => here.push((stage.command.clone(), stage.reason.clone(), 1)),
         }

@@ -60,7 +60,8 @@ pub fn archive(stores: &[Store<'_>], amount: Amount) -> Result<()> {
 pub fn project(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     let project = stores[0].data().join("project");
     generate::source_tree(&project, amount.files)?;
-    let text: String = (1..=40).map(|n| format!("Sentence {n} of what this is and how it is used.\n")).collect();
+    let text: String =
+        (1..=40).map(|n| format!("Sentence {n} of what this is and how it is used.\n")).collect();
     fs::write(project.join("README"), text)?;
     let mut numbers = Numbers::seeded(30);
     let notes: String = (0..30).map(|_| format!("note {}\n", numbers.below(9))).collect();
@@ -107,7 +108,9 @@ pub fn repository(stores: &[Store<'_>], amount: Amount) -> Result<()> {
         ("core.checkStat", "minimal"),
         ("core.trustctime", "false"),
     ];
-    let git = |arguments: &[&str]| on_server(&stores[0], "git", &[&["-C", "pristine"], arguments].concat());
+    let git = |arguments: &[&str]| {
+        on_server(&stores[0], "git", &[&["-C", "pristine"], arguments].concat())
+    };
     git(&["init", "-q", "-b", "main"])?;
     for (name, value) in settings {
         git(&["config", name, value])?;
@@ -133,7 +136,8 @@ const DATE: &str = "2020-07-15T12:00:00+0000";
 pub fn reset(workload: &Workload, store: &Store<'_>) -> Result<()> {
     for result in workload.results {
         let path = store.data().join(result);
-        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        let removed =
+            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("cannot remove {}", path.display()));

@@ -55,7 +55,8 @@ pub struct Options {
     /// Keeps the servers' data in this directory of a disk instead of in memory.
     #[arg(long, value_name = "DIRECTORY")]
     storage: Option<PathBuf>,
-    /// The workloads, measured anew, take the place of what the full results of the profile and size have of them.
+    /// The workloads, measured anew, take the place of what the full results of the profile and
+    /// size have of them.
     #[arg(long, requires = "workloads")]
     again: bool,
     /// Only writes the report anew, from the results that are there.
@@ -63,7 +64,8 @@ pub struct Options {
     report_only: bool,
 }
 
-/// A bench that has taken this long gives no run more than the usual limit, so that it comes to its end.
+/// A bench that has taken this long gives no run more than the usual limit, so that it comes to its
+/// end.
 const LONG_RUNS_UNTIL: Duration = Duration::from_secs(40 * 60);
 
 fn by_name(name: &str) -> Result<&'static Workload, String> {
@@ -79,12 +81,21 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let link: Profile = options.profile.parse().map_err(anyhow::Error::msg)?;
     let mut bench = Bench::start(options, link)?;
-    let chosen: Vec<&'static Workload> =
-        if bench.results.partial { options.workloads.clone() } else { ALL.iter().chain([&ONE_COMMAND]).collect() };
+    let chosen: Vec<&'static Workload> = if bench.results.partial {
+        options.workloads.clone()
+    } else {
+        ALL.iter().chain([&ONE_COMMAND]).collect()
+    };
     for (done, workload) in chosen.iter().enumerate() {
         bench.workload(workload)?;
-        let left = bench.began.elapsed().as_secs_f64() / (done + 1) as f64 * (chosen.len() - done - 1) as f64;
-        eprintln!("{} of {} workloads; about {:.0} min left\n", done + 1, chosen.len(), left / 60.0);
+        let left = bench.began.elapsed().as_secs_f64() / (done + 1) as f64
+            * (chosen.len() - done - 1) as f64;
+        eprintln!(
+            "{} of {} workloads; about {:.0} min left\n",
+            done + 1,
+            chosen.len(),
+            left / 60.0
+        );
     }
     bench.place.clear()?;
     if !bench.results.partial || chosen.iter().any(|w| w.name == ONE_COMMAND.name) {
@@ -135,7 +146,8 @@ impl Bench {
     fn workload(&mut self, workload: &'static Workload) -> Result<()> {
         eprintln!("{}: {}", workload.name, workload.words);
         let input_bytes = self.make_input(workload)?;
-        let mut cells: Vec<Open> = System::of(workload).into_iter().map(|s| Open::new(workload, s)).collect();
+        let mut cells: Vec<Open> =
+            System::of(workload).into_iter().map(|s| Open::new(workload, s)).collect();
         let mut expected = None;
         for round in 1..=self.results.runs {
             for index in shuffled(cells.len(), &mut self.order) {
@@ -165,11 +177,15 @@ impl Bench {
         let fault = match cell.run(&mut self.place, self.terms) {
             Err(error) => Some(format!("{name} under {}: {error:#}", system.name())),
             Ok(trial) => {
-                let (over, seconds) = (if trial.outcome.is_none() { "> " } else { "" }, trial.seconds);
+                let (over, seconds) =
+                    (if trial.outcome.is_none() { "> " } else { "" }, trial.seconds);
                 let elapsed = self.began.elapsed().as_secs();
                 let clock = format!("[{:2}:{:02}]", elapsed / 60, elapsed % 60);
                 eprintln!("  {clock} {:14} run {round}: {over}{seconds:.3} s", system.name());
-                trial.fingerprint.clone().and_then(|found| difference(name, system, found, expected))
+                trial
+                    .fingerprint
+                    .clone()
+                    .and_then(|found| difference(name, system, found, expected))
             }
         };
         if let Some(fault) = fault {
@@ -182,7 +198,8 @@ impl Bench {
         let (workload, system) = (cell.workload, cell.system);
         // One that was ended would be ended again.
         let explain = system.is_posh() && !cell.is_limited();
-        let explained = explain.then(|| cell::explained(&mut self.place, workload, system, self.terms));
+        let explained =
+            explain.then(|| cell::explained(&mut self.place, workload, system, self.terms));
         let explained = match explained.transpose() {
             Ok(report) => report,
             Err(error) => {
@@ -198,7 +215,8 @@ impl Bench {
     fn make_input(&mut self, workload: &'static Workload) -> Result<u64> {
         let stores = self.place.stores(workload);
         for store in &stores {
-            std::fs::create_dir(store.data()).with_context(|| format!("cannot make {}", store.directory.display()))?;
+            std::fs::create_dir(store.data())
+                .with_context(|| format!("cannot make {}", store.directory.display()))?;
         }
         (workload.make)(&stores, workload.amount(self.terms.size))
             .with_context(|| format!("cannot make the input of {}", workload.name))?;
@@ -244,9 +262,9 @@ fn difference(
             *expected = Some((system, found));
             None
         }
-        Some((first, fingerprint)) => fingerprint
-            .differences(&found)
-            .map(|what| format!("{name}: {} and {} gave different results: {what}", first.name(), system.name())),
+        Some((first, fingerprint)) => fingerprint.differences(&found).map(|what| {
+            format!("{name}: {} and {} gave different results: {what}", first.name(), system.name())
+        }),
     }
 }
 

@@ -24,7 +24,8 @@ const FAR: &str = "/srv/far";
 const FAR_PORT: u16 = 7401;
 /// Where rclone keeps what it has read, on the workstation.
 const RCLONE_CACHE: &str = "/home/user/rclone";
-/// What a knowing user sets for large files: the kernel's read-ahead of a mount, KiB (the default is 128).
+/// What a knowing user sets for large files: the kernel's read-ahead of a mount, KiB (the default
+/// is 128).
 const READ_AHEAD_KIB: u32 = 4096;
 /// A file beside the data by which a connection is made before the clock starts.
 const WARM: &str = "warm";
@@ -50,8 +51,16 @@ pub struct Place {
 
 impl Place {
     /// Servers as many as the workloads want, over `link`; `between` joins them to each other.
-    pub fn start(link: Profile, between: Profile, servers: usize, storage: Option<&Path>) -> Result<Place> {
-        let spec = LabSpec::servers(servers).link(link).between(between).storage(storage.map(Path::to_owned));
+    pub fn start(
+        link: Profile,
+        between: Profile,
+        servers: usize,
+        storage: Option<&Path>,
+    ) -> Result<Place> {
+        let spec = LabSpec::servers(servers)
+            .link(link)
+            .between(between)
+            .storage(storage.map(Path::to_owned));
         let mut lab = Lab::start(&spec, &Programs::beside_this()?)?;
         lab.unmount()?;
         for number in 1..=servers {
@@ -113,10 +122,13 @@ impl Place {
         }
         self.end_masters()?;
         let first = &self.lab.servers[0].host;
-        self.server_mounts.drain(..).try_for_each(|(path, mount)| services::unmount(first, &path, mount))?;
+        self.server_mounts
+            .drain(..)
+            .try_for_each(|(path, mount)| services::unmount(first, &path, mount))?;
         if let Some(mount) = self.cached_mount.take() {
             services::unmount(&self.lab.workstation, "/mnt/s1", mount)?;
-            fs::remove_dir_all(self.lab.workstation.path(RCLONE_CACHE)).context("cannot remove rclone's cache")?;
+            fs::remove_dir_all(self.lab.workstation.path(RCLONE_CACHE))
+                .context("cannot remove rclone's cache")?;
         }
         if let Some((executor, mount)) = self.far.take() {
             drop(executor);
@@ -136,7 +148,9 @@ impl Place {
         let mut found = Vec::new();
         for server in &self.lab.servers {
             let processes = server.host.processes()?;
-            found.extend(processes.into_iter().filter(|p| p.program == "posh-executor").map(|p| p.pid));
+            found.extend(
+                processes.into_iter().filter(|p| p.program == "posh-executor").map(|p| p.pid),
+            );
         }
         Ok(found)
     }
@@ -146,7 +160,8 @@ impl Place {
         lab.workstation.must(system.posh(lab, &["gateway", "start"]))?;
         for number in 1..=servers {
             if system.has_volumes() {
-                let (source, path) = (format!("store{number}:s{number}"), format!("/mnt/s{number}"));
+                let (source, path) =
+                    (format!("store{number}:s{number}"), format!("/mnt/s{number}"));
                 lab.workstation.must(system.posh(lab, &["mount", &source, &path]))?;
             }
             let text = format!("cat /mnt/s{number}/{WARM} > /dev/null");
@@ -168,12 +183,14 @@ impl Place {
         Ok(())
     }
 
-    /// The mount remembers nothing, so that the executor may be told to take it as a directory of its own.
+    /// The mount remembers nothing, so that the executor may be told to take it as a directory of
+    /// its own.
     fn start_far_executor(&mut self) -> Result<()> {
         const CONFIGURATION: &str = "/run/far.toml";
         let second = &self.lab.servers[1].host;
         let options = ["dir_cache=no,attr_timeout=0,entry_timeout=0,negative_timeout=0".to_owned()];
-        let mount = services::mount_sshfs(second, (&network::addresses(1).1, "/srv/s1"), FAR, &options)?;
+        let mount =
+            services::mount_sshfs(second, (&network::addresses(1).1, "/srv/s1"), FAR, &options)?;
         services::wait_answering(second, FAR)?;
         let text = format!(
             "listen = \"{}:{FAR_PORT}\"\nallow_plaintext = true\n\n[[export]]\nname = \"far\"\npath = \"{FAR}\"\n\
@@ -194,7 +211,15 @@ impl Place {
         fs::create_dir_all(&cache).with_context(|| format!("cannot make {RCLONE_CACHE}"))?;
         let mut command = workstation.command("rclone");
         command.env("RCLONE_CONFIG", "/dev/null");
-        command.args(["mount", ":sftp:/srv/s1", "/mnt/s1", "--vfs-cache-mode", "full", "--cache-dir", RCLONE_CACHE]);
+        command.args([
+            "mount",
+            ":sftp:/srv/s1",
+            "/mnt/s1",
+            "--vfs-cache-mode",
+            "full",
+            "--cache-dir",
+            RCLONE_CACHE,
+        ]);
         command.args(["--sftp-host", &network::addresses(1).1, "--sftp-user", "root"]);
         command.args(["--sftp-key-file", WORKSTATION_KEY]);
         self.cached_mount = Some(services::mount(workstation, command, "/mnt/s1")?);
@@ -212,7 +237,12 @@ impl Place {
 
     fn end_masters(&self) -> Result<()> {
         for number in 1..=self.lab.servers.len() {
-            if self.lab.workstation.path(format!("/run/user/cm-{}", network::addresses(number).1)).exists() {
+            if self
+                .lab
+                .workstation
+                .path(format!("/run/user/cm-{}", network::addresses(number).1))
+                .exists()
+            {
                 self.ssh(&["-q", "-O", "exit"], number)?;
             }
         }
@@ -233,7 +263,8 @@ impl Place {
             let device = std::os::unix::fs::MetadataExt::dev(&metadata);
             let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
             let file = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-            fs::write(&file, READ_AHEAD_KIB.to_string()).with_context(|| format!("cannot write {file}"))?;
+            fs::write(&file, READ_AHEAD_KIB.to_string())
+                .with_context(|| format!("cannot write {file}"))?;
         }
         Ok(())
     }
@@ -241,7 +272,9 @@ impl Place {
     fn read_programs(&self, system: System) -> Result<()> {
         let also = if system == System::Parallel { READ_PARALLEL } else { "true" };
         let mut command = self.lab.workstation.command("bash");
-        command.args(["-c", &format!("{READ_PROGRAMS}; {also}"), "bash"]).arg(self.lab.workstation.programs());
+        command
+            .args(["-c", &format!("{READ_PROGRAMS}; {also}"), "bash"])
+            .arg(self.lab.workstation.programs());
         // Not all of them know --version, and some say so.
         command.stdout(Stdio::null()).stderr(Stdio::null()).env("PARALLEL_HOME", "/tmp/parallel");
         self.lab.workstation.spawn(command)?.wait()?;
@@ -261,7 +294,11 @@ fn write_configurations(lab: &Lab) -> Result<()> {
          LogLevel ERROR\nBatchMode yes\n"
     );
     services::write_file(&lab.workstation, COLD, ssh.as_bytes())?;
-    services::write_file(&lab.workstation, MASTER, format!("{ssh}ControlPath /run/user/cm-%h\n").as_bytes())?;
+    services::write_file(
+        &lab.workstation,
+        MASTER,
+        format!("{ssh}ControlPath /run/user/cm-%h\n").as_bytes(),
+    )?;
     services::write_file(&lab.workstation, CONFIG, lab.mount_table().as_bytes())?;
     let elsewhere = format!(
         "[[executor]]\nname = \"far\"\naddress = \"http://{}:{FAR_PORT}\"\n\n\
@@ -271,7 +308,11 @@ fn write_configurations(lab: &Lab) -> Result<()> {
     services::write_file(&lab.workstation, ELSEWHERE, elsewhere.as_bytes())?;
     let mut volumes = String::new();
     for server in &lab.servers {
-        let _ = write!(volumes, "[[executor]]\nname = \"{}\"\naddress = \"{}\"\n\n", server.spec.name, server.address);
+        let _ = write!(
+            volumes,
+            "[[executor]]\nname = \"{}\"\naddress = \"{}\"\n\n",
+            server.spec.name, server.address
+        );
     }
     Ok(services::write_file(&lab.workstation, VOLUMES, volumes.as_bytes())?)
 }

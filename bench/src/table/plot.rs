@@ -10,7 +10,8 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 60.0;
 const BOTTOM: f64 = 70.0;
 /// Told apart by those who don't see all colours, too (Okabe and Ito).
-const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#999999", "#000000"];
+const COLOURS: [&str; 8] =
+    ["#0072b2", "#d55e00", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#999999", "#000000"];
 
 /// A named row of values; one for each group, or points.
 #[derive(Debug, Clone)]
@@ -21,13 +22,16 @@ pub struct Series<T> {
     pub values: Vec<T>,
 }
 
-/// One bar for each series in each group, on a logarithmic axis; what is missing or zero has no bar.
+/// One bar for each series in each group, on a logarithmic axis; what is missing or zero has no
+/// bar.
 pub fn bars(title: &str, unit: &str, groups: &[String], series: &[Series<Option<f64>>]) -> String {
     let shown = |v: &Option<f64>| v.filter(|v| *v > 0.0);
     let values: Vec<f64> = series.iter().flat_map(|s| s.values.iter().filter_map(shown)).collect();
     let (low, high) = decades(&values);
     let mut svg = frame(title, unit, series.iter().map(|s| s.name.as_str()));
-    let y = |value: f64| HEIGHT - BOTTOM - (value.log10() - low) / (high - low) * (HEIGHT - BOTTOM - TOP);
+    let y = |value: f64| {
+        HEIGHT - BOTTOM - (value.log10() - low) / (high - low) * (HEIGHT - BOTTOM - TOP)
+    };
     let mut exponent = low;
     while exponent <= high {
         line_across(&mut svg, y(10f64.powf(exponent)), &number(10f64.powf(exponent)));
@@ -52,7 +56,10 @@ pub fn bars(title: &str, unit: &str, groups: &[String], series: &[Series<Option<
             );
         }
         let (x, y) = (start + group_width * 0.42, HEIGHT - BOTTOM + 14.0);
-        let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" transform=\"rotate(25 {x:.1} {y:.1})\">{group}</text>");
+        let _ = writeln!(
+            svg,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" transform=\"rotate(25 {x:.1} {y:.1})\">{group}</text>"
+        );
     }
     svg + "</svg>\n"
 }
@@ -74,15 +81,24 @@ pub fn lines(title: &str, (across, unit): (&str, &str), series: &[Series<(f64, f
     ticks.dedup();
     for tick in ticks {
         let (x, y) = (x(tick), HEIGHT - BOTTOM + 16.0);
-        let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", number(tick));
+        let _ = writeln!(
+            svg,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>",
+            number(tick)
+        );
     }
     let (middle, below) = (WIDTH / 2.0, HEIGHT - BOTTOM + 38.0);
-    let _ = writeln!(svg, "<text x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{across}</text>");
+    let _ =
+        writeln!(svg, "<text x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{across}</text>");
     for (s, row) in series.iter().enumerate() {
         let colour = COLOURS[s % COLOURS.len()];
-        let path: Vec<String> = row.values.iter().map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
+        let path: Vec<String> =
+            row.values.iter().map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
         let points = path.join(" ");
-        let _ = writeln!(svg, "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>");
+        let _ = writeln!(
+            svg,
+            "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
+        );
         for p in &row.values {
             let _ = writeln!(
                 svg,

@@ -16,8 +16,18 @@ use super::targets;
 /// Of a run of some workloads only; not part of the report.
 const PARTIAL: &str = "partial";
 /// Columns of the tables, in order.
-const SYSTEMS: [&str; 10] =
-    ["server", "sshfs", "sshfs-tuned", "rclone", "ssh", "ssh-master", "parallel", "posh", "posh-volume", "volume"];
+const SYSTEMS: [&str; 10] = [
+    "server",
+    "sshfs",
+    "sshfs-tuned",
+    "rclone",
+    "ssh",
+    "ssh-master",
+    "parallel",
+    "posh",
+    "posh-volume",
+    "volume",
+];
 /// Names of links, in the order of the report; others follow.
 const LINKS: [&str; 3] = ["wan", "lan", "wifi"];
 
@@ -31,7 +41,11 @@ fn root() -> &'static Path {
 pub fn keep(results: &Results) -> Result<()> {
     let name = if results.partial { PARTIAL } else { &results.name };
     let file = root().join("results").join(format!("{name}.json"));
-    write(&file, &(serde_json::to_string_pretty(results).context("cannot write the results as JSON")? + "\n"))?;
+    write(
+        &file,
+        &(serde_json::to_string_pretty(results).context("cannot write the results as JSON")?
+            + "\n"),
+    )?;
     if !results.partial {
         return write_all();
     }
@@ -44,9 +58,10 @@ pub fn keep(results: &Results) -> Result<()> {
 /// What was measured anew of a full run, with the rest of that.
 pub fn with_the_rest(anew: Results) -> Result<Results> {
     let file = root().join("results").join(format!("{}.json", anew.name));
-    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let mut all: Results =
-        serde_json::from_str(&text).with_context(|| format!("{} is no result of the table", file.display()))?;
+    let text =
+        fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut all: Results = serde_json::from_str(&text)
+        .with_context(|| format!("{} is no result of the table", file.display()))?;
     all.take_in(anew);
     Ok(all)
 }
@@ -54,7 +69,8 @@ pub fn with_the_rest(anew: Results) -> Result<Results> {
 /// Writes the report from all full results.
 pub fn write_all() -> Result<()> {
     let mut all = read_all()?;
-    let place = |r: &Results| LINKS.iter().position(|l| r.name.starts_with(l)).unwrap_or(LINKS.len());
+    let place =
+        |r: &Results| LINKS.iter().position(|l| r.name.starts_with(l)).unwrap_or(LINKS.len());
     all.sort_by_key(|r| (place(r), r.name.clone()));
     let mut text = format!("# What posh is worth\n\n{METHOD}\n");
     for results in &all {
@@ -71,12 +87,17 @@ pub fn write_all() -> Result<()> {
 fn read_all() -> Result<Vec<Results>> {
     let directory = root().join("results");
     let mut all = Vec::new();
-    for entry in fs::read_dir(&directory).with_context(|| format!("cannot list {}", directory.display()))? {
+    for entry in
+        fs::read_dir(&directory).with_context(|| format!("cannot list {}", directory.display()))?
+    {
         let path = entry?.path();
-        if path.extension().is_none_or(|e| e != "json") || path.file_stem().is_some_and(|s| s == PARTIAL) {
+        if path.extension().is_none_or(|e| e != "json")
+            || path.file_stem().is_some_and(|s| s == PARTIAL)
+        {
             continue;
         }
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         // Other benchmarks keep theirs here, too.
         all.extend(serde_json::from_str::<Results>(&text).ok());
     }
@@ -85,7 +106,8 @@ fn read_all() -> Result<Vec<Results>> {
 
 fn write(file: &Path, text: &str) -> Result<()> {
     if let Some(directory) = file.parent() {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
     }
     fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     eprintln!("written: {}", file.display());
@@ -100,7 +122,12 @@ fn section(results: &Results, name: &str) -> Result<String> {
     text += &picture(name, "time", "Time", &bars(results, "Time by workload", "s", Cell::median))?;
     text += &ratios(results);
     text += &bytes(results);
-    text += &picture(name, "bytes", "Bytes moved", &bars(results, "Bytes moved", "MB", |c| c.bytes / 1e6))?;
+    text += &picture(
+        name,
+        "bytes",
+        "Bytes moved",
+        &bars(results, "Bytes moved", "MB", |c| c.bytes / 1e6),
+    )?;
     text += &posh_columns(results);
     text += &elsewhere(results);
     text += &latency(results, name)?;
@@ -137,7 +164,11 @@ fn heading(r: &Results) -> String {
         let _ = writeln!(
             text,
             "| {what}, {} ms {} Mbit/s | {:.2} ms | {:.0} | {:.0} |",
-            link.round_trip_ms, link.megabits, link.measured_ms, link.measured_out, link.measured_back
+            link.round_trip_ms,
+            link.megabits,
+            link.measured_ms,
+            link.measured_out,
+            link.measured_back
         );
     }
     for again in &r.again {
@@ -176,9 +207,11 @@ fn workloads(results: &Results) -> Vec<&'static str> {
 }
 
 fn table(results: &Results, value: impl Fn(&Cell) -> String) -> String {
-    let mut text = format!("| workload | {} |\n|---|{}\n", SYSTEMS.join(" | "), "---|".repeat(SYSTEMS.len()));
+    let mut text =
+        format!("| workload | {} |\n|---|{}\n", SYSTEMS.join(" | "), "---|".repeat(SYSTEMS.len()));
     for workload in workloads(results).into_iter().filter(|name| !is_local(name)) {
-        let cell = |system: &&str| results.cell(workload, system).map_or_else(|| "–".to_owned(), &value);
+        let cell =
+            |system: &&str| results.cell(workload, system).map_or_else(|| "–".to_owned(), &value);
         let row: Vec<String> = SYSTEMS.iter().map(cell).collect();
         let _ = writeln!(text, "| {workload} | {} |", row.join(" | "));
     }
@@ -189,7 +222,9 @@ fn times(results: &Results) -> String {
     let mut text = "\n### Time\n\nMedians, seconds.\n\n".to_owned() + &table(results, seconds);
     for workload in ALL.iter().filter(|workload| workload.servers == 0) {
         let local = |system: &str| results.cell(workload.name, system);
-        let (Some(bash), Some(posh), Some(path)) = (local("sshfs"), local("posh"), local("posh-path")) else {
+        let (Some(bash), Some(posh), Some(path)) =
+            (local("sshfs"), local("posh"), local("posh-path"))
+        else {
             continue;
         };
         let _ = writeln!(
@@ -227,16 +262,22 @@ fn ratios(results: &Results) -> String {
     for workload in workloads(results).into_iter().filter(|name| !is_local(name)) {
         let Some(posh) = results.cell(workload, "posh") else { continue };
         let ratio = |system: &str| match results.cell(workload, system) {
-            Some(c) => format!("{}{:.1}×", if c.limited { "> " } else { "" }, c.median() / posh.median()),
+            Some(c) => {
+                format!("{}{:.1}×", if c.limited { "> " } else { "" }, c.median() / posh.median())
+            }
             None => "–".to_owned(),
         };
         let more = results
             .cell(workload, "server")
             .map_or("–".to_owned(), |c| format!("{:+.3} s", posh.median() - c.median()));
         let input = results.inputs.iter().find(|i| i.workload == workload);
-        let input = input.map_or(String::new(), |i| format!("{} files, {:.1} MB", i.files, i.bytes as f64 / 1e6));
+        let input = input.map_or(String::new(), |i| {
+            format!("{} files, {:.1} MB", i.files, i.bytes as f64 / 1e6)
+        });
         let share = results.cell(workload, "sshfs").filter(|c| !c.limited && c.bytes > 0.0);
-        let share = share.map_or("–".to_owned(), |c| format!("1/{:.0} of the bytes", c.bytes / posh.bytes.max(1.0)));
+        let share = share.map_or("–".to_owned(), |c| {
+            format!("1/{:.0} of the bytes", c.bytes / posh.bytes.max(1.0))
+        });
         let _ = writeln!(
             text,
             "| {workload} | {input} | {} | {} | {} | {more} | {share} |",
@@ -312,8 +353,16 @@ fn elsewhere(results: &Results) -> String {
         from the first one by sshfs (which remembers nothing there) over the link between them.\n\n\
         | workload | posh | posh, executor elsewhere | bash over sshfs |\n|---|---|---|---|\n".to_owned();
     for cell in cells {
-        let of = |system: &str| results.cell(&cell.workload, system).map_or("–".to_owned(), seconds);
-        let _ = writeln!(text, "| {} | {} | {} | {} |", cell.workload, of("posh"), seconds(cell), of("sshfs"));
+        let of =
+            |system: &str| results.cell(&cell.workload, system).map_or("–".to_owned(), seconds);
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} |",
+            cell.workload,
+            of("posh"),
+            seconds(cell),
+            of("sshfs")
+        );
     }
     text
 }
@@ -331,7 +380,9 @@ fn latency(results: &Results, name: &str) -> Result<String> {
         systems.join(" | "),
         "---|".repeat(systems.len())
     );
-    let of = |system: &str| -> Vec<&Latency> { results.latency.iter().filter(|l| l.system == system).collect() };
+    let of = |system: &str| -> Vec<&Latency> {
+        results.latency.iter().filter(|l| l.system == system).collect()
+    };
     for point in of(systems[0]) {
         let at = |system: &&str| {
             let found = of(system).into_iter().find(|l| l.round_trip_ms == point.round_trip_ms);
@@ -360,7 +411,11 @@ fn splits(results: &Results, name: &str) -> Result<String> {
     );
     for s in &results.splits {
         let seconds = s.seconds.median();
-        let _ = writeln!(text, "| {} | {} | {seconds:.3} | {:.0} |", s.workload, s.parts, s.megabytes_per_second);
+        let _ = writeln!(
+            text,
+            "| {} | {} | {seconds:.3} | {:.0} |",
+            s.workload, s.parts, s.megabytes_per_second
+        );
     }
     let mut names: Vec<&str> = results.splits.iter().map(|s| s.workload.as_str()).collect();
     names.dedup();
@@ -370,7 +425,8 @@ fn splits(results: &Results, name: &str) -> Result<String> {
         Series { name: (*workload).to_owned(), values }
     };
     let series: Vec<_> = names.iter().map(row).collect();
-    let svg = plot::lines("Throughput against the split factor", ("--split", "MB/s of input"), &series);
+    let svg =
+        plot::lines("Throughput against the split factor", ("--split", "MB/s of input"), &series);
     Ok(text + &picture(name, "split", "Throughput against the split factor", &svg)?)
 }
 

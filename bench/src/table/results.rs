@@ -164,9 +164,11 @@ impl Results {
         self.cells.iter().find(|c| c.workload == workload && c.system == system)
     }
 
-    /// Some workloads, measured anew by all systems side by side, take the place of what was known of them.
+    /// Some workloads, measured anew by all systems side by side, take the place of what was known
+    /// of them.
     pub fn take_in(&mut self, anew: Results) {
-        let workloads: Vec<String> = anew.inputs.iter().map(|input| input.workload.clone()).collect();
+        let workloads: Vec<String> =
+            anew.inputs.iter().map(|input| input.workload.clone()).collect();
         let is_anew = |name: &str| workloads.iter().any(|workload| workload == name);
         self.cells.retain(|cell| !is_anew(&cell.workload));
         self.inputs.retain(|input| !is_anew(&input.workload));
@@ -191,8 +193,13 @@ impl Results {
 impl Results {
     /// With nothing else in it.
     pub fn of_cells(cells: Vec<Cell>) -> Results {
-        let link =
-            Link { round_trip_ms: 20.0, megabits: 600, measured_ms: 20.0, measured_out: 0.0, measured_back: 0.0 };
+        let link = Link {
+            round_trip_ms: 20.0,
+            megabits: 600,
+            measured_ms: 20.0,
+            measured_out: 0.0,
+            measured_back: 0.0,
+        };
         Results {
             name: "wan-s".into(),
             partial: false,
@@ -231,9 +238,22 @@ mod tests {
         let cell = |workload: &&str| {
             let seconds = Samples::one(seconds);
             let (workload, system) = ((*workload).to_owned(), "posh".to_owned());
-            Cell { workload, system, summary: seconds.summary(), seconds, limited: false, bytes: 0.0, posh: None }
+            Cell {
+                workload,
+                system,
+                summary: seconds.summary(),
+                seconds,
+                limited: false,
+                bytes: 0.0,
+                posh: None,
+            }
         };
-        let input = |workload: &&str| Input { workload: (*workload).into(), words: String::new(), files: 0, bytes: 0 };
+        let input = |workload: &&str| Input {
+            workload: (*workload).into(),
+            words: String::new(),
+            files: 0,
+            bytes: 0,
+        };
         Results {
             faults: faults.iter().map(|fault| (*fault).to_owned()).collect(),
             inputs: workloads.iter().map(input).collect(),
@@ -243,12 +263,18 @@ mod tests {
 
     #[test]
     fn what_was_measured_anew_replaces_all_that_was_known_of_it() {
-        let mut all =
-            results(&["walk: a and b differ", "walk-again: c", "walk under posh: d"], &["walk", "walk-again"], 1.0);
+        let mut all = results(
+            &["walk: a and b differ", "walk-again: c", "walk under posh: d"],
+            &["walk", "walk-again"],
+            1.0,
+        );
         all.take_in(results(&[], &["walk"], 2.0));
         let seconds = |workload| all.cell(workload, "posh").unwrap().median();
         assert_eq!((seconds("walk"), seconds("walk-again"), all.cells.len()), (2.0, 1.0, 2));
         assert_eq!(all.faults, ["walk-again: c"]);
-        assert_eq!(all.again.iter().map(|again| again.workloads.join(" ")).collect::<Vec<_>>(), ["walk"]);
+        assert_eq!(
+            all.again.iter().map(|again| again.workloads.join(" ")).collect::<Vec<_>>(),
+            ["walk"]
+        );
     }
 }

@@ -41,7 +41,11 @@ pub fn latency(megabits: u32) -> Result<Vec<Latency>> {
         for system in SYSTEMS {
             let samples = session(&mut place, system)?;
             let summary = samples.summary();
-            eprintln!("  one command, {milliseconds} ms, {}: {:.1} ms", system.name(), summary.median);
+            eprintln!(
+                "  one command, {milliseconds} ms, {}: {:.1} ms",
+                system.name(),
+                summary.median
+            );
             let (round_trip_ms, system) = (milliseconds as f64, system.name().to_owned());
             found.push(Latency { round_trip_ms, system, milliseconds: samples, summary });
         }
@@ -66,8 +70,13 @@ fn session(place: &mut Place, system: System) -> Result<Samples> {
     let mut command = script.command(host, under);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = host.spawn(command)?;
-    ensure!(process.wait_at_most(LIMIT)? && process.wait()?.success(), "a session under {} failed", system.name());
-    let text = fs::read_to_string(host.path(TIMES)).context("cannot read the times of a session")?;
+    ensure!(
+        process.wait_at_most(LIMIT)? && process.wait()?.success(),
+        "a session under {} failed",
+        system.name()
+    );
+    let text =
+        fs::read_to_string(host.path(TIMES)).context("cannot read the times of a session")?;
     let micros: Vec<f64> = text.lines().skip(WARM_UP).map(str::parse).collect::<Result<_, _>>()?;
     ensure!(micros.len() == COMMANDS - WARM_UP, "{} times instead of {COMMANDS}", micros.len());
     Ok(Samples::new(micros).context("no times")?.map(|micros| micros / 1000.0))
@@ -84,12 +93,20 @@ pub fn split(
         let mut seconds = Vec::new();
         for _ in 0..runs {
             let option = parts.to_string();
-            seconds.push(cell::try_once(place, workload, System::Posh, terms, &["--split", &option])?.seconds);
+            seconds.push(
+                cell::try_once(place, workload, System::Posh, terms, &["--split", &option])?
+                    .seconds,
+            );
         }
         let seconds = Samples::new(seconds).context("no runs")?;
         let megabytes_per_second = input_bytes as f64 / 1e6 / seconds.median();
         eprintln!("  {} in {parts} parts: {:.2} s", workload.name, seconds.median());
-        found.push(Split { workload: workload.name.to_owned(), parts, seconds, megabytes_per_second });
+        found.push(Split {
+            workload: workload.name.to_owned(),
+            parts,
+            seconds,
+            megabytes_per_second,
+        });
     }
     Ok(found)
 }

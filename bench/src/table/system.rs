@@ -81,7 +81,8 @@ impl System {
         }
         if workload.here {
             let mut systems = vec![Server, Sshfs, SshfsTuned, Volume];
-            // It writes some seconds after the program has ended, when nobody waits for it any more.
+            // It writes some seconds after the program has ended, when nobody waits for it any
+            // more.
             systems.extend(workload.results.is_empty().then_some(Rclone));
             return systems;
         }
@@ -135,8 +136,8 @@ impl System {
     /// Further options of its mounts.
     pub fn mount_options(self) -> Vec<String> {
         let options: &[&str] = match self {
-            // Names and attributes are believed for an hour, contents stay in the page cache, several
-            // connections, no compression, and the cipher that this processor does fastest.
+            // Names and attributes are believed for an hour, contents stay in the page cache,
+            // several connections, no compression, and the cipher that this processor does fastest.
             System::SshfsTuned => &[
                 "kernel_cache,dir_cache=yes,dcache_timeout=3600,dcache_max_size=1000000",
                 "entry_timeout=3600,attr_timeout=3600,negative_timeout=3600,ac_attr_timeout=3600",
@@ -171,7 +172,8 @@ impl System {
             _ => workload.script,
         };
         let mut pairs = vec![("OUT".to_owned(), OUT.to_owned())];
-        pairs.extend((1..=workload.servers).map(|n| (format!("S{n}"), self.directory(workload, n))));
+        pairs
+            .extend((1..=workload.servers).map(|n| (format!("S{n}"), self.directory(workload, n))));
         pairs.extend(workload.variables(size));
         let mut script = Script::new(text);
         if self.paths_of_server() {
@@ -184,10 +186,12 @@ impl System {
         if let Some(file) = self.configuration() {
             script = script.variable("POSH_CONFIG", file);
         }
-        let made_here = self == System::Volume || (self == System::PoshVolume && workload.made_here);
+        let made_here =
+            self == System::Volume || (self == System::PoshVolume && workload.made_here);
         if made_here && !workload.results.is_empty() {
-            // New files of new directories are still on their way when a program here ends. What is compared is on the server, and getting
-            // there belongs to the time. What commands on the server made is there.
+            // New files of new directories are still on their way when a program here ends. What is
+            // compared is on the server, and getting there belongs to the time. What commands on
+            // the server made is there.
             script.text += "\nsync \"$S1\"\n";
         }
         (script, if self.is_posh() { Under::Posh } else { Under::Shell })
@@ -212,7 +216,8 @@ fn with_ssh(script: Script, system: System, pairs: &[(String, String)]) -> Scrip
         words += &format!(" {name}='{value}'");
     }
     let hosts = (1..).zip(pairs.iter().filter(|(name, _)| name.starts_with('S')));
-    let script = hosts.fold(script, |script, (n, _)| script.variable(&format!("H{n}"), network::addresses(n).1));
+    let script = hosts
+        .fold(script, |script, (n, _)| script.variable(&format!("H{n}"), network::addresses(n).1));
     script
         .variable("SSH", format!("ssh -F {configuration}"))
         .variable("WITH", words)

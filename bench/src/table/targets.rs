@@ -29,7 +29,8 @@ const fn aim(workload: &'static str, faster: f64, over: Over) -> Aim {
 /// git apply, status, add and commit for each of 20 patches, and git log.
 const GIT_COMMANDS: usize = 81;
 
-/// How many times as fast as over sshfs is aimed at for the `wan` link: a shorter one leaves less to gain.
+/// How many times as fast as over sshfs is aimed at for the `wan` link: a shorter one leaves less
+/// to gain.
 const FAR_MS: f64 = 20.0;
 
 /// At size s. Ratios count; absolute times guide.
@@ -53,9 +54,11 @@ const POSH: [&str; 2] = ["posh", "posh-volume"];
 const VOLUME: [(&str, f64); 3] = [("read-small", 2.0), ("walk", 1.2), ("untar-here", 3.0)];
 /// Of the link, for a large file.
 const LINK_SHARE: f64 = 0.9;
-/// No cell may be slower than bash over the same mount by more, or, over a volume, than over the sshfs mount that it replaces.
+/// No cell may be slower than bash over the same mount by more, or, over a volume, than over the
+/// sshfs mount that it replaces.
 const SLOWER: f64 = 1.05;
-const NEVER_SLOWER: [(&str, &str); 3] = [("posh", "sshfs"), ("posh-volume", "sshfs"), ("posh-volume", "volume")];
+const NEVER_SLOWER: [(&str, &str); 3] =
+    [("posh", "sshfs"), ("posh-volume", "sshfs"), ("posh-volume", "volume")];
 
 /// A target beside what was seen.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,11 +80,13 @@ pub fn judge(results: &Results) -> Vec<Verdict> {
     for (aim, system) in AIMS.iter().flat_map(|aim| POSH.map(|system| (aim, system))) {
         let factor = aim.faster.filter(|factor| is_far || *factor == 1.0);
         verdicts.extend(factor.and_then(|factor| faster(results, (aim.workload, system), factor)));
-        verdicts.extend(aim.over.and_then(|over| beyond_server(results, (aim.workload, system), over)));
+        verdicts
+            .extend(aim.over.and_then(|over| beyond_server(results, (aim.workload, system), over)));
     }
     verdicts.extend(POSH.iter().filter_map(|system| one_command(results, system)));
     verdicts.extend(LOCAL.iter().filter_map(|(system, factor)| local(results, system, *factor)));
-    verdicts.extend(VOLUME.iter().filter_map(|(workload, most)| on_volume(results, workload, *most)));
+    verdicts
+        .extend(VOLUME.iter().filter_map(|(workload, most)| on_volume(results, workload, *most)));
     verdicts.extend(sequential(results));
     verdicts.extend(NEVER_SLOWER.iter().filter_map(|pair| never_slower(results, *pair)));
     verdicts
@@ -117,7 +122,11 @@ fn faster(results: &Results, (workload, system): (&str, &str), factor: f64) -> O
     let least = if sshfs.limited { "at least " } else { "" };
     Some(Verdict {
         what: format!("{workload}, {system}: against bash over sshfs"),
-        target: if factor == 1.0 { "never slower".into() } else { format!("≥ {factor}× faster") },
+        target: if factor == 1.0 {
+            "never slower".into()
+        } else {
+            format!("≥ {factor}× faster")
+        },
         seen: format!("{least}{ratio:.1}×"),
         met: if ratio >= factor || (factor == 1.0 && ratio * SLOWER >= 1.0) {
             Some(true)
@@ -129,31 +138,48 @@ fn faster(results: &Results, (workload, system): (&str, &str), factor: f64) -> O
     })
 }
 
-fn beyond_server(results: &Results, (workload, system): (&str, &str), over: Over) -> Option<Verdict> {
-    let (server, posh) = (results.cell(workload, "server")?.median(), results.cell(workload, system)?.median());
+fn beyond_server(
+    results: &Results,
+    (workload, system): (&str, &str),
+    over: Over,
+) -> Option<Verdict> {
+    let (server, posh) =
+        (results.cell(workload, "server")?.median(), results.cell(workload, system)?.median());
     let more = posh - server;
     let (target, seen, met) = match over {
         Over::Seconds(most) => (format!("≤ +{most:.2} s"), format!("{more:+.3} s"), more <= most),
         Over::Each(most, count) => {
             let each = more / count as f64;
-            (format!("≤ +{most:.2} s each of {count} commands"), format!("{each:+.4} s each"), each <= most)
+            (
+                format!("≤ +{most:.2} s each of {count} commands"),
+                format!("{each:+.4} s each"),
+                each <= most,
+            )
         }
         Over::Share(most) => {
             let share = more / server;
             (format!("≤ +{:.0} %", most * 100.0), format!("{:+.1} %", share * 100.0), share <= most)
         }
     };
-    Some(Verdict { what: format!("{workload}, {system}: against bash on the server"), target, seen, met: Some(met) })
+    Some(Verdict {
+        what: format!("{workload}, {system}: against bash on the server"),
+        target,
+        seen,
+        met: Some(met),
+    })
 }
 
 fn one_command(results: &Results, system: &str) -> Option<Verdict> {
     let round_trip = results.link.round_trip_ms;
     let at = |system: &str| {
-        let found = |l: &&super::results::Latency| l.system == system && l.round_trip_ms == round_trip;
+        let found =
+            |l: &&super::results::Latency| l.system == system && l.round_trip_ms == round_trip;
         results.latency.iter().find(found).map(|l| l.summary.median)
     };
     let posh = at(system)?;
-    let ssh = at("ssh-master").map(|ms| format!(" (ssh over a shared connection: {ms:.1} ms)")).unwrap_or_default();
+    let ssh = at("ssh-master")
+        .map(|ms| format!(" (ssh over a shared connection: {ms:.1} ms)"))
+        .unwrap_or_default();
     Some(Verdict {
         what: format!("one small command, {system}, warm connection, {round_trip} ms{ssh}"),
         target: format!("≤ 1 round trip + {ONE_COMMAND_MS} ms"),
@@ -163,7 +189,8 @@ fn one_command(results: &Results, system: &str) -> Option<Verdict> {
 }
 
 fn local(results: &Results, system: &str, factor: f64) -> Option<Verdict> {
-    let ratio = results.cell("local-1000", system)?.median() / results.cell("local-1000", "sshfs")?.median();
+    let ratio = results.cell("local-1000", system)?.median()
+        / results.cell("local-1000", "sshfs")?.median();
     Some(Verdict {
         what: format!("1,000 local commands, {system}"),
         target: format!("≤ {factor} × bash"),
@@ -174,7 +201,8 @@ fn local(results: &Results, system: &str, factor: f64) -> Option<Verdict> {
 
 fn never_slower(results: &Results, (system, mount): (&str, &str)) -> Option<Verdict> {
     let mut slower = Vec::new();
-    let mut cells = results.cells.iter().filter(|c| c.system == system && !is_local(&c.workload)).peekable();
+    let mut cells =
+        results.cells.iter().filter(|c| c.system == system && !is_local(&c.workload)).peekable();
     cells.peek()?;
     for cell in cells {
         let Some(bash) = results.cell(&cell.workload, mount) else { continue };
@@ -216,9 +244,15 @@ mod tests {
     #[test]
     fn a_lower_bound_can_meet_a_target_and_cannot_miss_it() {
         let check = |sshfs: f64, limited: bool, met: Option<bool>| {
-            let results =
-                Results::of_cells(vec![cell("tar-x", "sshfs", sshfs, limited), cell("tar-x", "posh", 1.0, false)]);
-            assert_eq!(faster(&results, ("tar-x", "posh"), 300.0).unwrap().met, met, "{sshfs} {limited}");
+            let results = Results::of_cells(vec![
+                cell("tar-x", "sshfs", sshfs, limited),
+                cell("tar-x", "posh", 1.0, false),
+            ]);
+            assert_eq!(
+                faster(&results, ("tar-x", "posh"), 300.0).unwrap().met,
+                met,
+                "{sshfs} {limited}"
+            );
         };
         check(301.0, false, Some(true));
         check(301.0, true, Some(true));

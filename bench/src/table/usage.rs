@@ -25,7 +25,9 @@ impl Mark {
         let mut usage = Usage::default();
         for pid in processes {
             usage.cpu_s += cpu_seconds(*pid).unwrap_or(0.0) - self.0.get(pid).unwrap_or(&0.0);
-            let peak = field(&format!("/proc/{pid}/status"), "VmHWM").and_then(|value| kib(&value)).unwrap_or(0);
+            let peak = field(&format!("/proc/{pid}/status"), "VmHWM")
+                .and_then(|value| kib(&value))
+                .unwrap_or(0);
             usage.peak_mib = usage.peak_mib.max(peak as f64 / 1024.0);
         }
         usage

@@ -22,7 +22,12 @@ pub struct Fingerprint(BTreeMap<String, String>);
 
 impl Fingerprint {
     /// Of a run that has just ended.
-    pub fn take(place: &Place, workload: &Workload, system: System, outcome: &Outcome) -> Result<Fingerprint> {
+    pub fn take(
+        place: &Place,
+        workload: &Workload,
+        system: System,
+        outcome: &Outcome,
+    ) -> Result<Fingerprint> {
         // Scripts that ran on the server with its own paths have printed these.
         let outcome = outcome.clone().with("/srv/s", "/mnt/s");
         let mut parts = BTreeMap::from([("standard output".to_owned(), digest(&outcome.stdout))]);
@@ -38,15 +43,20 @@ impl Fingerprint {
     /// The first differences in words; none when they are equal.
     pub fn differences(&self, other: &Fingerprint) -> Option<String> {
         let names: std::collections::BTreeSet<_> = self.0.keys().chain(other.0.keys()).collect();
-        let differing: Vec<_> = names.into_iter().filter(|n| self.0.get(*n) != other.0.get(*n)).collect();
+        let differing: Vec<_> =
+            names.into_iter().filter(|n| self.0.get(*n) != other.0.get(*n)).collect();
         let shown: Vec<_> = differing.iter().take(NAMED).map(|n| n.as_str()).collect();
-        (!differing.is_empty()).then(|| format!("{} parts differ: {}", differing.len(), shown.join(", ")))
+        (!differing.is_empty())
+            .then(|| format!("{} parts differ: {}", differing.len(), shown.join(", ")))
     }
 }
 
 fn add(parts: &mut BTreeMap<String, String>, name: &str, path: &Path) -> Result<()> {
     if !path.is_dir() {
-        parts.insert(name.to_owned(), std::fs::read(path).map_or_else(|e| e.to_string(), |content| digest(&content)));
+        parts.insert(
+            name.to_owned(),
+            std::fs::read(path).map_or_else(|e| e.to_string(), |content| digest(&content)),
+        );
         return Ok(());
     }
     // What git keeps holds times; the commits' names, which are printed, stand for it.
@@ -57,7 +67,10 @@ fn add(parts: &mut BTreeMap<String, String>, name: &str, path: &Path) -> Result<
             Kind::Link(to) => format!("link to {}", to.display()),
             Kind::Other => "special file".to_owned(),
         };
-        parts.insert(format!("{name}/{}", relative.display()), format!("{content} {:o}", entry.mode));
+        parts.insert(
+            format!("{name}/{}", relative.display()),
+            format!("{content} {:o}", entry.mode),
+        );
     }
     Ok(())
 }
@@ -73,7 +86,10 @@ mod tests {
     #[test]
     fn a_difference_is_named() {
         let of = |text: &str| {
-            Fingerprint([("a".to_owned(), "1".to_owned()), ("b".to_owned(), digest(text.as_bytes()))].into())
+            Fingerprint(
+                [("a".to_owned(), "1".to_owned()), ("b".to_owned(), digest(text.as_bytes()))]
+                    .into(),
+            )
         };
         assert_eq!(of("x").differences(&of("x")), None);
         assert_eq!(of("x").differences(&of("y")).as_deref(), Some("1 parts differ: b"));

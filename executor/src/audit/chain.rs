@@ -1,6 +1,6 @@
 //! The file of the audit record as a chain: each line names the SHA-256 of the line before it, over
-//! rotations too, and a file beside it (`.head`) holds the number and the hash of the last one. So a
-//! line that was removed, changed or moved is noticed, at the end also. One process writes at a
+//! rotations too, and a file beside it (`.head`) holds the number and the hash of the last one. So
+//! a line that was removed, changed or moved is noticed, at the end also. One process writes at a
 //! time, and each record is one write(2): what a killed executor leaves is whole, or a last line
 //! without a newline, which the next start closes and says so.
 
@@ -136,7 +136,8 @@ impl Chain {
     pub fn append(&mut self, event: &str, record: Map<String, Value>) -> io::Result<()> {
         let at_s = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         let (seq, prev) = (self.last.seq + 1, self.last.hash().to_owned());
-        let line = serde_json::to_string(&Line { seq, prev, at_s, event: event.to_owned(), record })?;
+        let line =
+            serde_json::to_string(&Line { seq, prev, at_s, event: event.to_owned(), record })?;
         let line = escape(&line);
         let last = Head { seq, sha256: hash(line.as_bytes()) };
         // By its name each time, so that who rotates logs need not tell us.

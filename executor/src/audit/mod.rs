@@ -2,9 +2,9 @@
 //! beginning and end, in a file that shows when a line was removed or changed (`chain`,
 //! [`verify`]). Never arguments, environment, contents or secrets.
 //!
-//! One thread writes; others hand it their records through a bounded queue. Whoever begins something
-//! waits until that is written, and does not begin it where it can't be: while the record can't
-//! be written, nothing is done that would be missing in it.
+//! One thread writes; others hand it their records through a bounded queue. Whoever begins
+//! something waits until that is written, and does not begin it where it can't be: while the record
+//! can't be written, nothing is done that would be missing in it.
 
 mod chain;
 mod verify;
@@ -51,7 +51,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 const LATE: usize = 4096;
 /// How often that is tried where nothing new comes.
 const RETRY: Duration = Duration::from_secs(1);
-/// Refusals that are recorded at once, and in a second; of the others the number is. Strangers have this together.
+/// Refusals that are recorded at once, and in a second; of the others the number is. Strangers have
+/// this together.
 const REFUSALS_AT_ONCE: f64 = 100.0;
 const REFUSALS_PER_SECOND: f64 = 10.0;
 /// Those of each identity.
@@ -116,7 +117,8 @@ impl AuditLog {
         chain.append(START, record).attempting(attempt)?;
         let (queue, entries) = mpsc::channel(QUEUE);
         // Its calls block: it has a thread, and a runtime for the clock alone.
-        let runtime = runtime::Builder::new_current_thread().enable_time().build().attempting(attempt)?;
+        let runtime =
+            runtime::Builder::new_current_thread().enable_time().build().attempting(attempt)?;
         let left_out = Arc::<AtomicU64>::default();
         let writing = Writing { chain, late: VecDeque::new(), left_out: left_out.clone() };
         let write = move || runtime.block_on(write_all(writing, entries));
@@ -138,23 +140,35 @@ impl AuditLog {
         let (written, done) = oneshot::channel();
         let writing = async {
             let share = writer.share(identity).await;
-            let entry = Entry { event, record: object(record), written: Some(written), _share: share };
+            let entry =
+                Entry { event, record: object(record), written: Some(written), _share: share };
             writer.queue.send(entry).await.map_err(|_| io::ErrorKind::BrokenPipe)?;
             done.await.map_err(|_| io::ErrorKind::BrokenPipe)?
         };
         let outcome = tokio::time::timeout(WRITE_TIMEOUT, writing).await;
         outcome.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|error| {
             tracing::error!(%error, "cannot write the audit record");
-            Refusal::new(Kind::Overloaded, "the executor cannot write its audit record just now; its log says why")
+            Refusal::new(
+                Kind::Overloaded,
+                "the executor cannot write its audit record just now; its log says why",
+            )
         })
     }
 
     /// Records what has happened. Waits for room in the queue, not for the disk.
-    pub(crate) async fn note(&self, event: &'static str, identity: &str, record: &(impl Serialize + Sync)) {
+    pub(crate) async fn note(
+        &self,
+        event: &'static str,
+        identity: &str,
+        record: &(impl Serialize + Sync),
+    ) {
         let Some(writer) = &self.writer else { return };
         let sending = async {
             let share = writer.share(Some(identity)).await;
-            let _ = writer.queue.send(Entry { event, record: object(record), written: None, _share: share }).await;
+            let _ = writer
+                .queue
+                .send(Entry { event, record: object(record), written: None, _share: share })
+                .await;
         };
         if tokio::time::timeout(WRITE_TIMEOUT, sending).await.is_err() {
             writer.left_out.fetch_add(1, Ordering::Relaxed);
@@ -162,8 +176,9 @@ impl AuditLog {
         }
     }
 
-    /// Records that somebody was refused: `what` is a word of ours. Of too many at once, the number. Whether it is one
-    /// of those that are recorded, or would be if there were a record: others are no line of the log either.
+    /// Records that somebody was refused: `what` is a word of ours. Of too many at once, the
+    /// number. Whether it is one of those that are recorded, or would be if there were a record:
+    /// others are no line of the log either.
     pub(crate) fn refused(&self, identity: &str, peer: &str, what: &str) -> bool {
         if !self.refusals.may_tell(identity) {
             if let Some(writer) = &self.writer {
@@ -176,7 +191,13 @@ impl AuditLog {
     }
 
     /// Records a certificate that was issued.
-    pub(crate) fn certificate(&self, event: CertificateEvent, identity: &str, peer: &str, issued: &Issued) {
+    pub(crate) fn certificate(
+        &self,
+        event: CertificateEvent,
+        identity: &str,
+        peer: &str,
+        issued: &Issued,
+    ) {
         let event = match event {
             CertificateEvent::Enrolled => "enrolled",
             CertificateEvent::Renewed => "renewed",
@@ -193,11 +214,14 @@ impl AuditLog {
         self.try_note("revoked", json!({ "identity": identity, "sha256": sha256 }));
     }
 
-    /// Records that an administrator has begun or ended a rotation of the authority; the one that signs is the first.
+    /// Records that an administrator has begun or ended a rotation of the authority; the one that
+    /// signs is the first.
     pub(crate) fn authorities(&self, authorities: &[Fingerprint]) {
         let sha256s: Vec<_> = authorities.iter().map(ToString::to_string).collect();
         match &sha256s[..] {
-            [next, former] => self.try_note("rotation_begin", json!({ "sha256": next, "former": former })),
+            [next, former] => {
+                self.try_note("rotation_begin", json!({ "sha256": next, "former": former }))
+            }
             _ => self.try_note("rotation_end", json!({ "sha256": sha256s.first() })),
         }
     }
@@ -230,7 +254,8 @@ impl Writer {
     async fn share(&self, identity: Option<&str>) -> Option<OwnedSemaphorePermit> {
         let identity = identity?.to_owned();
         let new = || Arc::new(Semaphore::new(QUEUE_OF_ONE));
-        let share = self.shares.lock().expect("not poisoned").entry(identity).or_insert_with(new).clone();
+        let share =
+            self.shares.lock().expect("not poisoned").entry(identity).or_insert_with(new).clone();
         share.acquire_owned().await.ok()
     }
 }
@@ -244,7 +269,8 @@ impl Refusals {
         let now = Instant::now();
         let mut buckets = self.0.lock().expect("not poisoned");
         let bucket = buckets.entry(identity.to_owned()).or_insert((at_once, now));
-        let left = (bucket.0 + now.duration_since(bucket.1).as_secs_f64() * per_second).min(at_once);
+        let left =
+            (bucket.0 + now.duration_since(bucket.1).as_secs_f64() * per_second).min(at_once);
         let may = left >= 1.0;
         *bucket = (left - f64::from(u8::from(may)), now);
         may
@@ -264,8 +290,9 @@ fn object(record: &impl Serialize) -> Map<String, Value> {
 
 /// The record, and what has yet to come into it.
 ///
-/// Invariant: records of what has happened stand in the order in which they came, and none is lost but with its number in the
-/// record behind it: what can't be written at the moment is written before anything else, or counted.
+/// Invariant: records of what has happened stand in the order in which they came, and none is lost
+/// but with its number in the record behind it: what can't be written at the moment is written
+/// before anything else, or counted.
 struct Writing {
     chain: Chain,
     late: VecDeque<Entry>,
@@ -356,7 +383,9 @@ mod tests {
         let (mut chain, found) = Chain::open(&path).unwrap();
         assert_eq!(found, chain::Found::default());
         for number in 0..count {
-            chain.append("run_begin", object(&json!({ "n": number, "text": "a\u{9b}31m\n" }))).unwrap();
+            chain
+                .append("run_begin", object(&json!({ "n": number, "text": "a\u{9b}31m\n" })))
+                .unwrap();
         }
         chain.append(STOP, Map::new()).unwrap();
         (directory, path)
@@ -364,7 +393,8 @@ mod tests {
 
     fn edited(edit: impl FnOnce(&mut Vec<String>)) -> Verdict {
         let (_directory, path) = written(9);
-        let mut lines: Vec<_> = fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
+        let mut lines: Vec<_> =
+            fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
         edit(&mut lines);
         fs::write(&path, lines.join("\n") + "\n").unwrap();
         verify(&[path]).unwrap()
@@ -383,11 +413,17 @@ mod tests {
         type Edit = fn(&mut Vec<String>);
         let edits: [(Edit, &str); 6] = [
             (|lines| drop(lines.remove(3)), ":4: records 4 to 4 are missing"),
-            (|lines| lines[3] = lines[3].replace("\"n\":3", "\"n\":7"), ":5: the line before it is not the one"),
+            (
+                |lines| lines[3] = lines[3].replace("\"n\":3", "\"n\":7"),
+                ":5: the line before it is not the one",
+            ),
             (|lines| lines.swap(3, 4), ":5: record 4 stands behind record 5"),
             (|lines| lines.insert(3, "{}".to_owned()), ":4: this line is no record"),
             (|lines| drop(lines.pop()), "records 10 to 10 are missing at its end"),
-            (|lines| lines[9] = lines[9].replace("stop", "stoq"), "its last line is not the one that was written"),
+            (
+                |lines| lines[9] = lines[9].replace("stop", "stoq"),
+                "its last line is not the one that was written",
+            ),
         ];
         for (edit, said) in edits {
             let verdict = edited(edit);
@@ -420,7 +456,8 @@ mod tests {
         fs::write(&path, &text).unwrap();
         // As it was before the last record.
         let third = text.split(|byte| *byte == b'\n').nth(2).unwrap();
-        fs::write(path.with_extension("head"), format!("{:020} {}\n", 3, chain::hash(third))).unwrap();
+        fs::write(path.with_extension("head"), format!("{:020} {}\n", 3, chain::hash(third)))
+            .unwrap();
         let (mut chain, found) = Chain::open(&path).unwrap();
         assert!(found.torn && found.killed && found.lost.is_none(), "{found:?}");
         chain.append(START, object(&found)).unwrap();
@@ -436,11 +473,14 @@ mod tests {
     fn a_record_that_was_cut_is_missed_at_the_next_start() {
         let (_directory, path) = written(9);
         let text = fs::read_to_string(&path).unwrap();
-        fs::write(&path, text.lines().take(5).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+        fs::write(&path, text.lines().take(5).map(|line| format!("{line}\n")).collect::<String>())
+            .unwrap();
         let (mut chain, found) = Chain::open(&path).unwrap();
         assert_eq!((found.lost, found.killed), (Some(5), true));
         chain.append(START, object(&found)).unwrap();
-        assert!(verify(&[path]).unwrap().text.contains(":6: records 6 to 10 are missing before it"));
+        assert!(
+            verify(&[path]).unwrap().text.contains(":6: records 6 to 10 are missing before it")
+        );
     }
 
     #[test]
@@ -461,7 +501,10 @@ mod tests {
         // A place where no file can be made.
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        assert_eq!(log.begin("run_begin", Some("ada"), &Map::new()).await.unwrap_err().kind, Kind::Overloaded);
+        assert_eq!(
+            log.begin("run_begin", Some("ada"), &Map::new()).await.unwrap_err().kind,
+            Kind::Overloaded
+        );
         fs::remove_dir(&path).unwrap();
         assert!(log.begin("run_begin", Some("ada"), &Map::new()).await.is_ok());
     }
@@ -476,7 +519,8 @@ mod tests {
         log.reconfigured(1, &[]);
         log.stop().await;
         let text = fs::read_to_string(&path).unwrap();
-        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let left_out: u64 = lines.iter().filter_map(|line| line["left_out_before"].as_u64()).sum();
         assert_eq!((lines.len(), left_out), (told + 3, 5000 - told as u64));
     }
@@ -486,7 +530,8 @@ mod tests {
         let directory = tempfile::TempDir::new().unwrap();
         let path = directory.path().join("audit");
         let log = AuditLog::open(Some(&path)).unwrap();
-        let told = (0..500).filter(|_| log.refused("ada", "192.0.2.1:1", "run: NOT_ALLOWED")).count();
+        let told =
+            (0..500).filter(|_| log.refused("ada", "192.0.2.1:1", "run: NOT_ALLOWED")).count();
         assert!((20..60).contains(&told), "{told}");
         log.refused("bob", "192.0.2.1:2", "run: NOT_ALLOWED");
         log.refused(STRANGER, "192.0.2.1:3", "call");
@@ -518,12 +563,17 @@ mod tests {
         log.begin("run_begin", Some("bob"), &json!({})).await.unwrap();
         log.stop().await;
         let text = fs::read_to_string(&path).unwrap();
-        let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let events: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(events.len(), LATE + 2);
         assert_eq!((&events[0]["event"], &events[0]["n"]), (&"run_end".into(), &1.into()));
-        assert_eq!((&events[1]["event"], events[1]["happened_s"].is_u64()), (&"refused".into(), true));
+        assert_eq!(
+            (&events[1]["event"], events[1]["happened_s"].is_u64()),
+            (&"refused".into(), true)
+        );
         let [.., last, begin, stop] = &events[..] else { panic!("{text}") };
-        let left_out: u64 = events.iter().filter_map(|event| event["left_out_before"].as_u64()).sum();
+        let left_out: u64 =
+            events.iter().filter_map(|event| event["left_out_before"].as_u64()).sum();
         assert_eq!(
             (&last["event"], &begin["event"], &stop["event"], left_out),
             (&"run_end".into(), &"run_begin".into(), &"stop".into(), 2)
@@ -536,7 +586,10 @@ mod tests {
     #[tokio::test]
     async fn one_identity_does_not_fill_the_queue_of_the_record() {
         let (queue, entries) = mpsc::channel(QUEUE);
-        let log = AuditLog { writer: Some(Arc::new(Writer::new(queue, Arc::default()))), refusals: Arc::default() };
+        let log = AuditLog {
+            writer: Some(Arc::new(Writer::new(queue, Arc::default()))),
+            refusals: Arc::default(),
+        };
         for number in 0..2 * QUEUE {
             let log = log.clone();
             tokio::spawn(async move { log.note("run_end", "ada", &json!({ "n": number })).await });
@@ -545,7 +598,8 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(entries.len(), QUEUE_OF_ONE);
-        let noted = tokio::time::timeout(WRITE_TIMEOUT / 2, log.note("run_end", "bob", &json!({}))).await;
+        let noted =
+            tokio::time::timeout(WRITE_TIMEOUT / 2, log.note("run_end", "bob", &json!({}))).await;
         assert!(noted.is_ok() && entries.len() == QUEUE_OF_ONE + 1);
     }
 }

@@ -76,10 +76,14 @@ impl Reader {
     }
 
     fn record(&mut self, place: &str, Line { seq, prev, event, record, .. }: Line, sha256: String) {
-        let is_start_after_torn = event == START && record.get("torn").is_some_and(|torn| torn == true);
+        let is_start_after_torn =
+            event == START && record.get("torn").is_some_and(|torn| torn == true);
         if let Some((torn_at, torn)) = self.torn.take() {
             if is_start_after_torn && prev == torn {
-                let _ = writeln!(self.text, "{torn_at}: cut off when the executor was killed; the next start says so");
+                let _ = writeln!(
+                    self.text,
+                    "{torn_at}: cut off when the executor was killed; the next start says so"
+                );
                 self.in_order(place, seq);
             } else {
                 self.broken(&torn_at, "this line is no record: it was changed or put in");
@@ -88,14 +92,21 @@ impl Reader {
             match self.last.clone() {
                 Some(last) => {
                     if prev != last.sha256 {
-                        self.broken(place, "the line before it is not the one that was written before this record");
+                        self.broken(
+                            place,
+                            "the line before it is not the one that was written before this record",
+                        );
                     }
                     self.in_order(place, seq);
                 }
-                None if seq == 1 && prev != NO_HASH => self.broken(place, "the first record names one before it"),
+                None if seq == 1 && prev != NO_HASH => {
+                    self.broken(place, "the first record names one before it")
+                }
                 None if seq != 1 => {
-                    let _ =
-                        writeln!(self.text, "{place}: the record begins with number {seq}; older files were not given");
+                    let _ = writeln!(
+                        self.text,
+                        "{place}: the record begins with number {seq}; older files were not given"
+                    );
                 }
                 None => {}
             }
@@ -106,7 +117,10 @@ impl Reader {
     fn in_order(&mut self, place: &str, seq: u64) {
         let Some(last) = self.last.as_ref().map(|last| last.seq) else { return };
         if seq > last + 1 {
-            self.broken(place, &format!("records {} to {} are missing before it", last + 1, seq - 1));
+            self.broken(
+                place,
+                &format!("records {} to {} are missing before it", last + 1, seq - 1),
+            );
         } else if seq <= last {
             self.broken(place, &format!("record {seq} stands behind record {last}"));
         }
@@ -122,20 +136,32 @@ impl Reader {
     fn end(&mut self, path: &Path) -> io::Result<()> {
         let place = path.display().to_string();
         if let Some((torn, _)) = self.torn.take() {
-            self.broken(&torn, "the last line is no record: cut off, and no start after it says so");
+            self.broken(
+                &torn,
+                "the last line is no record: cut off, and no start after it says so",
+            );
         }
         let last = self.last.clone().unwrap_or(Head { seq: 0, sha256: NO_HASH.to_owned() });
         match Head::read(path)? {
-            None => self.broken(&place, "the file beside it that names its end (.head) is missing or unreadable"),
+            None => self.broken(
+                &place,
+                "the file beside it that names its end (.head) is missing or unreadable",
+            ),
             Some(head) if head.seq > last.seq => {
-                self.broken(&place, &format!("records {} to {} are missing at its end", last.seq + 1, head.seq));
+                self.broken(
+                    &place,
+                    &format!("records {} to {} are missing at its end", last.seq + 1, head.seq),
+                );
             }
             Some(head) if head.seq == last.seq && head.sha256 != last.sha256 => {
                 self.broken(&place, "its last line is not the one that was written");
             }
             // An executor that is killed between the two writes leaves one record more.
             Some(head) if head.seq + 1 < last.seq => {
-                self.broken(&place, &format!("its end was written as record {}, and there are more", head.seq));
+                self.broken(
+                    &place,
+                    &format!("its end was written as record {}, and there are more", head.seq),
+                );
             }
             Some(_) => {}
         }

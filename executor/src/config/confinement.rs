@@ -1,4 +1,5 @@
-//! `[confinement]` of the configuration: which commands run, how far they must be confined, and what they may use.
+//! `[confinement]` of the configuration: which commands run, how far they must be confined, and
+//! what they may use.
 
 use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr};
 
@@ -8,18 +9,20 @@ use super::{Entry, Reader};
 use crate::callers::UnixUser;
 
 /// Processes of all commands of one user and mount table at a time: ten times what the largest
-/// builds use, and a fork bomb ends there while the machine still answers. What a command forks has the
-/// command's filters, not ones of its own (see `limits::MOST_PROCESSES`). RLIMIT_NPROC counts all that the user has on the
-/// machine, where the user has no namespace of its own: it must leave room for that.
+/// builds use, and a fork bomb ends there while the machine still answers. What a command forks has
+/// the command's filters, not ones of its own (see `limits::MOST_PROCESSES`). RLIMIT_NPROC counts
+/// all that the user has on the machine, where the user has no namespace of its own: it must leave
+/// room for that.
 const DEFAULT_PROCESSES: u64 = 8192;
 
-/// One process gets this part of the machine's memory: sort(1), the command that takes the most, takes an eighth of it at
-/// least, and at most half of its bound, which is the same.
+/// One process gets this part of the machine's memory: sort(1), the command that takes the most,
+/// takes an eighth of it at least, and at most half of its bound, which is the same.
 const SHARE_OF_MEMORY: u64 = 4;
-/// The temporary files of one view get this part. One identity has six views in use at most (`pool`), so
-/// that all of them full leave a quarter of the memory.
+/// The temporary files of one view get this part. One identity has six views in use at most
+/// (`pool`), so that all of them full leave a quarter of the memory.
 const SHARE_OF_TMP: u64 = 8;
-/// Less would keep ordinary commands from working on small machines, where the kernel's own choice of whom to kill counts.
+/// Less would keep ordinary commands from working on small machines, where the kernel's own choice
+/// of whom to kill counts.
 const LEAST_MEMORY_BYTES: u64 = 2 << 30;
 const LEAST_TMP_BYTES: u64 = 64 << 20;
 
@@ -39,10 +42,11 @@ pub struct Confinement {
     pub commands: Commands,
     /// Directories with annotations of this server's own, over those that ship with posh.
     pub annotations: Vec<PathBuf>,
-    /// Whose rights commands have when no identity says it; the executor's own if `None`, which an executor that
-    /// runs as root and accepts connections refuses.
+    /// Whose rights commands have when no identity says it; the executor's own if `None`, which an
+    /// executor that runs as root and accepts connections refuses.
     pub user: Option<UnixUser>,
-    /// Volumes act with the ids that workstations claim (NFS: `sec=sys`); only with root as the user.
+    /// Volumes act with the ids that workstations claim (NFS: `sec=sys`); only with root as the
+    /// user.
     pub trust_caller_ids: bool,
     /// Processes of one user and mount table at a time.
     pub max_processes: u64,
@@ -76,7 +80,8 @@ impl Default for Confinement {
     }
 }
 
-/// Whoever may claim any id can claim root's, so that another user would be a promise that is not kept.
+/// Whoever may claim any id can claim root's, so that another user would be a promise that is not
+/// kept.
 pub(super) const TRUST_NEEDS_ROOT: &str = "`trust_caller_ids` is only accepted with user = \"root\": a workstation that \
                                            is trusted with every id is trusted with root's";
 
@@ -87,8 +92,9 @@ pub enum Level {
     None,
     /// They see the exports and the server's programs only, and no network.
     Namespaces,
-    /// They also have processes of their own, no system calls but what commands need, and reach the files only that
-    /// they name. Demands a Landlock that is new enough ([`crate::runner::LEAST_LANDLOCK`]).
+    /// They also have processes of their own, no system calls but what commands need, and reach the
+    /// files only that they name. Demands a Landlock that is new enough
+    /// ([`crate::runner::LEAST_LANDLOCK`]).
     Strict,
 }
 
@@ -109,7 +115,9 @@ impl FromStr for Level {
         [Self::None, Self::Namespaces, Self::Strict]
             .into_iter()
             .find(|level| level.to_string() == text)
-            .ok_or_else(|| format!("`require` must be \"strict\", \"namespaces\" or \"none\", not {text:?}"))
+            .ok_or_else(|| {
+                format!("`require` must be \"strict\", \"namespaces\" or \"none\", not {text:?}")
+            })
     }
 }
 
@@ -175,7 +183,11 @@ impl Reader<'_> {
     }
 
     fn bytes(&mut self, key: &str, value: &Entry<'_>) -> u64 {
-        let number = value.get_ref().as_integer().and_then(|number| number.as_str().parse().ok()).unwrap_or(0);
+        let number = value
+            .get_ref()
+            .as_integer()
+            .and_then(|number| number.as_str().parse().ok())
+            .unwrap_or(0);
         if number == 0 {
             self.mistake(value.span(), format!("`{key}` must be a whole number of bytes above 0"));
         }
@@ -184,7 +196,8 @@ impl Reader<'_> {
 
     /// A list of names; `*` is any.
     fn commands(&mut self, value: &Entry<'_>) -> Commands {
-        let names: BTreeSet<String> = self.strings("commands", value).into_iter().map(|(name, _)| name).collect();
+        let names: BTreeSet<String> =
+            self.strings("commands", value).into_iter().map(|(name, _)| name).collect();
         if let Some(name) = names.iter().find(|name| name.contains('/')) {
             self.mistake(value.span(), format!("`commands` are names, not paths such as {name:?}"));
         }
@@ -201,8 +214,11 @@ mod tests {
     fn read(section: &str) -> Result<Confinement, String> {
         // In plain text a root executor has to say whose the commands are.
         let tls = "[tls]\n";
-        let text = format!("[[export]]\nname = \"a\"\npath = \"/\"\n[confinement]\n{section}\n{tls}");
-        Config::parse("executor.toml", &text).map(|config| config.confinement).map_err(|error| error.to_string())
+        let text =
+            format!("[[export]]\nname = \"a\"\npath = \"/\"\n[confinement]\n{section}\n{tls}");
+        Config::parse("executor.toml", &text)
+            .map(|config| config.confinement)
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -230,13 +246,34 @@ mod tests {
     #[test]
     fn mistakes_have_their_place() {
         for (section, expected) in [
-            ("require = \"much\"", "executor.toml:5:11: `require` must be \"strict\", \"namespaces\" or \"none\""),
-            ("commands = [\"/bin/sh\"]", "executor.toml:5:12: `commands` are names, not paths such as \"/bin/sh\""),
-            ("commands = \"cat\"", "executor.toml:5:12: `commands` must be a list, such as commands = [\"...\"]"),
-            ("max_file_bytes = 0", "executor.toml:5:18: `max_file_bytes` must be a whole number of bytes above 0"),
-            ("user = \"no-such-user-here\"", "executor.toml:5:8: this machine has no user `no-such-user-here`"),
-            ("trust_caller_ids = true", "executor.toml:5:1: `trust_caller_ids` is only accepted with user = \"root\""),
-            ("user = \"nobody\"\ntrust_caller_ids = true", "executor.toml:6:1: `trust_caller_ids` is only accepted"),
+            (
+                "require = \"much\"",
+                "executor.toml:5:11: `require` must be \"strict\", \"namespaces\" or \"none\"",
+            ),
+            (
+                "commands = [\"/bin/sh\"]",
+                "executor.toml:5:12: `commands` are names, not paths such as \"/bin/sh\"",
+            ),
+            (
+                "commands = \"cat\"",
+                "executor.toml:5:12: `commands` must be a list, such as commands = [\"...\"]",
+            ),
+            (
+                "max_file_bytes = 0",
+                "executor.toml:5:18: `max_file_bytes` must be a whole number of bytes above 0",
+            ),
+            (
+                "user = \"no-such-user-here\"",
+                "executor.toml:5:8: this machine has no user `no-such-user-here`",
+            ),
+            (
+                "trust_caller_ids = true",
+                "executor.toml:5:1: `trust_caller_ids` is only accepted with user = \"root\"",
+            ),
+            (
+                "user = \"nobody\"\ntrust_caller_ids = true",
+                "executor.toml:6:1: `trust_caller_ids` is only accepted",
+            ),
             ("colour = 1", "executor.toml:5:1: unknown key `colour`"),
         ] {
             let said = read(section).expect_err(section);

@@ -9,7 +9,10 @@ use std::{
 use nix::unistd::geteuid;
 use toml::de::DeTable;
 
-use super::{Bounds, Config, Confinement, Entry, Limits, Reader, confinement::TRUST_NEEDS_ROOT, user_to_become};
+use super::{
+    Bounds, Config, Confinement, Entry, Limits, Reader, confinement::TRUST_NEEDS_ROOT,
+    user_to_become,
+};
 use crate::{callers::UnixUser, tls::TlsConfig};
 
 /// One `[[identity]]`.
@@ -19,8 +22,8 @@ pub struct Identity {
     pub name: String,
     /// Whose rights its commands have; those of `[confinement]` when `None`.
     pub user: Option<UnixUser>,
-    /// Its volumes act with the ids that its workstation claims; only with root as the user. As `[confinement]` has it
-    /// when `None`, if that is where the user comes from.
+    /// Its volumes act with the ids that its workstation claims; only with root as the user. As
+    /// `[confinement]` has it when `None`, if that is where the user comes from.
     pub trust_caller_ids: Option<bool>,
     /// Names of exports; all when `None`.
     pub exports: Option<BTreeSet<String>>,
@@ -63,13 +66,22 @@ impl Reader<'_> {
         let mut directory = None;
         for (key, value) in table {
             match key.get_ref().as_ref() {
-                "dir" => directory = self.string("dir", value).map(|text| (PathBuf::from(text), value.span())),
-                other => self.mistake(key.span(), format!("unknown key `{other}` of [tls] (known: dir)")),
+                "dir" => {
+                    directory =
+                        self.string("dir", value).map(|text| (PathBuf::from(text), value.span()))
+                }
+                other => {
+                    self.mistake(key.span(), format!("unknown key `{other}` of [tls] (known: dir)"))
+                }
             }
         }
-        let (directory, at) = directory.unwrap_or_else(|| (crate::tls::DEFAULT_DIRECTORY.into(), value.span()));
+        let (directory, at) =
+            directory.unwrap_or_else(|| (crate::tls::DEFAULT_DIRECTORY.into(), value.span()));
         if !directory.is_absolute() {
-            self.mistake(at, format!("`dir` of [tls] must be absolute, not `{}`", directory.display()));
+            self.mistake(
+                at,
+                format!("`dir` of [tls] must be absolute, not `{}`", directory.display()),
+            );
         }
         Some(TlsConfig { directory })
     }
@@ -91,7 +103,12 @@ impl Reader<'_> {
         found
     }
 
-    fn identity(&mut self, at: Range<usize>, table: &DeTable<'_>, names: &mut HashSet<String>) -> Option<Read> {
+    fn identity(
+        &mut self,
+        at: Range<usize>,
+        table: &DeTable<'_>,
+        names: &mut HashSet<String>,
+    ) -> Option<Read> {
         let mut identity = Identity {
             name: String::new(),
             user: None,
@@ -122,7 +139,10 @@ impl Reader<'_> {
                 }
                 other if self.limit(other, value, &mut identity.limits) => {}
                 other => {
-                    self.mistake(key.span(), format!("unknown key `{other}` of [[identity]] (known: {KNOWN})"));
+                    self.mistake(
+                        key.span(),
+                        format!("unknown key `{other}` of [[identity]] (known: {KNOWN})"),
+                    );
                 }
             }
         }
@@ -156,7 +176,9 @@ impl Reader<'_> {
             "max_processes" => limits.processes = self.processes(key, value),
             "max_buffered_mb" => limits.buffered_bytes = number(self).map(|mb| mb << 20),
             "max_connections" => limits.connections = number(self),
-            "max_calls_per_second" => limits.calls_per_second = number(self).and_then(|rate| rate.try_into().ok()),
+            "max_calls_per_second" => {
+                limits.calls_per_second = number(self).and_then(|rate| rate.try_into().ok())
+            }
             "max_memory_mb" => limits.memory_bytes = number(self).map(|mb| (mb as u64) << 20),
             _ => return false,
         }
@@ -171,11 +193,16 @@ impl Reader<'_> {
         for (key, value) in table {
             let name = key.get_ref().as_ref();
             let number = |reader: &mut Self| reader.positive(name, value);
-            let percent = |reader: &mut Self| number(reader).and_then(|number| number.try_into().ok());
+            let percent =
+                |reader: &mut Self| number(reader).and_then(|number| number.try_into().ok());
             match name {
-                "max_processes" => bounds.processes = self.processes(name, value).unwrap_or(bounds.processes),
+                "max_processes" => {
+                    bounds.processes = self.processes(name, value).unwrap_or(bounds.processes)
+                }
                 "max_buffered_mb" => bounds.buffered_bytes = number(self).unwrap_or(1) << 20,
-                "max_connections" => bounds.connections = number(self).unwrap_or(bounds.connections),
+                "max_connections" => {
+                    bounds.connections = number(self).unwrap_or(bounds.connections)
+                }
                 "max_load_per_core" => bounds.load_per_core = percent(self),
                 "max_memory_pressure" => bounds.memory_pressure = percent(self),
                 "max_cpu_pressure" => bounds.cpu_pressure = percent(self),
@@ -183,7 +210,10 @@ impl Reader<'_> {
                 other => {
                     let known = "max_processes, max_buffered_mb, max_connections, max_load_per_core, \
                                  max_memory_pressure, max_cpu_pressure, max_io_pressure";
-                    self.mistake(key.span(), format!("unknown key `{other}` of [limits] (known: {known})"));
+                    self.mistake(
+                        key.span(),
+                        format!("unknown key `{other}` of [limits] (known: {known})"),
+                    );
                 }
             }
         }
@@ -191,16 +221,27 @@ impl Reader<'_> {
 
     pub(super) fn strings(&mut self, key: &str, value: &Entry<'_>) -> Vec<(String, Range<usize>)> {
         let Some(array) = value.get_ref().as_array() else {
-            self.mistake(value.span(), format!("`{key}` must be a list, such as {key} = [\"...\"]"));
+            self.mistake(
+                value.span(),
+                format!("`{key}` must be a list, such as {key} = [\"...\"]"),
+            );
             return Vec::new();
         };
         array.iter().filter_map(|value| Some((self.string(key, value)?, value.span()))).collect()
     }
 
     /// What only the whole file tells.
-    pub(super) fn check_identities(&mut self, config: &mut Config, identities: Vec<Read>, at: Range<usize>) {
+    pub(super) fn check_identities(
+        &mut self,
+        config: &mut Config,
+        identities: Vec<Read>,
+        at: Range<usize>,
+    ) {
         if config.tls.is_none() && !identities.is_empty() {
-            self.mistake(at, "an [[identity]] is proved by a certificate: add [tls] and run posh-executor init");
+            self.mistake(
+                at,
+                "an [[identity]] is proved by a certificate: add [tls] and run posh-executor init",
+            );
         }
         for Read { identity, at, lacks_user, exports } in identities {
             self.check_user_of(&identity, &config.confinement, (at, lacks_user));
@@ -222,8 +263,12 @@ impl Reader<'_> {
     ) {
         let user = identity.user.as_ref().or(confinement.user.as_ref());
         if lacks_user && user.is_none() && geteuid().is_root() {
-            let hint = "say user = \"NAME\" here or in [confinement], or user = \"root\" if that is meant";
-            self.mistake(at.clone(), format!("commands of this [[identity]] would run as root; {hint}"));
+            let hint =
+                "say user = \"NAME\" here or in [confinement], or user = \"root\" if that is meant";
+            self.mistake(
+                at.clone(),
+                format!("commands of this [[identity]] would run as root; {hint}"),
+            );
         }
         if identity.trust_caller_ids == Some(true) && !user.is_some_and(UnixUser::is_root) {
             self.mistake(at, TRUST_NEEDS_ROOT);
@@ -249,7 +294,8 @@ mod tests {
 
     fn read(text: &str) -> Result<Config, String> {
         let export = "[[export]]\nname = \"logs\"\npath = \"/\"\n";
-        Config::parse("executor.toml", &format!("{export}{text}")).map_err(|error| error.to_string())
+        Config::parse("executor.toml", &format!("{export}{text}"))
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -262,9 +308,14 @@ mod tests {
         let ada = &config.identities[0];
         assert_eq!((ada.name.as_str(), ada.user.as_ref().map(|user| user.uid)), ("ada", Some(0)));
         assert_eq!(ada.exports, Some(BTreeSet::from(["logs".to_owned()])));
-        assert!(ada.read_only && ada.commands.as_ref().is_some_and(|commands| commands.contains("cat")));
+        assert!(
+            ada.read_only && ada.commands.as_ref().is_some_and(|commands| commands.contains("cat"))
+        );
         assert_eq!((ada.limits.runs, ada.limits.processes), (Some(3), None));
-        assert_eq!((ada.limits.memory_bytes, ada.limits.buffered_bytes), (Some(2 << 20), Some(1 << 20)));
+        assert_eq!(
+            (ada.limits.memory_bytes, ada.limits.buffered_bytes),
+            (Some(2 << 20), Some(1 << 20))
+        );
         assert_eq!((config.bounds.processes, config.bounds.cpu_pressure), (9, Some(50)));
     }
 

@@ -1,11 +1,11 @@
 //! How much of the machine one identity may use at a time.
 
-/// The most commands at a time, of an identity and of all; also the default of each such bound, since no
-/// configuration may ask for more.
+/// The most commands at a time, of an identity and of all; also the default of each such bound,
+/// since no configuration may ask for more.
 ///
-/// Each annotated command has a seccomp filter of its own, which the kernel compiles and keeps in the
-/// memory of its JIT compiler (`bpf_prog_pack`). Some thousand of them that are freed at once, as
-/// when a run is killed, stall the machine: each one is taken out of that memory under one lock,
+/// Each annotated command has a seccomp filter of its own, which the kernel compiles and keeps in
+/// the memory of its JIT compiler (`bpf_prog_pack`). Some thousand of them that are freed at once,
+/// as when a run is killed, stall the machine: each one is taken out of that memory under one lock,
 /// with a flush of every processor's TLB. 768 end together within a moment.
 pub const MOST_PROCESSES: usize = 768;
 

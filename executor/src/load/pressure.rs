@@ -52,7 +52,9 @@ impl Pressure {
         let seen = self.look();
         let over = |what: &str, value: f64, bound: Option<f64>, unit: &str| {
             let bound = bound.filter(|bound| value > *bound)?;
-            Some(format!("the executor's {what} is {value:.1}{unit}, above its limit of {bound:.1}{unit}"))
+            Some(format!(
+                "the executor's {what} is {value:.1}{unit}, above its limit of {bound:.1}{unit}"
+            ))
         };
         over("load average", seen.load, self.max_load, "")
             .or_else(|| over("memory pressure", seen.memory, self.max_memory, " %"))
@@ -72,7 +74,8 @@ impl Pressure {
         let busy = Self::new(&Bounds { load_per_core: Some(0), ..Bounds::unbounded() });
         // Nothing is as old as that.
         let at = Instant::now() + Duration::from_secs(3600);
-        *busy.seen.lock().expect("not poisoned") = Some((at, Seen { load: 1.0, ..Seen::default() }));
+        *busy.seen.lock().expect("not poisoned") =
+            Some((at, Seen { load: 1.0, ..Seen::default() }));
         busy
     }
 
@@ -85,7 +88,11 @@ impl Pressure {
         }
         let text = |name: &str| fs::read_to_string(self.proc.join(name)).unwrap_or_default();
         let fresh = Seen {
-            load: text("loadavg").split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
+            load: text("loadavg")
+                .split_whitespace()
+                .next()
+                .and_then(|load| load.parse().ok())
+                .unwrap_or(0.0),
             memory: some_avg10(&text("pressure/memory")),
             cpu: some_avg10(&text("pressure/cpu")),
             io: some_avg10(&text("pressure/io")),
@@ -98,7 +105,8 @@ impl Pressure {
 /// Of `some avg10=1.53 avg60=...` (Documentation/accounting/psi.rst); 0 where there is no such.
 fn some_avg10(text: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix("some "));
-    let field = line.and_then(|line| line.split_whitespace().find_map(|field| field.strip_prefix("avg10=")));
+    let field = line
+        .and_then(|line| line.split_whitespace().find_map(|field| field.strip_prefix("avg10=")));
     field.and_then(|value| value.parse().ok()).unwrap_or(0.0)
 }
 
@@ -119,10 +127,13 @@ mod tests {
 
     #[test]
     fn a_machine_that_is_busy_refuses() {
-        let bounds = Bounds { load_per_core: Some(4), memory_pressure: Some(20), ..Bounds::default() };
+        let bounds =
+            Bounds { load_per_core: Some(4), memory_pressure: Some(20), ..Bounds::default() };
         let (idle, busy) = ("0.10 0.2 0.3 1/100 7\n", "4.50 0.2 0.3 1/100 7\n");
-        let (calm, pressed) =
-            ("some avg10=0.00 avg60=90.00 avg300=0 total=0\nfull avg10=99.0\n", "some avg10=20.50 x\n");
+        let (calm, pressed) = (
+            "some avg10=0.00 avg60=90.00 avg300=0 total=0\nfull avg10=99.0\n",
+            "some avg10=20.50 x\n",
+        );
         assert_eq!(pressure(&bounds, idle, calm), None);
         assert_eq!(
             pressure(&bounds, busy, calm).as_deref(),

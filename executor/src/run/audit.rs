@@ -1,6 +1,6 @@
 //! A run in the audit record: who, what and where before it is let go, and then how it ended, also
-//! if it was refused after that. Never arguments, environment, or what went through: a command's words may
-//! hold secrets, and so may the words of a refusal.
+//! if it was refused after that. Never arguments, environment, or what went through: a command's
+//! words may hold secrets, and so may the words of a refusal.
 
 use std::{collections::HashSet, time::Instant};
 
@@ -17,7 +17,8 @@ use crate::{audit::AuditLog, callers::Caller, error::Refusal};
 pub const RECORDED: usize = 16;
 /// Programs, each named once: far more than annotations know.
 const RECORDED_PROGRAMS: usize = 256;
-/// Bytes of a text that a gateway chose, of one list of them, and of the list of programs, as they stand in the record.
+/// Bytes of a text that a gateway chose, of one list of them, and of the list of programs, as they
+/// stand in the record.
 const RECORDED_BYTES: usize = 256;
 const RECORDED_LIST_BYTES: usize = 1 << 10;
 const RECORDED_PROGRAM_BYTES: usize = 4 << 10;
@@ -29,8 +30,8 @@ struct ShownFile {
     bytes: usize,
 }
 
-/// What a record has no room for: how many names, and the SHA-256 of all, listed or not: programs, exports, directories, each in
-/// the order of the run and followed by a zero.
+/// What a record has no room for: how many names, and the SHA-256 of all, listed or not: programs,
+/// exports, directories, each in the order of the run and followed by a zero.
 #[derive(Debug, Serialize)]
 struct LeftOut {
     left_out: usize,
@@ -141,7 +142,12 @@ impl Record {
     }
 
     /// With what became of it.
-    pub fn ended(mut self, end: &End, statuses: Vec<String>, (bytes_in, bytes_out): (u64, u64)) -> Self {
+    pub fn ended(
+        mut self,
+        end: &End,
+        statuses: Vec<String>,
+        (bytes_in, bytes_out): (u64, u64),
+    ) -> Self {
         let ms = self.began.map_or(0, |began| began.elapsed().as_millis());
         self.outcome = end.word();
         self.refusal = match end {
@@ -193,15 +199,21 @@ fn listed(names: &[&[u8]], (most, mut room): (usize, usize)) -> (Vec<String>, us
 }
 
 impl LeftOut {
-    /// Of programs, exports, directories and client files: names that do not stand in the record as they are.
+    /// Of programs, exports, directories and client files: names that do not stand in the record as
+    /// they are.
     fn of(lists: [&Vec<&[u8]>; 4]) -> Option<Self> {
         let many = (RECORDED_PROGRAMS, RECORDED_PROGRAM_BYTES);
         let bounds = [many, USUAL, USUAL, many];
         let lost = |(names, bounds): (&&Vec<&[u8]>, _)| names.len() - listed(names, bounds).1;
         let left_out: usize = lists.iter().zip(bounds).map(lost).sum();
-        let all =
-            || lists.iter().flat_map(|names| names.iter().flat_map(|name| [name, &b"\0"[..]])).collect::<Vec<_>>();
-        (left_out > 0).then(|| Self { left_out, names_sha256: Fingerprint::of(&all().concat()).to_string() })
+        let all = || {
+            lists
+                .iter()
+                .flat_map(|names| names.iter().flat_map(|name| [name, &b"\0"[..]]))
+                .collect::<Vec<_>>()
+        };
+        (left_out > 0)
+            .then(|| Self { left_out, names_sha256: Fingerprint::of(&all().concat()).to_string() })
     }
 }
 
@@ -211,14 +223,18 @@ fn once<'a>(names: impl Iterator<Item = &'a [u8]>) -> Vec<&'a [u8]> {
     names.filter(|name| known.insert(*name)).collect()
 }
 
-/// The beginning of a text that takes at most so many bytes in the record. There, a control character would be six.
+/// The beginning of a text that takes at most so many bytes in the record. There, a control
+/// character would be six.
 fn shown(text: &[u8], most: usize) -> String {
     let begin = &text[..text.len().min(most)];
     let mut shown = String::new();
     let mut room = most;
     for character in String::from_utf8_lossy(begin).chars() {
-        let character = if character.is_control() { char::REPLACEMENT_CHARACTER } else { character };
-        let Some(left) = room.checked_sub(room_of(character.encode_utf8(&mut [0; 4]))) else { break };
+        let character =
+            if character.is_control() { char::REPLACEMENT_CHARACTER } else { character };
+        let Some(left) = room.checked_sub(room_of(character.encode_utf8(&mut [0; 4]))) else {
+            break;
+        };
         room = left;
         shown.push(character);
     }
@@ -240,7 +256,8 @@ mod tests {
 
     fn record(programs: impl IntoIterator<Item = String>) -> Value {
         let stage = |program| Stage { program, cwd: "/mnt".into(), ..Stage::default() };
-        let spec = RunSpec { stages: programs.into_iter().map(stage).collect(), ..RunSpec::default() };
+        let spec =
+            RunSpec { stages: programs.into_iter().map(stage).collect(), ..RunSpec::default() };
         let caller = Caller::anybody(&Config::new(Vec::new()));
         serde_json::to_value(Record::of(&spec, &[], &caller, "peer").beginning()).unwrap()
     }
@@ -255,10 +272,15 @@ mod tests {
 
     #[test]
     fn of_what_is_left_out_the_number_and_the_hash_are_recorded() {
-        let names: Vec<String> = (0..300).map(|number| format!("p{number}")).chain(["x".repeat(257)]).collect();
+        let names: Vec<String> =
+            (0..300).map(|number| format!("p{number}")).chain(["x".repeat(257)]).collect();
         let record = record(names.clone());
-        let all: String = names.iter().map(|name| format!("{name}\0")).chain(["/mnt\0".to_owned()]).collect();
-        assert_eq!((record["left_out"].clone(), record["programs"][255].clone()), (json!(45), json!("p255")));
+        let all: String =
+            names.iter().map(|name| format!("{name}\0")).chain(["/mnt\0".to_owned()]).collect();
+        assert_eq!(
+            (record["left_out"].clone(), record["programs"][255].clone()),
+            (json!(45), json!("p255"))
+        );
         assert_eq!(record["names_sha256"], Fingerprint::of(all.as_bytes()).to_string());
     }
 
@@ -270,11 +292,20 @@ mod tests {
             let spec = RunSpec {
                 run_id: name(0),
                 stages: (0..64).map(stage).collect(),
-                mounts: (0..64).map(|n| MountPoint { export: name(n), ..MountPoint::default() }).collect(),
+                mounts: (0..64)
+                    .map(|n| MountPoint { export: name(n), ..MountPoint::default() })
+                    .collect(),
                 ..RunSpec::default()
             };
-            let files: Vec<_> = (0..64).map(|n| ClientFile { path: name(n).into(), ..ClientFile::default() }).collect();
-            let record = Record::of(&spec, &files, &Caller::anybody(&Config::new(Vec::new())), "192.0.2.1:1");
+            let files: Vec<_> = (0..64)
+                .map(|n| ClientFile { path: name(n).into(), ..ClientFile::default() })
+                .collect();
+            let record = Record::of(
+                &spec,
+                &files,
+                &Caller::anybody(&Config::new(Vec::new())),
+                "192.0.2.1:1",
+            );
             let bytes = serde_json::to_string(&record.beginning()).unwrap().len();
             assert!((1 << 10..16 << 10).contains(&bytes), "{hostile:?}: {bytes}");
         }

@@ -1,5 +1,5 @@
-//! When the client learns that a command has ended: not before others can see what it wrote on an export that is
-//! itself a mount, and not before its workstation's volumes are told.
+//! When the client learns that a command has ended: not before others can see what it wrote on an
+//! export that is itself a mount, and not before its workstation's volumes are told.
 
 use posh_proto::executor::Exited;
 use tokio::{sync::OwnedSemaphorePermit, task::JoinSet};

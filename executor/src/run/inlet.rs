@@ -48,7 +48,9 @@ impl Inlet {
         }
         state.outstanding_bytes += data.len();
         if state.outstanding_bytes > WINDOW_BYTES {
-            return Err(format!("an inlet has credit for {WINDOW_BYTES} bytes, and more were sent"));
+            return Err(format!(
+                "an inlet has credit for {WINDOW_BYTES} bytes, and more were sent"
+            ));
         }
         state.arrived.extend_from_slice(data);
         self.changed.notify_one();
@@ -97,8 +99,15 @@ impl Inlet {
 
 /// Writes what arrives into `target` until the end, or until nobody reads it,
 /// which the client is told at once.
-pub async fn feed(stream: u32, inlet: Arc<Inlet>, target: pipe::Sender, output: Output, traffic: Arc<Traffic>) {
-    let credit = |bytes: usize| output_of(run_output::Kind::Credit(Credit { stream, bytes: bytes as u64 }));
+pub async fn feed(
+    stream: u32,
+    inlet: Arc<Inlet>,
+    target: pipe::Sender,
+    output: Output,
+    traffic: Arc<Traffic>,
+) {
+    let credit =
+        |bytes: usize| output_of(run_output::Kind::Credit(Credit { stream, bytes: bytes as u64 }));
     if output.send(Ok(credit(WINDOW_BYTES))).await.is_err() {
         return;
     }
@@ -145,7 +154,8 @@ async fn write_some(target: &pipe::Sender, data: &[u8]) -> Option<usize> {
         target.writable().await.ok()?;
         match target.try_write(data) {
             Ok(count) => return Some(count),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(_) => return None,
         }
     }

@@ -19,8 +19,8 @@ use crate::error::Refusal;
 
 /// How long an ended run is remembered: a client looks for it for seconds.
 const REMEMBERED: Duration = Duration::from_secs(300);
-/// Ended runs, and bytes of their last outputs, that are remembered; beyond, the oldest are forgotten
-/// of whoever has most.
+/// Ended runs, and bytes of their last outputs, that are remembered; beyond, the oldest are
+/// forgotten of whoever has most.
 const REMEMBERED_RUNS: usize = 1024;
 const REMEMBERED_BYTES: usize = 64 << 20;
 /// A run's id; a gateway's has some 50.
@@ -74,11 +74,14 @@ struct EndedRun {
 
 /// Refuses a name that no gateway gives: names are kept, and stand in the record.
 pub fn check_run_id(run_id: &str) -> Result<(), Refusal> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
     if run_id.len() <= RUN_ID_BYTES && run_id.bytes().all(is_plain) {
         return Ok(());
     }
-    Err(Refusal::protocol(format!("a run's id has at most {RUN_ID_BYTES} bytes: letters, digits, and `-_.:`")))
+    Err(Refusal::protocol(format!(
+        "a run's id has at most {RUN_ID_BYTES} bytes: letters, digits, and `-_.:`"
+    )))
 }
 
 impl KeptRuns {
@@ -86,7 +89,11 @@ impl KeptRuns {
     ///
     /// # Errors
     /// There is or was one of that name: it is not done twice.
-    pub fn begin(&self, name: &str, outbox: &Arc<Outbox>) -> Result<mpsc::Receiver<Return>, Refusal> {
+    pub fn begin(
+        &self,
+        name: &str,
+        outbox: &Arc<Outbox>,
+    ) -> Result<mpsc::Receiver<Return>, Refusal> {
         let mut state = self.lock();
         state.forget(Instant::now());
         if state.runs.contains_key(name) {
@@ -94,9 +101,10 @@ impl KeptRuns {
         }
         let (returns, coming) = mpsc::channel(1);
         let fate = watch::Sender::new(Fate::AtWork);
-        state
-            .runs
-            .insert(name.to_owned(), Entry { outbox: outbox.clone(), returns, resumes: watch::Sender::new(0), fate });
+        state.runs.insert(
+            name.to_owned(),
+            Entry { outbox: outbox.clone(), returns, resumes: watch::Sender::new(0), fate },
+        );
         Ok(coming)
     }
 
@@ -124,25 +132,38 @@ impl KeptRuns {
 
     /// A client wants to go on with a run.
     ///
-    /// Invariant: of one run at most one client waits until the run hears it, with its message in memory: the
-    /// last one. A client that comes back again has lost the connection before.
+    /// Invariant: of one run at most one client waits until the run hears it, with its message in
+    /// memory: the last one. A client that comes back again has lost the connection before.
     ///
     /// The client's input is given back where no run takes it.
     ///
     /// # Errors
     /// Why it can't.
-    pub async fn resume(&self, resume: Resume, input: Input) -> (Result<Messages, Refusal>, Option<Input>) {
+    pub async fn resume(
+        &self,
+        resume: Resume,
+        input: Input,
+    ) -> (Result<Messages, Refusal>, Option<Input>) {
         let mut unheard = Some(input);
         (self.take_up(resume, &mut unheard).await, unheard)
     }
 
-    async fn take_up(&self, resume: Resume, input: &mut Option<Input>) -> Result<Messages, Refusal> {
+    async fn take_up(
+        &self,
+        resume: Resume,
+        input: &mut Option<Input>,
+    ) -> Result<Messages, Refusal> {
         let unknown = || Refusal::new(Kind::UnknownRun, "no such run is remembered");
         let (outbox, returns, mut later, mut fate) = {
             let state = self.lock();
             let entry = state.runs.get(&resume.run_id).ok_or_else(unknown)?;
             entry.resumes.send_modify(|count| *count += 1);
-            (entry.outbox.clone(), entry.returns.clone(), entry.resumes.subscribe(), entry.fate.subscribe())
+            (
+                entry.outbox.clone(),
+                entry.returns.clone(),
+                entry.resumes.subscribe(),
+                entry.fate.subscribe(),
+            )
         };
         let received = resume.received;
         if *fate.borrow() == Fate::AtWork {
@@ -160,7 +181,8 @@ impl KeptRuns {
                 _ = later.changed() => return Err(Refusal::protocol("another connection goes on with the run")),
             };
             if !is_heard {
-                let _ = tokio::time::timeout(ENDING, fate.wait_for(|fate| *fate != Fate::AtWork)).await;
+                let _ =
+                    tokio::time::timeout(ENDING, fate.wait_for(|fate| *fate != Fate::AtWork)).await;
             }
         }
         if *fate.borrow() == Fate::Killed {
@@ -175,10 +197,15 @@ impl KeptRuns {
 }
 
 impl State {
-    /// Forgets what is too old or too much. Looks at one run of each client, and at those that it forgets.
+    /// Forgets what is too old or too much. Looks at one run of each client, and at those that it
+    /// forgets.
     fn forget(&mut self, now: Instant) {
         for remembered in self.ended.values_mut() {
-            while remembered.runs.front().is_some_and(|run| now.duration_since(run.at) >= REMEMBERED) {
+            while remembered
+                .runs
+                .front()
+                .is_some_and(|run| now.duration_since(run.at) >= REMEMBERED)
+            {
                 remembered.forget_oldest(&mut self.runs);
             }
         }
@@ -265,7 +292,9 @@ mod tests {
 
     #[test]
     fn a_name_that_is_kept_is_short_and_plain() {
-        for run_id in ["", "18-1", "4194304-17-3.1-0123456789abcdef0123456789abcdef", &"x".repeat(64)] {
+        for run_id in
+            ["", "18-1", "4194304-17-3.1-0123456789abcdef0123456789abcdef", &"x".repeat(64)]
+        {
             assert_eq!(check_run_id(run_id), Ok(()), "{run_id}");
         }
         for run_id in ["a b", "a\0b", "\u{1}", "ä", &"x".repeat(65)] {
@@ -280,7 +309,10 @@ mod tests {
         for n in 0..200 {
             let outbox = Outbox::kept(account());
             runs.begin(&format!("ada\0{n}"), &outbox).unwrap();
-            outbox.send(Ok(RunOutput { kind: Some(run_output::Kind::Rejected(large())) })).await.unwrap();
+            outbox
+                .send(Ok(RunOutput { kind: Some(run_output::Kind::Rejected(large())) }))
+                .await
+                .unwrap();
             runs.end(&format!("ada\0{n}"), false);
         }
         assert!((32..=64).contains(&runs.lock().runs.len()), "{}", runs.lock().runs.len());
@@ -292,7 +324,10 @@ mod tests {
         let outbox = Outbox::kept(account());
         let _deaf = runs.begin("ada\0run", &outbox).unwrap();
         let resume = || {
-            let messages = Streaming::new_empty(ProstCodec::<RunInput, RunInput>::default().decoder(), Body::empty());
+            let messages = Streaming::new_empty(
+                ProstCodec::<RunInput, RunInput>::default().decoder(),
+                Body::empty(),
+            );
             let input = Input { messages, largest: None };
             runs.resume(Resume { run_id: "ada\0run".to_owned(), ..Resume::default() }, input)
         };
@@ -343,7 +378,11 @@ mod tests {
         let held: Vec<usize> = outboxes.iter().map(|outbox| outbox.held_bytes()).collect();
         assert!(held[0] >= 3 << 20 && held[RUNS - 1] == 128 << 10, "{held:?}");
         let own: usize = held.iter().map(|held| held.min(&(128 << 10))).sum();
-        assert!(held.iter().sum::<usize>() <= own + ACCOUNT_BYTES, "{}", held.iter().sum::<usize>());
+        assert!(
+            held.iter().sum::<usize>() <= own + ACCOUNT_BYTES,
+            "{}",
+            held.iter().sum::<usize>()
+        );
         // The account is full, and yet each goes on as far as its client acknowledges.
         for outbox in &outboxes[RUNS - 8..] {
             let mut messages = outbox.attach();

@@ -2,7 +2,9 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use posh_proto::executor::{Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output};
+use posh_proto::executor::{
+    Stage, StartTimes, WrittenFile, descriptor::Source, rejected::Kind, run_output,
+};
 use tokio::task::JoinSet;
 
 use super::{
@@ -42,19 +44,32 @@ fn check_standing(shared: &Shared, origin: &Origin, policy: &Arc<Policy>) -> Res
     };
     match is_same && Arc::ptr_eq(policy, &shared.policy()) {
         true => Ok(()),
-        false => refused("the executor's configuration has changed since this was asked for; ask again".to_owned()),
+        false => refused(
+            "the executor's configuration has changed since this was asked for; ask again"
+                .to_owned(),
+        ),
     }
 }
 
-/// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a clock.
+/// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a
+/// clock.
 pub async fn start(
     (shared, origin): (&Shared, &Origin),
     prepared: Prepared,
     clock: Option<Clock>,
 ) -> Result<Run, Refusal> {
     let caller = &*origin.caller;
-    let Prepared { spec, client_files, fences, mut wiring, share, specification_bytes, large_turn, policy, .. } =
-        prepared;
+    let Prepared {
+        spec,
+        client_files,
+        fences,
+        mut wiring,
+        share,
+        specification_bytes,
+        large_turn,
+        policy,
+        ..
+    } = prepared;
     let Rest { mounts, volumes } = spec;
     let identify = || shared.pool.identify(caller, &mounts, &client_files);
     let identifying = identify()?;
@@ -91,7 +106,8 @@ pub async fn start(
         other => other,
     };
     turn.end();
-    let Launched { link, plumbing, times, written_files, cgroup } = launched.map_err(Failure::into_refusal)?;
+    let Launched { link, plumbing, times, written_files, cgroup } =
+        launched.map_err(Failure::into_refusal)?;
     let (terminal_stages, stages_left) = (terminal_stages(&job.stages), job.stages.len());
     drop((job, large_turn));
     admitted.has_begun(usize::MAX, specification_bytes);
@@ -114,11 +130,12 @@ pub async fn start(
     })
 }
 
-/// Starting commands is long work for the kernel; see [`launches_of_one`](crate::service::launches_of_one).
+/// Starting commands is long work for the kernel; see
+/// [`launches_of_one`](crate::service::launches_of_one).
 ///
-/// A start that waits itself (a named pipe is opened, a file system hangs) keeps no processor busy, and may wait for a
-/// start behind it: a turn is over after [`LONGEST_TURN`]. It also lasts that long when its run is given up
-/// meanwhile, since what was begun goes on for a while.
+/// A start that waits itself (a named pipe is opened, a file system hangs) keeps no processor busy,
+/// and may wait for a start behind it: a turn is over after [`LONGEST_TURN`]. It also lasts that
+/// long when its run is given up meanwhile, since what was begun goes on for a while.
 struct Turn(Option<Passing>);
 
 impl Turn {
@@ -185,8 +202,9 @@ async fn launch(
     let mut cgroup = None;
     if let Some(cgroups) = &shared.cgroups {
         let made = cgroups.make(job.stages.len());
-        let (run, entrance) =
-            made.map_err(|error| Refusal::new(Kind::SpawnFailed, format!("cannot make a cgroup: {error}")))?;
+        let (run, entrance) = made.map_err(|error| {
+            Refusal::new(Kind::SpawnFailed, format!("cannot make a cgroup: {error}"))
+        })?;
         ends.push(entrance);
         cgroup = Some(run);
     }
@@ -208,7 +226,8 @@ async fn launch(
 
 /// The stages that write to a terminal.
 fn terminal_stages(stages: &[Stage]) -> Vec<u32> {
-    let has_terminal = |stage: &&Stage| stage.descriptors.iter().any(|d| matches!(d.source, Some(Source::Pty(_))));
+    let has_terminal =
+        |stage: &&Stage| stage.descriptors.iter().any(|d| matches!(d.source, Some(Source::Pty(_))));
     stages.iter().filter(has_terminal).map(|stage| stage.id).collect()
 }
 
@@ -224,7 +243,10 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn caller(identity: Option<&str>) -> Caller {
-        Caller { identity: identity.map(str::to_owned), ..Caller::anybody(&Config::new(Vec::new())) }
+        Caller {
+            identity: identity.map(str::to_owned),
+            ..Caller::anybody(&Config::new(Vec::new()))
+        }
     }
 
     #[tokio::test]

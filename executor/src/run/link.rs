@@ -1,10 +1,12 @@
-//! The daemon's end of a run's socket to its supervisor (see `runner::wire`), and what that supervisor takes of the machine.
+//! The daemon's end of a run's socket to its supervisor (see `runner::wire`), and what that
+//! supervisor takes of the machine.
 //!
-//! Invariant: a long list of what a command has changed is on the account of whoever asked for the run from before it is read
-//! until nobody needs it. Where there is no room at once it is left out, and the command's end says so.
+//! Invariant: a long list of what a command has changed is on the account of whoever asked for the
+//! run from before it is read until nobody needs it. Where there is no room at once it is left out,
+//! and the command's end says so.
 //!
-//! Invariant: all that a run was admitted with stays taken until its supervisor is gone, however the call ended: what a
-//! client gives up is at work until then, and counts as its own.
+//! Invariant: all that a run was admitted with stays taken until its supervisor is gone, however
+//! the call ended: what a client gives up is at work until then, and counts as its own.
 
 use std::{
     io::{self, ErrorKind},
@@ -30,7 +32,9 @@ use crate::{
     load::RunShare,
     metered::LEAST_OF_ONE,
     pool::Lease,
-    runner::wire::{CHANGES_HEAD_BYTES, DESCRIPTORS_PER_MESSAGE, HAS_CHANGES, Job, send_descriptors},
+    runner::wire::{
+        CHANGES_HEAD_BYTES, DESCRIPTORS_PER_MESSAGE, HAS_CHANGES, Job, send_descriptors,
+    },
 };
 
 /// Killing and reaping takes milliseconds; a process that a dead disk holds can
@@ -40,7 +44,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A list is read in pieces of this size.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// What a run was admitted with: its share of the machine, and the account of what is queued for its client.
+/// What a run was admitted with: its share of the machine, and the account of what is queued for
+/// its client.
 pub struct Admitted(Mutex<RunShare>, Arc<Semaphore>);
 
 impl Admitted {
@@ -54,8 +59,8 @@ impl Admitted {
     }
 }
 
-/// A run's socket. Dropping it ends the run: the supervisor is killed where it still prepares, and kills what it has started
-/// where it does not (see `sys::Deadly`).
+/// A run's socket. Dropping it ends the run: the supervisor is killed where it still prepares, and
+/// kills what it has started where it does not (see `sys::Deadly`).
 pub struct Link {
     /// There until this is dropped.
     connection: Option<Connection>,
@@ -100,7 +105,17 @@ struct Connection {
 impl Link {
     pub fn new(socket: UnixStream, lease: Lease, admitted: Arc<Admitted>) -> Self {
         let (received, list, changes) = (BytesMut::new(), None, Changes::None);
-        Self { connection: Some(Connection { socket, received, list, changes, is_over: false, lease, admitted }) }
+        Self {
+            connection: Some(Connection {
+                socket,
+                received,
+                list,
+                changes,
+                is_over: false,
+                lease,
+                admitted,
+            }),
+        }
     }
 
     fn connection(&mut self) -> &mut Connection {
@@ -158,7 +173,10 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let Some(mut connection) = self.connection.take().filter(|connection| !connection.is_over) else { return };
+        let Some(mut connection) = self.connection.take().filter(|connection| !connection.is_over)
+        else {
+            return;
+        };
         // Without a runtime the executor is at its end, and all of its runners with it.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move { connection.close().await });
@@ -229,7 +247,8 @@ impl Connection {
 
     /// The head of a list, if that is what comes next: finds room for the list.
     fn begin_list(&mut self) -> io::Result<Option<List>> {
-        let (true, Some(head), Some(bytes)) = (self.is_at_list(), self.number(0), self.number(4)) else {
+        let (true, Some(head), Some(bytes)) = (self.is_at_list(), self.number(0), self.number(4))
+        else {
             return Ok(None);
         };
         let length = (head & !HAS_CHANGES) as usize;
@@ -237,7 +256,8 @@ impl Connection {
             return Err(io::Error::other("a list of changes that is too long"));
         }
         self.received.advance(CHANGES_HEAD_BYTES);
-        let room = (length <= LEAST_OF_ONE).then(|| self.admitted.1.clone().try_acquire_many_owned(bytes).ok());
+        let room = (length <= LEAST_OF_ONE)
+            .then(|| self.admitted.1.clone().try_acquire_many_owned(bytes).ok());
         Ok(Some(match room.flatten() {
             Some(room) => List::Coming { encoded: BytesMut::with_capacity(length), length, room },
             None => List::LeftOut(length),
@@ -259,7 +279,9 @@ impl Connection {
         if let Some(run_output::Kind::Exited(exited)) = &mut output.kind {
             match std::mem::take(&mut self.changes) {
                 Changes::None => {}
-                Changes::Here(list, its_room) => (exited.changed_directories, room) = (list, Some(its_room)),
+                Changes::Here(list, its_room) => {
+                    (exited.changed_directories, room) = (list, Some(its_room))
+                }
                 Changes::LeftOut => exited.changes_incomplete = true,
             }
         }
@@ -294,9 +316,11 @@ mod tests {
         runner::wire::write_end,
     };
 
-    /// The executor's end, with so many bytes on the account, and a supervisor that tells of two ends.
+    /// The executor's end, with so many bytes on the account, and a supervisor that tells of two
+    /// ends.
     fn told_of(account: &Arc<Semaphore>, names: usize) -> Link {
-        let load = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
+        let load =
+            Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
         let caller = Caller::anybody(&Config::new(Vec::new()));
         let share = load.admit_run(&caller, Need::default()).unwrap();
         let (ours, supervisor) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -307,9 +331,13 @@ mod tests {
                 written: vec!["n".repeat(100).into(); names],
                 ..Default::default()
             };
-            let long = Exited { stage: 1, changed_directories: vec![directory], ..Exited::default() };
-            let short =
-                Exited { stage: 2, changed_directories: vec![ChangedDirectory::default()], ..Exited::default() };
+            let long =
+                Exited { stage: 1, changed_directories: vec![directory], ..Exited::default() };
+            let short = Exited {
+                stage: 2,
+                changed_directories: vec![ChangedDirectory::default()],
+                ..Exited::default()
+            };
             // In pieces that end within the heads.
             let (write, mut read) = std::os::unix::net::UnixStream::pair().unwrap();
             std::thread::spawn(move || {
@@ -324,12 +352,18 @@ mod tests {
             (&supervisor).write_all(rest).unwrap();
         });
         let (lease, _) = Lease::of_test();
-        Link::new(UnixStream::from_std(ours).unwrap(), lease, Arc::new(Admitted::new(share, account.clone())))
+        Link::new(
+            UnixStream::from_std(ours).unwrap(),
+            lease,
+            Arc::new(Admitted::new(share, account.clone())),
+        )
     }
 
     async fn next_end(link: &mut Link) -> (Exited, Option<OwnedSemaphorePermit>) {
         match link.next().await.unwrap().unwrap() {
-            Told { output: RunOutput { kind: Some(run_output::Kind::Exited(exited)) }, room } => (exited, room),
+            Told { output: RunOutput { kind: Some(run_output::Kind::Exited(exited)) }, room } => {
+                (exited, room)
+            }
             _ => panic!("an end"),
         }
     }
@@ -341,14 +375,21 @@ mod tests {
             let account = Arc::new(Semaphore::new(bytes));
             let mut link = told_of(&account, NAMES);
             let (long, room) = next_end(&mut link).await;
-            let told: usize = long.changed_directories.iter().map(|directory| directory.written.len()).sum();
-            assert_eq!((told, long.changes_incomplete), (if is_told { NAMES } else { 0 }, !is_told));
+            let told: usize =
+                long.changed_directories.iter().map(|directory| directory.written.len()).sum();
+            assert_eq!(
+                (told, long.changes_incomplete),
+                (if is_told { NAMES } else { 0 }, !is_told)
+            );
             let taken = bytes - account.available_permits();
             assert!(if is_told { taken > NAMES * 100 } else { taken == 0 }, "{taken}");
             drop((long, room));
             assert_eq!(account.available_permits(), bytes);
             let (short, room) = next_end(&mut link).await;
-            assert_eq!((short.stage, short.changed_directories.len(), short.changes_incomplete), (2, 1, false));
+            assert_eq!(
+                (short.stage, short.changed_directories.len(), short.changes_incomplete),
+                (2, 1, false)
+            );
             assert!(room.is_none());
         }
         // More than a frame may have has no room on any account.
@@ -359,7 +400,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_run_takes_is_taken_until_its_supervisor_is_gone() {
-        let load = Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
+        let load =
+            Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
         let caller = Caller::anybody(&Config::new(Vec::new()));
         let share = load.admit_run(&caller, Need::default()).unwrap();
         let (ours, supervisor) = UnixStream::pair().unwrap();

@@ -31,8 +31,8 @@ use posh_proto::{
     clock::monotonic_ns,
     codec::RUN_BYTES,
     executor::{
-        Exited, Finished, Resume, RunInput, RunOutput, RunTimes, Signal, StartTimes, Started, WindowSize, WrittenFile,
-        exited::How, run_input, run_output,
+        Exited, Finished, Resume, RunInput, RunOutput, RunTimes, Signal, StartTimes, Started,
+        WindowSize, WrittenFile, exited::How, run_input, run_output,
     },
 };
 use tokio::{
@@ -55,14 +55,15 @@ use self::{
 };
 pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
-    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, metered::Largest, service::Shared, sys,
-    tls::serving::Proof, wiring::Wiring,
+    admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, metered::Largest,
+    service::Shared, sys, tls::serving::Proof, wiring::Wiring,
 };
 
 /// The way to the client.
 type Output = Arc<Outbox>;
 
-/// What a client that cancels a call, rather than being lost, has said by the time that this is noticed.
+/// What a client that cancels a call, rather than being lost, has said by the time that this is
+/// noticed.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// For a client to say that it has no more to say, once its run has ended.
 const HEARING_OUT: Duration = Duration::from_secs(10);
@@ -193,7 +194,8 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Me
             messages
         }
         Err(refusal) => {
-            let (identity, peer, kind) = (origin.caller.name(), &origin.peer, refusal.kind.as_str_name());
+            let (identity, peer, kind) =
+                (origin.caller.name(), &origin.peer, refusal.kind.as_str_name());
             if shared.audit.refused(identity, peer, &format!("run: {kind}")) {
                 tracing::info!(identity, peer, kind, stage = refusal.stage, "run refused");
             }
@@ -223,10 +225,18 @@ fn hear_out(shared: &Shared, caller: &Caller, mut input: Input) {
     });
 }
 
-/// The queue of a run that may begin, and its name, if it is kept; with how its client comes back then.
-fn claim(shared: &Shared, caller: &Caller, prepared: &Prepared) -> Result<(Output, Option<Returns>), Refusal> {
-    let outbox =
-        Outbox::of_run(prepared.grace_ms > 0, shared.admission.queued(caller), shared.admission.frames(caller));
+/// The queue of a run that may begin, and its name, if it is kept; with how its client comes back
+/// then.
+fn claim(
+    shared: &Shared,
+    caller: &Caller,
+    prepared: &Prepared,
+) -> Result<(Output, Option<Returns>), Refusal> {
+    let outbox = Outbox::of_run(
+        prepared.grace_ms > 0,
+        shared.admission.queued(caller),
+        shared.admission.frames(caller),
+    );
     let returns = match outbox.keeps() {
         true => Some(shared.kept.begin(&caller.run_name(&prepared.run_id), &outbox)?),
         false => None,
@@ -247,7 +257,9 @@ async fn serve(
     let clock = Clock::start(prepared.trace, arrived_ns);
     let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
     let end = match record.begin(&shared.audit).await {
-        Ok(()) => attend((&shared, &origin), (prepared, turn), &mut client, &output, &mut report).await,
+        Ok(()) => {
+            attend((&shared, &origin), (prepared, turn), &mut client, &output, &mut report).await
+        }
         Err(refusal) => {
             let end = End::Rejected(refusal);
             say(&end, &output).await;
@@ -322,17 +334,25 @@ impl End {
     /// The last message to the client.
     fn message(&self) -> Option<Result<RunOutput, Status>> {
         Some(match self {
-            Self::Finished(times) => Ok(output_of(run_output::Kind::Finished(Finished { times: times.clone() }))),
+            Self::Finished(times) => {
+                Ok(output_of(run_output::Kind::Finished(Finished { times: times.clone() })))
+            }
             Self::Cancelled | Self::Abandoned => return None,
-            Self::Killed => Err(Status::unavailable("the executor was shut down and killed this run")),
-            Self::Removed(why) => Err(Status::unauthenticated(format!("the executor ended this run: {why}"))),
+            Self::Killed => {
+                Err(Status::unavailable("the executor was shut down and killed this run"))
+            }
+            Self::Removed(why) => {
+                Err(Status::unauthenticated(format!("the executor ended this run: {why}")))
+            }
             Self::Rejected(refusal) => Ok(refusal.clone().into()),
             Self::Violation(what) => Err(Status::invalid_argument(what.as_str())),
-            Self::Lost(what) => Err(Status::internal(format!("the run's supervisor is gone: {what}"))),
-            Self::Broken(what) => Err(Status::internal(what.as_str())),
-            Self::Unpublished(what) => {
-                Err(Status::internal(format!("what it wrote there did not get any further: {what}")))
+            Self::Lost(what) => {
+                Err(Status::internal(format!("the run's supervisor is gone: {what}")))
             }
+            Self::Broken(what) => Err(Status::internal(what.as_str())),
+            Self::Unpublished(what) => Err(Status::internal(format!(
+                "what it wrote there did not get any further: {what}"
+            ))),
         })
     }
 }
@@ -410,8 +430,8 @@ async fn attend(
     end
 }
 
-/// A client that has left no room for its last message does not hear it. The end of who may not be here any more, or
-/// of the executor, waits for nobody long.
+/// A client that has left no room for its last message does not hear it. The end of who may not be
+/// here any more, or of the executor, waits for nobody long.
 async fn say(end: &End, output: &Output) {
     let patience = match end {
         End::Removed(_) | End::Killed => LAST_WORDS,
@@ -452,14 +472,21 @@ impl Run {
     fn start_streams(&mut self, output: &Output) -> Result<(), String> {
         let Some((wiring, mut plumbing)) = self.plan.take() else { return Ok(()) };
         for merge in &wiring.merges {
-            let sources = merge.sources.iter().map(|id| plumbing.reader(*id)).collect::<Result<_, _>>()?;
+            let sources =
+                merge.sources.iter().map(|id| plumbing.reader(*id)).collect::<Result<_, _>>()?;
             self.streams.spawn(merge::join(sources, plumbing.writer(merge.pipe)?));
         }
         for spec in &wiring.inlets {
             let inlet = Arc::new(Inlet::default());
             self.inlets.insert(spec.stream, inlet.clone());
             let traffic = self.report.traffic.clone();
-            let feed = inlet::feed(spec.stream, inlet, plumbing.writer(spec.pipe)?, output.clone(), traffic);
+            let feed = inlet::feed(
+                spec.stream,
+                inlet,
+                plumbing.writer(spec.pipe)?,
+                output.clone(),
+                traffic,
+            );
             self.streams.spawn(async move {
                 feed.await;
                 Ok(())
@@ -470,7 +497,11 @@ impl Run {
             self.gates.insert(spec.stream, gate.clone());
             let sources = spec.sources.iter().map(|id| plumbing.reader(*id).map(Arc::new));
             let sources = sources.collect::<Result<Vec<_>, _>>()?;
-            let ptys = spec.sources.iter().zip(&sources).filter(|(id, _)| wiring.ptys.iter().any(|pty| pty.id == **id));
+            let ptys = spec
+                .sources
+                .iter()
+                .zip(&sources)
+                .filter(|(id, _)| wiring.ptys.iter().any(|pty| pty.id == **id));
             self.ptys.extend(ptys.map(|(_, master)| Arc::downgrade(master)));
             let traffic = self.report.traffic.clone();
             self.streams.spawn(outlet::drain(spec.stream, sources, gate, output.clone(), traffic));
@@ -557,7 +588,8 @@ impl Run {
         End::Finished(self.report.traffic.times())
     }
 
-    /// There is no client any more. Goes on only if that is none's wish, and nothing more is needed of it.
+    /// There is no client any more. Goes on only if that is none's wish, and nothing more is needed
+    /// of it.
     async fn lose(&mut self, client: &mut Client, output: &Output) -> Result<(), End> {
         if !output.keeps() || !client.is_open {
             return Err(End::Cancelled);
@@ -566,7 +598,9 @@ impl Run {
             match tokio::time::timeout(LAST_WORDS, client.input.message()).await {
                 Ok(Ok(Some(message))) => self.take(message, output).await?,
                 Ok(Ok(None)) => return Err(End::Cancelled),
-                Ok(Err(status)) if !self.is_kept_after(&status, output) => return Err(End::Cancelled),
+                Ok(Err(status)) if !self.is_kept_after(&status, output) => {
+                    return Err(End::Cancelled);
+                }
                 Ok(Err(_)) | Err(_) => {
                     client.is_open = false;
                     return Ok(());
@@ -575,18 +609,33 @@ impl Run {
         }
     }
 
-    /// Whether the run goes on after its client's words ended so: it did not cancel, and owes no input.
+    /// Whether the run goes on after its client's words ended so: it did not cancel, and owes no
+    /// input.
     fn is_kept_after(&self, status: &Status, output: &Output) -> bool {
-        output.keeps() && status.code() != tonic::Code::Cancelled && self.inlets.values().all(|inlet| inlet.is_ended())
+        output.keeps()
+            && status.code() != tonic::Code::Cancelled
+            && self.inlets.values().all(|inlet| inlet.is_ended())
     }
 
-    /// The client says once more what it has said; as totals, so that it does not matter what of it came.
+    /// The client says once more what it has said; as totals, so that it does not matter what of it
+    /// came.
     async fn catch_up(&mut self, resume: Resume) -> Result<(), End> {
         for credit in &resume.credits {
-            self.gates.get(&credit.stream).into_iter().for_each(|gate| gate.add_up_to(credit.bytes));
+            self.gates
+                .get(&credit.stream)
+                .into_iter()
+                .for_each(|gate| gate.add_up_to(credit.bytes));
         }
-        resume.closed.iter().filter_map(|stream| self.gates.get(stream)).for_each(|gate| gate.close());
-        resume.ended.iter().filter_map(|stream| self.inlets.get(stream)).for_each(|inlet| inlet.end());
+        resume
+            .closed
+            .iter()
+            .filter_map(|stream| self.gates.get(stream))
+            .for_each(|gate| gate.close());
+        resume
+            .ended
+            .iter()
+            .filter_map(|stream| self.inlets.get(stream))
+            .for_each(|inlet| inlet.end());
         for signal in resume.signals.into_iter().skip(self.signals_taken) {
             self.pass_on(signal).await?;
         }
@@ -602,7 +651,8 @@ impl Run {
         match message.kind {
             Some(run_input::Kind::Chunk(chunk)) => {
                 let inlet = self.inlets.get(&chunk.stream);
-                let inlet = inlet.ok_or_else(|| End::Violation(format!("{} is no inlet", chunk.stream)))?;
+                let inlet =
+                    inlet.ok_or_else(|| End::Violation(format!("{} is no inlet", chunk.stream)))?;
                 inlet.push(&chunk.data).map_err(End::Violation)?;
             }
             Some(run_input::Kind::End(stream)) => {
@@ -619,7 +669,9 @@ impl Run {
             Some(run_input::Kind::WindowSize(size)) => {
                 self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;
             }
-            Some(run_input::Kind::Spec(_) | run_input::Kind::Packed(_) | run_input::Kind::Resume(_)) => {
+            Some(
+                run_input::Kind::Spec(_) | run_input::Kind::Packed(_) | run_input::Kind::Resume(_),
+            ) => {
                 return Err(End::Violation("a second specification".to_owned()));
             }
             // A newer gateway may say what we do not know; it can't matter to us.

@@ -22,17 +22,17 @@ use crate::metered::{Acquire, LEAST_OF_ONE};
 /// network overlap, at most 1 MiB with the largest chunks.
 const QUEUE: u64 = 4;
 
-/// Output of a kept run that its client has not acknowledged, beyond which it waits, client or not. A
-/// gateway acknowledges what has arrived, whoever reads it there, so that this is a
-/// matter of the link alone: 4 MiB are 30 ms at 1 Gbit/s.
+/// Output of a kept run that its client has not acknowledged, beyond which it waits, client or not.
+/// A gateway acknowledges what has arrived, whoever reads it there, so that this is a matter of the
+/// link alone: 4 MiB are 30 ms at 1 Gbit/s.
 pub const HELD_BYTES: usize = 4 << 20;
 /// Of that, this much of each run is on nobody's account: its client can always acknowledge
 /// something, and the run goes on. A gateway acknowledges at each 64 KiB and at each 64 messages.
 const OWN_HELD_BYTES: usize = 128 << 10;
 /// And so a kept run's chunks are no larger than half of it.
 pub const KEPT_CHUNK_BYTES: usize = OWN_HELD_BYTES / 2 - MESSAGE_BYTES;
-/// What is no output, such as a status or credit, may be what its client waits for: it has as much again, some
-/// hundreds of messages.
+/// What is no output, such as a status or credit, may be what its client waits for: it has as much
+/// again, some hundreds of messages.
 const WORD_BYTES: usize = 128 << 10;
 /// A message beside its content, here.
 const MESSAGE_BYTES: usize = 512;
@@ -51,8 +51,8 @@ pub struct Outbox {
     changed: Notify,
     /// Of bytes.
     account: Option<Arc<Semaphore>>,
-    /// The account of what lists of changes are encoded into, until HTTP/2 has taken it: of a kept run the list
-    /// itself stays, and each of its clients may leave its frame untaken.
+    /// The account of what lists of changes are encoded into, until HTTP/2 has taken it: of a kept
+    /// run the list itself stays, and each of its clients may leave its frame untaken.
     frames: Option<Arc<Semaphore>>,
 }
 
@@ -110,7 +110,11 @@ impl Outbox {
         Self::new(false, account, None)
     }
 
-    fn new(keeps: bool, account: Option<Arc<Semaphore>>, frames: Option<Arc<Semaphore>>) -> Arc<Self> {
+    fn new(
+        keeps: bool,
+        account: Option<Arc<Semaphore>>,
+        frames: Option<Arc<Semaphore>>,
+    ) -> Arc<Self> {
         let state = State {
             messages: VecDeque::new(),
             held_bytes: 0,
@@ -138,7 +142,11 @@ impl Outbox {
     }
 
     /// The same for one that may have a long list of changes, which has its room already.
-    pub async fn send_within(&self, message: Message, room: Option<OwnedSemaphorePermit>) -> Result<(), Unheard> {
+    pub async fn send_within(
+        &self,
+        message: Message,
+        room: Option<OwnedSemaphorePermit>,
+    ) -> Result<(), Unheard> {
         let (sort, size) = match &room {
             Some(room) => (Sort::List, room.num_permits()),
             None if is_output(&message) => (Sort::Output, bytes_of(&message)),
@@ -178,7 +186,9 @@ impl Outbox {
         let charged = u32::try_from(bytes.min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
         let without = |state: &State| match state.is_ended || !(state.is_attached || state.keeps) {
             true => Some(Err(Unheard)),
-            false => (state.keeps && state.held_bytes + bytes <= OWN_HELD_BYTES).then_some(Ok(None)),
+            false => {
+                (state.keeps && state.held_bytes + bytes <= OWN_HELD_BYTES).then_some(Ok(None))
+            }
         };
         tokio::select! {
             biased;
@@ -323,7 +333,9 @@ impl Messages {
 impl Messages {
     /// Room for a message's encoded form, if that is large.
     fn poll_room(&mut self, queued: &Queued, context: &mut Context<'_>) -> Poll<()> {
-        let Some(frames) = self.outbox.frames.as_ref().filter(|_| matches!(queued.sort, Sort::List)) else {
+        let Some(frames) =
+            self.outbox.frames.as_ref().filter(|_| matches!(queued.sort, Sort::List))
+        else {
             return Poll::Ready(());
         };
         let room = self.room.get_or_insert_with(|| {
@@ -417,7 +429,9 @@ mod tests {
         let mut seen = Vec::new();
         while seen.len() < count {
             match messages.next().await {
-                Some(Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk)) })) => seen.push(chunk.stream),
+                Some(Ok(RunOutput { kind: Some(run_output::Kind::Chunk(chunk)) })) => {
+                    seen.push(chunk.stream)
+                }
                 Some(_) => {}
                 None => break,
             }
@@ -426,7 +440,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_clients_of_one_identity_do_not_take_has_one_account_also_beyond_the_runs_ends() {
+    async fn what_the_clients_of_one_identity_do_not_take_has_one_account_also_beyond_the_runs_ends()
+     {
         let account = Arc::new(Semaphore::new(3 * (MESSAGE_BYTES + 10)));
         let outboxes = [(); 3].map(|()| Outbox::of_one_client(Some(account.clone())));
         let mut clients = outboxes.each_ref().map(Outbox::attach);
@@ -492,7 +507,10 @@ mod tests {
         let list = vec![ChangedDirectory { removed, ..ChangedDirectory::default() }];
         let exited = Exited { changed_directories: list, ..Exited::default() };
         let room = queued.clone().try_acquire_many_owned(1 << 20).unwrap();
-        outbox.send_within(Ok(output_of(run_output::Kind::Exited(exited))), Some(room)).await.unwrap();
+        outbox
+            .send_within(Ok(output_of(run_output::Kind::Exited(exited))), Some(room))
+            .await
+            .unwrap();
         // It is no word: of these there is room for as many as before.
         outbox.send(chunk(1)).await.unwrap();
         assert_eq!(outbox.held_bytes(), (1 << 20) + MESSAGE_BYTES + 10);
@@ -504,7 +522,10 @@ mod tests {
         assert!(frames.available_permits() < 1 << 18);
         // It leaves that untaken, and comes back.
         let mut second = outbox.resume(0).unwrap();
-        assert!(matches!(second.next().await, Some(Ok(RunOutput { kind: Some(run_output::Kind::Resumed(_)) }))));
+        assert!(matches!(
+            second.next().await,
+            Some(Ok(RunOutput { kind: Some(run_output::Kind::Resumed(_)) }))
+        ));
         assert!(tokio::time::timeout(Duration::from_millis(20), second.next()).await.is_err());
         drop(first);
         assert!(is_list(second.next().await));
@@ -530,9 +551,16 @@ mod tests {
     async fn what_is_not_acknowledged_has_a_bound() {
         const CHUNK_BYTES: usize = KEPT_CHUNK_BYTES;
         let outbox = Outbox::kept(account());
-        let large = || Ok(output_of(run_output::Kind::Chunk(Chunk { stream: 1, data: vec![0; CHUNK_BYTES].into() })));
+        let large = || {
+            Ok(output_of(run_output::Kind::Chunk(Chunk {
+                stream: 1,
+                data: vec![0; CHUNK_BYTES].into(),
+            })))
+        };
         let mut sent = 0;
-        while let Ok(done) = tokio::time::timeout(Duration::from_millis(50), outbox.send(large())).await {
+        while let Ok(done) =
+            tokio::time::timeout(Duration::from_millis(50), outbox.send(large())).await
+        {
             done.unwrap();
             sent += 1;
         }

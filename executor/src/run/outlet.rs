@@ -33,7 +33,10 @@ struct State {
 
 impl Gate {
     pub fn new(credit_bytes: u64) -> Self {
-        Self { state: Mutex::new(State { credit_bytes, given_bytes: 0, is_closed: false }), changed: Notify::new() }
+        Self {
+            state: Mutex::new(State { credit_bytes, given_bytes: 0, is_closed: false }),
+            changed: Notify::new(),
+        }
     }
 
     /// The client can take so many more.
@@ -111,7 +114,9 @@ pub async fn drain(
                 // Asked of the kernel: the runtime may not have heard yet that there is something.
                 if let Ok(count @ 1..) = nix::unistd::read(source.as_fd(), &mut rest) {
                     let data = Bytes::copy_from_slice(&rest[..count]);
-                    let _ = output.send(Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data })))).await;
+                    let _ = output
+                        .send(Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data }))))
+                        .await;
                 }
             }
         }
@@ -133,7 +138,13 @@ enum Ended {
     Lost,
 }
 
-async fn send(stream: u32, sources: &[Arc<pipe::Receiver>], gate: &Gate, output: &Output, traffic: &Traffic) -> Ended {
+async fn send(
+    stream: u32,
+    sources: &[Arc<pipe::Receiver>],
+    gate: &Gate,
+    output: &Output,
+    traffic: &Traffic,
+) -> Ended {
     let largest = if output.keeps() { KEPT_CHUNK_BYTES } else { LARGEST_CHUNK_BYTES };
     let mut buffer = Buffer { bytes: BytesMut::new(), chunk_bytes: FIRST_CHUNK_BYTES, largest };
     let mut pace = Pace::new();
@@ -152,7 +163,11 @@ async fn send(stream: u32, sources: &[Arc<pipe::Receiver>], gate: &Gate, output:
             let count = data.len();
             gate.spend(count);
             traffic.sent(stream, count);
-            if output.send(Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data })))).await.is_err() {
+            if output
+                .send(Ok(output_of(run_output::Kind::Chunk(Chunk { stream, data }))))
+                .await
+                .is_err()
+            {
                 return Ended::Lost;
             }
             pace.after_read(count, is_emptied).await;
@@ -170,7 +185,11 @@ struct Buffer {
 
 impl Buffer {
     /// What is there, once something is, and whether that was all; `None` at the end.
-    async fn read(&mut self, source: &pipe::Receiver, limit: usize) -> io::Result<Option<(Bytes, bool)>> {
+    async fn read(
+        &mut self,
+        source: &pipe::Receiver,
+        limit: usize,
+    ) -> io::Result<Option<(Bytes, bool)>> {
         let mut is_hung_up = false;
         loop {
             source.readable().await?;
@@ -185,7 +204,8 @@ impl Buffer {
                     self.adapt(count);
                     return Ok(Some((self.bytes.split().freeze(), count < wanted)));
                 }
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 // The other side of a pty is closed. The kernel looks for bytes first and for the
                 // other side then: what was written in between is there when it is asked again.
                 Err(error) if error.raw_os_error() == Some(libc::EIO) => match is_hung_up {
@@ -198,7 +218,11 @@ impl Buffer {
     }
 
     fn adapt(&mut self, count: usize) {
-        let next = if count >= self.chunk_bytes { self.chunk_bytes * 2 } else { count.next_power_of_two() * 2 };
+        let next = if count >= self.chunk_bytes {
+            self.chunk_bytes * 2
+        } else {
+            count.next_power_of_two() * 2
+        };
         self.chunk_bytes = next.clamp(FIRST_CHUNK_BYTES, self.largest);
     }
 }

@@ -39,7 +39,9 @@ pub const PIPE_BYTES: usize = 1 << 20;
 /// pages for all pipes, past which every new one has 8 KiB: half of it is left
 /// to the user's other programs.
 static LARGE_PIPES_LEFT: LazyLock<AtomicUsize> = LazyLock::new(|| {
-    let budget = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft").ok().and_then(|text| text.trim().parse().ok());
+    let budget = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft")
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
     let pages_per_pipe = PIPE_BYTES / 4096;
     AtomicUsize::new(match budget {
         _ if geteuid().is_root() => usize::MAX / 2,
@@ -61,23 +63,27 @@ impl Drop for Plumbing {
 }
 
 impl Plumbing {
-    /// Makes all pipes and ptys. They belong to whom the commands run as: a command opens them by name, too
-    /// (`/dev/stdin`, `/dev/fd/63`).
+    /// Makes all pipes and ptys. They belong to whom the commands run as: a command opens them by
+    /// name, too (`/dev/stdin`, `/dev/fd/63`).
     pub fn make(wiring: &Wiring, owner: Option<&ViewUser>) -> Result<Self, Refusal> {
         let mut plumbing = Self { ends: HashMap::new(), large_pipes: 0 };
         let give = |end: &OwnedFd| match owner {
             // Ours already, where they are not root's.
-            Some(user) if geteuid().is_root() => fchown(end, Some(user.uid.into()), Some(user.gid.into())),
+            Some(user) if geteuid().is_root() => {
+                fchown(end, Some(user.uid.into()), Some(user.gid.into()))
+            }
             _ => Ok(()),
         };
         for &id in &wiring.pipes {
-            let made = pipe2(OFlag::O_CLOEXEC).and_then(|(read, write)| give(&read).map(|()| (read, write)));
+            let made = pipe2(OFlag::O_CLOEXEC)
+                .and_then(|(read, write)| give(&read).map(|()| (read, write)));
             let (read, write) = made.map_err(|errno| no_more("pipe", errno))?;
             plumbing.insert(EndKind::PipeRead, id, read);
             plumbing.insert(EndKind::PipeWrite, id, write);
         }
         for pty in &wiring.ptys {
-            let made = open_pty(pty).and_then(|(master, terminal)| give(&terminal).map(|()| (master, terminal)));
+            let made = open_pty(pty)
+                .and_then(|(master, terminal)| give(&terminal).map(|()| (master, terminal)));
             let (master, terminal) = made.map_err(|errno| no_more("pty", errno))?;
             // A master is read like a pipe; numbers are never shared by the two.
             plumbing.insert(EndKind::PipeRead, pty.id, master);
@@ -111,9 +117,13 @@ impl Plumbing {
     }
 
     fn take_own(&mut self, kind: EndKind, id: u32) -> Result<OwnedFd, String> {
-        let end = self.ends.remove(&End { kind: kind.into(), id }).ok_or_else(|| format!("no pipe or pty {id}"))?;
+        let end = self
+            .ends
+            .remove(&End { kind: kind.into(), id })
+            .ok_or_else(|| format!("no pipe or pty {id}"))?;
         // Our end's description is ours alone: the command's stays blocking.
-        fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| unready(id, &errno.into()))?;
+        fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+            .map_err(|errno| unready(id, &errno.into()))?;
         self.enlarge(&end);
         Ok(end)
     }
@@ -123,7 +133,8 @@ impl Plumbing {
     }
 
     fn enlarge(&mut self, pipe: &OwnedFd) {
-        let taken = LARGE_PIPES_LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        let taken = LARGE_PIPES_LEFT
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         if taken.is_ok() {
             self.large_pipes += 1;
             // Without it the pipe works all the same.
@@ -137,7 +148,8 @@ fn unready(id: u32, error: &std::io::Error) -> String {
 }
 
 fn no_more(what: &str, errno: nix::Error) -> Refusal {
-    let is_limit = std::io::Error::from(errno).kind() == ErrorKind::Other || errno == nix::Error::EMFILE;
+    let is_limit =
+        std::io::Error::from(errno).kind() == ErrorKind::Other || errno == nix::Error::EMFILE;
     let kind = if is_limit { Kind::Overloaded } else { Kind::SpawnFailed };
     Refusal::new(kind, format!("cannot make a {what}: {}", errno.desc()))
 }
@@ -149,7 +161,8 @@ fn open_pty(pty: &Pty) -> nix::Result<(OwnedFd, OwnedFd)> {
     grantpt(&master)?;
     unlockpt(&master)?;
     let name = ptsname_r(&master)?;
-    let terminal = open(name.as_str(), OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let terminal =
+        open(name.as_str(), OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC, Mode::empty())?;
     let mut attributes = tcgetattr(&terminal)?;
     cfmakeraw(&mut attributes);
     tcsetattr(&terminal, SetArg::TCSANOW, &attributes)?;

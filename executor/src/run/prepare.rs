@@ -1,18 +1,24 @@
-//! What is asked for, from the message that came to what may be started: admitted, unpacked, decoded, its words read,
-//! its plumbing checked. A specification of some KiB holds a hundred thousand words and paths: it stays packed until it
-//! is its turn, is read away from the runtime's threads, and what it takes is its identity's until the run has begun.
+//! What is asked for, from the message that came to what may be started: admitted, unpacked,
+//! decoded, its words read, its plumbing checked. A specification of some KiB holds a hundred
+//! thousand words and paths: it stays packed until it is its turn, is read away from the runtime's
+//! threads, and what it takes is its identity's until the run has begun.
 
 use std::{mem::size_of, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use posh_proto::{
     codec::RUN_BYTES,
-    executor::{ClientFile, Guard, MountPoint, RunSpec, Stage, VolumeSession, WatchedTree, rejected::Kind},
+    executor::{
+        ClientFile, Guard, MountPoint, RunSpec, Stage, VolumeSession, WatchedTree, rejected::Kind,
+    },
     packed,
 };
 use prost::Message as _;
 
-use super::{audit::Record, inlet::WINDOW_BYTES, kept::check_run_id, outbox::HELD_BYTES, plumbing::PIPE_BYTES};
+use super::{
+    audit::Record, inlet::WINDOW_BYTES, kept::check_run_id, outbox::HELD_BYTES,
+    plumbing::PIPE_BYTES,
+};
 use crate::{
     callers::Caller,
     classifier::{Passing, Turns},
@@ -30,12 +36,13 @@ const OUTPUT_BYTES: usize = 2 << 20;
 /// What a run's supervisor has of its own while its commands are at work, about.
 const SUPERVISOR_BYTES: usize = 1 << 20;
 
-/// A specification beyond this, inflated, or decoded: what is made of it until its commands run takes ten times as
-/// much and more (a rule for each path, the job and its frame), so that one of each identity has that at a time.
+/// A specification beyond this, inflated, or decoded: what is made of it until its commands run
+/// takes ten times as much and more (a rule for each path, the job and its frame), so that one of
+/// each identity has that at a time.
 const LARGE_BYTES: usize = 64 << 10;
 const LARGE_DECODED_BYTES: usize = 256 << 10;
-/// Starting as many commands and paths as there may be takes some ten seconds. One that waits itself (a named pipe is
-/// opened, a file system hangs) may wait for one behind it.
+/// Starting as many commands and paths as there may be takes some ten seconds. One that waits
+/// itself (a named pipe is opened, a file system hangs) may wait for one behind it.
 const LONGEST_LARGE_TURN: Duration = Duration::from_secs(30);
 
 /// A specification as it came.
@@ -131,7 +138,10 @@ async fn is_large(shared: &Shared, caller: &Caller, asked: &Asked) -> Result<boo
         Asked::Plain(spec) => Ok(specification_bytes(spec) > LARGE_DECODED_BYTES),
         Asked::Packed(packed) => {
             let packed = packed.clone();
-            shared.classifier.read(caller, move || Ok(packed::inflated_bytes(&packed) > LARGE_BYTES)).await
+            shared
+                .classifier
+                .read(caller, move || Ok(packed::inflated_bytes(&packed) > LARGE_BYTES))
+                .await
         }
     }
 }
@@ -147,7 +157,12 @@ fn not_one() -> Refusal {
     Refusal::protocol("the first message must be the specification")
 }
 
-fn unpack(shared: &Arc<Shared>, caller: &Caller, packed: Bytes, share: BytesShare) -> Result<Waiting, Refusal> {
+fn unpack(
+    shared: &Arc<Shared>,
+    caller: &Caller,
+    packed: Bytes,
+    share: BytesShare,
+) -> Result<Waiting, Refusal> {
     let encoded = packed::inflate(&packed).ok_or_else(not_one)?;
     drop((packed, share));
     let inflated = shared.load.hold(caller, encoded.len())?;
@@ -182,7 +197,10 @@ fn read(
     let policy = shared.policy();
     let fences = policy.fences(&mut spec.stages, &client_files)?;
     let record = Record::of(&spec, &client_files, caller, peer);
-    let rest = Rest { mounts: std::mem::take(&mut spec.mounts), volumes: std::mem::take(&mut spec.volumes) };
+    let rest = Rest {
+        mounts: std::mem::take(&mut spec.mounts),
+        volumes: std::mem::take(&mut spec.volumes),
+    };
     let (run_id, grace_ms, trace) = (std::mem::take(&mut spec.run_id), spec.grace_ms, spec.trace);
     let wiring = Wiring::check(spec)?;
     Ok(Prepared {
@@ -201,13 +219,17 @@ fn read(
     })
 }
 
-/// What a run will hold: its commands, and for each of its streams a pipe of full size and
-/// what is on its way between pipe and network; and what its supervisor keeps of the trees that they may change.
+/// What a run will hold: its commands, and for each of its streams a pipe of full size and what is
+/// on its way between pipe and network; and what its supervisor keeps of the trees that they may
+/// change.
 fn need(spec: &RunSpec) -> Need {
-    let own_pipes = spec.inlets.len() + spec.merges.len() + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
+    let own_pipes = spec.inlets.len()
+        + spec.merges.len()
+        + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
     let held_bytes = if spec.grace_ms > 0 { HELD_BYTES } else { 0 };
     // The buffer of its messages is as large as the largest until the call ends.
-    let looks_at_trees = spec.stages.iter().any(|stage| stage.watched_trees.iter().any(|tree| !tree.made));
+    let looks_at_trees =
+        spec.stages.iter().any(|stage| stage.watched_trees.iter().any(|tree| !tree.made));
     let kept_bytes = SUPERVISOR_BYTES + if looks_at_trees { MAX_KEPT_BYTES } else { 0 };
     let buffered_bytes = (OUTPUT_BYTES + RUN_BYTES + held_bytes + kept_bytes)
         .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
@@ -226,11 +248,20 @@ fn specification_bytes(spec: &RunSpec) -> usize {
 }
 
 fn stage_bytes(stage: &Stage) -> usize {
-    let tree = |tree: &WatchedTree| slots(&tree.up_to) + slots(&tree.only) + slots(&tree.grows) + slots(&tree.own);
+    let tree = |tree: &WatchedTree| {
+        slots(&tree.up_to) + slots(&tree.only) + slots(&tree.grows) + slots(&tree.own)
+    };
     let guard = |guard: &Guard| slots(&guard.files) + slots(&guard.settings);
-    let words = slots(&stage.argv) + slots(&stage.env) + slots(&stage.paths) + slots(&stage.covered);
-    let others = slots(&stage.descriptors) + slots(&stage.limits) + slots(&stage.guards) + slots(&stage.watched_trees);
-    words + others + stage.watched_trees.iter().map(tree).sum::<usize>() + stage.guards.iter().map(guard).sum::<usize>()
+    let words =
+        slots(&stage.argv) + slots(&stage.env) + slots(&stage.paths) + slots(&stage.covered);
+    let others = slots(&stage.descriptors)
+        + slots(&stage.limits)
+        + slots(&stage.guards)
+        + slots(&stage.watched_trees);
+    words
+        + others
+        + stage.watched_trees.iter().map(tree).sum::<usize>()
+        + stage.guards.iter().map(guard).sum::<usize>()
 }
 
 fn slots<T>(list: &Vec<T>) -> usize {
@@ -256,7 +287,8 @@ mod tests {
     #[test]
     fn what_words_are_decoded_into_counts() {
         let paths = vec![PathUse { path: "f".into(), ..PathUse::default() }; 100_000];
-        let spec = RunSpec { stages: vec![Stage { paths, ..Stage::default() }], ..RunSpec::default() };
+        let spec =
+            RunSpec { stages: vec![Stage { paths, ..Stage::default() }], ..RunSpec::default() };
         let decoded = RunSpec::decode(&*spec.encode_to_vec()).unwrap();
         assert!(specification_bytes(&decoded) > 100_000 * size_of::<PathUse>());
     }

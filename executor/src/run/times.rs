@@ -100,14 +100,18 @@ impl Traffic {
     /// What is told at the end of a run.
     pub fn times(&self) -> Option<RunTimes> {
         let (clock, outlets) = self.outlets.as_ref()?;
-        let outlets = outlets.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect();
+        let outlets =
+            outlets.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect();
         Some(RunTimes { outlets, finished_ns: clock.now_ns() })
     }
 
     fn note(&self, stream: u32, change: impl FnOnce(&mut StreamTimes, u64)) {
         let Some((clock, outlets)) = &self.outlets else { return };
         let mut outlets = outlets.lock().unwrap_or_else(PoisonError::into_inner);
-        change(outlets.entry(stream).or_insert(StreamTimes { stream, ..StreamTimes::default() }), clock.now_ns());
+        change(
+            outlets.entry(stream).or_insert(StreamTimes { stream, ..StreamTimes::default() }),
+            clock.now_ns(),
+        );
     }
 }
 
@@ -133,7 +137,11 @@ mod tests {
         traffic.ended(7);
         let times = traffic.times().unwrap();
         assert_eq!((times.outlets[0].stream, times.outlets[0].first_byte_ns), (7, first));
-        assert!(first > 0 && first <= times.outlets[0].ended_ns && times.outlets[0].ended_ns <= times.finished_ns);
+        assert!(
+            first > 0
+                && first <= times.outlets[0].ended_ns
+                && times.outlets[0].ended_ns <= times.finished_ns
+        );
     }
 
     #[test]

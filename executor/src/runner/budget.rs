@@ -1,6 +1,7 @@
-//! What looking at files may cost a run: names that are looked at, time, and what is kept in memory. The supervisor looks on behalf of a run's
-//! specification, before its commands start (guards, paths, watched trees) and when they have ended (watched trees), and
-//! no command's limits hold for that. Who gives a run up ends its looking at once.
+//! What looking at files may cost a run: names that are looked at, time, and what is kept in
+//! memory. The supervisor looks on behalf of a run's specification, before its commands start
+//! (guards, paths, watched trees) and when they have ended (watched trees), and no command's limits
+//! hold for that. Who gives a run up ends its looking at once.
 
 use std::{
     cell::Cell,
@@ -17,18 +18,21 @@ use nix::{
 /// Names that are looked at: a tree beyond this is not worth the time of every command in it.
 const MAX_NAMES: usize = 500_000;
 
-/// Names that nothing remembers come from a disk, some thousand a second: more than that is for the workstation to wait for.
+/// Names that nothing remembers come from a disk, some thousand a second: more than that is for the
+/// workstation to wait for.
 const MAX_TIME: Duration = Duration::from_secs(60);
 
 /// Paths of changed names, of one command: each is what the workstation looks up and forgets.
 pub const MAX_TOLD_BYTES: usize = 8 << 20;
 
-/// What is kept of names that are looked at, for as long as the run lasts: room for the names of the largest trees that
-/// may be looked at at all, of usual lengths. It is charged to the run's identity (`run::prepare`).
+/// What is kept of names that are looked at, for as long as the run lasts: room for the names of
+/// the largest trees that may be looked at at all, of usual lengths. It is charged to the run's
+/// identity (`run::prepare`).
 pub const MAX_KEPT_BYTES: usize = 16 << 20;
 
-/// Landlock rules for what the words of a run's commands name. The kernel keeps each, and the inode it is on (some
-/// 1.2 KiB together), as long as the command is at work; no limit of this program counts that.
+/// Landlock rules for what the words of a run's commands name. The kernel keeps each, and the inode
+/// it is on (some 1.2 KiB together), as long as the command is at work; no limit of this program
+/// counts that.
 pub const MAX_RULES: usize = 1 << 14;
 
 /// So many names are looked at before the clock is asked again.
@@ -92,7 +96,8 @@ impl Budget {
         self.told.set(MAX_TOLD_BYTES);
     }
 
-    /// Takes room for a name among the changes of the present command. `None`: there is none, nor for any other.
+    /// Takes room for a name among the changes of the present command. `None`: there is none, nor
+    /// for any other.
     #[must_use]
     pub fn tell(&self, directory: &Path, name: usize) -> Option<()> {
         let bytes = directory.as_os_str().len() + name;
@@ -101,7 +106,8 @@ impl Budget {
         left.map(drop)
     }
 
-    /// Takes as many names. False, from then on, if there are not as many, it has taken too long, or the run was given up.
+    /// Takes as many names. False, from then on, if there are not as many, it has taken too long,
+    /// or the run was given up.
     #[must_use]
     pub fn spend(&self, names: usize) -> bool {
         if self.end.get().is_none() {
@@ -110,7 +116,8 @@ impl Budget {
         self.end.get().is_none()
     }
 
-    /// Takes room for what is kept until the run ends. False, from then on and for names too, if there is none.
+    /// Takes room for what is kept until the run ends. False, from then on and for names too, if
+    /// there is none.
     #[must_use]
     pub fn keep(&self, bytes: usize) -> bool {
         if self.end.get().is_none() {
@@ -170,7 +177,9 @@ mod tests {
     use super::*;
 
     fn is_late(budget: &Budget) {
-        budget.counted.set(Instant::now().checked_sub(MAX_TIME * 2).expect("the machine is not that young"));
+        budget
+            .counted
+            .set(Instant::now().checked_sub(MAX_TIME * 2).expect("the machine is not that young"));
     }
 
     #[test]
@@ -210,7 +219,10 @@ mod tests {
                 true => daemon.shutdown(Shutdown::Write).expect("open"),
                 false => drop(daemon),
             }
-            assert!((0..=STEP_NAMES).any(|_| !budget.spend(1)) && budget.over() == Some(Over::GivenUp), "{is_half}");
+            assert!(
+                (0..=STEP_NAMES).any(|_| !budget.spend(1)) && budget.over() == Some(Over::GivenUp),
+                "{is_half}"
+            );
         }
     }
 }

@@ -48,7 +48,8 @@ pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
     // Others than root look through directories made from now on.
     umask(Mode::S_IWGRP | Mode::S_IWOTH);
     let user = spec.user.as_ref();
-    let exports = spec.mounts.iter().map(|entry| take_export(entry, user)).collect::<Result<Vec<_>, _>>()?;
+    let exports =
+        spec.mounts.iter().map(|entry| take_export(entry, user)).collect::<Result<Vec<_>, _>>()?;
     let directories = exports.iter().map(DirectoryId::of).collect::<Result<Vec<_>, _>>();
     let directories = directories.map_err(failed(|| "look at what was taken".to_owned()))?;
     let hidden = hidden::shown(spec.hidden.iter().map(|path| path_of(path)));
@@ -77,8 +78,8 @@ pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
 /// Covers what is at a path of the server's, where the view shows that.
 fn hide(root: &Root, path: &Path) -> Result<(), Refusal> {
     let hidden = match root.find(path) {
-        // What is not there now, or lies in what is hidden already; nor do commands get where this process doesn't. A
-        // link in its place leads to what is not hidden.
+        // What is not there now, or lies in what is hidden already; nor do commands get where this
+        // process doesn't. A link in its place leads to what is not hidden.
         Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::ELOOP) => return Ok(()),
         found => found.and_then(|at| root.hide(&at)),
     };
@@ -91,8 +92,11 @@ fn take_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd, Re
     let path = path_of(&entry.path);
     let read_only = if entry.read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
     let no_programs = if entry.exec { 0 } else { libc::MOUNT_ATTR_NOEXEC };
-    detach(directory.as_fd(), libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | no_programs | read_only)
-        .map_err(failed(|| format!("take the export for {}", path.display())))
+    detach(
+        directory.as_fd(),
+        libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | no_programs | read_only,
+    )
+    .map_err(failed(|| format!("take the export for {}", path.display())))
 }
 
 /// Makes the places that the client chose.
@@ -111,9 +115,16 @@ impl Builder<'_> {
             // Nothing is made in an export: that would be on the server.
             Some(mount) => self.root.find_as(path, self.user).map_err(|errno| {
                 let (path, mount) = (path.display(), mount.display());
-                refuse(format!("cannot mount {path} inside of the server's {mount}: {}", errno.desc()))
+                refuse(format!(
+                    "cannot mount {path} inside of the server's {mount}: {}",
+                    errno.desc()
+                ))
             })?,
-            None => self.root.directory(path).and_then(|_| self.root.find(path)).map_err(cannot_make(path))?,
+            None => self
+                .root
+                .directory(path)
+                .and_then(|_| self.root.find(path))
+                .map_err(cannot_make(path))?,
         };
         self.root.attach(export, &point).map_err(failed(|| format!("mount {}", path.display())))?;
         self.mounts.push(path.to_owned());
@@ -139,7 +150,9 @@ impl Builder<'_> {
 
     /// The directory of a file, where the server shows it as a whole.
     fn shown_parent(&self, path: &Path) -> Option<OwnedFd> {
-        path.parent().filter(|parent| *parent != Path::new("/etc")).and_then(|parent| self.root.find(parent).ok())
+        path.parent()
+            .filter(|parent| *parent != Path::new("/etc"))
+            .and_then(|parent| self.root.find(parent).ok())
     }
 }
 

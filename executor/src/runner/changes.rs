@@ -1,13 +1,12 @@
 //! What a command has changed in trees that the workstation's mount remembers:
 //! only this side can tell without asking for each file over the network.
 //!
-//! The names of a tree are noted before the command starts. Afterwards, names
-//! that are gone are told, those that were there and have a newer change time,
-//! and the directories whose listing is another. What is new was never seen by
-//! the workstation, save in its directory's listing. Where a command changes only a
-//! part of a tree, or only ever adds, the gateway says so, and no more is looked at:
-//! a git repository has tens of thousands of names. Of a command's own directories those that nobody
-//! has read since they last changed are not told of: nobody remembers their entries.
+//! The names of a tree are noted before the command starts. Afterwards, names that are gone are
+//! told, those that were there and have a newer change time, and the directories whose listing is
+//! another. What is new was never seen by the workstation, save in its directory's listing. Where a
+//! command changes only a part of a tree, or only ever adds, the gateway says so, and no more is
+//! looked at: a git repository has tens of thousands of names. Of a command's own directories those
+//! that nobody has read since they last changed are not told of: nobody remembers their entries.
 
 mod noted;
 mod told;
@@ -57,7 +56,8 @@ struct Before {
     directories: Noted,
     /// Roots that are no directories.
     files: HashSet<PathBuf>,
-    /// Directories that only get further entries: there may be thousands, and they need not be noted.
+    /// Directories that only get further entries: there may be thousands, and they need not be
+    /// noted.
     growing: Vec<Growing>,
     /// The first component that is missing of each directory that is to be made.
     missing: HashSet<PathBuf>,
@@ -85,7 +85,9 @@ impl Watch {
                 false => root_of(view, tree, budget).filter(|_| budget.spend(names)),
             };
             // Each of its names is kept with the root's own.
-            let root = root.filter(|root| budget.keep(names * (SLOT_BYTES + root.as_os_str().len()) + names_of(tree)));
+            let root = root.filter(|root| {
+                budget.keep(names * (SLOT_BYTES + root.as_os_str().len()) + names_of(tree))
+            });
             root.into_iter().for_each(|root| trees.add(root, tree));
         }
         trees.keep_inside(view, cwd, budget);
@@ -97,8 +99,8 @@ impl Watch {
         Self { since, trees, before }
     }
 
-    /// Walks the trees once more. Where they are more than the run may have looked at, nothing is known of any; only of
-    /// directories that are made.
+    /// Walks the trees once more. Where they are more than the run may have looked at, nothing is
+    /// known of any; only of directories that are made.
     pub fn changes(&self, budget: &Budget) -> Changes {
         budget.resume();
         let is_told = |changes: &Changes| changes.directories.len() <= MAX_REPORTED;
@@ -147,13 +149,14 @@ impl Watch {
             }
             // Its parent, if that is still there, has told of the directory itself.
             let names = self.before.directories.entries(at).names();
-            changes.of(&directory).removed = names.map(|name| told(&directory, name, budget)).collect::<Option<_>>()?;
+            changes.of(&directory).removed =
+                names.map(|name| told(&directory, name, budget)).collect::<Option<_>>()?;
         }
         Some(changes)
     }
 
-    /// Who has read one of the command's own directories while it ran was the command. What it made is read by nobody yet,
-    /// and would count as read, its times being equal.
+    /// Who has read one of the command's own directories while it ran was the command. What it made
+    /// is read by nobody yet, and would count as read, its times being equal.
     fn keep_unread(&self, budget: &Budget) {
         let noted = &self.before.directories;
         let unread = noted.all().filter(|at| noted.is_unread(*at)).take_while(|_| budget.spend(0));
@@ -162,12 +165,14 @@ impl Watch {
             let unread = growing.unread().take_while(|_| budget.spend(0));
             unread.for_each(|directory| listing::keep_unread(&directory));
         }
-        let changed = |growing: &&Growing| lstat(&growing.top).is_ok_and(|found| self.is_newer(&found));
+        let changed =
+            |growing: &&Growing| lstat(&growing.top).is_ok_and(|found| self.is_newer(&found));
         let own = self.before.growing.iter().filter(|growing| self.trees.is_own(&growing.top));
         for Growing { top, below, .. } in own.filter(changed) {
             let listing = Listing::read(top, budget);
             let entries = listing.iter().flat_map(|listing| listing.entries().iter());
-            let made = entries.filter(|entry| entry.is_directory && !below.contains_key(&entry.name()));
+            let made =
+                entries.filter(|entry| entry.is_directory && !below.contains_key(&entry.name()));
             made.for_each(|entry| listing::keep_unread(&top.join(entry.name())));
         }
     }
@@ -181,7 +186,10 @@ impl Watch {
         let was_there = was_directory || self.before.files.contains(root);
         match lstat(root) {
             Ok(_) if !was_there => changes.of(parent).names = true,
-            Ok(found) if was_directory != listing::is_directory(&found) || !was_directory && self.is_newer(&found) => {
+            Ok(found)
+                if was_directory != listing::is_directory(&found)
+                    || !was_directory && self.is_newer(&found) =>
+            {
                 changes.of(parent).write((parent, name.to_owned()), &found, budget)?;
             }
             Err(_) if was_there => {
@@ -195,7 +203,13 @@ impl Watch {
     }
 
     /// `None`: there is too much.
-    fn look_at_growing(&self, directory: &Path, is_unread: bool, changes: &mut Changes, budget: &Budget) -> Option<()> {
+    fn look_at_growing(
+        &self,
+        directory: &Path,
+        is_unread: bool,
+        changes: &mut Changes,
+        budget: &Budget,
+    ) -> Option<()> {
         match lstat(directory) {
             // Somebody may remember how it was.
             Ok(own) if self.is_newer(&own) && !is_unread => {
@@ -204,7 +218,9 @@ impl Watch {
             }
             Ok(_) => {}
             Err(_) => {
-                let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return Some(()) };
+                let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+                    return Some(());
+                };
                 changes.of(parent).removed.push(told(parent, name.to_owned(), budget)?);
             }
         }
@@ -223,13 +239,17 @@ impl Watch {
                 false => self.look_again((known, directory), &own, budget)?,
             };
             // What was not there before was never seen, and neither was what is in it.
-            let below = below.into_iter().filter_map(|name| Some((self.before.directories.below(known, &name)?, name)));
+            let below = below
+                .into_iter()
+                .filter_map(|name| Some((self.before.directories.below(known, &name)?, name)));
             let mut below = below.peekable();
             if below.peek().is_some()
                 && let Some(parent) = at.open()
             {
                 let parent = Rc::new(Above { directory: parent, path: directory.clone() });
-                queue.extend(below.map(|(known, name)| (known, Below { parent: Some(Rc::clone(&parent)), name })));
+                queue.extend(below.map(|(known, name)| {
+                    (known, Below { parent: Some(Rc::clone(&parent)), name })
+                }));
             }
             if changed != Changed::default() {
                 budget.tell(directory, 0)?;
@@ -240,12 +260,18 @@ impl Watch {
     }
 
     /// At a directory that has changed. `None`: there is too much in it.
-    fn look_anew(&self, (at, directory): (At, &Path), own: &FileStat, budget: &Budget) -> Option<Look> {
+    fn look_anew(
+        &self,
+        (at, directory): (At, &Path),
+        own: &FileStat,
+        budget: &Budget,
+    ) -> Option<Look> {
         let Some(listing) = Listing::read(directory, budget) else {
             return (budget.over().is_none()).then(Look::default);
         };
         let known = self.before.directories.entries(at).iter();
-        let before: HashMap<OsString, bool> = known.map(|entry| (entry.name(), entry.is_directory)).collect();
+        let before: HashMap<OsString, bool> =
+            known.map(|entry| (entry.name(), entry.is_directory)).collect();
         let mut look = Look::default();
         // Somebody may remember how it was.
         look.changed.names = self.is_newer(own) && !self.before.directories.is_unread(at);
@@ -253,13 +279,23 @@ impl Watch {
         for entry in listing.entries().iter() {
             let name = entry.name();
             let Some(found) = listing.status(entry) else { continue };
-            self.note(&mut look, (directory, &name, &found), (own.st_dev, before.get(&name).copied()), budget)?;
+            self.note(
+                &mut look,
+                (directory, &name, &found),
+                (own.st_dev, before.get(&name).copied()),
+                budget,
+            )?;
             now.insert(name);
         }
         let removed = before.keys().filter(|name| !now.contains(*name));
-        look.changed.removed = removed.map(|name| told(directory, name.clone(), budget)).collect::<Option<_>>()?;
-        if look.changed.removed.is_empty() && before.len() == now.len() && self.is_replaced_unseen(at, own) {
-            let status = |name: &OsString| lstat(&directory.join(name)).ok().map(|f| attributes(&f));
+        look.changed.removed =
+            removed.map(|name| told(directory, name.clone(), budget)).collect::<Option<_>>()?;
+        if look.changed.removed.is_empty()
+            && before.len() == now.len()
+            && self.is_replaced_unseen(at, own)
+        {
+            let status =
+                |name: &OsString| lstat(&directory.join(name)).ok().map(|f| attributes(&f));
             let written = look.changed.written.iter().map(status).collect::<Option<_>>();
             look.changed.now = written.map(|written| Now { own: attributes(own), written });
         } else if look.changed.written.is_empty() && self.is_never_read(directory) {
@@ -268,11 +304,13 @@ impl Watch {
         Some(look)
     }
 
-    /// Whether all that changed in a directory are new files, and nobody has read it meanwhile: who read it between a
-    /// file's end and its successor would remember that it was not there. The first reader after a change leaves its time.
+    /// Whether all that changed in a directory are new files, and nobody has read it meanwhile: who
+    /// read it between a file's end and its successor would remember that it was not there. The
+    /// first reader after a change leaves its time.
     fn is_replaced_unseen(&self, at: At, own: &FileStat) -> bool {
         let read_at = self.before.directories.read_at(at);
-        read_at.is_some_and(|time| time == (own.st_atime, own.st_atime_nsec) && !self.is_since(time))
+        read_at
+            .is_some_and(|time| time == (own.st_atime, own.st_atime_nsec) && !self.is_since(time))
     }
 
     /// Whether nobody has read a directory from when it was made until now.
@@ -281,14 +319,24 @@ impl Watch {
         made.is_some_and(|made| listing::never_read(directory) == Some(*made))
     }
 
-    /// At one that has the names that it had. In a tree in which files are replaced it has those files, too.
-    fn look_again(&self, (at, directory): (At, &Path), own: &FileStat, budget: &Budget) -> Option<Look> {
+    /// At one that has the names that it had. In a tree in which files are replaced it has those
+    /// files, too.
+    fn look_again(
+        &self,
+        (at, directory): (At, &Path),
+        own: &FileStat,
+        budget: &Budget,
+    ) -> Option<Look> {
         let before = self.before.directories.entries(at);
         // One that is empty costs something, too.
         budget.spend(before.len().max(1)).then_some(())?;
         let mut look = Look::default();
         if self.trees.replaces(directory) {
-            look.below = before.iter().filter(|entry| entry.is_directory).map(|entry| entry.name()).collect();
+            look.below = before
+                .iter()
+                .filter(|entry| entry.is_directory)
+                .map(|entry| entry.name())
+                .collect();
             return Some(look);
         }
         let Some(known) = Known::open(directory) else { return Some(look) };
@@ -314,11 +362,14 @@ impl Watch {
         budget: &Budget,
     ) -> Option<()> {
         let is_directory = listing::is_directory(found);
-        let has_another_kind = was_directory.is_some_and(|was_directory| was_directory != is_directory);
+        let has_another_kind =
+            was_directory.is_some_and(|was_directory| was_directory != is_directory);
         if is_directory && found.st_dev == device && !has_another_kind {
             // Those that only grow were not noted, and are looked at on their own.
             look.below.push(name.clone());
-        } else if has_another_kind || was_directory.is_some() && self.is_since((found.st_ctime, found.st_ctime_nsec)) {
+        } else if has_another_kind
+            || was_directory.is_some() && self.is_since((found.st_ctime, found.st_ctime_nsec))
+        {
             look.changed.write((directory, name.clone()), found, budget)?;
         }
         Some(())
@@ -340,7 +391,12 @@ impl Watch {
 
 impl Changed {
     /// Notes a name that was there before. `None`: there is no room for it.
-    fn write(&mut self, (directory, name): (&Path, OsString), found: &FileStat, budget: &Budget) -> Option<()> {
+    fn write(
+        &mut self,
+        (directory, name): (&Path, OsString),
+        found: &FileStat,
+        budget: &Budget,
+    ) -> Option<()> {
         match SFlag::from_bits_truncate(found.st_mode & SFlag::S_IFMT.bits()) {
             SFlag::S_IFDIR => self.kinds.push((told(directory, name.clone(), budget)?, None)),
             SFlag::S_IFLNK => {
@@ -361,9 +417,10 @@ fn told(directory: &Path, name: OsString, budget: &Budget) -> Option<OsString> {
     budget.tell(directory, name.len()).map(|()| name)
 }
 
-/// Not after any time that a file gets from now on, and not long before it either: what the workstation has just been told
-/// of would be told of once more, and forgetting it gives a directory a new change time. So it is by the clock that files have: that of
-/// the kernel's last tick (clock_gettime(2), CLOCK_REALTIME_COARSE).
+/// Not after any time that a file gets from now on, and not long before it either: what the
+/// workstation has just been told of would be told of once more, and forgetting it gives a
+/// directory a new change time. So it is by the clock that files have: that of the kernel's last
+/// tick (clock_gettime(2), CLOCK_REALTIME_COARSE).
 fn moment() -> Duration {
     clock_gettime(ClockId::CLOCK_REALTIME_COARSE).map_or(Duration::ZERO, Duration::from)
 }
@@ -372,7 +429,8 @@ impl Before {
     /// Names only: the kind of each entry comes with its directory.
     fn of(trees: &Trees, since: Duration, budget: &Budget) -> Self {
         // There are as many as the specification names.
-        let missing: HashSet<PathBuf> = trees.made.iter().filter_map(|path| missing(path)).collect();
+        let missing: HashSet<PathBuf> =
+            trees.made.iter().filter_map(|path| missing(path)).collect();
         let mut before = Self { missing: missing.clone(), ..Self::default() };
         match before.fill(trees, since, budget).filter(|()| budget.over().is_none()) {
             Some(()) => before,
@@ -407,13 +465,16 @@ impl Before {
             };
             self.directories.note_readers(at, is_unread, read_at);
             let parent = Rc::new(Above { directory, path });
-            // What waits here has the names of one directory at each level of the tree: less than what is kept.
+            // What waits here has the names of one directory at each level of the tree: less than
+            // what is kept.
             let names: Vec<OsString> = self.directories.entries(at).directories().collect();
             for name in names {
                 let path = parent.path.join(&name);
                 match trees.growing.contains(&path) {
                     true => self.note_growing(trees, path, budget)?,
-                    false => queue.push((Some(at), Below { parent: Some(Rc::clone(&parent)), name })),
+                    false => {
+                        queue.push((Some(at), Below { parent: Some(Rc::clone(&parent)), name }))
+                    }
                 }
             }
         }
@@ -430,7 +491,8 @@ impl Before {
             for entry in listing.entries().iter().filter(|entry| entry.is_directory) {
                 let name = entry.name();
                 budget.keep(SLOT_BYTES + name.len()).then_some(())?;
-                let is_unread = is_unread(trees, &growing.top.join(&name), || listing.status(entry));
+                let is_unread =
+                    is_unread(trees, &growing.top.join(&name), || listing.status(entry));
                 growing.below.insert(name, is_unread);
             }
         }
@@ -438,7 +500,8 @@ impl Before {
         Some(())
     }
 
-    /// To be called before it is read here. Who reads it within the tick in which it was made leaves no other time.
+    /// To be called before it is read here. Who reads it within the tick in which it was made
+    /// leaves no other time.
     fn note_birth(&mut self, trees: &Trees, root: &Path, now: Duration) {
         let made = listing::never_read(root).filter(|_| trees.far.contains(root));
         let is_over = |(seconds, nanoseconds): &Time| {
@@ -457,8 +520,8 @@ fn read_at(trees: &Trees, path: &Path, directory: impl AsFd) -> Option<Time> {
     fstat(directory).ok().map(|found| (found.st_atime, found.st_atime_nsec))
 }
 
-/// Whether it is one of the command's own directories, and nobody has read it since its last change. To be called before
-/// it is read here.
+/// Whether it is one of the command's own directories, and nobody has read it since its last
+/// change. To be called before it is read here.
 fn is_unread(trees: &Trees, path: &Path, look: impl FnOnce() -> Option<FileStat>) -> bool {
     trees.is_own(path) && look().is_some_and(|found| listing::is_unread(&found))
 }
@@ -468,8 +531,8 @@ fn names_of(tree: &WatchedTree) -> usize {
     [&tree.own, &tree.only, &tree.grows].into_iter().flatten().map(String::len).sum()
 }
 
-/// A directory that is found from the one above it: the kernel then walks one name, not the whole path. Nor is that
-/// kept for each of them, which may be thousands in one directory.
+/// A directory that is found from the one above it: the kernel then walks one name, not the whole
+/// path. Nor is that kept for each of them, which may be thousands in one directory.
 struct Below {
     parent: Option<Rc<Above>>,
     /// The whole path of a root.
@@ -487,7 +550,9 @@ impl Below {
     }
 
     fn path(&self) -> PathBuf {
-        self.parent.as_ref().map_or_else(|| PathBuf::from(&self.name), |parent| parent.path.join(&self.name))
+        self.parent
+            .as_ref()
+            .map_or_else(|| PathBuf::from(&self.name), |parent| parent.path.join(&self.name))
     }
 
     fn open(&self) -> Option<File> {
@@ -528,7 +593,10 @@ mod tests {
         let probe = directory.join("probe");
         let time = |path: &Path| {
             let found = fs::symlink_metadata(path).expect("it is there");
-            Duration::new(found.ctime().unsigned_abs(), u32::try_from(found.ctime_nsec()).unwrap_or(0))
+            Duration::new(
+                found.ctime().unsigned_abs(),
+                u32::try_from(found.ctime_nsec()).unwrap_or(0),
+            )
         };
         fs::write(&probe, "x").expect("a file");
         let first = time(&probe);
@@ -548,7 +616,12 @@ mod tests {
 
     fn changed(names: bool, written: &[&str], removed: &[&str]) -> Changed {
         let names_of = |list: &[&str]| list.iter().map(OsString::from).collect();
-        Changed { names, written: names_of(written), removed: names_of(removed), ..Changed::default() }
+        Changed {
+            names,
+            written: names_of(written),
+            removed: names_of(removed),
+            ..Changed::default()
+        }
     }
 
     #[test]
@@ -565,7 +638,8 @@ mod tests {
         fs::create_dir(root.join("d-dir")).expect("a directory");
         symlink("x", root.join("e-link")).expect("a link");
         symlink("x", root.join("f-link")).expect("a link");
-        let watch = Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]), &Budget::new(None));
+        let watch =
+            Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]), &Budget::new(None));
         for name in ["a-file", "b-file", "e-link", "f-link"] {
             fs::remove_file(root.join(name)).expect("removed");
         }
@@ -579,12 +653,16 @@ mod tests {
         symlink("y", root.join("e-link")).expect("a link");
         fs::write(root.join("f-link"), "new").expect("a file");
         let mut changes = watch.changes(&Budget::new(None)).directories;
-        let mut told = changes.remove(&root.components().collect::<PathBuf>()).expect("it has changed");
+        let mut told =
+            changes.remove(&root.components().collect::<PathBuf>()).expect("it has changed");
         told.written.sort();
         told.kinds.sort();
         assert_eq!(told.written, ["a-file", "b-file", "c-dir", "d-dir", "e-link", "f-link"]);
         let link = |name: &str| (name.into(), Some("y".into()));
-        assert_eq!(told.kinds, [link("a-file"), ("b-file".into(), None), link("c-dir"), link("e-link")]);
+        assert_eq!(
+            told.kinds,
+            [link("a-file"), ("b-file".into(), None), link("c-dir"), link("e-link")]
+        );
         changes.retain(|_, changed| *changed != Changed::default());
         assert_eq!(changes, [(root.join("c-dir"), changed(false, &[], &["below"]))].into());
     }
@@ -600,7 +678,8 @@ mod tests {
         for file in ["quiet/f", "written/f", "written/g", "lost/f", "gone/below/f"] {
             fs::write(root.join(file), "old").expect("a file");
         }
-        let watch = Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]), &Budget::new(None));
+        let watch =
+            Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]), &Budget::new(None));
         fs::write(root.join("written/f"), "new").expect("a file");
         fs::create_dir(root.join("grown/deep/new")).expect("a directory");
         fs::write(root.join("grown/deep/new/f"), "new").expect("a file");
@@ -614,7 +693,9 @@ mod tests {
             ("lost", changed(true, &[], &["f"])),
             ("written", changed(false, &["f"], &[])),
         ];
-        let expect = expect.into_iter().map(|(path, changed)| (root.join(path).components().collect(), changed));
+        let expect = expect
+            .into_iter()
+            .map(|(path, changed)| (root.join(path).components().collect(), changed));
         assert_eq!(watch.changes(&Budget::new(None)).directories, expect.collect());
     }
 
@@ -629,12 +710,19 @@ mod tests {
         let most = super::super::budget::MAX_TOLD_BYTES / path_bytes;
         let file = |number: usize| below.join(format!("{number:0250}"));
         (0..most + 10).for_each(|number| fs::write(file(number), "").expect("a file"));
-        let watch = || Watch::since(moment_after(clock.path()), whole(&[tree.path().to_owned()]), &Budget::new(None));
+        let watch = || {
+            Watch::since(
+                moment_after(clock.path()),
+                whole(&[tree.path().to_owned()]),
+                &Budget::new(None),
+            )
+        };
         for (count, is_told) in [(most - 10, true), (most + 10, false)] {
             let watch = watch();
             (0..count).for_each(|number| fs::write(file(number), "x").expect("a file"));
             let changes = watch.changes(&Budget::new(None));
-            let written: usize = changes.directories.values().map(|changed| changed.written.len()).sum();
+            let written: usize =
+                changes.directories.values().map(|changed| changed.written.len()).sum();
             assert_eq!((changes.incomplete, written), (!is_told, if is_told { count } else { 0 }));
         }
         // What is gone counts, too.
@@ -649,14 +737,19 @@ mod tests {
         let tree = tempfile::tempdir().expect("a directory");
         let clock = tempfile::tempdir().expect("a directory");
         let root = tree.path();
-        for directory in [".git/objects/aa", ".git/objects/bb", ".git/objects/gone", ".git/refs", "src"] {
+        for directory in
+            [".git/objects/aa", ".git/objects/bb", ".git/objects/gone", ".git/refs", "src"]
+        {
             fs::create_dir_all(root.join(directory)).expect("a directory");
         }
         for file in [".git/index", ".git/objects/aa/1", ".git/refs/main", "src/f"] {
             fs::write(root.join(file), "old").expect("a file");
         }
-        let contract =
-            WatchedTree { only: vec![".git".into()], grows: vec![".git/objects".into()], ..Default::default() };
+        let contract = WatchedTree {
+            only: vec![".git".into()],
+            grows: vec![".git/objects".into()],
+            ..Default::default()
+        };
         let mut trees = Trees::default();
         trees.add(root.to_owned(), &contract);
         let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
@@ -685,11 +778,13 @@ mod tests {
         for file in [".git/log", "changed/f", "quiet/f", "quiet/deep/f"] {
             fs::write(root.join(file), "old").expect("a file");
         }
-        let contract = WatchedTree { own: vec![".git".into()], replaces: true, ..Default::default() };
+        let contract =
+            WatchedTree { own: vec![".git".into()], replaces: true, ..Default::default() };
         let mut trees = Trees::default();
         trees.add(root.to_owned(), &contract);
         let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
-        // Its own files it may change in their place, and where it does so elsewhere it has promised too much.
+        // Its own files it may change in their place, and where it does so elsewhere it has
+        // promised too much.
         for file in [".git/log", "quiet/f"] {
             fs::write(root.join(file), "new").expect("a file");
         }
@@ -779,7 +874,9 @@ mod tests {
         let long = "x".repeat(250);
         let deep = tree.path().join([long.as_str(); 12].join("/"));
         fs::create_dir_all(&deep).expect("directories");
-        (0..1000).for_each(|number| fs::create_dir(deep.join(format!("{number}"))).expect("a directory"));
+        (0..1000).for_each(|number| {
+            fs::create_dir(deep.join(format!("{number}"))).expect("a directory")
+        });
         let since = moment_after(clock.path());
         let with = |left: usize| {
             let budget = Budget::new(None);
@@ -811,7 +908,9 @@ mod tests {
         if !listing::tells_readers(&objects) {
             return;
         }
-        let told = |watch: &Watch| watch.changes(&Budget::new(None)).directories.contains_key(&objects.join("aa"));
+        let told = |watch: &Watch| {
+            watch.changes(&Budget::new(None)).directories.contains_key(&objects.join("aa"))
+        };
         let first = watch();
         fs::create_dir(objects.join("aa")).expect("a directory");
         fs::write(objects.join("aa/1"), "").expect("a file");
@@ -844,7 +943,8 @@ mod tests {
         fs::create_dir(root("there/new")).expect("a directory");
         fs::write(root("there/f"), "not looked at").expect("a file");
         let expect = [("", changed(true, &[], &[])), ("there", changed(true, &[], &[]))];
-        let expect = expect.into_iter().map(|(path, changed)| (root(path).components().collect(), changed));
+        let expect =
+            expect.into_iter().map(|(path, changed)| (root(path).components().collect(), changed));
         assert_eq!(watch.changes(&Budget::new(None)).directories, expect.collect());
     }
 
@@ -863,7 +963,12 @@ mod tests {
             let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
             fs::write(directory.join("f"), "new").expect("a file");
             work();
-            watch.changes(&Budget::new(None)).directories.remove(&directory).expect("it has changed").now
+            watch
+                .changes(&Budget::new(None))
+                .directories
+                .remove(&directory)
+                .expect("it has changed")
+                .now
         };
         let list = || fs::read_dir(&directory).expect("listed").for_each(drop);
         let nothing = || {};
@@ -875,7 +980,11 @@ mod tests {
         assert_eq!(now.written, []);
         assert_eq!(told(true, &list, &nothing), None, "somebody had read it");
         assert_eq!(told(true, &nothing, &list), None, "somebody reads it");
-        assert_eq!(told(false, &nothing, &nothing), None, "who reads it in the same tick leaves no trace");
+        assert_eq!(
+            told(false, &nothing, &nothing),
+            None,
+            "who reads it in the same tick leaves no trace"
+        );
         let write = || fs::write(directory.join("old"), "old").expect("a file");
         assert!(told(true, &write, &nothing).is_some(), "files in it");
         let other = || fs::write(directory.join("old"), "other").expect("a file");
@@ -890,7 +999,8 @@ mod tests {
         fs::create_dir(root("goes")).expect("a directory");
         fs::write(root("file"), "old").expect("a file");
         let since = moment_after(clock.path());
-        let watch = Watch::since(since, whole(&["comes", "goes", "file"].map(root)), &Budget::new(None));
+        let watch =
+            Watch::since(since, whole(&["comes", "goes", "file"].map(root)), &Budget::new(None));
         fs::create_dir(root("comes")).expect("a directory");
         fs::remove_dir(root("goes")).expect("removed");
         fs::write(root("file"), "new").expect("a file");

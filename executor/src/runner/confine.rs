@@ -25,23 +25,30 @@ use super::{
 };
 use crate::{config::Level, error::Refusal, sys};
 
-/// What root can do with files (capabilities(7)): CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID. A command
-/// of root keeps these, since without them `tar -x` and `cat` would not do what they do for root; all else is lost.
+/// What root can do with files (capabilities(7)): CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER,
+/// FSETID. A command of root keeps these, since without them `tar -x` and `cat` would not do what
+/// they do for root; all else is lost.
 const ROOTS_FILES: u64 = 0b1_1111;
 
-/// A directory in which a command already is may be locked against it, and stays its directory all the same: entering it takes
-/// DAC_READ_SEARCH. It is in force for that one call only, and no program gets it.
+/// A directory in which a command already is may be locked against it, and stays its directory all
+/// the same: entering it takes DAC_READ_SEARCH. It is in force for that one call only, and no
+/// program gets it.
 const SEARCH: u64 = 1 << 2;
 
 /// What the keeper needs to give its supervisors their user: SETGID, SETUID; and KILL, to end them.
 const KEEPERS: u64 = ROOTS_FILES | 1 << 5 | 1 << 6 | 1 << 7;
 
-/// Gives up all that no supervisor needs. Called when the view stands, by a process that has one thread.
+/// Gives up all that no supervisor needs. Called when the view stands, by a process that has one
+/// thread.
 pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
-    let failed = |what: &str, errno: Errno| Refusal::new(Kind::NoNamespace, format!("cannot {what}: {}", errno.desc()));
+    let failed = |what: &str, errno: Errno| {
+        Refusal::new(Kind::NoNamespace, format!("cannot {what}: {}", errno.desc()))
+    };
     let mut reached = namespaces(spec);
-    // Nobody may look into our memory or descriptors: one of these leads to the root's writable side.
-    prctl::set_dumpable(false).map_err(|errno| failed("hide the runner from its commands", errno))?;
+    // Nobody may look into our memory or descriptors: one of these leads to the root's writable
+    // side.
+    prctl::set_dumpable(false)
+        .map_err(|errno| failed("hide the runner from its commands", errno))?;
     prctl::set_no_new_privs().map_err(|errno| failed("give up new privileges", errno))?;
     if geteuid().is_root() || spec.isolation() != Isolation::Nothing {
         let is_roots = geteuid().is_root() && spec.user.as_ref().is_none_or(|user| user.uid == 0);
@@ -63,7 +70,8 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
     Ok(reached)
 }
 
-/// Takes the rights of whose commands these are; called by a supervisor, before it looks at any path.
+/// Takes the rights of whose commands these are; called by a supervisor, before it looks at any
+/// path.
 pub fn take_user(user: Option<&ViewUser>) -> nix::Result<()> {
     if !geteuid().is_root() {
         return Ok(());
@@ -81,12 +89,13 @@ pub fn take_user(user: Option<&ViewUser>) -> nix::Result<()> {
     sys::keep_capabilities(ROOTS_FILES, ROOTS_FILES)
 }
 
-/// What a supervisor may write to of its own memory: the largest specification that is taken, decoded and with a rule and a
-/// check for each of its words, takes a third of that, and the names of the largest trees as much.
+/// What a supervisor may write to of its own memory: the largest specification that is taken,
+/// decoded and with a rule and a check for each of its words, takes a third of that, and the names
+/// of the largest trees as much.
 pub const SUPERVISOR_BYTES: u64 = 128 << 20;
 
-/// The bound of a supervisor's own memory: what it looks at for a client has no other one. Beyond, it ends, and with it
-/// its run. Commands do not have it.
+/// The bound of a supervisor's own memory: what it looks at for a client has no other one. Beyond,
+/// it ends, and with it its run. Commands do not have it.
 pub struct OwnMemory {
     before: (u64, u64),
 }
@@ -105,10 +114,13 @@ impl OwnMemory {
     }
 }
 
-/// Enters a command's directory, in the command's own process; after that, no rights are left but its user's.
+/// Enters a command's directory, in the command's own process; after that, no rights are left but
+/// its user's.
 pub fn enter_directory(directory: &OwnedFd) -> nix::Result<()> {
     let entered = match fchdir(directory) {
-        Err(Errno::EACCES) => sys::keep_capabilities(SEARCH, SEARCH).and_then(|()| fchdir(directory)),
+        Err(Errno::EACCES) => {
+            sys::keep_capabilities(SEARCH, SEARCH).and_then(|()| fchdir(directory))
+        }
         other => other,
     };
     if !geteuid().is_root() {
@@ -133,8 +145,9 @@ pub fn set_bounds(bounds: &Bounds) -> nix::Result<()> {
     Ok(())
 }
 
-/// When memory runs out, the kernel looks for whom to kill: runners and their commands, rather than the executor or
-/// what else the machine is for. It is inherited, and no command has the right (CAP_SYS_RESOURCE) or the /proc to lower it.
+/// When memory runs out, the kernel looks for whom to kill: runners and their commands, rather than
+/// the executor or what else the machine is for. It is inherited, and no command has the right
+/// (CAP_SYS_RESOURCE) or the /proc to lower it.
 const OOM_SCORE: i32 = 500;
 
 /// Has the kernel prefer this process, and all that it starts, when memory runs out.
@@ -144,16 +157,17 @@ pub fn be_killed_first() -> io::Result<()> {
     fs::write(FILE, OOM_SCORE.max(own).to_string())
 }
 
-/// Sets the bounds of all of a view's commands together; gives those that this machine does not let root set, in words.
-/// Called before the view stands: its /proc has no settings.
+/// Sets the bounds of all of a view's commands together; gives those that this machine does not let
+/// root set, in words. Called before the view stands: its /proc has no settings.
 pub fn bound_view(spec: &ViewSpec) -> Vec<String> {
-    let unset: Vec<String> = bound_processes(spec).into_iter().chain(bound_shared_memory(spec)).collect();
+    let unset: Vec<String> =
+        bound_processes(spec).into_iter().chain(bound_shared_memory(spec)).collect();
     // Another user's executor may set none of them, and that is no fault of the machine.
     if geteuid().is_root() { unset } else { Vec::new() }
 }
 
-/// The numbers of processes end there, in a namespace of their own (since Linux 6.14); elsewhere the user's limit
-/// has to do, which root has not.
+/// The numbers of processes end there, in a namespace of their own (since Linux 6.14); elsewhere
+/// the user's limit has to do, which root has not.
 fn bound_processes(spec: &ViewSpec) -> Option<String> {
     /// The kernel takes no less: the first 300 numbers are used once only.
     const LEAST: u64 = 302;
@@ -179,12 +193,16 @@ fn bound_shared_memory(spec: &ViewSpec) -> Vec<String> {
     const MESSAGE_QUEUES: u32 = 16;
     /// SEMMSL, SEMMNS, SEMOPM, SEMMNI (semget(2)).
     const SEMAPHORES: &str = "250 1024 32 64";
-    if spec.isolation() == Isolation::Nothing || spec.bounds.tmp_bytes == 0 || !geteuid().is_root() {
+    if spec.isolation() == Isolation::Nothing || spec.bounds.tmp_bytes == 0 || !geteuid().is_root()
+    {
         return Vec::new();
     }
     let page_bytes = rustix::param::page_size() as u64;
-    let bounds = [("shmall", spec.bounds.tmp_bytes.div_ceil(page_bytes)), ("msgmni", u64::from(MESSAGE_QUEUES))]
-        .map(|(setting, bound)| (setting, bound.to_string()));
+    let bounds = [
+        ("shmall", spec.bounds.tmp_bytes.div_ceil(page_bytes)),
+        ("msgmni", u64::from(MESSAGE_QUEUES)),
+    ]
+    .map(|(setting, bound)| (setting, bound.to_string()));
     let bounds = bounds.into_iter().chain([("sem", SEMAPHORES.to_owned())]);
     bounds.filter_map(|(setting, bound)| set(setting, &bound)).collect()
 }
@@ -201,7 +219,10 @@ impl Reached {
     /// The level that this is.
     pub fn level(&self) -> Level {
         let has = |what: &str| self.has.iter().any(|one| one.starts_with(what));
-        match (has("mounts") && has("network"), has("processes") && has("seccomp") && has("landlock")) {
+        match (
+            has("mounts") && has("network"),
+            has("processes") && has("seccomp") && has("landlock"),
+        ) {
             (true, true) => Level::Strict,
             (true, false) => Level::Namespaces,
             (false, _) => Level::None,
@@ -215,7 +236,9 @@ impl fmt::Display for Reached {
         match (self.has.is_empty(), self.lacks.is_empty()) {
             (true, _) => write!(f, "{level}; missing: {}", self.lacks.join(", ")),
             (false, true) => write!(f, "{level}: {}", self.has.join(", ")),
-            (false, false) => write!(f, "{level}: {}; missing: {}", self.has.join(", "), self.lacks.join(", ")),
+            (false, false) => {
+                write!(f, "{level}: {}; missing: {}", self.has.join(", "), self.lacks.join(", "))
+            }
         }
     }
 }
@@ -223,7 +246,9 @@ impl fmt::Display for Reached {
 fn namespaces(spec: &ViewSpec) -> Reached {
     let mut reached = Reached::default();
     match spec.isolation() {
-        Isolation::Nothing => reached.lacks.push("mounts, processes and network of their own".to_owned()),
+        Isolation::Nothing => {
+            reached.lacks.push("mounts, processes and network of their own".to_owned())
+        }
         Isolation::Mounts => {
             reached.has = ["mounts", "network"].map(str::to_owned).to_vec();
             reached.lacks.push("processes of their own".to_owned());

@@ -1,7 +1,11 @@
-//! What a program's file says of what it takes to start it: the loader, and the libraries that the loader will look for
-//! (elf(5), ld.so(8)). Only 64-bit files are known: the filters of system calls refuse all others.
+//! What a program's file says of what it takes to start it: the loader, and the libraries that the
+//! loader will look for (elf(5), ld.so(8)). Only 64-bit files are known: the filters of system
+//! calls refuse all others.
 
-use std::{ffi::OsString, fs::File, os::unix::ffi::OsStringExt as _, os::unix::fs::FileExt as _, path::PathBuf};
+use std::{
+    ffi::OsString, fs::File, os::unix::ffi::OsStringExt as _, os::unix::fs::FileExt as _,
+    path::PathBuf,
+};
 
 /// Bounds on what is read of a file that is not as it should be.
 const MAX_HEADERS: usize = 128;
@@ -43,13 +47,15 @@ impl Image {
         if !header.starts_with(b"\x7fELF\x02\x01") {
             return None;
         }
-        let (at, size, count) = (number(&header, 32, 8)?, number(&header, 54, 2)?, number(&header, 56, 2)?);
+        let (at, size, count) =
+            (number(&header, 32, 8)?, number(&header, 54, 2)?, number(&header, 56, 2)?);
         let count = usize::try_from(count).ok()?.min(MAX_HEADERS);
         let size = usize::try_from(size).ok().filter(|size| (56..=256).contains(size))?;
         let table = bytes(file, at, size * count)?;
         let segments: Vec<Segment> = table.chunks_exact(size).filter_map(segment).collect();
         let of = |kind| segments.iter().find(|segment| segment.kind == kind);
-        let interpreter = of(INTERPRETER).and_then(|segment| name(file, segment.offset)).map(PathBuf::from);
+        let interpreter =
+            of(INTERPRETER).and_then(|segment| name(file, segment.offset)).map(PathBuf::from);
         let mut image = Self { interpreter, ..Self::default() };
         if let Some(dynamic) = of(DYNAMIC) {
             image.read_dynamic(file, dynamic, &segments)?;
@@ -60,16 +66,24 @@ impl Image {
     fn read_dynamic(&mut self, file: &File, dynamic: &Segment, segments: &[Segment]) -> Option<()> {
         let size = usize::try_from(dynamic.size).ok()?.min(MAX_DYNAMIC_BYTES);
         let table = bytes(file, dynamic.offset, size)?;
-        let entries = table.chunks_exact(16).filter_map(|entry| Some((number(entry, 0, 8)?, number(entry, 8, 8)?)));
+        let entries = table
+            .chunks_exact(16)
+            .filter_map(|entry| Some((number(entry, 0, 8)?, number(entry, 8, 8)?)));
         let entries: Vec<(u64, u64)> = entries.take_while(|(kind, _)| *kind != 0).collect();
         let address = entries.iter().find(|(kind, _)| *kind == STRINGS)?.1;
-        let strings = segments.iter().filter(|segment| segment.kind == LOAD).find_map(|segment| {
-            let within = address.checked_sub(segment.address).filter(|within| *within < segment.size)?;
-            segment.offset.checked_add(within)
-        })?;
+        let strings =
+            segments.iter().filter(|segment| segment.kind == LOAD).find_map(|segment| {
+                let within =
+                    address.checked_sub(segment.address).filter(|within| *within < segment.size)?;
+                segment.offset.checked_add(within)
+            })?;
         let text = |at: u64| name(file, strings.checked_add(at)?);
         let of = |kinds: &[u64]| -> Option<Vec<OsString>> {
-            entries.iter().filter(|(kind, _)| kinds.contains(kind)).map(|(_, at)| text(*at)).collect()
+            entries
+                .iter()
+                .filter(|(kind, _)| kinds.contains(kind))
+                .map(|(_, at)| text(*at))
+                .collect()
         };
         (self.needed, self.run_paths) = (of(&[NEEDED])?, of(&[RPATH, RUNPATH])?);
         Some(())
@@ -78,7 +92,12 @@ impl Image {
 
 fn segment(entry: &[u8]) -> Option<Segment> {
     let field = |at| number(entry, at, 8);
-    Some(Segment { kind: number(entry, 0, 4)?, offset: field(8)?, address: field(16)?, size: field(32)? })
+    Some(Segment {
+        kind: number(entry, 0, 4)?,
+        offset: field(8)?,
+        address: field(16)?,
+        size: field(32)?,
+    })
 }
 
 fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
@@ -112,7 +131,11 @@ mod tests {
     fn a_program_names_its_loader_and_its_libraries() {
         let image = Image::read(&File::open("/usr/bin/sort").unwrap()).unwrap();
         assert!(image.interpreter.unwrap().display().to_string().contains("ld-"));
-        assert!(image.needed.iter().any(|name| name.to_string_lossy().starts_with("libc.")), "{:?}", image.needed);
+        assert!(
+            image.needed.iter().any(|name| name.to_string_lossy().starts_with("libc.")),
+            "{:?}",
+            image.needed
+        );
     }
 
     #[test]

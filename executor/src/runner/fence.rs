@@ -1,16 +1,19 @@
-//! What files one command reaches: a Landlock domain, made from what its annotation names. Not made here: the
-//! annotation's reading of the command (see `policy`), and what the whole view shows.
+//! What files one command reaches: a Landlock domain, made from what its annotation names. Not made
+//! here: the annotation's reading of the command (see `policy`), and what the whole view shows.
 //!
-//! What it may start is one file each (see `programs`): a directory of programs would be all that is installed.
+//! What it may start is one file each (see `programs`): a directory of programs would be all that
+//! is installed.
 //!
-//! Every path is resolved once, to a descriptor, and the rule is on what that refers to: a name that leads out of the directories
-//! of the operands a moment later leads to something that is not in the domain. What is made or replaced in one of these
-//! directories while the command waits can be read. What the domain lacks fails with
-//! EACCES, so too little of it would change what a command says: a command that changes a file gets the directory
-//! around it too, since tools make their temporary files there.
+//! Every path is resolved once, to a descriptor, and the rule is on what that refers to: a name
+//! that leads out of the directories of the operands a moment later leads to something that is not
+//! in the domain. What is made or replaced in one of these directories while the command waits can
+//! be read. What the domain lacks fails with EACCES, so too little of it would change what a
+//! command says: a command that changes a file gets the directory around it too, since tools make
+//! their temporary files there.
 //!
-//! Invariant: whoever may make, remove or truncate files in a tree may write their contents too. Otherwise a tool that
-//! replaces a file (removes it, makes it anew, and only then may not write to it) leaves an empty one.
+//! Invariant: whoever may make, remove or truncate files in a tree may write their contents too.
+//! Otherwise a tool that replaces a file (removes it, makes it anew, and only then may not write to
+//! it) leaves an empty one.
 
 use std::{
     collections::HashMap,
@@ -19,8 +22,9 @@ use std::{
 };
 
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, PathBeneath, Ruleset, RulesetAttr,
-    RulesetCreated, RulesetCreatedAttr as _, RulesetError, Scope, make_bitflags,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, PathBeneath,
+    Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr as _, RulesetError, Scope,
+    make_bitflags,
 };
 use nix::{
     errno::Errno,
@@ -40,12 +44,14 @@ use super::{
 };
 use crate::{error::Refusal, sys::ActingAs};
 
-/// The newest version of Landlock that this file knows the rights of; of an older kernel's, what there is.
+/// The newest version of Landlock that this file knows the rights of; of an older kernel's, what
+/// there is.
 const KNOWN: ABI = ABI::V7;
 
-/// The oldest version whose rights keep what docs/security.md says of commands. Before version 2 no file could be moved to
-/// another directory, before 3 any file could be truncated, before 5 any device be told to do things, and
-/// before 6 (Linux 6.12) signals and abstract sockets reached out of the domain. Version 7 only adds records.
+/// The oldest version whose rights keep what docs/security.md says of commands. Before version 2 no
+/// file could be moved to another directory, before 3 any file could be truncated, before 5 any
+/// device be told to do things, and before 6 (Linux 6.12) signals and abstract sockets reached out
+/// of the domain. Version 7 only adds records.
 pub const LEAST_LANDLOCK: i32 = 6;
 
 /// What the server's programs are for, where it is not known which of them a command starts.
@@ -53,11 +59,15 @@ const PROGRAMS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | ReadFil
 /// The kernel reads what it executes, loaders and interpreters too.
 pub const PROGRAM: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | ReadFile});
 pub const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
-const DEVICE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate | IoctlDev});
+const DEVICE: BitFlags<AccessFs> =
+    make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate | IoctlDev});
 const OUTPUT: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate});
-/// Of the directory around one that may be removed or moved itself: only empty directories can be removed by it, and no file.
-const AROUND_DIRECTORY: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadDir | RemoveDir | Refer});
-/// All but starting programs: those of an export are data. Sockets and devices are nothing that a command makes.
+/// Of the directory around one that may be removed or moved itself: only empty directories can be
+/// removed by it, and no file.
+const AROUND_DIRECTORY: BitFlags<AccessFs> =
+    make_bitflags!(AccessFs::{ReadDir | RemoveDir | Refer});
+/// All but starting programs: those of an export are data. Sockets and devices are nothing that a
+/// command makes.
 pub const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | WriteFile | Truncate | ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | MakeFifo | Refer
 });
@@ -83,10 +93,16 @@ const VIEWS: [(&str, BitFlags<AccessFs>); 2] = [("/etc", READ), ("/proc", READ)]
 /// Private to the view, so everything but starting what was put there.
 const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
 
-/// Without a view, what programs look at of the machine's /proc when they start: C libraries (processors, memory) and
-/// libselinux. A command reads of processes its own only ([`Domain::enter`]).
-const PROC: [&str; 5] =
-    ["/proc/filesystems", "/proc/meminfo", "/proc/cpuinfo", "/proc/stat", "/proc/sys/vm/overcommit_memory"];
+/// Without a view, what programs look at of the machine's /proc when they start: C libraries
+/// (processors, memory) and libselinux. A command reads of processes its own only
+/// ([`Domain::enter`]).
+const PROC: [&str; 5] = [
+    "/proc/filesystems",
+    "/proc/meminfo",
+    "/proc/cpuinfo",
+    "/proc/stat",
+    "/proc/sys/vm/overcommit_memory",
+];
 
 /// What every command of a view may reach, resolved when the view stands.
 #[derive(Debug, Default)]
@@ -101,11 +117,13 @@ impl Ground {
     pub fn new(spec: &ViewSpec, temporary: Option<&Path>) -> Self {
         let own: Vec<_> = match spec.isolation() {
             // The machine's own: as much of it as a view has, and no more.
-            Isolation::Nothing => (GROUND.into_iter().map(|(path, access)| (PathBuf::from(path), access)))
-                .chain(system::etc().map(|path| (path, READ)))
-                .chain(PROC.iter().map(|path| (PathBuf::from(path), AccessFs::ReadFile.into())))
-                .chain(temporary.map(|path| (path.to_owned(), CHANGE)))
-                .collect(),
+            Isolation::Nothing => {
+                (GROUND.into_iter().map(|(path, access)| (PathBuf::from(path), access)))
+                    .chain(system::etc().map(|path| (path, READ)))
+                    .chain(PROC.iter().map(|path| (PathBuf::from(path), AccessFs::ReadFile.into())))
+                    .chain(temporary.map(|path| (path.to_owned(), CHANGE)))
+                    .collect()
+            }
             _ => (ground().chain(PRIVATE.iter().map(|path| (*path, CHANGE))))
                 .map(|(path, access)| (PathBuf::from(path), access))
                 .collect(),
@@ -119,8 +137,8 @@ impl Ground {
     }
 }
 
-/// The client's files in the view; without one, the files that were there with the same content. One that lies in an export
-/// is found with the commands' rights.
+/// The client's files in the view; without one, the files that were there with the same content.
+/// One that lies in an export is found with the commands' rights.
 fn client_files(spec: &ViewSpec) -> Vec<(OwnedFd, BitFlags<AccessFs>)> {
     let Ok(_acting) = ActingAs::begin(spec.user.as_ref()) else { return Vec::new() };
     let how = OpenHow::new()
@@ -142,8 +160,12 @@ pub fn reached() -> Result<String, String> {
 fn judge(version: Option<i32>) -> Result<String, String> {
     match version {
         Some(version) if version >= LEAST_LANDLOCK => Ok(format!("landlock {version}")),
-        Some(version) => Err(format!("landlock {LEAST_LANDLOCK} (the kernel has version {version}; Linux 6.12 has 6)")),
-        None => Err(format!("landlock {LEAST_LANDLOCK} (the kernel has none, or it is not among its `lsm=`)")),
+        Some(version) => Err(format!(
+            "landlock {LEAST_LANDLOCK} (the kernel has version {version}; Linux 6.12 has 6)"
+        )),
+        None => Err(format!(
+            "landlock {LEAST_LANDLOCK} (the kernel has none, or it is not among its `lsm=`)"
+        )),
     }
 }
 
@@ -165,12 +187,20 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// Makes the domain of one command: the ground, what `fence` grants, and what the command has open.
-    pub fn new(view: &View, reach: &Reach<'_>, opened: &[impl AsFd], budget: &Budget) -> Result<Self, Refusal> {
+    /// Makes the domain of one command: the ground, what `fence` grants, and what the command has
+    /// open.
+    pub fn new(
+        view: &View,
+        reach: &Reach<'_>,
+        opened: &[impl AsFd],
+        budget: &Budget,
+    ) -> Result<Self, Refusal> {
         let Reach { cwd, fence, programs } = reach;
-        let failed =
-            |error: RulesetError| Refusal::new(Kind::NoNamespace, format!("cannot confine a command: {error}"));
-        let mut domain = Self { rules: empty().map_err(failed)?, is_proc_of_machine: view.is_servers_own() };
+        let failed = |error: RulesetError| {
+            Refusal::new(Kind::NoNamespace, format!("cannot confine a command: {error}"))
+        };
+        let mut domain =
+            Self { rules: empty().map_err(failed)?, is_proc_of_machine: view.is_servers_own() };
         for (fd, access) in &view.ground.own {
             domain.allow(fd, *access).map_err(failed)?;
         }
@@ -182,7 +212,11 @@ impl Domain {
                 domain.allow_path(Path::new(tree), PROGRAMS).map_err(failed)?;
             }
             for mount in view.mounts() {
-                let programs = if view.is_executable(mount) { AccessFs::Execute.into() } else { BitFlags::EMPTY };
+                let programs = if view.is_executable(mount) {
+                    AccessFs::Execute.into()
+                } else {
+                    BitFlags::EMPTY
+                };
                 domain.allow_path(mount, CHANGE | programs).map_err(failed)?;
             }
             return Ok(domain);
@@ -198,7 +232,9 @@ impl Domain {
         }) {
             Ok(()) => Ok(domain),
             Err(NoRules::Kernel(error)) => Err(failed(error)),
-            Err(why) => Err(Refusal::new(Kind::Guard, format!("the files that a command names: {why}"))),
+            Err(why) => {
+                Err(Refusal::new(Kind::Guard, format!("the files that a command names: {why}")))
+            }
         }
     }
 
@@ -206,7 +242,8 @@ impl Domain {
     pub fn enter(&self) -> nix::Result<()> {
         let mut rules = self.rules.try_clone().map_err(|_| Errno::EMFILE)?;
         if self.is_proc_of_machine {
-            // The list of mounts, which `find -fstype` reads, and what else a process is told of itself.
+            // The list of mounts, which `find -fstype` reads, and what else a process is told of
+            // itself.
             let own = open("/proc/self", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
             (&mut rules).add_rule(PathBeneath::new(&own, READ)).map_err(|_| Errno::EPERM)?;
         }
@@ -256,8 +293,8 @@ pub type AddRule<'a> = &'a mut dyn FnMut(&OwnedFd, BitFlags<AccessFs>) -> Result
 pub enum Reads {
     /// These, as long as they are the same files.
     Named,
-    /// Also what else is in their directories: a file that is made or replaced while the command waits has no rule of
-    /// its own, since rules are on what is there when the command starts.
+    /// Also what else is in their directories: a file that is made or replaced while the command
+    /// waits has no rule of its own, since rules are on what is there when the command starts.
     Directories,
 }
 
@@ -287,13 +324,14 @@ pub fn rules(
     grants.iter().try_for_each(|grant| resolver.grant(grant))
 }
 
-/// What the server's own tree is for, in a view, whatever a command names or starts, other than its temporary directories.
+/// What the server's own tree is for, in a view, whatever a command names or starts, other than its
+/// temporary directories.
 pub fn ground() -> impl Iterator<Item = (&'static str, BitFlags<AccessFs>)> {
     VIEWS.into_iter().chain(GROUND)
 }
 
-/// Turns grants into rules. What it keeps of a path is which file that is: a client names as many paths, and as long ones,
-/// as it likes, and each of the links on their way makes another one.
+/// Turns grants into rules. What it keeps of a path is which file that is: a client names as many
+/// paths, and as long ones, as it likes, and each of the links on their way makes another one.
 struct Resolver<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
@@ -332,7 +370,9 @@ impl Resolver<'_> {
             return Ok(Some(path.to_owned()));
         }
         self.spend(path)?;
-        let Ok(start) = find(self.cwd, path, true).and_then(|at| name_of(&at)) else { return Ok(None) };
+        let Ok(start) = find(self.cwd, path, true).and_then(|at| name_of(&at)) else {
+            return Ok(None);
+        };
         let Some(mount) = self.view.mount_of(&start) else { return Ok(None) };
         for top in start.ancestors().take_while(|directory| directory.starts_with(mount)) {
             for name in &grant.up_to {
@@ -353,9 +393,9 @@ impl Resolver<'_> {
         }
     }
 
-    /// Allows a tree to be read, or the directory that has a file, and the one that each link on the way leads to. Where
-    /// there is nothing yet, it may come. A file gets a rule of its own only if its directory has none: the kernel keeps
-    /// as many rules as there are.
+    /// Allows a tree to be read, or the directory that has a file, and the one that each link on
+    /// the way leads to. Where there is nothing yet, it may come. A file gets a rule of its own
+    /// only if its directory has none: the kernel keeps as many rules as there are.
     fn read(&mut self, path: &Path, no_follow: bool) -> Result<(), NoRules> {
         let found = self.find(path, !no_follow)?;
         let is_directory = found.as_ref().is_some_and(|found| found.kind == SFlag::S_IFDIR);
@@ -372,7 +412,9 @@ impl Resolver<'_> {
         for _ in 0..MAX_LINKS {
             let parent = parent_of(&path);
             let mut has_rule = false;
-            if let Some(found) = self.find(&parent, true)?.filter(|found| found.kind == SFlag::S_IFDIR) {
+            if let Some(found) =
+                self.find(&parent, true)?.filter(|found| found.kind == SFlag::S_IFDIR)
+            {
                 self.allow_found(&found, READ)?;
                 has_rule = self.has(found.id, READ);
             }
@@ -388,8 +430,8 @@ impl Resolver<'_> {
         Ok(false)
     }
 
-    /// Allows one file to be written, and where there is none, the directory in which it is made. Nothing else of its directory:
-    /// the file is written where it is.
+    /// Allows one file to be written, and where there is none, the directory in which it is made.
+    /// Nothing else of its directory: the file is written where it is.
     fn output(&mut self, path: &Path, no_follow: bool) -> Result<(), NoRules> {
         match self.find(path, !no_follow)? {
             None => self.around(path, no_follow, CHANGE).map(drop),
@@ -399,7 +441,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// Allows what a command changes, removes or replaces, and as much of the directory around it as that takes.
+    /// Allows what a command changes, removes or replaces, and as much of the directory around it
+    /// as that takes.
     fn change(&mut self, path: &Path, no_follow: bool) -> Result<(), NoRules> {
         let found = self.find(path, !no_follow)?;
         let is_directory = found.as_ref().is_some_and(|found| found.kind == SFlag::S_IFDIR);
@@ -408,9 +451,14 @@ impl Resolver<'_> {
         found.filter(|_| !is_covered).map_or(Ok(()), |found| self.allow_found(&found, CHANGE))
     }
 
-    /// Allows this in the directory that has `path` as an entry, or in the deepest one that there is. Tells if that is
-    /// the one that has the file, and has its rule.
-    fn around(&mut self, path: &Path, no_follow: bool, access: BitFlags<AccessFs>) -> Result<bool, NoRules> {
+    /// Allows this in the directory that has `path` as an entry, or in the deepest one that there
+    /// is. Tells if that is the one that has the file, and has its rule.
+    fn around(
+        &mut self,
+        path: &Path,
+        no_follow: bool,
+        access: BitFlags<AccessFs>,
+    ) -> Result<bool, NoRules> {
         let parent = parent_of(path);
         let found = self.find(&parent, true)?;
         match &found {
@@ -426,7 +474,12 @@ impl Resolver<'_> {
     }
 
     /// Where a link leads, things are made too. Tells if it is one.
-    fn around_target(&mut self, path: &Path, no_follow: bool, access: BitFlags<AccessFs>) -> Result<bool, NoRules> {
+    fn around_target(
+        &mut self,
+        path: &Path,
+        no_follow: bool,
+        access: BitFlags<AccessFs>,
+    ) -> Result<bool, NoRules> {
         let is_link = self.find(path, false)?.is_some_and(|found| found.kind == SFlag::S_IFLNK);
         if no_follow || !is_link {
             return Ok(false);
@@ -442,19 +495,30 @@ impl Resolver<'_> {
     /// Each component that is missing is looked for.
     fn landing(&self, path: &Path) -> Result<Option<(PathBuf, SFlag)>, NoRules> {
         match self.budget.spend(MAX_LINKS + path.components().count()) {
-            true => Ok(landing(self.cwd, path, true).ok().map(|(at, status)| (at, kind_of(&status)))),
+            true => {
+                Ok(landing(self.cwd, path, true).ok().map(|(at, status)| (at, kind_of(&status))))
+            }
             false => Err(NoRules::Spent),
         }
     }
 
     /// Allows what is at `path`, if it lies in a mount; gives its kind.
-    fn allow(&mut self, path: &Path, follow: bool, access: BitFlags<AccessFs>) -> Result<Option<SFlag>, NoRules> {
+    fn allow(
+        &mut self,
+        path: &Path,
+        follow: bool,
+        access: BitFlags<AccessFs>,
+    ) -> Result<Option<SFlag>, NoRules> {
         let Some(found) = self.find(path, follow)? else { return Ok(None) };
         self.allow_found(&found, access)?;
         Ok(Some(found.kind))
     }
 
-    fn allow_found(&mut self, Found { at, kind, id }: &Found, access: BitFlags<AccessFs>) -> Result<(), NoRules> {
+    fn allow_found(
+        &mut self,
+        Found { at, kind, id }: &Found,
+        access: BitFlags<AccessFs>,
+    ) -> Result<(), NoRules> {
         // A link can't be read or written, and the kernel takes no rule on one.
         if self.has(*id, access) || *kind == SFlag::S_IFLNK {
             return Ok(());
@@ -505,41 +569,70 @@ mod tests {
     // A tool that removes a file and makes it anew must be able to write it too.
     #[test]
     fn whoever_makes_or_removes_files_writes_them() {
-        let names = make_bitflags!(AccessFs::{MakeReg | MakeSym | MakeFifo | RemoveFile | Truncate});
+        let names =
+            make_bitflags!(AccessFs::{MakeReg | MakeSym | MakeFifo | RemoveFile | Truncate});
         let ground = ground().map(|(_, access)| access);
-        for access in [PROGRAMS, READ, DEVICE, OUTPUT, AROUND_DIRECTORY, CHANGE].into_iter().chain(ground) {
-            assert!(!access.intersects(names) || access.contains(AccessFs::WriteFile), "{access:?}");
+        for access in
+            [PROGRAMS, READ, DEVICE, OUTPUT, AROUND_DIRECTORY, CHANGE].into_iter().chain(ground)
+        {
+            assert!(
+                !access.intersects(names) || access.contains(AccessFs::WriteFile),
+                "{access:?}"
+            );
         }
     }
 
-    /// The rules, but that on the working directory, of a command in `tree` that uses these paths so.
-    fn rules_of(tree: &Path, access: Access, paths: impl Iterator<Item = String>) -> Result<usize, NoRules> {
-        let cwd = open(tree, OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty()).expect("a directory");
-        let grants: Vec<Grant> =
-            paths.map(|path| Grant { path: path.into(), access: access.into(), ..Grant::default() }).collect();
+    /// The rules, but that on the working directory, of a command in `tree` that uses these paths
+    /// so.
+    fn rules_of(
+        tree: &Path,
+        access: Access,
+        paths: impl Iterator<Item = String>,
+    ) -> Result<usize, NoRules> {
+        let cwd =
+            open(tree, OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty()).expect("a directory");
+        let grants: Vec<Grant> = paths
+            .map(|path| Grant { path: path.into(), access: access.into(), ..Grant::default() })
+            .collect();
         let mut count = 0;
         let mut add = |_: &OwnedFd, _| {
             count += 1;
             Ok(())
         };
-        rules((&View::of_machine(), &cwd), (&grants, Reads::Directories), &Budget::new(None), &mut add)?;
+        rules(
+            (&View::of_machine(), &cwd),
+            (&grants, Reads::Directories),
+            &Budget::new(None),
+            &mut add,
+        )?;
         Ok(count - 1)
     }
 
     #[test]
     fn the_rules_of_a_run_are_bounded_and_none_is_made_twice() {
         let tree = tempfile::tempdir().expect("a directory");
-        let (at, names) = (tree.path(), |count: usize| (0..count).map(|number| format!("f{number}")));
+        let (at, names) =
+            (tree.path(), |count: usize| (0..count).map(|number| format!("f{number}")));
         names(MAX_RULES + 1).for_each(|name| std::fs::write(at.join(name), "").expect("a file"));
         std::fs::create_dir(at.join("d")).expect("a directory");
         std::os::unix::fs::symlink("d/f", at.join("link")).expect("a link");
         std::fs::write(at.join("d/f"), "").expect("a file");
-        let named = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>().into_iter();
+        let named =
+            |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>().into_iter();
         assert!(matches!(rules_of(at, Access::Read, names(MAX_RULES + 1)), Ok(1)), "one directory");
-        assert!(matches!(rules_of(at, Access::Change, names(MAX_RULES + 1)), Ok(1)), "one directory");
-        assert!(matches!(rules_of(at, Access::Read, named(&["link", "d/f", "d", "new"])), Ok(2)), "two directories");
+        assert!(
+            matches!(rules_of(at, Access::Change, names(MAX_RULES + 1)), Ok(1)),
+            "one directory"
+        );
+        assert!(
+            matches!(rules_of(at, Access::Read, named(&["link", "d/f", "d", "new"])), Ok(2)),
+            "two directories"
+        );
         assert!(matches!(rules_of(at, Access::Output, names(MAX_RULES)), Ok(MAX_RULES)));
-        assert!(matches!(rules_of(at, Access::Output, names(MAX_RULES + 1)), Err(NoRules::TooMany)));
+        assert!(matches!(
+            rules_of(at, Access::Output, names(MAX_RULES + 1)),
+            Err(NoRules::TooMany)
+        ));
     }
 
     #[test]

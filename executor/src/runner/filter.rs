@@ -1,12 +1,14 @@
-//! The filters of system calls. The keeper of a view has one that refuses what no command that runs beside data needs,
-//! and what attacks on the kernel or on other processes are made of. All that it starts inherits it: the kernel has it
-//! once for each view. A command whose words were read installs one more, which allows the listed calls alone; one that
-//! nobody has described may need any other, and installs none.
+//! The filters of system calls. The keeper of a view has one that refuses what no command that runs
+//! beside data needs, and what attacks on the kernel or on other processes are made of. All that it
+//! starts inherits it: the kernel has it once for each view. A command whose words were read
+//! installs one more, which allows the listed calls alone; one that nobody has described may need
+//! any other, and installs none.
 //!
-//! The kernel compiles each filter that is installed and keeps it in its JIT compiler's memory until the last process
-//! that has it is gone. When thousands are freed at once, the machine stalls. So no command has more than one of its
-//! own, none can install any (`seccomp`, `prctl`), nor attach other programs to sockets (`setsockopt`), and
-//! `config::MOST_PROCESSES` bounds how many there are.
+//! The kernel compiles each filter that is installed and keeps it in its JIT compiler's memory
+//! until the last process that has it is gone. When thousands are freed at once, the machine
+//! stalls. So no command has more than one of its own, none can install any (`seccomp`, `prctl`),
+//! nor attach other programs to sockets (`setsockopt`), and `config::MOST_PROCESSES` bounds how
+//! many there are.
 
 use std::{
     fs::File,
@@ -15,8 +17,8 @@ use std::{
 };
 
 use seccompiler::{
-    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, sock_filter,
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, sock_filter,
 };
 
 use nix::{errno::Errno, libc};
@@ -24,8 +26,9 @@ use nix::{errno::Errno, libc};
 use super::wire::Isolation;
 use crate::sys;
 
-/// Refused with EPERM, whatever the arguments: a program that makes one of these is told that it may not. Any other call
-/// that is not [`ALLOWED`] is ENOSYS, upon which C libraries take an older one.
+/// Refused with EPERM, whatever the arguments: a program that makes one of these is told that it
+/// may not. Any other call that is not [`ALLOWED`] is ENOSYS, upon which C libraries take an older
+/// one.
 const REFUSED: &[libc::c_long] = &[
     // The file tree, and namespaces.
     libc::SYS_mount,
@@ -58,7 +61,8 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_kcmp,
     libc::SYS_migrate_pages,
     libc::SYS_move_pages,
-    // The network: what is annotated as needing it never comes here, and a socket in a directory is a way out too.
+    // The network: what is annotated as needing it never comes here, and a socket in a directory is
+    // a way out too.
     libc::SYS_socket,
     // Parts of the kernel with a long list of faults.
     libc::SYS_bpf,
@@ -94,8 +98,9 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_modify_ldt,
 ];
 
-/// Refused with EPERM where commands see the server's own tree: Landlock knows no right to attributes, so these reach every
-/// file of the user. Those that take a descriptor change a file that is open to read.
+/// Refused with EPERM where commands see the server's own tree: Landlock knows no right to
+/// attributes, so these reach every file of the user. Those that take a descriptor change a file
+/// that is open to read.
 const ATTRIBUTES: &[libc::c_long] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
@@ -130,8 +135,8 @@ const ATTRIBUTES: &[libc::c_long] = &[
 /// The same by ioctl(2): FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR (chattr(1)).
 const ATTRIBUTE_REQUESTS: [u64; 2] = [0x4008_6602, 0x401c_5820];
 
-/// What commands whose words were read may do. All of it works on what they have open, on names, which the mounts, their
-/// user and Landlock judge, or on themselves.
+/// What commands whose words were read may do. All of it works on what they have open, on names,
+/// which the mounts, their user and Landlock judge, or on themselves.
 pub const ALLOWED: &[libc::c_long] = &[
     // Files: open, read, write, and what is known of them.
     libc::SYS_read,
@@ -333,7 +338,8 @@ pub const ALLOWED: &[libc::c_long] = &[
     libc::SYS_timer_gettime,
     libc::SYS_timer_getoverrun,
     libc::SYS_timer_delete,
-    // Pairs of sockets between the processes of one command (rsync), and questions whether something is a socket (bash). socket(2) itself is refused.
+    // Pairs of sockets between the processes of one command (rsync), and questions whether
+    // something is a socket (bash). socket(2) itself is refused.
     libc::SYS_socketpair,
     libc::SYS_shutdown,
     libc::SYS_sendto,
@@ -421,7 +427,8 @@ pub const ALLOWED: &[libc::c_long] = &[
     libc::SYS_pause,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_time,
-    // Newer than the C library that this is built with: futex_wake, futex_wait, futex_requeue; mseal; setxattrat and its like.
+    // Newer than the C library that this is built with: futex_wake, futex_wait, futex_requeue;
+    // mseal; setxattrat and its like.
     454,
     455,
     456,
@@ -447,8 +454,12 @@ const NAMESPACES: [libc::c_int; 7] = [
 const TERMINAL_INPUT: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 
 /// Has the kernel run a BPF program for a socket: one more in its JIT compiler's memory.
-const SOCKET_PROGRAMS: [libc::c_int; 4] =
-    [libc::SO_ATTACH_FILTER, libc::SO_ATTACH_BPF, libc::SO_ATTACH_REUSEPORT_CBPF, libc::SO_ATTACH_REUSEPORT_EBPF];
+const SOCKET_PROGRAMS: [libc::c_int; 4] = [
+    libc::SO_ATTACH_FILTER,
+    libc::SO_ATTACH_BPF,
+    libc::SO_ATTACH_REUSEPORT_CBPF,
+    libc::SO_ATTACH_REUSEPORT_EBPF,
+];
 
 /// Why there is no filter.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -473,11 +484,12 @@ impl From<BackendError> for NoFilter {
     }
 }
 
-/// What nobody has looked at: from here on, a call is ENOSYS for every command, as on the kernels that lack it.
+/// What nobody has looked at: from here on, a call is ENOSYS for every command, as on the kernels
+/// that lack it.
 const FIRST_UNKNOWN: u32 = 470;
 
-/// Puts the filter on this process and all that it will start. They must not be able to get new privileges. Where they
-/// see the server's own tree, they change no attributes.
+/// Puts the filter on this process and all that it will start. They must not be able to get new
+/// privileges. Where they see the server's own tree, they change no attributes.
 pub fn apply(isolation: Isolation) -> Result<(), NoFilter> {
     Ok(install(&refusing(isolation)?)?)
 }
@@ -489,11 +501,18 @@ fn refusing(isolation: Isolation) -> Result<BpfProgram, NoFilter> {
     };
     let by_name = REFUSED.iter().chain(attributes).map(|call| (*call, Vec::new()));
     let namespaces = NAMESPACES.iter().map(|flag| flag.unsigned_abs().into());
-    let clones = namespaces.map(|flag| rule(0, SeccompCmpOp::MaskedEq(flag), flag)).collect::<Result<_, _>>()?;
-    let inputs =
-        TERMINAL_INPUT.iter().chain(requests).map(|call| rule(1, SeccompCmpOp::Eq, *call)).collect::<Result<_, _>>()?;
-    let programs = SOCKET_PROGRAMS.iter().map(|option| socket_rule(*option)).collect::<Result<_, _>>()?;
-    let by_argument = [(libc::SYS_clone, clones), (libc::SYS_ioctl, inputs), (libc::SYS_setsockopt, programs)];
+    let clones = namespaces
+        .map(|flag| rule(0, SeccompCmpOp::MaskedEq(flag), flag))
+        .collect::<Result<_, _>>()?;
+    let inputs = TERMINAL_INPUT
+        .iter()
+        .chain(requests)
+        .map(|call| rule(1, SeccompCmpOp::Eq, *call))
+        .collect::<Result<_, _>>()?;
+    let programs =
+        SOCKET_PROGRAMS.iter().map(|option| socket_rule(*option)).collect::<Result<_, _>>()?;
+    let by_argument =
+        [(libc::SYS_clone, clones), (libc::SYS_ioctl, inputs), (libc::SYS_setsockopt, programs)];
     let unknown = step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, FIRST_UNKNOWN);
     let absent = answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
     let known = [vec![load(0), unknown, absent], no_filters(PASS.clone()?)?].concat();
@@ -504,16 +523,22 @@ fn refusing(isolation: Isolation) -> Result<BpfProgram, NoFilter> {
 
 fn socket_rule(option: libc::c_int) -> Result<SeccompRule, NoFilter> {
     let equals = |argument, value: libc::c_int| {
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value.unsigned_abs().into())
+        SeccompCondition::new(
+            argument,
+            SeccompCmpArgLen::Dword,
+            SeccompCmpOp::Eq,
+            value.unsigned_abs().into(),
+        )
     };
     Ok(SeccompRule::new(vec![equals(1, libc::SOL_SOCKET)?, equals(2, option)?])?)
 }
 
-/// Begins a filter: who installs another one without the pass is told that it is done, and it is not. Programs
-/// that shut themselves in end when that fails: file(1) of distributions that build it with libseccomp, and man(1).
-/// Others don't look (sshd); xz(1) uses Landlock. None counts on more than being refused what it
-/// does not do anyway, and this filter refuses more than theirs. With 0 libseccomp takes seccomp(2) for
-/// absent and goes on to prctl(2). A filter with a listener gives a descriptor: that is EPERM.
+/// Begins a filter: who installs another one without the pass is told that it is done, and it is
+/// not. Programs that shut themselves in end when that fails: file(1) of distributions that build
+/// it with libseccomp, and man(1). Others don't look (sshd); xz(1) uses Landlock. None counts on
+/// more than being refused what it does not do anyway, and this filter refuses more than theirs.
+/// With 0 libseccomp takes seccomp(2) for absent and goes on to prctl(2). A filter with a listener
+/// gives a descriptor: that is EPERM.
 ///
 /// clone3 is absent (ENOSYS): its flags are in memory, where no filter sees them, and a C library
 /// takes clone(2) then.
@@ -530,9 +555,17 @@ fn no_filters(pass: u64) -> Result<BpfProgram, NoFilter> {
     ]
     .concat();
     let [low, high] = halves(pass);
-    let has_pass = step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, length_of(&without_pass)?, 0, high);
-    let seccomp = [vec![load(argument(5)), unless(low, 2), load(argument(5) + 4), has_pass], without_pass].concat();
-    let prctl = [vec![load(argument(0))], only_for(libc::PR_SET_SECCOMP.unsigned_abs(), done)?, vec![load(0)]].concat();
+    let has_pass =
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, length_of(&without_pass)?, 0, high);
+    let seccomp =
+        [vec![load(argument(5)), unless(low, 2), load(argument(5) + 4), has_pass], without_pass]
+            .concat();
+    let prctl = [
+        vec![load(argument(0))],
+        only_for(libc::PR_SET_SECCOMP.unsigned_abs(), done)?,
+        vec![load(0)],
+    ]
+    .concat();
     Ok([
         vec![load(0)],
         only_for(number_of(libc::SYS_clone3), refuse(libc::ENOSYS))?,
@@ -569,8 +602,8 @@ pub fn narrow(narrowed: Narrowed) -> nix::Result<()> {
     install(program.as_ref().map_err(|_| Errno::EINVAL)?)
 }
 
-/// The sixth argument of an execve(2) that a command makes which is [`Narrowed::Alone`], and of each seccomp(2)
-/// by which this program installs a filter.
+/// The sixth argument of an execve(2) that a command makes which is [`Narrowed::Alone`], and of
+/// each seccomp(2) by which this program installs a filter.
 pub fn pass() -> u64 {
     PASS.as_ref().copied().unwrap_or_default()
 }
@@ -631,8 +664,8 @@ static NARROW: LazyLock<Result<BpfProgram, NoFilter>> = LazyLock::new(|| {
 /// No call of any kernel has a number above.
 const LAST_CALL: u32 = 1024;
 
-/// Finds the answer for a number in ranges that begin at these: a search tree, since the kernel asks for each of some
-/// hundred calls when the filter is put on, which has to take microseconds.
+/// Finds the answer for a number in ranges that begin at these: a search tree, since the kernel
+/// asks for each of some hundred calls when the filter is put on, which has to take microseconds.
 fn search(ranges: &[(u32, u32)]) -> Result<BpfProgram, NoFilter> {
     if let [(_, answer)] = ranges {
         return Ok(vec![step(libc::BPF_RET | libc::BPF_K, 0, 0, *answer)]);
@@ -685,7 +718,8 @@ fn filter(
 ) -> Result<BpfProgram, NoFilter> {
     let arch = std::env::consts::ARCH.try_into()?;
     let refuse = SeccompAction::Errno(errno.unsigned_abs());
-    let filter = SeccompFilter::new(rules.into_iter().collect(), SeccompAction::Allow, refuse, arch);
+    let filter =
+        SeccompFilter::new(rules.into_iter().collect(), SeccompAction::Allow, refuse, arch);
     Ok(filter?.try_into()?)
 }
 
@@ -702,7 +736,12 @@ fn only_native(program: BpfProgram) -> BpfProgram {
     let mut whole = vec![
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, X32_BIT),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs()),
+        step(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            0,
+            libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs(),
+        ),
     ];
     whole.extend(program);
     whole
@@ -721,7 +760,8 @@ mod tests {
     const AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
     const ANY: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 
-    /// What a filter says of a call without arguments, as the kernel reads it (Documentation/networking/filter.rst).
+    /// What a filter says of a call without arguments, as the kernel reads it
+    /// (Documentation/networking/filter.rst).
     fn said(program: &[sock_filter], call: u32) -> u32 {
         let arch = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };
         let (mut at, mut value) = (0, 0);

@@ -38,11 +38,20 @@ const BYTES_OF_A_NAME: usize = 4096;
 
 /// Makes the tests of all guards of a stage.
 /// Those of `own` come from the server's own annotation.
-pub fn check(view: &View, cwd: &OwnedFd, (stage, own): (&Stage, &[u32]), budget: &Budget) -> Result<(), Refusal> {
+pub fn check(
+    view: &View,
+    cwd: &OwnedFd,
+    (stage, own): (&Stage, &[u32]),
+    budget: &Budget,
+) -> Result<(), Refusal> {
     (0..).zip(&stage.guards).try_for_each(|(number, guard)| {
         let is_own = own.contains(&number);
         Check { view, cwd, guard, is_own, budget }.run().map_err(|found| {
-            let message = if found.is_empty() { guard.reason.clone() } else { format!("{} ({found})", guard.reason) };
+            let message = if found.is_empty() {
+                guard.reason.clone()
+            } else {
+                format!("{} ({found})", guard.reason)
+            };
             Refusal::new(Kind::Guard, message)
         })
     })
@@ -62,10 +71,15 @@ impl Check<'_> {
     fn run(&self) -> Result<(), String> {
         match self.guard.test() {
             Test::Exists => self.no_file(&self.places()?, |_| true),
-            Test::Executable => self.no_file(&self.places()?, |status| is_file(status) && status.st_mode & 0o111 != 0),
+            Test::Executable => self
+                .no_file(&self.places()?, |status| is_file(status) && status.st_mode & 0o111 != 0),
             Test::AllExist => self.places()?.iter().try_for_each(|place| self.not_all_exist(place)),
-            Test::SettingsAllowed => self.files(&self.places()?).try_for_each(|file| self.settings_allowed(&file)),
-            Test::SettingRequired => self.places()?.iter().try_for_each(|place| self.setting_required(place)),
+            Test::SettingsAllowed => {
+                self.files(&self.places()?).try_for_each(|file| self.settings_allowed(&file))
+            }
+            Test::SettingRequired => {
+                self.places()?.iter().try_for_each(|place| self.setting_required(place))
+            }
             Test::SameContent => self.same_content(),
             Test::Unspecified => Err("a test that this executor does not know".to_owned()),
         }
@@ -106,8 +120,8 @@ impl Check<'_> {
         Ok(found)
     }
 
-    /// Every file that the guard names, once for each place. One is made when it is asked for, and looked at (and paid for)
-    /// before the next: all together are as many as places times files.
+    /// Every file that the guard names, once for each place. One is made when it is asked for, and
+    /// looked at (and paid for) before the next: all together are as many as places times files.
     fn files(&self, places: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
         let named = |is_absolute: bool| {
             let files = self.guard.files.iter().map(|file| path_of(file));
@@ -126,7 +140,9 @@ impl Check<'_> {
             return Err(SPENT.to_owned());
         }
         let found = match find(self.cwd, path, true) {
-            Ok(handle) => Some((name_of(&handle).map_err(failed)?, fstat(&handle).map_err(failed)?)),
+            Ok(handle) => {
+                Some((name_of(&handle).map_err(failed)?, fstat(&handle).map_err(failed)?))
+            }
             Err(Errno::ENOENT | Errno::ENOTDIR) => None,
             Err(errno) => return Err(failed(errno)),
         };
@@ -140,8 +156,8 @@ impl Check<'_> {
         Ok(found)
     }
 
-    /// What a guard tells of a file is as good as its content. Where there is no view, a client learns so of no files but
-    /// those in its mounts, and those that every view has.
+    /// What a guard tells of a file is as good as its content. Where there is no view, a client
+    /// learns so of no files but those in its mounts, and those that every view has.
     fn require_readable(&self, at: &Path) -> Result<(), String> {
         match require_inside(self.view, at) {
             Err(_) if self.view.is_servers_own() && self.view.would_show(at) => Ok(()),
@@ -149,16 +165,23 @@ impl Check<'_> {
         }
     }
 
-    /// A file of the user: the view has it, where the workstation does. Without a view it is one of the server's, and
-    /// counts only where the server itself looks at it.
+    /// A file of the user: the view has it, where the workstation does. Without a view it is one of
+    /// the server's, and counts only where the server itself looks at it.
     fn is_users(&self, path: &Path) -> bool {
         if self.view.is_servers_own() && !self.is_own {
             return false;
         }
-        self.guard.files.iter().any(|file| file.starts_with(b"/") && file[..] == *path.as_os_str().as_bytes())
+        self.guard
+            .files
+            .iter()
+            .any(|file| file.starts_with(b"/") && file[..] == *path.as_os_str().as_bytes())
     }
 
-    fn no_file(&self, places: &[PathBuf], is_meant: impl Fn(&FileStat) -> bool) -> Result<(), String> {
+    fn no_file(
+        &self,
+        places: &[PathBuf],
+        is_meant: impl Fn(&FileStat) -> bool,
+    ) -> Result<(), String> {
         for file in self.files(places) {
             if self.look(&file)?.is_some_and(|(_, status)| is_meant(&status)) {
                 return Err(file.display().to_string());
@@ -177,13 +200,16 @@ impl Check<'_> {
     }
 
     fn settings_allowed(&self, file: &Path) -> Result<(), String> {
-        let is_allowed = |setting: &&Setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern));
+        let is_allowed =
+            |setting: &&Setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern));
         // Each is compared with each pattern.
         let is_fine = |setting: &&Setting| self.budget.spend(0) && is_allowed(setting);
         match self.settings(file)?.iter().find(|setting| !is_fine(setting)) {
             None => Ok(()),
             Some(_) if self.budget.over().is_some() => Err(SPENT.to_owned()),
-            Some(other) => Err(format!("{} in {}", String::from_utf8_lossy(&other.name), file.display())),
+            Some(other) => {
+                Err(format!("{} in {}", String::from_utf8_lossy(&other.name), file.display()))
+            }
         }
     }
 
@@ -191,7 +217,9 @@ impl Check<'_> {
         for file in self.files(std::slice::from_ref(place)) {
             let settings = self.settings(&file)?;
             let mut settings = settings.iter().take_while(|_| self.budget.spend(0));
-            if settings.any(|setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern))) {
+            if settings
+                .any(|setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern)))
+            {
                 return Ok(());
             }
         }
@@ -218,7 +246,8 @@ impl Check<'_> {
     /// The settings of a file; none, if it does not exist.
     fn settings(&self, path: &Path) -> Result<Vec<Setting>, String> {
         let Some(content) = self.content(path)? else { return Ok(Vec::new()) };
-        settings::parse(&content).map_err(|line| format!("line {line} of {} is no setting", path.display()))
+        settings::parse(&content)
+            .map_err(|line| format!("line {line} of {} is no setting", path.display()))
     }
 
     /// The content of a plain file, if it exists.

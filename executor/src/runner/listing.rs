@@ -19,7 +19,9 @@ use nix::{
     libc,
     sys::{
         stat::{FileStat, Mode, UtimensatFlags, fstatat, lstat, utimensat},
-        statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs},
+        statfs::{
+            BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs,
+        },
         statvfs::{FsFlags, statvfs},
         time::TimeSpec,
     },
@@ -33,7 +35,8 @@ const READ_BYTES: usize = 32 << 10;
 pub type Time = (i64, i64);
 
 /// Those of which it is known how they note what is read and changed.
-pub const FILE_SYSTEMS: [FsType; 4] = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC];
+pub const FILE_SYSTEMS: [FsType; 4] =
+    [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC];
 
 /// A directory with its entries.
 pub struct Listing {
@@ -41,8 +44,8 @@ pub struct Listing {
     entries: Entries,
 }
 
-/// The names in a directory, one behind the other: a tree has tens of thousands, and an allocation for each would cost as much
-/// as reading it.
+/// The names in a directory, one behind the other: a tree has tens of thousands, and an allocation
+/// for each would cost as much as reading it.
 #[derive(Default)]
 pub struct Entries {
     /// Of each a byte for its kind, its name, and a zero.
@@ -102,11 +105,15 @@ impl Entries {
 /// Opens a directory to be read without a trace, where we may have that.
 pub fn open_directory(parent: impl AsFd, name: &Path) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = match rustix::fs::openat(&parent, name, flags | OFlags::NOATIME, rustix::fs::Mode::empty()) {
-        // For the owner and for root only.
-        Err(rustix::io::Errno::PERM) => rustix::fs::openat(&parent, name, flags, rustix::fs::Mode::empty()),
-        other => other,
-    };
+    let opened =
+        match rustix::fs::openat(&parent, name, flags | OFlags::NOATIME, rustix::fs::Mode::empty())
+        {
+            // For the owner and for root only.
+            Err(rustix::io::Errno::PERM) => {
+                rustix::fs::openat(&parent, name, flags, rustix::fs::Mode::empty())
+            }
+            other => other,
+        };
     opened.ok().map(File::from)
 }
 
@@ -116,7 +123,8 @@ impl Listing {
         Self::of(open_directory(rustix::fs::CWD, path)?, budget)
     }
 
-    /// Reads one that is open; `None` if it has more entries than are left. One that is empty costs something, too.
+    /// Reads one that is open; `None` if it has more entries than are left. One that is empty costs
+    /// something, too.
     pub fn of(directory: File, budget: &Budget) -> Option<Self> {
         budget.spend(1).then_some(())?;
         let mut entries = Entries::default();
@@ -171,8 +179,8 @@ pub fn is_directory(status: &FileStat) -> bool {
     status.st_mode & libc::S_IFMT == libc::S_IFDIR
 }
 
-/// Whether directories of this file system tell when they were read. By relatime, the default, a reader leaves its
-/// time if it is the first one since the last change, and no more is needed.
+/// Whether directories of this file system tell when they were read. By relatime, the default, a
+/// reader leaves its time if it is the first one since the last change, and no more is needed.
 pub fn tells_readers(path: &Path) -> bool {
     let silent = FsFlags::ST_NOATIME | FsFlags::ST_NODIRATIME;
     let is_known = statfs(path).is_ok_and(|found| FILE_SYSTEMS.contains(&found.filesystem_type()));
@@ -185,17 +193,19 @@ pub fn is_unread(found: &FileStat) -> bool {
     (found.st_atime, found.st_atime_nsec) < (found.st_mtime, found.st_mtime_nsec)
 }
 
-/// When a directory was made, if nobody has read it in any later tick of the clock: its time of reading is that of its birth still.
+/// When a directory was made, if nobody has read it in any later tick of the clock: its time of
+/// reading is that of its birth still.
 pub fn never_read(directory: &Path) -> Option<Time> {
     let wanted = StatxFlags::ATIME | StatxFlags::BTIME;
-    let found = statx(rustix::fs::CWD, directory, rustix::fs::AtFlags::SYMLINK_NOFOLLOW, wanted).ok()?;
+    let found =
+        statx(rustix::fs::CWD, directory, rustix::fs::AtFlags::SYMLINK_NOFOLLOW, wanted).ok()?;
     let time = |stamp: rustix::fs::StatxTimestamp| (stamp.tv_sec, i64::from(stamp.tv_nsec));
     let (read, made) = (time(found.stx_atime), time(found.stx_btime));
     (StatxFlags::from_bits_retain(found.stx_mask).contains(wanted) && read == made).then_some(made)
 }
 
-/// Takes away the trace that a reader has left, for one whose listing nobody remembers: its time of reading becomes a moment
-/// before its last change. Where the directory is not ours it stays read.
+/// Takes away the trace that a reader has left, for one whose listing nobody remembers: its time of
+/// reading becomes a moment before its last change. Where the directory is not ours it stays read.
 pub fn keep_unread(directory: &Path) {
     let Ok(found) = lstat(directory) else { return };
     if is_directory(&found) && !is_unread(&found) {
@@ -217,7 +227,8 @@ mod tests {
         let directory = tree.path().join("d");
         fs::create_dir(&directory).expect("a directory");
         let look = || lstat(&directory).expect("it is there");
-        // New directories have equal times: who reads one then leaves nothing new, and it counts as read.
+        // New directories have equal times: who reads one then leaves nothing new, and it counts as
+        // read.
         assert!(!is_unread(&look()));
         let first = look().st_mtime_nsec;
         while look().st_mtime_nsec == first {
@@ -229,8 +240,11 @@ mod tests {
             return;
         }
         assert!(is_unread(&look()));
-        let names: Vec<OsString> =
-            Listing::read(&directory, &Budget::new(None)).expect("listed").entries().names().collect();
+        let names: Vec<OsString> = Listing::read(&directory, &Budget::new(None))
+            .expect("listed")
+            .entries()
+            .names()
+            .collect();
         assert_eq!(names, [OsString::from("f")]);
         assert!(is_unread(&look()), "by us");
         assert_eq!(fs::read_dir(&directory).expect("listed").count(), 1);

@@ -156,7 +156,8 @@ fn leave_namespaces(isolation: Isolation) -> nix::Result<()> {
     unshare(flags)?;
     if !uid.is_root() {
         let write = |file: &str, text: String| {
-            std::fs::write(file, text).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+            std::fs::write(file, text)
+                .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(0)))
         };
         write("/proc/self/setgroups", "deny".to_owned())?;
         write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
@@ -169,8 +170,10 @@ fn leave_namespaces(isolation: Isolation) -> nix::Result<()> {
 /// killed, and with it its process namespace.
 fn wait_for_either_end(control: &UnixStream, children: &SignalFd, keeper: Pid) {
     loop {
-        let mut ready =
-            [PollFd::new(control.as_fd(), PollFlags::empty()), PollFd::new(children.as_fd(), PollFlags::POLLIN)];
+        let mut ready = [
+            PollFd::new(control.as_fd(), PollFlags::empty()),
+            PollFd::new(children.as_fd(), PollFlags::POLLIN),
+        ];
         match poll(&mut ready, PollTimeout::NONE) {
             Ok(_) if is_ready(&ready[0]) => break,
             Ok(_) => {
@@ -197,7 +200,10 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
     let view = match View::build(spec) {
         Ok(view) => view,
         Err(Refusal { kind, message, .. }) => {
-            return write_frame(control, &ViewReply { error: message, kind: kind.into(), ..ViewReply::default() });
+            return write_frame(
+                control,
+                &ViewReply { error: message, kind: kind.into(), ..ViewReply::default() },
+            );
         }
     };
     let reached = match confine::keeper(spec) {
@@ -206,7 +212,10 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
             reached
         }
         Err(Refusal { kind, message, .. }) => {
-            return write_frame(control, &ViewReply { error: message, kind: kind.into(), ..ViewReply::default() });
+            return write_frame(
+                control,
+                &ViewReply { error: message, kind: kind.into(), ..ViewReply::default() },
+            );
         }
     };
     let used = scratch::Use::new(spec)?;
@@ -248,14 +257,18 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
             Ok(ForkResult::Parent { child }) => supervisors.push(child),
             Err(errno) => {
                 let message = format!("cannot start a process on the server: {}", errno.desc());
-                let _ = write_frame(&socket, &RunOutput::from(Refusal::new(rejected::Kind::SpawnFailed, message)));
+                let _ = write_frame(
+                    &socket,
+                    &RunOutput::from(Refusal::new(rejected::Kind::SpawnFailed, message)),
+                );
             }
         }
     }
 }
 
-/// Forks a supervisor before there is a run for it, so that the run does not wait for the fork. It takes the next one off the control
-/// socket by itself, and writes a byte to the pipe that is given here; it ends without one when the daemon is gone.
+/// Forks a supervisor before there is a run for it, so that the run does not wait for the fork. It
+/// takes the next one off the control socket by itself, and writes a byte to the pipe that is given
+/// here; it ends without one when the daemon is gone.
 fn fork_spare(
     control: &UnixStream,
     view: (&View, &scratch::Use),

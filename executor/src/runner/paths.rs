@@ -36,11 +36,13 @@ use crate::error::Refusal;
 /// As many symbolic links as the kernel follows.
 pub(super) const MAX_LINKS: usize = 40;
 
-/// Entries of a tree that are looked at before a command: beyond, it is walked faster by the command.
+/// Entries of a tree that are looked at before a command: beyond, it is walked faster by the
+/// command.
 const MAX_ENTRIES: usize = 100_000;
 
 /// Devices that are the same on every machine.
-const SAME_DEVICES: [&[u8]; 5] = [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom"];
+const SAME_DEVICES: [&[u8]; 5] =
+    [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom"];
 
 pub(super) fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
@@ -50,7 +52,8 @@ pub(super) fn path_of(bytes: &[u8]) -> &Path {
 /// has it outside of all mounts.
 pub fn working_directory(view: &View, bytes: &[u8]) -> Result<OwnedFd, Refusal> {
     let path = if bytes.is_empty() { Path::new("/") } else { path_of(bytes) };
-    let refuse = |why: &str| Refusal::new(Kind::Cwd, format!("working directory {}: {why}", path.display()));
+    let refuse =
+        |why: &str| Refusal::new(Kind::Cwd, format!("working directory {}: {why}", path.display()));
     if !path.is_absolute() {
         return Err(refuse("not an absolute path"));
     }
@@ -90,16 +93,22 @@ fn check_one(
     used: &PathUse,
 ) -> Result<(), Refusal> {
     // An empty path names nothing anywhere.
-    if used.path.is_empty() || SAME_DEVICES.contains(&&used.path[..]) || named.has_descriptor(&used.path) {
+    if used.path.is_empty()
+        || SAME_DEVICES.contains(&&used.path[..])
+        || named.has_descriptor(&used.path)
+    {
         return Ok(());
     }
-    let outside = |why: String| Refusal::new(Kind::PathOutside, format!("{}: {why}", path_of(&used.path).display()));
+    let outside = |why: String| {
+        Refusal::new(Kind::PathOutside, format!("{}: {why}", path_of(&used.path).display()))
+    };
     if used.whole_file && !is_readable_file(view, cwd, path_of(&used.path)) {
-        let why = format!("{} is not a regular file that can be read", path_of(&used.path).display());
+        let why =
+            format!("{} is not a regular file that can be read", path_of(&used.path).display());
         return Err(Refusal::new(Kind::NotWhole, why));
     }
-    let (at, status) =
-        landing(cwd, path_of(&used.path), !used.no_follow).map_err(|errno| outside(errno.desc().to_owned()))?;
+    let (at, status) = landing(cwd, path_of(&used.path), !used.no_follow)
+        .map_err(|errno| outside(errno.desc().to_owned()))?;
     if rule::holds(Rule::Files) {
         require_inside(view, &at).map_err(&outside)?;
         require_plain(&status, used.no_follow).map_err(&outside)?;
@@ -108,7 +117,9 @@ fn check_one(
             require_plain_symlinks(&at, budget).map_err(&outside)?;
         }
     }
-    if named.local_output == Some((status.st_dev, status.st_ino)) && rule::holds(Rule::InputIsOutput) {
+    if named.local_output == Some((status.st_dev, status.st_ino))
+        && rule::holds(Rule::InputIsOutput)
+    {
         let why = "it is also the command's output, which only the command itself can notice";
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
     }
@@ -120,8 +131,7 @@ fn check_one(
         && rule::holds(Rule::Coherence)
         && let Some(link) = link_beside(cwd, path_of(&used.path), budget)?
     {
-        let why =
-            "is a symbolic link, as which the workstation's mount might go on showing what this command puts there";
+        let why = "is a symbolic link, as which the workstation's mount might go on showing what this command puts there";
         return Err(Refusal::new(Kind::Guard, format!("{} {why}", link.display())));
     }
     if is_unreadable_program(view, cwd, used, (&at, &status)) {
@@ -129,7 +139,9 @@ fn check_one(
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
     }
     if used.no_symlinks && rule::holds(Rule::Files) && passes_link(cwd, path_of(&used.path)) {
-        return Err(outside("passes a symbolic link, which the workstation's mount may not follow".to_owned()));
+        return Err(outside(
+            "passes a symbolic link, which the workstation's mount may not follow".to_owned(),
+        ));
     }
     if used.ends_in_newline && !ends_in_newline(cwd, path_of(&used.path)) {
         let why = format!("{} does not end in a newline", path_of(&used.path).display());
@@ -138,9 +150,14 @@ fn check_one(
     Ok(())
 }
 
-/// Tells if access(2) would say of a file that it is no program, because its export is mounted noexec. file(1) asks
-/// that of files that it can't read; no other command that is annotated does.
-fn is_unreadable_program(view: &View, cwd: &OwnedFd, used: &PathUse, (at, status): (&Path, &FileStat)) -> bool {
+/// Tells if access(2) would say of a file that it is no program, because its export is mounted
+/// noexec. file(1) asks that of files that it can't read; no other command that is annotated does.
+fn is_unreadable_program(
+    view: &View,
+    cwd: &OwnedFd,
+    used: &PathUse,
+    (at, status): (&Path, &FileStat),
+) -> bool {
     let may_start = status.st_mode & libc::S_IFMT == libc::S_IFREG && status.st_mode & 0o111 != 0;
     may_start && !view.is_executable(at) && open_to_read(cwd, path_of(&used.path)).is_none()
 }
@@ -160,8 +177,8 @@ fn passes_link(cwd: &OwnedFd, path: &Path) -> bool {
     openat2(cwd, path, how).is_err_and(|errno| errno == Errno::ELOOP)
 }
 
-/// The place first: nothing else is opened, not even to see if it can be. What is opened is what was found, whatever has its
-/// name by then.
+/// The place first: nothing else is opened, not even to see if it can be. What is opened is what
+/// was found, whatever has its name by then.
 fn is_readable_file(view: &View, cwd: &OwnedFd, path: &Path) -> bool {
     let Ok(found) = find(cwd, path, true) else { return false };
     let is_inside = name_of(&found).is_ok_and(|at| view.mount_of(&at).is_some());
@@ -190,14 +207,20 @@ fn ends_in_newline(cwd: &OwnedFd, path: &Path) -> bool {
 /// Opens a redirect's file, at the offset that the shell's descriptor has.
 pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<OwnedFd, Refusal> {
     let path = path_of(&file.path);
-    let refuse = |why: &str| Refusal::new(Kind::OpenFailed, format!("cannot open {}: {why}", path.display()));
+    let refuse = |why: &str| {
+        Refusal::new(Kind::OpenFailed, format!("cannot open {}: {why}", path.display()))
+    };
     let flags = OFlag::from_bits_retain(i32::try_from(file.flags).unwrap_or(0));
     if flags.intersects(OFlag::O_CREAT | OFlag::O_TRUNC) {
-        return Err(Refusal::protocol(format!("redirect of {} would create or truncate", path.display())));
+        return Err(Refusal::protocol(format!(
+            "redirect of {} would create or truncate",
+            path.display()
+        )));
     }
     let handle = find(cwd, path, true).map_err(|errno| refuse(errno.desc()))?;
     let at = name_of(&handle).map_err(|errno| refuse(errno.desc()))?;
-    require_inside(view, &at).map_err(|why| Refusal::new(Kind::PathOutside, format!("{}: {why}", path.display())))?;
+    require_inside(view, &at)
+        .map_err(|why| Refusal::new(Kind::PathOutside, format!("{}: {why}", path.display())))?;
     let status = fstat(&handle).map_err(|errno| refuse(errno.desc()))?;
     require_plain(&status, false).map_err(|why| refuse(&why))?;
     let writes = flags & OFlag::O_ACCMODE != OFlag::O_RDONLY;
@@ -222,10 +245,11 @@ pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<Owne
     Ok(opened)
 }
 
-/// What each path of a stage is looked up in. The client makes both as long as it likes, so that nothing is compared with
-/// each of the other.
+/// What each path of a stage is looked up in. The client makes both as long as it likes, so that
+/// nothing is compared with each of the other.
 struct Named<'a> {
-    /// Where the workstation has mounted something inside of a mount; in the order of their components.
+    /// Where the workstation has mounted something inside of a mount; in the order of their
+    /// components.
     covered: BTreeSet<&'a Path>,
     /// What the stage has open.
     descriptors: HashSet<u32>,
@@ -260,17 +284,29 @@ impl<'a> Named<'a> {
     fn require_uncovered(&self, at: &Path, recursive: bool) -> Result<(), String> {
         let around = at.ancestors().find_map(|above| self.covered.get(&above).copied());
         // What lies below a path comes right behind it.
-        let below = || self.covered.range(at..).next().copied().filter(|point| recursive && point.starts_with(at));
+        let below = || {
+            self.covered
+                .range(at..)
+                .next()
+                .copied()
+                .filter(|point| recursive && point.starts_with(at))
+        };
         match around.or_else(below) {
             None => Ok(()),
-            Some(point) => Err(format!("the workstation has something else mounted at {}", point.display())),
+            Some(point) => {
+                Err(format!("the workstation has something else mounted at {}", point.display()))
+            }
         }
     }
 }
 
 /// Where `path` leads; when it does not exist, the directory in which it would
 /// be made, or the deepest one that there is.
-pub(super) fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(PathBuf, FileStat)> {
+pub(super) fn landing(
+    cwd: &OwnedFd,
+    path: &Path,
+    follow: bool,
+) -> nix::Result<(PathBuf, FileStat)> {
     let (mut path, mut follow) = (path.to_owned(), follow);
     // Each step takes away a link or a component.
     for _ in 0..MAX_LINKS + path.components().count() {
@@ -300,9 +336,12 @@ pub(super) fn landing(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<(
 pub fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<OwnedFd> {
     if path == Path::new(".") {
         // That needs no right to search it.
-        return cwd.try_clone().map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EMFILE)));
+        return cwd
+            .try_clone()
+            .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EMFILE)));
     }
-    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | if follow { OFlag::empty() } else { OFlag::O_NOFOLLOW };
+    let flags =
+        OFlag::O_PATH | OFlag::O_CLOEXEC | if follow { OFlag::empty() } else { OFlag::O_NOFOLLOW };
     openat2(cwd, path, OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS))
 }
 
@@ -320,8 +359,8 @@ pub(super) fn require_inside(view: &View, at: &Path) -> Result<(), String> {
     Err(format!("leads to {} on the server, which is not in {}", at.display(), mounts.join(" or ")))
 }
 
-/// Links that are absolute or have `..`, which may lead out of the tree. A mount with contain_symlinks (sshfs) refuses
-/// to read them.
+/// Links that are absolute or have `..`, which may lead out of the tree. A mount with
+/// contain_symlinks (sshfs) refuses to read them.
 fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
     if tree.is_symlink() {
         return require_plain_symlink(tree);
@@ -351,18 +390,23 @@ fn require_plain_symlink(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// A symbolic link beside a file that a command writes by its name, where that command may put something: at the name, at what is left without a
-/// suffix, or at the name with something behind or before it (`sed -i.bak`, `gunzip`, `xz`).
+/// A symbolic link beside a file that a command writes by its name, where that command may put
+/// something: at the name, at what is left without a suffix, or at the name with something behind
+/// or before it (`sed -i.bak`, `gunzip`, `xz`).
 fn link_beside(cwd: &OwnedFd, path: &Path, budget: &Budget) -> Result<Option<PathBuf>, Refusal> {
     let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
     // Where there is no directory, nothing is written.
-    let Ok(directory) = find(cwd, parent, true).and_then(|found| name_of(&found)) else { return Ok(None) };
+    let Ok(directory) = find(cwd, parent, true).and_then(|found| name_of(&found)) else {
+        return Ok(None);
+    };
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if !budget.spend(1) {
             let why = format!("{} has too many entries to look for links", parent.display());
             return Err(Refusal::new(Kind::Guard, why));
         }
-        if may_be_made(path, &entry.file_name()) && entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
+        if may_be_made(path, &entry.file_name())
+            && entry.file_type().is_ok_and(|kind| kind.is_symlink())
+        {
             return Ok(Some(entry.path()));
         }
     }
@@ -370,7 +414,8 @@ fn link_beside(cwd: &OwnedFd, path: &Path, budget: &Budget) -> Result<Option<Pat
 }
 
 fn may_be_made(path: &Path, beside: &OsStr) -> bool {
-    let [name, stem] = [path.file_name(), path.file_stem()].map(|part| part.unwrap_or_default().as_bytes());
+    let [name, stem] =
+        [path.file_name(), path.file_stem()].map(|part| part.unwrap_or_default().as_bytes());
     let beside = beside.as_bytes();
     beside.starts_with(stem) || beside.ends_with(name) || name.starts_with(beside)
 }
@@ -394,9 +439,13 @@ mod tests {
 
     #[test]
     fn what_the_workstation_has_covered_is_found_among_many() {
-        let others =
-            (0..5000).flat_map(|number| [format!("/m/a-{number}"), format!("/m/a/{number}/x"), "/m/a.b".into()]);
-        let covered = others.chain(["/m/a/c".to_owned(), "/m/b//d/".to_owned()]).map(|path| path.into()).collect();
+        let others = (0..5000).flat_map(|number| {
+            [format!("/m/a-{number}"), format!("/m/a/{number}/x"), "/m/a.b".into()]
+        });
+        let covered = others
+            .chain(["/m/a/c".to_owned(), "/m/b//d/".to_owned()])
+            .map(|path| path.into())
+            .collect();
         let descriptors = vec![Descriptor { fd: 7, ..Descriptor::default() }];
         let stage = Stage { covered, descriptors, ..Stage::default() };
         let named = Named::of(&stage);

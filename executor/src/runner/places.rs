@@ -14,8 +14,8 @@ use std::{
 /// Top directories of programs, libraries, configuration, and the kernel. They are reserved also
 /// where this server has none of that name.
 const RESERVED: [&str; 18] = [
-    "/bin", "/boot", "/dev", "/etc", "/gnu", "/lib", "/lib32", "/lib64", "/libo32", "/libx32", "/nix", "/opt", "/proc",
-    "/run", "/sbin", "/snap", "/sys", "/usr",
+    "/bin", "/boot", "/dev", "/etc", "/gnu", "/lib", "/lib32", "/lib64", "/libo32", "/libx32",
+    "/nix", "/opt", "/proc", "/run", "/sbin", "/snap", "/sys", "/usr",
 ];
 
 /// Parts of [`RESERVED`] below which workstations mount removable media and users' file systems.
@@ -27,7 +27,8 @@ pub const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
 /// Files of `/etc` that the workstation may replace, each by its whole name: the time zone, and
 /// those that annotations list as `client_files`. None of them limits what commands may do on this
 /// server (ImageMagick's policy does).
-const REPLACEABLE: [&str; 4] = ["/etc/localtime", "/etc/gitconfig", "/etc/gitattributes", "/etc/magic"];
+const REPLACEABLE: [&str; 4] =
+    ["/etc/localtime", "/etc/gitconfig", "/etc/gitattributes", "/etc/magic"];
 
 /// Mounts of one view. Each costs every run on the view a path comparison, and the kernel counts
 /// mounts per namespace.
@@ -147,7 +148,8 @@ fn check_text(path: &Path) -> Result<(), NoPlace> {
     if !bytes.starts_with(b"/") {
         return Err(NoPlace::Relative);
     }
-    let normal = path.components().skip(1).all(|component| matches!(component, Component::Normal(_)));
+    let normal =
+        path.components().skip(1).all(|component| matches!(component, Component::Normal(_)));
     let is_same = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
     if !normal || !is_same || bytes.iter().any(u8::is_ascii_control) {
         return Err(NoPlace::NotPlain);
@@ -256,15 +258,18 @@ mod tests {
             (&["/usr/x"], &[], Some("/usr/x")),
             (&[], &["/usr/x"], Some("/usr/x")),
         ] {
-            let paths = |texts: &'static [&'static str]| texts.iter().map(Path::new).collect::<Vec<_>>();
-            let found = check_all(&paths(mounts), &paths(files)).err().map(|misplaced| misplaced.path);
+            let paths =
+                |texts: &'static [&'static str]| texts.iter().map(Path::new).collect::<Vec<_>>();
+            let found =
+                check_all(&paths(mounts), &paths(files)).err().map(|misplaced| misplaced.path);
             assert_eq!(found.as_deref(), expected.map(Path::new), "{mounts:?} {files:?}");
         }
     }
 
     #[test]
     fn a_view_has_a_bounded_number_of_places() {
-        let names: Vec<PathBuf> = (0..=MAX_MOUNTS).map(|number| PathBuf::from(format!("/mnt/{number}"))).collect();
+        let names: Vec<PathBuf> =
+            (0..=MAX_MOUNTS).map(|number| PathBuf::from(format!("/mnt/{number}"))).collect();
         let paths: Vec<&Path> = names.iter().map(PathBuf::as_path).collect();
         assert_eq!(check_all(&paths[..MAX_MOUNTS], &[]), Ok(()));
         assert!(check_all(&paths, &[]).is_err());

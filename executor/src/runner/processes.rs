@@ -67,9 +67,13 @@ pub fn reap_others(kept: &HashSet<Pid>) {
 fn children() -> Vec<Pid> {
     let own = getpid();
     match fs::read_to_string(format!("/proc/self/task/{own}/children")) {
-        Ok(pids) => pids.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect(),
+        Ok(pids) => {
+            pids.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect()
+        }
         // The kernel may be built without it.
-        Err(_) => parents().into_iter().filter(|(_, parent)| *parent == own).map(|(pid, _)| pid).collect(),
+        Err(_) => {
+            parents().into_iter().filter(|(_, parent)| *parent == own).map(|(pid, _)| pid).collect()
+        }
     }
 }
 

@@ -1,11 +1,12 @@
-//! What one command may start: its own program, what its annotation says that it starts (`runs`, `helpers`), and what
-//! the kernel needs to start those: loaders, and the interpreters of scripts. What a file of an export names to be
-//! started (git's configuration, a hook, a delegate) is nothing of that, whenever it was put there.
+//! What one command may start: its own program, what its annotation says that it starts (`runs`,
+//! `helpers`), and what the kernel needs to start those: loaders, and the interpreters of scripts.
+//! What a file of an export names to be started (git's configuration, a hook, a delegate) is
+//! nothing of that, whenever it was put there.
 //!
-//! A loader starts whatever it can read (`ld.so /usr/bin/python3`). So what a command reads of the server's own tree
-//! depends on what it starts: a command that starts nothing, which the filter of system calls sees to, reads all of
-//! it; one that starts programs of machine code reads those, their libraries and data; a script reads no directory
-//! of programs.
+//! A loader starts whatever it can read (`ld.so /usr/bin/python3`). So what a command reads of the
+//! server's own tree depends on what it starts: a command that starts nothing, which the filter of
+//! system calls sees to, reads all of it; one that starts programs of machine code reads those,
+//! their libraries and data; a script reads no directory of programs.
 
 use std::{
     collections::HashSet,
@@ -50,7 +51,8 @@ const LOADED_LATER: [&str; 6] = [
     "libnss_db.so.2",
 ];
 
-/// Beside a directory's libraries: those that convert character sets, and those that are made for newer processors.
+/// Beside a directory's libraries: those that convert character sets, and those that are made for
+/// newer processors.
 const BESIDE_LIBRARIES: [&str; 2] = ["gconv", "glibc-hwcaps"];
 
 /// What programs read that is no program: languages, time zones, terminals, and git's templates.
@@ -68,7 +70,8 @@ const DATA: [&str; 11] = [
     "/usr/share/git-core",
 ];
 
-/// What a script's interpreter may read: it has modules in many places. No directory on a PATH is among them.
+/// What a script's interpreter may read: it has modules in many places. No directory on a PATH is
+/// among them.
 const MODULES: [&str; 12] = [
     "/usr/lib",
     "/usr/lib32",
@@ -112,8 +115,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Of the program at `path`, which starts those of `others`: names, or absolute paths. What is not installed
-    /// can't be started by anybody. Libraries are looked for in `directories`.
+    /// Of the program at `path`, which starts those of `others`: names, or absolute paths. What is
+    /// not installed can't be started by anybody. Libraries are looked for in `directories`.
     pub fn new(path: &Path, others: &[String], directories: &[PathBuf]) -> Self {
         let mut search = Search { directories, ..Search::default() };
         search.add(path, MAX_DEPTH);
@@ -128,7 +131,12 @@ impl Programs {
             (false, false) => Reads::Data,
         };
         let open = |files: Vec<File>| files.into_iter().map(OwnedFd::from).collect();
-        Self { executed: open(search.executed), libraries: open(search.libraries), reads, stores: search.stores }
+        Self {
+            executed: open(search.executed),
+            libraries: open(search.libraries),
+            reads,
+            stores: search.stores,
+        }
     }
 
     /// It is the only program that the command ever is.
@@ -153,13 +161,18 @@ impl Programs {
     }
 }
 
-/// Where this machine's loader looks for libraries, in any order: what its configuration says, and what is built in.
+/// Where this machine's loader looks for libraries, in any order: what its configuration says, and
+/// what is built in.
 pub fn library_directories() -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from("/etc/ld.so.conf")];
-    files.extend(fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten().map(|entry| entry.path()));
+    files.extend(
+        fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten().map(|entry| entry.path()),
+    );
     let texts = files.iter().filter_map(|file| fs::read_to_string(file).ok());
-    let lines: Vec<String> = texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
-    let configured = lines.iter().map(|line| line.split(['#', ' ', '\t', '=']).next().unwrap_or_default());
+    let lines: Vec<String> =
+        texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
+    let configured =
+        lines.iter().map(|line| line.split(['#', ' ', '\t', '=']).next().unwrap_or_default());
     let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
     let built_in = ["/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"];
     let built_in = [format!("/lib/{triplet}"), format!("/usr/lib/{triplet}")]
@@ -194,7 +207,9 @@ impl Search<'_> {
             return self.add(Path::new(name), depth);
         }
         if !name.as_bytes().contains(&b'/') {
-            tools::PATH.split(':').for_each(|directory| self.add(&Path::new(directory).join(name), depth));
+            tools::PATH
+                .split(':')
+                .for_each(|directory| self.add(&Path::new(directory).join(name), depth));
         }
     }
 
@@ -205,7 +220,9 @@ impl Search<'_> {
         self.executed.push(file);
         match (image, line) {
             (Some(image), _) => {
-                if let Some(loader) = image.interpreter.as_ref().and_then(|loader| self.open(loader)) {
+                if let Some(loader) =
+                    image.interpreter.as_ref().and_then(|loader| self.open(loader))
+                {
                     self.executed.push(loader);
                 }
                 self.images.push(image);
@@ -215,16 +232,24 @@ impl Search<'_> {
         }
     }
 
-    /// What the first line of a script names. The script may be there for the program of the same name.
+    /// What the first line of a script names. The script may be there for the program of the same
+    /// name.
     fn add_interpreter(&mut self, script: &Path, line: &[u8], depth: usize) {
         self.has_script = true;
-        let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
-        let Some(interpreter) = words.next().map(|word| Path::new(OsStr::from_bytes(word))) else { return };
+        let mut words =
+            line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
+        let Some(interpreter) = words.next().map(|word| Path::new(OsStr::from_bytes(word))) else {
+            return;
+        };
         self.add(interpreter, depth);
         if interpreter.file_name() == Some(OsStr::new("env")) {
             let words = words.map(|word| word.strip_prefix(b"-S").unwrap_or(word));
-            let mut names = words.filter(|word| !word.is_empty() && word[0] != b'-' && !word.contains(&b'='));
-            names.next().into_iter().for_each(|name| self.add_named(OsStr::from_bytes(name), depth));
+            let mut names =
+                words.filter(|word| !word.is_empty() && word[0] != b'-' && !word.contains(&b'='));
+            names
+                .next()
+                .into_iter()
+                .for_each(|name| self.add_named(OsStr::from_bytes(name), depth));
         }
         script.file_name().into_iter().for_each(|name| self.add_named(name, depth));
     }
@@ -233,10 +258,15 @@ impl Search<'_> {
     fn open(&mut self, path: &Path) -> Option<File> {
         let found = fs::canonicalize(path).ok().filter(|path| is_shown(path))?;
         // Neither a pipe nor a device waits for anybody.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&found).ok()?;
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(&found)
+            .ok()?;
         let about = file.metadata().ok().filter(fs::Metadata::is_file)?;
         self.stores.extend(STORES.iter().filter(|store| found.starts_with(store)));
-        (self.known.len() < MAX_FILES && self.known.insert((about.dev(), about.ino()))).then_some(file)
+        (self.known.len() < MAX_FILES && self.known.insert((about.dev(), about.ino())))
+            .then_some(file)
     }
 
     /// What the loaders will look for.
@@ -255,9 +285,12 @@ impl Search<'_> {
                 }
             }
         }
-        for directory in self.directories.iter().flat_map(|path| BESIDE_LIBRARIES.map(|name| path.join(name))) {
+        for directory in
+            self.directories.iter().flat_map(|path| BESIDE_LIBRARIES.map(|name| path.join(name)))
+        {
             let flags = libc::O_DIRECTORY | libc::O_PATH;
-            self.libraries.extend(OpenOptions::new().read(true).custom_flags(flags).open(directory).ok());
+            self.libraries
+                .extend(OpenOptions::new().read(true).custom_flags(flags).open(directory).ok());
         }
     }
 
@@ -266,10 +299,12 @@ impl Search<'_> {
         if name.as_bytes().contains(&b'/') {
             return self.add_library_at(Path::new(name));
         }
-        let run_paths = run_paths.iter().flat_map(|list| list.as_bytes().split(|byte| *byte == b':'));
+        let run_paths =
+            run_paths.iter().flat_map(|list| list.as_bytes().split(|byte| *byte == b':'));
         let run_paths = run_paths.map(|path| Path::new(OsStr::from_bytes(path)).to_owned());
         let directories: Vec<PathBuf> = run_paths.chain(self.directories.iter().cloned()).collect();
-        directories.iter().filter(|directory| self.add_library_at(&directory.join(name))).count() > 0
+        directories.iter().filter(|directory| self.add_library_at(&directory.join(name))).count()
+            > 0
     }
 
     fn add_library_at(&mut self, path: &Path) -> bool {
@@ -324,7 +359,9 @@ mod tests {
         assert_eq!(git.reads, Reads::Data, "{:?}", names(&git.libraries));
         assert!(has(&git.executed, "/usr/lib/git-core/git"));
         assert!(!has(&git.executed, "/bin/sh"));
-        assert!(names(&git.libraries).iter().any(|path| path.to_string_lossy().contains("/libc.so")));
+        assert!(
+            names(&git.libraries).iter().any(|path| path.to_string_lossy().contains("/libc.so"))
+        );
         assert!(git.trees().all(|tree| !Path::new("/usr/bin/sh").starts_with(tree)));
     }
 
@@ -343,9 +380,17 @@ mod tests {
     #[test]
     fn what_env_starts_is_an_interpreter() {
         let mut search = Search::default();
-        search.add_interpreter(Path::new("/usr/local/bin/none"), b"/usr/bin/env -S LANG=C sort -u", 3);
+        search.add_interpreter(
+            Path::new("/usr/local/bin/none"),
+            b"/usr/bin/env -S LANG=C sort -u",
+            3,
+        );
         let executed: Vec<OwnedFd> = search.executed.into_iter().map(OwnedFd::from).collect();
-        assert!(has(&executed, "/usr/bin/env") && has(&executed, "/usr/bin/sort"), "{:?}", names(&executed));
+        assert!(
+            has(&executed, "/usr/bin/env") && has(&executed, "/usr/bin/sort"),
+            "{:?}",
+            names(&executed)
+        );
     }
 
     #[test]

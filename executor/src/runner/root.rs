@@ -26,8 +26,8 @@ use nix::{
 };
 use posh_proto::executor::ClientFile;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string,
-    fsmount, fsopen, move_mount, open_tree,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
+    fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
 use super::{
@@ -49,7 +49,8 @@ const NO_RIGHTS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 /// A handle on a directory or file.
 const HANDLE: OFlag = OFlag::O_PATH.union(OFlag::O_CLOEXEC);
 
-/// Rights of a file that go along: reading, writing, executing; no set-user-id, set-group-id or sticky bit.
+/// Rights of a file that go along: reading, writing, executing; no set-user-id, set-group-id or
+/// sticky bit.
 const FILE_MODE: u32 = 0o777;
 
 /// Holds a file until it is mounted over another one.
@@ -68,23 +69,30 @@ impl Root {
         let attempt = || format!("make a root in {}", scratch.display());
         let root = scratch.join("root");
         std::fs::create_dir(&root).map_err(failed(attempt))?;
-        mount(Some("posh"), &root, Some("tmpfs"), NO_RIGHTS, Some(ROOT_OPTIONS)).map_err(failed(attempt))?;
-        let bare = open(&root, HANDLE | OFlag::O_DIRECTORY, Mode::empty()).map_err(failed(attempt))?;
-        mount(Some(&root), &root, None::<&str>, MsFlags::MS_BIND, None::<&str>).map_err(failed(attempt))?;
+        mount(Some("posh"), &root, Some("tmpfs"), NO_RIGHTS, Some(ROOT_OPTIONS))
+            .map_err(failed(attempt))?;
+        let bare =
+            open(&root, HANDLE | OFlag::O_DIRECTORY, Mode::empty()).map_err(failed(attempt))?;
+        mount(Some(&root), &root, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+            .map_err(failed(attempt))?;
         std::env::set_current_dir(&root).map_err(failed(attempt))?;
         // The old root then lies on the new one, where it needs no directory (pivot_root(2)).
         pivot_root(".", ".").map_err(failed(attempt))?;
-        umount2(".", MntFlags::MNT_DETACH).map_err(failed(|| "leave the server's root".to_owned()))?;
+        umount2(".", MntFlags::MNT_DETACH)
+            .map_err(failed(|| "leave the server's root".to_owned()))?;
         std::env::set_current_dir("/").map_err(failed(attempt))?;
-        let seen = open("/", HANDLE | OFlag::O_DIRECTORY, Mode::empty()).map_err(failed(attempt))?;
+        let seen =
+            open("/", HANDLE | OFlag::O_DIRECTORY, Mode::empty()).map_err(failed(attempt))?;
         Ok(Self { bare, seen })
     }
 
-    /// Makes a directory and its parents, and gives a handle on it. `path` is checked (see `places`)
-    /// and lies in no mount but the private directories.
+    /// Makes a directory and its parents, and gives a handle on it. `path` is checked (see
+    /// `places`) and lies in no mount but the private directories.
     pub fn directory(&self, path: &Path) -> nix::Result<OwnedFd> {
         match PRIVATE.iter().find_map(|private| Some((private, path.strip_prefix(private).ok()?))) {
-            Some((private, below)) => make_directories(self.find(Path::new(private))?.as_fd(), below),
+            Some((private, below)) => {
+                make_directories(self.find(Path::new(private))?.as_fd(), below)
+            }
             None => self.point(path),
         }
     }
@@ -96,8 +104,9 @@ impl Root {
 
     /// A handle on what commands see at `path`; no symbolic link leads there.
     pub fn find(&self, path: &Path) -> nix::Result<OwnedFd> {
-        let resolve =
-            ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        let resolve = ResolveFlag::RESOLVE_IN_ROOT
+            | ResolveFlag::RESOLVE_NO_SYMLINKS
+            | ResolveFlag::RESOLVE_NO_MAGICLINKS;
         openat2(&self.seen, path, OpenHow::new().flags(HANDLE).resolve(resolve))
     }
 
@@ -120,7 +129,8 @@ impl Root {
 
     /// Mounts a detached tree.
     pub fn attach(&self, tree: &OwnedFd, at: &OwnedFd) -> nix::Result<()> {
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        let flags =
+            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(tree, c"", at, c"", flags).map_err(errno)
     }
 
@@ -130,7 +140,12 @@ impl Root {
     }
 
     /// Writes a client's file and mounts it over one of the server's.
-    pub fn cover(&self, covered: &OwnedFd, file: &ClientFile, user: Option<&ViewUser>) -> io::Result<()> {
+    pub fn cover(
+        &self,
+        covered: &OwnedFd,
+        file: &ClientFile,
+        user: Option<&ViewUser>,
+    ) -> io::Result<()> {
         self.write_at(Path::new(COVER), file, user)?;
         let tree = detach(self.find(Path::new(COVER))?.as_fd(), FILE_ATTRIBUTES)?;
         self.attach(&tree, covered)?;
@@ -138,8 +153,8 @@ impl Root {
         Ok(unlinkat(&self.bare, COVER, UnlinkatFlags::NoRemoveDir)?)
     }
 
-    /// Has commands find nothing at a place, whatever is there: an empty directory that only root may enter, or an empty
-    /// file.
+    /// Has commands find nothing at a place, whatever is there: an empty directory that only root
+    /// may enter, or an empty file.
     pub fn hide(&self, at: &OwnedFd) -> nix::Result<()> {
         if fstat(at)?.st_mode & libc::S_IFMT == libc::S_IFDIR {
             return self.attach(&empty_directory()?, at);
@@ -158,14 +173,16 @@ impl Root {
         target.set_permissions(Permissions::from_mode(file.mode & FILE_MODE))
     }
 
-    /// What was made so far is all that commands find; directories are still made through [`Self::bare`].
+    /// What was made so far is all that commands find; directories are still made through
+    /// [`Self::bare`].
     pub fn close(&self) -> nix::Result<()> {
         sys::set_mount(self.seen.as_fd(), libc::MOUNT_ATTR_RDONLY, false)
     }
 
     fn new_file(&self, path: &Path) -> nix::Result<File> {
         let (parent, name) = self.parent(path)?;
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let flags =
+            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let how = OpenHow::new().flags(flags).mode(Mode::S_IRUSR | Mode::S_IWUSR);
         openat2(parent, name, how.resolve(inside())).map(File::from)
     }
@@ -177,8 +194,10 @@ impl Root {
 }
 
 /// Attributes of a file that commands only read.
-const FILE_ATTRIBUTES: u64 =
-    libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+const FILE_ATTRIBUTES: u64 = libc::MOUNT_ATTR_RDONLY
+    | libc::MOUNT_ATTR_NOSUID
+    | libc::MOUNT_ATTR_NODEV
+    | libc::MOUNT_ATTR_NOEXEC;
 
 /// A file system in memory that holds nothing, and never will.
 fn empty_directory() -> nix::Result<OwnedFd> {
@@ -194,8 +213,8 @@ fn empty_directory() -> nix::Result<OwnedFd> {
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(errno)
 }
 
-/// Copies the mounts at and below what `at` refers to, with these attributes added (`MOUNT_ATTR_*`); the
-/// copy is nowhere until it is attached.
+/// Copies the mounts at and below what `at` refers to, with these attributes added
+/// (`MOUNT_ATTR_*`); the copy is nowhere until it is attached.
 pub fn detach(at: BorrowedFd<'_>, attributes: u64) -> nix::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -206,7 +225,8 @@ pub fn detach(at: BorrowedFd<'_>, attributes: u64) -> nix::Result<OwnedFd> {
     Ok(tree)
 }
 
-/// Makes the directories of `path` below `base`, one component after the other, on the file system of `base`.
+/// Makes the directories of `path` below `base`, one component after the other, on the file system
+/// of `base`.
 fn make_directories(base: BorrowedFd<'_>, path: &Path) -> nix::Result<OwnedFd> {
     let handle = |at: BorrowedFd<'_>, name: &Path| {
         openat2(at, name, OpenHow::new().flags(HANDLE | OFlag::O_DIRECTORY).resolve(inside()))
@@ -216,7 +236,9 @@ fn make_directories(base: BorrowedFd<'_>, path: &Path) -> nix::Result<OwnedFd> {
         let name = match component {
             Component::Normal(name) => Path::new(name),
             Component::RootDir => continue,
-            Component::ParentDir | Component::CurDir | Component::Prefix(_) => return Err(Errno::EINVAL),
+            Component::ParentDir | Component::CurDir | Component::Prefix(_) => {
+                return Err(Errno::EINVAL);
+            }
         };
         at = match handle(at.as_fd(), name) {
             Err(Errno::ENOENT) => {

@@ -1,8 +1,9 @@
-//! The temporary directories of a view, `/tmp` and `/var/tmp`: one tmpfs of bounded size, which is empty again when
-//! no run of the view is at work.
+//! The temporary directories of a view, `/tmp` and `/var/tmp`: one tmpfs of bounded size, which is
+//! empty again when no run of the view is at work.
 //!
-//! A supervisor holds a shared lock from before its run until it ends; the keeper empties the directories under the
-//! exclusive one, so that nothing is taken from a run, and a run that comes meanwhile waits.
+//! A supervisor holds a shared lock from before its run until it ends; the keeper empties the
+//! directories under the exclusive one, so that nothing is taken from a run, and a run that comes
+//! meanwhile waits.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -21,8 +22,8 @@ use nix::{
 };
 use rustix::{
     fs::{
-        AtFlags, CWD, Dir, FlockOperation, MemfdFlags, Mode, OFlags, RenameFlags, ResolveFlags, chmod, fcntl_lock,
-        memfd_create, openat, openat2, renameat_with, unlinkat,
+        AtFlags, CWD, Dir, FlockOperation, MemfdFlags, Mode, OFlags, RenameFlags, ResolveFlags,
+        chmod, fcntl_lock, memfd_create, openat, openat2, renameat_with, unlinkat,
     },
     io::{Errno, Result},
 };
@@ -36,20 +37,26 @@ use crate::error::Refusal;
 /// The directories, and what they are called on the tmpfs.
 const DIRECTORIES: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
 
-/// Files and directories: kernel memory that the size does not count, and names that the keeper has to remove. The
-/// commands that make the most, sort(1) and git(1), make some hundred.
+/// Files and directories: kernel memory that the size does not count, and names that the keeper has
+/// to remove. The commands that make the most, sort(1) and git(1), make some hundred.
 const MAX_FILES: u32 = 1 << 16;
 
-/// Makes the tmpfs at `place`, a directory of the runner's own, with both directories in it. Gives each with its path in the view.
-pub fn make(place: &Path, bytes: u64) -> std::result::Result<Vec<(PathBuf, &'static Path)>, Refusal> {
+/// Makes the tmpfs at `place`, a directory of the runner's own, with both directories in it. Gives
+/// each with its path in the view.
+pub fn make(
+    place: &Path,
+    bytes: u64,
+) -> std::result::Result<Vec<(PathBuf, &'static Path)>, Refusal> {
     fs::create_dir(place).map_err(attempt("make a place for"))?;
     let options = format!("size={bytes},nr_inodes={MAX_FILES},mode=755");
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("posh"), place, Some("tmpfs"), flags, Some(options.as_str())).map_err(attempt("mount"))?;
+    mount(Some("posh"), place, Some("tmpfs"), flags, Some(options.as_str()))
+        .map_err(attempt("mount"))?;
     let make = |(name, path): &(&str, &'static str)| {
         let directory = place.join(name);
         fs::create_dir(&directory).map_err(attempt("make"))?;
-        fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777)).map_err(attempt("open"))?;
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o1777))
+            .map_err(attempt("open"))?;
         Ok((directory, Path::new(*path)))
     };
     DIRECTORIES.iter().map(make).collect()
@@ -60,7 +67,8 @@ fn attempt<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Refusal 
 }
 
 /// A name in a directory leads to what is there, on the same mount.
-const SAME_MOUNT: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
+const SAME_MOUNT: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 /// Says when the directories of a view are in use.
 #[derive(Debug)]
@@ -71,7 +79,8 @@ pub struct Use {
 }
 
 impl Use {
-    /// Nobody uses them yet. Where a view is the machine's own tree they are not ours, and nothing is removed.
+    /// Nobody uses them yet. Where a view is the machine's own tree they are not ours, and nothing
+    /// is removed.
     pub fn new(spec: &ViewSpec) -> Result<Self> {
         let lock = match spec.isolation() {
             Isolation::Nothing => None,
@@ -82,7 +91,8 @@ impl Use {
         Ok(Self { lock, shown: shown.map(Path::to_owned).collect() })
     }
 
-    /// This process uses them until it ends: a lock of fcntl(2) belongs to a process, not to those that it forks.
+    /// This process uses them until it ends: a lock of fcntl(2) belongs to a process, not to those
+    /// that it forks.
     pub fn begin(&self) -> Result<()> {
         self.lock.as_ref().map_or(Ok(()), |lock| fcntl_lock(lock, FlockOperation::LockShared))
     }
@@ -95,7 +105,12 @@ impl Use {
             locked => locked?,
         }
         let emptied = DIRECTORIES.iter().try_for_each(|(_, path)| {
-            let top = openat(CWD, *path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            let top = openat(
+                CWD,
+                *path,
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?;
             let below = self.shown.iter().filter_map(|shown| shown.strip_prefix(path).ok());
             empty_around(top, below.map(Path::to_owned).collect())
         });
@@ -104,7 +119,8 @@ impl Use {
     }
 }
 
-/// Removes all that is in `top`, but what is `shown` below it, and the directories above that: these keep their names.
+/// Removes all that is in `top`, but what is `shown` below it, and the directories above that:
+/// these keep their names.
 fn empty_around(top: OwnedFd, shown: Vec<PathBuf>) -> Result<()> {
     let mut left = vec![(top, shown)];
     while let Some((directory, shown)) = left.pop() {
@@ -119,7 +135,9 @@ fn empty_around(top: OwnedFd, shown: Vec<PathBuf>) -> Result<()> {
         }
         empty(&directory, below.keys().cloned().collect())?;
         // What is shown itself is not entered.
-        for (name, shown) in below.into_iter().filter(|(_, shown)| shown.iter().all(|path| path != Path::new(""))) {
+        for (name, shown) in
+            below.into_iter().filter(|(_, shown)| shown.iter().all(|path| path != Path::new("")))
+        {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             // A command with the rights for it may have removed the directory.
             if let Ok(inner) = openat2(&directory, &name, flags, Mode::empty(), SAME_MOUNT) {
@@ -130,13 +148,15 @@ fn empty_around(top: OwnedFd, shown: Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Removes all that is in `top`, but these names and what something is mounted on. What is in a directory is moved up before that is removed, so
-/// that a deep tree takes neither stack nor descriptors. Every name is one component below a descriptor, on the same
-/// mount: no link leads anywhere else, and nothing of an export that is mounted here is touched.
+/// Removes all that is in `top`, but these names and what something is mounted on. What is in a
+/// directory is moved up before that is removed, so that a deep tree takes neither stack nor
+/// descriptors. Every name is one component below a descriptor, on the same mount: no link leads
+/// anywhere else, and nothing of an export that is mounted here is touched.
 fn empty(top: &OwnedFd, mut kept: HashSet<CString>) -> Result<()> {
     let mut number = 0_u32;
     loop {
-        let names: Vec<CString> = names(top)?.into_iter().filter(|name| !kept.contains(name)).collect();
+        let names: Vec<CString> =
+            names(top)?.into_iter().filter(|name| !kept.contains(name)).collect();
         if names.is_empty() {
             return Ok(());
         }
@@ -155,7 +175,8 @@ fn empty(top: &OwnedFd, mut kept: HashSet<CString>) -> Result<()> {
     }
 }
 
-/// Removes a directory whose entries are moved up; false where something is mounted on it or on one of them.
+/// Removes a directory whose entries are moved up; false where something is mounted on it or on one
+/// of them.
 fn remove_directory(top: &OwnedFd, name: &CString, number: &mut u32) -> Result<bool> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = match openat2(top, name, flags, Mode::empty(), SAME_MOUNT) {
@@ -191,8 +212,9 @@ fn move_up(from: &OwnedFd, top: &OwnedFd, number: &mut u32) -> Result<bool> {
     Ok(is_all)
 }
 
-/// An ordinary user's directory may be locked against its owner, who can open it. It is changed by a handle on the
-/// directory itself: neither what a link leads to, nor what is mounted there. root needs nothing of the kind.
+/// An ordinary user's directory may be locked against its owner, who can open it. It is changed by
+/// a handle on the directory itself: neither what a link leads to, nor what is mounted there. root
+/// needs nothing of the kind.
 fn make_usable(directory: &OwnedFd, name: &CString) {
     if geteuid().is_root() {
         return;
@@ -206,5 +228,7 @@ fn make_usable(directory: &OwnedFd, name: &CString) {
 fn names(directory: impl AsFd) -> Result<Vec<CString>> {
     let entries = Dir::read_from(directory)?;
     let names = entries.map(|entry| entry.map(|entry| entry.file_name().to_owned()));
-    names.filter(|name| !matches!(name.as_deref().map(std::ffi::CStr::to_bytes), Ok(b"." | b".."))).collect()
+    names
+        .filter(|name| !matches!(name.as_deref().map(std::ffi::CStr::to_bytes), Ok(b"." | b"..")))
+        .collect()
 }

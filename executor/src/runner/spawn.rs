@@ -64,7 +64,8 @@ pub struct Prepared {
     open_files: u64,
     bounds: Bounds,
     domain: Option<Domain>,
-    /// Its words were read, so that it is known what it does: it makes the listed system calls only.
+    /// Its words were read, so that it is known what it does: it makes the listed system calls
+    /// only.
     narrowed: Option<Narrowed>,
 }
 
@@ -87,12 +88,22 @@ pub struct Live {
 
 impl Prepared {
     /// Checks a stage and opens what it names; nothing runs.
-    pub fn new(view: &View, ends: &Ends, (stage, fence): (Stage, &Fence), budgets: &Budgets) -> Result<Self, Refusal> {
+    pub fn new(
+        view: &View,
+        ends: &Ends,
+        (stage, fence): (Stage, &Fence),
+        budgets: &Budgets,
+    ) -> Result<Self, Refusal> {
         let id = stage.id;
         Self::prepare(view, ends, (stage, fence), budgets).map_err(|refusal| refusal.at(id))
     }
 
-    fn prepare(view: &View, ends: &Ends, (stage, fence): (Stage, &Fence), budgets: &Budgets) -> Result<Self, Refusal> {
+    fn prepare(
+        view: &View,
+        ends: &Ends,
+        (stage, fence): (Stage, &Fence),
+        budgets: &Budgets,
+    ) -> Result<Self, Refusal> {
         if view.is_servers_own() && fence.changes {
             return Err(changes_without_namespaces(&stage));
         }
@@ -100,10 +111,14 @@ impl Prepared {
         paths::check(view, &cwd, &stage, &budgets.checks)?;
         guards::check(view, &cwd, (&stage, &fence.own_guards), &budgets.checks)?;
         let program = tools::find(&stage.program).ok_or_else(|| {
-            Refusal::new(Kind::MissingTool, format!("{} is not installed on the server", stage.program))
+            Refusal::new(
+                Kind::MissingTool,
+                format!("{} is not installed on the server", stage.program),
+            )
         })?;
         let directories = &view.ground.library_directories;
-        let programs = (!fence.everything).then(|| Programs::new(&program, &fence.starts, directories));
+        let programs =
+            (!fence.everything).then(|| Programs::new(&program, &fence.starts, directories));
         let narrowed = programs.as_ref().map(|programs| match programs.is_alone() {
             true => Narrowed::Alone,
             false => Narrowed::WithOthers,
@@ -127,13 +142,19 @@ impl Prepared {
         for descriptor in std::mem::take(&mut prepared.stage.descriptors) {
             prepared.open_descriptor(view, ends, descriptor)?;
         }
-        let opened: Vec<_> = prepared.descriptors.iter().map(|(source, _)| source.as_fd()).collect();
+        let opened: Vec<_> =
+            prepared.descriptors.iter().map(|(source, _)| source.as_fd()).collect();
         let reach = Reach { cwd: &prepared.cwd, fence, programs: programs.as_ref() };
         prepared.domain = Some(Domain::new(view, &reach, &opened, &budgets.checks)?);
         Ok(prepared)
     }
 
-    fn open_descriptor(&mut self, view: &View, ends: &Ends, descriptor: Descriptor) -> Result<(), Refusal> {
+    fn open_descriptor(
+        &mut self,
+        view: &View,
+        ends: &Ends,
+        descriptor: Descriptor,
+    ) -> Result<(), Refusal> {
         let end = |kind: EndKind, id| {
             let end = ends.get(&End { kind: kind.into(), id });
             end.cloned().ok_or_else(|| Refusal::protocol(format!("no such pipe or pty: {id}")))
@@ -148,7 +169,8 @@ impl Prepared {
             Some(Source::File(file)) => {
                 let opened = Rc::new(paths::open_redirect(view, &self.cwd, &file)?);
                 if file.flags.cast_signed() & libc::O_ACCMODE != libc::O_RDONLY {
-                    let size = fstat(opened.as_fd()).map_or(0, |about| about.st_size.unsigned_abs());
+                    let size =
+                        fstat(opened.as_fd()).map_or(0, |about| about.st_size.unsigned_abs());
                     self.written.push((descriptor.fd, size));
                 }
                 if file.report_offset {
@@ -157,20 +179,27 @@ impl Prepared {
                 opened
             }
         };
-        let target = RawFd::try_from(descriptor.fd).map_err(|_| Refusal::protocol("descriptor number out of range"))?;
+        let target = RawFd::try_from(descriptor.fd)
+            .map_err(|_| Refusal::protocol("descriptor number out of range"))?;
         self.descriptors.push((source, target));
         Ok(())
     }
 
     fn opened_as(&self, fd: u32) -> Result<Rc<OwnedFd>, Refusal> {
         let earlier = self.descriptors.iter().find(|(_, target)| u32::try_from(*target) == Ok(fd));
-        let missing = || Refusal::protocol(format!("duplicate of descriptor {fd}, which is not open before it"));
+        let missing = || {
+            Refusal::protocol(format!("duplicate of descriptor {fd}, which is not open before it"))
+        };
         earlier.map(|(source, _)| source.clone()).ok_or_else(missing)
     }
 
     /// How large the files were that its redirects write to.
     pub fn written_files(&self) -> impl Iterator<Item = WrittenFile> {
-        self.written.iter().map(|(fd, size)| WrittenFile { stage: self.stage.id, fd: *fd, size: *size })
+        self.written.iter().map(|(fd, size)| WrittenFile {
+            stage: self.stage.id,
+            fd: *fd,
+            size: *size,
+        })
     }
 
     /// Forks the stage; its child waits at the barrier.
@@ -191,10 +220,12 @@ impl Prepared {
     }
 
     fn become_stage(&self, barrier: &Barrier<'_>, memory: &OwnMemory) -> ! {
-        let wanted: Vec<_> = self.descriptors.iter().map(|(source, target)| (source.as_fd(), *target)).collect();
+        let wanted: Vec<_> =
+            self.descriptors.iter().map(|(source, target)| (source.as_fd(), *target)).collect();
         // First what needs descriptors of ours: the command's own may have the same numbers.
-        let installed =
-            self.enter().and_then(|()| sys::install_descriptors(&wanted, [barrier.report.as_fd(), barrier.go.as_fd()]));
+        let installed = self.enter().and_then(|()| {
+            sys::install_descriptors(&wanted, [barrier.report.as_fd(), barrier.go.as_fd()])
+        });
         let [report, go] = match installed {
             Ok(kept) => kept,
             Err(errno) => {
@@ -204,7 +235,8 @@ impl Prepared {
                 sys::exit_now(126);
             }
         };
-        let errno = memory.give_back().and_then(|()| self.set_up()).err().unwrap_or(Errno::from_raw(0));
+        let errno =
+            memory.give_back().and_then(|()| self.set_up()).err().unwrap_or(Errno::from_raw(0));
         let said = std::fs::File::from(report).write_all(&self.report(errno));
         let mut byte = [0];
         if said.is_err() || !matches!(std::fs::File::from(go).read(&mut byte), Ok(1)) {
@@ -249,20 +281,26 @@ impl Prepared {
     }
 }
 
-/// Landlock knows no right to modes, owners, times and extended attributes. Without mounts of its own, a command that needs
-/// to set them could do so outside of the exports, and no other one can be told from it.
+/// Landlock knows no right to modes, owners, times and extended attributes. Without mounts of its
+/// own, a command that needs to set them could do so outside of the exports, and no other one can
+/// be told from it.
 fn changes_without_namespaces(stage: &Stage) -> Refusal {
     let why = "it changes files, and without namespaces the server can't keep it from changing attributes outside of the exports";
-    Refusal::new(Kind::NotAllowed, format!("this executor does not run {} like this: {why}", stage.program))
+    Refusal::new(
+        Kind::NotAllowed,
+        format!("this executor does not run {} like this: {why}", stage.program),
+    )
 }
 
-/// Of a tree that is too large it is told later that not all is known; one that takes too long is the workstation's.
+/// Of a tree that is too large it is told later that not all is known; one that takes too long is
+/// the workstation's.
 fn watch(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<Watch, Refusal> {
     let watch = Watch::new(view, cwd, stage, budget);
     match budget.over() {
-        Some(Over::Time | Over::GivenUp) => {
-            Err(Refusal::new(Kind::Guard, format!("the trees that {} may change: {SPENT}", stage.program)))
-        }
+        Some(Over::Time | Over::GivenUp) => Err(Refusal::new(
+            Kind::Guard,
+            format!("the trees that {} may change: {SPENT}", stage.program),
+        )),
         Some(Over::Names | Over::Bytes) | None => Ok(watch),
     }
 }
@@ -271,19 +309,25 @@ fn c_string(bytes: &[u8]) -> Result<CString, Refusal> {
     CString::new(bytes).map_err(|_| Refusal::protocol("an argument holds a zero byte"))
 }
 
-/// The stage's variables, and our PATH in place of theirs; so with TMPDIR, where /tmp is not the commands' own.
+/// The stage's variables, and our PATH in place of theirs; so with TMPDIR, where /tmp is not the
+/// commands' own.
 fn environment(stage: &Stage, temporary: Option<&Path>) -> Result<Vec<CString>, Refusal> {
-    let temporary = temporary.map(|directory| [b"TMPDIR=", directory.as_os_str().as_bytes()].concat());
+    let temporary =
+        temporary.map(|directory| [b"TMPDIR=", directory.as_os_str().as_bytes()].concat());
     let own_names = [Some(&b"PATH"[..]), temporary.as_ref().map(|_| &b"TMPDIR"[..])];
     let own = [Some(format!("PATH={}", tools::PATH).into_bytes()), temporary].into_iter().flatten();
     let own = own.map(|variable| c_string(&variable));
     let given = stage.env.iter().filter(|variable| !own_names.contains(&Some(&variable.name[..])));
-    own.chain(given.map(|variable| c_string(&[&variable.name[..], b"=", &variable.value[..]].concat()))).collect()
+    own.chain(
+        given.map(|variable| c_string(&[&variable.name[..], b"=", &variable.value[..]].concat())),
+    )
+    .collect()
 }
 
 fn open_null(flags: u32) -> Result<OwnedFd, Refusal> {
     let flags = OFlag::from_bits_retain(i32::try_from(flags).unwrap_or(0));
     let kept = flags & (OFlag::O_ACCMODE | OFlag::O_APPEND | OFlag::O_NONBLOCK);
-    open(Path::new("/dev/null"), kept | OFlag::O_CLOEXEC, Mode::empty())
-        .map_err(|errno| Refusal::new(Kind::OpenFailed, format!("cannot open /dev/null: {}", errno.desc())))
+    open(Path::new("/dev/null"), kept | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| {
+        Refusal::new(Kind::OpenFailed, format!("cannot open /dev/null: {}", errno.desc()))
+    })
 }

@@ -29,7 +29,8 @@ use nix::{
 use posh_proto::{
     clock::monotonic_ns,
     executor::{
-        Exited, Offset, RunInput, RunOutput, StartTimes, Started, exited::How, rejected::Kind, run_input, run_output,
+        Exited, Offset, RunInput, RunOutput, StartTimes, Started, exited::How, rejected::Kind,
+        run_input, run_output,
     },
     frame,
 };
@@ -56,7 +57,9 @@ pub fn main(socket: UnixStream, view: &View, children: &SignalFd) -> i32 {
         Ok(()) => 0,
         Err(error) => {
             // The daemon is gone or broke the protocol; it sees the socket close.
-            if error.kind() != io::ErrorKind::BrokenPipe && error.kind() != io::ErrorKind::UnexpectedEof {
+            if error.kind() != io::ErrorKind::BrokenPipe
+                && error.kind() != io::ErrorKind::UnexpectedEof
+            {
                 complain(&error);
             }
             processes::kill_all_below();
@@ -73,7 +76,8 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     if let Some(entrance) = job.has_cgroup.then(|| descriptors.pop()).flatten()
         && let Err(error) = cgroup::enter(entrance)
     {
-        let refusal = Refusal::new(Kind::SpawnFailed, format!("cannot enter the run's cgroup: {error}"));
+        let refusal =
+            Refusal::new(Kind::SpawnFailed, format!("cannot enter the run's cgroup: {error}"));
         return write_frame(socket, &RunOutput::from(refusal));
     }
     // The one thing that needs more rights than the commands have: it is on a file system of ours.
@@ -108,7 +112,10 @@ impl From<Refusal> for Failure {
 }
 
 fn spawn_failed(errno: Errno) -> Refusal {
-    Refusal::new(Kind::SpawnFailed, format!("cannot start a process on the server: {}", errno.desc()))
+    Refusal::new(
+        Kind::SpawnFailed,
+        format!("cannot start a process on the server: {}", errno.desc()),
+    )
 }
 
 /// Prepares all stages, forks all, and lets them go together.
@@ -119,8 +126,8 @@ fn start(
     children: &SignalFd,
     socket: &UnixStream,
 ) -> Result<Running, Failure> {
-    // Whoever gives the run up waits for nothing that is done here: it is killed. Until the daemon knows that the commands
-    // run it has nothing to say.
+    // Whoever gives the run up waits for nothing that is done here: it is killed. Until the daemon
+    // knows that the commands run it has nothing to say.
     let deadly = Deadly::begin(socket.as_fd()).map_err(spawn_failed)?;
     let now_ns = || if job.trace { monotonic_ns() } else { 0 };
     let taken_ns = now_ns();
@@ -143,7 +150,12 @@ fn start(
     drop((report_end, go_end));
     let written_files = stages.iter().flat_map(Prepared::written_files).collect();
     await_all(report, children, pids.len())?;
-    let times = job.trace.then(|| StartTimes { taken_ns, prepared_ns, spawned_ns: now_ns(), ..StartTimes::default() });
+    let times = job.trace.then(|| StartTimes {
+        taken_ns,
+        prepared_ns,
+        spawned_ns: now_ns(),
+        ..StartTimes::default()
+    });
     let mut running = Running {
         stages: HashMap::new(),
         by_id: HashMap::new(),
@@ -159,7 +171,8 @@ fn start(
     }
     drop(deadly);
     // The daemon must know first: once released, the run has happened.
-    let started = RunOutput { kind: Some(run_output::Kind::Started(Started { times, written_files })) };
+    let started =
+        RunOutput { kind: Some(run_output::Kind::Started(Started { times, written_files })) };
     write_frame(socket, &started).map_err(Failure::Broken)?;
     let bytes = vec![b'g'; running.stages.len()];
     io::Write::write_all(&mut std::fs::File::from(go), &bytes).map_err(Failure::Broken)?;
@@ -176,7 +189,8 @@ fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), F
         }
         let mut bytes = [0; REPORT_BYTES];
         report.read_exact(&mut bytes).map_err(|_| spawn_failed(Errno::ECHILD))?;
-        let [stage, errno] = [0, 4].map(|at| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")));
+        let [stage, errno] =
+            [0, 4].map(|at| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")));
         if errno != 0 {
             return Err(spawn_failed(Errno::from_raw(errno.cast_signed())).at(stage).into());
         }
@@ -186,8 +200,9 @@ fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), F
 
 /// A run that was let go.
 ///
-/// Invariant: until the run's end no process of `leaders` is reaped. As long as it is there, if only as what has ended,
-/// its number and that of its group are nobody else's, so that a signal to either never reaches a foreign process.
+/// Invariant: until the run's end no process of `leaders` is reaped. As long as it is there, if
+/// only as what has ended, its number and that of its group are nobody else's, so that a signal to
+/// either never reaches a foreign process.
 struct Running {
     /// Those that have not ended, as far as the daemon has been told.
     stages: HashMap<Pid, Live>,
@@ -218,7 +233,8 @@ impl Running {
 
     /// Reports the stages that have ended, and reaps other processes: orphans come to this one.
     fn look_at_children(&mut self, socket: &UnixStream) -> io::Result<()> {
-        let ended: Vec<_> = self.stages.keys().filter_map(|pid| sys::ended(*pid).ok().flatten()).collect();
+        let ended: Vec<_> =
+            self.stages.keys().filter_map(|pid| sys::ended(*pid).ok().flatten()).collect();
         for ended in &ended {
             self.tell_end(ended, socket)?;
         }
@@ -239,7 +255,9 @@ impl Running {
         let mut buffer = [0; 4096];
         let count = socket.read(&mut buffer)?;
         self.frames.extend_from_slice(&buffer[..count]);
-        while let Some(input) = frame::decode::<RunInput>(&mut self.frames).map_err(io::Error::other)? {
+        while let Some(input) =
+            frame::decode::<RunInput>(&mut self.frames).map_err(io::Error::other)?
+        {
             if let Some(run_input::Kind::Signal(signal)) = input.kind {
                 self.send_signal(&signal);
             }
@@ -248,7 +266,8 @@ impl Running {
     }
 
     fn send_signal(&self, signal: &posh_proto::executor::Signal) {
-        let number = i32::try_from(signal.signal).ok().and_then(|number| Signal::try_from(number).ok());
+        let number =
+            i32::try_from(signal.signal).ok().and_then(|number| Signal::try_from(number).ok());
         let (Some(&pid), Some(number)) = (self.by_id.get(&signal.stage), number) else { return };
         // Neither is reaped; what has ended takes no signal, but others of its group do.
         if signal.group {
@@ -273,7 +292,9 @@ impl Running {
 
 fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> Exited {
     let (how, core_dumped) = match WaitStatus::from_raw(ended.pid, ended.status) {
-        Ok(WaitStatus::Signaled(_, signal, core)) => (How::Signal((signal as i32).unsigned_abs()), core),
+        Ok(WaitStatus::Signaled(_, signal, core)) => {
+            (How::Signal((signal as i32).unsigned_abs()), core)
+        }
         Ok(WaitStatus::Exited(_, code)) => (How::Code(code.unsigned_abs()), false),
         // A real-time signal has no name in nix.
         _ => (How::Signal((ended.status & 0x7f).unsigned_abs()), ended.status & 0x80 != 0),

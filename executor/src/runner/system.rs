@@ -13,7 +13,10 @@ use nix::{
     libc,
     sys::stat::{Mode, SFlag, fstat},
 };
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
+    fsopen,
+};
 
 use super::{
     root::{Root, detach, errno},
@@ -63,7 +66,8 @@ const ETC: [&str; 24] = [
     "selinux",
 ];
 
-/// Of `/etc/ssl`, whose other files are keys: the checksums of coreutils use OpenSSL, which reads it.
+/// Of `/etc/ssl`, whose other files are keys: the checksums of coreutils use OpenSSL, which reads
+/// it.
 const OPENSSL: &str = "/etc/ssl/openssl.cnf";
 
 /// Devices that give or take nothing of this machine's.
@@ -105,7 +109,8 @@ enum What {
 }
 
 impl Taken {
-    /// Takes a directory, file, device or link of the server's, if there is one, with these attributes.
+    /// Takes a directory, file, device or link of the server's, if there is one, with these
+    /// attributes.
     fn from(source: &Path, path: &Path, attributes: u64) -> Result<Option<Self>, Refusal> {
         let attempt = || format!("take {}", source.display());
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -129,18 +134,21 @@ impl Taken {
         let Self { path, what } = self;
         let placed = match what {
             What::Link(target) => root.link(&path, &target),
-            What::Directory(tree) => {
-                root.point(&path).and_then(|_| root.find(&path)).and_then(|at| root.attach(&tree, &at))
-            }
-            What::File(tree) => {
-                root.empty_file(&path).and_then(|()| root.find(&path)).and_then(|at| root.attach(&tree, &at))
-            }
+            What::Directory(tree) => root
+                .point(&path)
+                .and_then(|_| root.find(&path))
+                .and_then(|at| root.attach(&tree, &at)),
+            What::File(tree) => root
+                .empty_file(&path)
+                .and_then(|()| root.find(&path))
+                .and_then(|at| root.attach(&tree, &at)),
         };
         placed.map_err(failed(|| format!("show {}", path.display())))
     }
 }
 
-/// Tells if every view shows what is at `path`, which has no links in it, unless it is hidden there.
+/// Tells if every view shows what is at `path`, which has no links in it, unless it is hidden
+/// there.
 pub fn is_in_every_view(path: &Path) -> bool {
     SHOWN.iter().chain(&PROGRAM_LINKS).any(|shown| path.starts_with(shown))
         || etc().any(|shown| path.starts_with(shown))
@@ -153,11 +161,13 @@ pub fn etc() -> impl Iterator<Item = PathBuf> {
 
 /// Takes all that a view shows of the server. In place of `replaced` files the client has its own.
 pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<Taken>, Refusal> {
-    let programs = SHOWN.iter().copied().chain(PROGRAM_LINKS).map(|path| (PathBuf::from(path), PROGRAMS));
+    let programs =
+        SHOWN.iter().copied().chain(PROGRAM_LINKS).map(|path| (PathBuf::from(path), PROGRAMS));
     let etc = etc().map(|path| (path, PROGRAMS));
     let devices = DEVICES.iter().map(|name| (Path::new("/dev").join(name), NODES));
     let processors = [(PathBuf::from(PROCESSORS), KERNELS)];
-    let links = DEVICE_LINKS.map(|(path, target)| Taken { path: path.into(), what: What::Link(target.into()) });
+    let links = DEVICE_LINKS
+        .map(|(path, target)| Taken { path: path.into(), what: What::Link(target.into()) });
     let mut all = Vec::from(links);
     for (path, attributes) in programs.chain(etc).chain(devices).chain(processors) {
         if !replaced.contains(&path.as_path()) {
@@ -175,9 +185,9 @@ pub fn take_private(scratch: &Path, bytes: u64) -> Result<Vec<Taken>, Refusal> {
     taken.flatten().collect()
 }
 
-/// Only processes, where the kernel can leave the rest out: settings of the machine are there too. It
-/// is mounted while the server's own is still there, without which the kernel gives none to a user
-/// namespace.
+/// Only processes, where the kernel can leave the rest out: settings of the machine are there too.
+/// It is mounted while the server's own is still there, without which the kernel gives none to a
+/// user namespace.
 fn processes(isolation: Isolation) -> Result<Option<Taken>, Refusal> {
     let path = Path::new("/proc");
     if isolation != Isolation::MountsAndProcesses {

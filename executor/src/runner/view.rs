@@ -41,11 +41,13 @@ use super::{
 };
 use crate::{error::Refusal, sys::ActingAs};
 
-/// Directories of the server that hold programs and what these read; of `/etc` only a part is shown.
+/// Directories of the server that hold programs and what these read; of `/etc` only a part is
+/// shown.
 pub const SHOWN: [&str; 5] = ["/usr", "/opt", "/nix", "/gnu", "/snap"];
 
 /// Links at the top of the tree that distributions use for merged /usr; elsewhere, directories.
-pub const PROGRAM_LINKS: [&str; 7] = ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libo32", "/libx32"];
+pub const PROGRAM_LINKS: [&str; 7] =
+    ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libo32", "/libx32"];
 
 /// Tells if commands see `path` of the server, which has no symbolic links in it.
 pub fn is_shown(path: &Path) -> bool {
@@ -68,7 +70,8 @@ pub struct View {
     pub user: Option<ViewUser>,
     /// What of the server's own tree commands reach.
     pub ground: Ground,
-    /// Without a namespace, the one directory for temporary files; the machine's own are other programs'.
+    /// Without a namespace, the one directory for temporary files; the machine's own are other
+    /// programs'.
     pub temporary: Option<PathBuf>,
     /// Without a namespace, what commands of a view would not see; see the module `hidden`.
     hidden: Vec<PathBuf>,
@@ -118,7 +121,8 @@ impl View {
         Ok(view)
     }
 
-    /// This machine as it is, all of it being one mount: for who wants to know what commands would reach.
+    /// This machine as it is, all of it being one mount: for who wants to know what commands would
+    /// reach.
     pub fn of_machine() -> Self {
         Self {
             mounts: vec![PathBuf::from("/")],
@@ -154,14 +158,18 @@ impl View {
         &self.mounts
     }
 
-    /// Tells if programs at `path` may be started: by the innermost mount, which the kernel asks too.
+    /// Tells if programs at `path` may be started: by the innermost mount, which the kernel asks
+    /// too.
     pub fn is_executable(&self, path: &Path) -> bool {
         let around = self.mounts.iter().filter(|mount| path.starts_with(mount));
-        around.max_by_key(|mount| mount.as_os_str().len()).is_some_and(|mount| self.executable.contains(mount))
+        around
+            .max_by_key(|mount| mount.as_os_str().len())
+            .is_some_and(|mount| self.executable.contains(mount))
     }
 
-    /// Makes a working directory that only the workstation has, as far as it lies on the root, which
-    /// commands can't write. [`paths::working_directory`](super::paths::working_directory) reports what can't be made.
+    /// Makes a working directory that only the workstation has, as far as it lies on the root,
+    /// which commands can't write. [`paths::working_directory`](super::paths::working_directory)
+    /// reports what can't be made.
     pub fn prepare_directory(&self, directory: &[u8]) {
         let directory = path_of(directory);
         if self.mount_of(directory).is_none() && !is_private(directory) {
@@ -169,7 +177,8 @@ impl View {
         }
     }
 
-    /// Makes `directory` and its parents on the view's own file systems, with the rights of this process.
+    /// Makes `directory` and its parents on the view's own file systems, with the rights of this
+    /// process.
     pub fn make_directory(&self, directory: &Path) -> Result<(), NoDirectory> {
         let root = self.root.as_ref().ok_or(NoDirectory::NotMade)?;
         places::check(directory)?;
@@ -179,9 +188,11 @@ impl View {
 
     /// Without a namespace, all must already be where the workstation has it.
     fn check_same_tree(&mut self, spec: &ViewSpec) -> Result<(), Refusal> {
-        let _acting = ActingAs::begin(spec.user.as_ref()).map_err(failed(|| "act as the caller".to_owned()))?;
+        let _acting = ActingAs::begin(spec.user.as_ref())
+            .map_err(failed(|| "act as the caller".to_owned()))?;
         for entry in &spec.mounts {
-            let (path, shown) = (path_of(&entry.path), Path::new(OsStr::from_bytes(&entry.path)).display());
+            let (path, shown) =
+                (path_of(&entry.path), Path::new(OsStr::from_bytes(&entry.path)).display());
             let directory = path_of(&entry.directory).join(path_of(&entry.sub_path));
             if fs::canonicalize(&directory).ok().as_deref() != Some(path) {
                 return Err(refuse(format!(
@@ -199,7 +210,9 @@ impl View {
         for file in &spec.client_files {
             if !has_content(path_of(&file.path), &file.content) {
                 let path = path_of(&file.path).display();
-                return Err(refuse(format!("cannot show {path} to commands: no mount namespace can be made")));
+                return Err(refuse(format!(
+                    "cannot show {path} to commands: no mount namespace can be made"
+                )));
             }
         }
         Ok(())
@@ -223,13 +236,15 @@ fn make_temporary(spec: &ViewSpec) -> Result<Option<PathBuf>, Refusal> {
     Ok(Some(directory))
 }
 
-/// Tells if there is a regular file of this content. No device is opened to read, and no more is read.
+/// Tells if there is a regular file of this content. No device is opened to read, and no more is
+/// read.
 fn has_content(path: &Path, content: &[u8]) -> bool {
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let is_as_large = |about: fs::Metadata| about.is_file() && about.len() == content.len() as u64;
     let mut found = vec![0; content.len()];
     fs::metadata(path).is_ok_and(is_as_large)
-        && open(path, flags, Mode::empty()).is_ok_and(|file| fs::File::from(file).read_exact(&mut found).is_ok())
+        && open(path, flags, Mode::empty())
+            .is_ok_and(|file| fs::File::from(file).read_exact(&mut found).is_ok())
         && found == content
 }
 
@@ -256,26 +271,34 @@ pub fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// Opens a mount's directory on the server. The export's own directory is the administrator's choice, by a path without
-/// links: one that is there now was made since, perhaps by users of an export around it. The
-/// sub-path is the client's, and is walked with the rights of `user`, never out of the export.
+/// Opens a mount's directory on the server. The export's own directory is the administrator's
+/// choice, by a path without links: one that is there now was made since, perhaps by users of an
+/// export around it. The sub-path is the client's, and is walked with the rights of `user`, never
+/// out of the export.
 ///
 /// The errors are of the kind `UnknownExport`: the directory is not there.
 pub fn open_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd, Refusal> {
     let directory = path_of(&entry.directory);
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let unknown = |what: std::path::Display<'_>, errno: Errno| {
-        Refusal::new(Kind::UnknownExport, format!("cannot open {what} of the export: {}", errno.desc()))
+        Refusal::new(
+            Kind::UnknownExport,
+            format!("cannot open {what} of the export: {}", errno.desc()),
+        )
     };
     let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
-    let export = openat2(AT_FDCWD, directory, how).map_err(|errno| unknown(directory.display(), errno))?;
+    let export =
+        openat2(AT_FDCWD, directory, how).map_err(|errno| unknown(directory.display(), errno))?;
     if entry.sub_path.is_empty() {
         return Ok(export);
     }
-    let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    let how = OpenHow::new()
+        .flags(flags)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     let sub_path = path_of(&entry.sub_path);
     let acting = ActingAs::begin(user).map_err(|errno| unknown(sub_path.display(), errno))?;
-    let opened = openat2(&export, sub_path, how).map_err(|errno| unknown(sub_path.display(), errno));
+    let opened =
+        openat2(&export, sub_path, how).map_err(|errno| unknown(sub_path.display(), errno));
     drop(acting);
     opened
 }
@@ -288,8 +311,13 @@ mod tests {
 
     fn spec(path: &Path, directory: &Path) -> ViewSpec {
         let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
-        let mount = ViewMount { path: bytes(path), directory: bytes(directory), ..ViewMount::default() };
-        ViewSpec { isolation: Isolation::Nothing.into(), mounts: vec![mount], ..ViewSpec::default() }
+        let mount =
+            ViewMount { path: bytes(path), directory: bytes(directory), ..ViewMount::default() };
+        ViewSpec {
+            isolation: Isolation::Nothing.into(),
+            mounts: vec![mount],
+            ..ViewSpec::default()
+        }
     }
 
     fn refusal(spec: &ViewSpec) -> String {
@@ -303,7 +331,10 @@ mod tests {
         let view = View::build(&spec(&same, &same)).expect("the same tree");
         assert_eq!(view.mount_of(&same.join("f")), Some(same.as_path()));
         assert!(view.make_directory(&same.join("new")).is_err());
-        assert!(refusal(&spec(Path::new("/mnt/elsewhere"), &same)).contains("no mount namespace can be made"));
+        assert!(
+            refusal(&spec(Path::new("/mnt/elsewhere"), &same))
+                .contains("no mount namespace can be made")
+        );
         let mut read_only = spec(&same, &same);
         read_only.mounts[0].read_only = true;
         assert!(refusal(&read_only).contains("is read-only, which needs a mount namespace"));

@@ -20,7 +20,9 @@ use std::{
 use bytes::{BufMut as _, Bytes, BytesMut};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use posh_proto::{
-    executor::{Attributes, ChangedDirectory, ClientFile, Exited, NamedKind, RunOutput, Stage, run_output},
+    executor::{
+        Attributes, ChangedDirectory, ClientFile, Exited, NamedKind, RunOutput, Stage, run_output,
+    },
     frame,
 };
 use prost::Message;
@@ -93,7 +95,9 @@ pub struct Bounds {
 impl Bounds {
     /// The same with at most this memory, of which the temporary directories are.
     pub fn with_memory(self, bytes: Option<u64>) -> Self {
-        let least = |own: u64| [Some(own), bytes].into_iter().flatten().filter(|bytes| *bytes > 0).min().unwrap_or(0);
+        let least = |own: u64| {
+            [Some(own), bytes].into_iter().flatten().filter(|bytes| *bytes > 0).min().unwrap_or(0)
+        };
         Self { memory_bytes: least(self.memory_bytes), tmp_bytes: least(self.tmp_bytes), ..self }
     }
 }
@@ -238,7 +242,8 @@ pub struct Grant {
     /// The last component's own link is not followed.
     #[prost(bool, tag = "3")]
     pub no_follow: bool,
-    /// Meant is the nearest directory from there upwards that has an entry of one of these names; none: the path.
+    /// Meant is the nearest directory from there upwards that has an entry of one of these names;
+    /// none: the path.
     #[prost(string, repeated, tag = "4")]
     pub up_to: Vec<String>,
     /// With `up_to`: this path below that directory.
@@ -254,7 +259,8 @@ pub enum Access {
     Read = 0,
     /// One file is written.
     Output = 1,
-    /// A file or tree is changed, or replaced or removed itself, with what that takes of what lies beside it.
+    /// A file or tree is changed, or replaced or removed itself, with what that takes of what lies
+    /// beside it.
     Change = 2,
     /// What is in a tree is changed, and the tree's own name stays.
     Within = 3,
@@ -290,19 +296,23 @@ pub fn write_frame(mut socket: &UnixStream, message: &impl Message) -> io::Resul
     socket.write_all(&buffer)
 }
 
-/// Of the length of a frame: it has a list of changes, and the length is followed by what the list takes in memory.
+/// Of the length of a frame: it has a list of changes, and the length is followed by what the list
+/// takes in memory.
 pub const HAS_CHANGES: u32 = 1 << 31;
 /// The head of such a frame.
 pub const CHANGES_HEAD_BYTES: usize = 8;
 /// A list up to this size goes with the rest of its command's end.
 const SMALL_CHANGES_BYTES: usize = 16 << 10;
 
-/// Writes the end of a command, blocking. A long list of changes has a frame of its own before it: the daemon finds room for the
-/// list before it reads it, or leaves it out.
+/// Writes the end of a command, blocking. A long list of changes has a frame of its own before it:
+/// the daemon finds room for the list before it reads it, or leaves it out.
 pub fn write_end(mut socket: &UnixStream, mut exited: Exited) -> io::Result<()> {
     let bytes = memory_of(&exited.changed_directories);
     if bytes > SMALL_CHANGES_BYTES {
-        let list = Exited { changed_directories: std::mem::take(&mut exited.changed_directories), ..Exited::default() };
+        let list = Exited {
+            changed_directories: std::mem::take(&mut exited.changed_directories),
+            ..Exited::default()
+        };
         let length = u32::try_from(list.encoded_len()).map_err(io::Error::other)?;
         let mut buffer = BytesMut::with_capacity(CHANGES_HEAD_BYTES + list.encoded_len());
         buffer.put_u32_le(length | HAS_CHANGES);
@@ -337,7 +347,9 @@ pub fn read_frame<M: Message + Default>(mut socket: &UnixStream) -> io::Result<M
     }
     buffer.resize(frame::HEADER_BYTES + length, 0);
     socket.read_exact(&mut buffer[frame::HEADER_BYTES..])?;
-    frame::decode(&mut buffer).map_err(io::Error::other)?.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    frame::decode(&mut buffer)
+        .map_err(io::Error::other)?
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Reads the count of descriptors and then them, blocking.
@@ -359,7 +371,13 @@ pub fn read_descriptors(mut socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
 /// Sends one byte with `descriptors` (at most [`DESCRIPTORS_PER_MESSAGE`]), once.
 pub fn send_descriptors(socket: BorrowedFd<'_>, descriptors: &[RawFd]) -> io::Result<()> {
     let rights = [ControlMessage::ScmRights(descriptors)];
-    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(b"d")], &rights, MsgFlags::MSG_NOSIGNAL, None)?;
+    sendmsg::<()>(
+        socket.as_raw_fd(),
+        &[IoSlice::new(b"d")],
+        &rights,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
     Ok(())
 }
 
@@ -370,7 +388,8 @@ mod tests {
     #[test]
     fn all_that_a_list_of_changes_is_decoded_into_counts() {
         let kinds = vec![NamedKind { name: "n".into(), link: "l".into() }; 1000];
-        let directory = ChangedDirectory { path: "/m".into(), kinds, ..ChangedDirectory::default() };
+        let directory =
+            ChangedDirectory { path: "/m".into(), kinds, ..ChangedDirectory::default() };
         assert!(memory_of(&[directory]) > 1000 * size_of::<NamedKind>());
     }
 }

@@ -1,10 +1,11 @@
-//! From the listener to connections whose peer is known. Whoever has not proved anything yet
-//! sits in a waiting room of fixed size, for a short time, and may say little. There are three, as what a peer
-//! has done so far is worth: who has said nothing costs a socket, who shakes hands costs buffers of TLS,
-//! and a stranger (no certificate that counts) those of HTTP/2, too. Seats are counted by
-//! source address: when a room is full, the address that has most of its seats loses its oldest. So
-//! ten thousand silent connections cost a fixed amount of memory, and whoever floods from one
-//! address shortens the time of that address alone; and even there silence takes nothing from who speaks.
+//! From the listener to connections whose peer is known. Whoever has not proved anything yet sits
+//! in a waiting room of fixed size, for a short time, and may say little. There are three, as what
+//! a peer has done so far is worth: who has said nothing costs a socket, who shakes hands costs
+//! buffers of TLS, and a stranger (no certificate that counts) those of HTTP/2, too. Seats are
+//! counted by source address: when a room is full, the address that has most of its seats loses its
+//! oldest. So ten thousand silent connections cost a fixed amount of memory, and whoever floods
+//! from one address shortens the time of that address alone; and even there silence takes nothing
+//! from who speaks.
 
 use std::{
     cmp::Reverse,
@@ -37,16 +38,16 @@ use crate::{
     runtimes::Runtimes,
 };
 
-/// How many have a seat in a room, and how many of them may be of one source address: enough for a network
-/// behind one address that connects anew all at once, and never the whole room.
+/// How many have a seat in a room, and how many of them may be of one source address: enough for a
+/// network behind one address that connects anew all at once, and never the whole room.
 #[derive(Debug, Clone, Copy)]
 struct Seats {
     whole: usize,
     of_one: usize,
 }
 
-/// Peers that have said nothing. Each costs a descriptor and 2 KB. Three thousand new ones in a second leave one
-/// address more than a second to begin.
+/// Peers that have said nothing. Each costs a descriptor and 2 KB. Three thousand new ones in a
+/// second leave one address more than a second to begin.
 const SILENT: Seats = Seats { whole: 8192, of_one: 4096 };
 
 /// Of the descriptors that this process may have, silent peers have a quarter at most.
@@ -58,7 +59,8 @@ const SHAKING: Seats = Seats { whole: 1024, of_one: 512 };
 /// Peers that have shaken hands without a certificate that counts. Each costs up to 100 KB.
 const STRANGERS: Seats = Seats { whole: 256, of_one: 128 };
 
-/// From the connection to the first byte, and from there to the end of the handshake: four round trips, on a bad link.
+/// From the connection to the first byte, and from there to the end of the handshake: four round
+/// trips, on a bad link.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What an enrolment takes. A gateway whose certificate does not count hears why, and goes.
@@ -107,8 +109,8 @@ enum Stream {
 /// A TCP socket that can move to the reactor of another runtime.
 struct Socket(Option<TcpStream>);
 
-/// Connections of nobody in particular (plain text, strangers), as they are let in; those of identities
-/// go to the identities' runtimes. Dropping it ends what is under way.
+/// Connections of nobody in particular (plain text, strangers), as they are let in; those of
+/// identities go to the identities' runtimes. Dropping it ends what is under way.
 pub struct Incoming {
     accepted: ReceiverStream<io::Result<Connection>>,
     _work: JoinSet<()>,
@@ -181,13 +183,21 @@ impl Socket {
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         self.stream_mut().poll_read(cx, buffer)
     }
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.stream_mut().poll_write(cx, bytes)
     }
 
@@ -220,7 +230,12 @@ impl tokio_stream::Stream for Incoming {
     }
 }
 
-async fn accept(listener: TcpListener, tls: Option<Arc<Serving>>, admission: Admission, dispatch: Dispatch) {
+async fn accept(
+    listener: TcpListener,
+    tls: Option<Arc<Serving>>,
+    admission: Admission,
+    dispatch: Dispatch,
+) {
     let rooms = Arc::new(Rooms::new());
     let mut handshakes = JoinSet::new();
     loop {
@@ -258,7 +273,9 @@ async fn accept(listener: TcpListener, tls: Option<Arc<Serving>>, admission: Adm
                     if first_word(&stream, silent).await.is_none() {
                         return;
                     }
-                    if let Some(connection) = shake_hands(&tls, (stream, address), &rooms, &admission).await {
+                    if let Some(connection) =
+                        shake_hands(&tls, (stream, address), &rooms, &admission).await
+                    {
                         dispatch.send(connection).await;
                     }
                 });
@@ -316,7 +333,9 @@ async fn shake_hands(
         timeout: Box::pin(sleep(STRANGER_TIMEOUT)),
         left_bytes: STRANGER_BYTES,
     });
-    let closing = share.is_some().then(|| Closing::of(stream.get_ref().0.stream(), admission.clone(), proof.clone()));
+    let closing = share
+        .is_some()
+        .then(|| Closing::of(stream.get_ref().0.stream(), admission.clone(), proof.clone()));
     let closing = match closing.transpose() {
         Ok(closing) => closing,
         Err(error) => {
@@ -434,7 +453,8 @@ impl WaitingRoom {
 impl Taken {
     /// Drops its end of the seat, which the holder notices.
     fn remove_oldest(&mut self, source: Source) {
-        let oldest = self.of.get(&source).and_then(|seats| seats.front()).map(|(number, _)| *number);
+        let oldest =
+            self.of.get(&source).and_then(|seats| seats.front()).map(|(number, _)| *number);
         if let Some(oldest) = oldest {
             self.remove(source, oldest);
         }
@@ -452,8 +472,13 @@ impl Taken {
 
     /// The source with most seats; among equals, the one whose oldest seat is the oldest.
     fn most_seated(&self) -> Option<Source> {
-        let oldest = |seats: &VecDeque<(u64, oneshot::Sender<()>)>| seats.front().map(|(number, _)| Reverse(*number));
-        self.of.iter().max_by_key(|(_, seats)| (seats.len(), oldest(seats))).map(|(source, _)| *source)
+        let oldest = |seats: &VecDeque<(u64, oneshot::Sender<()>)>| {
+            seats.front().map(|(number, _)| Reverse(*number))
+        };
+        self.of
+            .iter()
+            .max_by_key(|(_, seats)| (seats.len(), oldest(seats)))
+            .map(|(source, _)| *source)
     }
 }
 
@@ -479,7 +504,11 @@ impl Stranger {
 }
 
 impl AsyncRead for Connection {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.stranger.as_mut().is_some_and(|stranger| stranger.is_over(cx)) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
@@ -489,14 +518,19 @@ impl AsyncRead for Connection {
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
         };
         if let Some(stranger) = &mut self.stranger {
-            stranger.left_bytes = stranger.left_bytes.saturating_sub(buffer.filled().len() - before);
+            stranger.left_bytes =
+                stranger.left_bytes.saturating_sub(buffer.filled().len() - before);
         }
         polled
     }
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
@@ -578,7 +612,10 @@ mod tests {
         let mut victim = room.enter(source("192.0.2.200"));
         let mut flood = Vec::new();
         for round in 0..20_u8 {
-            flood.extend((1..100).map(|host| room.enter(source(&format!("198.51.100.{}", host + round % 2)))));
+            flood.extend(
+                (1..100)
+                    .map(|host| room.enter(source(&format!("198.51.100.{}", host + round % 2)))),
+            );
         }
         assert!(!is_lost(&mut victim));
         assert!(left(&mut flood) < SEATS.whole);

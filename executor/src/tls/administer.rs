@@ -46,7 +46,10 @@ pub fn renew(directory: &Path, names: Vec<String>) -> Result<String, TlsError> {
         register.rename(&names)?;
     }
     let names = register.renew_server()?;
-    Ok(format!("made a new certificate for {}; a running executor takes it by itself\n", names.join(", ")))
+    Ok(format!(
+        "made a new certificate for {}; a running executor takes it by itself\n",
+        names.join(", ")
+    ))
 }
 
 /// Begins a rotation of the authority.
@@ -121,7 +124,8 @@ pub fn revoke(directory: &Path, identity: &str) -> Result<String, TlsError> {
 /// [`TlsError`].
 pub fn revoke_one(directory: &Path, identity: &str, prefix: &str) -> Result<String, TlsError> {
     let revoked = Register::at(directory).revoke_one(identity, prefix)?;
-    let none = || TlsError::NoSuchCertificate { identity: identity.to_owned(), prefix: prefix.to_owned() };
+    let none =
+        || TlsError::NoSuchCertificate { identity: identity.to_owned(), prefix: prefix.to_owned() };
     let sha256 = revoked.ok_or_else(none)?;
     Ok(format!("took the certificate {sha256} of {identity} back\n"))
 }
@@ -134,12 +138,23 @@ pub fn list(directory: &Path) -> Result<String, TlsError> {
     let now = now_s();
     let register = Register::at(directory);
     let line = |certificate: &Certificate| {
-        let Certificate { sha256, identity, issued_s, expires_s, revoked, superseded_s, retired, .. } = certificate;
+        let Certificate {
+            sha256,
+            identity,
+            issued_s,
+            expires_s,
+            revoked,
+            superseded_s,
+            retired,
+            ..
+        } = certificate;
         let state = match (revoked, superseded_s, expires_s.checked_sub(now)) {
             (true, ..) => "revoked".to_owned(),
             _ if *retired => "of a former authority".to_owned(),
             (_, Some(at), _) if *at <= now => "replaced".to_owned(),
-            (_, Some(at), _) => format!("replaced, good for {} hours more", (at - now).div_ceil(HOUR_S)),
+            (_, Some(at), _) => {
+                format!("replaced, good for {} hours more", (at - now).div_ceil(HOUR_S))
+            }
             (.., None) => "expired".to_owned(),
             (.., Some(left_s)) => format!("good for {} days", left_s / DAY_S),
         };
@@ -160,6 +175,7 @@ fn or_own_names(names: Vec<String>) -> Vec<String> {
     if !names.is_empty() {
         return names;
     }
-    let host = gethostname().ok().and_then(|name| name.into_string().ok()).filter(|name| !name.is_empty());
+    let host =
+        gethostname().ok().and_then(|name| name.into_string().ok()).filter(|name| !name.is_empty());
     host.into_iter().chain(["localhost", "127.0.0.1", "::1"].map(str::to_owned)).collect()
 }

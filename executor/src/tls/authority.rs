@@ -2,8 +2,8 @@
 //! certificate and those of the gateways that were enrolled. All keys are ECDSA P-256.
 //! Its files are read when something is to be signed, and not kept in memory.
 //!
-//! A second file beside the first is the authority that follows it; see `rotation`. From then on the second one
-//! signs, and the first only vouches for it.
+//! A second file beside the first is the authority that follows it; see `rotation`. From then on
+//! the second one signs, and the first only vouches for it.
 
 use std::{
     ops::Range,
@@ -12,10 +12,12 @@ use std::{
 
 use posh_proto::{secret, token::Fingerprint};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SerialNumber,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SerialNumber,
 };
-use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, pem::PemObject as _};
+use rustls::pki_types::{
+    CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, pem::PemObject as _,
+};
 use time::OffsetDateTime;
 
 use super::{AUTHORITY_FILE, NEXT_AUTHORITY_FILE, SERVER_FILE, TlsError, now_s, provider};
@@ -81,9 +83,10 @@ impl Authority {
         self.renew_server(names)
     }
 
-    /// Makes the authority that is to follow, which the present one vouches for by signing its certificate, and has it
-    /// sign the executor's certificate for `names`. That is written first: whoever is given the new authority to
-    /// believe must not meet a certificate that only the old one has signed.
+    /// Makes the authority that is to follow, which the present one vouches for by signing its
+    /// certificate, and has it sign the executor's certificate for `names`. That is written first:
+    /// whoever is given the new authority to believe must not meet a certificate that only the old
+    /// one has signed.
     pub(super) fn create_next(&self, names: &[String]) -> Result<(), TlsError> {
         let present = self.signing()?;
         if present.former.is_some() {
@@ -94,7 +97,10 @@ impl Authority {
         let (text, pem) = (key.serialize_pem() + &certificate.pem(), certificate.pem());
         let certificate = CertificateDer::from(certificate);
         let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(make)?;
-        self.write_server(names, &Signing { issuer, certificate, pem, former: Some(Box::new(present)) })?;
+        self.write_server(
+            names,
+            &Signing { issuer, certificate, pem, former: Some(Box::new(present)) },
+        )?;
         Ok(secret::write(&self.directory.join(NEXT_AUTHORITY_FILE), &text)?)
     }
 
@@ -121,9 +127,10 @@ impl Authority {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let certificate = params.signed_by(&key, &signing.issuer).map_err(make)?;
-        // With the authority's own, which a gateway that enrols knows by its fingerprint: that of the former one,
-        // while there is one. The one that has signed comes first.
-        let authorities: String = signing.with_former().map(|authority| authority.pem.as_str()).collect();
+        // With the authority's own, which a gateway that enrols knows by its fingerprint: that of
+        // the former one, while there is one. The one that has signed comes first.
+        let authorities: String =
+            signing.with_former().map(|authority| authority.pem.as_str()).collect();
         let text = key.serialize_pem() + &certificate.pem() + &authorities;
         Ok(secret::write(&self.directory.join(SERVER_FILE), &text)?)
     }
@@ -141,7 +148,12 @@ impl Authority {
     ///
     /// # Errors
     /// [`TlsError`].
-    pub fn issue_for(&self, request: &[u8], identity: &str, valid_s: Range<u64>) -> Result<Issued, TlsError> {
+    pub fn issue_for(
+        &self,
+        request: &[u8],
+        identity: &str,
+        valid_s: Range<u64>,
+    ) -> Result<Issued, TlsError> {
         let signing = self.signing()?;
         // This also checks that whoever asks has the key.
         let request = CertificateSigningRequestDer::from(request);
@@ -174,7 +186,8 @@ impl Authority {
         Ok(former.map_or(certificate, |former| former.certificate))
     }
 
-    /// The certificates of the authorities that count: the one that signs, and during a rotation behind it the former one.
+    /// The certificates of the authorities that count: the one that signs, and during a rotation
+    /// behind it the former one.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -183,8 +196,8 @@ impl Authority {
         Ok(signing.with_former().map(|authority| authority.certificate.clone()).collect())
     }
 
-    /// The authority that signs, with the former one. The end of a rotation may come between the two reads: in this order the
-    /// two are then the same one, and none is missed.
+    /// The authority that signs, with the former one. The end of a rotation may come between the
+    /// two reads: in this order the two are then the same one, and none is missed.
     fn signing(&self) -> Result<Signing, TlsError> {
         let next = match self.read(NEXT_AUTHORITY_FILE) {
             Err(TlsError::NotMade(_)) => None,
@@ -203,15 +216,19 @@ impl Authority {
         let path = self.directory.join(file);
         let damaged = |what: String| TlsError::Damaged { path: path.clone(), what };
         let text = match secret::read(&path) {
-            Err(error) if error.is_missing() => return Err(TlsError::NotMade(self.directory.clone())),
+            Err(error) if error.is_missing() => {
+                return Err(TlsError::NotMade(self.directory.clone()));
+            }
             text => text?,
         };
         let key = KeyPair::from_pem(&text).map_err(|error| damaged(error.to_string()))?;
-        let certificate =
-            CertificateDer::from_pem_slice(text.as_bytes()).map_err(|error| damaged(error.to_string()))?;
+        let certificate = CertificateDer::from_pem_slice(text.as_bytes())
+            .map_err(|error| damaged(error.to_string()))?;
         // The key stands before it.
-        let pem = text.find("-----BEGIN CERTIFICATE").map(|at| text[at..].to_owned()).unwrap_or_default();
-        let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|error| damaged(error.to_string()))?;
+        let pem =
+            text.find("-----BEGIN CERTIFICATE").map(|at| text[at..].to_owned()).unwrap_or_default();
+        let issuer = Issuer::from_ca_cert_der(&certificate, key)
+            .map_err(|error| damaged(error.to_string()))?;
         Ok(Signing { issuer, certificate, pem, former: None })
     }
 }
@@ -234,14 +251,17 @@ impl Signing {
 
 fn authority_parameters() -> Result<CertificateParams, TlsError> {
     let now = now_s();
-    let mut params = parameters("posh executor authority", now - BACKDATED_S..now + AUTHORITY_LIFETIME_S)?;
+    let mut params =
+        parameters("posh executor authority", now - BACKDATED_S..now + AUTHORITY_LIFETIME_S)?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
     Ok(params)
 }
 
 /// A key and the certificates behind it, from one file.
-pub(super) fn read_pair(path: &Path) -> Result<(PrivateKeyDer<'static>, Vec<CertificateDer<'static>>), TlsError> {
+pub(super) fn read_pair(
+    path: &Path,
+) -> Result<(PrivateKeyDer<'static>, Vec<CertificateDer<'static>>), TlsError> {
     let damaged = |what: String| TlsError::Damaged { path: path.to_owned(), what };
     let text = match secret::read(path) {
         Err(error) if error.is_missing() => {
@@ -249,7 +269,8 @@ pub(super) fn read_pair(path: &Path) -> Result<(PrivateKeyDer<'static>, Vec<Cert
         }
         text => text?,
     };
-    let key = PrivateKeyDer::from_pem_slice(text.as_bytes()).map_err(|error| damaged(error.to_string()))?;
+    let key = PrivateKeyDer::from_pem_slice(text.as_bytes())
+        .map_err(|error| damaged(error.to_string()))?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
     Ok((key, certificates.map_err(|error| damaged(error.to_string()))?))
 }
@@ -261,14 +282,18 @@ fn parameters(name: &str, valid_s: Range<u64>) -> Result<CertificateParams, TlsE
     params.not_before = instant(valid_s.start)?;
     params.not_after = instant(valid_s.end)?;
     let mut serial = [0; 16];
-    provider().secure_random.fill(&mut serial).map_err(|_| TlsError::Make("no random numbers".to_owned()))?;
+    provider()
+        .secure_random
+        .fill(&mut serial)
+        .map_err(|_| TlsError::Make("no random numbers".to_owned()))?;
     params.serial_number = Some(SerialNumber::from_slice(&serial));
     params.use_authority_key_identifier_extension = true;
     Ok(params)
 }
 
 fn instant(at_s: u64) -> Result<OffsetDateTime, TlsError> {
-    let seconds = i64::try_from(at_s).map_err(|_| TlsError::Make("a time out of range".to_owned()))?;
+    let seconds =
+        i64::try_from(at_s).map_err(|_| TlsError::Make("a time out of range".to_owned()))?;
     OffsetDateTime::from_unix_timestamp(seconds).map_err(|error| TlsError::Make(error.to_string()))
 }
 

@@ -90,10 +90,14 @@ pub enum TlsError {
     #[error("cannot set up TLS: {0}")]
     Setup(String),
     /// The register is full.
-    #[error("the register has {0} certificates, as many as there may be; run: posh-executor revoke NAME")]
+    #[error(
+        "the register has {0} certificates, as many as there may be; run: posh-executor revoke NAME"
+    )]
     Full(usize),
     /// One identity has all that it may.
-    #[error("`{0}` has {1} certificates, as many as one may have; run: posh-executor revoke {0} --certificate SHA256")]
+    #[error(
+        "`{0}` has {1} certificates, as many as one may have; run: posh-executor revoke {0} --certificate SHA256"
+    )]
     FullOf(String, usize),
     /// The certificate that asks for another one has ended meanwhile.
     #[error("the certificate of `{0}` does not count any more, and gets no other one")]

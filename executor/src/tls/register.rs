@@ -60,7 +60,8 @@ pub(super) struct Entry {
     issued_s: u64,
     expires_s: u64,
     revoked: bool,
-    /// The SHA-256 of the authority that has signed it; an older register lacks it, and knew only one.
+    /// The SHA-256 of the authority that has signed it; an older register lacks it, and knew only
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) authority: Option<String>,
     /// That authority was replaced.
@@ -125,7 +126,9 @@ pub enum Invalid {
     #[error("the certificate of `{0}` was replaced by a newer one; {ENROL}")]
     Superseded(String),
     /// Not renewed while its authority was replaced.
-    #[error("the authority that has signed the certificate of `{0}` was replaced meanwhile; {ENROL}")]
+    #[error(
+        "the authority that has signed the certificate of `{0}` was replaced meanwhile; {ENROL}"
+    )]
     Retired(String),
     /// No such token, or used already: there is no difference any more.
     #[error("the token is not valid: mistyped, used already, or taken back; {NEW_TOKEN}")]
@@ -134,7 +137,9 @@ pub enum Invalid {
     #[error("the token has expired; {NEW_TOKEN}")]
     TokenExpired,
     /// The register itself.
-    #[error("this executor can't read its register of certificates, so that it lets nobody in; its log says why")]
+    #[error(
+        "this executor can't read its register of certificates, so that it lets nobody in; its log says why"
+    )]
     Register,
 }
 
@@ -205,7 +210,8 @@ impl Register {
         self.change(|content| content.names = names.to_vec())
     }
 
-    /// Makes the executor a new certificate for its names: these. Not while the authority is being changed.
+    /// Makes the executor a new certificate for its names: these. Not while the authority is being
+    /// changed.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -228,7 +234,9 @@ impl Register {
         let entry = known.certificates.get(certificate).ok_or(Invalid::Unknown)?;
         match entry {
             Certificate { revoked: true, identity, .. } => Err(Invalid::Revoked(identity.clone())),
-            Certificate { expires_s, identity, .. } if *expires_s <= now_s() => Err(Invalid::Expired(identity.clone())),
+            Certificate { expires_s, identity, .. } if *expires_s <= now_s() => {
+                Err(Invalid::Expired(identity.clone()))
+            }
             Certificate { retired: true, identity, .. } => Err(Invalid::Retired(identity.clone())),
             Certificate { superseded_s: Some(at), identity, .. } if *at <= now_s() => {
                 Err(Invalid::Superseded(identity.clone()))
@@ -257,8 +265,11 @@ impl Register {
         let random = provider().secure_random.fill(&mut secret);
         random.map_err(|_| TlsError::Make("no random numbers".to_owned()))?;
         let token = Token { authority: self.authority.fingerprint()?, secret };
-        let pending =
-            Pending { sha256: Fingerprint::of(&secret).to_string(), identity: identity.to_owned(), expires_s };
+        let pending = Pending {
+            sha256: Fingerprint::of(&secret).to_string(),
+            identity: identity.to_owned(),
+            expires_s,
+        };
         self.change(|content| content.tokens.push(pending))?;
         Ok(token)
     }
@@ -267,14 +278,22 @@ impl Register {
     ///
     /// # Errors
     /// [`Invalid`] when the token is not good, and then it is as it was.
-    pub fn enrol(&self, secret: &[u8], request: &[u8]) -> Result<Result<(String, Issued), Invalid>, TlsError> {
+    pub fn enrol(
+        &self,
+        secret: &[u8],
+        request: &[u8],
+    ) -> Result<Result<(String, Issued), Invalid>, TlsError> {
         let offered = Fingerprint::of(secret);
         let lock = self.lock()?;
         let mut content = self.load()?;
         // All are compared, in the same time: the place of one says nothing either.
-        let is_it = |token: &Pending| token.sha256.parse().is_ok_and(|known: Fingerprint| known.is(&offered));
+        let is_it = |token: &Pending| {
+            token.sha256.parse().is_ok_and(|known: Fingerprint| known.is(&offered))
+        };
         let matching: Vec<bool> = content.tokens.iter().map(is_it).collect();
-        let Some(found) = matching.iter().position(|is_it| *is_it) else { return Ok(Err(Invalid::Token)) };
+        let Some(found) = matching.iter().position(|is_it| *is_it) else {
+            return Ok(Err(Invalid::Token));
+        };
         if content.tokens[found].expires_s <= now_s() {
             return Ok(Err(Invalid::TokenExpired));
         }
@@ -290,22 +309,32 @@ impl Register {
     pub fn has_token(&self, secret: &[u8]) -> bool {
         let offered = Fingerprint::of(secret);
         // All are compared, in the same time: the place of one says nothing either.
-        self.known().is_ok_and(|known| known.tokens.iter().fold(false, |found, token| found | token.is(&offered)))
+        self.known().is_ok_and(|known| {
+            known.tokens.iter().fold(false, |found, token| found | token.is(&offered))
+        })
     }
 
     /// Signs another request for the identity of that certificate, which it replaces. The one that
-    /// was replaced before ends: whoever renews has received the present one. It stays in the register until it expires, so that
-    /// what began over it can be revoked. Of certificates that were got over the same one, those that nobody has
-    /// shown make way; one that was shown is somebody's, and who has stolen the former one can't take it away.
+    /// was replaced before ends: whoever renews has received the present one. It stays in the
+    /// register until it expires, so that what began over it can be revoked. Of certificates that
+    /// were got over the same one, those that nobody has shown make way; one that was shown is
+    /// somebody's, and who has stolen the former one can't take it away.
     ///
     /// # Errors
     /// [`TlsError`].
-    pub fn renew(&self, identity: &str, present: &Fingerprint, request: &[u8]) -> Result<Issued, TlsError> {
+    pub fn renew(
+        &self,
+        identity: &str,
+        present: &Fingerprint,
+        request: &[u8],
+    ) -> Result<Issued, TlsError> {
         let _lock = self.lock()?;
         let mut content = self.load()?;
         let present = present.to_string();
         // Under the lock: a revocation may have come since the call was let in.
-        let counts = |entry: &Entry| entry.sha256 == present && entry.identity == identity && entry.counts_at(now_s());
+        let counts = |entry: &Entry| {
+            entry.sha256 == present && entry.identity == identity && entry.counts_at(now_s())
+        };
         if !content.certificates.iter().any(counts) {
             return Err(TlsError::NotRenewable(identity.to_owned()));
         }
@@ -313,22 +342,34 @@ impl Register {
         let entries = &mut content.certificates;
         let shown = self.shown.lock().expect("not poisoned").clone();
         // What was renewed over was shown, though this process may not have seen it.
-        let renewed: HashSet<String> = entries.iter().filter_map(|entry| entry.replaces.clone()).collect();
+        let renewed: HashSet<String> =
+            entries.iter().filter_map(|entry| entry.replaces.clone()).collect();
         let is_unused = |entry: &Entry| {
             let was_shown = entry.sha256.parse().is_ok_and(|its| shown.contains(&its));
             !entry.revoked && !was_shown && !renewed.contains(&entry.sha256)
         };
-        if let Some(before) = entries.iter().find(|e| e.sha256 == present).and_then(|e| e.replaces.clone()) {
+        if let Some(before) =
+            entries.iter().find(|e| e.sha256 == present).and_then(|e| e.replaces.clone())
+        {
             for entry in entries.iter_mut().filter(|entry| entry.sha256 == before) {
                 entry.superseded_s = entry.superseded_s.min(Some(now_s())).or(Some(now_s()));
             }
-            forget(entries, |e| e.sha256 != present && e.replaces.as_ref() == Some(&before) && is_unused(e));
+            forget(entries, |e| {
+                e.sha256 != present && e.replaces.as_ref() == Some(&before) && is_unused(e)
+            });
         }
         let successors = |entries: &[Entry]| -> Vec<Entry> {
-            entries.iter().filter(|e| e.replaces.as_ref() == Some(&present) && e.counts_at(now_s())).cloned().collect()
+            entries
+                .iter()
+                .filter(|e| e.replaces.as_ref() == Some(&present) && e.counts_at(now_s()))
+                .cloned()
+                .collect()
         };
         while successors(entries).len() >= SUCCESSORS {
-            let unused = successors(entries).into_iter().filter(is_unused).min_by_key(|entry| entry.issued_s);
+            let unused = successors(entries)
+                .into_iter()
+                .filter(is_unused)
+                .min_by_key(|entry| entry.issued_s);
             let unused = unused.ok_or_else(|| TlsError::NotRenewable(identity.to_owned()))?;
             forget(entries, |entry| entry.sha256 == unused.sha256);
         }
@@ -358,7 +399,11 @@ impl Register {
             let tokens = content.tokens.len();
             content.tokens.retain(|token| token.identity != identity);
             count = tokens - content.tokens.len();
-            for entry in content.certificates.iter_mut().filter(|entry| entry.identity == identity && !entry.revoked) {
+            for entry in content
+                .certificates
+                .iter_mut()
+                .filter(|entry| entry.identity == identity && !entry.revoked)
+            {
                 entry.revoked = true;
                 count += 1;
             }
@@ -375,8 +420,11 @@ impl Register {
         let prefix = prefix.to_ascii_lowercase();
         let mut revoked = None;
         self.change(|content| {
-            let of_it = |entry: &&mut Entry| entry.identity == identity && entry.sha256.starts_with(&prefix);
-            let found: Vec<_> = content.certificates.iter_mut().filter(of_it).map(|e| e.sha256.clone()).collect();
+            let of_it = |entry: &&mut Entry| {
+                entry.identity == identity && entry.sha256.starts_with(&prefix)
+            };
+            let found: Vec<_> =
+                content.certificates.iter_mut().filter(of_it).map(|e| e.sha256.clone()).collect();
             if let ([sha256], true) = (&found[..], prefix.len() >= PREFIX_DIGITS) {
                 revoke_with_successors(&mut content.certificates, sha256);
                 revoked = Some(sha256.clone());
@@ -385,7 +433,8 @@ impl Register {
         Ok(revoked)
     }
 
-    /// What was revoked since the last time that this was asked, as far as the register was looked at.
+    /// What was revoked since the last time that this was asked, as far as the register was looked
+    /// at.
     pub fn take_revocations(&self) -> Vec<Revocation> {
         // Also when no call has come that would have looked.
         let _ = self.known();
@@ -434,7 +483,8 @@ impl Register {
     pub(super) fn lock(&self) -> Result<File, TlsError> {
         let path = self.path.with_extension("lock");
         let failed = |source| SecretError::Io { attempt: "lock", path: path.clone(), source };
-        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path).map_err(failed)?;
+        let file =
+            OpenOptions::new().create(true).append(true).mode(0o600).open(&path).map_err(failed)?;
         file.lock().map_err(failed)?;
         Ok(file)
     }
@@ -459,21 +509,24 @@ impl Register {
         let mut content = content.clone();
         forget(&mut content.certificates, |entry| entry.expires_s + REMEMBERED_S <= now);
         content.tokens.retain(|token| token.expires_s + TOKEN_LIFETIME_S > now);
-        let text = serde_json::to_string_pretty(&content).map_err(|error| TlsError::Make(error.to_string()))?;
+        let text = serde_json::to_string_pretty(&content)
+            .map_err(|error| TlsError::Make(error.to_string()))?;
         Ok(secret::write(&self.path, &(text + "\n"))?)
     }
 
     /// What the file says now: one stat(2) when nobody has changed it.
     fn known(&self) -> Result<Arc<Known>, TlsError> {
         let stamp = Stamp::of(&self.path);
-        if let (Some(stamp), Some((known_at, known))) = (stamp, &*self.known.read().expect("not poisoned"))
+        if let (Some(stamp), Some((known_at, known))) =
+            (stamp, &*self.known.read().expect("not poisoned"))
             && *known_at == stamp
         {
             return Ok(known.clone());
         }
         let content = self.load()?;
         let entries = content.certificates.iter();
-        let pairs = entries.filter_map(|entry| Some((entry.sha256.parse().ok()?, Certificate::from(entry))));
+        let pairs = entries
+            .filter_map(|entry| Some((entry.sha256.parse().ok()?, Certificate::from(entry))));
         let tokens = content.tokens.iter().filter_map(|token| token.sha256.parse().ok());
         let known = Arc::new(Known { certificates: pairs.collect(), tokens: tokens.collect() });
         // The stamp is from before: a change since then is seen next time.
@@ -486,10 +539,15 @@ impl Register {
     }
 
     fn note_revocations(&self, before: &Known, now: &Known) {
-        let was_revoked = |sha256: &Fingerprint| before.certificates.get(sha256).is_some_and(|entry| entry.revoked);
-        let fresh = now.certificates.iter().filter(|(sha256, entry)| entry.revoked && !was_revoked(sha256));
+        let was_revoked = |sha256: &Fingerprint| {
+            before.certificates.get(sha256).is_some_and(|entry| entry.revoked)
+        };
         let fresh =
-            fresh.map(|(_, entry)| Revocation { identity: entry.identity.clone(), sha256: entry.sha256.clone() });
+            now.certificates.iter().filter(|(sha256, entry)| entry.revoked && !was_revoked(sha256));
+        let fresh = fresh.map(|(_, entry)| Revocation {
+            identity: entry.identity.clone(),
+            sha256: entry.sha256.clone(),
+        });
         self.revocations.lock().expect("not poisoned").extend(fresh);
     }
 }
@@ -508,17 +566,24 @@ impl From<&Entry> for Certificate {
     }
 }
 
-/// Removes entries. Those that were got over one of them count as got over the one that it replaced.
+/// Removes entries. Those that were got over one of them count as got over the one that it
+/// replaced.
 ///
-/// Invariant: whatever is removed, following `replaces` from a certificate leads to all those in the
-/// register over which it was got, so that the revocation of any of these takes it back, too.
+/// Invariant: whatever is removed, following `replaces` from a certificate leads to all those in
+/// the register over which it was got, so that the revocation of any of these takes it back, too.
 fn forget(certificates: &mut Vec<Entry>, is_gone: impl Fn(&Entry) -> bool) {
-    let gone: HashMap<String, Option<String>> =
-        certificates.extract_if(.., |entry| is_gone(entry)).map(|entry| (entry.sha256, entry.replaces)).collect();
+    let gone: HashMap<String, Option<String>> = certificates
+        .extract_if(.., |entry| is_gone(entry))
+        .map(|entry| (entry.sha256, entry.replaces))
+        .collect();
     for entry in certificates.iter_mut() {
-        // Each step leads to an older certificate; a file that somebody has edited may have circles.
+        // Each step leads to an older certificate; a file that somebody has edited may have
+        // circles.
         for _ in 0..gone.len() {
-            let Some(before) = entry.replaces.as_ref().and_then(|replaced| gone.get(replaced)) else { break };
+            let Some(before) = entry.replaces.as_ref().and_then(|replaced| gone.get(replaced))
+            else {
+                break;
+            };
             entry.replaces.clone_from(before);
         }
     }
@@ -544,8 +609,10 @@ fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsErr
     let now = now_s();
     trim_shares(certificates, now);
     while certificates.iter().filter(|entry| entry.identity == identity).count() >= MAX_OF_ONE {
-        let spent = certificates.iter().find(|entry| entry.identity == identity && !entry.counts_at(now));
-        let spent = spent.ok_or_else(|| TlsError::FullOf(identity.to_owned(), MAX_OF_ONE))?.sha256.clone();
+        let spent =
+            certificates.iter().find(|entry| entry.identity == identity && !entry.counts_at(now));
+        let spent =
+            spent.ok_or_else(|| TlsError::FullOf(identity.to_owned(), MAX_OF_ONE))?.sha256.clone();
         forget(certificates, |entry| entry.sha256 == spent);
     }
     while certificates.len() >= MAX_CERTIFICATES {
@@ -557,8 +624,9 @@ fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsErr
     Ok(())
 }
 
-/// Leaves each identity its newest `MAX_OF_ONE`, those that count before others: an older version of this program, or
-/// somebody's hand, may have entered more, and they are nobody else's to pay for.
+/// Leaves each identity its newest `MAX_OF_ONE`, those that count before others: an older version
+/// of this program, or somebody's hand, may have entered more, and they are nobody else's to pay
+/// for.
 fn trim_shares(certificates: &mut Vec<Entry>, now: u64) {
     let mut newest_first: Vec<usize> = (0..certificates.len()).rev().collect();
     newest_first.sort_by_key(|index| !certificates[*index].counts_at(now));
@@ -584,12 +652,23 @@ mod tests {
         let (sha256, identity) = (format!("{number:064x}"), identity.to_owned());
         let (issued_s, expires_s) = (now_s(), now_s() + 1000);
         let (authority, retired, replaces, superseded_s) = (None, false, None, None);
-        Entry { sha256, identity, issued_s, expires_s, revoked, authority, retired, replaces, superseded_s }
+        Entry {
+            sha256,
+            identity,
+            issued_s,
+            expires_s,
+            revoked,
+            authority,
+            retired,
+            replaces,
+            superseded_s,
+        }
     }
 
     #[test]
     fn who_has_filled_the_register_before_leaves_room_for_others() {
-        let mut all: Vec<_> = (0..MAX_CERTIFICATES).map(|number| entry("bob", number, number % 2 == 0)).collect();
+        let mut all: Vec<_> =
+            (0..MAX_CERTIFICATES).map(|number| entry("bob", number, number % 2 == 0)).collect();
         make_room(&mut all, "ada").unwrap();
         assert_eq!(all.len(), MAX_OF_ONE);
         assert!(all.iter().all(|entry| !entry.revoked));
@@ -618,10 +697,15 @@ mod tests {
     fn what_was_revoked_makes_way_when_the_register_is_full() {
         let revoked = |number: usize| number.is_multiple_of(100);
         let mut all: Vec<_> = (0..MAX_CERTIFICATES)
-            .map(|number| entry(&format!("identity-{}", number / MAX_OF_ONE), number, revoked(number)))
+            .map(|number| {
+                entry(&format!("identity-{}", number / MAX_OF_ONE), number, revoked(number))
+            })
             .collect();
         make_room(&mut all, "ada").unwrap();
-        assert_eq!((all.len(), all.iter().filter(|entry| entry.revoked).count()), (MAX_CERTIFICATES - 1, 99));
+        assert_eq!(
+            (all.len(), all.iter().filter(|entry| entry.revoked).count()),
+            (MAX_CERTIFICATES - 1, 99)
+        );
         all.iter_mut().for_each(|entry| entry.revoked = false);
         all.push(entry("eve", 1, false));
         assert!(matches!(make_room(&mut all, "ada"), Err(TlsError::Full(_))));

@@ -1,21 +1,24 @@
-//! Rotation of the authority: workstations come to believe another one without being enrolled anew, and without
-//! an outage.
+//! Rotation of the authority: workstations come to believe another one without being enrolled anew,
+//! and without an outage.
 //!
-//! 1. `posh-executor rotate` makes the next authority. The former one signs its certificate, and does nothing else any
-//!    more: the next one signs the executor's certificate, renewals and enrolments.
-//! 2. Workstations notice by the certificate that they are shown, and renew. With the answer each believes the next
-//!    authority in place of the former one, because the former one vouches for it (`posh_reach::tls::enrol`).
-//! 3. `posh-executor rotate --finish` puts the next authority in the place of the former one, whose certificates
-//!    count no more.
+//! 1. `posh-executor rotate` makes the next authority. The former one signs its certificate, and
+//!    does nothing else any more: the next one signs the executor's certificate, renewals and
+//!    enrolments.
+//! 2. Workstations notice by the certificate that they are shown, and renew. With the answer each
+//!    believes the next authority in place of the former one, because the former one vouches for it
+//!    (`posh_reach::tls::enrol`).
+//! 3. `posh-executor rotate --finish` puts the next authority in the place of the former one, whose
+//!    certificates count no more.
 //!
 //! What holds at every moment, also when one of the steps was interrupted:
 //!
-//! * Whoever believes the former or the next authority believes the certificate that the executor shows. It is signed by
-//!   the next one before anybody is given that one to believe, and goes with the certificate in which the former one
-//!   vouches for it.
-//! * Whoever has a registered certificate of either is let in until the end. The end is refused while a certificate
-//!   of the former one counts, also one that was renewed: it counts for a day after that, in case the answer was lost.
-//!   So every workstation that is let in before the end is let in after it.
+//! * Whoever believes the former or the next authority believes the certificate that the executor
+//!   shows. It is signed by the next one before anybody is given that one to believe, and goes with
+//!   the certificate in which the former one vouches for it.
+//! * Whoever has a registered certificate of either is let in until the end. The end is refused
+//!   while a certificate of the former one counts, also one that was renewed: it counts for a day
+//!   after that, in case the answer was lost. So every workstation that is let in before the end is
+//!   let in after it.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -50,14 +53,18 @@ impl Register {
         self.authority.create_next(&self.load()?.names)
     }
 
-    /// Has only the next authority count: whom that locks out, which is nobody unless it is `forced`.
+    /// Has only the next authority count: whom that locks out, which is nobody unless it is
+    /// `forced`.
     ///
     /// # Errors
-    /// [`TlsError::NotRotating`], [`TlsError::NotRenewed`], or when something can't be written. Done again, it goes on then.
+    /// [`TlsError::NotRotating`], [`TlsError::NotRenewed`], or when something can't be written.
+    /// Done again, it goes on then.
     pub fn finish_rotation(&self, forced: Forced) -> Result<Outstanding, TlsError> {
         let _lock = self.lock()?;
         let mut content = self.load()?;
-        let next = self.next_authority()?.ok_or_else(|| TlsError::NotRotating(self.directory().to_owned()))?;
+        let next = self
+            .next_authority()?
+            .ok_or_else(|| TlsError::NotRotating(self.directory().to_owned()))?;
         let outstanding = Outstanding::of(&content, &next);
         if forced == Forced::No && !outstanding.is_empty() {
             return Err(TlsError::NotRenewed(outstanding.to_string()));
@@ -99,7 +106,11 @@ pub enum Forced {
 impl Outstanding {
     fn of(content: &Content, next: &str) -> Self {
         let (mut by, now): (BTreeMap<String, Waiting>, _) = (BTreeMap::new(), now_s());
-        for entry in content.certificates.iter().filter(|entry| is_former(entry, next) && entry.counts_at(now)) {
+        for entry in content
+            .certificates
+            .iter()
+            .filter(|entry| is_former(entry, next) && entry.counts_at(now))
+        {
             let waiting = by.entry(entry.identity.clone()).or_default();
             match entry.superseded_s {
                 None => waiting.present += 1,
@@ -122,7 +133,11 @@ impl Outstanding {
 impl fmt::Display for Outstanding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (identity, Waiting { present, renewed, tokens })) in self.0.iter().enumerate() {
-            let counts = [(present, "not renewed"), (renewed, "renewed within a day"), (tokens, "tokens not used")];
+            let counts = [
+                (present, "not renewed"),
+                (renewed, "renewed within a day"),
+                (tokens, "tokens not used"),
+            ];
             let counts = counts.into_iter().filter(|(count, _)| **count > 0);
             let counts: Vec<_> = counts.map(|(count, what)| format!("{count} {what}")).collect();
             write!(f, "{}{identity} ({})", if index > 0 { ", " } else { "" }, counts.join(", "))?;

@@ -13,7 +13,8 @@ use std::{
 
 use posh_proto::token::Fingerprint;
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, Error as RustlsError, RootCertStore, ServerConfig, SignatureScheme,
+    DigitallySignedStruct, DistinguishedName, Error as RustlsError, RootCertStore, ServerConfig,
+    SignatureScheme,
     client::danger::HandshakeSignatureValid,
     crypto::CryptoProvider,
     pki_types::{CertificateDer, UnixTime},
@@ -83,19 +84,28 @@ impl Serving {
     /// What a peer has proved by the certificates that it showed in a handshake.
     #[must_use]
     pub fn proof(&self, shown: Option<&[CertificateDer<'_>]>) -> Proof {
-        let Some((certificate, others)) = shown.and_then(<[_]>::split_first) else { return Proof::Nothing };
+        let Some((certificate, others)) = shown.and_then(<[_]>::split_first) else {
+            return Proof::Nothing;
+        };
         let fingerprint = Fingerprint::of(certificate);
         // Words for those that were once ours come from the register.
         if let Err(invalid) = self.register.identity_of(&fingerprint) {
             return Proof::Useless(invalid.to_string());
         }
-        match self.authorities.now().clients.verify_client_cert(certificate, others, UnixTime::now()) {
+        match self.authorities.now().clients.verify_client_cert(
+            certificate,
+            others,
+            UnixTime::now(),
+        ) {
             Ok(_) => Proof::Certificate(fingerprint),
-            Err(error) => Proof::Useless(format!("the certificate of this workstation is not accepted: {error}")),
+            Err(error) => Proof::Useless(format!(
+                "the certificate of this workstation is not accepted: {error}"
+            )),
         }
     }
 
-    /// The SHA-256 of the authorities that count now: the one that signs, and during a rotation behind it the former one.
+    /// The SHA-256 of the authorities that count now: the one that signs, and during a rotation
+    /// behind it the former one.
     #[must_use]
     pub fn authorities(&self) -> Vec<Fingerprint> {
         self.authorities.now().fingerprints.clone()
@@ -130,8 +140,9 @@ impl Own {
         Ok(Self { directory: directory.to_owned(), current, seen })
     }
 
-    /// Reads the file if it is another one than last time. One that can't be read leaves what there is, and is tried
-    /// again: a rotation of the authority counts on it that the latest certificate is shown.
+    /// Reads the file if it is another one than last time. One that can't be read leaves what there
+    /// is, and is tried again: a rotation of the authority counts on it that the latest certificate
+    /// is shown.
     fn refresh(&self) {
         let mut seen = self.seen.lock().expect("not poisoned");
         let file = Stamp::of(&self.directory.join(SERVER_FILE));
@@ -180,8 +191,8 @@ impl Authorities {
         Ok(Self { directory: directory.to_owned(), current })
     }
 
-    /// Those of the files now: two stat(2) when nobody has changed them. Files that can't be read leave what there is, and
-    /// are tried again.
+    /// Those of the files now: two stat(2) when nobody has changed them. Files that can't be read
+    /// leave what there is, and are tried again.
     fn now(&self) -> Arc<Current> {
         let current = self.current.read().expect("not poisoned").clone();
         if current.files == Current::files(&self.directory) {
@@ -210,7 +221,8 @@ impl Current {
         // From before: a change since then is seen next time.
         let files = Self::files(directory);
         let certificates = Authority::at(directory).certificates()?;
-        let fingerprints = certificates.iter().map(|certificate| Fingerprint::of(certificate)).collect();
+        let fingerprints =
+            certificates.iter().map(|certificate| Fingerprint::of(certificate)).collect();
         let mut roots = RootCertStore::empty();
         for certificate in certificates {
             roots.add(certificate).map_err(|error| setup(&error))?;
@@ -229,7 +241,8 @@ impl ResolvesServerCert for Own {
 
 fn read_own(directory: &Path) -> Result<Arc<CertifiedKey>, TlsError> {
     let (key, certificates) = read_pair(&directory.join(SERVER_FILE))?;
-    let key = CertifiedKey::from_der(certificates, key, &provider()).map_err(|error| setup(&error))?;
+    let key =
+        CertifiedKey::from_der(certificates, key, &provider()).map_err(|error| setup(&error))?;
     Ok(Arc::new(key))
 }
 

@@ -1,5 +1,5 @@
-//! The system calls by which a command uses files by their names, as a table, and what of a call's arguments is what.
-//! Who uses what it has open, names nothing.
+//! The system calls by which a command uses files by their names, as a table, and what of a call's
+//! arguments is what. Who uses what it has open, names nothing.
 
 use nix::{
     fcntl::OFlag,
@@ -206,7 +206,10 @@ mod tests {
             [touch(here, 7, true, Deed::Open(OFlag::O_RDONLY))]
         );
         let new = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY;
-        assert_eq!(of(libc::SYS_openat, [3, 7, new.bits() as u64, 0, 0, 0]), [touch(3, 7, false, Deed::Open(new))]);
+        assert_eq!(
+            of(libc::SYS_openat, [3, 7, new.bits() as u64, 0, 0, 0]),
+            [touch(3, 7, false, Deed::Open(new))]
+        );
         let nofollow = libc::AT_SYMLINK_NOFOLLOW as u64;
         assert_eq!(of(libc::SYS_newfstatat, [4, 7, 0, nofollow, 0, 0]), [touch(4, 7, false, Look)]);
         assert_eq!(

@@ -68,12 +68,21 @@ impl Verifier {
             let _ = writeln!(text, "and {} more", self.misses.len() - MAX_MISSES);
         }
         let _ = match (self.verified, self.misses.len()) {
-            (0, _) => writeln!(text, "no command was verified: none that ran is understood by an annotation"),
+            (0, _) => writeln!(
+                text,
+                "no command was verified: none that ran is understood by an annotation"
+            ),
             (verified, 0) => {
-                writeln!(text, "commands verified: {verified}; each used what its annotation names, and no more")
+                writeln!(
+                    text,
+                    "commands verified: {verified}; each used what its annotation names, and no more"
+                )
             }
             (verified, misses) => {
-                writeln!(text, "commands verified: {verified}; uses that no annotation names: {misses}")
+                writeln!(
+                    text,
+                    "commands verified: {verified}; uses that no annotation names: {misses}"
+                )
             }
         };
         (text, self.verified > 0 && self.misses.is_empty())
@@ -86,12 +95,15 @@ impl Verifier {
         let (name, argv) = self.named(argv, about("comm").trim_ascii_end())?;
         let variable = |name: &str| {
             let prefix = [name.as_bytes(), b"="].concat();
-            let value = environment.iter().find_map(|word| word.as_bytes().strip_prefix(&prefix[..]))?;
+            let value =
+                environment.iter().find_map(|word| word.as_bytes().strip_prefix(&prefix[..]))?;
             Some(OsStr::from_bytes(value).to_owned())
         };
         let read = self.policy.understand(&name, &argv, &variable).and_then(|invocation| {
-            let cwd = fs::read_link(format!("/proc/{process}/cwd")).map_err(|error| format!("{name}: {error}"))?;
-            Scope::new(&name, &invocation, &cwd, &self.temporary).map_err(|error| format!("{name}: {error}"))
+            let cwd = fs::read_link(format!("/proc/{process}/cwd"))
+                .map_err(|error| format!("{name}: {error}"))?;
+            Scope::new(&name, &invocation, &cwd, &self.temporary)
+                .map_err(|error| format!("{name}: {error}"))
         });
         match read {
             Ok(scope) => Some(Known { argv, scope }),
@@ -109,10 +121,9 @@ impl Verifier {
     fn named(&self, argv: Vec<OsString>, comm: &[u8]) -> Option<(String, Vec<OsString>)> {
         let name_of = |word: &OsString| Path::new(word).file_name()?.to_str().map(str::to_owned);
         let is_it = |word: &&OsString| name_of(word).is_some_and(|name| self.policy.knows(&name));
-        let scripts = argv
-            .iter()
-            .take(MAX_INTERPRETER_WORDS)
-            .position(|word| is_it(&word) && Path::new(word).file_name().is_some_and(|name| name.as_bytes() == comm));
+        let scripts = argv.iter().take(MAX_INTERPRETER_WORDS).position(|word| {
+            is_it(&word) && Path::new(word).file_name().is_some_and(|name| name.as_bytes() == comm)
+        });
         let start = scripts.or_else(|| argv.first().filter(is_it).map(|_| 0))?;
         let name = name_of(&argv[start])?;
         Some((name, argv[start..].to_vec()))
@@ -122,9 +133,15 @@ impl Verifier {
         let Miss { deed, path, is_named, .. } = miss;
         let path = path.display();
         let sentence = match (is_named, word_of(&known.argv, given)) {
-            (true, _) => format!("{comm}: {deed} {path}, which its annotation names, but not for that"),
-            (false, Some(word)) => format!("{comm}: {deed} {path}, which no word of its annotation names ({word}?)"),
-            (false, None) => format!("{comm}: {deed} {path}, which no word of its annotation names"),
+            (true, _) => {
+                format!("{comm}: {deed} {path}, which its annotation names, but not for that")
+            }
+            (false, Some(word)) => {
+                format!("{comm}: {deed} {path}, which no word of its annotation names ({word}?)")
+            }
+            (false, None) => {
+                format!("{comm}: {deed} {path}, which no word of its annotation names")
+            }
         };
         if self.seen.insert(sentence.clone()) {
             self.misses.push(sentence);
@@ -153,7 +170,9 @@ impl Judge for Verifier {
         let Some(known) = self.processes.get(&process).cloned() else { return Verdict::Granted };
         let mut verdict = Verdict::Granted;
         for touch in calls::touches(call, &|address| thread.word(address)) {
-            let Some(given) = thread.path(touch.path).filter(|path| !path.is_empty()) else { continue };
+            let Some(given) = thread.path(touch.path).filter(|path| !path.is_empty()) else {
+                continue;
+            };
             let Some(place) = place(thread, &touch, &given) else { continue };
             if let Some(miss) = known.scope.miss(&place, touch.deed) {
                 let comm = fs::read_to_string(thread.about("comm")).unwrap_or_default();
@@ -181,7 +200,8 @@ fn place(thread: &Thread, touch: &Touch, given: &[u8]) -> Option<Place> {
     Some(Place { base: open_directory(&base).ok()?, path, follows: touch.follows })
 }
 
-/// The word of a command that has this path in it, as people would name it: the option before it, or its number.
+/// The word of a command that has this path in it, as people would name it: the option before it,
+/// or its number.
 fn word_of(argv: &[OsString], given: &[u8]) -> Option<String> {
     let at = argv.iter().skip(1).position(|word| word.as_bytes().ends_with(given))? + 1;
     let is_option = |word: &OsString| word.len() > 1 && word.as_bytes().starts_with(b"-");
@@ -214,7 +234,11 @@ mod tests {
             ("sort f", "/k", "none"),
         ] {
             let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-            assert_eq!(word_of(&argv, given.as_bytes()).unwrap_or("none".to_owned()), expected, "{line}");
+            assert_eq!(
+                word_of(&argv, given.as_bytes()).unwrap_or("none".to_owned()),
+                expected,
+                "{line}"
+            );
         }
     }
 }

@@ -1,6 +1,7 @@
-//! `posh annotations verify`: runs command lines and tells which files they used that no word of their annotations
-//! names. A command's rules are those that an executor would make (`policy`, `runner::fence`); the processes are observed (`observe`)
-//! and have each use judged (`scope`). Commands that no annotation understands run unobserved, since they would on a server not at all.
+//! `posh annotations verify`: runs command lines and tells which files they used that no word of
+//! their annotations names. A command's rules are those that an executor would make (`policy`,
+//! `runner::fence`); the processes are observed (`observe`) and have each use judged (`scope`).
+//! Commands that no annotation understands run unobserved, since they would on a server not at all.
 
 mod calls;
 mod judge;
@@ -39,7 +40,8 @@ pub struct Task {
 /// What came of it: the report, and whether nothing was missed.
 ///
 /// # Errors
-/// When the command lines can't be read, or no command can be observed here. Must be called by a process that has one thread.
+/// When the command lines can't be read, or no command can be observed here. Must be called by a
+/// process that has one thread.
 pub fn verify(task: &Task) -> io::Result<(String, bool)> {
     let lines = lines(task)?;
     let scratch = Scratch::new()?;
@@ -50,8 +52,11 @@ pub fn verify(task: &Task) -> io::Result<(String, bool)> {
         copy_tree(directory, &copy)?;
         std::env::set_current_dir(copy)?;
     }
-    let confinement =
-        Confinement { annotations: task.annotations.clone(), commands: Commands::Annotated, ..Confinement::default() };
+    let confinement = Confinement {
+        annotations: task.annotations.clone(),
+        commands: Commands::Annotated,
+        ..Confinement::default()
+    };
     let (policy, mistakes) = Policy::new(&confinement);
     let mut verifier = Verifier::new(policy, temporary.clone());
     let before = environment(&temporary)?;
@@ -59,11 +64,14 @@ pub fn verify(task: &Task) -> io::Result<(String, bool)> {
         observe::run(&[&before[..], &line[..]].concat(), &mut verifier)?;
     }
     let (report, is_sound) = verifier.report();
-    Ok((mistakes.iter().map(|mistake| format!("{mistake}\n")).collect::<String>() + &report, is_sound))
+    Ok((
+        mistakes.iter().map(|mistake| format!("{mistake}\n")).collect::<String>() + &report,
+        is_sound,
+    ))
 }
 
-/// The words before a command by which it gets the environment that it would have on a server: without variables that
-/// load things into programs, and with temporary files where no others are.
+/// The words before a command by which it gets the environment that it would have on a server:
+/// without variables that load things into programs, and with temporary files where no others are.
 fn environment(temporary: &Path) -> io::Result<Vec<CString>> {
     let mut words = vec![OsString::from("env")];
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_loading(name.as_bytes())) {
@@ -77,7 +85,8 @@ fn environment(temporary: &Path) -> io::Result<Vec<CString>> {
 
 /// The command lines, each as words for execve(2).
 fn lines(task: &Task) -> io::Result<Vec<Vec<CString>>> {
-    let c_strings = |words: &[&OsStr]| words.iter().map(|word| c_string(word)).collect::<io::Result<Vec<_>>>();
+    let c_strings =
+        |words: &[&OsStr]| words.iter().map(|word| c_string(word)).collect::<io::Result<Vec<_>>>();
     let for_shell = |line: &OsStr| c_strings(&["sh".as_ref(), "-c".as_ref(), line]);
     let mut lines = Vec::new();
     match task.command.as_slice() {
@@ -86,7 +95,9 @@ fn lines(task: &Task) -> io::Result<Vec<Vec<CString>>> {
         words => lines.push(words.iter().map(|word| c_string(word)).collect::<io::Result<_>>()?),
     }
     if let Some(file) = &task.file {
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot read {}: {error}", file.display()));
+        let named = |error: io::Error| {
+            io::Error::new(error.kind(), format!("cannot read {}: {error}", file.display()))
+        };
         let text = fs::read(file).map_err(named)?;
         let written = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
         for line in written.filter(|line| !line.is_empty() && !line.starts_with(b"#")) {

@@ -1,6 +1,7 @@
-//! Watches the processes of one command line by ptrace(2), as an ordinary user may do with its own children. They stop only at
-//! the calls of `calls`, which a filter of system calls singles out; what a call does is for
-//! somebody else to judge, who may have it fail. Not a guard: a second thread could change a name after it was looked at.
+//! Watches the processes of one command line by ptrace(2), as an ordinary user may do with its own
+//! children. They stop only at the calls of `calls`, which a filter of system calls singles out;
+//! what a call does is for somebody else to judge, who may have it fail. Not a guard: a second
+//! thread could change a name after it was looked at.
 
 use std::{
     collections::HashMap,
@@ -87,8 +88,9 @@ impl Thread {
     }
 }
 
-/// Runs `argv` and returns when it has ended and nothing that it started is left; what still ran when the first
-/// process had ended is killed, as on a server. Must be called by a process that has one thread.
+/// Runs `argv` and returns when it has ended and nothing that it started is left; what still ran
+/// when the first process had ended is killed, as on a server. Must be called by a process that has
+/// one thread.
 ///
 /// # Errors
 /// What the system does not allow.
@@ -107,10 +109,18 @@ pub fn run(argv: &[std::ffi::CString], judge: &mut dyn Judge) -> io::Result<()> 
                 drop(go);
                 let _ = sys::wait_for_any();
                 let hint = "see /proc/sys/kernel/yama/ptrace_scope, and whether a debugger observes already";
-                return Err(io::Error::other(format!("cannot observe a command: {}; {hint}", errno.desc())));
+                return Err(io::Error::other(format!(
+                    "cannot observe a command: {}; {hint}",
+                    errno.desc()
+                )));
             }
             File::from(go).write_all(b"x")?;
-            let mut watch = Watch { root: child, is_over: false, threads: HashMap::new(), parents: HashMap::new() };
+            let mut watch = Watch {
+                root: child,
+                is_over: false,
+                threads: HashMap::new(),
+                parents: HashMap::new(),
+            };
             watch.follow(judge)
         }
     }
@@ -129,7 +139,9 @@ fn become_command(wait: OwnedFd, filter: &BpfProgram, argv: &[std::ffi::CString]
     }
     match set_up().map(|()| execvp(&argv[0], argv)) {
         Ok(Ok(never)) => match never {},
-        Ok(Err(errno)) => eprintln!("posh-executor: cannot start {}: {}", argv[0].to_string_lossy(), errno.desc()),
+        Ok(Err(errno)) => {
+            eprintln!("posh-executor: cannot start {}: {}", argv[0].to_string_lossy(), errno.desc())
+        }
         Err(why) => eprintln!("posh-executor: cannot prepare a command: {why}"),
     }
     sys::exit_now(126)
@@ -196,7 +208,9 @@ impl Watch {
                 match event {
                     libc::PTRACE_EVENT_SECCOMP => call(process, thread, judge),
                     libc::PTRACE_EVENT_EXEC => judge.executed(process),
-                    libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE => {
+                    libc::PTRACE_EVENT_FORK
+                    | libc::PTRACE_EVENT_VFORK
+                    | libc::PTRACE_EVENT_CLONE => {
                         self.expect_child_of(thread, process);
                     }
                     _ => {}
@@ -207,7 +221,10 @@ impl Watch {
     }
 
     fn expect_child_of(&mut self, thread: Pid, process: Pid) {
-        let child = ptrace::getevent(thread).ok().and_then(|number| i32::try_from(number).ok()).map(Pid::from_raw);
+        let child = ptrace::getevent(thread)
+            .ok()
+            .and_then(|number| i32::try_from(number).ok())
+            .map(Pid::from_raw);
         if let Some(child) = child.filter(|child| !self.threads.contains_key(child)) {
             self.parents.insert(child, process);
         }

@@ -1,6 +1,7 @@
-//! What one command may reach by its annotation, as names: the rules that an executor makes for the kernel, looked up
-//! for one use at a time as the kernel would. Without those on the directories of operands: a file beside one can be read on a
-//! server, but an annotation that does not name it is wrong all the same, since nobody brings it up to date there.
+//! What one command may reach by its annotation, as names: the rules that an executor makes for the
+//! kernel, looked up for one use at a time as the kernel would. Without those on the directories of
+//! operands: a file beside one can be read on a server, but an annotation that does not name it is
+//! wrong all the same, since nobody brings it up to date there.
 
 use std::{
     ffi::OsStr,
@@ -20,11 +21,15 @@ use posh_annotations::Invocation;
 use super::calls::Deed;
 use crate::{
     policy::{grants, starts},
-    runner::{Budget, CHANGE, Programs, READ, Reads, View, find, ground, library_directories, name_of, rules},
+    runner::{
+        Budget, CHANGE, Programs, READ, Reads, View, find, ground, library_directories, name_of,
+        rules,
+    },
     tools,
 };
 
-/// Whoever may do one of these in a tree may also change modes and times in it: no rule is about that.
+/// Whoever may do one of these in a tree may also change modes and times in it: no rule is about
+/// that.
 const ALTER: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | MakeReg});
 
 /// A process's view of names.
@@ -46,8 +51,8 @@ pub struct Miss {
     pub path: PathBuf,
     /// The file is named, but for another use.
     pub is_named: bool,
-    /// Landlock has a right for it, so that a server would have it fail, unless it is a read beside an operand; other uses it
-    /// would let pass, of a file that is not there.
+    /// Landlock has a right for it, so that a server would have it fail, unless it is a read beside
+    /// an operand; other uses it would let pass, of a file that is not there.
     pub is_governed: bool,
 }
 
@@ -59,11 +64,17 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Of a command that was read so, in the directory `cwd`, with the directory `temporary` for itself.
+    /// Of a command that was read so, in the directory `cwd`, with the directory `temporary` for
+    /// itself.
     ///
     /// # Errors
     /// When a directory can't be opened.
-    pub fn new(name: &str, invocation: &Invocation, cwd: &Path, temporary: &Path) -> io::Result<Self> {
+    pub fn new(
+        name: &str,
+        invocation: &Invocation,
+        cwd: &Path,
+        temporary: &Path,
+    ) -> io::Result<Self> {
         let base = open_directory(cwd)?;
         let program = tools::find(name).unwrap_or_default();
         let programs = Programs::new(&program, &starts(invocation), &library_directories());
@@ -71,7 +82,9 @@ impl Scope {
         let mut own: Vec<_> = ground()
             .chain(programs.trees().map(|tree| (tree, READ)))
             .map(|(path, access)| (PathBuf::from(path), access))
-            .chain(programs.files().filter_map(|(file, access)| Some((name_of(file).ok()?, access))))
+            .chain(
+                programs.files().filter_map(|(file, access)| Some((name_of(file).ok()?, access))),
+            )
             .chain([(temporary.to_owned(), CHANGE)])
             .chain(files_of_user.filter_map(|file| Some((in_home(file)?, READ))))
             .filter_map(|(path, access)| Some((fs::canonicalize(path).ok()?, access)))
@@ -107,12 +120,15 @@ impl Scope {
             Deed::Open(flags) => self.open(place, flags),
             Deed::Look => self.found(place).and_then(|(path, _)| self.look(path)),
             Deed::Alter => self.found(place).and_then(|(path, _)| {
-                (!self.allows_any(&path, ALTER)).then(|| Miss { is_governed: false, ..self.missed("changed", path) })
+                (!self.allows_any(&path, ALTER))
+                    .then(|| Miss { is_governed: false, ..self.missed("changed", path) })
             }),
-            Deed::Truncate => {
-                self.found(place).and_then(|(path, _)| self.require(path, AccessFs::Truncate.into(), "wrote to"))
-            }
-            Deed::Run => self.found(place).and_then(|(path, _)| self.require(path, AccessFs::Execute.into(), "ran")),
+            Deed::Truncate => self
+                .found(place)
+                .and_then(|(path, _)| self.require(path, AccessFs::Truncate.into(), "wrote to")),
+            Deed::Run => self
+                .found(place)
+                .and_then(|(path, _)| self.require(path, AccessFs::Execute.into(), "ran")),
         }
     }
 
@@ -132,7 +148,11 @@ impl Scope {
             OFlag::O_WRONLY => (AccessFs::WriteFile.into(), "wrote to"),
             _ => (AccessFs::ReadFile | AccessFs::WriteFile, "read and wrote to"),
         };
-        let cut = if flags.contains(OFlag::O_TRUNC) { AccessFs::Truncate.into() } else { BitFlags::EMPTY };
+        let cut = if flags.contains(OFlag::O_TRUNC) {
+            AccessFs::Truncate.into()
+        } else {
+            BitFlags::EMPTY
+        };
         self.require(path, wanted | cut, word)
     }
 
@@ -172,7 +192,12 @@ impl Scope {
         (!is_covered).then(|| Miss { is_governed: false, ..self.missed("looked at", path) })
     }
 
-    fn require(&self, path: PathBuf, wanted: BitFlags<AccessFs>, word: &'static str) -> Option<Miss> {
+    fn require(
+        &self,
+        path: PathBuf,
+        wanted: BitFlags<AccessFs>,
+        word: &'static str,
+    ) -> Option<Miss> {
         (!self.allows(&path, wanted)).then(|| self.missed(word, path))
     }
 
@@ -180,7 +205,8 @@ impl Scope {
         Miss { deed, is_named: self.named.contains(&path), path, is_governed: true }
     }
 
-    /// Each right may come from a rule of its own, on the thing itself or on what it lies in (landlock(7)).
+    /// Each right may come from a rule of its own, on the thing itself or on what it lies in
+    /// (landlock(7)).
     fn allows(&self, path: &Path, wanted: BitFlags<AccessFs>) -> bool {
         let given = self.rules.iter().filter(|(rule, _)| path.starts_with(rule));
         given.fold(BitFlags::EMPTY, |all, (_, access)| all | *access).contains(wanted)

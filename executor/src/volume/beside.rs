@@ -1,5 +1,6 @@
-//! Runs beside volumes: before a run starts, what sessions hold back of the exports that it uses is written; when one of its commands has ended, the
-//! sessions of its workstation are told what it has changed, before the workstation hears that it has ended.
+//! Runs beside volumes: before a run starts, what sessions hold back of the exports that it uses is
+//! written; when one of its commands has ended, the sessions of its workstation are told what it
+//! has changed, before the workstation hears that it has ended.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,7 +29,12 @@ impl Volumes {
     /// of them, and else at most [`RUN_TIME`]: whoever has not written by then has lost its leases
     /// ([`posh_volume::leases`]). After a restart it waits first until those who had leases of an
     /// earlier process are back, or their time is over.
-    pub async fn begin_run(&self, caller: &Caller, named: Vec<VolumeSession>, trees: &[PathBuf]) -> Beside {
+    pub async fn begin_run(
+        &self,
+        caller: &Caller,
+        named: Vec<VolumeSession>,
+        trees: &[PathBuf],
+    ) -> Beside {
         if !rule::holds(Rule::Coherence) {
             return Beside::default();
         }
@@ -50,8 +56,14 @@ impl Volumes {
 
 /// The trees of those exports of the caller's that `is_used` says.
 pub fn trees_of(caller: &Caller, is_used: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-    // Without links as they are, and not looked at: on the runtime's threads an export that hangs would hold up others.
-    caller.exports.iter().filter(|export| is_used(&export.name)).map(|export| export.path.clone()).collect()
+    // Without links as they are, and not looked at: on the runtime's threads an export that hangs
+    // would hold up others.
+    caller
+        .exports
+        .iter()
+        .filter(|export| is_used(&export.name))
+        .map(|export| export.path.clone())
+        .collect()
 }
 
 impl Beside {
@@ -60,7 +72,8 @@ impl Beside {
         self.0.is_empty()
     }
 
-    /// Tells the sessions what has changed until now, and notes where in what they are told that is.
+    /// Tells the sessions what has changed until now, and notes where in what they are told that
+    /// is.
     pub async fn tell(&self, exits: impl IntoIterator<Item = &mut Exited>) {
         let mut marks = Vec::with_capacity(self.0.len());
         for (session, served) in &self.0 {

@@ -1,5 +1,5 @@
-//! Calls of sessions that have ended since nobody took them up in time: the next session of the same
-//! name learns from them what became of its calls.
+//! Calls of sessions that have ended since nobody took them up in time: the next session of the
+//! same name learns from them what became of its calls.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use super::{MAX_SESSIONS, MAX_SESSIONS_OF_ONE};
 
 /// How long they are known: a workstation may be suspended.
 pub const KEPT: Duration = Duration::from_secs(3600);
-/// Bytes charged for all calls, and for those of one identity. They outlive their identity's rights, and are to leave
-/// the others' shares of calls as they are.
+/// Bytes charged for all calls, and for those of one identity. They outlive their identity's
+/// rights, and are to leave the others' shares of calls as they are.
 const BYTES: usize = 8 << 20;
 const BYTES_OF_ONE: usize = 2 << 20;
 
@@ -41,14 +41,18 @@ impl<T> Default for LeftCalls<T> {
 }
 
 impl<T> LeftCalls<T> {
-    /// Keeps the calls of a session, which take so much, unless there is no room for them. For room its identity's own
-    /// oldest go, and never another's.
+    /// Keeps the calls of a session, which take so much, unless there is no room for them. For room
+    /// its identity's own oldest go, and never another's.
     pub fn add(&mut self, whose: Whose, calls: T, bytes: usize) {
         let is_other = |its: &Whose| (&its.identity, &its.name) != (&whose.identity, &whose.name);
         self.0.retain(|its| its.at.elapsed() < KEPT && is_other(&its.whose));
         while !self.has_room(&whose, bytes) {
-            let Some(oldest) = self.0.iter().position(|its| its.whose.identity == whose.identity) else {
-                return tracing::warn!(bytes, "the calls of a session that has ended are not kept: there are too many");
+            let Some(oldest) = self.0.iter().position(|its| its.whose.identity == whose.identity)
+            else {
+                return tracing::warn!(
+                    bytes,
+                    "the calls of a session that has ended are not kept: there are too many"
+                );
             };
             self.0.remove(oldest);
         }
@@ -57,7 +61,8 @@ impl<T> LeftCalls<T> {
 
     fn has_room(&self, whose: &Whose, bytes: usize) -> bool {
         let own = || self.0.iter().filter(|its| its.whose.identity == whose.identity);
-        let sum = |of: &mut dyn Iterator<Item = &Of<T>>| of.map(|its| its.bytes).sum::<usize>() + bytes;
+        let sum =
+            |of: &mut dyn Iterator<Item = &Of<T>>| of.map(|its| its.bytes).sum::<usize>() + bytes;
         own().count() < MAX_SESSIONS_OF_ONE
             && self.0.len() < MAX_SESSIONS
             && sum(&mut own()) <= BYTES_OF_ONE
@@ -95,7 +100,10 @@ mod tests {
             (0..5).filter(|n| left.take(&of(identity, *n)).is_some()).count()
         };
         assert_eq!(left.take(&of("ada", 0)), None);
-        assert_eq!(["ada", "cyd", "dee", "eve"].map(|identity| known(&mut left, identity)), [4, 4, 4, 3]);
+        assert_eq!(
+            ["ada", "cyd", "dee", "eve"].map(|identity| known(&mut left, identity)),
+            [4, 4, 4, 3]
+        );
         assert_eq!(left.take(&of("bob", 0)), Some('b'));
         left.add(of("ada", 0), 'x', BYTES_OF_ONE + 1);
         for number in 0..MAX_SESSIONS_OF_ONE + 2 {

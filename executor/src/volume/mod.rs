@@ -24,15 +24,15 @@ use nix::unistd::geteuid;
 use posh_proto::{
     PROTOCOL_VERSION, other_version,
     volume::{
-        FromVolume, Hello, Piece, ReadReply, ReadRequest, ToVolume, Welcome, WriteReply, WriteRequest, from_volume,
-        to_volume, volume_server::Volume,
+        FromVolume, Hello, Piece, ReadReply, ReadRequest, ToVolume, Welcome, WriteReply,
+        WriteRequest, from_volume, to_volume, volume_server::Volume,
     },
 };
 use posh_volume::{
     Store as _,
     directory::{
-        Account, Directory, DirectorySession, HELD, Liveness, Machine, Mutability, Pool, READ_BYTES, Rights, Rivals,
-        WeakSession, WriteRoom, is_share,
+        Account, Directory, DirectorySession, HELD, Liveness, Machine, Mutability, Pool,
+        READ_BYTES, Rights, Rivals, WeakSession, WriteRoom, is_share,
     },
     keeper::Keeper,
     leases::GRACE_TIME,
@@ -77,20 +77,21 @@ const OUTGOING: usize = 256;
 const REPLY_BYTES: usize = 256 << 10;
 /// Replies that wait to be sent.
 const REPLIES: usize = 1;
-/// Bytes of answers that nobody has taken yet, of all and of one identity: with all else that an executor
-/// holds it stays below 256 MiB.
+/// Bytes of answers that nobody has taken yet, of all and of one identity: with all else that an
+/// executor holds it stays below 256 MiB.
 const ANSWER_BYTES: usize = 112 << 20;
 const ANSWER_BYTES_OF_ONE: usize = 48 << 20;
 /// Bytes of calls that are under way or remembered, of all and of one identity.
 const CALL_BYTES: usize = 32 << 20;
 const CALL_BYTES_OF_ONE: usize = 12 << 20;
-/// Contents of writes that are being written, and of those that wait for others' leases, of all and of one identity.
+/// Contents of writes that are being written, and of those that wait for others' leases, of all and
+/// of one identity.
 const WRITE_BYTES: usize = 48 << 20;
 const WRITE_BYTES_OF_ONE: usize = 24 << 20;
 /// What a part of a read takes besides its bytes.
 const PART_BYTES: usize = 512;
-/// What one read may have in memory here: in the store, one reply being made and those that wait, of up to twice
-/// their size.
+/// What one read may have in memory here: in the store, one reply being made and those that wait,
+/// of up to twice their size.
 const MAX_READ_BYTES: usize = READ_BYTES + (1 + REPLIES) * 2 * REPLY_BYTES;
 
 /// Why a session ends, for the log.
@@ -99,10 +100,12 @@ const REPLACED: &str = "another directory is at the export's path";
 /// All sessions, and what they share.
 #[derive(Debug)]
 pub struct Volumes {
-    /// Started for the first session: most executors have none. Its directories have it, and they are the sessions': with the last one what
-    /// other programs change is watched no more, which costs them something.
+    /// Started for the first session: most executors have none. Its directories have it, and they
+    /// are the sessions': with the last one what other programs change is watched no more, which
+    /// costs them something.
     machine: Mutex<Weak<Machine>>,
-    /// The leases of each machine in turn, with the penalties of those who did not give theirs back.
+    /// The leases of each machine in turn, with the penalties of those who did not give theirs
+    /// back.
     keeper: Arc<Keeper>,
     /// Records for the next process. `None`: there is no next one. An error: why there are no
     /// sessions.
@@ -119,12 +122,13 @@ pub struct Volumes {
     openings: Turns,
     /// Bytes of reads and listings that nobody has taken yet. Whoever asks for more waits.
     answers: Arc<Pool>,
-    /// Bytes of calls under way, and of answers that are remembered. Apart from those, since a call may be
-    /// what a read waits for.
+    /// Bytes of calls under way, and of answers that are remembered. Apart from those, since a call
+    /// may be what a read waits for.
     calls: Arc<Pool>,
     /// Contents of writes under way. Whoever has more to write waits.
     writes: Arc<Pool>,
-    /// Contents of writes that wait for leases of others; see [`posh_volume::directory::WriteRoom`].
+    /// Contents of writes that wait for leases of others; see
+    /// [`posh_volume::directory::WriteRoom`].
     waiting_writes: Arc<Pool>,
 }
 
@@ -206,13 +210,21 @@ impl Volume for VolumeService {
     type SessionStream = Answers<FromVolume>;
     type ReadStream = Answers<ReadReply>;
 
-    async fn session(&self, request: Request<Streaming<ToVolume>>) -> Result<Response<Self::SessionStream>, Status> {
+    async fn session(
+        &self,
+        request: Request<Streaming<ToVolume>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
         let caller = caller_of(&request)?;
         let peer = Origin::of(request.extensions().get());
-        self.0.load.admit_call(&caller).map_err(|refusal| Status::resource_exhausted(refusal.message))?;
+        self.0
+            .load
+            .admit_call(&caller)
+            .map_err(|refusal| Status::resource_exhausted(refusal.message))?;
         let mut incoming = request.into_inner();
         let hello = tokio::time::timeout(HELLO_TIMEOUT, incoming.message()).await;
-        let hello = hello.map_err(|_| Status::deadline_exceeded("no hello"))??.and_then(|message| message.kind);
+        let hello = hello
+            .map_err(|_| Status::deadline_exceeded("no hello"))??
+            .and_then(|message| message.kind);
         let Some(to_volume::Kind::Hello(hello)) = hello else {
             return Err(Status::invalid_argument("a session begins with a hello"));
         };
@@ -242,8 +254,8 @@ impl Volume for VolumeService {
                 session::attend(shared, served, incoming, (hello, sender)).await;
             }
         });
-        // What an answer is charged with is given back when the connection asks for the next one: until then
-        // HTTP/2 holds it, for as long as whoever is served leaves its window closed.
+        // What an answer is charged with is given back when the connection asks for the next one:
+        // until then HTTP/2 holds it, for as long as whoever is served leaves its window closed.
         let mut untaken: Option<Charges> = None;
         let messages = ReceiverStream::new(receiver).map(move |Outgoing { message, charge }| {
             drop(std::mem::replace(&mut untaken, charge));
@@ -252,8 +264,12 @@ impl Volume for VolumeService {
         Ok(Response::new(Box::pin(messages)))
     }
 
-    async fn read(&self, request: Request<ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
-        let caller = self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
+    async fn read(
+        &self,
+        request: Request<ReadRequest>,
+    ) -> Result<Response<Self::ReadStream>, Status> {
+        let caller =
+            self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
         let arrived = request.extensions().get::<Arrived>().cloned().unwrap_or_default();
         let request = request.into_inner();
         let request_bytes = arrived.holds(request.encoded_len()) * DECODED_FACTOR;
@@ -261,11 +277,16 @@ impl Volume for VolumeService {
         let served = self.admitted(&caller, &session).await?;
         // Until the call ends.
         let Some(waits) = served.call_bytes.try_take(&served.account, request_bytes) else {
-            return Err(Status::resource_exhausted("too many reads of this identity wait for their turn"));
+            return Err(Status::resource_exhausted(
+                "too many reads of this identity wait for their turn",
+            ));
         };
         drop((session, arrived));
-        let parts: Vec<ReadPart> =
-            parts.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
+        let parts: Vec<ReadPart> = parts
+            .into_iter()
+            .map(TryInto::try_into)
+            .collect::<Result<_, _>>()
+            .map_err(malformed)?;
         let file_caller = served.acting_for(file_caller);
         let charge = self.0.volumes.answers.take(&served.account, bytes_of(&parts)).await;
         let pieces = HELD.scope(Arc::new(waits), served.store.read(&file_caller, parts)).await;
@@ -285,16 +306,22 @@ impl Volume for VolumeService {
     }
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
-        let caller = self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
+        let caller =
+            self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
         let arrived = request.extensions().get::<Arrived>().cloned().unwrap_or_default();
-        let WriteRequest { session, number, caller: file_caller, writes, acknowledged } = request.into_inner();
+        let WriteRequest { session, number, caller: file_caller, writes, acknowledged } =
+            request.into_inner();
         let served = self.admitted(&caller, &session).await?;
         drop(session);
         served.acknowledge(acknowledged);
         let file_caller = served.acting_for(file_caller);
         // Before anything is waited for.
         let calls = served.charge_writes(&file_caller, &writes)?;
-        let writes: Vec<_> = writes.into_iter().map(TryInto::try_into).collect::<Result<_, _>>().map_err(malformed)?;
+        let writes: Vec<_> = writes
+            .into_iter()
+            .map(TryInto::try_into)
+            .collect::<Result<_, _>>()
+            .map_err(malformed)?;
         let volumes = &self.0.volumes;
         // The contents share the memory of the whole message.
         let bytes = arrived.holds(writes.iter().map(session::size_of).sum());
@@ -308,7 +335,10 @@ impl Volume for VolumeService {
 
 impl Origin {
     fn of(peer: Option<&Peer>) -> Self {
-        Self { name: peer_name(peer), proof: peer.map_or(Proof::Nothing, |peer| peer.proof.clone()) }
+        Self {
+            name: peer_name(peer),
+            proof: peer.map_or(Proof::Nothing, |peer| peer.proof.clone()),
+        }
     }
 }
 
@@ -340,14 +370,21 @@ impl VolumeService {
         hello: &Hello,
     ) -> Result<(Arc<Served>, bool), Status> {
         if hello.protocol != PROTOCOL_VERSION {
-            return Err(Status::failed_precondition(other_version("the gateway", hello.protocol, "this executor")));
+            return Err(Status::failed_precondition(other_version(
+                "the gateway",
+                hello.protocol,
+                "this executor",
+            )));
         }
         if !(MIN_NAME_BYTES..=MAX_NAME_BYTES).contains(&hello.session.len()) {
             return Err(Status::invalid_argument("a session's name has 16 to 64 bytes"));
         }
         let volumes = &self.0.volumes;
         if !caller.volumes {
-            let why = format!("{} may not have volumes on this executor (`volumes = false`)", caller.name());
+            let why = format!(
+                "{} may not have volumes on this executor (`volumes = false`)",
+                caller.name()
+            );
             return Err(Status::permission_denied(why));
         }
         if let Ok(served) = self.admitted(caller, &hello.session).await {
@@ -387,7 +424,8 @@ impl VolumeService {
         if let Some(left) = left {
             served.take_over(left);
         }
-        // Away from the call, which may be reset meanwhile: what the record says has begun has an end.
+        // Away from the call, which may be reset meanwhile: what the record says has begun has an
+        // end.
         tokio::spawn(begin(self.0.clone(), session, served.clone()))
             .await
             .map_err(|error| Status::internal(error.to_string()))??;
@@ -401,7 +439,9 @@ async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<
     let _turn = shared.volumes.openings.share_of(&served.caller).acquire_owned().await;
     shared.volumes.require_room(&served)?;
     match &shared.volumes.records {
-        Some(Ok(records)) => served.note_in(records).map_err(|error| Status::unavailable(error.to_string()))?,
+        Some(Ok(records)) => {
+            served.note_in(records).map_err(|error| Status::unavailable(error.to_string()))?
+        }
         Some(Err(error)) => return Err(Status::unavailable(error.to_string())),
         None => {}
     }
@@ -423,7 +463,8 @@ async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<
     Ok(())
 }
 
-/// Ends the sessions whose export's path names another directory by now. One that does not answer in time stays as it is.
+/// Ends the sessions whose export's path names another directory by now. One that does not answer
+/// in time stays as it is.
 pub async fn end_replaced(shared: Arc<Shared>) {
     let mut looks = JoinSet::new();
     for (path, directory) in shared.volumes.directories_in_use() {
@@ -451,13 +492,16 @@ impl Volumes {
     /// The sessions of an export at `path` whose directory is one of these.
     fn sessions_of(&self, path: &Path, is_meant: impl Fn(&Directory) -> bool) -> Vec<Arc<Served>> {
         let sessions = self.sessions.lock().expect("not poisoned");
-        let meant = sessions.values().filter(|its| its.export.path == path && is_meant(its.store.directory()));
+        let meant = sessions
+            .values()
+            .filter(|its| its.export.path == path && is_meant(its.store.directory()));
         meant.cloned().collect()
     }
 
     /// Records the end of all that are left when the executor ends.
     pub async fn note_ends(&self, audit: &crate::audit::AuditLog) {
-        let left: Vec<Arc<Served>> = self.sessions.lock().expect("not poisoned").values().cloned().collect();
+        let left: Vec<Arc<Served>> =
+            self.sessions.lock().expect("not poisoned").values().cloned().collect();
         for served in left {
             served.note_end(audit).await;
         }
@@ -492,7 +536,9 @@ impl Volumes {
         require_room_in(&sessions, &served)?;
         match sessions.entry(name) {
             // Only what is in the table is counted, recorded and ended.
-            Entry::Occupied(_) => Err(Status::aborted("that session is being opened by another call")),
+            Entry::Occupied(_) => {
+                Err(Status::aborted("that session is being opened by another call"))
+            }
             Entry::Vacant(place) => {
                 place.insert(served);
                 Ok(())
@@ -504,7 +550,10 @@ impl Volumes {
     fn account(&self, caller: &Caller) -> Arc<Account> {
         let sessions = self.sessions.lock().expect("not poisoned");
         let known = sessions.values().find(|served| served.caller.identity == caller.identity);
-        known.map_or_else(|| Account::named(caller.identity.as_deref().unwrap_or_default()), |its| its.account.clone())
+        known.map_or_else(
+            || Account::named(caller.identity.as_deref().unwrap_or_default()),
+            |its| its.account.clone(),
+        )
     }
 
     /// Whoever had sessions of that name is no more.
@@ -523,7 +572,10 @@ impl Volumes {
     /// Takes a session out of the list, if it is still that one.
     fn remove(&self, served: &Arc<Served>) -> bool {
         let mut sessions = self.sessions.lock().expect("not poisoned");
-        let found = sessions.iter().find(|(_, other)| Arc::ptr_eq(other, served)).map(|(name, _)| name.clone());
+        let found = sessions
+            .iter()
+            .find(|(_, other)| Arc::ptr_eq(other, served))
+            .map(|(name, _)| name.clone());
         let Some(name) = found else { return false };
         // Under one lock: who does not find it here any more finds it there.
         let mut at_work = self.at_work.lock().expect("not poisoned");
@@ -543,21 +595,30 @@ impl Volumes {
             name.clone()
         };
         let Some(calls) = served.leave_calls() else { return };
-        let whose = Whose { identity: served.caller.identity.clone(), name, export: served.export.name.clone() };
+        let whose = Whose {
+            identity: served.caller.identity.clone(),
+            name,
+            export: served.export.name.clone(),
+        };
         let bytes = calls.bytes();
         self.left_calls.lock().expect("not poisoned").add(whose, calls, bytes);
     }
 
     /// Calls of an earlier session of that name.
     fn take_calls(&self, caller: &Caller, name: &Bytes, export: &str) -> Option<KnownCalls> {
-        let whose = Whose { identity: caller.identity.clone(), name: name.clone(), export: export.to_owned() };
+        let whose = Whose {
+            identity: caller.identity.clone(),
+            name: name.clone(),
+            export: export.to_owned(),
+        };
         self.left_calls.lock().expect("not poisoned").take(&whose)
     }
 
     /// Sessions of that name that have ended, as far as something of them may still be at work.
     fn still_at_work(&self, caller: &Caller, name: &Bytes) -> Vec<DirectorySession> {
         let at_work = self.at_work.lock().expect("not poisoned");
-        let meant = at_work.iter().filter(|ended| ended.identity == caller.identity && ended.name == *name);
+        let meant =
+            at_work.iter().filter(|ended| ended.identity == caller.identity && ended.name == *name);
         meant.filter_map(|ended| ended.store.upgrade()).collect()
     }
 
@@ -567,7 +628,8 @@ impl Volumes {
         self.machine.lock().expect("not poisoned").upgrade()
     }
 
-    /// The export's directory, opened once for each kind of rights, and anew once its path names another one. May block.
+    /// The export's directory, opened once for each kind of rights, and anew once its path names
+    /// another one. May block.
     fn directory(&self, export: &Export, rights: Rights) -> io::Result<Arc<Directory>> {
         let machine = {
             let mut machine = self.machine.lock().expect("not poisoned");
@@ -580,23 +642,32 @@ impl Volumes {
                 }
             }
         };
-        let mutability = if export.read_only { Mutability::ReadOnly } else { Mutability::ReadWrite };
+        let mutability =
+            if export.read_only { Mutability::ReadOnly } else { Mutability::ReadWrite };
         let place = {
             let mut directories = self.directories.lock().expect("not poisoned");
             // Whoever opens one has a share of its place.
             directories.retain(|known| {
                 let is_open = |directory: &Weak<Directory>| directory.strong_count() > 0;
-                Arc::strong_count(&known.directory) > 1 || known.directory.lock().is_ok_and(|known| is_open(&known))
+                Arc::strong_count(&known.directory) > 1
+                    || known.directory.lock().is_ok_and(|known| is_open(&known))
             });
             let is_it = |known: &&OpenDirectory| {
-                (&known.path, &known.rights, known.mutability) == (&export.path, &rights, mutability)
+                (&known.path, &known.rights, known.mutability)
+                    == (&export.path, &rights, mutability)
             };
             match directories.iter().find(is_it) {
                 Some(known) => known.directory.clone(),
                 None => {
-                    let (path, directory) = (export.path.clone(), Arc::new(Mutex::new(Weak::new())));
+                    let (path, directory) =
+                        (export.path.clone(), Arc::new(Mutex::new(Weak::new())));
                     let its_rights = rights.clone();
-                    let known = OpenDirectory { path, rights: its_rights, mutability, directory: directory.clone() };
+                    let known = OpenDirectory {
+                        path,
+                        rights: its_rights,
+                        mutability,
+                        directory: directory.clone(),
+                    };
                     directories.push(known);
                     directory
                 }
@@ -628,7 +699,8 @@ async fn close_removed(directory: Weak<Directory>) {
 }
 
 fn require_room_in(sessions: &HashMap<Bytes, Arc<Served>>, served: &Served) -> Result<(), Status> {
-    let own = sessions.values().filter(|other| other.caller.identity == served.caller.identity).count();
+    let own =
+        sessions.values().filter(|other| other.caller.identity == served.caller.identity).count();
     if own < MAX_SESSIONS_OF_ONE && is_share((own, 1), (sessions.len(), MAX_SESSIONS)) {
         return Ok(());
     }
@@ -642,7 +714,11 @@ fn rights_of(caller: &Caller) -> Rights {
     }
     match &caller.user {
         _ if caller.trust_caller_ids => Rights::Callers,
-        Some(user) => Rights::User(FileCaller { uid: user.uid, gid: user.gid, groups: user.groups.clone().into() }),
+        Some(user) => Rights::User(FileCaller {
+            uid: user.uid,
+            gid: user.gid,
+            groups: user.groups.clone().into(),
+        }),
         None => Rights::Own,
     }
 }
@@ -668,7 +744,9 @@ fn malformed(malformed: wire::Malformed) -> Status {
 
 /// What a read may have in memory here that nobody has taken.
 fn bytes_of(parts: &[ReadPart]) -> usize {
-    let of = |part: &ReadPart| part.range.end.saturating_sub(part.range.start).saturating_add(PART_BYTES as u64);
+    let of = |part: &ReadPart| {
+        part.range.end.saturating_sub(part.range.start).saturating_add(PART_BYTES as u64)
+    };
     let bytes = parts.iter().map(of).fold(0, u64::saturating_add);
     usize::try_from(bytes).unwrap_or(usize::MAX).min(MAX_READ_BYTES)
 }
@@ -737,7 +815,14 @@ mod tests {
     async fn a_run_waits_for_those_who_had_leases_though_nobody_has_a_volume_yet() {
         let state = tempfile::tempdir().unwrap();
         let former = Volumes::beside(Arc::default(), Some(state.path()));
-        let _stays = former.records.as_ref().unwrap().as_ref().unwrap().note("ada", Path::new("/srv/a")).unwrap();
+        let _stays = former
+            .records
+            .as_ref()
+            .unwrap()
+            .as_ref()
+            .unwrap()
+            .note("ada", Path::new("/srv/a"))
+            .unwrap();
         drop(former);
         let volumes = Volumes::beside(Arc::default(), Some(state.path()));
         let caller = Caller::anybody(&crate::Config::new(Vec::new()));
@@ -755,7 +840,8 @@ mod tests {
     async fn penalties_of_leases_do_not_end_with_the_last_session() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
-        let export = Export { name: "a".to_owned(), path, read_only: false, exec: false, coherence: None };
+        let export =
+            Export { name: "a".to_owned(), path, read_only: false, exec: false, coherence: None };
         let volumes = Volumes::beside(Arc::default(), None);
         let opened = volumes.directory(&export, Rights::Own).unwrap();
         let keeper = volumes.machine_in_use().unwrap().keeper.clone();

@@ -87,7 +87,8 @@ impl Records {
     /// [`NotRecorded`]
     pub fn open(place: &Path) -> Result<(Self, Left), NotRecorded> {
         let mut left = match trusted_path::directory(place, geteuid().as_raw()) {
-            Ok(_) => Left::read(place).map_err(|source| NotRecorded::Io { place: place.to_owned(), source })?,
+            Ok(_) => Left::read(place)
+                .map_err(|source| NotRecorded::Io { place: place.to_owned(), source })?,
             Err(untrusted) if untrusted.is_missing() => Left::default(),
             Err(untrusted) => return Err(untrusted.into()),
         };
@@ -125,9 +126,11 @@ impl Own {
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let id = format!("{}-{since}", std::process::id());
         let path = lock_of(place, id.as_ref());
-        let lock = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        let lock =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
         let directory = place.join(id);
-        let locked = fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from);
+        let locked =
+            fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from);
         let made = locked.and_then(|()| DirBuilder::new().mode(0o700).create(&directory));
         if let Err(error) = made {
             let _ = fs::remove_file(path);
@@ -170,7 +173,9 @@ impl Left {
         let mut left = Self { place: place.to_owned(), ..Self::default() };
         for entry in fs::read_dir(place)? {
             let path = entry?.path();
-            let Some(id) = path.file_stem().filter(|_| path.extension().is_some_and(|extension| extension == LOCK))
+            let Some(id) = path
+                .file_stem()
+                .filter(|_| path.extension().is_some_and(|extension| extension == LOCK))
             else {
                 continue;
             };
@@ -193,7 +198,8 @@ impl Left {
     /// Removes it, once the leases of that time have ended.
     pub async fn remove_after(self, time: Duration) {
         tokio::time::sleep(time).await;
-        let removing = tokio::task::spawn_blocking(move || self.ids.iter().try_for_each(|id| self.remove(id)));
+        let removing =
+            tokio::task::spawn_blocking(move || self.ids.iter().try_for_each(|id| self.remove(id)));
         if let Ok(Err(error)) = removing.await {
             tracing::warn!(%error, "what an earlier executor has left can't be removed");
         }
@@ -248,8 +254,9 @@ fn former_in(directory: &Path) -> io::Result<Vec<(Former, PathBuf)>> {
     };
     let found = entries.map(|entry| read(entry?.path()));
     // Another process may have removed it meanwhile: its holder is back, or its time is over.
-    let is_there =
-        |read: &io::Result<_>| read.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::NotFound);
+    let is_there = |read: &io::Result<_>| {
+        read.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::NotFound)
+    };
     found.filter(is_there).collect()
 }
 
@@ -304,9 +311,15 @@ mod tests {
         let (records, _) = Records::open(&place).unwrap();
         assert!(!place.exists());
         let ended = records.note("aa", Path::new("/srv")).unwrap();
-        let directories =
-            || fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-        assert!(directories().all(|directory| fs::metadata(directory).unwrap().mode() & 0o777 == 0o700));
+        let directories = || {
+            fs::read_dir(&place)
+                .unwrap()
+                .map(|entry| entry.unwrap().path())
+                .filter(|path| path.is_dir())
+        };
+        assert!(
+            directories().all(|directory| fs::metadata(directory).unwrap().mode() & 0o777 == 0o700)
+        );
         assert_eq!(directories().count(), 1);
         ended.remove();
         drop(records);

@@ -1,5 +1,5 @@
-//! One session of a volume: it outlives its connection for a while, does each numbered call once, and remembers
-//! answers until they are known to have arrived.
+//! One session of a volume: it outlives its connection for a while, does each numbered call once,
+//! and remembers answers until they are known to have arrived.
 
 use std::{
     collections::BTreeMap,
@@ -16,14 +16,17 @@ use bytes::Bytes;
 use posh_proto::{
     token::Fingerprint,
     volume::{
-        Alive, Call, Caller as WireCaller, FromVolume, Reply, ToVolume, Write as WireWrite, WriteReply, Written,
-        from_volume, to_volume, write,
+        Alive, Call, Caller as WireCaller, FromVolume, Reply, ToVolume, Write as WireWrite,
+        WriteReply, Written, from_volume, to_volume, write,
     },
 };
 use posh_volume::{
     Errno, Store as _,
     directory::{Account, Charge, DirectorySession, HELD, MAX_NAMES, Pool, WriteRoom},
-    store::{Answer, Caller as FileCaller, Changes, ENDED_AT_ONCE, NewFile, Notice, Op, OpenFlags, Stamp, Write},
+    store::{
+        Answer, Caller as FileCaller, Changes, ENDED_AT_ONCE, NewFile, Notice, Op, OpenFlags,
+        Stamp, Write,
+    },
 };
 use prost::Message as _;
 use serde::Serialize;
@@ -53,8 +56,8 @@ use crate::{
 const LAST_COUNTS: Duration = Duration::from_secs(5);
 /// The wait for system calls of a session that is to be over.
 const LAST_JOBS: Duration = Duration::from_secs(5);
-/// How long a session waits for its workstation, with its open files and locks: a laptop that changes networks. Its leases
-/// end before that.
+/// How long a session waits for its workstation, with its open files and locks: a laptop that
+/// changes networks. Its leases end before that.
 const KEEP_TIME: Duration = Duration::from_secs(30);
 /// Calls under way or not known to have been answered; a gateway of ours has fewer.
 const MAX_CALLS: usize = 8192;
@@ -149,7 +152,9 @@ impl Deed {
             | Op::CreateWhole { .. } => Some(Self::Made),
             Op::Allocate { .. } | Op::CopyRange { .. } => Some(Self::Written),
             Op::Open { flags, .. } if flags.contains(OpenFlags::TRUNCATE) => Some(Self::Written),
-            Op::Set { .. } | Op::SetAttribute { .. } | Op::RemoveAttribute { .. } => Some(Self::Changed),
+            Op::Set { .. } | Op::SetAttribute { .. } | Op::RemoveAttribute { .. } => {
+                Some(Self::Changed)
+            }
             Op::Rename { .. } => Some(Self::Renamed),
             Op::Remove { .. } => Some(Self::Removed),
             _ => None,
@@ -171,8 +176,8 @@ impl Counts {
     }
 }
 
-/// A deed that is under way. It counts unless it is known not to have happened: one that is given up may have, and
-/// one of several steps that fails may have in part.
+/// A deed that is under way. It counts unless it is known not to have happened: one that is given
+/// up may have, and one of several steps that fails may have in part.
 struct UnderWay {
     session: Arc<Served>,
     deed: Option<Deed>,
@@ -184,7 +189,9 @@ impl UnderWay {
     fn of(session: &Arc<Served>, op: &Op) -> Self {
         let has_steps = match op {
             Op::Set { changes, .. } => has_steps(changes),
-            Op::Open { flags, .. } | Op::Create { flags, .. } => flags.contains(OpenFlags::TRUNCATE),
+            Op::Open { flags, .. } | Op::Create { flags, .. } => {
+                flags.contains(OpenFlags::TRUNCATE)
+            }
             Op::Allocate { .. } | Op::CopyRange { .. } | Op::CreateWhole { .. } => true,
             _ => false,
         };
@@ -278,7 +285,9 @@ struct Numbered {
 impl Numbered {
     fn bytes(&self) -> usize {
         match &*self.outcome.borrow() {
-            Some(Outcome::Answered(_, charges)) => charges.0.amount() + charges.1.as_ref().map_or(0, Charge::amount),
+            Some(Outcome::Answered(_, charges)) => {
+                charges.0.amount() + charges.1.as_ref().map_or(0, Charge::amount)
+            }
             Some(Outcome::Written(_, charge)) => charge.amount(),
             // Still at work, and nothing is known of its answer.
             None => CALL_AT_WORK_BYTES,
@@ -408,12 +417,14 @@ impl Served {
         caller.volumes && caller.user == self.caller.user && caller.exports.contains(&self.export)
     }
 
-    /// Whether whoever is connected may still be here, by what the register and the configuration say at this
-    /// moment.
+    /// Whether whoever is connected may still be here, by what the register and the configuration
+    /// say at this moment.
     fn is_admitted(&self, admission: &Admission) -> Result<(), Denied> {
         let proof = self.proof.lock().expect("not poisoned").clone();
         match admission.standing(&proof)? {
-            Some(caller) if !self.is_within(&caller) => Err(Denied("the configuration has changed".to_owned())),
+            Some(caller) if !self.is_within(&caller) => {
+                Err(Denied("the configuration has changed".to_owned()))
+            }
             _ => Ok(()),
         }
     }
@@ -443,9 +454,13 @@ impl Served {
         });
     }
 
-    /// What a call of these writes is charged with besides their contents, from when it was decoded until its
-    /// answer was taken.
-    pub fn charge_writes(&self, caller: &FileCaller, writes: &[WireWrite]) -> Result<Charge, Status> {
+    /// What a call of these writes is charged with besides their contents, from when it was decoded
+    /// until its answer was taken.
+    pub fn charge_writes(
+        &self,
+        caller: &FileCaller,
+        writes: &[WireWrite],
+    ) -> Result<Charge, Status> {
         self.call_bytes.try_take(&self.account, charged_for(caller, writes)).ok_or_else(too_many)
     }
 
@@ -454,8 +469,8 @@ impl Served {
         acting_for(wanted.unwrap_or_default(), self.trusts_groups)
     }
 
-    /// Writes once for each number. What has to wait where there is no room to wait in has not begun: whoever asked
-    /// sends it again.
+    /// Writes once for each number. What has to wait where there is no room to wait in has not
+    /// begun: whoever asked sends it again.
     pub async fn write(
         self: &Arc<Self>,
         number: u64,
@@ -466,24 +481,30 @@ impl Served {
         self.store.renew();
         let session = self.clone();
         let work = async move {
-            let deeds: Vec<UnderWay> = writes.iter().map(|write| UnderWay::of_write(&session, write)).collect();
+            let deeds: Vec<UnderWay> =
+                writes.iter().map(|write| UnderWay::of_write(&session, write)).collect();
             let results = session.store.write_in(&caller, writes, room).await;
             match &results {
-                Ok(results) => deeds.into_iter().zip(results).for_each(|(deed, result)| deed.end(result.err())),
+                Ok(results) => {
+                    deeds.into_iter().zip(results).for_each(|(deed, result)| deed.end(result.err()))
+                }
                 // None has begun.
                 Err(_) => deeds.into_iter().for_each(|deed| deed.end(Some(Errno::EACCES))),
             }
-            let reply = results.map(|results| WriteReply { results: results.into_iter().map(written).collect() });
+            let reply = results
+                .map(|results| WriteReply { results: results.into_iter().map(written).collect() });
             Outcome::Written(reply, Arc::new(charge))
         };
         match outcome_of(self.once(number, true, work)?).await {
             Some(Outcome::Written(Err(Errno::EAGAIN), _)) => {
                 self.calls.lock().expect("not poisoned").by_number.remove(&number);
-                Err(Status::unavailable("too many writes of this identity wait for leases of others"))
+                Err(Status::unavailable(
+                    "too many writes of this identity wait for leases of others",
+                ))
             }
-            Some(Outcome::Written(written, charge)) => {
-                written.map(|written| (written, charge)).map_err(|errno| Status::internal(errno.desc()))
-            }
+            Some(Outcome::Written(written, charge)) => written
+                .map(|written| (written, charge))
+                .map_err(|errno| Status::internal(errno.desc())),
             None => Err(Status::internal("it was given up with its session")),
             Some(_) => Err(Status::invalid_argument("that number is another call's")),
         }
@@ -532,8 +553,8 @@ impl Served {
         Ok(outcome)
     }
 
-    /// Has the answer sent on that connection, once: whoever repeats a call that is still at work waits for the same
-    /// answer, and an earlier connection no longer does.
+    /// Has the answer sent on that connection, once: whoever repeats a call that is still at work
+    /// waits for the same answer, and an earlier connection no longer does.
     fn answer_when_done(
         &self,
         number: u64,
@@ -584,7 +605,8 @@ impl Served {
     /// Nobody waits for it any more: a lock that is not wanted.
     fn cancel(&self, number: u64) {
         let mut calls = self.calls.lock().expect("not poisoned");
-        // An aborted call removes nothing itself. What changes something is remembered until it is acknowledged.
+        // An aborted call removes nothing itself. What changes something is remembered until it is
+        // acknowledged.
         if calls.by_number.get(&number).is_some_and(|call| !call.is_remembered)
             && let Some(call) = calls.by_number.remove(&number)
         {
@@ -634,7 +656,9 @@ impl Served {
             bytes_written: self.counts.bytes_written.load(Ordering::Relaxed),
             did: DEEDS
                 .iter()
-                .map(|(deed, word)| (*word, self.counts.deeds[*deed as usize].load(Ordering::Relaxed)))
+                .map(|(deed, word)| {
+                    (*word, self.counts.deeds[*deed as usize].load(Ordering::Relaxed))
+                })
                 .filter(|(_, count)| *count > 0)
                 .collect(),
             ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -685,18 +709,21 @@ pub async fn attend(
     }
 }
 
-/// Ends a session that no connection takes up for a while. Whichever does, waits in turn when it ends.
+/// Ends a session that no connection takes up for a while. Whichever does, waits in turn when it
+/// ends.
 pub async fn end_unless_taken_up(shared: &Shared, served: &Arc<Served>) {
     let mut outgoing = served.outgoing.subscribe();
-    let taken_up = tokio::time::timeout(KEEP_TIME, outgoing.wait_for(Option::is_some)).await.is_ok();
+    let taken_up =
+        tokio::time::timeout(KEEP_TIME, outgoing.wait_for(Option::is_some)).await.is_ok();
     if !taken_up {
         shared.volumes.leave_calls(served);
         end(shared, served).await;
     }
 }
 
-/// Tells a connection the recalls that the session may not have heard of, up to a stamp. Whether all were
-/// told: when the next connection says hello (`hello` changes), this one is not needed any more.
+/// Tells a connection the recalls that the session may not have heard of, up to a stamp. Whether
+/// all were told: when the next connection says hello (`hello` changes), this one is not needed any
+/// more.
 ///
 /// Invariant: of one session at most one step of recalls is held for that, however many connections
 /// say hello and leave untaken what they are told.
@@ -726,7 +753,8 @@ pub async fn tell_missed(
     }
 }
 
-/// Ends a session when whoever has it may no longer: looked at as often as for runs, and at each call.
+/// Ends a session when whoever has it may no longer: looked at as often as for runs, and at each
+/// call.
 pub async fn end_with_rights(shared: Arc<Shared>, session: Weak<Served>) {
     loop {
         {
@@ -741,7 +769,12 @@ pub async fn end_with_rights(shared: Arc<Shared>, session: Weak<Served>) {
 
 /// Ends a session, and says in the log why.
 pub async fn end_denied(shared: &Shared, served: &Arc<Served>, why: &str) {
-    tracing::info!(identity = served.caller.name(), volume = served.export.name, why, "volume taken away");
+    tracing::info!(
+        identity = served.caller.name(),
+        volume = served.export.name,
+        why,
+        "volume taken away"
+    );
     end(shared, served).await;
 }
 
@@ -757,7 +790,8 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
             calls.by_number.values().map(|call| (call.task.clone(), call.outcome.clone())).collect()
         };
         under_way.iter().for_each(|(task, _)| task.abort());
-        // What they may have done is counted when they are gone, which is when nobody can tell an outcome any more.
+        // What they may have done is counted when they are gone, which is when nobody can tell an
+        // outcome any more.
         let gone = async {
             for (_, outcome) in &mut under_way {
                 let _ = outcome.wait_for(|_| false).await;
@@ -779,7 +813,11 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
 }
 
 /// Ends others of the same identity's sessions. See [`Op::EndSessions`].
-async fn end_sessions(shared: &Arc<Shared>, session: &Served, names: Vec<Bytes>) -> Result<(), Errno> {
+async fn end_sessions(
+    shared: &Arc<Shared>,
+    session: &Served,
+    names: Vec<Bytes>,
+) -> Result<(), Errno> {
     for name in names {
         if let Ok(earlier) = shared.volumes.session(&session.caller, &name) {
             if ptr::eq(&raw const *earlier, session) {
@@ -800,20 +838,32 @@ async fn end_sessions(shared: &Arc<Shared>, session: &Served, names: Vec<Bytes>)
 
 /// Whether a call may name these sessions.
 fn are_names(names: &[Bytes]) -> bool {
-    names.len() <= ENDED_AT_ONCE && names.iter().all(|name| (MIN_NAME_BYTES..=MAX_NAME_BYTES).contains(&name.len()))
+    names.len() <= ENDED_AT_ONCE
+        && names.iter().all(|name| (MIN_NAME_BYTES..=MAX_NAME_BYTES).contains(&name.len()))
 }
 
 /// Must not wait: behind it come the answers to recalls that others wait for.
-async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, sender: &mpsc::Sender<Outgoing>) {
+async fn begin_call(
+    shared: &Arc<Shared>,
+    served: &Arc<Served>,
+    call: Call,
+    sender: &mpsc::Sender<Outgoing>,
+) {
     let number = call.number;
-    let refuse = |errno: Errno| answer(sender, Reply { number, error: errno as i32, ..Reply::default() }, None);
+    let refuse = |errno: Errno| {
+        answer(sender, Reply { number, error: errno as i32, ..Reply::default() }, None)
+    };
     served.acknowledge(call.acknowledged);
     let bytes = call.encoded_len();
     if bytes > MAX_CALL_BYTES {
         return refuse(Errno::E2BIG).await;
     }
     let caller = served.acting_for(call.caller);
-    let op = match call.op.ok_or(Errno::EPROTO).and_then(|op| Op::try_from(op).map_err(|_| Errno::EPROTO)) {
+    let op = match call
+        .op
+        .ok_or(Errno::EPROTO)
+        .and_then(|op| Op::try_from(op).map_err(|_| Errno::EPROTO))
+    {
         Ok(op) => op,
         Err(errno) => return refuse(errno).await,
     };
@@ -833,7 +883,9 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         return refuse(Errno::E2BIG).await;
     }
     served.store.renew();
-    let Some(charge) = served.call_bytes.try_take(&served.account, charged_for_call(bytes, &caller, &op)) else {
+    let Some(charge) =
+        served.call_bytes.try_take(&served.account, charged_for_call(bytes, &caller, &op))
+    else {
         return refuse(Errno::EBUSY).await;
     };
     let (session, shared) = (served.clone(), shared.clone());
@@ -847,7 +899,9 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
         let under_way = UnderWay::of(&session, &op);
         let charges = Arc::new((charge, for_answer));
         let answer = match op {
-            Op::EndSessions(names) => end_sessions(&shared, &session, names).await.map(|()| Answer::Done),
+            Op::EndSessions(names) => {
+                end_sessions(&shared, &session, names).await.map(|()| Answer::Done)
+            }
             op => HELD.scope(charges.clone(), session.store.call(&caller, op)).await,
         };
         under_way.end(answer.as_ref().err().copied());
@@ -861,8 +915,8 @@ async fn begin_call(shared: &Arc<Shared>, served: &Arc<Served>, call: Call, send
     }
 }
 
-/// Where files are touched with the rights of a configured user, or with this program's own, groups are of no use, and
-/// nothing is kept of them.
+/// Where files are touched with the rights of a configured user, or with this program's own, groups
+/// are of no use, and nothing is kept of them.
 fn acting_for(WireCaller { uid, gid, groups }: WireCaller, trusts_groups: bool) -> FileCaller {
     let groups = if trusts_groups { groups } else { Vec::new() };
     FileCaller { uid, gid, groups: groups.into() }
@@ -905,14 +959,18 @@ fn names_bytes(op: &Op) -> usize {
 fn answer_bytes(op: &Op) -> usize {
     match op {
         Op::List { limit, .. } => (*limit).clamp(1, MAX_NAMES) as usize * LISTED_BYTES,
-        Op::Walk { names, .. } if names.len() * ENTRY_BYTES > CALL_BYTES => names.len() * ENTRY_BYTES,
+        Op::Walk { names, .. } if names.len() * ENTRY_BYTES > CALL_BYTES => {
+            names.len() * ENTRY_BYTES
+        }
         Op::GetAttribute { .. } | Op::ListAttributes(_) => ATTRIBUTE_BYTES,
         _ => 0,
     }
 }
 
 fn too_many() -> Status {
-    Status::resource_exhausted("too many calls of volumes at a time, or answers that nobody has acknowledged")
+    Status::resource_exhausted(
+        "too many calls of volumes at a time, or answers that nobody has acknowledged",
+    )
 }
 
 fn reply(number: u64, answer: Result<posh_volume::store::Answer, Errno>) -> Reply {
@@ -927,7 +985,11 @@ async fn answer(sender: &mpsc::Sender<Outgoing>, reply: Reply, charges: Option<C
 }
 
 /// Whether it could be sent.
-pub async fn send(sender: &mpsc::Sender<Outgoing>, kind: from_volume::Kind, charges: Option<Charges>) -> bool {
+pub async fn send(
+    sender: &mpsc::Sender<Outgoing>,
+    kind: from_volume::Kind,
+    charges: Option<Charges>,
+) -> bool {
     let message = FromVolume { kind: Some(kind) };
     sender.send(Outgoing { message, charge: charges }).await.is_ok()
 }
@@ -969,8 +1031,9 @@ mod tests {
         let wanted = || WireCaller { uid: 1, gid: 2, groups: vec![5; 65_536] };
         assert_eq!(groups_bytes(&acting_for(wanted(), true)), 256 << 10);
         assert_eq!(groups_bytes(&acting_for(wanted(), false)), 0);
-        let taken =
-            |groups: usize| charged_for(&acting_for(WireCaller { groups: vec![5; groups], ..wanted() }, true), &[]);
+        let taken = |groups: usize| {
+            charged_for(&acting_for(WireCaller { groups: vec![5; groups], ..wanted() }, true), &[])
+        };
         assert_eq!(taken(65_536) - taken(0), 256 << 10);
         let of_call = |groups: usize| {
             let caller = acting_for(WireCaller { groups: vec![5; groups], ..wanted() }, true);

@@ -24,8 +24,8 @@ use posh_executor::{
     runner::ALLOWED_CALLS,
 };
 use posh_proto::executor::{
-    ClientFile, DescribeRequest, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree, exited::How, guard,
-    rejected::Kind, run_input, run_output,
+    ClientFile, DescribeRequest, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree,
+    exited::How, guard, rejected::Kind, run_input, run_output,
 };
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -35,8 +35,8 @@ use crate::harness::*;
 /// An account with no rights of its own.
 const NOBODY: &str = "nobody";
 
-/// A shell as a command that names what it reads and writes, and what it starts: a stand-in for one that an attacker
-/// controls.
+/// A shell as a command that names what it reads and writes, and what it starts: a stand-in for one
+/// that an attacker controls.
 const SHELL: &str = "
 sh:
   helpers: [cat, cp, ln, ls, mv, perl, rm]
@@ -60,7 +60,11 @@ async fn annotated_with(annotations: &str) -> (Lab, TempDir) {
     fs::write(directory.path().join("own.yaml"), annotations).unwrap();
     let path = directory.path().to_owned();
     let lab = Lab::with(|config| {
-        config.confinement = Confinement { annotations: vec![path], user: Some(own_user()), ..Confinement::default() };
+        config.confinement = Confinement {
+            annotations: vec![path],
+            user: Some(own_user()),
+            ..Confinement::default()
+        };
     });
     (lab.await, directory)
 }
@@ -76,11 +80,14 @@ async fn as_nobody() -> Lab {
 async fn a_command_opens_its_pipes_by_name_whoever_it_runs_as() {
     let lab = as_nobody().await;
     for command in ["cat /dev/stdin", "cat /dev/fd/0", "tee /dev/stderr", "grep a - /dev/stdin"] {
-        let outcome = run(&lab.client, pipeline_with_input(&[command]), Bytes::from_static(b"a\n")).await;
+        let outcome =
+            run(&lab.client, pipeline_with_input(&[command]), Bytes::from_static(b"a\n")).await;
         assert!(outcome.text().ends_with("a\n"), "{command}: {outcome:?}");
         assert_eq!(outcome.codes(), [How::Code(0)], "{command}: {outcome:?}");
     }
-    let outcome = run(&lab.client, pipeline(&["echo a", "cat /dev/stdin", "tee /dev/stdout"]), Bytes::new()).await;
+    let outcome =
+        run(&lab.client, pipeline(&["echo a", "cat /dev/stdin", "tee /dev/stdout"]), Bytes::new())
+            .await;
     assert_eq!(outcome.text(), "a\na\n", "{outcome:?}");
 }
 
@@ -149,7 +156,8 @@ async fn commands_have_no_privileges() {
 async fn a_users_rights_count_for_redirects_and_files() {
     let lab = as_nobody().await;
     lab.write("secret", "of root\n");
-    fs::set_permissions(lab.store.path().join("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::set_permissions(lab.store.path().join("secret"), fs::Permissions::from_mode(0o600))
+        .unwrap();
     let outcome = lab.run(pipeline(&["cat secret"])).await;
     assert!(outcome.errors().contains("Permission denied"), "{outcome:?}");
     let mut spec = pipeline(&["cat"]);
@@ -165,7 +173,8 @@ async fn a_users_rights_count_for_redirects_and_files() {
 async fn a_user_stays_in_a_directory_that_is_locked() {
     let lab = as_nobody().await;
     fs::create_dir(lab.store.path().join("locked")).unwrap();
-    fs::set_permissions(lab.store.path().join("locked"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(lab.store.path().join("locked"), fs::Permissions::from_mode(0o700))
+        .unwrap();
     lab.write("locked/f", "x");
     let mut spec = shell("pwd; ls; cat f; grep CapPrm /proc/self/status");
     spec.stages[0].cwd = format!("{MOUNT}/locked").into();
@@ -185,7 +194,10 @@ async fn setuid_programs_give_nothing() {
     let said = lab.says(shell("cp id /tmp/id; chmod 4755 /tmp/id; /tmp/id -u; echo $?")).await;
     assert!(said.starts_with("126\n"), "{said}");
     let mounts = lab.says(shell("grep -E ' (/usr|/mnt[^ ]*) ' /proc/self/mountinfo")).await;
-    assert!(mounts.lines().all(|line| line.contains("nosuid") && line.contains("nodev")), "{mounts}");
+    assert!(
+        mounts.lines().all(|line| line.contains("nosuid") && line.contains("nodev")),
+        "{mounts}"
+    );
 }
 
 // Guards: the list of /etc and of devices in `system`, and the mount namespace.
@@ -201,14 +213,20 @@ async fn the_servers_secrets_are_not_there() {
     );
     // Nor behind anybody's root.
     for root in ["/proc/1/root", "/proc/self/root", "/proc/self/cwd/../../../.."] {
-        let said = lab.says(shell(&format!("ls -d {root}/etc/shadow {root}/root; cat {root}/proc/1/environ"))).await;
+        let said = lab
+            .says(shell(&format!("ls -d {root}/etc/shadow {root}/root; cat {root}/proc/1/environ")))
+            .await;
         assert!(
-            !said.contains("root:") && !said.contains("PATH=") && !said.contains(&format!("\n{root}/root\n")),
+            !said.contains("root:")
+                && !said.contains("PATH=")
+                && !said.contains(&format!("\n{root}/root\n")),
             "{said}"
         );
     }
     // The machine's settings are not to be seen, so not to be changed either.
-    let said = lab.says(shell("cat /proc/sys/kernel/core_pattern; echo x > /proc/sys/kernel/core_pattern")).await;
+    let said = lab
+        .says(shell("cat /proc/sys/kernel/core_pattern; echo x > /proc/sys/kernel/core_pattern"))
+        .await;
     assert!(!said.contains("core\n"), "{said}");
     let said = lab.says(shell("echo 1 > /proc/self/oom_score_adj")).await;
     assert!(said.contains("Read-only file system") || said.contains("Permission denied"), "{said}");
@@ -218,18 +236,35 @@ async fn the_servers_secrets_are_not_there() {
 #[tokio::test]
 async fn there_is_no_network() {
     let lab = Lab::start().await;
-    let (tcp, udp) = (TcpListener::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
-    for (protocol, port) in [("tcp", tcp.local_addr().unwrap().port()), ("udp", udp.local_addr().unwrap().port())] {
+    let (tcp, udp) =
+        (TcpListener::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    for (protocol, port) in
+        [("tcp", tcp.local_addr().unwrap().port()), ("udp", udp.local_addr().unwrap().port())]
+    {
         let script = format!("echo x > /dev/{protocol}/127.0.0.1/{port}; echo $?");
         let said = lab.says(command(&["bash", "-c", &script])).await;
         assert!(said.starts_with("1\n"), "{said}");
     }
-    for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET, libc::AF_VSOCK] {
+    for family in [
+        libc::AF_UNIX,
+        libc::AF_INET,
+        libc::AF_INET6,
+        libc::AF_NETLINK,
+        libc::AF_PACKET,
+        libc::AF_VSOCK,
+    ] {
         let arguments = format!("{family}, {}, 0", libc::SOCK_DGRAM);
-        assert_eq!(answer_to(&lab, libc::SYS_socket, &arguments).await, libc::EPERM.to_string(), "{family}");
+        assert_eq!(
+            answer_to(&lab, libc::SYS_socket, &arguments).await,
+            libc::EPERM.to_string(),
+            "{family}"
+        );
     }
-    let theirs =
-        lab.says(shell("readlink /proc/self/ns/net /proc/self/ns/ipc /proc/self/ns/uts /proc/self/ns/pid")).await;
+    let theirs = lab
+        .says(shell(
+            "readlink /proc/self/ns/net /proc/self/ns/ipc /proc/self/ns/uts /proc/self/ns/pid",
+        ))
+        .await;
     for (their, name) in theirs.lines().zip(["net", "ipc", "uts", "pid"]) {
         assert_ne!(Path::new(their), fs::read_link(format!("/proc/self/ns/{name}")).unwrap());
     }
@@ -268,15 +303,16 @@ async fn dangerous_system_calls_are_refused() {
 }
 
 /// Makes calls by their numbers; tells number and answer of each.
-const PROBE: &str =
-    "$| = 1; for $n (@ARGV) { $! = 0; syscall($n + 0, 0, 0, 0, 0, 0, 0); print $n, q( ), $! + 0, qq(\\n) }";
+const PROBE: &str = "$| = 1; for $n (@ARGV) { $! = 0; syscall($n + 0, 0, 0, 0, 0, 0, 0); print $n, q( ), $! + 0, qq(\\n) }";
 
 // Guard: the list of allowed calls (filter::narrow), for commands whose words were read.
 #[tokio::test]
 async fn an_annotated_command_makes_no_other_system_call_than_those_listed() {
     let (lab, _directory) = annotated().await;
-    // The kernel lets two past every filter, for its probes of programs: who makes one by themselves is killed (SIGILL).
-    let is_tried = |call: &libc::c_long| !ALLOWED_CALLS.contains(call) && ![335, 336].contains(call);
+    // The kernel lets two past every filter, for its probes of programs: who makes one by
+    // themselves is killed (SIGILL).
+    let is_tried =
+        |call: &libc::c_long| !ALLOWED_CALLS.contains(call) && ![335, 336].contains(call);
     let others: Vec<libc::c_long> = (0..=470).filter(is_tried).collect();
     assert!(others.len() > 100, "{others:?}");
     let words: Vec<String> = others.iter().map(ToString::to_string).collect();
@@ -288,12 +324,21 @@ async fn an_annotated_command_makes_no_other_system_call_than_those_listed() {
     for (call, answer) in &answers {
         assert!(*answer == forbidden || *answer == unknown, "call {call}: {answer}");
     }
-    let answer = |call: libc::c_long| answers.iter().find(|(number, _)| *number == call.to_string()).unwrap().1;
-    for call in [libc::SYS_mount, libc::SYS_ptrace, libc::SYS_bpf, libc::SYS_socket, libc::SYS_io_uring_setup] {
+    let answer = |call: libc::c_long| {
+        answers.iter().find(|(number, _)| *number == call.to_string()).unwrap().1
+    };
+    for call in [
+        libc::SYS_mount,
+        libc::SYS_ptrace,
+        libc::SYS_bpf,
+        libc::SYS_socket,
+        libc::SYS_io_uring_setup,
+    ] {
         assert_eq!(answer(call), forbidden, "call {call}");
     }
     // A C library takes an older call for one that is not there.
-    for call in [libc::SYS_clone3, libc::SYS_memfd_create, libc::SYS_semget, libc::SYS_mq_open, 470] {
+    for call in [libc::SYS_clone3, libc::SYS_memfd_create, libc::SYS_semget, libc::SYS_mq_open, 470]
+    {
         assert_eq!(answer(call), unknown, "call {call}");
     }
     // A command that nobody has described has the wider filter alone.
@@ -301,16 +346,16 @@ async fn an_annotated_command_makes_no_other_system_call_than_those_listed() {
     assert_ne!(answer_to(&lab, libc::SYS_memfd_create, "0, 0").await, unknown);
 }
 
-/// Tells how many filters of system calls its process has, before and after it has installed one that allows everything
-/// by each of the two calls, and what these calls said.
+/// Tells how many filters of system calls its process has, before and after it has installed one
+/// that allows everything by each of the two calls, and what these calls said.
 const INSTALLER: &str = "sub count { open F, '/proc/self/status'; join '', map { /^Seccomp_filters:\\s+(\\d+)/ } <F> }
 $one = pack('SCCL', 6, 0, 0, 0x7fff0000); $all = pack('Sx6P', 1, $one); $before = count;
 $prctl = syscall(PRCTL, 22, 2, $all, 0, 0); $seccomp = syscall(SECCOMP, 1, 0, $all); $strict = syscall(SECCOMP, 0, 0, 0);
 $listener = syscall(SECCOMP, 1, 8, $all); $error = $! + 0;
 print join ' ', $before, count, $prctl, $seccomp, $strict, $listener, $error";
 
-// Guard: filter::no_filters, and one filter for all of a view. The kernel's memory for compiled filters is small, and a
-// machine stalls when thousands are freed at once.
+// Guard: filter::no_filters, and one filter for all of a view. The kernel's memory for compiled
+// filters is small, and a machine stalls when thousands are freed at once.
 #[tokio::test]
 async fn a_command_has_one_filter_of_its_own_at_most_and_installs_none() {
     let [prctl, seccomp] = [libc::SYS_prctl, libc::SYS_seccomp].map(|call| call.to_string());
@@ -319,7 +364,8 @@ async fn a_command_has_one_filter_of_its_own_at_most_and_installs_none() {
     let lab = Lab::start().await;
     assert_eq!(lab.says(command(&["perl", "-e", &script])).await, "1 1 0 0 0 -1 1");
     // And its own.
-    let (lab, _directory) = annotated_with(&SHELL.replace("sh:", "perl:").replace("short: c", "short: e")).await;
+    let (lab, _directory) =
+        annotated_with(&SHELL.replace("sh:", "perl:").replace("short: c", "short: e")).await;
     assert_eq!(lab.says(command(&["perl", "-e", &script])).await, "2 2 0 0 0 -1 1");
 }
 
@@ -332,7 +378,8 @@ async fn no_program_is_attached_to_a_socket() {
     assert_eq!(lab.says(command(&["perl", "-e", attach])).await, "1 1 1 1 ok");
 }
 
-// Guards: the sized tmpfs (scratch::mount_private); what it took is given back (scratch::Use::clean).
+// Guards: the sized tmpfs (scratch::mount_private); what it took is given back
+// (scratch::Use::clean).
 #[tokio::test]
 async fn what_is_put_into_tmp_is_bounded_and_given_back() {
     let lab = Lab::with(|config| config.confinement.tmp_bytes = 8 << 20).await;
@@ -344,11 +391,17 @@ async fn what_is_put_into_tmp_is_bounded_and_given_back() {
     assert_eq!(lab.says(command(&["perl", "-e", deep])).await, "");
     // A run has ended for its client before its supervisor is gone.
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-    let said = lab.says(shell("truncate -s 100T /tmp/sparse; ln -s /mnt /tmp/link; ls -A /tmp /var/tmp")).await;
+    let said = lab
+        .says(shell("truncate -s 100T /tmp/sparse; ln -s /mnt /tmp/link; ls -A /tmp /var/tmp"))
+        .await;
     assert_eq!(said, "/tmp:\nlink\nsparse\n\n/var/tmp:\n");
     // While one run is at work, another's end takes nothing from it.
     let mut call = Call::open(&lab.client, pipeline_with_input(&["tee /tmp/kept"])).await;
-    call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk { stream: IN, data: "a\n".into() })).await;
+    call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk {
+        stream: IN,
+        data: "a\n".into(),
+    }))
+    .await;
     call.until_output("a\n").await;
     for _ in 0..3 {
         assert_eq!(lab.says(shell("cat /tmp/kept")).await, "a\n");
@@ -359,11 +412,13 @@ async fn what_is_put_into_tmp_is_bounded_and_given_back() {
 #[tokio::test]
 async fn shared_memory_that_outlives_its_processes_is_bounded() {
     let lab = Lab::with(|config| config.confinement.tmp_bytes = 8 << 20).await;
-    let segments = "for (1..100) { defined(shmget(0, 1 << 20, 0600)) or last; $count++ } print $count";
+    let segments =
+        "for (1..100) { defined(shmget(0, 1 << 20, 0600)) or last; $count++ } print $count";
     assert_eq!(lab.says(command(&["perl", "-e", segments])).await, "8");
     let queues = "for (1..1000) { defined(msgget(0, 0600)) or last; $count++ } print $count";
     assert_eq!(lab.says(command(&["perl", "-e", queues])).await, "16");
-    let semaphores = "for (1..1000) { defined(semget(0, 100, 0600)) or last; $count += 100 } print $count";
+    let semaphores =
+        "for (1..1000) { defined(semget(0, 100, 0600)) or last; $count += 100 } print $count";
     assert_eq!(lab.says(command(&["perl", "-e", semaphores])).await, "1000");
 }
 
@@ -388,7 +443,8 @@ async fn bounds_that_can_not_be_set_are_told() {
     mount(None, "/proc/sys", MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY);
     let said = told().await;
     for setting in ["shmall", "msgmni", "sem"] {
-        let expected = format!("a bound of each view (/proc/sys/kernel/{setting}: Read-only file system");
+        let expected =
+            format!("a bound of each view (/proc/sys/kernel/{setting}: Read-only file system");
         assert!(said.starts_with("strict: ") && said.contains(&expected), "{said}");
     }
 }
@@ -410,7 +466,10 @@ async fn memory_is_bounded_without_a_word_on_it() {
     let numbers: Vec<u64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let about = fs::read_to_string("/proc/meminfo").unwrap();
     let total_kib: u64 = about.split_whitespace().nth(1).unwrap().parse().unwrap();
-    assert!(numbers[0] <= (total_kib / 4).max(2 << 20) && numbers[1] <= total_kib / 4 + 4, "{said}");
+    assert!(
+        numbers[0] <= (total_kib / 4).max(2 << 20) && numbers[1] <= total_kib / 4 + 4,
+        "{said}"
+    );
 }
 
 // Guards: config::MOST_PROCESSES, for commands; the default of RLIMIT_NPROC, for what they fork.
@@ -431,15 +490,23 @@ async fn foreign_processes_can_not_be_killed() {
     spec.stages[0].argv = words.map(|word| Bytes::from_static(word.as_bytes())).to_vec();
     let mut call = Call::open(&lab.client, spec).await;
     call.until_output("ready").await;
-    let said =
-        lab.says(shell("kill -9 -1; kill -9 1; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done; echo over")).await;
+    let said = lab
+        .says(shell(
+            "kill -9 -1; kill -9 1; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done; echo over",
+        ))
+        .await;
     assert!(!said.contains("over"), "it has killed itself: {said}");
     let own = std::process::id();
     assert!(!lab.says(shell(&format!("ls -d /proc/{own}/task/{own}/root"))).await.is_empty());
-    call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk { stream: IN, data: "line\n".into() })).await;
+    call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk {
+        stream: IN,
+        data: "line\n".into(),
+    }))
+    .await;
     call.until_output("alive").await;
     call.until(|kind| {
-        matches!(kind, run_output::Kind::Exited(exited) if exited.how == Some(How::Code(0))).then_some(())
+        matches!(kind, run_output::Kind::Exited(exited) if exited.how == Some(How::Code(0)))
+            .then_some(())
     })
     .await;
 }
@@ -462,12 +529,14 @@ async fn forked(user: Option<UnixUser>, max_processes: u64) -> u32 {
     made.parse().unwrap()
 }
 
-// Guard: RLIMIT_NPROC (confine::set_bounds). The end of process numbers, which is never below 302, is not what stops it.
+// Guard: RLIMIT_NPROC (confine::set_bounds). The end of process numbers, which is never below 302,
+// is not what stops it.
 #[tokio::test]
 async fn a_users_fork_bomb_ends_at_the_bound() {
     // The bound counts all processes of a user of this machine: nobody else is this one.
     let uid = 1_900_000_000 + std::process::id();
-    let user = UnixUser { name: "bomber".into(), uid, gid: uid, groups: vec![uid], home: "/".into() };
+    let user =
+        UnixUser { name: "bomber".into(), uid, gid: uid, groups: vec![uid], home: "/".into() };
     let made = forked(Some(user), 100).await;
     assert!((50..100).contains(&made), "{made}");
 }
@@ -487,12 +556,19 @@ async fn memory_and_files_end_at_their_bounds() {
         config.confinement.max_file_bytes = 1 << 20;
     });
     let lab = lab.await;
-    let outcome = lab.run(command(&["perl", "-e", "$size = 1 << 30; $hog = 'a' x $size; print length $hog"])).await;
+    let outcome = lab
+        .run(command(&["perl", "-e", "$size = 1 << 30; $hog = 'a' x $size; print length $hog"]))
+        .await;
     assert_eq!(outcome.text(), "");
     assert!(outcome.errors().contains("Out of memory"), "{}", outcome.errors());
     // As many as there are; where nothing stops it, a gigabyte has to do.
     let outcome = lab.run(pipeline(&["dd if=/dev/zero of=zeros bs=1M count=1024"])).await;
-    assert_eq!(outcome.codes(), [How::Signal(libc::SIGXFSZ.unsigned_abs())], "{}", outcome.errors());
+    assert_eq!(
+        outcome.codes(),
+        [How::Signal(libc::SIGXFSZ.unsigned_abs())],
+        "{}",
+        outcome.errors()
+    );
     assert_eq!(fs::metadata(lab.store.path().join("zeros")).unwrap().len(), 1 << 20);
 }
 
@@ -508,7 +584,10 @@ async fn a_read_only_export_stays_as_it_is() {
         .await;
     assert!(said.matches("Read-only file system").count() >= 6, "{said}");
     assert_eq!(lab.read("f"), "content\n");
-    assert_eq!(fs::metadata(lab.store.path().join("f")).unwrap().permissions().mode() & 0o777, 0o644);
+    assert_eq!(
+        fs::metadata(lab.store.path().join("f")).unwrap().permissions().mode() & 0o777,
+        0o644
+    );
 }
 
 // Guard: `fence`. Beside an operand, and below its directory, all can be read; elsewhere nothing.
@@ -525,7 +604,9 @@ async fn what_is_not_named_can_not_be_read() {
     for name in ["secret", "d/secret", "d/named"] {
         lab.write(name, "secret\n");
     }
-    for (target, name) in [("secret", "link"), ("../secret", "n/link"), ("../d", "n/tree"), ("../d/named", "n/to")] {
+    for (target, name) in
+        [("secret", "link"), ("../secret", "n/link"), ("../d", "n/tree"), ("../d/named", "n/to")]
+    {
         symlink(target, lab.store.path().join(name)).unwrap();
     }
     let own = |name: &str| format!("{MOUNT}/{name}");
@@ -548,8 +629,12 @@ async fn what_is_not_named_can_not_be_read() {
     ] {
         // Also where it names a tree, or nothing.
         for operand in ["n/named", "n/below", "n/late", "n/below/missing/late"] {
-            let said = lab.says(shell_with_input(&format!("cat {path}; cat < {path}"), operand)).await;
-            assert!(!said.contains("secret\nsecret") && !said.starts_with("secret"), "{path}: {said}");
+            let said =
+                lab.says(shell_with_input(&format!("cat {path}; cat < {path}"), operand)).await;
+            assert!(
+                !said.contains("secret\nsecret") && !said.starts_with("secret"),
+                "{path}: {said}"
+            );
             assert!(said.contains("denied") || said.contains("No such"), "{path}: {said}");
         }
     }
@@ -559,14 +644,22 @@ async fn what_is_not_named_can_not_be_read() {
     let said = lab.says(shell_with_input("cat n/below/f; cat n/beside", "n/below")).await;
     assert_eq!(said, "beside\ncat: n/beside: Permission denied\n");
     lab.write("named", "named\n");
-    let said =
-        lab.says(shell_with_input("ls d; echo x > named; echo x > new; rm named; mv d e; ln named new", "named")).await;
+    let said = lab
+        .says(shell_with_input(
+            "ls d; echo x > named; echo x > new; rm named; mv d e; ln named new",
+            "named",
+        ))
+        .await;
     assert!(said.matches("Permission denied").count() >= 5, "{said}");
-    assert_eq!((lab.read("named"), lab.has("new"), lab.has("d")), ("named\n".to_owned(), false, true));
+    assert_eq!(
+        (lab.read("named"), lab.has("new"), lab.has("d")),
+        ("named\n".to_owned(), false, true)
+    );
     // What is read is not started, in whatever way it is called.
     lab.write("named", "#!/bin/sh\necho started\n");
     fs::set_permissions(lab.store.path().join("named"), fs::Permissions::from_mode(0o755)).unwrap();
-    let said = lab.says(shell_with_input("./named; cp /usr/bin/id /tmp/id && /tmp/id", "named")).await;
+    let said =
+        lab.says(shell_with_input("./named; cp /usr/bin/id /tmp/id && /tmp/id", "named")).await;
     assert!(!said.contains("started") && !said.contains("uid="), "{said}");
 }
 
@@ -577,7 +670,8 @@ async fn what_is_not_named_can_not_be_written() {
     for name in ["out", "other"] {
         lab.write(name, "before\n");
     }
-    let script = "echo after > out; echo after > other; cat other; echo x > /etc/new; echo x > /usr/new";
+    let script =
+        "echo after > out; echo after > other; cat other; echo x > /etc/new; echo x > /usr/new";
     let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "out"])).await;
     assert_eq!(said.matches("Permission denied").count(), 2, "{said}");
     assert_eq!((lab.read("out"), lab.read("other")), ("after\n".to_owned(), "before\n".to_owned()));
@@ -588,7 +682,8 @@ async fn what_is_not_named_can_not_be_written() {
     assert_eq!((lab.read("other"), lab.has("new")), ("before\n".to_owned(), false));
 }
 
-// Guard: `fence`; who may remove a name may write its contents, so that what tar can't extract it does not empty.
+// Guard: `fence`; who may remove a name may write its contents, so that what tar can't extract it
+// does not empty.
 #[tokio::test]
 async fn a_link_out_of_the_directory_of_an_archive_empties_nothing() {
     let (lab, directory) = annotated().await;
@@ -598,7 +693,14 @@ async fn a_link_out_of_the_directory_of_an_archive_empties_nothing() {
     fs::write(directory.path().join("made/g"), "new\n").unwrap();
     let archive = lab.store.path().join("a.tar");
     let words = ["-C", "made", "-cf", archive.to_str().unwrap(), "l/f", "g"];
-    assert!(std::process::Command::new("tar").args(words).current_dir(directory.path()).status().unwrap().success());
+    assert!(
+        std::process::Command::new("tar")
+            .args(words)
+            .current_dir(directory.path())
+            .status()
+            .unwrap()
+            .success()
+    );
     for directory in ["d/e", "out", "in"] {
         fs::create_dir_all(lab.store.path().join(directory)).unwrap();
     }
@@ -616,7 +718,11 @@ async fn a_link_out_of_the_directory_of_an_archive_empties_nothing() {
     fs::rename(lab.store.path().join("d/inner"), lab.store.path().join("d/l")).unwrap();
     lab.write("d/e/f", "kept\n");
     let outcome = lab.run(pipeline(&["tar -x -C d -f a.tar"])).await;
-    assert_eq!((outcome.codes(), lab.read("d/e/f")), (vec![How::Code(0)], "new\n".to_owned()), "{outcome:?}");
+    assert_eq!(
+        (outcome.codes(), lab.read("d/e/f")),
+        (vec![How::Code(0)], "new\n".to_owned()),
+        "{outcome:?}"
+    );
     // The same where it works in its own directory: what lies around that is not its.
     let mut spec = pipeline(&["tar -xf ../a.tar"]);
     spec.stages[0].cwd = format!("{MOUNT}/in").into();
@@ -635,21 +741,28 @@ async fn a_directory_that_may_be_removed_is_none_around_which_files_may() {
     }
     let script = "rm -f f; mv f g; echo x > new; echo x > f; rm -r d && echo removed";
     let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "d"])).await;
-    assert!(said.starts_with("removed\n") && said.matches("Permission denied").count() == 4, "{said}");
-    assert_eq!((lab.read("f"), lab.has("g"), lab.has("new"), lab.has("d")), ("content\n".into(), false, false, false));
+    assert!(
+        said.starts_with("removed\n") && said.matches("Permission denied").count() == 4,
+        "{said}"
+    );
+    assert_eq!(
+        (lab.read("f"), lab.has("g"), lab.has("new"), lab.has("d")),
+        ("content\n".into(), false, false, false)
+    );
 }
 
 // Guard: Access::Within. What a command works in, it does not remove: nothing around that is its.
 #[tokio::test]
 async fn a_command_that_changes_its_directory_changes_nothing_around_it() {
-    let (lab, _directory) =
-        annotated_with(&SHELL.replace("  - OPTPARAMS", "  - needs_current_dir: writes\n    OPTPARAMS")).await;
+    let (lab, _directory) = annotated_with(
+        &SHELL.replace("  - OPTPARAMS", "  - needs_current_dir: writes\n    OPTPARAMS"),
+    )
+    .await;
     for directory in ["in", "empty"] {
         fs::create_dir(lab.store.path().join(directory)).unwrap();
     }
     lab.write("f", "content\n");
-    let script =
-        "perl -e 'rmdir(q(../empty)) or warn qq($!\\n)'; mv ../empty e; rm -f ../f; echo x > ../new; echo x > g";
+    let script = "perl -e 'rmdir(q(../empty)) or warn qq($!\\n)'; mv ../empty e; rm -f ../f; echo x > ../new; echo x > g";
     let mut spec = shell(script);
     spec.stages[0].cwd = format!("{MOUNT}/in").into();
     let said = lab.says(spec).await;
@@ -684,7 +797,8 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     });
     let (mut read, mut refused) = (0, 0);
     for _ in 0..20 {
-        let script = "i=0; while [ $i -lt 200 ]; do read line < n/named && echo $line; i=$((i+1)); done";
+        let script =
+            "i=0; while [ $i -lt 200 ]; do read line < n/named && echo $line; i=$((i+1)); done";
         let outcome = lab.run(shell_with_input(script, "n/kept")).await;
         assert!(!outcome.text().contains("secret"), "{outcome:?}");
         read += outcome.text().lines().count();
@@ -695,7 +809,8 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     assert!(read > 0 && refused > 0, "{read} read, {refused} refused: nothing was raced for");
 }
 
-// What is made or replaced in the directories of operands while a command waits is read, as by every shell's (fence::Reads).
+// What is made or replaced in the directories of operands while a command waits is read, as by
+// every shell's (fence::Reads).
 #[tokio::test]
 async fn what_is_made_or_replaced_while_a_command_waits_is_read() {
     let (lab, _directory) = annotated().await;
@@ -708,8 +823,13 @@ async fn what_is_made_or_replaced_while_a_command_waits_is_read() {
     lab.write("a", "2\n1\n");
     let outcome = lab.run(pipeline(&["sort a", "tee x", "cat - x"])).await;
     assert_eq!(outcome.text(), "1\n2\n1\n2\n", "{outcome:?}");
-    let mut call = Call::open(&lab.client, pipeline_with_input(&["cat - abc late link n/late"])).await;
-    call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk { stream: IN, data: "first\n".into() })).await;
+    let mut call =
+        Call::open(&lab.client, pipeline_with_input(&["cat - abc late link n/late"])).await;
+    call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk {
+        stream: IN,
+        data: "first\n".into(),
+    }))
+    .await;
     call.until_output("first\n").await;
     for (number, name) in ["abc", "late", "n/abc", "n/late"].into_iter().enumerate() {
         lab.write("swap", format!("{number}\n"));
@@ -744,7 +864,9 @@ async fn exports_below_opt_are_only_where_they_are_mounted() {
         return;
     }
     take_an_opt_of_its_own();
-    for (directory, name) in [("payroll/data", "list"), ("tool/bin", "told"), ("posh/tls", "key"), ("other", "x")] {
+    for (directory, name) in
+        [("payroll/data", "list"), ("tool/bin", "told"), ("posh/tls", "key"), ("other", "x")]
+    {
         fs::create_dir_all(Path::new("/opt").join(directory)).unwrap();
         let file = Path::new("/opt").join(directory).join(name);
         fs::write(&file, format!("#!/bin/sh\necho content of {name}\n")).unwrap();
@@ -767,12 +889,22 @@ async fn exports_below_opt_are_only_where_they_are_mounted() {
         .await;
         fs::set_permissions(lab.store.path(), fs::Permissions::from_mode(0o777)).unwrap();
         fs::create_dir("/opt/beside").ok();
-        nix::mount::mount(Some(lab.store.path()), "/opt/beside", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        nix::mount::mount(
+            Some(lab.store.path()),
+            "/opt/beside",
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )
+        .unwrap();
         lab.write("f", "content of the store");
         let hidden = "for f in payroll/data/list posh/tls/key posh/executor.toml beside/f; do cat /opt/$f; done
             /opt/payroll/data/list; ls /opt/payroll/data /opt/beside; cd /opt/payroll/data && ls";
         let said = lab.says(shell(hidden)).await;
-        assert!(!said.contains("content of") && !said.lines().any(|line| line == "list" || line == "f"), "{said}");
+        assert!(
+            !said.contains("content of") && !said.lines().any(|line| line == "list" || line == "f"),
+            "{said}"
+        );
         let said = lab.says(shell("/opt/tool/bin/told; cat /opt/other/x")).await;
         assert!(said.contains("content of told") && said.contains("echo content of x"), "{said}");
         let mut spec = shell("cat /mnt/p/list");
@@ -782,7 +914,8 @@ async fn exports_below_opt_are_only_where_they_are_mounted() {
     }
 }
 
-// Guard: build::hide. Every view covers the exports below /opt, and who may write the directory around one puts a link in its place.
+// Guard: build::hide. Every view covers the exports below /opt, and who may write the directory
+// around one puts a link in its place.
 #[tokio::test]
 async fn a_link_in_the_place_of_an_export_stops_nobodys_runs() {
     if !nix::unistd::geteuid().is_root() {
@@ -791,7 +924,11 @@ async fn a_link_in_the_place_of_an_export_stops_nobodys_runs() {
     take_an_opt_of_its_own();
     fs::create_dir_all("/opt/shared/n").unwrap();
     let lab = Lab::with(|config| {
-        let n = posh_executor::Export { name: "n".into(), path: "/opt/shared/n".into(), ..config.exports[0].clone() };
+        let n = posh_executor::Export {
+            name: "n".into(),
+            path: "/opt/shared/n".into(),
+            ..config.exports[0].clone()
+        };
         config.exports.push(n);
     })
     .await;
@@ -800,13 +937,17 @@ async fn a_link_in_the_place_of_an_export_stops_nobodys_runs() {
     assert!(lab.says(shell("echo told")).await.contains("told"));
 }
 
-// Guard: runner::budget. Without it the server looks at each of these names again and again, before the command and after it.
+// Guard: runner::budget. Without it the server looks at each of these names again and again, before
+// the command and after it.
 #[tokio::test]
 async fn trees_that_are_named_over_and_over_cost_no_more_than_a_large_one() {
     let lab = Lab::start().await;
     (0..400).for_each(|number| lab.write(&format!("f{number}"), ""));
-    let tree =
-        |times: usize| WatchedTree { path: MOUNT.into(), only: vec![".".to_owned(); times], ..WatchedTree::default() };
+    let tree = |times: usize| WatchedTree {
+        path: MOUNT.into(),
+        only: vec![".".to_owned(); times],
+        ..WatchedTree::default()
+    };
     for (times, is_too_much) in [(1, false), (3000, true)] {
         let mut spec = pipeline(&["true"]);
         spec.stages[0].watched_trees = vec![tree(times)];
@@ -824,10 +965,14 @@ async fn guards_and_paths_without_end_are_refused() {
     let mut spec = pipeline(&["true"]);
     spec.stages[0].cwd = format!("{MOUNT}/{deep}").into();
     let files = (0..15_000).map(|number| format!("{number}").into()).collect();
-    spec.stages[0].guards = vec![Guard { files, test: guard::Test::Exists.into(), ..Guard::default() }];
+    spec.stages[0].guards =
+        vec![Guard { files, test: guard::Test::Exists.into(), ..Guard::default() }];
     let outcome = lab.run(spec).await;
     let refusal = outcome.refusal();
-    assert!(refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"), "{refusal:?}");
+    assert!(
+        refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"),
+        "{refusal:?}"
+    );
     let mut spec = pipeline(&["true"]);
     fs::create_dir_all(lab.store.path().join("links")).unwrap();
     (0..400).for_each(|number| lab.write(&format!("links/{number}"), ""));
@@ -835,10 +980,14 @@ async fn guards_and_paths_without_end_are_refused() {
     spec.stages[0].paths = vec![used; 3000];
     let outcome = lab.run(spec).await;
     let refusal = outcome.refusal();
-    assert!(refusal.kind() == Kind::PathOutside && refusal.message.contains("too many"), "{refusal:?}");
+    assert!(
+        refusal.kind() == Kind::PathOutside && refusal.message.contains("too many"),
+        "{refusal:?}"
+    );
 }
 
-// Guard: guards::Check::files is lazy. All the paths at once, places times files, would be more than its supervisor may have.
+// Guard: guards::Check::files is lazy. All the paths at once, places times files, would be more
+// than its supervisor may have.
 #[tokio::test]
 async fn a_guard_of_many_files_in_a_deep_directory_is_refused_before_its_paths_are_made() {
     let lab = Lab::start().await;
@@ -847,10 +996,14 @@ async fn a_guard_of_many_files_in_a_deep_directory_is_refused_before_its_paths_a
     let mut spec = pipeline(&["true"]);
     spec.stages[0].cwd = format!("{MOUNT}/{deep}").into();
     let files = (0..10_000).map(|number| format!("{number:x}").into()).collect();
-    spec.stages[0].guards = vec![Guard { files, test: guard::Test::Exists.into(), ..Guard::default() }];
+    spec.stages[0].guards =
+        vec![Guard { files, test: guard::Test::Exists.into(), ..Guard::default() }];
     let outcome = lab.run(spec).await;
     let refusal = outcome.refusal();
-    assert!(refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"), "{refusal:?}");
+    assert!(
+        refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"),
+        "{refusal:?}"
+    );
 }
 
 // Guard: fence::Resolver::spend, and that it keeps which directories there are, not their paths.
@@ -864,21 +1017,30 @@ async fn operands_through_long_links_are_refused_before_they_take_memory() {
     }
     (0..100).for_each(|number| fs::create_dir(top.join(format!("q{number}"))).unwrap());
     symlink(format!("{}l1", format!("{long}/../").repeat(14)), top.join("L/l0")).unwrap();
-    (1..39).for_each(|number| symlink(format!("../L/l{}", number + 1), top.join(format!("L/l{number}"))).unwrap());
+    (1..39).for_each(|number| {
+        symlink(format!("../L/l{}", number + 1), top.join(format!("L/l{number}"))).unwrap()
+    });
     lab.write("L/l39", "x\n");
-    let operands: Vec<String> = (0..6000).map(|n| format!("q{}/../q{}/../L/l0", n % 100, n / 100)).collect();
+    let operands: Vec<String> =
+        (0..6000).map(|n| format!("q{}/../q{}/../L/l0", n % 100, n / 100)).collect();
     let few = |count: usize| {
-        let words: Vec<&str> = std::iter::once("cat").chain(operands.iter().take(count).map(String::as_str)).collect();
+        let words: Vec<&str> =
+            std::iter::once("cat").chain(operands.iter().take(count).map(String::as_str)).collect();
         command(&words)
     };
     assert_eq!(lab.run(few(3)).await.text(), "x\n".repeat(3));
     let outcome = lab.run(few(6000)).await;
     let refusal = outcome.refusal();
-    assert!(refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"), "{refusal:?}");
+    assert!(
+        refusal.kind() == Kind::Guard && refusal.message.contains("more to look at"),
+        "{refusal:?}"
+    );
 }
 
 fn with_variable(mut spec: RunSpec, name: &str, value: &str) -> RunSpec {
-    spec.stages[0].env.push(EnvVar { name: name.to_owned().into(), value: value.to_owned().into() });
+    spec.stages[0]
+        .env
+        .push(EnvVar { name: name.to_owned().into(), value: value.to_owned().into() });
     spec
 }
 
@@ -922,9 +1084,14 @@ async fn words_that_start_programs_are_refused() {
 #[tokio::test]
 async fn a_program_is_a_name() {
     let (lab, _directory) = annotated().await;
-    for (program, called) in
-        [("/bin/sh", "sh"), ("../bin/sh", "sh"), ("./cat", "cat"), ("", "cat"), ("cat", "perl"), ("cat", "/bin/bash")]
-    {
+    for (program, called) in [
+        ("/bin/sh", "sh"),
+        ("../bin/sh", "sh"),
+        ("./cat", "cat"),
+        ("", "cat"),
+        ("cat", "perl"),
+        ("cat", "/bin/bash"),
+    ] {
         let mut spec = pipeline(&["cat"]);
         spec.stages[0].program = program.to_owned();
         spec.stages[0].argv[0] = called.to_owned().into();
@@ -979,7 +1146,8 @@ async fn the_workstations_files_do_not_replace_the_systems() {
         "relative",
     ] {
         let mut spec = pipeline(&["cat /dev/null"]);
-        spec.client_files = vec![ClientFile { path: path.into(), content: "x".into(), mode: 0o644 }];
+        spec.client_files =
+            vec![ClientFile { path: path.into(), content: "x".into(), mode: 0o644 }];
         assert_eq!(lab.run(spec).await.refusal().kind(), Kind::NotAllowed, "{path}");
     }
 }
@@ -1000,7 +1168,8 @@ async fn the_workstation_has_only_files_that_a_command_reads() {
         ("cat f", "/etc/localtime", true),
     ] {
         let mut spec = with_variable(pipeline(&[command]), "HOME", "/home/u");
-        spec.client_files = vec![ClientFile { path: path.into(), content: "# x\n".into(), mode: 0o644 }];
+        spec.client_files =
+            vec![ClientFile { path: path.into(), content: "# x\n".into(), mode: 0o644 }];
         let outcome = lab.run(spec).await;
         match is_allowed {
             true => assert!(outcome.is_finished, "{command} {path}: {outcome:?}"),
@@ -1020,7 +1189,8 @@ fn without_namespaces(test: impl AsyncFnOnce() + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             seccompiler::apply_filter(&filter).unwrap();
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(test());
         });
     });
@@ -1073,8 +1243,13 @@ async fn in_its_own_tree(annotations: &Path, commands: Commands) -> (Lab, String
     let annotations = vec![annotations.to_owned()];
     let user = Some(own_user());
     let lab = Lab::with(|config| {
-        config.confinement =
-            Confinement { annotations, user, commands, require: Level::None, ..Confinement::default() };
+        config.confinement = Confinement {
+            annotations,
+            user,
+            commands,
+            require: Level::None,
+            ..Confinement::default()
+        };
     })
     .await;
     let at = lab.store.path().to_str().unwrap().to_owned();
@@ -1117,14 +1292,19 @@ fn without_namespaces_only_what_changes_nothing_runs() {
         ] {
             let outcome = lab.run(at(&store, pipeline(&[words]))).await;
             let refusal = outcome.refusal();
-            assert_eq!((refusal.kind(), refusal.stage), (Kind::NotAllowed, 1), "{words}: {refusal:?}");
+            assert_eq!(
+                (refusal.kind(), refusal.stage),
+                (Kind::NotAllowed, 1),
+                "{words}: {refusal:?}"
+            );
             assert!(refusal.message.contains("without namespaces"), "{words}: {refusal:?}");
         }
         assert_eq!((lab.read("f"), lab.has("g")), ("content\n".to_owned(), false));
     });
 }
 
-// Guard: guards::Check::require_readable. An answer that depends on a file's content, asked often enough, is its content.
+// Guard: guards::Check::require_readable. An answer that depends on a file's content, asked often
+// enough, is its content.
 #[test]
 fn without_namespaces_guards_tell_nothing_of_files_outside_of_the_mounts() {
     let annotations = TempDir::new().unwrap();
@@ -1166,7 +1346,10 @@ fn without_namespaces_guards_tell_nothing_of_files_outside_of_the_mounts() {
         assert_eq!(ask(Test::SettingsAllowed, &inside, "hunter").await, "fine");
         assert!(ask(Test::SettingsAllowed, &inside, "other").await.contains("remote.pass in"));
         assert_eq!(ask(Test::SameContent, &inside, "").await, "fine");
-        assert!(ask(Test::Exists, "/etc/passwd", "").await.contains("(/etc/passwd)"), "every view has it");
+        assert!(
+            ask(Test::Exists, "/etc/passwd", "").await.contains("(/etc/passwd)"),
+            "every view has it"
+        );
     });
 }
 
@@ -1183,7 +1366,8 @@ fn without_namespaces_the_machines_own_etc_proc_and_tmp_are_not_read() {
         fs::write(&foreign, "of somebody else").unwrap();
         let script = |deed: &str, paths: &[String]| {
             let each: Vec<String> = paths.iter().map(|path| format!("'{path}'")).collect();
-            let deed = format!("for (split ' ', qq({})) {{ {deed} }}", each.join(" ").replace('\'', ""));
+            let deed =
+                format!("for (split ' ', qq({})) {{ {deed} }}", each.join(" ").replace('\'', ""));
             at(&store, command(&["perl", "-e", &deed, "f"]))
         };
         let read = "print open(F, '<', $_) ? 'read ' : 0 + $!, ' ';";
@@ -1198,14 +1382,20 @@ fn without_namespaces_the_machines_own_etc_proc_and_tmp_are_not_read() {
         ];
         let said = lab.says(script(read, &refused)).await;
         assert!(!said.contains("read"), "{said}");
-        let allowed = ["/etc/passwd", "/proc/meminfo", "/proc/self/mounts", "/etc/mtab", "/dev/null"];
+        let allowed =
+            ["/etc/passwd", "/proc/meminfo", "/proc/self/mounts", "/etc/mtab", "/dev/null"];
         let said = lab.says(script(read, &allowed.map(str::to_owned))).await;
         assert_eq!(said.matches("read").count(), allowed.len(), "{said}");
         let made = outside.path().join("made").to_str().unwrap().to_owned();
         let write = "print open(F, '>', $_) ? 'written ' : 0 + $!, ' ';";
-        assert_eq!(lab.says(script(write, std::slice::from_ref(&made))).await, format!("{} ", libc::EACCES));
-        let temporary =
-            script("print open(F, '>', $ENV{TMPDIR} . '/t') ? 'written ' : 0 + $!, ' ';", &["x".to_owned()]);
+        assert_eq!(
+            lab.says(script(write, std::slice::from_ref(&made))).await,
+            format!("{} ", libc::EACCES)
+        );
+        let temporary = script(
+            "print open(F, '>', $ENV{TMPDIR} . '/t') ? 'written ' : 0 + $!, ' ';",
+            &["x".to_owned()],
+        );
         assert_eq!(lab.says(temporary).await, "written  ");
     });
 }
@@ -1252,7 +1442,8 @@ fn without_namespaces_trees_outside_of_the_mounts_are_not_watched() {
             only: only.iter().map(ToString::to_string).collect(),
             ..WatchedTree::default()
         };
-        spec.stages[0].watched_trees = vec![tree(&foreign, &[]), tree(&store, &["link/d", "of the mount"])];
+        spec.stages[0].watched_trees =
+            vec![tree(&foreign, &[]), tree(&store, &["link/d", "of the mount"])];
         let mut call = Call::open(&lab.client, spec).await;
         call.until_output("content").await;
         fs::write(outside.path().join("d/new"), "").unwrap();
@@ -1260,7 +1451,8 @@ fn without_namespaces_trees_outside_of_the_mounts_are_not_watched() {
         let signal = posh_proto::executor::Signal { stage: 1, signal: 15, group: false };
         call.send(run_input::Kind::Signal(signal)).await;
         let outcome = call.collect(Bytes::new()).await;
-        let told: Vec<&[u8]> = outcome.exits[&1].changed_directories.iter().map(|told| &told.path[..]).collect();
+        let told: Vec<&[u8]> =
+            outcome.exits[&1].changed_directories.iter().map(|told| &told.path[..]).collect();
         assert_eq!(told, [store.as_bytes()]);
     });
 }
@@ -1280,10 +1472,14 @@ fn without_namespaces_no_attributes_change() {
         let before = fs::metadata(&secret).unwrap();
         let calls: String = CHANGES_OF_ATTRIBUTES
             .iter()
-            .map(|(call, arguments)| format!("$! = 0; syscall({call}, {arguments}); print $! + 0, ' '; "))
+            .map(|(call, arguments)| {
+                format!("$! = 0; syscall({call}, {arguments}); print $! + 0, ' '; ")
+            })
             .collect();
-        let script =
-            format!("open F, '<f'; $n = fileno F; $p = '{}'; $x = 'user.x'; $v = 'y' x 28; {calls}", secret.display());
+        let script = format!(
+            "open F, '<f'; $n = fileno F; $p = '{}'; $x = 'user.x'; $v = 'y' x 28; {calls}",
+            secret.display()
+        );
         let said = lab.says(at(&store, command(&["perl", "-e", &script, "f"]))).await;
         assert_eq!(said, format!("{} ", libc::EPERM).repeat(CHANGES_OF_ATTRIBUTES.len()));
         let after = fs::metadata(&secret).unwrap();
@@ -1303,7 +1499,8 @@ fn loader() -> String {
 // Guard: filter::Narrowed::Alone. Its own program and the loader it could execute by its domain.
 #[tokio::test]
 async fn a_command_that_starts_nothing_becomes_no_other_program() {
-    let (lab, _directory) = annotated_with(&SHELL.replace("  helpers: [cat, cp, ln, ls, mv, perl, rm]\n", "")).await;
+    let (lab, _directory) =
+        annotated_with(&SHELL.replace("  helpers: [cat, cp, ln, ls, mv, perl, rm]\n", "")).await;
     assert_eq!(lab.says(shell("echo started")).await, "started\n");
     for script in [
         "sh -c 'echo started'".to_owned(),
@@ -1313,14 +1510,18 @@ async fn a_command_that_starts_nothing_becomes_no_other_program() {
         format!("{} /bin/sh -c 'echo started'", loader()),
     ] {
         let said = lab.says(shell(&script)).await;
-        assert!(!said.starts_with("started") && said.contains("Permission denied"), "{script}: {said}");
+        assert!(
+            !said.starts_with("started") && said.contains("Permission denied"),
+            "{script}: {said}"
+        );
     }
 }
 
 // Guards: `programs`, the rules of `fence` that are made of it.
 #[tokio::test]
 async fn a_command_starts_what_its_annotation_names_alone() {
-    let (lab, _directory) = annotated_with(&SHELL.replace("[cat, cp, ln, ls, mv, perl, rm]", "[sh, cat]")).await;
+    let (lab, _directory) =
+        annotated_with(&SHELL.replace("[cat, cp, ln, ls, mv, perl, rm]", "[sh, cat]")).await;
     lab.write("f", "content\n");
     assert_eq!(lab.says(shell_with_input("cat f; sh -c 'echo sub'", "f")).await, "content\nsub\n");
     for script in [
@@ -1333,7 +1534,10 @@ async fn a_command_starts_what_its_annotation_names_alone() {
     ] {
         let said = lab.says(shell(&script)).await;
         assert!(!said.contains("uid="), "{script}: {said}");
-        assert!(said.contains("Permission denied") || said.contains("cannot open"), "{script}: {said}");
+        assert!(
+            said.contains("Permission denied") || said.contains("cannot open"),
+            "{script}: {said}"
+        );
     }
 }
 
@@ -1357,7 +1561,8 @@ git diff:
 /// Tells that it was started.
 const MARKER: &str = "open F, '>started'; print F 1; close F";
 
-/// A repository at `directory` of the export, with a program in two files that git calls its hook's protocol.
+/// A repository at `directory` of the export, with a program in two files that git calls its hook's
+/// protocol.
 fn make_repository(lab: &Lab, directory: &str) {
     let at = lab.store.path().join(directory);
     fs::create_dir_all(&at).unwrap();
@@ -1371,7 +1576,8 @@ fn make_repository(lab: &Lab, directory: &str) {
         &["add", "."],
         &["commit", "-qm", "x"],
     ] {
-        let status = std::process::Command::new("git").arg("-C").arg(&at).args(words).status().unwrap();
+        let status =
+            std::process::Command::new("git").arg("-C").arg(&at).args(words).status().unwrap();
         assert!(status.success(), "{words:?}");
     }
 }
@@ -1398,7 +1604,8 @@ async fn settings_that_change_behind_the_guards_start_nothing() {
         lab.says(command(&["git", "-c", &setting, subcommand])).await;
         assert!(!lab.has("started"), "{setting}");
     }
-    // The first word that a program gets is a path of the repository's: a loader starts what it can read.
+    // The first word that a program gets is a path of the repository's: a loader starts what it can
+    // read.
     fs::remove_file(lab.store.path().join("f")).unwrap();
     symlink("/usr/bin/id", lab.store.path().join("f")).unwrap();
     let setting = format!("diff.external={}", loader());
@@ -1406,7 +1613,8 @@ async fn settings_that_change_behind_the_guards_start_nothing() {
     assert!(!said.contains("uid=") && said.contains("cannot open shared object"), "{said}");
 }
 
-// Guard: `programs`. The settings of a repository in the repository, no guard looks at; git starts itself there.
+// Guard: `programs`. The settings of a repository in the repository, no guard looks at; git starts
+// itself there.
 #[tokio::test]
 async fn a_repository_in_a_repository_starts_nothing() {
     let (lab, _directory) = annotated().await;
@@ -1419,18 +1627,25 @@ async fn a_repository_in_a_repository_starts_nothing() {
     let said = lab.says(command(&["git", "status", "--porcelain"])).await;
     // It was asked, and its answer is right.
     assert!(
-        said.starts_with(" M inner\n") && said.contains("cannot exec '/usr/bin/perl': Permission denied"),
+        said.starts_with(" M inner\n")
+            && said.contains("cannot exec '/usr/bin/perl': Permission denied"),
         "{said}"
     );
     assert!(!lab.has("inner/started"));
 }
 
-// Guard: nothing in an export can be started (`fence`), also when the gateway leaves the guards of git out.
+// Guard: nothing in an export can be started (`fence`), also when the gateway leaves the guards of
+// git out.
 #[tokio::test]
 async fn hooks_of_a_repository_do_not_start() {
     let (lab, _directory) = annotated().await;
     let git = |words: &[&str]| {
-        let status = std::process::Command::new("git").arg("-C").arg(lab.store.path()).args(words).status().unwrap();
+        let status = std::process::Command::new("git")
+            .arg("-C")
+            .arg(lab.store.path())
+            .args(words)
+            .status()
+            .unwrap();
         assert!(status.success(), "{words:?}");
     };
     git(&["init", "-q", "."]);
@@ -1440,7 +1655,11 @@ async fn hooks_of_a_repository_do_not_start() {
         ".git/hooks/pre-commit",
         format!("#!/bin/sh\ntouch {MOUNT}/started {}/started\n", lab.store.path().display()),
     );
-    fs::set_permissions(lab.store.path().join(".git/hooks/pre-commit"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(
+        lab.store.path().join(".git/hooks/pre-commit"),
+        fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
     let outcome = lab.run(command(&["git", "commit", "-q", "--allow-empty", "-m", "x"])).await;
     assert_eq!(outcome.refusal().kind(), Kind::Guard);
     // Who has got hold of a command that has passed its guards starts nothing either.

@@ -1,4 +1,5 @@
-//! Runs and sessions of volumes on one executor: what the one changes the other hears in time, and the other way round.
+//! Runs and sessions of volumes on one executor: what the one changes the other hears in time, and
+//! the other way round.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -12,7 +13,8 @@ use posh_volume::{
     Store as _,
     remote::{Connector, Patience, Remote},
     store::{
-        Answer, Caller, Changes, Entry, Leases, NewTime, Notice, Notices, Op, OpenFlags, Place, Returned, Time, Write,
+        Answer, Caller, Changes, Entry, Leases, NewTime, Notice, Notices, Op, OpenFlags, Place,
+        Returned, Time, Write,
     },
 };
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
@@ -31,14 +33,17 @@ impl Connector for Direct {
 }
 
 async fn session(lab: &Lab) -> (Remote, Notices) {
-    let remote = Remote::open(Arc::new(Direct(lab.address)), "logs", Patience::default()).await.unwrap();
+    let remote =
+        Remote::open(Arc::new(Direct(lab.address)), "logs", Patience::default()).await.unwrap();
     let notices = remote.notices();
     (remote, notices)
 }
 
 async fn open(remote: &Remote, name: &str, flags: OpenFlags) -> (Place, Entry) {
     let walk = Op::Walk { from: remote.root(), names: vec![name.into()] };
-    let Answer::Walked(walked) = remote.call(&Caller::default(), walk).await.unwrap() else { panic!("walked") };
+    let Answer::Walked(walked) = remote.call(&Caller::default(), walk).await.unwrap() else {
+        panic!("walked")
+    };
     let file = walked.entries[0].attributes.id;
     match remote.call(&Caller::default(), Op::Open { file, flags }).await.unwrap() {
         Answer::Opened { handle, entry, .. } => (Place { file, handle: Some(handle) }, entry),
@@ -47,7 +52,10 @@ async fn open(remote: &Remote, name: &str, flags: OpenFlags) -> (Place, Entry) {
 }
 
 async fn next(notices: &mut Notices) -> Notice {
-    tokio::time::timeout(PATIENCE, notices.next()).await.expect("in time").expect("the session lives")
+    tokio::time::timeout(PATIENCE, notices.next())
+        .await
+        .expect("in time")
+        .expect("the session lives")
 }
 
 /// Waits until the session is asked for the right to write, writes, and gives it back.
@@ -62,7 +70,10 @@ async fn hand_over(remote: &Remote, notices: &mut Notices, (place, text): (Place
     assert!(file == place.file && leases.contains(Leases::WRITE));
     let write = Write::At { place, offset: 0, data: Bytes::from_static(text) };
     remote.write(&Caller::default(), vec![write]).await.unwrap()[0].unwrap();
-    remote.call(&Caller::default(), Op::Return(vec![Returned { file, leases, stamp }])).await.unwrap();
+    remote
+        .call(&Caller::default(), Op::Return(vec![Returned { file, leases, stamp }]))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -101,7 +112,10 @@ async fn before_its_end_is_told_a_command_has_told_the_volumes_what_it_changed()
 async fn a_session_that_an_executor_does_not_know_is_told_nothing() {
     let lab = Lab::start().await;
     let mut spec = pipeline(&["true"]);
-    spec.volumes = vec![VolumeSession { session: Bytes::from_static(b"nobody's session"), returned: Vec::new() }];
+    spec.volumes = vec![VolumeSession {
+        session: Bytes::from_static(b"nobody's session"),
+        returned: Vec::new(),
+    }];
     assert!(lab.run(spec).await.exits[&1].volume_marks.is_empty());
 }
 
@@ -164,7 +178,8 @@ async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends()
     let (remote, _notices) = session(&lab).await;
     let of_event = |event: &str| -> Option<serde_json::Value> {
         let text = std::fs::read_to_string(&path).unwrap();
-        let mut lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let mut lines =
+            text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         lines.find(|line| line["event"] == event)
     };
     // Before it is let do anything.
@@ -174,7 +189,8 @@ async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends()
     let write = Write::At { place, offset: 0, data: Bytes::from_static(b"new") };
     remote.write(&Caller::default(), vec![write]).await.unwrap()[0].unwrap();
     for name in ["d", "d"] {
-        let make = Op::MakeDirectory { parent: remote.root(), name: name.into(), mode: 0o755.into() };
+        let make =
+            Op::MakeDirectory { parent: remote.root(), name: name.into(), mode: 0o755.into() };
         let _ = remote.call(&Caller::default(), make).await;
     }
     let name = remote.session();
@@ -187,7 +203,10 @@ async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends()
         }
     };
     assert_eq!(end["session"], begin["session"]);
-    assert_eq!((&end["did"], &end["bytes_written"]), (&serde_json::json!({ "made": 1, "written": 1 }), &3.into()));
+    assert_eq!(
+        (&end["did"], &end["bytes_written"]),
+        (&serde_json::json!({ "made": 1, "written": 1 }), &3.into())
+    );
     // By its name others could take it up.
     let text = std::fs::read(&path).unwrap();
     assert!(!text.windows(name.len()).any(|bytes| bytes == &name[..]));
@@ -218,7 +237,10 @@ async fn what_failed_after_its_first_step_is_recorded_and_what_was_refused_is_no
             None => tokio::time::sleep(Duration::from_millis(20)).await,
         }
     };
-    assert_eq!((&end["did"], &end["bytes_written"]), (&serde_json::json!({ "changed": 1 }), &0.into()));
+    assert_eq!(
+        (&end["did"], &end["bytes_written"]),
+        (&serde_json::json!({ "changed": 1 }), &0.into())
+    );
 }
 
 #[tokio::test]
@@ -232,9 +254,13 @@ async fn a_session_that_is_left_when_the_executor_stops_is_recorded_to_its_end()
     lab.stop();
     tokio::time::timeout(PATIENCE, &mut lab.served).await.expect("it stops").unwrap().unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
-    let records: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let records: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let [.., end, stop] = &records[..] else { panic!("{text}") };
-    assert_eq!((&end["event"], &end["did"]), (&"volume_end".into(), &serde_json::json!({ "made": 1 })));
+    assert_eq!(
+        (&end["event"], &end["did"]),
+        (&"volume_end".into(), &serde_json::json!({ "made": 1 }))
+    );
     assert_eq!(stop["event"], "stop");
 }
 
@@ -248,7 +274,12 @@ async fn a_session_that_finds_no_room_is_not_recorded() {
     for number in 0_u32..200 {
         let session = Bytes::from([[0; 16], [1; 16]].concat()).slice(0..28);
         let session = Bytes::from([&session[..], &number.to_be_bytes()].concat());
-        let hello = Hello { protocol: PROTOCOL_VERSION, session, export: "logs".into(), ..Hello::default() };
+        let hello = Hello {
+            protocol: PROTOCOL_VERSION,
+            session,
+            export: "logs".into(),
+            ..Hello::default()
+        };
         let (sender, messages) = tokio::sync::mpsc::channel(1);
         sender.send(ToVolume { kind: Some(to_volume::Kind::Hello(hello)) }).await.unwrap();
         match client.session(ReceiverStream::new(messages)).await {
@@ -278,7 +309,12 @@ async fn a_session_whose_call_is_reset_as_it_begins_is_recorded_to_its_end() {
             break;
         }
         let session = Bytes::from(vec![number; 16]);
-        let hello = Hello { protocol: PROTOCOL_VERSION, session, export: "logs".into(), ..Hello::default() };
+        let hello = Hello {
+            protocol: PROTOCOL_VERSION,
+            session,
+            export: "logs".into(),
+            ..Hello::default()
+        };
         let hello = ToVolume { kind: Some(to_volume::Kind::Hello(hello)) };
         let patience = Duration::from_micros(100 * u64::from(number));
         let (sender, messages) = tokio::sync::mpsc::channel(1);
@@ -306,7 +342,8 @@ async fn a_link_in_place_of_an_exports_directory_is_not_followed() {
         let path = config.exports[0].path.join("inner");
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("f"), "x\n").unwrap();
-        let inner = posh_executor::Export { name: "inner".to_owned(), path, ..config.exports[0].clone() };
+        let inner =
+            posh_executor::Export { name: "inner".to_owned(), path, ..config.exports[0].clone() };
         config.exports.push(inner);
     })
     .await;

@@ -1,5 +1,6 @@
-//! A cgroup per run, in hierarchies of version 2 that the tests mount where nobody else sees them. What bounds memory and
-//! processes there is the system's matter: a machine may have given these controllers to version 1.
+//! A cgroup per run, in hierarchies of version 2 that the tests mount where nobody else sees them.
+//! What bounds memory and processes there is the system's matter: a machine may have given these
+//! controllers to version 1.
 
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
@@ -8,7 +9,8 @@ use posh_proto::{PROTOCOL_VERSION, executor::DescribeRequest};
 
 use crate::{harness::*, lifecycle::Program};
 
-/// Mounts the hierarchy at `$1`, makes `$2` in it, marks it as `$3` says, and becomes the rest, in it if it is marked.
+/// Mounts the hierarchy at `$1`, makes `$2` in it, marks it as `$3` says, and becomes the rest, in
+/// it if it is marked.
 const IN_A_CGROUP: &str = "mount -t cgroup2 none \"$1\" && mkdir -p \"$2\" || exit 90
 if [ -n \"$3\" ]; then setfattr -n \"$3\" -v 1 \"$2\" && echo 0 > \"$2/cgroup.procs\" || exit 91; fi
 shift 3; exec \"$@\"";
@@ -47,7 +49,8 @@ impl Delegated {
     fn inside(&self, executor: &Program) -> Vec<String> {
         let root = PathBuf::from(format!("/proc/{}/root", executor.pid()));
         let entries = fs::read_dir(root.join(self.path.strip_prefix("/").unwrap())).unwrap();
-        let directories = entries.map(Result::unwrap).filter(|entry| entry.file_type().unwrap().is_dir());
+        let directories =
+            entries.map(Result::unwrap).filter(|entry| entry.file_type().unwrap().is_dir());
         directories.map(|entry| entry.file_name().into_string().unwrap()).collect()
     }
 }
@@ -61,16 +64,23 @@ impl Drop for Delegated {
 /// Runs have a cgroup each, with all that they start, and none is left.
 async fn each_run_has_one(delegated: &Delegated, executor: &mut Program) {
     let mut client = connect(executor.address()).await;
-    let about = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
+    let about =
+        client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(about.confinement.contains(", cgroup"), "{}", about.confinement);
     let line = ["sh", "-c", "cat /proc/self/cgroup; sleep 1000 > /dev/null 2>&1 &"];
     let mut seen = Vec::new();
     for _ in 0..2 {
         let outcome = run(&client, command(&line), Bytes::new()).await;
         let text = outcome.text();
-        let own = text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_else(|| panic!("{text}"));
+        let own = text
+            .lines()
+            .find_map(|line| line.strip_prefix("0::"))
+            .unwrap_or_else(|| panic!("{text}"));
         let (above, name) = own.rsplit_once('/').unwrap();
-        assert!(name.starts_with("run-") && delegated.path.ends_with(above.trim_start_matches('/')), "{own}");
+        assert!(
+            name.starts_with("run-") && delegated.path.ends_with(above.trim_start_matches('/')),
+            "{own}"
+        );
         seen.push(name.to_owned());
     }
     assert_ne!(seen[0], seen[1]);
@@ -104,7 +114,8 @@ async fn no_other_is_touched() {
     // In it, and not marked as delegated.
     let mut executor = Program::start(&mut delegated.executor("user.somebody"), store.path());
     let mut client = connect(executor.address()).await;
-    let about = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
+    let about =
+        client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(!about.confinement.contains("cgroup"), "{}", about.confinement);
     assert_eq!(run(&client, command(&["echo", "x"]), Bytes::new()).await.text(), "x\n");
     assert_eq!(delegated.inside(&executor), Vec::<String>::new());
@@ -114,7 +125,8 @@ async fn no_other_is_touched() {
 fn one_that_is_none_is_refused() {
     let store = tempfile::tempdir().unwrap();
     let line = format!("cgroup = {:?}\n", store.path());
-    let mut executor = Program::with(&mut Command::new(env!("CARGO_BIN_EXE_posh-executor")), store.path(), &line);
+    let mut executor =
+        Program::with(&mut Command::new(env!("CARGO_BIN_EXE_posh-executor")), store.path(), &line);
     let said = executor.until("cannot read the cgroup ");
     assert!(said.contains("names a cgroup of version 2 that is this program's to use"), "{said}");
 }

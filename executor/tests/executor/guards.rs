@@ -52,7 +52,8 @@ impl Lab {
 
     fn program(&self, name: &str) {
         self.write(name, "#!/bin/sh\n");
-        fs::set_permissions(self.store.path().join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(self.store.path().join(name), fs::Permissions::from_mode(0o755))
+            .unwrap();
     }
 
     async fn passes(&self, guard: &Guard) {
@@ -67,12 +68,14 @@ impl Lab {
 
     async fn refuses(&self, guard: &Guard, found: &str) {
         let elsewhere = Guard { directory: "repository/a".into(), ..guard.clone() };
-        let specs = ["repository", "repository/a/b"].map(|directory| guarded(guard, &format!("{MOUNT}/{directory}")));
+        let specs = ["repository", "repository/a/b"]
+            .map(|directory| guarded(guard, &format!("{MOUNT}/{directory}")));
         for spec in specs.into_iter().chain([guarded(&elsewhere, MOUNT)]) {
             let outcome = self.run(spec).await;
             let refusal = outcome.refusal();
             assert_eq!((refusal.kind(), refusal.stage), (Kind::Guard, 1));
-            let expected = if found.is_empty() { REASON.to_owned() } else { format!("{REASON} ({found})") };
+            let expected =
+                if found.is_empty() { REASON.to_owned() } else { format!("{REASON} ({found})") };
             assert_eq!(refusal.message, expected);
         }
     }
@@ -96,7 +99,8 @@ async fn hooks_count_when_they_can_be_executed() {
 async fn a_hook_that_only_the_workstation_may_have_is_refused() {
     let lab = Lab::start().await.with_repository();
     let hooks = guard(Test::Executable, ".git", &["hooks/pre-commit"]);
-    symlink("/home/u/hooks/pre-commit", lab.store.path().join("repository/.git/hooks/pre-commit")).unwrap();
+    symlink("/home/u/hooks/pre-commit", lab.store.path().join("repository/.git/hooks/pre-commit"))
+        .unwrap();
     let outcome = lab.run(guarded(&hooks, &format!("{MOUNT}/repository"))).await;
     assert!(outcome.refusal().message.contains("hooks/pre-commit leads to /"), "{outcome:?}");
     fs::remove_file(lab.store.path().join("repository/.git/hooks/pre-commit")).unwrap();
@@ -109,13 +113,20 @@ async fn a_hook_that_only_the_workstation_may_have_is_refused() {
 async fn settings_are_an_allow_list() {
     let lab = Lab::start().await.with_repository();
     let config = format!("{MOUNT}/repository/.git/config");
-    let allowed = settings(Test::SettingsAllowed, &["config"], &["core.bare", "user.*", "commit.gpgSign=false"]);
+    let allowed = settings(
+        Test::SettingsAllowed,
+        &["config"],
+        &["core.bare", "user.*", "commit.gpgSign=false"],
+    );
     lab.passes(&allowed).await;
     let plain = "[core]\n\tbare = false\n[commit] gpgsign = False\n";
     lab.write("repository/.git/config", plain);
     lab.passes(&allowed).await;
     for (added, found) in [
-        ("[filter \"lfs\"]\n\tclean = git-lfs clean -- %f\n", format!("filter.lfs.clean in {config}")),
+        (
+            "[filter \"lfs\"]\n\tclean = git-lfs clean -- %f\n",
+            format!("filter.lfs.clean in {config}"),
+        ),
         ("[Include]path=~/work\n", format!("include.path in {config}")),
         ("[core] hooksPath = ../hooks\n", format!("core.hookspath in {config}")),
         ("[commit]\n\tgpgSign\n", format!("commit.gpgsign in {config}")),
@@ -128,7 +139,11 @@ async fn settings_are_an_allow_list() {
     lab.refuses(&allowed, &format!("{config} is larger than 1 MiB")).await;
     fs::remove_file(lab.store.path().join("repository/.git/config")).unwrap();
     lab.passes(&allowed).await;
-    nix::unistd::mkfifo(&lab.store.path().join("repository/.git/config"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    nix::unistd::mkfifo(
+        &lab.store.path().join("repository/.git/config"),
+        nix::sys::stat::Mode::S_IRWXU,
+    )
+    .unwrap();
     lab.refuses(&allowed, &format!("{config} is no plain file")).await;
 }
 
@@ -139,7 +154,8 @@ async fn settings_of_the_user_count_too() {
     let run = |test, patterns: &[&str], content: &str| {
         let guard = settings(test, &["config", user], patterns);
         let mut spec = guarded(&guard, &format!("{MOUNT}/repository"));
-        spec.client_files = vec![ClientFile { path: user.into(), content: content.to_owned().into(), mode: 0o600 }];
+        spec.client_files =
+            vec![ClientFile { path: user.into(), content: content.to_owned().into(), mode: 0o600 }];
         lab.run(spec)
     };
     let name = ["user.name", "author.name"];
@@ -148,7 +164,8 @@ async fn settings_of_the_user_count_too() {
     assert_eq!(run(Test::SettingRequired, &["user.email"], "").await.text(), "ok\n");
     let allowed = ["core.bare", "user.*"];
     assert_eq!(run(Test::SettingsAllowed, &allowed, "[user]\nname = A\n").await.text(), "ok\n");
-    let outcome = run(Test::SettingsAllowed, &allowed, "[core]\neditor = x\n[diff]\nexternal = y\n").await;
+    let outcome =
+        run(Test::SettingsAllowed, &allowed, "[core]\neditor = x\n[diff]\nexternal = y\n").await;
     assert_eq!(outcome.refusal().message, format!("{REASON} (core.editor in {user})"));
 }
 
@@ -158,7 +175,10 @@ async fn what_is_missing_on_the_workstation_must_be_missing_here() {
     let absent = guard(Test::Exists, "", &["/etc/posh-test-no-such-file"]);
     assert_eq!(lab.run(guarded(&absent, MOUNT)).await.text(), "ok\n");
     let present = guard(Test::Exists, "", &["/etc/passwd"]);
-    assert_eq!(lab.run(guarded(&present, MOUNT)).await.refusal().message, format!("{REASON} (/etc/passwd)"));
+    assert_eq!(
+        lab.run(guarded(&present, MOUNT)).await.refusal().message,
+        format!("{REASON} (/etc/passwd)")
+    );
 }
 
 #[tokio::test]
@@ -240,7 +260,8 @@ async fn a_test_that_is_not_known_does_not_pass() {
 #[tokio::test]
 async fn git_has_its_guards_whatever_the_gateway_sends() {
     let lab = Lab::with(|config| config.confinement.commands = Commands::Annotated).await;
-    let init = std::process::Command::new("git").args(["init", "-q"]).arg(lab.store.path()).status();
+    let init =
+        std::process::Command::new("git").args(["init", "-q"]).arg(lab.store.path()).status();
     assert!(init.unwrap().success());
     let config = fs::read_to_string(lab.store.path().join(".git/config")).unwrap();
     let status = || lab.run(command(&["git", "status", "--porcelain"]));
@@ -280,7 +301,8 @@ async fn a_home_that_is_not_plain_is_refused() {
 #[tokio::test]
 async fn a_variable_has_one_name_and_one_value() {
     let lab = Lab::with(|config| config.confinement.commands = Commands::Annotated).await;
-    let init = std::process::Command::new("git").args(["init", "-q"]).arg(lab.store.path()).status();
+    let init =
+        std::process::Command::new("git").args(["init", "-q"]).arg(lab.store.path()).status();
     assert!(init.unwrap().success());
     for names in [
         &["GIT_CONFIG_GLOBAL=/mnt/logs/evil"][..],

@@ -18,8 +18,9 @@ use posh_executor::{
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
     executor::{
-        Chunk, Credit, Descriptor, Exited, File, Inlet, MountPoint, Outlet, PathUse, Rejected, RunInput, RunOutput,
-        RunSpec, Stage, descriptor::Source, executor_client::ExecutorClient, exited::How, run_input::Kind, run_output,
+        Chunk, Credit, Descriptor, Exited, File, Inlet, MountPoint, Outlet, PathUse, Rejected,
+        RunInput, RunOutput, RunSpec, Stage, descriptor::Source, executor_client::ExecutorClient,
+        exited::How, run_input::Kind, run_output,
     },
 };
 use tempfile::TempDir;
@@ -45,7 +46,8 @@ pub struct Hung {
 
 impl Hung {
     pub fn over(point: &Path) -> Self {
-        let wanted = posh_volume::mount::Wanted { source: "hangs", read_only: false, for_everybody: true };
+        let wanted =
+            posh_volume::mount::Wanted { source: "hangs", read_only: false, for_everybody: true };
         let device = posh_volume::mount::mount(&wanted, point).unwrap();
         Self { point: point.to_owned(), _device: device }
     }
@@ -135,7 +137,8 @@ impl Lab {
 
 pub async fn connect(address: SocketAddr) -> Client {
     let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
-    let endpoint = endpoint.initial_stream_window_size(8 << 20).initial_connection_window_size(64 << 20);
+    let endpoint =
+        endpoint.initial_stream_window_size(8 << 20).initial_connection_window_size(64 << 20);
     let channel = tokio::time::timeout(PATIENCE, async {
         loop {
             match endpoint.connect().await {
@@ -144,7 +147,8 @@ pub async fn connect(address: SocketAddr) -> Client {
             }
         }
     });
-    ExecutorClient::new(channel.await.expect("the executor listens")).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    ExecutorClient::new(channel.await.expect("the executor listens"))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 /// `cat f | sort`, each command split at spaces: standard input is /dev/null, the
@@ -153,7 +157,8 @@ pub fn pipeline(commands: &[&str]) -> RunSpec {
     let count = u32::try_from(commands.len()).unwrap();
     let (out, err) = (100 + count, 99);
     let stage = |(id, command): (u32, &&str)| {
-        let argv: Vec<Bytes> = command.split(' ').map(|word| Bytes::copy_from_slice(word.as_bytes())).collect();
+        let argv: Vec<Bytes> =
+            command.split(' ').map(|word| Bytes::copy_from_slice(word.as_bytes())).collect();
         let stdin = if id == 1 { Source::NullFlags(0) } else { Source::PipeRead(99 + id) };
         Stage {
             id,
@@ -197,7 +202,11 @@ pub fn command(argv: &[&str]) -> RunSpec {
 }
 
 pub fn mount(path: &str, export: &str, sub_path: &str) -> MountPoint {
-    MountPoint { path: path.to_owned().into(), export: export.into(), sub_path: sub_path.to_owned().into() }
+    MountPoint {
+        path: path.to_owned().into(),
+        export: export.into(),
+        sub_path: sub_path.to_owned().into(),
+    }
 }
 
 pub fn outlet(stream: u32, sources: &[u32]) -> Outlet {
@@ -277,7 +286,8 @@ impl Call {
                 run_output::Kind::Rejected(rejected) => outcome.rejected = Some(rejected),
                 run_output::Kind::Chunk(Chunk { stream, data }) => {
                     self.send(Kind::Credit(Credit { stream, bytes: data.len() as u64 })).await;
-                    if stream == OUT { &mut outcome.out } else { &mut outcome.err }.extend_from_slice(&data);
+                    if stream == OUT { &mut outcome.out } else { &mut outcome.err }
+                        .extend_from_slice(&data);
                 }
                 run_output::Kind::Credit(Credit { stream, bytes }) if !is_input_ended => {
                     let mut data = input.split_to(input.len().min(usize::try_from(bytes).unwrap()));

@@ -18,8 +18,8 @@ use nix::{
 use posh_proto::{
     PROTOCOL_VERSION, STDIO_GREETING,
     executor::{
-        DescribeRequest, EnvVar, RunSpec, Signal as RunSignal, ToolsRequest, executor_client::ExecutorClient, exited,
-        rejected, run_input, run_output,
+        DescribeRequest, EnvVar, RunSpec, Signal as RunSignal, ToolsRequest,
+        executor_client::ExecutorClient, exited, rejected, run_input, run_output,
     },
 };
 use tokio::io::AsyncReadExt as _;
@@ -35,7 +35,9 @@ const CLINGING: &str = "exec 9>lock; flock 9; setsid sleep 1000 & (setsid sh -c 
 pub async fn lock_is_free(store: &Path) {
     let path = store.join("lock");
     let lock = tokio::task::spawn_blocking(move || {
-        Flock::lock(File::open(path).unwrap(), FlockArg::LockExclusive).map(drop).map_err(|(_, errno)| errno)
+        Flock::lock(File::open(path).unwrap(), FlockArg::LockExclusive)
+            .map(drop)
+            .map_err(|(_, errno)| errno)
     });
     tokio::time::timeout(PATIENCE, lock).await.expect("all processes end").unwrap().unwrap();
 }
@@ -125,12 +127,14 @@ async fn a_frozen_peer_leaves_no_process() {
     lock_is_free(lab.store.path()).await;
 }
 
-/// One that ssh has started has one connection: also a run that would be kept for another one ends with it.
+/// One that ssh has started has one connection: also a run that would be kept for another one ends
+/// with it.
 #[tokio::test]
 async fn a_lost_ssh_leaves_no_process() {
     let store = tempfile::tempdir().unwrap();
     let mut ssh = tokio::process::Command::new(env!("CARGO_BIN_EXE_posh-executor"));
-    ssh.args(["--stdio", "--export", &format!("logs={}", store.path().display())]).kill_on_drop(true);
+    ssh.args(["--stdio", "--export", &format!("logs={}", store.path().display())])
+        .kill_on_drop(true);
     let mut executor = ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (mut input, mut output) = (executor.stdin.take().unwrap(), executor.stdout.take().unwrap());
     output.read_exact(&mut vec![0; STDIO_GREETING.len()]).await.unwrap();
@@ -143,14 +147,17 @@ async fn a_lost_ssh_leaves_no_process() {
         let only = only.lock().unwrap().take().map(TokioIo::new);
         async move { only.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected)) }
     });
-    let channel = Endpoint::from_static("http://ssh").connect_with_connector(connector).await.unwrap();
+    let channel =
+        Endpoint::from_static("http://ssh").connect_with_connector(connector).await.unwrap();
     let spec = RunSpec { grace_ms: 60_000, ..command(&["sh", "-c", CLINGING]) };
     let mut call = Call::open(&ExecutorClient::new(channel), spec).await;
     call.until_output("ready").await;
     // Nobody hears any more, which is no orderly end: what is said would still arrive.
     hearing.abort();
     let ended = Duration::from_secs(8);
-    tokio::time::timeout(ended, lock_is_free(store.path())).await.expect("it ends before a grace would");
+    tokio::time::timeout(ended, lock_is_free(store.path()))
+        .await
+        .expect("it ends before a grace would");
     tokio::time::timeout(PATIENCE, executor.wait()).await.expect("the executor ends too").unwrap();
 }
 
@@ -172,7 +179,12 @@ impl Program {
     }
 
     /// With a configuration that is changed first.
-    fn configured(command: &mut Command, store: &Path, confinement: &str, change: impl Fn(&str) -> String) -> Self {
+    fn configured(
+        command: &mut Command,
+        store: &Path,
+        confinement: &str,
+        change: impl Fn(&str) -> String,
+    ) -> Self {
         let mut configuration = tempfile::NamedTempFile::new().unwrap();
         // An ordinary user's executor, which setpriv starts, can only run commands as that.
         let user = if command.get_program() == "setpriv" { "" } else { "user = \"root\"\n" };
@@ -200,7 +212,10 @@ impl Program {
         let mut log = String::new();
         loop {
             let start = log.len();
-            assert!(self.stderr.read_line(&mut log).unwrap() > 0, "it did not say {words:?}: {log}");
+            assert!(
+                self.stderr.read_line(&mut log).unwrap() > 0,
+                "it did not say {words:?}: {log}"
+            );
             if let Some((_, rest)) = log[start..].split_once(words) {
                 return rest.to_owned();
             }
@@ -242,7 +257,13 @@ async fn who_leaves_a_group_loses_its_rights() {
     std::fs::write(groups.path(), format!("{of_machine}posh-test-staff:x:64999:nobody\n")).unwrap();
     std::fs::set_permissions(groups.path(), std::fs::Permissions::from_mode(0o644)).unwrap();
     let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", "mount --bind \"$1\" /etc/group && shift && exec \"$@\"", "sh"]);
+    command.args([
+        "--mount",
+        "sh",
+        "-c",
+        "mount --bind \"$1\" /etc/group && shift && exec \"$@\"",
+        "sh",
+    ]);
     command.arg(groups.path()).arg(program().get_program()).env("RUST_LOG", "info");
     let as_nobody = |text: &str| text.replace("user = \"root\"", "user = \"nobody\"");
     let mut executor = Program::configured(&mut command, store.path(), "", as_nobody);
@@ -273,20 +294,24 @@ async fn a_hangup_has_the_configuration_read_anew() {
     let said = executor.until("the configuration stays as it was, since it can't be read anew: ");
     assert!(said.contains(":7:1: unknown key `colour`"), "{said}");
     assert!(echo().await.refusal().message.contains("this executor does not run echo"));
-    executor.reconfigure(|text| text.replace("\ncolour = 1", "").replace("127.0.0.1:0", "127.0.0.1:9"));
+    executor
+        .reconfigure(|text| text.replace("\ncolour = 1", "").replace("127.0.0.1:0", "127.0.0.1:9"));
     let said = executor.until("took over the configuration, other than ");
     assert_eq!(said, "listen: that takes a restart\n");
     assert_eq!(echo().await.text(), "x\n");
 }
 
-/// setrlimit(2): a write beyond the limit on file sizes brings SIGXFSZ, and a volume's caller chooses where it writes.
+/// setrlimit(2): a write beyond the limit on file sizes brings SIGXFSZ, and a volume's caller
+/// chooses where it writes.
 #[tokio::test]
 async fn a_limit_on_file_sizes_does_not_end_it() {
     let store = tempfile::tempdir().unwrap();
     let mut executor = Program::start(&mut program(), store.path());
     let client = connect(executor.address()).await;
     kill(executor.pid(), Signal::SIGXFSZ).unwrap();
-    let says = async |script| run(&client, command(&["bash", "-c", script]), bytes::Bytes::new()).await.text();
+    let says = async |script| {
+        run(&client, command(&["bash", "-c", script]), bytes::Bytes::new()).await.text()
+    };
     assert_eq!(says("echo there").await, "there\n");
     // Its commands have what every process has to begin with.
     let script = "ulimit -f 1; bash -c 'head -c 9999 /dev/zero > f'; echo $?";
@@ -301,7 +326,10 @@ async fn nobody_needs_to_read_its_log() {
     executor.stderr = BufReader::new(Box::new(std::io::empty()));
     // Each run is a line of the log.
     for _ in 0..3 {
-        assert_eq!(run(&client, command(&["sh", "-c", "echo there"]), bytes::Bytes::new()).await.text(), "there\n");
+        assert_eq!(
+            run(&client, command(&["sh", "-c", "echo there"]), bytes::Bytes::new()).await.text(),
+            "there\n"
+        );
     }
 }
 
@@ -310,7 +338,8 @@ async fn nobody_needs_to_read_its_log() {
 async fn it_ends_when_told_though_all_its_threads_hang() {
     let store = tempfile::tempdir().unwrap();
     let drain = |text: &str| format!("drain_seconds = 1\n{text}");
-    let mut executor = Program::configured(program().env("RUST_LOG", "info"), store.path(), "", drain);
+    let mut executor =
+        Program::configured(program().env("RUST_LOG", "info"), store.path(), "", drain);
     let client = connect(executor.address()).await;
     // Each is a line, until the pipe is full and nothing goes on.
     let mut spec = pipeline(&["true"]);
@@ -357,7 +386,9 @@ async fn the_record_tells_beginnings_and_survives_a_kill() {
     let events = || {
         let text = std::fs::read_to_string(&audit).unwrap();
         text.lines()
-            .map(|line| line.split("\"event\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned())
+            .map(|line| {
+                line.split("\"event\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned()
+            })
             .collect::<Vec<_>>()
     };
     assert_eq!(events(), ["start", "run_begin", "run_end", "run_begin"]);
@@ -370,7 +401,8 @@ async fn the_record_tells_beginnings_and_survives_a_kill() {
     assert_eq!(events().last().unwrap(), "stop");
     let verify = || program().args(["audit", "verify"]).arg(&audit).output().unwrap();
     assert!(verify().status.success(), "{:?}", verify());
-    std::fs::write(&audit, text.replace("\"programs\":[\"echo\"]", "\"programs\":[\"cat\"]")).unwrap();
+    std::fs::write(&audit, text.replace("\"programs\":[\"echo\"]", "\"programs\":[\"cat\"]"))
+        .unwrap();
     let broken = verify();
     assert_eq!(broken.status.code(), Some(1));
     let said = String::from_utf8(broken.stdout).unwrap();
@@ -422,9 +454,11 @@ async fn an_ordinary_user_serves_in_a_user_namespace() {
     command_line.args(["--reuid", USER, "--regid", USER, "--clear-groups"]).arg(&copy);
     let mut executor = Program::start(&mut command_line, store.path());
     let mut client = connect(executor.address()).await;
-    let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
+    let reply =
+        client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(reply.namespaces, "{}", reply.namespaces_reason);
-    let script = "pwd -P; id -u; echo x > f; stat -c %u f; touch /usr/x || touch /x || echo read-only";
+    let script =
+        "pwd -P; id -u; echo x > f; stat -c %u f; touch /usr/x || touch /x || echo read-only";
     let outcome = run(&client, command(&["sh", "-c", script]), bytes::Bytes::new()).await;
     assert_eq!(outcome.text(), format!("{MOUNT}\n{USER}\n{USER}\nread-only\n"));
     let mut call = Call::open(&client, command(&["sh", "-c", CLINGING])).await;
@@ -455,11 +489,18 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     let confinement = format!("require = \"none\"\nannotations = [{:?}]\n", bin.path());
     let mut executor = Program::with(&mut command_line, store.path(), &confinement);
     let mut client = connect(executor.address()).await;
-    let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
-    assert!(!reply.namespaces && reply.namespaces_reason.contains("cannot make a namespace"), "{reply:?}");
+    let reply =
+        client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
+    assert!(
+        !reply.namespaces && reply.namespaces_reason.contains("cannot make a namespace"),
+        "{reply:?}"
+    );
     // What needs no rights is there all the same.
     let reached = &reply.confinement;
-    assert!(reached.starts_with("none: seccomp, landlock ") && reached.contains("missing: mounts"), "{reached}");
+    assert!(
+        reached.starts_with("none: seccomp, landlock ") && reached.contains("missing: mounts"),
+        "{reached}"
+    );
     let outcome = run(&client, pipeline(&["pwd"]), bytes::Bytes::new()).await;
     assert_eq!(outcome.refusal().kind(), rejected::Kind::NoNamespace);
     let path = store.path().to_str().unwrap();
@@ -507,8 +548,9 @@ fn where_confinement_is_less_than_required_nothing_is_served() {
         let mut said = String::new();
         executor.stderr.read_to_string(&mut said).unwrap();
         assert_eq!(executor.child.wait().unwrap().code(), Some(2), "{said}");
-        let expected =
-            format!("refusing to serve: the confinement `{level}` is required, and this machine reaches none: seccomp");
+        let expected = format!(
+            "refusing to serve: the confinement `{level}` is required, and this machine reaches none: seccomp"
+        );
         assert!(said.contains(&expected), "{said}");
         assert!(!said.contains("listening"), "{said}");
     }
@@ -518,8 +560,7 @@ fn where_confinement_is_less_than_required_nothing_is_served() {
 
 /// The program as an ordinary user in a namespace that allows no further ones.
 fn without_namespaces(program: &Path) -> Command {
-    let script =
-        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all \"$@\"";
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all \"$@\"";
     let mut command_line = Command::new("setpriv");
     command_line.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
     command_line
@@ -536,7 +577,8 @@ const USER: &str = "23456";
 fn open_to(store: &tempfile::TempDir, bin: &tempfile::TempDir) -> PathBuf {
     let id = USER.parse().unwrap();
     std::os::unix::fs::chown(store.path(), Some(id), Some(id)).unwrap();
-    std::fs::set_permissions(bin.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(bin.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
     let copy = bin.path().join("posh-executor");
     std::fs::copy(env!("CARGO_BIN_EXE_posh-executor"), &copy).unwrap();
     copy
@@ -589,18 +631,28 @@ fn root_is_nobodys_user_by_omission() {
     let listen = ["--listen", "127.0.0.1:0", "--export", "a=/"];
     let said = refused(&listen, "");
     assert!(said.contains(hint), "{said}");
-    let said = refused(&[&listen[..], &["--listen", "0.0.0.0:0", "--allow-plaintext"]].concat()[2..], "");
+    let said =
+        refused(&[&listen[..], &["--listen", "0.0.0.0:0", "--allow-plaintext"]].concat()[2..], "");
     assert!(said.contains(hint), "{said}");
     let said = refused(&[&listen[..], &["--user", "no-such-user-here"]].concat(), "");
-    assert!(said.contains("this machine has no user `no-such-user-here`") && !said.contains(hint), "{said}");
+    assert!(
+        said.contains("this machine has no user `no-such-user-here`") && !said.contains(hint),
+        "{said}"
+    );
     let said = refused(&[&listen[..], &["--user", "nobody", "--trust-caller-ids"]].concat(), "");
     assert!(said.contains("`trust_caller_ids` is only accepted with user = \"root\""), "{said}");
     let export = "[[export]]\nname = \"a\"\npath = \"/\"\n";
     let config = ["--config", file.to_str().unwrap()];
-    let said = refused(&config, &format!("listen = \"127.0.0.1:0\"\nallow_plaintext = true\n{export}"));
+    let said =
+        refused(&config, &format!("listen = \"127.0.0.1:0\"\nallow_plaintext = true\n{export}"));
     assert!(said.contains("executor.toml:1:10: ") && said.contains(hint), "{said}");
     let said = refused(&config, &format!("{export}[tls]\n[[identity]]\nname = \"ada\"\n"));
-    assert!(said.contains("executor.toml:5:1: commands of this [[identity]] would run as root; say user = "), "{said}");
+    assert!(
+        said.contains(
+            "executor.toml:5:1: commands of this [[identity]] would run as root; say user = "
+        ),
+        "{said}"
+    );
     // Spelled out it is served, with a warning.
     let mut executor = Program::start(&mut program(), directory.path());
     executor.until("is root below the exports");
@@ -611,16 +663,19 @@ fn root_is_nobodys_user_by_omission() {
 fn a_wrong_configuration_is_reported_before_anything_starts() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("executor.toml");
-    std::fs::write(&file, "lisen = 1\n[[export]]\nname = \"a\"\npath = \"no/such/directory\"\n").unwrap();
+    std::fs::write(&file, "lisen = 1\n[[export]]\nname = \"a\"\npath = \"no/such/directory\"\n")
+        .unwrap();
     let output = program().arg("--config").arg(&file).output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("executor.toml:1:1: unknown key `lisen`"), "{message}");
-    let relative = "executor.toml:4:8: path of export `a` must be absolute, not `no/such/directory`";
+    let relative =
+        "executor.toml:4:8: path of export `a` must be absolute, not `no/such/directory`";
     assert!(message.contains(relative), "{message}");
 }
 
-/// By somebody who may write the directory that it lies in, for one: everybody else's exports and rights count.
+/// By somebody who may write the directory that it lies in, for one: everybody else's exports and
+/// rights count.
 #[tokio::test]
 async fn an_export_that_can_not_be_served_is_left_out() {
     let [store, around] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -628,12 +683,19 @@ async fn an_export_that_can_not_be_served_is_left_out() {
     let directory = point.join("n");
     std::fs::create_dir(&point).unwrap();
     let with_export = |text: &str| {
-        let export = format!("[[export]]\nname = \"n\"\npath = {:?}\n[confinement]", directory.to_str().unwrap());
+        let export = format!(
+            "[[export]]\nname = \"n\"\npath = {:?}\n[confinement]",
+            directory.to_str().unwrap()
+        );
         text.replace("[confinement]", &export)
     };
     // It is missing at the start. Each run would be a line of a log that nobody reads.
-    let mut executor =
-        Program::configured(program().env("RUST_LOG", "info,posh_executor::run=error"), store.path(), "", with_export);
+    let mut executor = Program::configured(
+        program().env("RUST_LOG", "info,posh_executor::run=error"),
+        store.path(),
+        "",
+        with_export,
+    );
     let said = executor.until("an export is left out: ");
     assert!(
         said.ends_with(
@@ -641,10 +703,13 @@ async fn an_export_that_can_not_be_served_is_left_out() {
         )
     );
     let client = connect(executor.address()).await;
-    let on_export = |program: &str| RunSpec { mounts: vec![mount(MOUNT, "n", "")], ..pipeline(&[program]) };
+    let on_export =
+        |program: &str| RunSpec { mounts: vec![mount(MOUNT, "n", "")], ..pipeline(&[program]) };
     let refused = |spec: RunSpec| {
         let client = client.clone();
-        async move { run(&client, spec, bytes::Bytes::new()).await.rejected.map(|rejected| rejected.message) }
+        async move {
+            run(&client, spec, bytes::Bytes::new()).await.rejected.map(|rejected| rejected.message)
+        }
     };
     // Commands are taken away by each of the following configurations.
     let taken = |program: &'static str| async move {
@@ -654,7 +719,10 @@ async fn an_export_that_can_not_be_served_is_left_out() {
     };
     assert_eq!(refused(pipeline(&["echo"])).await, None);
     let why = refused(on_export("echo")).await.unwrap();
-    assert!(why.contains("does not serve the export `n` just now: its directory does not exist; "), "{why}");
+    assert!(
+        why.contains("does not serve the export `n` just now: its directory does not exist; "),
+        "{why}"
+    );
     // There it is.
     std::fs::create_dir(&directory).unwrap();
     executor.reconfigure(|text| text.replace("[\"*\"]", "[\"pwd\", \"true\"]"));
@@ -695,7 +763,10 @@ fn an_export_whose_file_system_hangs_is_told_of_and_holds_up_nobody() {
     drop(hung);
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{message}");
-    assert!(message.contains("hangs of export `hangs` has not answered for 5 s: its file system hangs"), "{message}");
+    assert!(
+        message.contains("hangs of export `hangs` has not answered for 5 s: its file system hangs"),
+        "{message}"
+    );
 }
 
 #[tokio::test]
@@ -754,20 +825,22 @@ async fn a_spare_supervisor_that_died_is_done_without() {
     }
 }
 
-/// Of all processes below this one, the runner's keeper that sees this store: others are other tests'.
+/// Of all processes below this one, the runner's keeper that sees this store: others are other
+/// tests'.
 fn keeper(lab: &Lab) -> PathBuf {
     let guards = children_of(std::process::id());
     let name = lab.store.path().file_name().unwrap().to_str().unwrap().to_owned();
     let keepers = guards.iter().flat_map(|guard| children_of(pid_of(guard)));
-    let sees_store =
-        |keeper: &PathBuf| std::fs::read_to_string(keeper.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&name));
+    let sees_store = |keeper: &PathBuf| {
+        std::fs::read_to_string(keeper.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&name))
+    };
     let keepers: Vec<_> = keepers.filter(sees_store).collect();
     let [keeper] = keepers.as_slice() else { panic!("{keepers:?}") };
     keeper.clone()
 }
 
-// Guard: supervisor::Running::leaders. Without it the number of an ended command is soon another process's, and so is a
-// signal to its group.
+// Guard: supervisor::Running::leaders. Without it the number of an ended command is soon another
+// process's, and so is a signal to its group.
 #[tokio::test]
 async fn the_number_of_an_ended_command_stays_its_own_until_its_run_ends() {
     let lab = Lab::start().await;
@@ -775,12 +848,19 @@ async fn the_number_of_an_ended_command_stays_its_own_until_its_run_ends() {
     // It leaves an orphan, which is reaped.
     spec.stages[0].argv = ["sh", "-c", "(sleep 0.1 &)"].map(|word| word.into()).to_vec();
     let mut call = Call::open(&lab.client, spec).await;
-    call.until(|kind| matches!(kind, run_output::Kind::Exited(exited) if exited.stage == 1).then_some(())).await;
+    call.until(|kind| {
+        matches!(kind, run_output::Kind::Exited(exited) if exited.stage == 1).then_some(())
+    })
+    .await;
     let supervisors = children_of(pid_of(&keeper(&lab)));
     let states = |supervisor: &PathBuf| -> Vec<char> {
         let children = children_of(pid_of(supervisor));
         let stat = |child: &PathBuf| std::fs::read_to_string(child.join("stat")).ok();
-        children.iter().filter_map(stat).filter_map(|stat| stat.rsplit(") ").next()?.chars().next()).collect()
+        children
+            .iter()
+            .filter_map(stat)
+            .filter_map(|stat| stat.rsplit(") ").next()?.chars().next())
+            .collect()
     };
     let of_run = || supervisors.iter().map(states).find(|states| !states.is_empty()).unwrap();
     while of_run().len() != 2 {
@@ -799,11 +879,15 @@ async fn the_number_of_an_ended_command_stays_its_own_until_its_run_ends() {
 async fn a_supervisor_has_a_bound_of_its_own_that_commands_have_not() {
     let lab = Lab::start().await;
     let own = std::fs::read_to_string("/proc/self/limits").unwrap();
-    let mut call =
-        Call::open(&lab.client, command(&["sh", "-c", "cat /proc/self/limits; echo ready; sleep 1000"])).await;
+    let mut call = Call::open(
+        &lab.client,
+        command(&["sh", "-c", "cat /proc/self/limits; echo ready; sleep 1000"]),
+    )
+    .await;
     let said = call.until_output("ready").await;
     let soft = |limits: &str| {
-        let line = limits.lines().find(|line| line.starts_with("Max data size")).unwrap().to_owned();
+        let line =
+            limits.lines().find(|line| line.starts_with("Max data size")).unwrap().to_owned();
         line.split_whitespace().nth(3).unwrap().parse().unwrap_or(u64::MAX)
     };
     let configured = posh_executor::config::Confinement::default().max_memory_bytes;
@@ -827,7 +911,8 @@ async fn end_at_once(process: &Path) {
 async fn describe_and_tools_say_what_is_here() {
     let lab = Lab::start().await;
     let mut client = lab.client.clone();
-    let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
+    let reply =
+        client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(reply.namespaces, "{}", reply.namespaces_reason);
     assert_eq!((reply.protocol, reply.exports[0].name.as_str()), (PROTOCOL_VERSION, "logs"));
     assert!(reply.locales.iter().any(|locale| locale == "C"), "{:?}", reply.locales);
@@ -841,7 +926,10 @@ async fn describe_and_tools_say_what_is_here() {
 /// As gateways ask for it: in no mount, and with the confinement of any run.
 #[tokio::test]
 async fn a_program_says_its_version_in_a_run() {
-    let lab = Lab::with(|config| config.confinement.commands = posh_executor::config::Commands::Annotated).await;
+    let lab = Lab::with(|config| {
+        config.confinement.commands = posh_executor::config::Commands::Annotated
+    })
+    .await;
     let version = |command: &str| {
         let mut spec = pipeline(&[command]);
         spec.mounts.clear();
@@ -853,14 +941,20 @@ async fn a_program_says_its_version_in_a_run() {
     let mut loaded = version("git --version");
     loaded.stages[0].env.push(EnvVar { name: "GREP_COLORS".into(), value: "x".into() });
     assert_eq!(lab.run(loaded).await.refusal().kind(), rejected::Kind::NotAllowed);
-    assert_eq!(lab.run(version("git --version x")).await.refusal().kind(), rejected::Kind::NotAllowed);
+    assert_eq!(
+        lab.run(version("git --version x")).await.refusal().kind(),
+        rejected::Kind::NotAllowed
+    );
 }
 
 #[tokio::test]
 async fn health_is_told() {
     let lab = Lab::start().await;
-    let channel =
-        tonic::transport::Channel::from_shared(format!("http://{}", lab.address)).unwrap().connect().await.unwrap();
+    let channel = tonic::transport::Channel::from_shared(format!("http://{}", lab.address))
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
     let request = HealthCheckRequest { service: "posh.executor.v1.Executor".into() };
     let reply = HealthClient::new(channel).check(request).await.unwrap().into_inner();
     assert_eq!(reply.status, 1);

@@ -23,7 +23,9 @@ async fn the_working_directory_is_the_workstations() {
     let lab = Lab::start().await;
     std::fs::create_dir(lab.store.path().join("sub")).unwrap();
     let below = format!("{MOUNT}/sub");
-    for directory in [MOUNT, &below, "/home/nobody-here/project", "/tmp/only on the workstation", "/srv/x", "/"] {
+    for directory in
+        [MOUNT, &below, "/home/nobody-here/project", "/tmp/only on the workstation", "/srv/x", "/"]
+    {
         let outcome = lab.run(in_directory(pipeline(&["pwd -P"]), directory)).await;
         assert_eq!(outcome.text(), format!("{directory}\n"));
     }
@@ -100,7 +102,11 @@ async fn paths_that_lead_out_are_refused_by_name() {
         let outcome = lab.run(using(&["echo ok"], &["f", path])).await;
         let refusal = outcome.refusal();
         assert_eq!((refusal.kind(), refusal.stage), (Kind::PathOutside, 1), "{path}");
-        assert!(refusal.message.contains(expected) && refusal.message.starts_with(path), "{}", refusal.message);
+        assert!(
+            refusal.message.contains(expected) && refusal.message.starts_with(path),
+            "{}",
+            refusal.message
+        );
     }
     // A command that works on the link itself may.
     let mut spec = using(&["readlink link"], &["link"]);
@@ -113,7 +119,9 @@ async fn redirects_out_of_the_mount_are_refused() {
     let lab = Lab::start().await;
     symlink("/etc/passwd", lab.store.path().join("link")).unwrap();
     nix::unistd::mkfifo(&lab.store.path().join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    for (path, kind) in [("link", Kind::PathOutside), ("missing", Kind::OpenFailed), ("fifo", Kind::OpenFailed)] {
+    for (path, kind) in
+        [("link", Kind::PathOutside), ("missing", Kind::OpenFailed), ("fifo", Kind::OpenFailed)]
+    {
         let mut spec = pipeline(&["cat"]);
         spec.stages[0].descriptors[0].source = Some(file(path, libc::O_RDONLY, 0));
         assert_eq!(lab.run(spec).await.refusal().kind(), kind, "{path}");
@@ -126,11 +134,16 @@ async fn exports_must_exist_and_sub_paths_stay_below() {
     std::fs::create_dir_all(lab.store.path().join("a/b")).unwrap();
     lab.write("a/b/f", "deep\n");
     symlink("/etc", lab.store.path().join("out")).unwrap();
-    for (export, sub_path) in [("other", ""), ("logs", "missing"), ("logs", "../.."), ("logs", "/etc"), ("logs", "out")]
+    for (export, sub_path) in
+        [("other", ""), ("logs", "missing"), ("logs", "../.."), ("logs", "/etc"), ("logs", "out")]
     {
         let mut spec = pipeline(&["cat f"]);
         spec.mounts = vec![mount(MOUNT, export, sub_path)];
-        assert_eq!(lab.run(spec).await.refusal().kind(), Kind::UnknownExport, "{export} {sub_path}");
+        assert_eq!(
+            lab.run(spec).await.refusal().kind(),
+            Kind::UnknownExport,
+            "{export} {sub_path}"
+        );
     }
     let mut spec = pipeline(&["cat f"]);
     spec.mounts = vec![mount(MOUNT, "logs", "a/b")];
@@ -178,9 +191,16 @@ async fn mounts_can_be_nearly_anywhere() {
     let lab = Lab::start().await;
     lab.write("f", "content\n");
     std::fs::create_dir(lab.store.path().join("inner")).unwrap();
-    for path in
-        ["/tmp/a/b", "/var/tmp/a", "/var/x", "/home/u/data", "/media/u/disk", "/run/user/1000/x", "/data", "/a/b"]
-    {
+    for path in [
+        "/tmp/a/b",
+        "/var/tmp/a",
+        "/var/x",
+        "/home/u/data",
+        "/media/u/disk",
+        "/run/user/1000/x",
+        "/data",
+        "/a/b",
+    ] {
         let mut spec = in_directory(pipeline(&["cat f"]), path);
         spec.mounts = vec![mount(path, "logs", "")];
         assert_eq!(lab.run(spec).await.text(), "content\n", "{path}");
@@ -221,7 +241,11 @@ async fn the_users_files_are_shown_at_their_paths() {
     let lab = Lab::start().await;
     lab.write("own", "from the export\n");
     let own = format!("{MOUNT}/own");
-    let file = |path: &str| ClientFile { path: path.to_owned().into(), content: "mine\n".into(), mode: 0o640 };
+    let file = |path: &str| ClientFile {
+        path: path.to_owned().into(),
+        content: "mine\n".into(),
+        mode: 0o640,
+    };
     let paths = ["/home/u/.gitconfig", "/etc/localtime", "/tmp/x/y", &own];
     let mut words = vec!["cat"];
     words.extend(paths);
@@ -251,7 +275,8 @@ async fn nothing_of_a_refused_run_has_run() {
     assert_eq!(lab.run(spec).await.refusal().stage, 2);
     // A stage that can't be set up holds back the others.
     let mut spec = pipeline(&["touch new", "cat"]);
-    spec.stages[1].limits = vec![posh_proto::executor::ResourceLimit { resource: 9999, soft: 1, hard: 1 }];
+    spec.stages[1].limits =
+        vec![posh_proto::executor::ResourceLimit { resource: 9999, soft: 1, hard: 1 }];
     assert_eq!(lab.run(spec).await.refusal().kind(), Kind::SpawnFailed);
     assert!(!lab.store.path().join("new").exists());
 }
@@ -294,5 +319,8 @@ async fn an_output_that_is_not_empty_is_another_file() {
     };
     assert_eq!(lab.run(to(libc::O_WRONLY, 0)).await.refusal().kind(), Kind::OpenFailed);
     assert!(lab.run(to(libc::O_WRONLY | libc::O_APPEND, 0)).await.is_finished);
-    assert_eq!(std::fs::read_to_string(lab.store.path().join("out")).unwrap(), "another file's\nnew\n");
+    assert_eq!(
+        std::fs::read_to_string(lab.store.path().join("out")).unwrap(),
+        "another file's\nnew\n"
+    );
 }

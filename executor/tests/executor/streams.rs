@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use nix::libc;
 use posh_proto::executor::{
-    Chunk, Credit, EnvVar, Inlet, Merge, Pty, ResourceLimit, RunSpec, Signal, WindowSize, descriptor::Source,
-    exited::How, rejected, run_input::Kind, run_output,
+    Chunk, Credit, EnvVar, Inlet, Merge, Pty, ResourceLimit, RunSpec, Signal, WindowSize,
+    descriptor::Source, exited::How, rejected, run_input::Kind, run_output,
 };
 
 use crate::harness::*;
@@ -64,7 +64,8 @@ async fn a_closed_outlet_ends_a_silent_tail() {
 async fn output_moves_as_it_appears() {
     let lab = Lab::start().await;
     lab.write("log", "");
-    let mut call = Call::open(&lab.client, pipeline(&["tail -f log", "grep --line-buffered x"])).await;
+    let mut call =
+        Call::open(&lab.client, pipeline(&["tail -f log", "grep --line-buffered x"])).await;
     call.until(started).await;
     for line in ["x1\n", "x2\n"] {
         let path = lab.store.path().join("log");
@@ -167,7 +168,8 @@ async fn redirects_start_at_their_offsets_and_tell_where_they_ended() {
     let outcome = lab.run(spec).await;
     assert!(outcome.is_finished, "{outcome:?}");
     assert_eq!(std::fs::read_to_string(lab.store.path().join("out")).unwrap(), "oltwo\nthree\n");
-    let offsets: Vec<_> = outcome.exits[&1].offsets.iter().map(|offset| (offset.fd, offset.offset)).collect();
+    let offsets: Vec<_> =
+        outcome.exits[&1].offsets.iter().map(|offset| (offset.fd, offset.offset)).collect();
     assert_eq!(offsets, [(0, 14), (1, 12)]);
 }
 
@@ -247,7 +249,10 @@ async fn a_closed_descriptor_is_closed() {
     let mut spec = pipeline(&["cat"]);
     spec.stages[0].descriptors[0].source = Some(Source::Closed(true));
     let outcome = lab.run(spec).await;
-    assert_eq!(outcome.errors(), "cat: -: Bad file descriptor\ncat: closing standard input: Bad file descriptor\n");
+    assert_eq!(
+        outcome.errors(),
+        "cat: -: Bad file descriptor\ncat: closing standard input: Bad file descriptor\n"
+    );
     assert_eq!(outcome.codes(), [How::Code(1)]);
 }
 
@@ -262,12 +267,14 @@ fn with_pty(mut spec: RunSpec) -> RunSpec {
 #[tokio::test]
 async fn a_pty_is_a_terminal_of_the_given_size() {
     let lab = Lab::start().await;
-    let outcome = lab.run(with_pty(command(&["sh", "-c", "test -t 1 && stty size <&1; echo end"]))).await;
+    let outcome =
+        lab.run(with_pty(command(&["sh", "-c", "test -t 1 && stty size <&1; echo end"]))).await;
     assert_eq!(outcome.text(), "33 77\nend\n", "{outcome:?}");
     let wait = "trap 'stty size <&1; exit' WINCH; echo ready; while :; do sleep 0.05; done";
     let mut call = Call::open(&lab.client, with_pty(command(&["sh", "-c", wait]))).await;
     call.until_output("ready").await;
-    call.send(Kind::WindowSize(WindowSize { rows: 10, columns: 20, x_pixels: 0, y_pixels: 0 })).await;
+    call.send(Kind::WindowSize(WindowSize { rows: 10, columns: 20, x_pixels: 0, y_pixels: 0 }))
+        .await;
     call.until_output("10 20").await;
 }
 
@@ -338,7 +345,10 @@ async fn a_stage_starts_as_the_shell_would_have_started_it() {
     let mut spec = command(&["odd name", "-c", script]);
     let stage = &mut spec.stages[0];
     stage.program = "sh".into();
-    let variable = |name: &str, value: &str| EnvVar { name: name.to_owned().into(), value: value.to_owned().into() };
+    let variable = |name: &str, value: &str| EnvVar {
+        name: name.to_owned().into(),
+        value: value.to_owned().into(),
+    };
     stage.env = vec![variable("LANG", "xx"), variable("PATH", "/nowhere")];
     stage.umask = 0o027;
     stage.nice = 5;
@@ -349,7 +359,8 @@ async fn a_stage_starts_as_the_shell_would_have_started_it() {
     assert!(lines[0].starts_with("odd name xx /usr/local/sbin:"), "{text}");
     assert_eq!(lines[1..5], ["0027", "77", "5", "alive"], "{text}");
     // The default limit is the executor's own, not what it raised it to.
-    let (soft, _) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
+    let (soft, _) =
+        nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
     let text = lab.run(command(&["sh", "-c", "ulimit -n; kill -PIPE $$; echo alive"])).await.text();
     assert!(text.trim().parse::<u64>().unwrap() <= soft, "{text}");
 }
@@ -363,8 +374,8 @@ async fn signals_reach_a_stage_or_its_group() {
     call.send(Kind::Signal(Signal { stage: 1, signal: 15, group: false })).await;
     let outcome = call.collect(Bytes::new()).await;
     assert_eq!((outcome.text().as_str(), outcome.codes()), ("got it\n", vec![How::Code(3)]));
-    // Not SIGINT: dash can lose that between fork and exec. And not before it has forked: what comes when it holds signals up for that, its
-    // child never gets.
+    // Not SIGINT: dash can lose that between fork and exec. And not before it has forked: what
+    // comes when it holds signals up for that, its child never gets.
     let script = "sh -c 'echo ready; exec sleep 1000'; echo not reached";
     let mut call = Call::open(&lab.client, command(&["sh", "-c", script])).await;
     call.until_output("ready").await;
@@ -380,7 +391,8 @@ async fn a_signal_right_behind_the_specification_is_not_lost() {
     for _ in 0..20 {
         let call = Call::open(&lab.client, command(&["sleep", "1000"])).await;
         call.send(Kind::Signal(Signal { stage: 1, signal: 15, group: true })).await;
-        let outcome = tokio::time::timeout(PATIENCE, call.collect(Bytes::new())).await.expect("it is ended");
+        let outcome =
+            tokio::time::timeout(PATIENCE, call.collect(Bytes::new())).await.expect("it is ended");
         assert_eq!(outcome.codes(), vec![How::Signal(15)]);
     }
 }

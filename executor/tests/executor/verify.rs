@@ -20,7 +20,8 @@ sort:
 ";
 
 /// A `stat` that reads no names, as far as its annotation knows.
-const BLIND: &str = "stat:\n- OPTPARAMS:\n  - {short: c, type: string, size: 1}\n  PARAMS:\n  - {size: list}\n";
+const BLIND: &str =
+    "stat:\n- OPTPARAMS:\n  - {short: c, type: string, size: 1}\n  PARAMS:\n  - {size: list}\n";
 
 /// A directory with files to use, and one beside it with annotations.
 struct Site {
@@ -30,8 +31,10 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
-        let site = Self { files: tempfile::tempdir().unwrap(), annotations: tempfile::tempdir().unwrap() };
-        let write = |name: &str, content: &str| fs::write(site.files.path().join(name), content).unwrap();
+        let site =
+            Self { files: tempfile::tempdir().unwrap(), annotations: tempfile::tempdir().unwrap() };
+        let write =
+            |name: &str, content: &str| fs::write(site.files.path().join(name), content).unwrap();
         write("a", "2 two\n1 one\n3 three\n");
         write("b", "1 uno\n2 dos\n");
         write("keys", "0123456789012345678901234567890123456789");
@@ -76,7 +79,11 @@ struct Verdict {
 impl Verdict {
     fn of(output: Output) -> Self {
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        Self { report: text(&output.stdout), output: text(&output.stderr), status: output.status.code() }
+        Self {
+            report: text(&output.stdout),
+            output: text(&output.stderr),
+            status: output.status.code(),
+        }
     }
 
     #[track_caller]
@@ -90,7 +97,9 @@ fn a_file_that_an_annotation_forgets_is_told_and_denied() {
     let site = Site::new().annotate("sort.yaml", FORGETFUL);
     let keys = site.path("keys");
     let verdict = site.verify(&["sort", "-R", &format!("--random-source={keys}"), "a"]);
-    let said = format!("sort: read {keys}, which no word of its annotation names (option --random-source?)");
+    let said = format!(
+        "sort: read {keys}, which no word of its annotation names (option --random-source?)"
+    );
     verdict.expect(1, &format!("{said}\ncommands verified: 1; uses that no annotation names: 1\n"));
     assert!(verdict.output.contains("Permission denied"), "{}", verdict.output);
     let out = site.path("out");
@@ -111,7 +120,10 @@ fn a_file_that_an_annotation_forgets_is_told_and_denied() {
 fn what_is_only_looked_at_is_told_and_goes_on() {
     let site = Site::new().annotate("stat.yaml", BLIND);
     let verdict = site.verify(&["stat", "-c", "%s", "d/e/f"]);
-    let said = format!("stat: looked at {}, which no word of its annotation names (word 3?)", site.path("d/e/f"));
+    let said = format!(
+        "stat: looked at {}, which no word of its annotation names (word 3?)",
+        site.path("d/e/f")
+    );
     verdict.expect(1, &format!("{said}\ncommands verified: 1; uses that no annotation names: 1\n"));
     assert_eq!(verdict.output, "5\n");
 }
@@ -120,34 +132,43 @@ fn what_is_only_looked_at_is_told_and_goes_on() {
 fn each_command_of_a_line_has_its_own_files() {
     let site = Site::new().annotate("stat.yaml", BLIND);
     let verdict = site.verify(&["cat a | sort > sorted; (cd d && stat -c %s e/f); wc -l sorted"]);
-    let said = format!("stat: looked at {}, which no word of its annotation names (word 3?)", site.path("d/e/f"));
+    let said = format!(
+        "stat: looked at {}, which no word of its annotation names (word 3?)",
+        site.path("d/e/f")
+    );
     verdict.expect(1, &format!("{said}\ncommands verified: 4; uses that no annotation names: 1\n"));
     assert_eq!(verdict.output, "5\n3 sorted\n");
 }
 
 #[test]
 fn a_file_that_is_named_for_another_use_is_told() {
-    let site = Site::new().annotate("touch.yaml", "touch:\n- PARAMS:\n  - {type: input_file, size: list}\n");
+    let site = Site::new()
+        .annotate("touch.yaml", "touch:\n- PARAMS:\n  - {type: input_file, size: list}\n");
     let a = site.path("a");
     let said = ["wrote to", "changed"]
         .map(|deed| format!("touch: {deed} {a}, which its annotation names, but not for that\n"));
-    site.verify(&["touch", "a"])
-        .expect(1, &format!("{}commands verified: 1; uses that no annotation names: 2\n", said.concat()));
+    site.verify(&["touch", "a"]).expect(
+        1,
+        &format!("{}commands verified: 1; uses that no annotation names: 2\n", said.concat()),
+    );
 }
 
 #[test]
 fn threads_children_and_signals_are_left_as_they_are() {
     let site = Site::new();
-    // Stopped by job control and continued, ended by a signal without a name, waited for, and left behind.
+    // Stopped by job control and continued, ended by a signal without a name, waited for, and left
+    // behind.
     let line = "sh -c 'kill -STOP $$; echo continued; : > done' & \
                 until test -e done; do kill -CONT $!; done; wait; \
                 sh -c 'kill -40 $$'; echo $?; cat a | tail -n 1; sleep 1000 &";
     let verdict = site.verify(&[line]);
     verdict.expect(0, "commands verified: 2; each used what its annotation names, and no more\n");
-    assert!(verdict.output.starts_with("continued\n") && verdict.output.ends_with("168\n3 three\n"), "{verdict:?}");
+    assert!(
+        verdict.output.starts_with("continued\n") && verdict.output.ends_with("168\n3 three\n"),
+        "{verdict:?}"
+    );
     // Threads (zstd, sort) and children (tar) belong to their command.
-    let line =
-        "seq 200000 > big; sort --parallel=4 -S 1M -n big | tail -n 1; tar -czf t.tgz big; zstd -q -k big; ls big.zst";
+    let line = "seq 200000 > big; sort --parallel=4 -S 1M -n big | tail -n 1; tar -czf t.tgz big; zstd -q -k big; ls big.zst";
     let verdict = site.verify(&[line]);
     verdict.expect(0, "commands verified: 5; each used what its annotation names, and no more\n");
 }
@@ -157,8 +178,16 @@ fn a_copy_takes_the_changes_and_a_file_has_the_lines() {
     let site = Site::new();
     let lines = site.annotations.path().join("lines");
     fs::write(&lines, "# remark\n\ncp a copied\n  sed -i s/one/ONE/ a\nfile d/e/f\n").unwrap();
-    let output = site.program().arg("--file").arg(&lines).arg("--in").arg(site.files.path()).output().unwrap();
-    Verdict::of(output).expect(0, "commands verified: 3; each used what its annotation names, and no more\n");
+    let output = site
+        .program()
+        .arg("--file")
+        .arg(&lines)
+        .arg("--in")
+        .arg(site.files.path())
+        .output()
+        .unwrap();
+    Verdict::of(output)
+        .expect(0, "commands verified: 3; each used what its annotation names, and no more\n");
     assert!(!site.files.path().join("copied").exists());
     assert!(fs::read_to_string(site.files.path().join("a")).unwrap().contains("one"));
 }
@@ -177,12 +206,18 @@ fn an_ordinary_user_needs_no_rights() {
     let user = USER.to_string();
     let mut command = Command::new("setpriv");
     command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]).arg(&copy);
-    let output = site.prepare(command).args(["--", "sort a -o out; cat b > c; wc -l c"]).output().unwrap();
-    let said = format!("sort: made {}, which no word of its annotation names (option -o?)", site.path("out"));
-    Verdict::of(output).expect(1, &format!("{said}\ncommands verified: 3; uses that no annotation names: 1\n"));
+    let output =
+        site.prepare(command).args(["--", "sort a -o out; cat b > c; wc -l c"]).output().unwrap();
+    let said = format!(
+        "sort: made {}, which no word of its annotation names (option -o?)",
+        site.path("out")
+    );
+    Verdict::of(output)
+        .expect(1, &format!("{said}\ncommands verified: 3; uses that no annotation names: 1\n"));
 }
 
-/// One line or more for every command that ships annotated, with how many commands of it are to be verified.
+/// One line or more for every command that ships annotated, with how many commands of it are to be
+/// verified.
 const LINES: &[(usize, &str)] = &[
     (2, "awk '{print $1}' a; awk -v n=1 '{print n}' a b"),
     (2, "base64 a > a.64; base64 -d a.64"),
@@ -233,36 +268,54 @@ const LINES: &[(usize, &str)] = &[
     (3, "xz -k a; xz -dc a.xz; unxz -kf a.xz"),
     (3, "zstd -q -k a; zstd -q -dc a.zst; zstdcat a.zst"),
     (3, "convert r.ppm -resize 2x2 s.png; identify r.ppm; mogrify -resize 3x3 r.ppm"),
-    (6, "cd repo; git status; git add c; git -c user.name=x -c user.email=x commit -qm x; git log; git diff; git show"),
+    (
+        6,
+        "cd repo; git status; git add c; git -c user.name=x -c user.email=x commit -qm x; git log; git diff; git show",
+    ),
 ];
 
-/// Every use of the first stays on the workstation; the others are read as awk and gunzip are, and not on every machine.
+/// Every use of the first stays on the workstation; the others are read as awk and gunzip are, and
+/// not on every machine.
 const NOT_RUN: [&str; 5] = ["dd", "gawk", "nawk", "original-awk", "uncompress"];
 
 #[test]
 fn every_command_that_ships_annotated_uses_what_its_annotation_names() {
     let mut wrong = Vec::new();
     std::thread::scope(|scope| {
-        let runs: Vec<_> = LINES.iter().map(|(count, line)| scope.spawn(|| line_as_expected(*count, line))).collect();
+        let runs: Vec<_> = LINES
+            .iter()
+            .map(|(count, line)| scope.spawn(|| line_as_expected(*count, line)))
+            .collect();
         wrong.extend(runs.into_iter().filter_map(|run| run.join().unwrap()));
     });
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
     let words: Vec<&str> = LINES.iter().flat_map(|(_, line)| line.split([' ', ';'])).collect();
     let library = posh_annotations::Library::builtin();
-    let untried: Vec<&str> =
-        library.commands().filter(|name| !words.contains(name) && !NOT_RUN.contains(name)).collect();
+    let untried: Vec<&str> = library
+        .commands()
+        .filter(|name| !words.contains(name) && !NOT_RUN.contains(name))
+        .collect();
     assert!(untried.is_empty(), "no line runs {untried:?}");
 }
 
 /// Runs one line in a directory of its own; what is wrong, if anything.
 fn line_as_expected(count: usize, line: &str) -> Option<String> {
     let site = Site::new();
-    let prepared = Command::new("sh").args(["-euc", SCENE]).current_dir(site.files.path()).status().unwrap();
+    let prepared =
+        Command::new("sh").args(["-euc", SCENE]).current_dir(site.files.path()).status().unwrap();
     assert!(prepared.success());
     let home = site.files.path();
-    let output = site.program().arg("--").arg(line).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", home).output();
+    let output = site
+        .program()
+        .arg("--")
+        .arg(line)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", home)
+        .output();
     let Verdict { report, output, .. } = Verdict::of(output.unwrap());
-    let expected = format!("commands verified: {count}; each used what its annotation names, and no more\n");
+    let expected =
+        format!("commands verified: {count}; each used what its annotation names, and no more\n");
     (report != expected).then(|| format!("{line}\n  {report}  {output}"))
 }
 

@@ -119,22 +119,42 @@ impl Server {
         self.top.path().join("victim")
     }
 
-    /// All that is outside of the export, the nodes of devices, and what the executor's own mount namespace has.
+    /// All that is outside of the export, the nodes of devices, and what the executor's own mount
+    /// namespace has.
     fn snapshot(&self) -> BTreeMap<PathBuf, String> {
         let mut found = BTreeMap::new();
         let devices = PathBuf::from(format!("/proc/{}/root/dev", self.child.id()));
         for top in [self.victim(), devices] {
             look_at(&top, &mut found);
         }
-        for path in ["/.old", "/.posh-cover", "/posh-test-views", "/etc/ld.so.preload", "/etc/posh-test-views"] {
+        for path in [
+            "/.old",
+            "/.posh-cover",
+            "/posh-test-views",
+            "/etc/ld.so.preload",
+            "/etc/posh-test-views",
+        ] {
             if let Ok(about) = fs::symlink_metadata(path) {
                 found.insert(path.into(), state_of(Path::new(path), &about));
             }
         }
-        for path in ["/", "/etc", "/etc/passwd", "/usr", "/usr/local", "/usr/local/sbin", "/usr/bin", "/var", "/home"] {
+        for path in [
+            "/",
+            "/etc",
+            "/etc/passwd",
+            "/usr",
+            "/usr/local",
+            "/usr/local/sbin",
+            "/usr/bin",
+            "/var",
+            "/home",
+        ] {
             // Not their times: other tests of this machine may make things there.
             let about = fs::symlink_metadata(path).unwrap();
-            found.insert(path.into(), format!("{} {} {} {}", about.ino(), about.uid(), about.gid(), about.mode()));
+            found.insert(
+                path.into(),
+                format!("{} {} {} {}", about.ino(), about.uid(), about.gid(), about.mode()),
+            );
         }
         found
     }
@@ -143,7 +163,8 @@ impl Server {
 /// The directory to which a link in the server's /usr/local/bin leads.
 const LINKED: &str = "/home/posh-test-views";
 
-/// Puts nodes and links of its own over /dev, a link over /usr/local/bin, and becomes the executor ($2 is how, word by word).
+/// Puts nodes and links of its own over /dev, a link over /usr/local/bin, and becomes the executor
+/// ($2 is how, word by word).
 const PRIVATE_DEVICES: &str = r#"
 mount -t tmpfs dev "$1"
 mknod -m 666 "$1/null" c 1 3
@@ -168,7 +189,11 @@ impl Drop for Server {
 }
 
 fn state_of(path: &Path, about: &fs::Metadata) -> String {
-    let content = if about.is_file() && about.len() < 4096 { fs::read(path).unwrap_or_default() } else { Vec::new() };
+    let content = if about.is_file() && about.len() < 4096 {
+        fs::read(path).unwrap_or_default()
+    } else {
+        Vec::new()
+    };
     let times = (about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec());
     let owner = (about.uid(), about.gid(), about.mode(), about.nlink(), about.rdev());
     format!("{} {owner:?} {times:?} {content:?}", about.ino())
@@ -247,10 +272,17 @@ async fn hostile_places_change_nothing_on_the_server() {
         let step = if way == Way::RootForNobody { 1 } else { 4 };
         for path in HOSTILE.into_iter().step_by(step) {
             let outcome = server.run(with_mount(pipeline(&["true"]), path, "")).await;
-            assert!(matches!(outcome.refusal().kind(), Kind::NoNamespace | Kind::Protocol), "{way:?} mount {path:?}");
+            assert!(
+                matches!(outcome.refusal().kind(), Kind::NoNamespace | Kind::Protocol),
+                "{way:?} mount {path:?}"
+            );
             let mut spec = pipeline(&["true"]);
             spec.client_files = vec![client_file(path, 0o644)];
-            assert_eq!(server.run(spec).await.refusal().kind(), Kind::NotAllowed, "{way:?} file {path:?}");
+            assert_eq!(
+                server.run(spec).await.refusal().kind(),
+                Kind::NotAllowed,
+                "{way:?} file {path:?}"
+            );
         }
         assert_eq!(server.snapshot(), before, "{way:?}");
     }
@@ -277,7 +309,11 @@ async fn places_by_the_names_of_the_servers_tree_lie_on_the_views_own() {
             let mut spec = command(&["sh", "-c", &format!("cat '{path}'; ls -d '{path}'")]);
             spec.client_files = vec![client_file(&path, 0o4755)];
             let outcome = server.run(spec).await;
-            assert_eq!(outcome.text(), format!("of the client\n{path}\n"), "{way:?} {path}: {outcome:?}");
+            assert_eq!(
+                outcome.text(),
+                format!("of the client\n{path}\n"),
+                "{way:?} {path}: {outcome:?}"
+            );
             let spec = with_mount(command(&["cat", &format!("{path}/f")]), &path, "");
             assert_eq!(server.run(spec).await.text(), OWN, "{way:?} {path}");
             let mut spec = pipeline(&["pwd"]);
@@ -299,7 +335,8 @@ async fn a_client_file_gives_nobodys_rights() {
     assert_eq!(server.run(spec).await.text(), "755 root\n");
 }
 
-// Guards: root::Root::find_as, RESOLVE_NO_SYMLINKS; a mount point in an export is looked up, never made.
+// Guards: root::Root::find_as, RESOLVE_NO_SYMLINKS; a mount point in an export is looked up, never
+// made.
 #[tokio::test]
 async fn mount_points_in_exports_are_only_looked_up() {
     for way in WAYS {
@@ -344,7 +381,9 @@ async fn places_of_one_view_do_not_cover_each_other() {
     let refused = |spec: RunSpec| async { lab.run(spec).await.refusal().kind() };
     assert_eq!(refused(with_mount(pipeline(&["true"]), MOUNT, "")).await, Kind::Protocol);
     let above = MOUNT.rsplit_once('/').unwrap().0;
-    for files in [&[MOUNT][..], &[above], &["/mnt"], &["/home/f", "/home/f"], &["/home/f", "/home/f/g"]] {
+    for files in
+        [&[MOUNT][..], &[above], &["/mnt"], &["/home/f", "/home/f"], &["/home/f", "/home/f/g"]]
+    {
         let mut spec = pipeline(&["true"]);
         spec.client_files = files.iter().map(|path| client_file(path, 0o644)).collect();
         assert_eq!(refused(spec).await, Kind::NoNamespace, "{files:?}");
@@ -362,7 +401,8 @@ async fn a_sub_path_needs_the_callers_rights_on_the_way() {
         let export = server.top.path().join("export");
         fs::create_dir_all(export.join("private/shared")).unwrap();
         fs::write(export.join("private/shared/f"), OWN).unwrap();
-        fs::set_permissions(export.join("private/shared"), fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(export.join("private/shared"), fs::Permissions::from_mode(0o777))
+            .unwrap();
         chown(export.join("private"), Some(ANOTHER), Some(ANOTHER)).unwrap();
         fs::set_permissions(export.join("private"), fs::Permissions::from_mode(0o700)).unwrap();
         let before = server.snapshot();
@@ -389,7 +429,9 @@ async fn a_sub_path_needs_the_callers_rights_on_the_way() {
             let outcome = read(sub_path).await;
             match is_allowed {
                 true => assert_eq!(outcome.text(), OWN, "{way:?} {sub_path}"),
-                false => assert_eq!(outcome.refusal().kind(), Kind::UnknownExport, "{way:?} {sub_path}"),
+                false => {
+                    assert_eq!(outcome.refusal().kind(), Kind::UnknownExport, "{way:?} {sub_path}")
+                }
             }
         }
         if way == Way::RootForNobody {
@@ -411,20 +453,31 @@ async fn an_export_brings_no_programs() {
     fs::create_dir(export.join("bin")).unwrap();
     for name in ["cat", "posh-test-own-program"] {
         fs::write(export.join("bin").join(name), "#!/bin/sh\necho started\n").unwrap();
-        fs::set_permissions(export.join("bin").join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(export.join("bin").join(name), fs::Permissions::from_mode(0o755))
+            .unwrap();
     }
-    for path in tools_path().chain(["/usr/lib".into(), "/lib".into(), "/opt/x".into(), "/etc/alternatives".into()]) {
+    for path in tools_path().chain([
+        "/usr/lib".into(),
+        "/lib".into(),
+        "/opt/x".into(),
+        "/etc/alternatives".into(),
+    ]) {
         let outcome = server.run(with_mount(pipeline(&["cat f"]), &path, "bin")).await;
         assert_eq!(outcome.refusal().kind(), Kind::NoNamespace, "{path}");
     }
     let own = format!("{MOUNT}/bin/cat");
-    let script = format!("{own}; test -x {own} || echo no program; /lib64/ld-linux-x86-64.so.2 {own}");
+    let script =
+        format!("{own}; test -x {own} || echo no program; /lib64/ld-linux-x86-64.so.2 {own}");
     let outcome = server.run(command(&["sh", "-c", &script])).await;
     assert!(!outcome.text().contains("started"), "{outcome:?}");
-    assert!(outcome.text().contains("no program") && outcome.errors().contains("Permission denied"), "{outcome:?}");
+    assert!(
+        outcome.text().contains("no program") && outcome.errors().contains("Permission denied"),
+        "{outcome:?}"
+    );
 }
 
-// Guard: paths::is_unreadable_program. access(2) says of programs on a noexec mount that they are none.
+// Guard: paths::is_unreadable_program. access(2) says of programs on a noexec mount that they are
+// none.
 #[tokio::test]
 async fn a_program_that_can_not_be_read_is_looked_at_on_the_workstation() {
     for more in ["", "exec = true"] {
@@ -433,7 +486,8 @@ async fn a_program_that_can_not_be_read_is_looked_at_on_the_workstation() {
         fs::write(&program, "#!/bin/sh\n").unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o711)).unwrap();
         let local = "exec setpriv --reuid 65534 --regid 65534 --clear-groups file -b \"$1\"";
-        let local = Command::new("bash").args(["-c", local, "bash"]).arg(&program).output().unwrap().stdout;
+        let local =
+            Command::new("bash").args(["-c", local, "bash"]).arg(&program).output().unwrap().stdout;
         assert!(String::from_utf8_lossy(&local).contains("executable, regular file"), "{local:?}");
         let mut spec = command(&["file", "-b", "program"]);
         spec.stages[0].paths = vec![path_use("program")];
@@ -456,13 +510,16 @@ async fn a_link_out_of_the_servers_programs_is_no_program() {
     let server = Server::with(Way::RootForNobody, "exec = true").await;
     let export = server.top.path().join("export");
     fs::write(export.join("posh-test-linked"), "#!/bin/sh\necho started\n").unwrap();
-    fs::set_permissions(export.join("posh-test-linked"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(export.join("posh-test-linked"), fs::Permissions::from_mode(0o755))
+        .unwrap();
     let spec = with_mount(pipeline(&["posh-test-linked"]), LINKED, "");
     assert_eq!(server.run(spec).await.refusal().kind(), Kind::MissingTool);
 }
 
 fn tools_path() -> impl Iterator<Item = String> {
-    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"].into_iter().map(str::to_owned)
+    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        .into_iter()
+        .map(str::to_owned)
 }
 
 // Guard: the administrator's word; `exec` of an export.
@@ -500,14 +557,17 @@ async fn root_changes_no_attributes_of_what_is_the_servers() {
             "/sys/devices/system/cpu",
         ];
         for path in files.into_iter().filter(|path| Path::new(path).exists()) {
-            for change in ["chmod 600", "chmod +t", "chown 1:1", "touch -d 2001-01-01", "rm -rf", "ln -sf /x"] {
+            for change in
+                ["chmod 600", "chmod +t", "chown 1:1", "touch -d 2001-01-01", "rm -rf", "ln -sf /x"]
+            {
                 let mut words: Vec<&str> = change.split(' ').collect();
                 words.push(path);
                 let outcome = server.run(command(&words)).await;
                 assert!(!outcome.errors().is_empty(), "{way:?} {change} {path}: {outcome:?}");
             }
         }
-        // Also by what a command has open: fchmod(2) and futimens(2), on its own standard input and output.
+        // Also by what a command has open: fchmod(2) and futimens(2), on its own standard input and
+        // output.
         let script = "chmod 600 /proc/self/fd/0; chmod 600 /dev/stdin; touch -d 2001-01-01 /dev/stdin; \
                       exec 3<> /dev/null; chmod 600 /proc/self/fd/3; perl -e 'open F, q(+<), q(/dev/null); \
                       print STDERR chmod(0600, *F) ? q(changed) : qq($!\\n), chown(1, 1, *F) ? q(changed) : qq($!\\n)'";
@@ -515,8 +575,7 @@ async fn root_changes_no_attributes_of_what_is_the_servers() {
         assert!(outcome.errors().matches("Read-only file system").count() >= 5, "{outcome:?}");
         assert!(!outcome.errors().contains("changed"), "{outcome:?}");
         // They are as good as before.
-        let script =
-            "echo x > /dev/null && head -c 3 /dev/zero | wc -c && head -c 5 /dev/urandom | wc -c && echo x > /dev/full";
+        let script = "echo x > /dev/null && head -c 3 /dev/zero | wc -c && head -c 5 /dev/urandom | wc -c && echo x > /dev/full";
         let outcome = server.run(command(&["sh", "-c", script])).await;
         assert_eq!(outcome.text(), "3\n5\n");
         assert!(outcome.errors().contains("error"), "{outcome:?}");
@@ -608,7 +667,10 @@ async fn emptying_tmp_touches_nothing_of_an_export_that_is_mounted_there() {
     tokio::time::timeout(PATIENCE, emptied).await.expect("/tmp is emptied");
     // Mounts are where they were, and nothing else is beside them.
     assert_eq!(
-        run("ls /tmp/a /tmp/a/b /tmp/a/b/c; cat /tmp/a/b/c/d/kept").await.lines().collect::<String>(),
+        run("ls /tmp/a /tmp/a/b /tmp/a/b/c; cat /tmp/a/b/c/d/kept")
+            .await
+            .lines()
+            .collect::<String>(),
         "/tmp/a:bb2/tmp/a/b:c/tmp/a/b/c:dx"
     );
     assert_eq!(fs::read_to_string(lab.store.path().join("kept")).unwrap(), "x\n");
@@ -622,7 +684,10 @@ async fn what_is_mounted_below_an_export_is_that_of_this_moment() {
     let sub = server.top.path().join("export/sub");
     let administer = |script: &str| {
         let mut command = Command::new("nsenter");
-        command.arg("--target").arg(server.child.id().to_string()).args(["--mount", "sh", "-ec", script, "sh"]);
+        command
+            .arg("--target")
+            .arg(server.child.id().to_string())
+            .args(["--mount", "sh", "-ec", script, "sh"]);
         assert!(command.arg(&sub).status().unwrap().success(), "{script}");
     };
     let reads = || server.run(pipeline(&["cat sub/f"]));

@@ -44,7 +44,9 @@ impl Caching {
                             memory.contents.remove(&file);
                             memory.recalled.insert(file, stamp);
                         }
-                        let _ = its.call(&me(), Op::Return(vec![Returned { file, leases, stamp }])).await;
+                        let _ = its
+                            .call(&me(), Op::Return(vec![Returned { file, leases, stamp }]))
+                            .await;
                     }
                     Notice::Is(_) | Notice::All { .. } => {}
                     Notice::Lost { stamp } => {
@@ -89,7 +91,8 @@ struct Numbers(u64);
 
 impl Numbers {
     fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
 }
@@ -99,8 +102,10 @@ async fn two_sessions_and_a_program_of_the_server_are_never_stale() {
     let site = Site::new().await;
     let mut tasks = tokio::task::JoinSet::new();
     let proxy = Proxy::to(site.address).await;
-    let behind = Remote::open(Arc::new(Direct(proxy.address)), EXPORT, Default::default()).await.unwrap();
-    let mut clients = [Caching::new(behind, &mut tasks), Caching::new(site.remote().await, &mut tasks)];
+    let behind =
+        Remote::open(Arc::new(Direct(proxy.address)), EXPORT, Default::default()).await.unwrap();
+    let mut clients =
+        [Caching::new(behind, &mut tasks), Caching::new(site.remote().await, &mut tasks)];
     let mut files = Vec::new();
     for number in 0..FILES {
         fs::write(site.path(&format!("f{number}")), "00000000").unwrap();
@@ -116,15 +121,22 @@ async fn two_sessions_and_a_program_of_the_server_are_never_stale() {
                 expected[file] = format!("{step:08}");
                 clients[client].write(files[file], &expected[file]).await;
             }
-            // By another program: as after every offloaded command, the gateway asks what has changed.
+            // By another program: as after every offloaded command, the gateway asks what has
+            // changed.
             20..23 => {
                 expected[file] = format!("{step:08}");
                 let script = format!("printf {} > f{file}", expected[file]);
                 assert!(
-                    Command::new("sh").args(["-c", &script]).current_dir(site.top.path()).status().unwrap().success()
+                    Command::new("sh")
+                        .args(["-c", &script])
+                        .current_dir(site.top.path())
+                        .status()
+                        .unwrap()
+                        .success()
                 );
                 for client in &clients {
-                    let Answer::Settled(settled) = call(&*client.store, Op::Settle(Settling::Recalls)).await.unwrap()
+                    let Answer::Settled(settled) =
+                        call(&*client.store, Op::Settle(Settling::Recalls)).await.unwrap()
                     else {
                         panic!("settled")
                     };

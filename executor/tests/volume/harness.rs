@@ -39,8 +39,13 @@ pub struct Site {
 impl Site {
     pub async fn new() -> Self {
         let top = TempDir::new().unwrap();
-        let export =
-            Export { name: EXPORT.into(), path: top.path().to_owned(), read_only: false, exec: false, coherence: None };
+        let export = Export {
+            name: EXPORT.into(),
+            path: top.path().to_owned(),
+            read_only: false,
+            exec: false,
+            coherence: None,
+        };
         let config = Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             // Its callers are several users.
@@ -81,7 +86,8 @@ pub struct Direct(pub SocketAddr);
 impl Connector for Direct {
     async fn connect(&self) -> Result<Channel, String> {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.0)).unwrap();
-        let endpoint = endpoint.initial_stream_window_size(8 << 20).initial_connection_window_size(64 << 20);
+        let endpoint =
+            endpoint.initial_stream_window_size(8 << 20).initial_connection_window_size(64 << 20);
         endpoint.tcp_nodelay(true).connect().await.map_err(|error| error.to_string())
     }
 }
@@ -109,7 +115,11 @@ impl Proxy {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 if state.borrow().1 {
-                    connections.spawn(carry(client, *leads_to.borrow(), (state.clone(), ice.clone())));
+                    connections.spawn(carry(
+                        client,
+                        *leads_to.borrow(),
+                        (state.clone(), ice.clone()),
+                    ));
                 }
             }
         });
@@ -179,7 +189,11 @@ pub async fn find(store: &dyn Store, path: &str) -> Result<Entry, Errno> {
     }
 }
 
-pub async fn open(store: &dyn Store, path: &str, flags: OpenFlags) -> Result<(Place, Entry), Errno> {
+pub async fn open(
+    store: &dyn Store,
+    path: &str,
+    flags: OpenFlags,
+) -> Result<(Place, Entry), Errno> {
     let file = find(store, path).await?.attributes.id;
     match call(store, Op::Open { file, flags }).await? {
         Answer::Opened { handle, entry, .. } => Ok((Place { file, handle: Some(handle) }, entry)),
@@ -199,8 +213,15 @@ pub async fn content(store: &dyn Store, place: Place) -> Result<(Vec<u8>, Option
     Ok((content, entry))
 }
 
-pub async fn write(store: &dyn Store, place: Place, offset: u64, data: Vec<u8>) -> Result<Entry, Errno> {
+pub async fn write(
+    store: &dyn Store,
+    place: Place,
+    offset: u64,
+    data: Vec<u8>,
+) -> Result<Entry, Errno> {
     let write = Write::At { place, offset, data: Bytes::from(data) };
-    let mut results = tokio::time::timeout(PATIENCE, store.write(&me(), vec![write])).await.expect("an answer")?;
+    let mut results = tokio::time::timeout(PATIENCE, store.write(&me(), vec![write]))
+        .await
+        .expect("an answer")?;
     results.remove(0)
 }

@@ -41,7 +41,11 @@ async fn changes_happen_once_while_the_connection_breaks() {
         let line = format!("{number}\n");
         expected.extend_from_slice(line.as_bytes());
         let append = [Write::Append { place, data: Bytes::from(line.into_bytes()) }];
-        let make = Op::MakeDirectory { parent: store.root(), name: format!("d{number}").into(), mode: 0o700.into() };
+        let make = Op::MakeDirectory {
+            parent: store.root(),
+            name: format!("d{number}").into(),
+            mode: 0o700.into(),
+        };
         let remove = Op::Remove {
             parent: store.root(),
             name: format!("d{}", number.wrapping_sub(1)).into(),
@@ -97,7 +101,11 @@ async fn changes_happen_once_also_when_their_session_has_ended() {
     let on_its_way = make("on-its-way");
     let append = tokio::spawn({
         let store = store.clone();
-        async move { store.write(&me(), vec![Write::Append { place, data: Bytes::from_static(b"line\n") }]).await }
+        async move {
+            store
+                .write(&me(), vec![Write::Append { place, data: Bytes::from_static(b"line\n") }])
+                .await
+        }
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
     proxy.let_through(false);
@@ -142,7 +150,8 @@ async fn open_files_and_locks_survive_a_broken_connection() {
     let proxy = Proxy::to(site.address).await;
     let store = behind(&proxy, Patience::default()).await;
     let (place, _) = open(&store, "a", RW).await.unwrap();
-    let lock = Op::Lock { place, owner: 0, lock: Lock::Whole(Some(Access::Exclusive)), wait: Wait::No };
+    let lock =
+        Op::Lock { place, owner: 0, lock: Lock::Whole(Some(Access::Exclusive)), wait: Wait::No };
     call(&store, lock).await.unwrap();
     fs::remove_file(site.path("a")).unwrap();
     proxy.cut();
@@ -160,7 +169,12 @@ async fn a_session_that_says_goodbye_gives_its_locks_back_at_once() {
     let site = Site::new().await;
     fs::write(site.path("a"), "").unwrap();
     let (one, two) = (site.remote().await, site.remote().await);
-    let lock = |place, wait| Op::Lock { place, owner: 0, lock: Lock::Whole(Some(Access::Exclusive)), wait };
+    let lock = |place, wait| Op::Lock {
+        place,
+        owner: 0,
+        lock: Lock::Whole(Some(Access::Exclusive)),
+        wait,
+    };
     let (mine, _) = open(&one, "a", RW).await.unwrap();
     let (theirs, _) = open(&two, "a", RW).await.unwrap();
     call(&one, lock(mine, Wait::No)).await.unwrap();
@@ -209,7 +223,8 @@ async fn leases_end_by_time_when_the_connection_is_gone() {
     assert!(written.is_ok());
     assert!(holder.valid_until() <= Instant::now());
     proxy.let_through(true);
-    let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
+    let notice =
+        tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
     assert!(matches!(notice, Some(Notice::Lost { .. })), "{notice:?}");
 }
 
@@ -224,7 +239,10 @@ async fn who_takes_a_session_up_hears_when_it_has_heard_all() {
         let entry = find(&store, "").await.unwrap();
         proxy.cut();
         loop {
-            let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
+            let notice =
+                tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices))
+                    .await
+                    .unwrap();
             let Some(Notice::All { stamp }) = notice else { panic!("{notice:?}") };
             assert!(stamp >= last);
             last = stamp;
@@ -243,12 +261,15 @@ async fn only_what_is_exported_is_served() {
     assert!(refused.unwrap_err().to_string().contains("no export `other`"));
 }
 
-/// As long as gRPC allows: what is said of it is not, since HTTP/2 ends connections with such headers.
+/// As long as gRPC allows: what is said of it is not, since HTTP/2 ends connections with such
+/// headers.
 #[tokio::test]
 async fn a_refusal_of_something_long_leaves_the_connection_as_it_was() {
     let site = Site::new().await;
     let channel = Direct(site.address).connect().await.unwrap();
-    let refused = Remote::open(Arc::new(Same(channel.clone())), &"long".repeat(10_000), Patience::default()).await;
+    let refused =
+        Remote::open(Arc::new(Same(channel.clone())), &"long".repeat(10_000), Patience::default())
+            .await;
     assert!(refused.unwrap_err().to_string().contains("no export `longlong"));
     let store = Remote::open(Arc::new(Same(channel)), EXPORT, Patience::default()).await.unwrap();
     assert_eq!(store.state().reconnects, 0);
@@ -282,7 +303,8 @@ async fn after_another_executor_has_taken_over_nothing_old_is_believed() {
     let (place, before) = open(&store, "a", RW).await.unwrap();
     proxy.lead_to(second.address);
     let change = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700.into() };
-    let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
+    let notice =
+        tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
     assert!(matches!(notice, Some(Notice::Lost { stamp }) if stamp > before.stamp), "{notice:?}");
     // Nothing that the first has given out means anything to the second, until it is walked to.
     assert_eq!(call(&store, Op::Attributes(place)).await, Err(Errno::ESTALE));
@@ -302,15 +324,24 @@ async fn a_session_that_a_lost_hello_has_opened_is_a_new_one() {
     let (place, before) = open(&store, "a", RW).await.unwrap();
     proxy.let_through(false);
     let session = store.session();
-    let hello = Hello { protocol: PROTOCOL_VERSION, session, export: EXPORT.to_owned(), ..Hello::default() };
+    let hello = Hello {
+        protocol: PROTOCOL_VERSION,
+        session,
+        export: EXPORT.to_owned(),
+        ..Hello::default()
+    };
     let (sender, messages) = tokio::sync::mpsc::channel(1);
     sender.send(ToVolume { kind: Some(to_volume::Kind::Hello(hello)) }).await.unwrap();
     let mut client = VolumeClient::new(Direct(second.address).connect().await.unwrap());
     let mut answers = client.session(ReceiverStream::new(messages)).await.unwrap().into_inner();
-    assert!(answers.message().await.unwrap().is_some(), "a welcome, which its workstation never gets");
+    assert!(
+        answers.message().await.unwrap().is_some(),
+        "a welcome, which its workstation never gets"
+    );
     proxy.lead_to(second.address);
     proxy.let_through(true);
-    let notice = tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
+    let notice =
+        tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
     assert!(matches!(notice, Some(Notice::Lost { stamp }) if stamp > before.stamp), "{notice:?}");
     // The handle is one of the session that was, and the file is opened anew for it.
     find(&store, "a").await.unwrap();

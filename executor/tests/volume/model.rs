@@ -1,5 +1,5 @@
-//! The same operations on a volume and, by the standard library, on a plain directory: the same results, the
-//! same tree.
+//! The same operations on a volume and, by the standard library, on a plain directory: the same
+//! results, the same tree.
 
 use std::{
     collections::BTreeMap,
@@ -66,21 +66,29 @@ fn errno(error: io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().expect("an error of the system"))
 }
 
-/// With the standard library. Nothing follows a symbolic link: on a volume the workstation's kernel would.
+/// With the standard library. Nothing follows a symbolic link: on a volume the workstation's kernel
+/// would.
 fn on_directory(top: &Path, step: &Step) -> Shown {
     const NO_FOLLOW: i32 = nix::libc::O_NOFOLLOW;
     let at = |path: &usize| top.join(PATHS[*path]);
-    let existing = |path: &usize| fs::OpenOptions::new().write(true).custom_flags(NO_FOLLOW).open(at(path));
-    let is_link = |path: &usize| fs::symlink_metadata(at(path)).is_ok_and(|found| found.is_symlink());
+    let existing =
+        |path: &usize| fs::OpenOptions::new().write(true).custom_flags(NO_FOLLOW).open(at(path));
+    let is_link =
+        |path: &usize| fs::symlink_metadata(at(path)).is_ok_and(|found| found.is_symlink());
     let nothing = |done: io::Result<()>| done.map(|()| Vec::new()).map_err(errno);
     match step {
         Step::Make(path, mode) => nothing(
-            fs::create_dir(at(path)).and_then(|()| fs::set_permissions(at(path), PermissionsExt::from_mode(*mode))),
+            fs::create_dir(at(path))
+                .and_then(|()| fs::set_permissions(at(path), PermissionsExt::from_mode(*mode))),
         ),
         Step::Create(path, mode) => {
             let mut options = fs::OpenOptions::new();
             options.write(true).create_new(true);
-            nothing(options.open(at(path)).and_then(|file| file.set_permissions(PermissionsExt::from_mode(*mode))))
+            nothing(
+                options
+                    .open(at(path))
+                    .and_then(|file| file.set_permissions(PermissionsExt::from_mode(*mode))),
+            )
         }
         Step::Write(path, offset, data) => {
             nothing(existing(path).and_then(|file| file.write_all_at(data, (*offset).into())))
@@ -90,7 +98,9 @@ fn on_directory(top: &Path, step: &Step) -> Shown {
             options.append(true).custom_flags(NO_FOLLOW);
             nothing(options.open(at(path)).and_then(|mut file| file.write_all(data)))
         }
-        Step::Truncate(path, size) => nothing(existing(path).and_then(|file| file.set_len((*size).into()))),
+        Step::Truncate(path, size) => {
+            nothing(existing(path).and_then(|file| file.set_len((*size).into())))
+        }
         Step::Read(path) => {
             let file = fs::OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(at(path));
             file.and_then(|mut file| {
@@ -100,15 +110,17 @@ fn on_directory(top: &Path, step: &Step) -> Shown {
             .map_err(errno)
         }
         Step::Mode(path, _) if is_link(path) => Err(Errno::EOPNOTSUPP),
-        Step::Mode(path, mode) => nothing(fs::set_permissions(at(path), PermissionsExt::from_mode(*mode))),
+        Step::Mode(path, mode) => {
+            nothing(fs::set_permissions(at(path), PermissionsExt::from_mode(*mode)))
+        }
         Step::Remove(path) => nothing(fs::remove_file(at(path))),
         Step::RemoveDirectory(path) => nothing(fs::remove_dir(at(path))),
         Step::Rename(from, to) => nothing(fs::rename(at(from), at(to))),
         Step::Link(from, to) => nothing(fs::hard_link(at(from), at(to))),
         Step::Symlink(from, to) => nothing(std::os::unix::fs::symlink(PATHS[*from], at(to))),
-        Step::ReadLink(path) => {
-            fs::read_link(at(path)).map(|target| target.into_os_string().into_encoded_bytes()).map_err(errno)
-        }
+        Step::ReadLink(path) => fs::read_link(at(path))
+            .map(|target| target.into_os_string().into_encoded_bytes())
+            .map_err(errno),
         Step::List(path) => {
             if is_link(path) {
                 return Err(Errno::ENOTDIR);
@@ -141,7 +153,8 @@ async fn on_volume(store: &dyn Store, step: &Step) -> Shown {
         }
         Step::Create(path, mode) => {
             let (parent, name) = parted(store, *path).await?;
-            let op = Op::Create { parent, name, mode: (*mode).into(), flags: RW | OpenFlags::EXCLUSIVE };
+            let op =
+                Op::Create { parent, name, mode: (*mode).into(), flags: RW | OpenFlags::EXCLUSIVE };
             let Answer::Opened { handle, .. } = call(store, op).await? else { panic!("opened") };
             done(call(store, Op::Close(handle)).await)
         }
@@ -187,7 +200,9 @@ async fn on_volume(store: &dyn Store, step: &Step) -> Shown {
         }
         Step::ReadLink(path) => {
             let file = find(store, PATHS[*path]).await?.attributes.id;
-            let Answer::Target { target, .. } = call(store, Op::ReadLink(file)).await? else { panic!("a target") };
+            let Answer::Target { target, .. } = call(store, Op::ReadLink(file)).await? else {
+                panic!("a target")
+            };
             Ok(target.into_encoded_bytes())
         }
         Step::List(path) => {
@@ -223,15 +238,26 @@ fn leads_through_a_link(top: &Path, step: &Step) -> bool {
     let paths: Vec<usize> = match step {
         Step::Rename(a, b) | Step::Link(a, b) => vec![*a, *b],
         Step::Symlink(_, b) => vec![*b],
-        Step::Make(a, _) | Step::Create(a, _) | Step::Write(a, ..) | Step::Append(a, _) | Step::Truncate(a, _) => {
+        Step::Make(a, _)
+        | Step::Create(a, _)
+        | Step::Write(a, ..)
+        | Step::Append(a, _)
+        | Step::Truncate(a, _) => {
             vec![*a]
         }
-        Step::Read(a) | Step::Mode(a, _) | Step::Remove(a) | Step::RemoveDirectory(a) | Step::ReadLink(a) => vec![*a],
+        Step::Read(a)
+        | Step::Mode(a, _)
+        | Step::Remove(a)
+        | Step::RemoveDirectory(a)
+        | Step::ReadLink(a) => vec![*a],
         Step::List(a) => vec![*a],
     };
-    let above =
-        |path: &usize| Path::new(PATHS[*path]).ancestors().skip(1).map(|above| top.join(above)).collect::<Vec<_>>();
-    let is_link = |path: &std::path::PathBuf| fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+    let above = |path: &usize| {
+        Path::new(PATHS[*path]).ancestors().skip(1).map(|above| top.join(above)).collect::<Vec<_>>()
+    };
+    let is_link = |path: &std::path::PathBuf| {
+        fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink())
+    };
     paths.iter().flat_map(above).any(|path| is_link(&path))
 }
 

@@ -37,7 +37,8 @@ impl Process {
         }
         let mut child = command.env("RUST_LOG", "info").stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let listening = lines.find_map(|line| Some(line.unwrap().split_once("listening on ")?.1.trim().to_owned()));
+        let listening = lines
+            .find_map(|line| Some(line.unwrap().split_once("listening on ")?.1.trim().to_owned()));
         let address = listening.unwrap().parse().unwrap();
         // Else it would wait for room.
         std::thread::spawn(move || lines.for_each(drop));
@@ -66,7 +67,10 @@ async fn change(store: &Remote, name: &str) -> Duration {
             Ok(_) => return began.elapsed(),
             // It was asked for before the next process was there, or that one does not know the
             // directory yet.
-            Err(errno) => assert!(matches!(errno, posh_volume::Errno::EIO | posh_volume::Errno::ESTALE), "{errno}"),
+            Err(errno) => assert!(
+                matches!(errno, posh_volume::Errno::EIO | posh_volume::Errno::ESTALE),
+                "{errno}"
+            ),
         }
         let _ = find(store, "").await;
     }
@@ -114,10 +118,12 @@ async fn another_executor_that_lives_is_no_earlier_one() {
     let (export, state) = (top.path().join("export"), top.path().join("state"));
     fs::create_dir(&export).unwrap();
     let one = Process::start(&export, &state);
-    let ada = Remote::open(Arc::new(Direct(one.address)), EXPORT, Patience::default()).await.unwrap();
+    let ada =
+        Remote::open(Arc::new(Direct(one.address)), EXPORT, Patience::default()).await.unwrap();
     assert!(change(&ada, "ada").await < SOON);
     let other = Process::start(&export, &state);
-    let bob = Remote::open(Arc::new(Direct(other.address)), EXPORT, Patience::default()).await.unwrap();
+    let bob =
+        Remote::open(Arc::new(Direct(other.address)), EXPORT, Patience::default()).await.unwrap();
     assert!(change(&bob, "bob").await < SOON);
 }
 
@@ -140,7 +146,10 @@ async fn what_a_dead_workstation_has_asked_for_is_not_carried_out_behind_its_suc
     let own = next.session();
     assert_eq!(call(&next, Op::EndSessions(vec![session, own])).await, Ok(Answer::Done));
     let waited = change(&next, "next").await;
-    assert!(waited > SOON && began.elapsed() > LEASE_TIME, "the change had to wait, too: {waited:?}");
+    assert!(
+        waited > SOON && began.elapsed() > LEASE_TIME,
+        "the change had to wait, too: {waited:?}"
+    );
     assert!(site.path("next").is_dir() && !site.path("late").exists());
     asked.abort();
 }

@@ -16,7 +16,9 @@ impl Coherence for Generic {
         let Some(file) = look::open(path)? else { return Ok(()) };
         match file.sync_all() {
             // A file system without fsync writes when it is told to write, or on close.
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+                Ok(())
+            }
             other => other,
         }
     }

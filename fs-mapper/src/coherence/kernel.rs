@@ -50,15 +50,19 @@ pub(super) fn look_up_again(path: &Path) -> io::Result<()> {
 pub(super) fn drop_caches(path: &Path) -> io::Result<()> {
     let info = MountInfo::read().map_err(io::Error::other)?;
     let around = info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
-    let Some(mount) = around.max_by_key(|mount| mount.mount_point.components().count()) else { return Ok(()) };
+    let Some(mount) = around.max_by_key(|mount| mount.mount_point.components().count()) else {
+        return Ok(());
+    };
     configure_anew(&mount.mount_point).map_err(|errno| {
-        let what = format!("cannot drop what the kernel remembers of {}", mount.mount_point.display());
+        let what =
+            format!("cannot drop what the kernel remembers of {}", mount.mount_point.display());
         io::Error::new(io::Error::from(errno).kind(), format!("{what}: {errno}"))
     })
 }
 
-/// Configures the file system with nothing changed: fsconfig(2) (Linux 5.2) leaves the mount's own flags alone, where
-/// MS_REMOUNT of mount(2) takes away all that it is not told again, also those that are newer than this program.
+/// Configures the file system with nothing changed: fsconfig(2) (Linux 5.2) leaves the mount's own
+/// flags alone, where MS_REMOUNT of mount(2) takes away all that it is not told again, also those
+/// that are newer than this program.
 fn configure_anew(mount_point: &Path) -> rustix::io::Result<()> {
     let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_NO_AUTOMOUNT;
     let context = fspick(CWD, mount_point, flags)?;
@@ -78,10 +82,17 @@ mod tests {
     #[test]
     fn no_flag_of_a_mount_is_lost_when_caches_are_dropped() {
         if std::env::var_os(INSIDE).is_none() {
-            let test = "coherence::kernel::tests::no_flag_of_a_mount_is_lost_when_caches_are_dropped";
+            let test =
+                "coherence::kernel::tests::no_flag_of_a_mount_is_lost_when_caches_are_dropped";
             let mut again = Command::new("unshare");
-            again.args(["--mount", "--propagation", "private", "--"]).arg(std::env::current_exe().expect("known"));
-            let output = again.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").output().expect("it runs");
+            again
+                .args(["--mount", "--propagation", "private", "--"])
+                .arg(std::env::current_exe().expect("known"));
+            let output = again
+                .args(["--exact", test, "--nocapture"])
+                .env(INSIDE, "1")
+                .output()
+                .expect("it runs");
             let said = String::from_utf8_lossy(&output.stdout);
             return assert!(output.status.success() && said.contains("1 passed"), "{said}");
         }
@@ -93,12 +104,14 @@ mod tests {
             "relatime",
             "ro,nosymfollow,strictatime,nodiratime",
         ] {
-            let mount =
-                |words: &[&str]| Command::new("mount").args(words).arg(path).status().expect("it runs").success();
+            let mount = |words: &[&str]| {
+                Command::new("mount").args(words).arg(path).status().expect("it runs").success()
+            };
             assert!(mount(&["-t", "tmpfs", "-o", options, "tmpfs"]), "{options}");
             let seen = || {
                 let info = MountInfo::read().expect("readable");
-                let found = info.visible().into_iter().find(|mount| mount.mount_point == path).cloned();
+                let found =
+                    info.visible().into_iter().find(|mount| mount.mount_point == path).cloned();
                 found.map(|mount| mount.options).expect("it is mounted")
             };
             let before = seen();

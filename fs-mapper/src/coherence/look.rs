@@ -22,7 +22,9 @@ pub(super) fn open(path: &Path) -> io::Result<Option<File>> {
         return Ok(None);
     }
     let itself = format!("/proc/self/fd/{}", found.as_raw_fd());
-    let open = |access| rustix::fs::open(&itself, access | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    let open = |access| {
+        rustix::fs::open(&itself, access | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+    };
     let opened = match open(OFlags::RDONLY) {
         // A file that may be written but not read.
         Err(Errno::ACCESS) => open(OFlags::WRONLY),
@@ -55,7 +57,8 @@ mod tests {
     #[test]
     fn what_has_no_cached_content_is_not_opened() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (pipe, link, file) = (dir.path().join("pipe"), dir.path().join("link"), dir.path().join("file"));
+        let (pipe, link, file) =
+            (dir.path().join("pipe"), dir.path().join("link"), dir.path().join("file"));
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
         symlink(&pipe, &link).expect("made");
         std::fs::write(&file, "x").expect("written");

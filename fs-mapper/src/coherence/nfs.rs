@@ -25,7 +25,10 @@ impl Coherence for Nfs {
 
     fn hand_over(&self, path: &Path) -> io::Result<()> {
         if !Options::of(path)?.close_to_open {
-            let what = format!("{} is mounted with nocto: a change on the server would go unnoticed", path.display());
+            let what = format!(
+                "{} is mounted with nocto: a change on the server would go unnoticed",
+                path.display()
+            );
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
         self.settle(path)
@@ -95,16 +98,19 @@ struct Options {
 impl Options {
     fn of(path: &Path) -> io::Result<Self> {
         let info = MountInfo::read().map_err(io::Error::other)?;
-        let around = info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
+        let around =
+            info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
         let mount = around.max_by_key(|mount| mount.mount_point.components().count());
         Ok(Self::parse(mount.map_or("", |mount| mount.options.as_str())))
     }
 
-    /// The kernel shows `actimeo` as the four bounds that it sets, and leaves out what is by default.
+    /// The kernel shows `actimeo` as the four bounds that it sets, and leaves out what is by
+    /// default.
     fn parse(options: &str) -> Self {
         let has = |wanted: &str| options.split(',').any(|option| option == wanted);
         let zero = |name: &str| has(&format!("{name}=0"));
-        let no_life = has("noac") || zero("actimeo") || ["acregmax", "acdirmax"].into_iter().all(zero);
+        let no_life =
+            has("noac") || zero("actimeo") || ["acregmax", "acdirmax"].into_iter().all(zero);
         Self {
             keeps_attributes: !no_life,
             keeps_names: !(has("lookupcache=none") || no_life),
@@ -120,7 +126,11 @@ mod tests {
     #[test]
     fn what_the_options_say() {
         let check = |options: &str, keeps_attributes, keeps_names, close_to_open| {
-            assert_eq!(Options::parse(options), Options { keeps_attributes, keeps_names, close_to_open }, "{options}");
+            assert_eq!(
+                Options::parse(options),
+                Options { keeps_attributes, keeps_names, close_to_open },
+                "{options}"
+            );
         };
         check("rw,relatime,vers=4.2,rsize=1048576,hard,proto=tcp,addr=10.0.0.1", true, true, true);
         check("rw,vers=3,noac,addr=10.0.0.1", false, false, true);

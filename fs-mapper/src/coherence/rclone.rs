@@ -100,7 +100,9 @@ impl Coherence for Rclone {
         let daemon = Daemon::of(top)?;
         if let Some(cache) = daemon.cache()? {
             for path in paths {
-                if let Some(copy) = cache.find(&daemon.inside(path), |copy| !copy.dirty && copy.is_weak())? {
+                if let Some(copy) =
+                    cache.find(&daemon.inside(path), |copy| !copy.dirty && copy.is_weak())?
+                {
                     return Err(not_trusted(&daemon, &copy.path));
                 }
             }
@@ -120,7 +122,9 @@ impl Coherence for Rclone {
         let daemon = Daemon::of(path)?;
         let Some(cache) = daemon.cache()? else { return Ok(()) };
         let end = Instant::now() + PUBLISH_LIMIT;
-        while let Some(dirty) = cache.find(Path::new(""), |copy| copy.dirty && copy.recorded >= since)? {
+        while let Some(dirty) =
+            cache.find(Path::new(""), |copy| copy.dirty && copy.recorded >= since)?
+        {
             if Instant::now() >= end {
                 return Err(not_yet(&daemon, &dirty.path));
             }
@@ -137,6 +141,9 @@ fn not_yet(daemon: &Daemon, inside: &Path) -> io::Error {
 
 fn not_trusted(daemon: &Daemon, inside: &Path) -> io::Error {
     let path = daemon.shown(inside);
-    let message = format!("rclone may not notice that its copy of {} is old: it knows only the size", path.display());
+    let message = format!(
+        "rclone may not notice that its copy of {} is old: it knows only the size",
+        path.display()
+    );
     io::Error::new(io::ErrorKind::Unsupported, message)
 }

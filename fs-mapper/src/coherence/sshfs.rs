@@ -16,9 +16,10 @@
 //!   entries anew, into the daemon.
 //! - Setting attributes takes two round trips, an open one; a path that was not
 //!   looked at for 20 s one more for each directory on the way.
-//! - Of those two, the second one is libfuse's, which shows the new attributes; the kernel holds the directory's lock for both.
-//! - The kernel has names in one directory looked up one after the other, those in several at once; and while one is
-//!   looked up it sets no attributes of that directory.
+//! - Of those two, the second one is libfuse's, which shows the new attributes; the kernel holds
+//!   the directory's lock for both.
+//! - The kernel has names in one directory looked up one after the other, those in several at once;
+//!   and while one is looked up it sets no attributes of that directory.
 //! - An open is answered after the writes before it, whoever made them: files are
 //!   served over one connection each, in order (sftp-server(8)).
 //! - It forgets a directory that is removed through it, and nothing else makes it forget
@@ -86,8 +87,8 @@ impl Coherence for Sshfs {
         try_to_forget(on, path)
     }
 
-    // Names that are remembered are opened at once, those of one directory too. Each that is not is looked up, as removing
-    // it through this mount would do.
+    // Names that are remembered are opened at once, those of one directory too. Each that is not is
+    // looked up, as removing it through this mount would do.
     fn forget_one_of_many_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
         match on.metadata(path) {
             Ok(found) if found.is_dir() => Ok(Left::Directory),
@@ -128,7 +129,9 @@ fn show_entry(on: &MountRoot, path: &Path, kind: &EntryKind) -> io::Result<()> {
     // (`contain_symlinks`), but for the link that was there before, which it does show.
     let is_shown = || match on.kind(path) {
         Err(error) => error.kind() == io::ErrorKind::NotFound,
-        Ok(EntryKind::Link(shown)) if shown.as_os_str().is_empty() => matches!(kind, EntryKind::Link(_)),
+        Ok(EntryKind::Link(shown)) if shown.as_os_str().is_empty() => {
+            matches!(kind, EntryKind::Link(_))
+        }
         Ok(shown) => shown == *kind,
     };
     // Fails where the kernel finds that it is no file any more, and shows that from then on.
@@ -188,7 +191,8 @@ fn forget_name_in_listing(on: &MountRoot, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opening a file that is gone makes the daemon forget it. The kernel's own memory is asked by what makes it look anew.
+/// Opening a file that is gone makes the daemon forget it. The kernel's own memory is asked by what
+/// makes it look anew.
 fn try_to_forget(on: &MountRoot, path: &Path) -> io::Result<Left> {
     drop(on.open_itself(path)?);
     if on.is_free(path)? {

@@ -22,7 +22,8 @@ pub enum Address {
 /// Where an executor with certificates listens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TlsHost {
-    /// A name or an IP address, without the brackets of IPv6; the executor's certificate must be for it.
+    /// A name or an IP address, without the brackets of IPv6; the executor's certificate must be
+    /// for it.
     pub host: String,
     /// 1 to 65535.
     pub port: u16,
@@ -73,13 +74,21 @@ impl AddressFault {
     pub fn hint(self) -> &'static str {
         match self {
             AddressFault::Scheme => "http://, tls:// and ssh:// are",
-            AddressFault::Port => "write the port that the executor listens on, such as http://host:7400",
+            AddressFault::Port => {
+                "write the port that the executor listens on, such as http://host:7400"
+            }
             AddressFault::NoScheme => "write it as http://host:7400 or ssh://host",
             AddressFault::Host | AddressFault::Extra => "write it as http://host:7400",
             AddressFault::SshHost => "write it as ssh://host, with a name that ssh knows",
-            AddressFault::SshPort => "write it as ssh://host:22, or leave the port to ssh's own configuration",
-            AddressFault::SshUser => "write it as ssh://user@host; a password can't be given, a key can",
-            AddressFault::SshExtra => "write it as ssh://user@host; the directory is the mount's `export`",
+            AddressFault::SshPort => {
+                "write it as ssh://host:22, or leave the port to ssh's own configuration"
+            }
+            AddressFault::SshUser => {
+                "write it as ssh://user@host; a password can't be given, a key can"
+            }
+            AddressFault::SshExtra => {
+                "write it as ssh://user@host; the directory is the mount's `export`"
+            }
         }
     }
 }
@@ -119,7 +128,9 @@ impl Login {
     /// Checks the parts of a login.
     pub fn new(user: Option<&str>, host: &str, port: Option<u16>) -> Result<Login, AddressFault> {
         let of_user = |byte: u8| byte.is_ascii_alphanumeric() || b"-._+@\\".contains(&byte);
-        if user.is_some_and(|user| user.is_empty() || user.starts_with('-') || !user.bytes().all(of_user)) {
+        if user.is_some_and(|user| {
+            user.is_empty() || user.starts_with('-') || !user.bytes().all(of_user)
+        }) {
             return Err(AddressFault::SshUser);
         }
         // ssh(1) would read a host that begins so as an option.
@@ -161,7 +172,8 @@ impl Login {
 
 /// What a host or an alias of ssh's configuration may consist of.
 fn is_name(host: &str) -> bool {
-    !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+    !host.is_empty()
+        && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
 }
 
 fn port_number(text: &str) -> Option<u16> {
@@ -174,7 +186,11 @@ fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = authority.strip_prefix('[') {
         let (host, after) = rest.split_once(']')?;
         host.parse::<Ipv6Addr>().ok()?;
-        return if after.is_empty() { Some((host, None)) } else { Some((host, Some(after.strip_prefix(':')?))) };
+        return if after.is_empty() {
+            Some((host, None))
+        } else {
+            Some((host, Some(after.strip_prefix(':')?)))
+        };
     }
     let (host, port) = match authority.split_once(':') {
         Some((host, port)) => (host, Some(port)),
@@ -250,18 +266,25 @@ mod tests {
 
     #[test]
     fn ssh() {
-        let check = |text: &str, expect: Result<(Option<&str>, &str, Option<u16>), AddressFault>| {
-            let found = Address::parse(text);
-            let parts = |address: &Address| match address {
-                Address::Ssh(login) => (login.user().map(str::to_owned), login.host().to_owned(), login.port()),
-                other => panic!("{text} is read as {other}"),
+        let check =
+            |text: &str, expect: Result<(Option<&str>, &str, Option<u16>), AddressFault>| {
+                let found = Address::parse(text);
+                let parts = |address: &Address| match address {
+                    Address::Ssh(login) => {
+                        (login.user().map(str::to_owned), login.host().to_owned(), login.port())
+                    }
+                    other => panic!("{text} is read as {other}"),
+                };
+                let expect = expect
+                    .map(|(user, host, port)| (user.map(str::to_owned), host.to_owned(), port));
+                assert_eq!(found.as_ref().map(parts).map_err(|fault| *fault), expect, "{text}");
             };
-            let expect = expect.map(|(user, host, port)| (user.map(str::to_owned), host.to_owned(), port));
-            assert_eq!(found.as_ref().map(parts).map_err(|fault| *fault), expect, "{text}");
-        };
         check("ssh://store1", Ok((None, "store1", None)));
         check("SSH://store1/", Ok((None, "store1", None)));
-        check("ssh://ada@store-1.example.org:2222", Ok((Some("ada"), "store-1.example.org", Some(2222))));
+        check(
+            "ssh://ada@store-1.example.org:2222",
+            Ok((Some("ada"), "store-1.example.org", Some(2222))),
+        );
         check("ssh://ada@corp@store1", Ok((Some("ada@corp"), "store1", None)));
         check("ssh://[::1]", Ok((None, "::1", None)));
         check("ssh://ada@[fe80::1]:22", Ok((Some("ada"), "fe80::1", Some(22))));
@@ -291,7 +314,10 @@ mod tests {
             ("TLS://store1:7400/", "tls://store1:7400"),
             ("tls://[::1]:1", "tls://[::1]:1"),
         ] {
-            assert_eq!(Address::parse(text).map(|address| address.to_string()), Ok(shown.to_owned()));
+            assert_eq!(
+                Address::parse(text).map(|address| address.to_string()),
+                Ok(shown.to_owned())
+            );
         }
     }
 }

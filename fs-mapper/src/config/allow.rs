@@ -1,5 +1,6 @@
-//! Which files of directories the user has allowed, as direnv keeps it: by path and contents, so that a
-//! file that has changed must be allowed anew. One small file for each, in the user's state directory.
+//! Which files of directories the user has allowed, as direnv keeps it: by path and contents, so
+//! that a file that has changed must be allowed anew. One small file for each, in the user's state
+//! directory.
 
 use std::{
     ffi::OsString,
@@ -50,7 +51,8 @@ impl Register {
         let fresh = entry.with_extension(format!("{}.new", std::process::id()));
         // A process of the same number may have died here.
         let _ = fs::remove_file(&fresh);
-        let mut new = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        let mut new =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
         // The path is for people; the file's name is what counts.
         new.write_all(&[contents.as_bytes(), b"  ", file.as_os_str().as_bytes(), b"\n"].concat())?;
         fs::rename(&fresh, entry)

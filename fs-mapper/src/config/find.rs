@@ -24,8 +24,8 @@ const MAX_BYTES: u64 = 1 << 20;
 pub enum Scope {
     /// The user has named it, or it is the user's or the machine's own: all of its keys count.
     Own,
-    /// It lies in the current directory, and the user has allowed it: nothing in it may start a program,
-    /// mount, or change the meaning of commands.
+    /// It lies in the current directory, and the user has allowed it: nothing in it may start a
+    /// program, mount, or change the meaning of commands.
     Directory,
 }
 
@@ -41,9 +41,9 @@ pub struct Found {
 }
 
 impl Found {
-    /// The name that its gateway goes by: the file's path. A directory's file has a gateway for each
-    /// contents that were allowed, at a path that no file can have, so that it is never served by one
-    /// that trusts it further, or that has read something else.
+    /// The name that its gateway goes by: the file's path. A directory's file has a gateway for
+    /// each contents that were allowed, at a path that no file can have, so that it is never served
+    /// by one that trusts it further, or that has read something else.
     #[must_use]
     pub fn gateway_name(&self) -> PathBuf {
         match self.scope {
@@ -81,8 +81,12 @@ impl PassedOver {
 impl fmt::Display for PassedOver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotAllowed(file) => write!(f, "{} is not allowed; `posh allow` to use it", file.display()),
-            Self::NotOwn(why) | Self::Unsafe(why) => write!(f, "{} is not used: {}", why.file.display(), why.source),
+            Self::NotAllowed(file) => {
+                write!(f, "{} is not allowed; `posh allow` to use it", file.display())
+            }
+            Self::NotOwn(why) | Self::Unsafe(why) => {
+                write!(f, "{} is not used: {}", why.file.display(), why.source)
+            }
         }
     }
 }
@@ -105,7 +109,9 @@ impl Unusable {
     /// Of a file that is missing, the system's words are enough.
     fn untrusted(file: &Path, why: Untrusted) -> Self {
         match why {
-            Untrusted::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => Self::new(file, source),
+            Untrusted::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Self::new(file, source)
+            }
             why => Self::new(file, why),
         }
     }
@@ -174,7 +180,8 @@ pub(super) fn named(file: &Path, user: u32) -> Result<Found, Unusable> {
     if file == Path::new(EMPTY) {
         return Ok(Found::empty());
     }
-    let opened = trusted_path::open_file(file, user).map_err(|why| Unusable::untrusted(file, why))?;
+    let opened =
+        trusted_path::open_file(file, user).map_err(|why| Unusable::untrusted(file, why))?;
     Ok(Found { file: opened.path, scope: Scope::Own, digest: String::new() })
 }
 
@@ -193,15 +200,19 @@ fn in_directory(around: &Surroundings<'_>) -> Result<Option<Found>, PassedOver> 
     Ok(Some(Found { file, scope: Scope::Directory, digest }))
 }
 
-/// Reads a directory's file: one regular file of the user's in directories that nobody else can change. The
-/// descriptor that is judged is the one that is read.
+/// Reads a directory's file: one regular file of the user's in directories that nobody else can
+/// change. The descriptor that is judged is the one that is read.
 pub(super) fn read_in_directory(file: &Path, user: u32) -> Result<(PathBuf, String), Unusable> {
-    let refused = |why: &str| Unusable::new(file, io::Error::new(io::ErrorKind::PermissionDenied, why));
-    let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let refused =
+        |why: &str| Unusable::new(file, io::Error::new(io::ErrorKind::PermissionDenied, why));
+    let directory =
+        file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = file.file_name().ok_or_else(|| refused("it is not the name of a file"))?;
-    let directory = trusted_path::directory(directory, user).map_err(|why| Unusable::untrusted(file, why))?;
+    let directory =
+        trusted_path::directory(directory, user).map_err(|why| Unusable::untrusted(file, why))?;
     let direct = directory.path.join(name);
-    let opened = trusted_path::open_file(&direct, user).map_err(|why| Unusable::untrusted(file, why))?;
+    let opened =
+        trusted_path::open_file(&direct, user).map_err(|why| Unusable::untrusted(file, why))?;
     if opened.path != direct {
         return Err(refused("it is a symbolic link"));
     }
@@ -250,19 +261,28 @@ pub(super) fn allowed(file: &Path, around: &Surroundings<'_>) -> Result<Found, U
     if register.is_some_and(|register| register.allows(&file, &digest)) {
         return Ok(Found { file, scope: Scope::Directory, digest });
     }
-    let source = io::Error::new(io::ErrorKind::PermissionDenied, "it is not allowed; `posh allow` to use it");
+    let source = io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        "it is not allowed; `posh allow` to use it",
+    );
     Err(Unusable { file, source })
 }
 
-/// Where annotation files are looked for besides those that ship, a later place over an earlier one.
+/// Where annotation files are looked for besides those that ship, a later place over an earlier
+/// one.
 pub(super) fn annotations(variable: impl Fn(&str) -> Option<OsString>, etc: &Path) -> Vec<PathBuf> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-    [Some(etc.to_owned()), user_directory(set)].into_iter().flatten().map(|dir| dir.join("posh/annotations")).collect()
+    [Some(etc.to_owned()), user_directory(set)]
+        .into_iter()
+        .flatten()
+        .map(|dir| dir.join("posh/annotations"))
+        .collect()
 }
 
 /// The user's configuration directory (XDG Base Directory Specification).
 pub(super) fn user_directory(set: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    directory_of(&set, "XDG_CONFIG_HOME").or_else(|| Some(directory_of(&set, "HOME")?.join(".config")))
+    directory_of(&set, "XDG_CONFIG_HOME")
+        .or_else(|| Some(directory_of(&set, "HOME")?.join(".config")))
 }
 
 /// The directory that a variable names; none if that is no absolute path, since it would be

@@ -45,10 +45,17 @@ impl Place {
         let home = self.at("home");
         let variable = |name: &str| {
             let known = variables.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
-            known.or_else(|| (name == "HOME").then_some(home.as_path())).map(|value| value.as_os_str().to_owned())
+            known
+                .or_else(|| (name == "HOME").then_some(home.as_path()))
+                .map(|value| value.as_os_str().to_owned())
         };
         let user = rustix::process::geteuid().as_raw();
-        work(&Surroundings { variable: &variable, here: &self.at("here"), etc: &self.at("etc"), user })
+        work(&Surroundings {
+            variable: &variable,
+            here: &self.at("here"),
+            etc: &self.at("etc"),
+            user,
+        })
     }
 
     fn find(&self, variables: &[(&str, &Path)]) -> Search {
@@ -63,7 +70,9 @@ impl Place {
         self.with(&[], |around| {
             let (file, text) = read_in_directory(file, around.user)?;
             let register = Register::of(|name| around.set(name), around.user).expect("a home");
-            register.allow(&file, &allow::digest(text.as_bytes())).map_err(|error| Unusable::new(&file, error))?;
+            register
+                .allow(&file, &allow::digest(text.as_bytes()))
+                .map_err(|error| Unusable::new(&file, error))?;
             Ok(file)
         })
     }
@@ -81,8 +90,13 @@ fn the_first_that_exists() {
     assert_eq!(place.found(&[("XDG_CONFIG_HOME", &place.at("xdg"))]), Some(in_xdg.clone()));
     assert_eq!(place.found(&[("XDG_CONFIG_HOME", Path::new("relative"))]), Some(in_home));
     assert_eq!(place.found(&[("POSH_CONFIG", &in_xdg)]), Some(in_xdg));
-    let missing = place.with(&[("POSH_CONFIG", Path::new("/nonexistent/m.toml"))], find).expect_err("no such file");
-    assert_eq!((missing.file.as_path(), is_missing(&missing)), (Path::new("/nonexistent/m.toml"), true));
+    let missing = place
+        .with(&[("POSH_CONFIG", Path::new("/nonexistent/m.toml"))], find)
+        .expect_err("no such file");
+    assert_eq!(
+        (missing.file.as_path(), is_missing(&missing)),
+        (Path::new("/nonexistent/m.toml"), true)
+    );
     assert_eq!(place.found(&[("POSH_CONFIG", Path::new(EMPTY))]), Some(EMPTY.into()));
 }
 
@@ -100,14 +114,19 @@ fn a_directory_s_file_counts_only_while_it_is_as_it_was_allowed() {
     place.allow(&file).expect("it is our own");
     let found = place.find(&[]).found.expect("it is allowed");
     assert_eq!((&found.file, found.scope), (&file, Scope::Directory));
-    assert_ne!(found.gateway_name(), named(&file, place.with(&[], |a| a.user)).expect("ours").gateway_name());
+    assert_ne!(
+        found.gateway_name(),
+        named(&file, place.with(&[], |a| a.user)).expect("ours").gateway_name()
+    );
     place.write("here", "# two\n");
     assert!(is_refused());
     // What was found a moment ago is not read as it is now.
     assert!(place.with(&[], |around| read(&found, around.user)).is_err());
     place.write("here", "# one\n");
     assert_eq!(place.found(&[]), Some(file.clone()));
-    let denied = place.with(&[], |around| Register::of(|name| around.set(name), around.user).map(|r| r.deny(&file)));
+    let denied = place.with(&[], |around| {
+        Register::of(|name| around.set(name), around.user).map(|r| r.deny(&file))
+    });
     assert!(matches!(denied, Some(Ok(true))) && is_refused());
     // Another file with the same contents is another file.
     place.allow(&place.write("home", "# one\n")).expect("it is our own");
@@ -123,7 +142,12 @@ fn a_directory_s_file_that_others_may_have_written_is_not_even_read() {
         let search = place.find(&[]);
         search.found.is_none() && matches!(&search.passed_over[..], [PassedOver::NotOwn(_)])
     };
-    for (name, mode) in [("here/mounts.toml", 0o664), ("here/mounts.toml", 0o646), ("here", 0o775), ("here", 0o1777)] {
+    for (name, mode) in [
+        ("here/mounts.toml", 0o664),
+        ("here/mounts.toml", 0o646),
+        ("here", 0o775),
+        ("here", 0o1777),
+    ] {
         place.set_mode(name, mode);
         assert!(is_refused(), "{name} {mode:o}");
         place.set_mode(name, if name == "here" { 0o755 } else { 0o644 });
@@ -152,7 +176,11 @@ fn one_s_own_configuration_is_ignored_where_others_can_change_it() {
         place.set_mode(name, 0o777);
         let search = place.find(&[]);
         assert!(search.found.is_none() && search.passed_over[0].is_fault(), "{name}");
-        assert!(search.passed_over[0].to_string().contains("chmod go-w"), "{}", search.passed_over[0]);
+        assert!(
+            search.passed_over[0].to_string().contains("chmod go-w"),
+            "{}",
+            search.passed_over[0]
+        );
         // Nor where it is named.
         place.with(&[("POSH_CONFIG", &file)], find).expect_err("others can change it");
         place.set_mode(name, 0o755);
@@ -162,7 +190,9 @@ fn one_s_own_configuration_is_ignored_where_others_can_change_it() {
 
 #[test]
 fn a_home_that_is_no_absolute_path_is_none() {
-    for (home, expect) in [("/home/u", Some("/home/u/.config")), (".", None), ("", None), ("home/u", None)] {
+    for (home, expect) in
+        [("/home/u", Some("/home/u/.config")), (".", None), ("", None), ("home/u", None)]
+    {
         let set = |name: &str| (name == "HOME").then(|| OsString::from(home));
         assert_eq!(user_directory(set), expect.map(PathBuf::from), "{home}");
         assert_eq!(Register::of(set, 0).is_some(), expect.is_some(), "{home}");

@@ -20,7 +20,10 @@ impl Position {
     pub(super) fn of(text: &str, offset: usize) -> Position {
         let before = text.get(..offset).unwrap_or(text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        Position { line: before.matches('\n').count() + 1, column: before[line_start..].chars().count() + 1 }
+        Position {
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
     }
 }
 
@@ -61,7 +64,9 @@ impl ConfigErrors {
     pub(super) fn unusable(why: &Unusable) -> Self {
         let message = format!("cannot read the configuration: {}", why.source);
         let hint = String::from("name another file with --config or POSH_CONFIG");
-        ConfigErrors { mistakes: vec![Mistake { file: why.file.clone(), position: None, message, hint }] }
+        ConfigErrors {
+            mistakes: vec![Mistake { file: why.file.clone(), position: None, message, hint }],
+        }
     }
 
     /// The mistakes in the file's order.

@@ -28,7 +28,9 @@ mod tests {
 
     #[test]
     fn near_enough() {
-        let check = |word: &str, expect: Option<&str>| assert_eq!(closest(word, &["path", "export"]), expect, "{word}");
+        let check = |word: &str, expect: Option<&str>| {
+            assert_eq!(closest(word, &["path", "export"]), expect, "{word}")
+        };
         check("exprot", Some("export"));
         check("Path", Some("path"));
         check("pth", Some("path"));

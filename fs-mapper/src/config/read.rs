@@ -4,7 +4,10 @@
 use super::mistake::{ConfigErrors, Mistake, Position};
 use super::near::closest;
 use super::value::{export_name, normal_path, server_directory};
-use super::{Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Origin, Scheduler, Scope, VolumeConfig};
+use super::{
+    Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Origin, Scheduler, Scope,
+    VolumeConfig,
+};
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
 use std::collections::HashMap;
@@ -21,7 +24,8 @@ mod volumes;
 const TOP_KEYS: [&str; 4] = ["executor", "mount", "volume", "gateway"];
 const EXECUTOR_KEYS: [&str; 3] = ["name", "address", "takes_input"];
 const MOUNT_KEYS: [&str; 5] = ["path", "executor", "export", "sub_path", "coherence"];
-const GATEWAY_KEYS: [&str; 6] = ["split", "scheduler", "idle_timeout_s", "annotations", "ssh_command", "sshfs"];
+const GATEWAY_KEYS: [&str; 6] =
+    ["split", "scheduler", "idle_timeout_s", "annotations", "ssh_command", "sshfs"];
 
 /// More parts per machine than any machine has use for; a larger number is a slip.
 const MAX_SPLIT: u64 = 1024;
@@ -31,7 +35,11 @@ pub(super) fn read(text: &str, file: &Path, scope: Scope) -> Result<Config, Conf
     let (document, syntax) = DeTable::parse_recoverable(text);
     let mut reader = Reader { text, file, mistakes: Vec::new(), broken: !syntax.is_empty() };
     for error in &syntax {
-        reader.mistake(error.span().unwrap_or(0..0), format!("not valid TOML: {}", one_line(error.message())), "");
+        reader.mistake(
+            error.span().unwrap_or(0..0),
+            format!("not valid TOML: {}", one_line(error.message())),
+            "",
+        );
     }
     if scope == Scope::Directory {
         reader.forbidden_in_directories(document.get_ref());
@@ -69,12 +77,19 @@ impl Reader<'_> {
             return Ok(config);
         }
         self.mistakes.sort_by_key(|(offset, _)| *offset);
-        Err(ConfigErrors { mistakes: self.mistakes.into_iter().map(|(_, mistake)| mistake).collect() })
+        Err(ConfigErrors {
+            mistakes: self.mistakes.into_iter().map(|(_, mistake)| mistake).collect(),
+        })
     }
 
     fn mistake(&mut self, span: Range<usize>, message: impl Into<String>, hint: impl Into<String>) {
         let position = Some(Position::of(self.text, span.start));
-        let mistake = Mistake { file: self.file.to_path_buf(), position, message: message.into(), hint: hint.into() };
+        let mistake = Mistake {
+            file: self.file.to_path_buf(),
+            position,
+            message: message.into(),
+            hint: hint.into(),
+        };
         self.mistakes.push((span.start, mistake));
     }
 
@@ -94,12 +109,21 @@ impl Reader<'_> {
         let mut executors = Vec::new();
         for section in self.sections(document, "executor", "[[executor]]") {
             self.unknown_keys(section, &EXECUTOR_KEYS);
-            let name = self.required(section, "name").and_then(|name| self.executor_name(name, &mut seen));
-            let address = self.required(section, "address").and_then(|address| self.address(address));
+            let name =
+                self.required(section, "name").and_then(|name| self.executor_name(name, &mut seen));
+            let address =
+                self.required(section, "address").and_then(|address| self.address(address));
             let takes_input = self.choice(section, "takes_input", true);
             if let (Some(name), Some(address)) = (name, address) {
-                executors.push(ExecutorConfig { name, address, takes_input, origin: Origin::Configured });
-            } else if let Some(DeValue::String(name)) = section.table.get("name").map(Spanned::get_ref) {
+                executors.push(ExecutorConfig {
+                    name,
+                    address,
+                    takes_input,
+                    origin: Origin::Configured,
+                });
+            } else if let Some(DeValue::String(name)) =
+                section.table.get("name").map(Spanned::get_ref)
+            {
                 // Mounts that name it are not to be blamed for its address.
                 seen.entry(name.to_string()).or_insert(section.start);
             }
@@ -108,14 +132,24 @@ impl Reader<'_> {
         executors
     }
 
-    fn executor_name(&mut self, name: Text<'_>, seen: &mut HashMap<String, usize>) -> Option<ExecutorName> {
-        if name.value.is_empty() || name.value.contains(|c: char| c.is_whitespace() || c.is_control()) {
+    fn executor_name(
+        &mut self,
+        name: Text<'_>,
+        seen: &mut HashMap<String, usize>,
+    ) -> Option<ExecutorName> {
+        if name.value.is_empty()
+            || name.value.contains(|c: char| c.is_whitespace() || c.is_control())
+        {
             let message = format!("{:?} is not a name for an executor", name.value);
             self.mistake(name.span, message, "a name is not empty and has no blanks");
             return None;
         }
         if let Some(first) = seen.insert(name.value.to_owned(), name.span.start) {
-            let message = format!("executor `{}` is already defined in line {}", name.value, self.line(first));
+            let message = format!(
+                "executor `{}` is already defined in line {}",
+                name.value,
+                self.line(first)
+            );
             self.mistake(name.span, message, "every executor needs its own name");
             return None;
         }
@@ -165,9 +199,12 @@ impl Reader<'_> {
             let path = self.required(section, "path").and_then(|path| self.mount_path(path, seen));
             let executor = self.required(section, "executor");
             let address = executor.as_ref().and_then(|name| address_of(executors, name.value));
-            let export = self.required(section, "export").and_then(|export| self.export(export, address));
-            let sub_path = self.optional(section, "sub_path").and_then(|sub_path| self.sub_path(sub_path));
-            let coherence = self.optional(section, "coherence").and_then(|name| self.coherence(name));
+            let export =
+                self.required(section, "export").and_then(|export| self.export(export, address));
+            let sub_path =
+                self.optional(section, "sub_path").and_then(|sub_path| self.sub_path(sub_path));
+            let coherence =
+                self.optional(section, "coherence").and_then(|name| self.coherence(name));
             if let (Some(path), Some(executor), Some(export)) = (path, executor, export) {
                 let executor = ExecutorName::new(executor.value);
                 let position = Position::of(self.text, section.start);
@@ -178,7 +215,11 @@ impl Reader<'_> {
         mounts
     }
 
-    fn mount_path(&mut self, path: Text<'_>, seen: &mut HashMap<PathBuf, usize>) -> Option<PathBuf> {
+    fn mount_path(
+        &mut self,
+        path: Text<'_>,
+        seen: &mut HashMap<PathBuf, usize>,
+    ) -> Option<PathBuf> {
         let normal = match normal_path(path.value) {
             Ok(normal) => normal,
             Err((message, hint)) => {
@@ -188,7 +229,8 @@ impl Reader<'_> {
         };
         if let Some(first) = seen.insert(normal.clone(), path.span.start) {
             let line = self.line(first);
-            let message = format!("mount path `{}` is already given in line {line}", normal.display());
+            let message =
+                format!("mount path `{}` is already given in line {line}", normal.display());
             self.mistake(path.span, message, "a path has one owner: remove one of the two");
             return None;
         }
@@ -201,7 +243,8 @@ impl Reader<'_> {
         let checked = match address {
             Some(Address::Ssh(_)) => server_directory(export.value),
             Some(Address::Http { .. } | Address::Tls(_)) => export_name(export.value),
-            None => export_name(export.value).or_else(|mistake| server_directory(export.value).or(Err(mistake))),
+            None => export_name(export.value)
+                .or_else(|mistake| server_directory(export.value).or(Err(mistake))),
         };
         match checked {
             Ok(export) => Some(export),
@@ -220,7 +263,11 @@ impl Reader<'_> {
             .collect();
         if normal.is_none() || sub_path.value.contains('\0') {
             let message = format!("sub_path {:?} leaves the export", sub_path.value);
-            self.mistake(sub_path.span, message, "give a path below the export, without a leading / and without ..");
+            self.mistake(
+                sub_path.span,
+                message,
+                "give a path below the export, without a leading / and without ..",
+            );
             return None;
         }
         normal
@@ -230,7 +277,11 @@ impl Reader<'_> {
         let adapter = Adapter::ALL.into_iter().find(|adapter| adapter.name() == name.value);
         if adapter.is_none() {
             let known = Adapter::ALL.map(Adapter::name).join(", ");
-            self.mistake(name.span, format!("unknown coherence {:?}", name.value), format!("it is one of {known}"));
+            self.mistake(
+                name.span,
+                format!("unknown coherence {:?}", name.value),
+                format!("it is one of {known}"),
+            );
         }
         adapter
     }
@@ -239,7 +290,11 @@ impl Reader<'_> {
         let mut gateway = GatewayConfig::default();
         let Some(value) = document.get("gateway") else { return gateway };
         let DeValue::Table(table) = value.get_ref() else {
-            self.mistake(value.span(), "`gateway` is not a table", "write [gateway] on a line of its own");
+            self.mistake(
+                value.span(),
+                "`gateway` is not a table",
+                "write [gateway] on a line of its own",
+            );
             return gateway;
         };
         let section = Section { what: "[gateway]", table, start: value.span().start };
@@ -259,7 +314,9 @@ impl Reader<'_> {
             _ => gateway.scheduler = Scheduler::Cost,
         }
         gateway.annotations = self.annotations(section);
-        if let Some(words) = self.optional(section, "ssh_command").and_then(|command| self.words(command)) {
+        if let Some(words) =
+            self.optional(section, "ssh_command").and_then(|command| self.words(command))
+        {
             gateway.ssh_command = words;
         }
         match self.optional(section, "sshfs") {
@@ -274,10 +331,15 @@ impl Reader<'_> {
 
     /// A command as a shell would split it, with its quotes but without its expansions.
     fn words(&mut self, command: Text<'_>) -> Option<Vec<String>> {
-        let words = shlex::split(command.value).filter(|words| words.first().is_some_and(|word| !word.is_empty()));
+        let words = shlex::split(command.value)
+            .filter(|words| words.first().is_some_and(|word| !word.is_empty()));
         if words.is_none() {
             let message = format!("{:?} is not a command", command.value);
-            self.mistake(command.span, message, "write a program and its arguments, such as \"ssh -F /etc/posh/ssh\"");
+            self.mistake(
+                command.span,
+                message,
+                "write a program and its arguments, such as \"ssh -F /etc/posh/ssh\"",
+            );
         }
         words
     }
@@ -293,7 +355,11 @@ impl Reader<'_> {
         for item in items.iter() {
             match item.get_ref() {
                 DeValue::String(dir) if dir.starts_with('~') => {
-                    self.mistake(item.span(), format!("directory {dir:?} begins with ~"), "write it in full");
+                    self.mistake(
+                        item.span(),
+                        format!("directory {dir:?} begins with ~"),
+                        "write it in full",
+                    );
                 }
                 DeValue::String(dir) if !dir.is_empty() => dirs.push(base.join(dir.as_ref())),
                 _ => self.wrong_type(section, "annotations", item, "an array of directories"),
@@ -303,7 +369,12 @@ impl Reader<'_> {
     }
 
     /// The tables of `[[key]]`.
-    fn sections<'t>(&mut self, document: &'t DeTable<'t>, key: &str, what: &'static str) -> Vec<Section<'t>> {
+    fn sections<'t>(
+        &mut self,
+        document: &'t DeTable<'t>,
+        key: &str,
+        what: &'static str,
+    ) -> Vec<Section<'t>> {
         let Some(value) = document.get(key) else { return Vec::new() };
         let DeValue::Array(items) = value.get_ref() else {
             let message = format!("`{key}` is not a list of tables");
@@ -313,7 +384,9 @@ impl Reader<'_> {
         let mut sections = Vec::new();
         for item in items.iter() {
             match item.get_ref() {
-                DeValue::Table(table) => sections.push(Section { what, table, start: item.span().start }),
+                DeValue::Table(table) => {
+                    sections.push(Section { what, table, start: item.span().start })
+                }
                 other => {
                     let message = format!("an entry of `{key}` is {}, not a table", article(other));
                     self.mistake(item.span(), message, format!("write {what}"));
@@ -356,7 +429,12 @@ impl Reader<'_> {
         self.optional(section, key)
     }
 
-    fn number(&mut self, section: Section<'_>, key: &str, range: std::ops::RangeInclusive<u64>) -> Option<u64> {
+    fn number(
+        &mut self,
+        section: Section<'_>,
+        key: &str,
+        range: std::ops::RangeInclusive<u64>,
+    ) -> Option<u64> {
         let value = section.table.get(key)?;
         let number = match value.get_ref() {
             DeValue::Integer(number) => u64::from_str_radix(number.as_str(), number.radix()).ok(),
@@ -364,12 +442,23 @@ impl Reader<'_> {
         };
         let number = number.filter(|number| range.contains(number));
         if number.is_none() {
-            self.wrong_type(section, key, value, &format!("a number from {} to {}", range.start(), range.end()));
+            self.wrong_type(
+                section,
+                key,
+                value,
+                &format!("a number from {} to {}", range.start(), range.end()),
+            );
         }
         number
     }
 
-    fn wrong_type(&mut self, section: Section<'_>, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
+    fn wrong_type(
+        &mut self,
+        section: Section<'_>,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+        wanted: &str,
+    ) {
         let found = article(value.get_ref());
         let message = match value.get_ref() {
             DeValue::Integer(number) => format!("`{key}` in {} is {number}", section.what),
@@ -393,7 +482,10 @@ fn tables<'t>(document: &'t DeTable<'t>, key: &str) -> impl Iterator<Item = &'t 
 }
 
 fn address_of<'e>(executors: &'e [ExecutorConfig], name: &str) -> Option<&'e Address> {
-    executors.iter().find(|executor| executor.name.as_str() == name).map(|executor| &executor.address)
+    executors
+        .iter()
+        .find(|executor| executor.name.as_str() == name)
+        .map(|executor| &executor.address)
 }
 
 fn article(value: &DeValue<'_>) -> String {

@@ -1,5 +1,6 @@
-//! What a file of the current directory may not say, even when the user has allowed it: whoever wrote it
-//! could start programs, have something mounted, or change what commands are taken to mean.
+//! What a file of the current directory may not say, even when the user has allowed it: whoever
+//! wrote it could start programs, have something mounted, or change what commands are taken to
+//! mean.
 
 use super::{Reader, tables};
 use toml::Spanned;
@@ -18,17 +19,27 @@ impl Reader<'_> {
     /// Reports each forbidden key where it stands.
     pub(super) fn forbidden_in_directories(&mut self, document: &DeTable<'_>) {
         if let Some((key, _)) = document.get_key_value("volume") {
-            self.mistake(key.span(), "a directory's file can't name a [[volume]], which is mounted", OWN);
+            self.mistake(
+                key.span(),
+                "a directory's file can't name a [[volume]], which is mounted",
+                OWN,
+            );
         }
         if let Some(DeValue::Table(gateway)) = document.get("gateway").map(Spanned::get_ref) {
             for key in gateway.keys().filter(|key| GATEWAY_KEYS.contains(&key.get_ref().as_ref())) {
-                self.mistake(key.span(), format!("a directory's file can't say `{}`", key.get_ref()), OWN);
+                self.mistake(
+                    key.span(),
+                    format!("a directory's file can't say `{}`", key.get_ref()),
+                    OWN,
+                );
             }
         }
         for executor in tables(document, "executor") {
             let Some(address) = executor.get("address") else { continue };
             let starts_ssh = |text: &str| {
-                text.trim_start().get(..STARTS_SSH.len()).is_some_and(|s| s.eq_ignore_ascii_case(STARTS_SSH))
+                text.trim_start()
+                    .get(..STARTS_SSH.len())
+                    .is_some_and(|s| s.eq_ignore_ascii_case(STARTS_SSH))
             };
             if matches!(address.get_ref(), DeValue::String(text) if starts_ssh(text)) {
                 let message = "a directory's file can't name an executor over ssh, which is a program to start";

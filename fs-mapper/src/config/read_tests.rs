@@ -9,7 +9,11 @@ fn parse(text: &str) -> Result<Config, ConfigErrors> {
 /// The one-line messages of a text, without the file's name.
 fn mistakes(text: &str) -> Vec<String> {
     let errors = parse(text).expect_err("a mistake");
-    errors.to_string().lines().map(|line| line.strip_prefix("mounts.toml:").expect("the file").to_owned()).collect()
+    errors
+        .to_string()
+        .lines()
+        .map(|line| line.strip_prefix("mounts.toml:").expect("the file").to_owned())
+        .collect()
 }
 
 const GOOD: &str = r#"
@@ -49,7 +53,10 @@ fn a_whole_file() {
     assert_eq!(config.mounts[1].coherence, Some(Adapter::Rclone));
     assert_eq!(config.gateway.split, 4);
     assert_eq!(config.gateway.idle_timeout_s, 30);
-    assert_eq!(config.gateway.annotations, [Path::new("/etc/posh/commands"), Path::new("/opt/commands")]);
+    assert_eq!(
+        config.gateway.annotations,
+        [Path::new("/etc/posh/commands"), Path::new("/opt/commands")]
+    );
     assert!(config.executor(&config.mounts[0].executor).is_some());
 }
 
@@ -59,7 +66,10 @@ fn an_executor_takes_input_unless_that_is_said() {
         let text = format!("[[executor]]\nname = 's'\naddress = 'http://127.0.0.1:1'\n{line}");
         Config::parse(&text, Path::new("mounts.toml")).expect("no mistake").executors[0].takes_input
     };
-    assert_eq!(["", "takes_input = true", "takes_input = false"].map(takes_input), [true, true, false]);
+    assert_eq!(
+        ["", "takes_input = true", "takes_input = false"].map(takes_input),
+        [true, true, false]
+    );
 }
 
 const SSH: &str = r#"
@@ -189,31 +199,63 @@ annotations = ["~/x", 3]
 #[test]
 fn one_mistake_each() {
     let check = |text: &str, expect: &str| assert_eq!(mistakes(text), [expect], "{text}");
-    check("executor = 3", "1:12: error: `executor` is not a list of tables; write [[executor]], with two brackets");
-    check("[mount]\npath = '/x'", "1:1: error: `mount` is not a list of tables; write [[mount]], with two brackets");
-    check("mount = [1]", "1:10: error: an entry of `mount` is an integer, not a table; write [[mount]]");
-    check("gateway = 1", "1:11: error: `gateway` is not a table; write [gateway] on a line of its own");
+    check(
+        "executor = 3",
+        "1:12: error: `executor` is not a list of tables; write [[executor]], with two brackets",
+    );
+    check(
+        "[mount]\npath = '/x'",
+        "1:1: error: `mount` is not a list of tables; write [[mount]], with two brackets",
+    );
+    check(
+        "mount = [1]",
+        "1:10: error: an entry of `mount` is an integer, not a table; write [[mount]]",
+    );
+    check(
+        "gateway = 1",
+        "1:11: error: `gateway` is not a table; write [gateway] on a line of its own",
+    );
     check(
         "executor = [{name='s', address='http://s:1', takes_input='no'}]",
         "1:58: error: `takes_input` in [[executor]] is a string; it must be true or false",
     );
-    check("[gateway]\nspilt = 2", "2:1: error: unknown key `spilt` in [gateway]; did you mean `split`?");
-    check("[gateway]\nsplit = -1", "2:9: error: `split` in [gateway] is -1; it must be a number from 1 to 1024");
+    check(
+        "[gateway]\nspilt = 2",
+        "2:1: error: unknown key `spilt` in [gateway]; did you mean `split`?",
+    );
+    check(
+        "[gateway]\nsplit = -1",
+        "2:9: error: `split` in [gateway] is -1; it must be a number from 1 to 1024",
+    );
     let mount = |path: &str| {
-        format!("executor = [{{name='s', address='http://s:1'}}]\n[[mount]]\nexecutor='s'\nexport='e'\npath='{path}'")
+        format!(
+            "executor = [{{name='s', address='http://s:1'}}]\n[[mount]]\nexecutor='s'\nexport='e'\npath='{path}'"
+        )
     };
     check(
         "[gateway]\nssh_command = 'ssh \"-F'",
         "2:15: error: \"ssh \\\"-F\" is not a command; write a program and its arguments, such as \"ssh -F /etc/posh/ssh\"",
     );
-    check("[gateway]\nsshfs = 'on'", "2:9: error: unknown choice \"on\" for sshfs; it is \"auto\" or \"off\"");
+    check(
+        "[gateway]\nsshfs = 'on'",
+        "2:9: error: unknown choice \"on\" for sshfs; it is \"auto\" or \"off\"",
+    );
     check(
         "[gateway]\nssh_command = ' '",
         "2:15: error: \" \" is not a command; write a program and its arguments, such as \"ssh -F /etc/posh/ssh\"",
     );
-    check(&mount("~/logs"), "5:6: error: mount path \"~/logs\" begins with ~; write the home directory in full");
-    check(&mount("/"), "5:6: error: mount path \"/\" is the root directory; name the directories that executors serve");
-    check(&mount("/a/../b"), "5:6: error: mount path \"/a/../b\" holds ..; write the directory that is meant");
+    check(
+        &mount("~/logs"),
+        "5:6: error: mount path \"~/logs\" begins with ~; write the home directory in full",
+    );
+    check(
+        &mount("/"),
+        "5:6: error: mount path \"/\" is the root directory; name the directories that executors serve",
+    );
+    check(
+        &mount("/a/../b"),
+        "5:6: error: mount path \"/a/../b\" holds ..; write the directory that is meant",
+    );
     check(&mount(""), "5:6: error: mount path \"\" is relative; write it from / on");
 }
 
@@ -223,7 +265,10 @@ fn bad_toml_does_not_hide_the_rest_and_blames_nothing_that_may_only_be_unreadabl
     let found = mistakes(text);
     assert!(found[0].starts_with("2:") && found[0].contains("not valid TOML"), "{found:?}");
     assert!(found.iter().any(|line| line.starts_with("6:8: error: mount path")), "{found:?}");
-    assert!(!found.iter().any(|line| line.contains("no executor") || line.contains("has no `export`")), "{found:?}");
+    assert!(
+        !found.iter().any(|line| line.contains("no executor") || line.contains("has no `export`")),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -243,7 +288,12 @@ fn columns_count_characters() {
 fn a_missing_file_is_one_mistake() {
     let errors = Config::load(Path::new("/nonexistent/mounts.toml")).expect_err("no such file");
     let text = errors.to_string();
-    assert!(text.starts_with("/nonexistent/mounts.toml: error: cannot read the configuration: No such file"), "{text}");
+    assert!(
+        text.starts_with(
+            "/nonexistent/mounts.toml: error: cannot read the configuration: No such file"
+        ),
+        "{text}"
+    );
     assert_eq!(errors.mistakes()[0].position, None);
 }
 
@@ -275,7 +325,8 @@ fn a_volume_is_a_mount_with_an_owner() {
     assert_eq!(logs.cache_bytes, VolumeConfig::DEFAULT_CACHE_BYTES);
     assert_eq!((photos.read_only, photos.sync, photos.hard), (true, true, true));
     assert_eq!((photos.cache_bytes, photos.source()), (10 << 30, "store1:photos".to_owned()));
-    let mounts: Vec<_> = config.mounts.iter().map(|mount| (mount.path.as_path(), mount.export.as_str())).collect();
+    let mounts: Vec<_> =
+        config.mounts.iter().map(|mount| (mount.path.as_path(), mount.export.as_str())).collect();
     assert_eq!(mounts, [(Path::new("/mnt/logs"), "logs"), (Path::new("/mnt/photos"), "photos")]);
 }
 
@@ -310,7 +361,9 @@ address = "http://s:1"
 
 #[test]
 fn sizes() {
-    let check = |text: &str, expect: Option<u64>| assert_eq!(crate::config::cache_size(text).ok(), expect, "{text}");
+    let check = |text: &str, expect: Option<u64>| {
+        assert_eq!(crate::config::cache_size(text).ok(), expect, "{text}")
+    };
     check("1", Some(1));
     check("64k", Some(64 << 10));
     check("10G", Some(10 << 30));
@@ -326,8 +379,10 @@ fn a_directory_s_file_starts_and_mounts_nothing() {
                 [[volume]]\npath = \"/mnt/v\"\nexecutor = \"s\"\nexport = \"/x\"\n\
                 [gateway]\nssh_command = \"/bin/sh -c id\"\nannotations = [\"a\"]\nsplit = 2\n";
     assert!(Config::parse(text, Path::new("mounts.toml")).is_ok());
-    let errors = super::read(text, Path::new("mounts.toml"), super::Scope::Directory).expect_err("four keys");
-    let places: Vec<_> = errors.mistakes().iter().filter_map(|m| m.position).map(|p| (p.line, p.column)).collect();
+    let errors = super::read(text, Path::new("mounts.toml"), super::Scope::Directory)
+        .expect_err("four keys");
+    let places: Vec<_> =
+        errors.mistakes().iter().filter_map(|m| m.position).map(|p| (p.line, p.column)).collect();
     assert_eq!(places, [(3, 11), (4, 3), (9, 1), (10, 1)], "{errors}");
     let harmless = "[[executor]]\nname = \"s\"\naddress = \"http://h:1\"\n\
                     [[mount]]\npath = \"/mnt/m\"\nexecutor = \"s\"\nexport = \"x\"\n[gateway]\nsshfs = \"off\"\n";

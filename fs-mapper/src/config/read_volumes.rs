@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use toml::de::{DeTable, DeValue};
 
-const VOLUME_KEYS: [&str; 7] = ["path", "executor", "export", "read_only", "cache_size", "sync", "hard"];
+const VOLUME_KEYS: [&str; 7] =
+    ["path", "executor", "export", "read_only", "cache_size", "sync", "hard"];
 
 impl Reader<'_> {
     /// `seen` are the paths that are taken, with where they stand.
@@ -24,13 +25,24 @@ impl Reader<'_> {
             let path = self.required(section, "path").and_then(|path| self.mount_path(path, seen));
             let executor = self.required(section, "executor");
             let address = executor.as_ref().and_then(|name| address_of(executors, name.value));
-            let export = self.required(section, "export").and_then(|export| self.export(export, address));
+            let export =
+                self.required(section, "export").and_then(|export| self.export(export, address));
             let cache_bytes = self.cache_size(section);
-            let [read_only, sync, hard] = ["read_only", "sync", "hard"].map(|key| self.choice(section, key, false));
+            let [read_only, sync, hard] =
+                ["read_only", "sync", "hard"].map(|key| self.choice(section, key, false));
             if let (Some(path), Some(executor), Some(export)) = (path, executor, export) {
                 let executor = ExecutorName::new(executor.value);
                 let position = Position::of(self.text, section.start);
-                volumes.push(VolumeConfig { path, executor, export, read_only, cache_bytes, sync, hard, position });
+                volumes.push(VolumeConfig {
+                    path,
+                    executor,
+                    export,
+                    read_only,
+                    cache_bytes,
+                    sync,
+                    hard,
+                    position,
+                });
             }
         }
         volumes

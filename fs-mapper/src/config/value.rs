@@ -23,7 +23,10 @@ pub(crate) fn server_directory(text: &str) -> Result<String, Wrong> {
         return Err(("is not a directory of the server", hint));
     }
     if text.contains(char::is_control) {
-        return Err(("holds control characters", "rename the directory, or export the one above it"));
+        return Err((
+            "holds control characters",
+            "rename the directory, or export the one above it",
+        ));
     }
     let path = Path::new(text);
     if path.components().any(|part| part == Component::ParentDir) {

@@ -74,23 +74,29 @@ const HARMLESS: &[&str] = &[
 ];
 /// The same by how they begin.
 const HARMLESS_BEGINNINGS: &[&str] = &["cache_", "dcache_", "dir_cache", "x-", "comment="];
-/// The time for which sshfs remembers unless told otherwise; [`SSHFS_MEMORY`](crate::coherence::SSHFS_MEMORY)
-/// counts on it.
+/// The time for which sshfs remembers unless told otherwise;
+/// [`SSHFS_MEMORY`](crate::coherence::SSHFS_MEMORY) counts on it.
 const MEMORY_S: u64 = 20;
 /// Options of ssh that an ssh which nobody watches has its own mind about.
-const OUR_OWN: &[&str] = &["batchmode", "controlmaster", "clearallforwardings", "remotecommand", "requesttty"];
+const OUR_OWN: &[&str] =
+    &["batchmode", "controlmaster", "clearallforwardings", "remotecommand", "requesttty"];
 
 /// Reads the arguments.
 pub(super) fn read(arguments: &[OsString]) -> Result<Way, String> {
     let mut reading = Reading { command: vec!["ssh".to_owned()], options: Vec::new(), port: None };
     let mut words = arguments.iter().map(|word| word.to_str().ok_or("its options are not UTF-8"));
     while let Some(word) = words.next().transpose()? {
-        let Some(flags) = word.strip_prefix('-').filter(|flags| !flags.is_empty()) else { continue };
+        let Some(flags) = word.strip_prefix('-').filter(|flags| !flags.is_empty()) else {
+            continue;
+        };
         let (flag, attached) = flags.split_at(flags.chars().next().map_or(0, char::len_utf8));
         match flag {
             "o" | "p" | "F" => {
                 let value = match attached {
-                    "" => words.next().transpose()?.ok_or_else(|| format!("its option {word} has no value"))?,
+                    "" => words
+                        .next()
+                        .transpose()?
+                        .ok_or_else(|| format!("its option {word} has no value"))?,
                     attached => attached,
                 };
                 reading.with_value(flag, value)?;
@@ -140,7 +146,10 @@ impl Reading {
             self.command = words.ok_or("its ssh_command can't be split into words")?;
             return Ok(());
         }
-        if name.contains("cache_") && name.ends_with("timeout") && value.parse().is_ok_and(|s: u64| s > MEMORY_S) {
+        if name.contains("cache_")
+            && name.ends_with("timeout")
+            && value.parse().is_ok_and(|s: u64| s > MEMORY_S)
+        {
             return Err(format!(
                 "it remembers for more than {MEMORY_S} s ({option}), so what is new would not be seen"
             ));
@@ -166,7 +175,11 @@ impl Reading {
 
 /// A relative file was meant from a directory that nobody knows any more.
 fn is_absolute(file: &str) -> Result<(), String> {
-    if file.starts_with(['/', '~', '%']) { Ok(()) } else { Err(format!("its option names the relative file {file:?}")) }
+    if file.starts_with(['/', '~', '%']) {
+        Ok(())
+    } else {
+        Err(format!("its option names the relative file {file:?}"))
+    }
 }
 
 /// At commas; a backslash takes the next character as it is.

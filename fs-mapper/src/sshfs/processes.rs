@@ -13,14 +13,19 @@ pub(super) const PROGRAMS: &[&str] = &["sshfs"];
 const NAMES: [&str; 4] = ["sshfs", "mount.sshfs", "mount.fuse.sshfs", "mount.fuse"];
 
 /// The arguments of an sshfs, if they name this source and this mount point.
-pub(super) fn of_mount<'a>(words: &'a [OsString], source: &str, mount_point: &Path) -> Option<&'a [OsString]> {
+pub(super) fn of_mount<'a>(
+    words: &'a [OsString],
+    source: &str,
+    mount_point: &Path,
+) -> Option<&'a [OsString]> {
     arguments(words).filter(|arguments| name(arguments, source, mount_point))
 }
 
 /// Its arguments; `None` when it is another program.
 pub(super) fn arguments(words: &[OsString]) -> Option<&[OsString]> {
     let (program, arguments) = words.split_first()?;
-    let is_sshfs = Path::new(program).file_name().is_some_and(|name| NAMES.iter().any(|known| name == *known));
+    let is_sshfs =
+        Path::new(program).file_name().is_some_and(|name| NAMES.iter().any(|known| name == *known));
     (is_sshfs && arguments.len() < MAX_ARGUMENTS).then_some(arguments)
 }
 
@@ -28,7 +33,8 @@ pub(super) fn arguments(words: &[OsString]) -> Option<&[OsString]> {
 /// one from a directory that the process has left: its end must fit.
 fn name(arguments: &[OsString], source: &str, mount_point: &Path) -> bool {
     let is_point = |word: &OsString| {
-        let end: PathBuf = Path::new(word).components().filter(|part| *part != Component::CurDir).collect();
+        let end: PathBuf =
+            Path::new(word).components().filter(|part| *part != Component::CurDir).collect();
         end.as_os_str() == mount_point.as_os_str()
             || end.is_relative() && end.components().next().is_some() && mount_point.ends_with(&end)
     };

@@ -8,14 +8,20 @@ fn uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Mounts of this user: mount point and source, with their places in the list as the numbers of their connections.
+/// Mounts of this user: mount point and source, with their places in the list as the numbers of
+/// their connections.
 fn mounted(mounts: &[(&str, &str)]) -> MountInfo {
     let line = |(id, (point, source)): (usize, &(&str, &str))| {
         let source = source.replace(' ', "\\040");
-        format!("{} 20 0:{id} / {point} rw - fuse.sshfs {source} rw,user_id={},group_id=0\n", 30 + id, uid())
+        format!(
+            "{} 20 0:{id} / {point} rw - fuse.sshfs {source} rw,user_id={},group_id=0\n",
+            30 + id,
+            uid()
+        )
     };
     let lines: String = mounts.iter().enumerate().map(line).collect();
-    MountInfo::parse(format!("20 1 8:1 / / rw - ext4 /dev/sda1 rw\n{lines}").as_bytes()).expect("mountinfo")
+    MountInfo::parse(format!("20 1 8:1 / / rw - ext4 /dev/sda1 rw\n{lines}").as_bytes())
+        .expect("mountinfo")
 }
 
 /// One process that holds the first connection.
@@ -25,7 +31,8 @@ fn process(words: &[&str]) -> Daemons {
 
 /// Address, export and ssh's words of the one mount, or why it is left alone.
 fn adopt_one(source: &str, words: &[&str]) -> Result<(String, String, String), String> {
-    let (config, left_out) = adopt(&Config::default(), &mounted(&[("/mnt/a", source)]), &process(words));
+    let (config, left_out) =
+        adopt(&Config::default(), &mounted(&[("/mnt/a", source)]), &process(words));
     if let Some(left_out) = left_out.first() {
         return Err(left_out.reason.clone());
     }
@@ -48,10 +55,19 @@ fn the_way_is_that_of_sshfs() {
     check("ada@[fe80::1]:/a:b", &[], ("ssh://ada@[fe80::1]", "/a:b", "ssh"));
     check("h:/a", &["-p", "2222"], ("ssh://h:2222", "/a", "ssh"));
     check("h:/a", &["-p2222", "-C", "-f"], ("ssh://h:2222", "/a", "ssh -C"));
-    check("h:/a", &["-oPort=22,reconnect", "-F", "/etc/ssh/x"], ("ssh://h:22", "/a", "ssh -F /etc/ssh/x"));
     check(
         "h:/a",
-        &["-o", "IdentityFile=~/.ssh/k,ProxyJump=gate,BatchMode=no,rw,nosuid,idmap=user", "-o", "cache_timeout=3"],
+        &["-oPort=22,reconnect", "-F", "/etc/ssh/x"],
+        ("ssh://h:22", "/a", "ssh -F /etc/ssh/x"),
+    );
+    check(
+        "h:/a",
+        &[
+            "-o",
+            "IdentityFile=~/.ssh/k,ProxyJump=gate,BatchMode=no,rw,nosuid,idmap=user",
+            "-o",
+            "cache_timeout=3",
+        ],
         ("ssh://h", "/a", "ssh -o IdentityFile=~/.ssh/k -o ProxyJump=gate"),
     );
     check(
@@ -68,8 +84,15 @@ fn what_is_not_known_is_left_alone() {
         let reason = adopt_one(source, &words).expect_err(source);
         assert!(reason.contains(expect), "{words:?}: {reason}");
     };
-    for option in ["ro", "follow_symlinks", "transform_symlinks", "idmap=file", "umask=077", "sftp_server=/x", "port=3"]
-    {
+    for option in [
+        "ro",
+        "follow_symlinks",
+        "transform_symlinks",
+        "idmap=file",
+        "umask=077",
+        "sftp_server=/x",
+        "port=3",
+    ] {
         let name = option.split('=').next().expect("a name");
         check("h:/a", &["-o", option], &format!("mounted with the option {name}, "));
     }
@@ -89,7 +112,8 @@ fn what_is_not_known_is_left_alone() {
 
 #[test]
 fn mounts_are_told_apart_by_their_processes() {
-    let info = mounted(&[("/mnt/a", "h:/a"), ("/mnt/b", "h:/a"), ("/mnt/c", "h:/c"), ("/mnt/d", "h:/d")]);
+    let info =
+        mounted(&[("/mnt/a", "h:/a"), ("/mnt/b", "h:/a"), ("/mnt/c", "h:/c"), ("/mnt/d", "h:/d")]);
     let processes = [
         &["/usr/bin/sshfs", "h:/a", "/mnt/a"][..],
         &["sshfs", "-p", "2222", "h:/a", "b"],
@@ -98,14 +122,18 @@ fn mounts_are_told_apart_by_their_processes() {
         &["sshfs", "h:/d", "d", "-p", "4"],
     ];
     let adopted = |held: &dyn Fn(u32) -> Held| {
-        let daemons: Vec<_> = processes.iter().zip(0..).map(|(words, number)| (*words, held(number))).collect();
+        let daemons: Vec<_> =
+            processes.iter().zip(0..).map(|(words, number)| (*words, held(number))).collect();
         let (config, left_out) = adopt(&Config::default(), &info, &Daemons::of(&daemons));
         let owner = |mount: &MountConfig| format!("{} {}", mount.path.display(), mount.executor);
         (config.mounts.iter().map(owner).collect::<Vec<_>>(), config.executors.len(), left_out)
     };
     // By their words, where the kernel does not tell more.
     let (owners, executors, left_out) = adopted(&|_| Held::Untold);
-    assert_eq!((owners, executors), (vec!["/mnt/a h".into(), "/mnt/b h:2222".into(), "/mnt/c h".into()], 2));
+    assert_eq!(
+        (owners, executors),
+        (vec!["/mnt/a h".into(), "/mnt/b h:2222".into(), "/mnt/c h".into()], 2)
+    );
     assert!(left_out[0].reason.contains("several sshfs processes"), "{left_out:?}");
     // By their connections, of which the last has no mount here.
     let (owners, _, left_out) = adopted(&|number| Held::Connections(vec![number]));
@@ -126,9 +154,11 @@ fn configured_and_foreign_mounts_stay_what_they_are() {
     let text = "executor = [{name='h', address='http://h:1'}]\n";
     let other = Config::parse(text, Path::new("mounts.toml")).expect("no mistake");
     assert_eq!(adopt(&other, &info, &processes).0.mounts[0].executor.as_str(), "h-2");
-    let off = Config::parse("[gateway]\nsshfs = \"off\"\n", Path::new("mounts.toml")).expect("no mistake");
+    let off = Config::parse("[gateway]\nsshfs = \"off\"\n", Path::new("mounts.toml"))
+        .expect("no mistake");
     assert_eq!(adopted(&off, &info), (off.clone(), Vec::new()));
-    let line = format!("30 20 0:1 / /mnt/a rw - fuse.sshfs h:/a rw,user_id={},group_id=0\n", uid() + 1);
+    let line =
+        format!("30 20 0:1 / /mnt/a rw - fuse.sshfs h:/a rw,user_id={},group_id=0\n", uid() + 1);
     let of_another = MountInfo::parse(line.as_bytes()).expect("mountinfo");
     assert!(!is_mounted(&of_another) && is_mounted(&info));
 }

@@ -70,7 +70,10 @@ impl<'m> Ground<'m> {
         let exact = around.is_some_and(|entry| entry.mount_point == path);
         let state = match around {
             Some(entry) if entry.fs_type == "autofs" => MountState::Automount,
-            Some(entry) if exact || kind::is_remote(&entry.fs_type) && entry.mount_point != Path::new("/") => {
+            Some(entry)
+                if exact
+                    || kind::is_remote(&entry.fs_type) && entry.mount_point != Path::new("/") =>
+            {
                 MountState::Mounted
             }
             _ if config.coherence == Some(Adapter::Bind) => MountState::PlainDirectory,
@@ -82,7 +85,8 @@ impl<'m> Ground<'m> {
             sub_path: config.sub_path.clone(),
             coherence: config.coherence,
         };
-        let shown = around.filter(|_| state == MountState::Mounted || state == MountState::Automount);
+        let shown =
+            around.filter(|_| state == MountState::Mounted || state == MountState::Automount);
         let mount = Mount {
             id: MountId(0),
             path: ClientPath::new(path).expect("the lookup began at the root"),
@@ -91,7 +95,9 @@ impl<'m> Ground<'m> {
             source: shown.map(|entry| entry.source.clone()).unwrap_or_default(),
             owner: Some(owner.clone()),
             state,
-            kernel_id: shown.filter(|_| exact && state == MountState::Mounted).map(|entry| entry.mount_id),
+            kernel_id: shown
+                .filter(|_| exact && state == MountState::Mounted)
+                .map(|entry| entry.mount_id),
         };
         let tree = around.and_then(|entry| {
             let rest = path.strip_prefix(&entry.mount_point).ok()?;

@@ -85,7 +85,8 @@ pub struct Actors<'a> {
     pub shells: &'a HashSet<Pid>,
     /// Stages that wait for a directive, by process.
     pub waiting: &'a HashMap<Pid, usize>,
-    /// Stages that have got theirs: they stand in for a remote command, or touch nothing and run here.
+    /// Stages that have got theirs: they stand in for a remote command, or touch nothing and run
+    /// here.
     pub directed: &'a dyn Fn(Pid) -> bool,
     /// Pipes that the sessions' shells write to.
     pub outputs: &'a HashSet<u64>,
@@ -108,12 +109,14 @@ pub struct Actors<'a> {
 /// what its words name.
 pub fn used_ends(stage: &Enlisted) -> impl Iterator<Item = &Descriptor> {
     let standard = [(0, true), (1, false), (2, false)].into_iter();
-    let standard =
-        standard.filter_map(|(fd, reads)| stage.descriptor(fd).filter(|d| if reads { d.reads() } else { d.writes() }));
+    let standard = standard.filter_map(|(fd, reads)| {
+        stage.descriptor(fd).filter(|d| if reads { d.reads() } else { d.writes() })
+    });
     standard.chain(stage.named_descriptors()).filter(|d| d.kind == Kind::Pipe)
 }
 
-/// What the shell itself writes to was there before it: if a stage should read it, they are not joined.
+/// What the shell itself writes to was there before it: if a stage should read it, they are not
+/// joined.
 pub fn leads_out_for_certain(end: &Descriptor, outputs: &HashSet<u64>) -> bool {
     !end.reads() && outputs.contains(&end.identity.1)
 }
@@ -125,7 +128,9 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
     let holders = Holders::of(snapshot);
     for (index, stage) in stages.iter().enumerate() {
         for end in used_ends(stage) {
-            if leads_out_for_certain(end, actors.outputs) || end.reads() && (actors.fed_here)(stage, end.identity.1) {
+            if leads_out_for_certain(end, actors.outputs)
+                || end.reads() && (actors.fed_here)(stage, end.identity.1)
+            {
                 continue;
             }
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
@@ -142,7 +147,8 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
             }
         }
     }
-    // A writer with both descriptors 1 and 2 on one pipe is one edge: the lower number stands for it.
+    // A writer with both descriptors 1 and 2 on one pipe is one edge: the lower number stands for
+    // it.
     closing.edges.sort_by_key(|e| (e.from, e.to));
     closing.edges.dedup_by_key(|e| (e.from.0, e.to));
     closing
@@ -207,11 +213,15 @@ impl Pipe<'_> {
         if process.pid == stage || self.actors.waiting.contains_key(&process.pid) {
             return Outlook::Harmless;
         }
-        if self.keeps(process, fd, stage) || (self.actors.directed)(process.pid) || process.is_stopped() {
+        if self.keeps(process, fd, stage)
+            || (self.actors.directed)(process.pid)
+            || process.is_stopped()
+        {
             return Outlook::Stays;
         }
         if process.state == 'D' {
-            // The kernel works for it, on a disk or a network file system, and wakes it when that is done.
+            // The kernel works for it, on a disk or a network file system, and wakes it when that
+            // is done.
             return Outlook::MayChange(Awaited::Answer);
         }
         if (self.actors.asks)(process.pid) {
@@ -224,7 +234,11 @@ impl Pipe<'_> {
         if self.actors.stage_programs.contains(&process.executable) {
             // What it may have asked this gateway has had the time to come here.
             let is_another_s = (self.actors.watched)(process) >= QUIET;
-            return if is_another_s { Outlook::Stays } else { Outlook::MayChange(Awaited::Enlistment) };
+            return if is_another_s {
+                Outlook::Stays
+            } else {
+                Outlook::MayChange(Awaited::Enlistment)
+            };
         }
         if process.reads_from(self.inode) {
             return Outlook::Stays;
@@ -256,7 +270,10 @@ impl Pipe<'_> {
         }
         if process.sleeps_in_pipe {
             let is_far = (self.actors.asks_a_server)(process);
-            return within(if is_far { self.actors.answers_within + STARTS } else { QUIET }, Awaited::Answer);
+            return within(
+                if is_far { self.actors.answers_within + STARTS } else { QUIET },
+                Awaited::Answer,
+            );
         }
         within(SETTLED_AFTER, Awaited::Work)
     }
@@ -271,36 +288,43 @@ impl Pipe<'_> {
     fn goes_on_by_a_child(&self, process: &Process) -> bool {
         let children = || self.snapshot.processes().filter(|p| p.parent == process.pid);
         // Seen dead just after its parent was seen to wait; some parents leave such a child alone.
-        let just_died = || children().any(Process::is_dead) && (self.actors.slept)(process) < SETTLED_AFTER;
+        let just_died =
+            || children().any(Process::is_dead) && (self.actors.slept)(process) < SETTLED_AFTER;
         children().any(|child| child.ending && !child.is_dead()) || just_died()
     }
 
-    /// Tells if a process gets on only when `stage` does: it is that, or sleeps until such processes write to it or end (a
-    /// coprocess and the shell that asks it). To wait for it would be to wait for oneself. Processes that wait for each other
-    /// alone are such, too: `seen` are those that were asked about on the way. Another waiting stage gets on as soon as it
-    /// is let go, unless it reads what such processes write.
+    /// Tells if a process gets on only when `stage` does: it is that, or sleeps until such
+    /// processes write to it or end (a coprocess and the shell that asks it). To wait for it would
+    /// be to wait for oneself. Processes that wait for each other alone are such, too: `seen` are
+    /// those that were asked about on the way. Another waiting stage gets on as soon as it is let
+    /// go, unless it reads what such processes write.
     fn waits_for(&self, stage: Pid, process: &Process, seen: &mut BTreeSet<Pid>) -> bool {
         if process.pid == stage || !seen.insert(process.pid) {
             return true;
         }
-        let is_writer = |(writer, held): &(&Process, super::procfs::PipeEnd)| held.writes && writer.pid != process.pid;
+        let is_writer = |(writer, held): &(&Process, super::procfs::PipeEnd)| {
+            held.writes && writer.pid != process.pid
+        };
         let writers = |pipe: u64| -> Vec<&Process> {
             let holders = self.holders.0.get(&pipe).into_iter().flatten();
             holders.filter(|held| is_writer(held)).map(|(writer, _)| *writer).collect()
         };
         let mut wait_for_all = |awaited: Vec<&Process>| {
             // A child that has ended is news to its parent; of a pipe without a writer, its end is.
-            let is_news = awaited.is_empty() || awaited.iter().any(|one| one.is_dead() || one.ending);
+            let is_news =
+                awaited.is_empty() || awaited.iter().any(|one| one.is_dead() || one.ending);
             !is_news && awaited.into_iter().all(|one| self.waits_for(stage, one, seen))
         };
         if let Some(index) = self.actors.waiting.get(&process.pid) {
-            let read = used_ends(self.stages[*index]).filter(|end| end.reads()).map(|end| writers(end.identity.1));
+            let read = used_ends(self.stages[*index])
+                .filter(|end| end.reads())
+                .map(|end| writers(end.identity.1));
             return read.collect::<Vec<_>>().into_iter().any(wait_for_all);
         }
         match process.pipe_it_reads() {
-            _ if process.waits_for_children() => {
-                wait_for_all(self.snapshot.processes().filter(|child| child.parent == process.pid).collect())
-            }
+            _ if process.waits_for_children() => wait_for_all(
+                self.snapshot.processes().filter(|child| child.parent == process.pid).collect(),
+            ),
             Some(pipe) => wait_for_all(writers(pipe)),
             None => false,
         }
@@ -352,9 +376,13 @@ impl Pipe<'_> {
 
     /// A shell that waits, above the stage whose words name the end that it holds.
     fn only_lends(&self, shell: &Process) -> bool {
-        let lent = |fd: u32, stage: &Enlisted| fd > 2 && stage.named_descriptors().any(|d| d.identity.1 == self.inode);
+        let lent = |fd: u32, stage: &Enlisted| {
+            fd > 2 && stage.named_descriptors().any(|d| d.identity.1 == self.inode)
+        };
         shell.pipe_ends.iter().filter(|e| e.inode == self.inode).all(|end| {
-            self.stages.iter().any(|stage| lent(end.fd, stage) && self.snapshot.is_ancestor(shell.pid, stage.pid))
+            self.stages
+                .iter()
+                .any(|stage| lent(end.fd, stage) && self.snapshot.is_ancestor(shell.pid, stage.pid))
         })
     }
 }
@@ -382,12 +410,15 @@ pub fn groups(count: usize, edges: &[Edge]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// The edges within a group, by its members' places in it: in the same order, whichever stages came first.
+/// The edges within a group, by its members' places in it: in the same order, whichever stages came
+/// first.
 #[must_use]
 pub fn edges_of(group: &[usize], edges: &[Edge]) -> Vec<Edge> {
-    let place: HashMap<usize, usize> = group.iter().enumerate().map(|(new, &old)| (old, new)).collect();
+    let place: HashMap<usize, usize> =
+        group.iter().enumerate().map(|(new, &old)| (old, new)).collect();
     let inside = edges.iter().filter(|e| place.contains_key(&e.from.0));
-    let placed = inside.map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) });
+    let placed =
+        inside.map(|e| Edge { from: (place[&e.from.0], e.from.1), to: (place[&e.to.0], e.to.1) });
     let mut placed: Vec<Edge> = placed.collect();
     placed.sort_by_key(|edge| (edge.from, edge.to));
     placed

@@ -41,8 +41,9 @@ use procfs::{Orphans, Process, Scheduled, Snapshot, Wanted};
 use staying::Staying;
 use waits::{BETWEEN_LOOKS, QUIET, ROUND_TRIPS, Waits};
 
-/// Commands of a pipeline come one after the other: before one whose pipe has no other end yet is looked for among the processes,
-/// so long nobody must have come. A look takes half as long, and all tasks of the gateway wait for it, those of the other commands, too.
+/// Commands of a pipeline come one after the other: before one whose pipe has no other end yet is
+/// looked for among the processes, so long nobody must have come. A look takes half as long, and
+/// all tasks of the gateway wait for it, those of the other commands, too.
 const GATHER: Duration = Duration::from_micros(500);
 /// However many come.
 const GATHER_LONGEST: Duration = Duration::from_millis(2);
@@ -74,7 +75,8 @@ pub struct Pipeline {
 pub struct Shape {
     /// Pipes, by index of the stages.
     pub edges: Vec<Edge>,
-    /// For each stage: regular files on its descriptors 1 and 2 that some other live process may write too.
+    /// For each stage: regular files on its descriptors 1 and 2 that some other live process may
+    /// write too.
     pub shared_outputs: Vec<HashSet<PathBuf>>,
     /// For each stage: descriptors whose pipe some other process may read too.
     pub shared_inputs: Vec<HashSet<u32>>,
@@ -110,7 +112,10 @@ pub struct Assembler {
 impl Assembler {
     /// Starts the assembler; complete pipelines come out of the receiver.
     #[must_use]
-    pub fn start(sessions: Arc<Sessions>, executors: Executors) -> (Self, mpsc::Receiver<Pipeline>) {
+    pub fn start(
+        sessions: Arc<Sessions>,
+        executors: Executors,
+    ) -> (Self, mpsc::Receiver<Pipeline>) {
         let (events, incoming) = mpsc::channel(QUEUE);
         let (complete, pipelines) = mpsc::channel(QUEUE);
         let assembly = Assembly::new(sessions, executors, complete);
@@ -120,7 +125,8 @@ impl Assembler {
         (Self { events, asking, backstops }, pipelines)
     }
 
-    /// Somebody has connected. As long as the question lives, whoever has a pipe together with the process waits for it.
+    /// Somebody has connected. As long as the question lives, whoever has a pipe together with the
+    /// process waits for it.
     pub fn asks(&self, process: Option<Pid>) -> Option<Question> {
         process.map(|process| self.asking.begin(process))
     }
@@ -160,8 +166,8 @@ struct Sleep {
 }
 
 impl Sleep {
-    /// The same sleep as at the last look, if it is in the same call, and if it has not run since or that was just now;
-    /// then it may have run in between all the same, but not for long.
+    /// The same sleep as at the last look, if it is in the same call, and if it has not run since
+    /// or that was just now; then it may have run in between all the same, but not for long.
     fn going_on(before: Option<&Self>, process: &Process, now: Instant) -> Self {
         let Process { system_call: call, scheduled, executable, .. } = process;
         let is_same = |old: &&Self| {
@@ -173,7 +179,9 @@ impl Sleep {
         Self {
             since: same.map_or(now, |old| old.since),
             seen: now,
-            watched: same.map_or(Duration::ZERO, |old| old.watched + now.duration_since(old.seen).min(BETWEEN_LOOKS)),
+            watched: same.map_or(Duration::ZERO, |old| {
+                old.watched + now.duration_since(old.seen).min(BETWEEN_LOOKS)
+            }),
             program: executable.clone(),
             call: *call,
             scheduled: scheduled.clone(),
@@ -215,7 +223,11 @@ struct Assembly {
 }
 
 impl Assembly {
-    fn new(sessions: Arc<Sessions>, executors: Executors, complete: mpsc::Sender<Pipeline>) -> Self {
+    fn new(
+        sessions: Arc<Sessions>,
+        executors: Executors,
+        complete: mpsc::Sender<Pipeline>,
+    ) -> Self {
         let (waiting, directed) = (Vec::new(), HashMap::new());
         let (orphans, staying) = (Orphans::default(), Staying::default());
         let (asking, asleep, reading) = (Asking::default(), HashMap::new(), Growing::default());
@@ -258,8 +270,8 @@ impl Assembly {
         }
     }
 
-    /// What has already come is taken together, and what comes while a pipeline's commands are still on their way or the assembler rests:
-    /// one look for all of it.
+    /// What has already come is taken together, and what comes while a pipeline's commands are
+    /// still on their way or the assembler rests: one look for all of it.
     async fn take_more(&mut self, incoming: &mut mpsc::Receiver<Event>) {
         while let Ok(event) = incoming.try_recv() {
             self.take(event);
@@ -268,7 +280,8 @@ impl Assembly {
         while let Some(left) = self.gathers().filter(|_| began.elapsed() < GATHER_LONGEST) {
             self.release_staying().await;
             let Some(moment) = &self.moment else { break };
-            let event = tokio::select! { event = incoming.recv() => event, () = moment.pass(left) => None };
+            let event =
+                tokio::select! { event = incoming.recv() => event, () = moment.pass(left) => None };
             let Some(event) = event else { break };
             self.take(event);
         }
@@ -279,10 +292,12 @@ impl Assembly {
         }
     }
 
-    /// For how long nobody must come any more before the processes are looked at: not at all where each pipe of those that have just
-    /// come has both ends here.
+    /// For how long nobody must come any more before the processes are looked at: not at all where
+    /// each pipe of those that have just come has both ends here.
     fn gathers(&self) -> Option<Duration> {
-        let left = |waiting: &Waiting| GATHER.checked_sub(waiting.waits.since.elapsed()).filter(|left| !left.is_zero());
+        let left = |waiting: &Waiting| {
+            GATHER.checked_sub(waiting.waits.since.elapsed()).filter(|left| !left.is_zero())
+        };
         if !self.waiting.iter().any(|waiting| left(waiting).is_some()) {
             return None;
         }
@@ -290,24 +305,30 @@ impl Assembly {
         let pipes = |waiting: &Waiting| -> Vec<(u64, bool)> {
             let stage = &waiting.stage.enlisted;
             let ends = closing::used_ends(stage).filter(|end| {
-                !closing::leads_out_for_certain(end, &outputs) && !self.is_fed_here(stage, end.identity.1)
+                !closing::leads_out_for_certain(end, &outputs)
+                    && !self.is_fed_here(stage, end.identity.1)
             });
             ends.map(|end| (end.identity.1, end.writes())).collect()
         };
         let there: HashSet<(u64, bool)> = self.waiting.iter().flat_map(pipes).collect();
         let is_lonely = |&(pipe, writes): &(u64, bool)| !there.contains(&(pipe, !writes));
-        self.waiting.iter().filter(|waiting| pipes(waiting).iter().any(is_lonely)).filter_map(left).max()
+        self.waiting
+            .iter()
+            .filter(|waiting| pipes(waiting).iter().any(is_lonely))
+            .filter_map(left)
+            .max()
     }
 
-    /// Whoever has waited for long waits for a slow mount or a long `$(...)`: looking less often costs it little.
+    /// Whoever has waited for long waits for a slow mount or a long `$(...)`: looking less often
+    /// costs it little.
     fn pause(&self) -> Duration {
         let long = self.waiting.iter().all(|w| w.waits.since.elapsed() > LONG_WAIT);
         let pause = if long { LOOK_AGAIN_LATER } else { LOOK_AGAIN };
         pause.max(self.rest().unwrap_or_default())
     }
 
-    /// What is left of the rest after a long look, which is as long as that took: no more than half of a processor's time is
-    /// spent on hundreds of processes, whatever they do.
+    /// What is left of the rest after a long look, which is as long as that took: no more than half
+    /// of a processor's time is spent on hundreds of processes, whatever they do.
     fn rest(&self) -> Option<Duration> {
         let took = self.reading.took();
         let left = self.looked.and_then(|looked| took.checked_sub(looked.elapsed()));
@@ -334,9 +355,12 @@ impl Assembly {
             return;
         }
         let (mut snapshot, mut closing) = self.look_around();
-        // Lists of children and of descriptors are read while processes move and end, so that one may be missed. Nobody
-        // waits for whom nobody has seen, and whom nobody has seen shares no pipe: that is believed when it was seen twice.
-        if !closing.edges.is_empty() || closing.leading_out.iter().any(|&stage| !self.waiting[stage].leads_out) {
+        // Lists of children and of descriptors are read while processes move and end, so that one
+        // may be missed. Nobody waits for whom nobody has seen, and whom nobody has seen shares no
+        // pipe: that is believed when it was seen twice.
+        if !closing.edges.is_empty()
+            || closing.leading_out.iter().any(|&stage| !self.waiting[stage].leads_out)
+        {
             for look in 2..=LOOKS {
                 let before = std::mem::take(&mut closing.edges);
                 (snapshot, closing) = self.look_around();
@@ -370,13 +394,16 @@ impl Assembly {
     /// What runs here anyway need not be looked at any closer.
     async fn release_staying(&mut self) {
         let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
-        let (groups, edges) = self.staying.groups(&stages, &|stage, pipe| self.is_fed_here(stage, pipe));
+        let (groups, edges) =
+            self.staying.groups(&stages, &|stage, pipe| self.is_fed_here(stage, pipe));
         if groups.is_empty() {
             return;
         }
-        let mut waiting: Vec<Option<Waiting>> = std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
+        let mut waiting: Vec<Option<Waiting>> =
+            std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
         for group in groups {
-            let stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
+            let stages: Vec<StageLink> =
+                group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
             stages.iter().for_each(|stage| self.staying.let_go(&stage.enlisted));
             let shape = Shape::unshared(stages.len(), closing::edges_of(&group, &edges));
             let _ = self.complete.send(Pipeline { stages, shape, stays: true }).await;
@@ -389,19 +416,23 @@ impl Assembly {
         let outputs = self.sessions.outputs();
         for waiting in &self.waiting {
             let stage = &waiting.stage.enlisted;
-            let ends = closing::used_ends(stage).filter(|end| !closing::leads_out_for_certain(end, &outputs));
+            let ends = closing::used_ends(stage)
+                .filter(|end| !closing::leads_out_for_certain(end, &outputs));
             wanted.pipes.extend(ends.map(|d| d.identity.1));
             wanted.files.extend(output_files(stage));
         }
         // A stage that stands in for a remote command moves bytes, and starts nobody.
         let has_any = |stage: &Enlisted| {
-            let has = |d: &Descriptor| wanted.pipes.contains(&d.identity.1) || wanted.files.contains(&d.path);
+            let has = |d: &Descriptor| {
+                wanted.pipes.contains(&d.identity.1) || wanted.files.contains(&d.path)
+            };
             stage.descriptors.iter().any(has)
         };
         let without = self.directed.values().filter(|stage| stage.childless && !has_any(stage));
         wanted.without = without.map(|stage| stage.pid).collect();
         wanted.stage_programs = self.sessions.stage_programs();
-        let waiting = self.waiting.iter().map(|w| &w.stage.enlisted).filter(|stage| stage.childless);
+        let waiting =
+            self.waiting.iter().map(|w| &w.stage.enlisted).filter(|stage| stage.childless);
         wanted.waiting = waiting.map(|stage| (stage.pid, Arc::clone(stage))).collect();
         wanted
     }
@@ -424,15 +455,21 @@ impl Assembly {
     fn stages_in(&self, snapshot: &Snapshot) -> Vec<Pid> {
         let programs = self.sessions.stage_programs();
         let is_waiting = |pid: Pid| self.waiting.iter().any(|w| w.stage.enlisted.pid == pid);
-        let is_stage =
-            |p: &&Process| programs.contains(&p.executable) || self.directed.contains_key(&p.pid) || is_waiting(p.pid);
+        let is_stage = |p: &&Process| {
+            programs.contains(&p.executable)
+                || self.directed.contains_key(&p.pid)
+                || is_waiting(p.pid)
+        };
         snapshot.processes().filter(is_stage).map(|p| p.pid).collect()
     }
 
     fn examine(&self, snapshot: &Snapshot) -> Closing {
         let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
-        let waiting: HashMap<Pid, usize> = stages.iter().enumerate().map(|(i, s)| (s.pid, i)).collect();
-        let slept = |p: &Process| self.asleep.get(&p.pid).map_or(Duration::ZERO, |sleep| sleep.since.elapsed());
+        let waiting: HashMap<Pid, usize> =
+            stages.iter().enumerate().map(|(i, s)| (s.pid, i)).collect();
+        let slept = |p: &Process| {
+            self.asleep.get(&p.pid).map_or(Duration::ZERO, |sleep| sleep.since.elapsed())
+        };
         closing::examine(
             &stages,
             snapshot,
@@ -446,7 +483,9 @@ impl Assembly {
                 asks: &|pid| self.asking.asks(pid),
                 slept: &slept,
                 watched: &|p| self.asleep.get(&p.pid).map_or(Duration::ZERO, |sleep| sleep.watched),
-                asks_a_server: &|p| self.asleep.get(&p.pid).is_some_and(|sleep| sleep.asks_a_server),
+                asks_a_server: &|p| {
+                    self.asleep.get(&p.pid).is_some_and(|sleep| sleep.asks_a_server)
+                },
                 answers_within: QUIET + self.executors.slowest_round_trip() * ROUND_TRIPS,
             },
         )
@@ -468,7 +507,8 @@ impl Assembly {
         if ready.is_empty() {
             return;
         }
-        let mut waiting: Vec<Option<Waiting>> = std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
+        let mut waiting: Vec<Option<Waiting>> =
+            std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
         let mut pipelines = Vec::new();
         for group in ready {
             let edges = closing::edges_of(group, &closing.edges);
@@ -479,13 +519,19 @@ impl Assembly {
                     self.backstops.reached(backstop, &waiting.stage.enlisted);
                 }
             }
-            let mut stages: Vec<StageLink> = group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
+            let mut stages: Vec<StageLink> =
+                group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
             stages.iter_mut().for_each(refresh_offsets);
             let members: HashSet<Pid> = stages.iter().map(|s| s.enlisted.pid).collect();
             let shared_outputs: Vec<_> =
                 stages.iter().map(|s| shared_outputs(&s.enlisted, &members, snapshot)).collect();
-            let shared_inputs = stages.iter().map(|s| shared_inputs(&s.enlisted, snapshot)).collect();
-            pipelines.push(Pipeline { stages, shape: Shape { edges, shared_outputs, shared_inputs }, stays: false });
+            let shared_inputs =
+                stages.iter().map(|s| shared_inputs(&s.enlisted, snapshot)).collect();
+            pipelines.push(Pipeline {
+                stages,
+                shape: Shape { edges, shared_outputs, shared_inputs },
+                stays: false,
+            });
         }
         self.waiting = waiting.into_iter().flatten().collect();
         for pipeline in pipelines {
@@ -517,9 +563,16 @@ fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
 
 /// Output files that another live process has open: it may write through the
 /// same offset. A shell that waits for its only child, our stage, will not.
-fn shared_outputs(stage: &Enlisted, members: &HashSet<Pid>, snapshot: &Snapshot) -> HashSet<PathBuf> {
-    let files: HashSet<PathBuf> = output_files(stage).filter(|_| rule::holds(Rule::SharedOutput)).collect();
-    let session = nix::unistd::getsid(nix_pid(stage.pid)).ok().and_then(|session| Pid::try_from(session.as_raw()).ok());
+fn shared_outputs(
+    stage: &Enlisted,
+    members: &HashSet<Pid>,
+    snapshot: &Snapshot,
+) -> HashSet<PathBuf> {
+    let files: HashSet<PathBuf> =
+        output_files(stage).filter(|_| rule::holds(Rule::SharedOutput)).collect();
+    let session = nix::unistd::getsid(nix_pid(stage.pid))
+        .ok()
+        .and_then(|session| Pid::try_from(session.as_raw()).ok());
     let is_unseen = snapshot.may_share_files_unseen(stage.pid, session);
     let shared = |file: &PathBuf| {
         is_unseen
@@ -541,7 +594,8 @@ fn waits_only_for(shell: &Process, pid: Pid, members: &HashSet<Pid>, snapshot: &
     let mut children = snapshot.processes().filter(|p| p.parent == shell.pid && !p.is_dead());
     is_above
         && shell.waits_for_children()
-        && children.all(|c| c.pid == pid || members.contains(&c.pid) || snapshot.is_ancestor(c.pid, pid))
+        && children
+            .all(|c| c.pid == pid || members.contains(&c.pid) || snapshot.is_ancestor(c.pid, pid))
 }
 
 /// Pipes that a stage reads and that somebody else might read too.
@@ -551,7 +605,9 @@ fn shared_inputs(stage: &Enlisted, snapshot: &Snapshot) -> HashSet<u32> {
         snapshot.may_be_held_unseen(end.identity.1)
             || snapshot.is_read_outside(end.identity.1)
             || snapshot.processes().any(|p| {
-                p.pid != stage.pid && !p.is_dead() && p.pipe_ends.iter().any(|e| e.inode == end.identity.1 && e.reads)
+                p.pid != stage.pid
+                    && !p.is_dead()
+                    && p.pipe_ends.iter().any(|e| e.inode == end.identity.1 && e.reads)
             })
     });
     shared.map(|d| d.fd).collect()
@@ -572,11 +628,12 @@ mod tests {
             scheduled: scheduled.into(),
             ..closing::tests::stage_process(1)
         };
-        let check = |before: &str, now: (&str, Option<(i64, u64)>, &str), at: u64, goes_on: bool| {
-            let old = Sleep::going_on(None, &process("bash", call, before), began);
-            let new = Sleep::going_on(Some(&old), &process(now.0, now.1, now.2), later(at));
-            assert_eq!(new.since == began, goes_on, "{before} {now:?} {at}");
-        };
+        let check =
+            |before: &str, now: (&str, Option<(i64, u64)>, &str), at: u64, goes_on: bool| {
+                let old = Sleep::going_on(None, &process("bash", call, before), began);
+                let new = Sleep::going_on(Some(&old), &process(now.0, now.1, now.2), later(at));
+                assert_eq!(new.since == began, goes_on, "{before} {now:?} {at}");
+            };
         check("1 2 3", ("bash", call, "1 2 3"), 500, true);
         check("1 2 3", ("bash", call, "1 2 4"), 5, true);
         check("1 2 3", ("bash", call, "1 2 4"), 500, false);

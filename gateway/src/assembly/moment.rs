@@ -3,12 +3,13 @@
 use std::{io, time::Duration};
 
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
 };
 use tokio::net::unix::pipe::Receiver;
 
-/// A timer of the kernel's (timerfd_create(2)). The runtime reads it as it reads pipes: that is where it takes any descriptor without
-/// `unsafe`, and says so.
+/// A timer of the kernel's (timerfd_create(2)). The runtime reads it as it reads pipes: that is
+/// where it takes any descriptor without `unsafe`, and says so.
 pub struct Moment(Receiver);
 
 impl Moment {
@@ -17,7 +18,10 @@ impl Moment {
     /// # Errors
     /// No descriptors left.
     pub fn new() -> io::Result<Self> {
-        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+        )?;
         Ok(Self(Receiver::from_owned_fd_unchecked(timer)?))
     }
 
@@ -51,7 +55,8 @@ mod tests {
         let moment = Moment::new().unwrap();
         for micros in [1, 300, 700] {
             // One that is given up leaves nothing to the next.
-            let given_up = tokio::time::timeout(Duration::ZERO, moment.pass(Duration::from_micros(1)));
+            let given_up =
+                tokio::time::timeout(Duration::ZERO, moment.pass(Duration::from_micros(1)));
             let _ = given_up.await;
             let began = Instant::now();
             moment.pass(Duration::from_micros(micros)).await;

@@ -36,7 +36,8 @@ pub struct Process {
     pub pid: Pid,
     /// Its parent's id.
     pub parent: Pid,
-    /// The letter of proc_pid_stat(5): R, S, D, Z, T, ... Of its first thread, or where that has ended, of another one.
+    /// The letter of proc_pid_stat(5): R, S, D, Z, T, ... Of its first thread, or where that has
+    /// ended, of another one.
     pub state: char,
     /// The program it runs.
     pub executable: PathBuf,
@@ -44,8 +45,8 @@ pub struct Process {
     pub session: Pid,
     /// When it was forked, in clock ticks after boot. Of one that can't be seen, as late as can be.
     pub started: u64,
-    /// This user may not read its descriptors: a set-user-id program, say. It may hold anything that it
-    /// can have inherited.
+    /// This user may not read its descriptors: a set-user-id program, say. It may hold anything
+    /// that it can have inherited.
     pub is_opaque: bool,
     /// It is in the middle of its exit(2): it has no program any more.
     pub ending: bool,
@@ -86,11 +87,13 @@ pub struct Wanted {
     pub pipes: HashSet<u64>,
     /// Files, by path.
     pub files: HashSet<PathBuf>,
-    /// Processes that have nothing of this, nor children, as long as they run one of `stage_programs`: no more is read of them.
+    /// Processes that have nothing of this, nor children, as long as they run one of
+    /// `stage_programs`: no more is read of them.
     pub without: HashSet<Pid>,
     /// Files that shims lead to.
     pub stage_programs: HashSet<PathBuf>,
-    /// Stages that wait and have no children: each has what it enlisted with. Nothing is read of them.
+    /// Stages that wait and have no children: each has what it enlisted with. Nothing is read of
+    /// them.
     pub waiting: HashMap<Pid, Arc<Enlisted>>,
 }
 
@@ -100,7 +103,8 @@ impl Snapshot {
     #[must_use]
     pub fn take(roots: &[Pid], wanted: &Wanted, orphans: &mut Orphans) -> Self {
         let hides_others = hides_others();
-        let mut snapshot = Self { roots: roots.iter().copied().collect(), hides_others, ..Self::default() };
+        let mut snapshot =
+            Self { roots: roots.iter().copied().collect(), hides_others, ..Self::default() };
         snapshot.read_below(roots, wanted);
         // Who loses its parent while the trees are walked is found behind them.
         let cut_off = orphans.find(roots, |pid| snapshot.processes.contains_key(&pid));
@@ -112,14 +116,17 @@ impl Snapshot {
         snapshot
     }
 
-    /// What a session has been given, somebody else has too: a pipe that a loop or a group of commands reads, in
-    /// which posh is one command, or the file that all of them write to.
+    /// What a session has been given, somebody else has too: a pipe that a loop or a group of
+    /// commands reads, in which posh is one command, or the file that all of them write to.
     fn read_outside(&mut self, wanted: &Wanted) {
-        let was_given = |root: &&Process| root.pipe_ends.iter().any(|end| end.reads) || !root.files.is_empty();
+        let was_given =
+            |root: &&Process| root.pipe_ends.iter().any(|end| end.reads) || !root.files.is_empty();
         let roots = self.roots.iter().filter_map(|root| self.get(*root)).filter(was_given);
-        let starters: Vec<Pid> = roots.map(|root| root.parent).filter(|parent| *parent > 1).collect();
+        let starters: Vec<Pid> =
+            roots.map(|root| root.parent).filter(|parent| *parent > 1).collect();
         let mut seen = HashSet::new();
-        let mut queue: Vec<(Pid, Option<Pid>)> = starters.into_iter().map(|starter| (starter, None)).collect();
+        let mut queue: Vec<(Pid, Option<Pid>)> =
+            starters.into_iter().map(|starter| (starter, None)).collect();
         while let Some((pid, parent)) = queue.pop() {
             if self.processes.contains_key(&pid) || !seen.insert(pid) {
                 continue;
@@ -129,7 +136,9 @@ impl Snapshot {
                     queue.extend(children(pid).into_iter().map(|child| (child, Some(pid))));
                     self.outside.push(process);
                 }
-                None if is_alive(pid) => self.outside.push(Process::unseen(pid, parent.unwrap_or_default())),
+                None if is_alive(pid) => {
+                    self.outside.push(Process::unseen(pid, parent.unwrap_or_default()))
+                }
                 None => {}
             }
         }
@@ -138,18 +147,26 @@ impl Snapshot {
     /// Whether somebody who is no part of a session may read from a pipe that it was given.
     #[must_use]
     pub fn is_read_outside(&self, pipe: u64) -> bool {
-        let given = self.roots.iter().filter_map(|root| self.get(*root)).flat_map(|root| &root.pipe_ends);
-        let reads = |p: &Process| p.is_opaque || p.pipe_ends.iter().any(|end| end.inode == pipe && end.reads);
-        given.into_iter().any(|end| end.inode == pipe) && self.outside.iter().any(|p| !p.is_dead() && reads(p))
+        let given =
+            self.roots.iter().filter_map(|root| self.get(*root)).flat_map(|root| &root.pipe_ends);
+        let reads = |p: &Process| {
+            p.is_opaque || p.pipe_ends.iter().any(|end| end.inode == pipe && end.reads)
+        };
+        given.into_iter().any(|end| end.inode == pipe)
+            && self.outside.iter().any(|p| !p.is_dead() && reads(p))
     }
 
-    /// Whether somebody who is no part of a session may write to a file that it was given: not who waits for it.
+    /// Whether somebody who is no part of a session may write to a file that it was given: not who
+    /// waits for it.
     #[must_use]
     pub fn is_written_outside(&self, file: &Path) -> bool {
-        let starts_sessions =
-            |p: &Process| self.roots.iter().filter_map(|root| self.get(*root)).any(|r| r.parent == p.pid);
+        let starts_sessions = |p: &Process| {
+            self.roots.iter().filter_map(|root| self.get(*root)).any(|r| r.parent == p.pid)
+        };
         let waits = |p: &Process| starts_sessions(p) && p.waits_for_children();
-        self.outside.iter().any(|p| !p.is_dead() && p.files.iter().any(|its| its == file) && !waits(p))
+        self.outside
+            .iter()
+            .any(|p| !p.is_dead() && p.files.iter().any(|its| its == file) && !waits(p))
     }
 
     /// Processes whose descriptors can't be read.
@@ -157,9 +174,10 @@ impl Snapshot {
         self.processes().filter(|process| process.is_opaque && !process.is_dead())
     }
 
-    /// Whether a process whose descriptors can't be read may hold an end of the pipe: it has made it, or it has
-    /// inherited it. Whoever has the pipe of its maker is the maker's descendant, which is below the same topmost root, or was
-    /// cut off from there; and what was cut off itself and was forked before the pipe was made has inherited none.
+    /// Whether a process whose descriptors can't be read may hold an end of the pipe: it has made
+    /// it, or it has inherited it. Whoever has the pipe of its maker is the maker's descendant,
+    /// which is below the same topmost root, or was cut off from there; and what was cut off itself
+    /// and was forked before the pipe was made has inherited none.
     #[must_use]
     pub fn may_be_held_unseen(&self, pipe: u64) -> bool {
         if self.hides_others {
@@ -177,23 +195,27 @@ impl Snapshot {
         })
     }
 
-    /// Whether a process whose descriptors can't be read may have what a stage writes to, through the same offset: what
-    /// its shell has opened, or whoever has started that in this session. Daemons have a session of their own and none of the
-    /// descriptors that they were started with.
+    /// Whether a process whose descriptors can't be read may have what a stage writes to, through
+    /// the same offset: what its shell has opened, or whoever has started that in this session.
+    /// Daemons have a session of their own and none of the descriptors that they were started with.
     #[must_use]
     pub fn may_share_files_unseen(&self, stage: Pid, session: Option<Pid>) -> bool {
         let is_of_session = |p: &Process| session.is_none_or(|session| p.session == session);
         let may_share = |p: &Process| {
             let shell = self.topmost_root(p.pid).and_then(|root| self.get(root));
-            is_of_session(p) || shell.is_some_and(is_of_session) || self.is_below_the_same(p.pid, stage)
+            is_of_session(p)
+                || shell.is_some_and(is_of_session)
+                || self.is_below_the_same(p.pid, stage)
         };
         self.hides_others || self.opaque().any(may_share)
     }
 
-    /// Whether the one may be a descendant of the other, as far as can be seen: who has lost its parent is the child of
-    /// another process above that one, or of init.
+    /// Whether the one may be a descendant of the other, as far as can be seen: who has lost its
+    /// parent is the child of another process above that one, or of init.
     fn may_be_kin(&self, ancestor: Pid, pid: Pid) -> bool {
-        self.topmost_root(pid).is_none() || self.is_below_the_same(ancestor, pid) || self.is_ancestor(ancestor, pid)
+        self.topmost_root(pid).is_none()
+            || self.is_below_the_same(ancestor, pid)
+            || self.is_ancestor(ancestor, pid)
     }
 
     /// Both are below one of the roots.
@@ -209,15 +231,19 @@ impl Snapshot {
             .last()
     }
 
-    /// A pipe that nothing was written to and nothing read from has the time of its making in all of its times
-    /// (inode(7)). Of others nothing is known.
+    /// A pipe that nothing was written to and nothing read from has the time of its making in all
+    /// of its times (inode(7)). Of others nothing is known.
     fn read_times_of_pipes(&mut self) {
-        let ends = self.processes.values().flat_map(|p| p.pipe_ends.iter().map(|end| (p.pid, *end)));
+        let ends =
+            self.processes.values().flat_map(|p| p.pipe_ends.iter().map(|end| (p.pid, *end)));
         let made = ends.filter_map(|(pid, end)| {
-            let meta = fs::metadata(format!("/proc/{pid}/fd/{}", end.fd)).ok().filter(|m| m.ino() == end.inode)?;
+            let meta = fs::metadata(format!("/proc/{pid}/fd/{}", end.fd))
+                .ok()
+                .filter(|m| m.ino() == end.inode)?;
             let times = [meta.atime(), meta.mtime(), meta.ctime()];
             let parts = [meta.atime_nsec(), meta.mtime_nsec(), meta.ctime_nsec()];
-            let is_untouched = times.iter().all(|at| *at == times[0]) && parts.iter().all(|at| *at == parts[0]);
+            let is_untouched =
+                times.iter().all(|at| *at == times[0]) && parts.iter().all(|at| *at == parts[0]);
             let time = Duration::new(u64::try_from(times[0]).ok()?, u32::try_from(parts[0]).ok()?);
             is_untouched.then(|| Some((end.inode, ticks_after_boot(time)?))).flatten()
         });
@@ -269,7 +295,9 @@ impl Snapshot {
     /// Whether `ancestor` is above `pid` in the tree.
     #[must_use]
     pub fn is_ancestor(&self, ancestor: Pid, pid: Pid) -> bool {
-        std::iter::successors(self.get(pid), |p| self.get(p.parent)).skip(1).any(|p| p.pid == ancestor)
+        std::iter::successors(self.get(pid), |p| self.get(p.parent))
+            .skip(1)
+            .any(|p| p.pid == ancestor)
     }
 }
 
@@ -277,18 +305,30 @@ impl Wanted {
     /// What is known of one that waits, or of one of those without.
     fn at_once(&self, pid: Pid, parent: Pid) -> Option<Process> {
         if let Some(stage) = self.waiting.get(&pid) {
-            let files = stage.descriptors.iter().map(|d| &d.path).filter(|path| self.files.contains(*path));
+            let files =
+                stage.descriptors.iter().map(|d| &d.path).filter(|path| self.files.contains(*path));
             let (pipe_ends, files) = (self.ends_of(stage).collect(), files.cloned().collect());
             return Some(Process { pipe_ends, files, ..Process::asleep(pid, parent) });
         }
-        let executable = self.without.contains(&pid).then(|| fs::read_link(format!("/proc/{pid}/exe")).ok())??;
-        self.stage_programs.contains(&executable).then(|| Process { executable, ..Process::asleep(pid, parent) })
+        let executable = self
+            .without
+            .contains(&pid)
+            .then(|| fs::read_link(format!("/proc/{pid}/exe")).ok())??;
+        self.stage_programs
+            .contains(&executable)
+            .then(|| Process { executable, ..Process::asleep(pid, parent) })
     }
 
     /// Not of pipes with a name, whose other users are nobody's children.
     fn ends_of<'s>(&'s self, stage: &'s Enlisted) -> impl Iterator<Item = PipeEnd> + 's {
-        let wanted = |d: &&Descriptor| pipe_inode(&d.path).is_some_and(|inode| self.pipes.contains(&inode));
-        let end = |d: &Descriptor| PipeEnd { inode: d.identity.1, fd: d.fd, reads: d.reads(), writes: d.writes() };
+        let wanted =
+            |d: &&Descriptor| pipe_inode(&d.path).is_some_and(|inode| self.pipes.contains(&inode));
+        let end = |d: &Descriptor| PipeEnd {
+            inode: d.identity.1,
+            fd: d.fd,
+            reads: d.reads(),
+            writes: d.writes(),
+        };
         stage.descriptors.iter().filter(wanted).map(end)
     }
 }
@@ -336,13 +376,17 @@ impl Process {
     pub fn waits_for_children(&self) -> bool {
         use nix::libc::{SYS_rt_sigsuspend, SYS_wait4, SYS_waitid};
         !self.is_running()
-            && self.system_call.is_some_and(|(n, _)| [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&n))
+            && self
+                .system_call
+                .is_some_and(|(n, _)| [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&n))
     }
 
-    /// It sleeps in a call on the file system: a shell that expands words does, on a slow mount for long.
+    /// It sleeps in a call on the file system: a shell that expands words does, on a slow mount for
+    /// long.
     #[must_use]
     pub fn walks_files(&self) -> bool {
-        self.state == 'D' || self.system_call.is_some_and(|(number, _)| FILE_CALLS.contains(&number))
+        self.state == 'D'
+            || self.system_call.is_some_and(|(number, _)| FILE_CALLS.contains(&number))
     }
 
     /// It sleeps in a read(2) from this pipe.
@@ -355,7 +399,8 @@ impl Process {
     #[must_use]
     pub fn pipe_it_reads(&self) -> Option<u64> {
         let (number, fd) = self.system_call?;
-        let is_read = |end: &&PipeEnd| number == nix::libc::SYS_read && u64::from(end.fd) == fd && end.reads;
+        let is_read =
+            |end: &&PipeEnd| number == nix::libc::SYS_read && u64::from(end.fd) == fd && end.reads;
         self.pipe_ends.iter().find(is_read).map(|end| end.inode)
     }
 
@@ -424,8 +469,13 @@ fn ancestors(pid: Pid) -> impl Iterator<Item = Pid> {
     std::iter::successors(Some(pid), |pid| parent_of(*pid))
 }
 
-/// The processes below `roots`, and those that were cut off from these trees; their states are not asked for, nor of the `childless` what they have started.
-pub fn processes_below(roots: &[Pid], childless: &HashSet<Pid>, orphans: &mut Orphans) -> HashSet<Pid> {
+/// The processes below `roots`, and those that were cut off from these trees; their states are not
+/// asked for, nor of the `childless` what they have started.
+pub fn processes_below(
+    roots: &[Pid],
+    childless: &HashSet<Pid>,
+    orphans: &mut Orphans,
+) -> HashSet<Pid> {
     let mut found = HashSet::new();
     let add_below = |tops: &[Pid], found: &mut HashSet<Pid>| {
         let mut queue: Vec<Pid> = tops.to_vec();
@@ -454,19 +504,22 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     }
     let ending = executable.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     let executable = executable.unwrap_or_default();
-    let mut process = Process { state, session, started, ending, executable, ..Process::asleep(pid, parent) };
+    let mut process =
+        Process { state, session, started, ending, executable, ..Process::asleep(pid, parent) };
     process.read_descriptors(wanted, threads);
-    // A shell's child that moves a pipe from a high number to a low one while they are read in order has it
-    // nowhere. What ran has moved it by now, so that a second reading finds it.
+    // A shell's child that moves a pipe from a high number to a low one while they are read in
+    // order has it nowhere. What ran has moved it by now, so that a second reading finds it.
     if process.is_running() || read_stat(pid).is_some_and(|stat| stat.state == 'R') {
         process.read_descriptors(wanted, threads);
     }
     if !process.pipe_ends.is_empty() || !process.files.is_empty() {
         process.system_call = read_system_call(pid);
-        process.scheduled = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
-        process.sleeps_in_pipe = matches!(process.system_call, Some((nix::libc::SYS_read, fd)) if is_pipe(pid, fd));
-        process.waits_for_partner =
-            process.walks_files() && wait_channel(pid).is_some_and(|function| function == "wait_for_partner");
+        process.scheduled =
+            fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
+        process.sleeps_in_pipe =
+            matches!(process.system_call, Some((nix::libc::SYS_read, fd)) if is_pipe(pid, fd));
+        process.waits_for_partner = process.walks_files()
+            && wait_channel(pid).is_some_and(|function| function == "wait_for_partner");
     }
     Some(process)
 }
@@ -522,9 +575,11 @@ pub fn read_stat(pid: Pid) -> Option<Stat> {
 
 /// Of a process, or of a thread, by its directory.
 fn read_stat_of(directory: &Path) -> Option<Stat> {
-    // Numbers of at most 20 digits, 52 of them, and the name. By fs::read it takes twice as long: that does not know how much there is.
+    // Numbers of at most 20 digits, 52 of them, and the name. By fs::read it takes twice as long:
+    // that does not know how much there is.
     let mut buffer = [0; 1200];
-    let count = fs::File::open(directory.join("stat")).and_then(|mut file| file.read(&mut buffer)).ok()?;
+    let count =
+        fs::File::open(directory.join("stat")).and_then(|mut file| file.read(&mut buffer)).ok()?;
     let text = String::from_utf8_lossy(&buffer[..count]);
     // The name is in parentheses and may contain anything, also ") ".
     let rest = &text[text.rfind(')')? + 1..];
@@ -549,12 +604,18 @@ fn hides_others() -> bool {
 /// Whether there is such a process, though its state can't be read.
 fn is_alive(pid: Pid) -> bool {
     let number = i32::try_from(pid).map(nix::unistd::Pid::from_raw);
-    number.is_ok_and(|pid| matches!(nix::sys::signal::kill(pid, None), Ok(()) | Err(nix::errno::Errno::EPERM)))
+    number.is_ok_and(|pid| {
+        matches!(nix::sys::signal::kill(pid, None), Ok(()) | Err(nix::errno::Errno::EPERM))
+    })
 }
 
 /// The directories of a process's threads.
 fn threads(pid: Pid) -> impl Iterator<Item = PathBuf> {
-    fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().map(|entry| entry.path())
+    fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
 }
 
 /// A thread of a process whose first one has ended.
@@ -564,8 +625,8 @@ fn living_thread(pid: Pid) -> Option<(PathBuf, Stat)> {
         .find(|(_, stat)| !stat.has_ended())
 }
 
-/// Directories whose `fd` may differ: a process's, and if it has several threads, each one's, since a thread may have descriptors
-/// of its own (CLONE_FILES of unshare(2)).
+/// Directories whose `fd` may differ: a process's, and if it has several threads, each one's, since
+/// a thread may have descriptors of its own (CLONE_FILES of unshare(2)).
 fn descriptor_tables(pid: Pid, count: u32) -> Vec<PathBuf> {
     let of_threads = if count > 1 { threads(pid).collect() } else { Vec::new() };
     if of_threads.is_empty() { vec![Path::new("/proc").join(pid.to_string())] } else { of_threads }
@@ -579,7 +640,8 @@ fn parent_of(pid: Pid) -> Option<Pid> {
 /// The last tick that had surely begun at that time of the clock, which counts from 1970.
 fn ticks_after_boot(time: Duration) -> Option<u64> {
     use nix::time::{ClockId, clock_gettime};
-    /// An inode's time is that of the last timer interrupt, and the clock may be slewed meanwhile (adjtimex(2)).
+    /// An inode's time is that of the last timer interrupt, and the clock may be slewed meanwhile
+    /// (adjtimex(2)).
     const MARGIN: Duration = Duration::from_millis(50);
     const TICK_MS: u128 = 10;
     let now = Duration::from(clock_gettime(ClockId::CLOCK_REALTIME).ok()?);
@@ -592,18 +654,25 @@ fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
     let mut words = text.split_ascii_whitespace();
     let number = words.next()?.parse().ok()?;
-    let first = words.next().and_then(|w| u64::from_str_radix(w.trim_start_matches("0x"), 16).ok()).unwrap_or(0);
+    let first = words
+        .next()
+        .and_then(|w| u64::from_str_radix(w.trim_start_matches("0x"), 16).ok())
+        .unwrap_or(0);
     Some((number, first))
 }
 
-/// Whether a process sleeps until a child of its ends or a signal comes: in wait4(2), waitid(2) or sigsuspend(2).
+/// Whether a process sleeps until a child of its ends or a signal comes: in wait4(2), waitid(2) or
+/// sigsuspend(2).
 #[must_use]
 pub fn waits_for_children(pid: Pid) -> bool {
     use nix::libc::{SYS_rt_sigsuspend, SYS_wait4, SYS_waitid};
     match read_system_call(pid) {
         Some((number, _)) => [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&number),
-        // Where only a tracer may look at the call (Yama), the kernel names the function that it sleeps in.
-        None => wait_channel(pid).is_some_and(|name| name == "do_wait" || name.ends_with("sigsuspend")),
+        // Where only a tracer may look at the call (Yama), the kernel names the function that it
+        // sleeps in.
+        None => {
+            wait_channel(pid).is_some_and(|name| name == "do_wait" || name.ends_with("sigsuspend"))
+        }
     }
 }
 
@@ -616,7 +685,9 @@ fn wait_channel(pid: Pid) -> Option<String> {
 #[must_use]
 pub fn pipe_read_by(pid: Pid) -> Option<u64> {
     match read_system_call(pid)? {
-        (nix::libc::SYS_read, fd) => pipe_inode(&fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?),
+        (nix::libc::SYS_read, fd) => {
+            pipe_inode(&fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?)
+        }
         _ => None,
     }
 }
@@ -624,7 +695,9 @@ pub fn pipe_read_by(pid: Pid) -> Option<u64> {
 /// The children of all its threads.
 pub fn children(pid: Pid) -> Vec<Pid> {
     let lists = threads(pid).filter_map(|thread| fs::read_to_string(thread.join("children")).ok());
-    lists.flat_map(|l| l.split_ascii_whitespace().filter_map(|w| w.parse().ok()).collect::<Vec<_>>()).collect()
+    lists
+        .flat_map(|l| l.split_ascii_whitespace().filter_map(|w| w.parse().ok()).collect::<Vec<_>>())
+        .collect()
 }
 
 /// Finds processes that left their session's tree, without reading all of /proc
@@ -643,18 +716,22 @@ pub struct Orphans {
 const NUMBERS_HOLD: Duration = Duration::from_secs(5);
 
 impl Orphans {
-    /// Processes younger than the oldest root that init, or a subreaper, took over. A subreaper takes over what its
-    /// own descendants leave (PR_SET_CHILD_SUBREAPER(2const)), so one that has a session's processes is above that
-    /// session's root. Those that are `known` are not looked at.
+    /// Processes younger than the oldest root that init, or a subreaper, took over. A subreaper
+    /// takes over what its own descendants leave (PR_SET_CHILD_SUBREAPER(2const)), so one that has
+    /// a session's processes is above that session's root. Those that are `known` are not looked
+    /// at.
     fn find(&mut self, roots: &[Pid], known: impl Fn(Pid) -> bool) -> Vec<Pid> {
-        let Some(oldest) = roots.iter().filter_map(|&r| Some(read_stat(r)?.started)).min() else { return Vec::new() };
+        let Some(oldest) = roots.iter().filter_map(|&r| Some(read_stat(r)?.started)).min() else {
+            return Vec::new();
+        };
         let looked_at = self.looked_at.replace(Instant::now());
         if oldest < self.oldest_start || looked_at.is_none_or(|at| at.elapsed() > NUMBERS_HOLD) {
             self.old.clear();
         }
         self.oldest_start = oldest;
         // Read first: when one of them ends, the next one above takes over what it had.
-        let reapers: HashSet<Pid> = roots.iter().flat_map(|&root| ancestors(root).skip(1)).collect();
+        let reapers: HashSet<Pid> =
+            roots.iter().flat_map(|&root| ancestors(root).skip(1)).collect();
         let Ok(directory) = fs::read_dir("/proc") else { return Vec::new() };
         let pids = directory.flatten().filter_map(|e| e.file_name().to_str()?.parse::<Pid>().ok());
         let mut orphans = Vec::new();

@@ -1,9 +1,10 @@
-//! Stages that stay here whatever is around them: the quick look found nothing
-//! of theirs on a mount, or a volume has it at hand, and what they read comes from other such stages. They are known by the
-//! inodes of their pipes alone, without a look at the processes, and run here
-//! at once: who reads what they write does not matter to them.
+//! Stages that stay here whatever is around them: the quick look found nothing of theirs on a
+//! mount, or a volume has it at hand, and what they read comes from other such stages. They are
+//! known by the inodes of their pipes alone, without a look at the processes, and run here at once:
+//! who reads what they write does not matter to them.
 //!
-//! Who else may hold such a pipe does not matter either: nothing is joined that would have to be exact.
+//! Who else may hold such a pipe does not matter either: nothing is joined that would have to be
+//! exact.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -47,21 +48,25 @@ impl Staying {
         }
     }
 
-    /// The groups among the waiting stages (by index) that may go, and the pipes that join them. `fed_here` knows of writers
-    /// that have not enlisted.
+    /// The groups among the waiting stages (by index) that may go, and the pipes that join them.
+    /// `fed_here` knows of writers that have not enlisted.
     #[must_use]
     pub fn groups(
         &self,
         stages: &[&Enlisted],
         fed_here: &dyn Fn(&Enlisted, u64) -> bool,
     ) -> (Vec<Vec<usize>>, Vec<Edge>) {
-        let mut going: Vec<usize> = (0..stages.len()).filter(|&i| stages[i].stays.is_some()).collect();
+        let mut going: Vec<usize> =
+            (0..stages.len()).filter(|&i| stages[i].stays.is_some()).collect();
         let mut count = usize::MAX;
         while going.len() < count {
             count = going.len();
-            let fed: HashSet<u64> = going.iter().flat_map(|&i| written(stages[i])).map(|(_, pipe)| pipe).collect();
+            let fed: HashSet<u64> =
+                going.iter().flat_map(|&i| written(stages[i])).map(|(_, pipe)| pipe).collect();
             going.retain(|&i| {
-                let is_here = |pipe| fed.contains(&pipe) || self.pipes.contains(&pipe) || fed_here(stages[i], pipe);
+                let is_here = |pipe| {
+                    fed.contains(&pipe) || self.pipes.contains(&pipe) || fed_here(stages[i], pipe)
+                };
                 read(stages[i]).all(|(_, pipe)| is_here(pipe))
             });
         }
@@ -86,9 +91,11 @@ fn written(stage: &Enlisted) -> impl Iterator<Item = (u32, u64)> {
 fn edges(stages: &[&Enlisted], going: &[usize]) -> Vec<Edge> {
     let mut readers: HashMap<u64, Vec<(usize, u32)>> = HashMap::new();
     for &index in going {
-        read(stages[index]).for_each(|(fd, pipe)| readers.entry(pipe).or_default().push((index, fd)));
+        read(stages[index])
+            .for_each(|(fd, pipe)| readers.entry(pipe).or_default().push((index, fd)));
     }
-    let writers = going.iter().flat_map(|&index| written(stages[index]).map(move |end| (index, end)));
+    let writers =
+        going.iter().flat_map(|&index| written(stages[index]).map(move |end| (index, end)));
     let joined = writers.flat_map(|(index, (fd, pipe))| {
         readers.get(&pipe).into_iter().flatten().map(move |to| Edge { from: (index, fd), to: *to })
     });
@@ -110,7 +117,8 @@ mod tests {
     }
 
     fn pipeline() -> [Enlisted; 3] {
-        let ends: [&[_]; 3] = [&[(1, 1, true)], &[(0, 1, false), (1, 2, true)], &[(0, 2, false), (1, 3, true)]];
+        let ends: [&[_]; 3] =
+            [&[(1, 1, true)], &[(0, 1, false), (1, 2, true)], &[(0, 2, false), (1, 3, true)]];
         [11, 12, 13].map(|pid| staying(pid, ends[pid as usize - 11]))
     }
 
@@ -123,7 +131,10 @@ mod tests {
         assert_eq!(found(&before, &[wc.clone(), grep.clone()]), NONE);
         let there = Enlisted { stays: None, ..cat };
         assert_eq!(found(&before, &[there, grep, wc]), NONE);
-        assert_eq!(found(&before, &[staying(14, &[(0, 77, false)]), staying(15, &[(0, 78, false)])]), [[0]]);
+        assert_eq!(
+            found(&before, &[staying(14, &[(0, 77, false)]), staying(15, &[(0, 78, false)])]),
+            [[0]]
+        );
     }
 
     #[test]
@@ -140,7 +151,8 @@ mod tests {
     #[test]
     fn only_so_many_are_remembered() {
         let mut before = Staying::default();
-        (1..=REMEMBERED as u32 + 1).for_each(|n| before.let_go(&staying(n, &[(1, n.into(), true)])));
+        (1..=REMEMBERED as u32 + 1)
+            .for_each(|n| before.let_go(&staying(n, &[(1, n.into(), true)])));
         assert!(!before.is_at_work(1) && before.is_at_work(2));
         assert_eq!(found(&before, &[staying(3000, &[(0, 1, false)])]), NONE);
         assert_eq!(found(&before, &[staying(3000, &[(0, 2, false)])]), [[0]]);

@@ -75,7 +75,8 @@ impl Waits {
 
     /// For what it has waited, all in all.
     pub fn total(&self) -> Duration {
-        self.spent.values().sum::<Duration>() + self.now.as_ref().map(Pending::waited).unwrap_or_default()
+        self.spent.values().sum::<Duration>()
+            + self.now.as_ref().map(Pending::waited).unwrap_or_default()
     }
 
     /// It may learn more.
@@ -98,7 +99,8 @@ impl Waits {
     /// Of the time for what it waits for now.
     fn left(&self) -> Option<Duration> {
         let pending = self.now.as_ref()?;
-        let spent = self.spent.get(&pending.last.awaited).copied().unwrap_or_default() + pending.waited();
+        let spent =
+            self.spent.get(&pending.last.awaited).copied().unwrap_or_default() + pending.waited();
         limit(pending.last.awaited).checked_sub(spent).filter(|left| !left.is_zero())
     }
 }
@@ -136,7 +138,8 @@ impl Pending {
         if self.last != *now {
             // A shorter standstill may have been none: it ran between two ticks.
             let still = self.seen.duration_since(self.still);
-            let starved = if self.last.is_ready && still > RUNS_UNSEEN { still } else { Duration::ZERO };
+            let starved =
+                if self.last.is_ready && still > RUNS_UNSEEN { still } else { Duration::ZERO };
             let [ran, queued] = spent_between(&self.last, now);
             let unseen = self.unseen_until(at).saturating_sub(ran);
             self.uncounted += queued.max(starved + unseen);
@@ -171,11 +174,15 @@ impl Pending {
 /// What a process has run, and has waited for a processor, between two looks at it: the first two
 /// numbers of `/proc/PID/schedstat`, in nanoseconds.
 fn spent_between(before: &Patience, after: &Patience) -> [Duration; 2] {
-    let spent = |patience: &Patience, kind| patience.scheduled.split_ascii_whitespace().nth(kind)?.parse::<u64>().ok();
+    let spent = |patience: &Patience, kind| {
+        patience.scheduled.split_ascii_whitespace().nth(kind)?.parse::<u64>().ok()
+    };
     let is_same = before.process == after.process;
     [0, 1].map(|kind| {
         let both = spent(before, kind).zip(spent(after, kind)).filter(|_| is_same);
-        both.map_or(Duration::ZERO, |(before, after)| Duration::from_nanos(after.saturating_sub(before)))
+        both.map_or(Duration::ZERO, |(before, after)| {
+            Duration::from_nanos(after.saturating_sub(before))
+        })
     })
 }
 
@@ -189,7 +196,8 @@ mod tests {
 
     fn earlier(waits: &mut Waits, by: Duration) {
         let pending = waits.now.as_mut().unwrap();
-        (pending.since, pending.still, pending.seen) = (pending.since - by, pending.still - by, pending.seen - by);
+        (pending.since, pending.still, pending.seen) =
+            (pending.since - by, pending.still - by, pending.seen - by);
         waits.since -= by;
     }
 

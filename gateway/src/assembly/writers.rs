@@ -15,7 +15,8 @@ use crate::{
     enlisted::{Enlisted, Kind, Pid},
 };
 
-/// A process with more of them may have anything open for writing: looking at each takes a microsecond or two.
+/// A process with more of them may have anything open for writing: looking at each takes a
+/// microsecond or two.
 const MOST_DESCRIPTORS: usize = 65_536;
 
 /// Looks for them.
@@ -36,12 +37,18 @@ pub struct Written {
 }
 
 impl Writers {
-    /// Those below some directories, in the processes below `roots`. Reads /proc only, and of these stages, which wait, not even that: what they
-    /// have is what they enlisted with.
+    /// Those below some directories, in the processes below `roots`. Reads /proc only, and of these
+    /// stages, which wait, not even that: what they have is what they enlisted with.
     #[must_use]
-    pub fn find(&self, roots: &[Pid], waiting: &[Arc<Enlisted>], below: &[PathBuf]) -> Vec<Written> {
+    pub fn find(
+        &self,
+        roots: &[Pid],
+        waiting: &[Arc<Enlisted>],
+        below: &[PathBuf],
+    ) -> Vec<Written> {
         let stages: HashSet<Pid> = waiting.iter().map(|stage| stage.pid).collect();
-        let childless: HashSet<Pid> = waiting.iter().filter(|stage| stage.childless).map(|stage| stage.pid).collect();
+        let childless: HashSet<Pid> =
+            waiting.iter().filter(|stage| stage.childless).map(|stage| stage.pid).collect();
         self.looking.run(|| {
             let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
             let pids = processes_below(roots, &childless, &mut orphans);
@@ -55,7 +62,10 @@ impl Writers {
 }
 
 /// What a stage can write to.
-fn written_through<'s>(stage: &'s Enlisted, below: &'s [PathBuf]) -> impl Iterator<Item = Written> + 's {
+fn written_through<'s>(
+    stage: &'s Enlisted,
+    below: &'s [PathBuf],
+) -> impl Iterator<Item = Written> + 's {
     let files = stage.descriptors.iter().filter(|d| d.kind == Kind::File && d.writes());
     let files = files.filter(|d| below.iter().any(|top| d.path.starts_with(top)));
     files.map(|d| Written { path: d.path.clone(), offset: d.offset })
@@ -85,7 +95,8 @@ fn written_by(pid: Pid, below: &[PathBuf], most: usize) -> Vec<Written> {
 
 /// The offset of a process's open file, in bytes (proc_pid_fdinfo(5)).
 pub(super) fn offset(pid: Pid, fd: &Path) -> Option<u64> {
-    let info = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd)).ok()?;
+    let info = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd))
+        .ok()?;
     info.lines().find_map(|line| line.strip_prefix("pos:")?.trim().parse().ok())
 }
 
@@ -102,8 +113,15 @@ mod tests {
         let _open = fs::File::create(top.join("open")).unwrap();
         let me = std::process::id();
         let mut stage = stage(me, &[(0, 0, false), (1, 0, true), (2, 0, true)], 0, &[]);
-        for (descriptor, name) in stage.descriptors.iter_mut().zip(["read", "written", "/elsewhere"]) {
-            *descriptor = Descriptor { kind: Kind::File, path: top.join(name), offset: 7, ..descriptor.clone() };
+        for (descriptor, name) in
+            stage.descriptors.iter_mut().zip(["read", "written", "/elsewhere"])
+        {
+            *descriptor = Descriptor {
+                kind: Kind::File,
+                path: top.join(name),
+                offset: 7,
+                ..descriptor.clone()
+            };
         }
         let waiting = Arc::new(stage);
         let found = Writers::default().find(&[me], &[waiting], std::slice::from_ref(&top));
@@ -126,7 +144,8 @@ mod tests {
         file.write_all(b"four").unwrap();
         let read = fs::File::open(top.join("written")).unwrap();
         // Other tests start processes, which have all of ours open until their exec.
-        let find = || Writers::default().find(&[std::process::id()], &[], std::slice::from_ref(&top));
+        let find =
+            || Writers::default().find(&[std::process::id()], &[], std::slice::from_ref(&top));
         let mut found = find();
         found.dedup();
         assert_eq!(found, [Written { path: top.join("written"), offset: 4 }]);

@@ -26,13 +26,17 @@ const MOUNT_ANSWERS: Duration = Duration::from_millis(1500);
 pub fn only_reads(reading: &Reading) -> bool {
     let invocation = &reading.invocation;
     let writes = invocation.files.iter().any(|file| file.kind.writes());
-    !invocation.side_effects && !invocation.needs_network && !writes && invocation.current_dir != CurrentDir::Writes
+    !invocation.side_effects
+        && !invocation.needs_network
+        && !writes
+        && invocation.current_dir != CurrentDir::Writes
 }
 
 /// Every name stays that of its file: at most directories are made.
 pub fn leaves_names(reading: &Reading) -> bool {
     let invocation = &reading.invocation;
-    let writes = invocation.files.iter().any(|file| file.kind.writes() && file.kind != FileKind::NewDir);
+    let writes =
+        invocation.files.iter().any(|file| file.kind.writes() && file.kind != FileKind::NewDir);
     !invocation.side_effects && !writes && invocation.current_dir != CurrentDir::Writes
 }
 
@@ -45,7 +49,11 @@ pub fn repeats_itself(reading: &Reading) -> bool {
 /// such that nobody else can guess them.
 pub fn keep_what_writes(lowered: &mut Lowered, readings: &[Result<Reading, String>], secret: &str) {
     for (index, run) in lowered.runs.iter_mut().enumerate() {
-        let mut stages = lowered.commands.iter().filter(|((run, _), _)| *run == index).map(|(_, (stage, _))| *stage);
+        let mut stages = lowered
+            .commands
+            .iter()
+            .filter(|((run, _), _)| *run == index)
+            .map(|(_, (stage, _))| *stage);
         let reads = stages.all(|stage| readings[stage].as_ref().is_ok_and(only_reads));
         if !reads || redirects(&run.spec).next().is_some() {
             run.spec.grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
@@ -72,8 +80,8 @@ pub fn written_from(file: &File, before: &WrittenFile) -> Option<u64> {
     (start == before.size).then_some(start)
 }
 
-/// Whether the mounts that commands use answer: over a link that is gone they would hang.
-/// One that has left an earlier question unanswered is not asked ([`Shares`](crate::shares::Shares)).
+/// Whether the mounts that commands use answer: over a link that is gone they would hang. One that
+/// has left an earlier question unanswered is not asked ([`Shares`](crate::shares::Shares)).
 pub async fn mounts_answer(world: &World<'_>, commands: &[(&Enlisted, &Reading)]) -> bool {
     let mut mounts = BTreeSet::new();
     for (command, reading) in commands {
@@ -83,7 +91,8 @@ pub async fn mounts_answer(world: &World<'_>, commands: &[(&Enlisted, &Reading)]
             }
         }
         for descriptor in command.descriptors.iter().filter(|d| d.fd <= 2) {
-            if let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) {
+            if let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/"))
+            {
                 mounts.insert(owned.mount);
             }
         }
@@ -92,7 +101,8 @@ pub async fn mounts_answer(world: &World<'_>, commands: &[(&Enlisted, &Reading)]
     for mount in mounts {
         let mount = world.table.mount(mount);
         let path = mount.path.as_path().to_owned();
-        let executor = mount.owner.as_ref().and_then(|owner| world.executors.named(&owner.executor));
+        let executor =
+            mount.owner.as_ref().and_then(|owner| world.executors.named(&owner.executor));
         let Some(executor) = executor else { return false };
         let left = end.saturating_duration_since(Instant::now());
         // Never cached by the kernel: the file system's server is asked.

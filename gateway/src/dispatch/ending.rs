@@ -44,7 +44,12 @@ pub(super) struct StageState {
 
 /// The end of a command that posh lost.
 pub(super) fn failed(message: String) -> ForStage {
-    ForStage::Exit { status: Status::Code(EXIT_POSH_FAILED), core_dumped: false, seeks: Vec::new(), message }
+    ForStage::Exit {
+        status: Status::Code(EXIT_POSH_FAILED),
+        core_dumped: false,
+        seeks: Vec::new(),
+        message,
+    }
 }
 
 /// `$?` for a status.
@@ -68,7 +73,12 @@ impl PartEnd {
 }
 
 impl StageState {
-    pub(super) fn new(link: &StageLink, part_count: usize, commands: usize, join: Option<JoinHere>) -> Self {
+    pub(super) fn new(
+        link: &StageLink,
+        part_count: usize,
+        commands: usize,
+        join: Option<JoinHere>,
+    ) -> Self {
         Self {
             name: link.enlisted.name.clone(),
             tell: link.sender(),
@@ -82,15 +92,22 @@ impl StageState {
 
     /// A part of it was lost, or given up.
     pub(super) fn is_lost(&self) -> bool {
-        self.parts.iter().flatten().any(|part| matches!(part, PartEnd::Lost(_) | PartEnd::Silent(_)))
+        self.parts
+            .iter()
+            .flatten()
+            .any(|part| matches!(part, PartEnd::Lost(_) | PartEnd::Silent(_)))
     }
 
     /// How its parts ended, as far as they did.
     pub(super) fn exits(&self) -> impl Iterator<Item = &Exited> {
-        self.parts.iter().flatten().filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })
+        self.parts
+            .iter()
+            .flatten()
+            .filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })
     }
 
-    /// How the aggregator ended, if there is one: `there` are its commands on the machine of the parts.
+    /// How the aggregator ended, if there is one: `there` are its commands on the machine of the
+    /// parts.
     fn joined(&self, there: &[&Exited]) -> Option<Status> {
         let statuses: Vec<Status> = there.iter().map(|e| status_of(e)).collect();
         let here = self.join.as_ref().and_then(|j| j.ended);
@@ -98,13 +115,21 @@ impl StageState {
     }
 
     pub(super) fn farewell(&self, reading: Option<&Reading>) -> ForStage {
-        if let Some(PartEnd::Lost(message)) = self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_))) {
+        if let Some(PartEnd::Lost(message)) =
+            self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_)))
+        {
             return failed(message.clone());
         }
-        let silent = |part: &PartEnd| if let PartEnd::Silent(signal) = part { Some(*signal) } else { None };
+        let silent =
+            |part: &PartEnd| if let PartEnd::Silent(signal) = part { Some(*signal) } else { None };
         if let Some(signal) = self.parts.iter().flatten().find_map(silent) {
             let status = Status::Signal(signal);
-            return ForStage::Exit { status, core_dumped: false, seeks: Vec::new(), message: String::new() };
+            return ForStage::Exit {
+                status,
+                core_dumped: false,
+                seeks: Vec::new(),
+                message: String::new(),
+            };
         }
         let exits: Vec<&Exited> = self.exits().collect();
         let (parts, there) = exits.split_at(self.part_count.min(exits.len()));

@@ -21,7 +21,9 @@ use std::{
 use bytes::Bytes;
 use posh_proto::{
     digest::Digest,
-    executor::{Chunk, Credit, Exited, RunOutput, RunSpec, Signal, WindowSize, run_input, run_output},
+    executor::{
+        Chunk, Credit, Exited, RunOutput, RunSpec, Signal, WindowSize, run_input, run_output,
+    },
 };
 use posh_reach::{Outputs, has_exceeded};
 use tokio::{sync::mpsc, task::JoinSet};
@@ -53,7 +55,8 @@ use crate::{
 /// its sender's credit but not reached a queue that counts it.
 const QUEUE: usize = 64;
 
-/// What a lost command may have changed is forgotten if that takes no longer: nobody waits for a dead mount.
+/// What a lost command may have changed is forgotten if that takes no longer: nobody waits for a
+/// dead mount.
 const REFRESH_OF_LOST: Duration = Duration::from_millis(500);
 
 /// An executor ends a call as soon as its run is over and it has heard that we have no more to say.
@@ -102,7 +105,8 @@ struct Relay<'a> {
     specs: Vec<RunSpec>,
     /// What was sent to the stage programs for their descriptors.
     delivered: BTreeMap<(usize, u32), Digest>,
-    /// Stages that did something which can't be done again: what they read is gone, or they were sent a signal.
+    /// Stages that did something which can't be done again: what they read is gone, or they were
+    /// sent a signal.
     spent: BTreeSet<usize>,
     /// By run: why its connection was lost.
     why_lost: BTreeMap<usize, String>,
@@ -133,7 +137,10 @@ pub async fn fly(
         pumps.spawn(pump_join(stage, told, events.clone()));
         at_work.insert(stage, JoinHere { joining, inputs, ended: None });
     }
-    let calls = flights.iter().map(|f| (gateway.executors.get(f.executor).name.to_string(), f.call)).collect();
+    let calls = flights
+        .iter()
+        .map(|f| (gateway.executors.get(f.executor).name.to_string(), f.call))
+        .collect();
     let noted = Noted::new(tracer, calls, pipeline, &lowered);
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
@@ -141,9 +148,23 @@ pub async fn fly(
         let listener = listen(index, flight.output, events.clone());
         let reached = (flight.executor, flight.connection);
         let spec = &lowered.runs[index].spec;
-        runs.push(RunState::new(reached, (flight.input, allowance), listener, flight.written_files, spec));
+        runs.push(RunState::new(
+            reached,
+            (flight.input, allowance),
+            listener,
+            flight.written_files,
+            spec,
+        ));
     }
-    let relay = Relay::new((gateway, noted), pipeline, plan, readings, runs, (lowered, at_work), (events, pumps));
+    let relay = Relay::new(
+        (gateway, noted),
+        pipeline,
+        plan,
+        readings,
+        runs,
+        (lowered, at_work),
+        (events, pumps),
+    );
     let outcome = relay.run(incoming).await;
     for stage in &pipeline.stages {
         gateway.assembler.ended(stage.enlisted.pid).await;
@@ -151,7 +172,11 @@ pub async fn fly(
     outcome
 }
 
-async fn pump_stage(index: usize, mut stage: mpsc::Receiver<FromStage>, events: mpsc::Sender<Event>) {
+async fn pump_stage(
+    index: usize,
+    mut stage: mpsc::Receiver<FromStage>,
+    events: mpsc::Sender<Event>,
+) {
     loop {
         let said = stage.recv().await;
         let over = said.is_none();
@@ -185,7 +210,11 @@ async fn hear_out(mut run: Outputs) {
     let _ = tokio::time::timeout(HEARING_OUT, hear).await;
 }
 
-async fn pump_join(stage: usize, mut join: mpsc::Receiver<join::Event>, events: mpsc::Sender<Event>) {
+async fn pump_join(
+    stage: usize,
+    mut join: mpsc::Receiver<join::Event>,
+    events: mpsc::Sender<Event>,
+) {
     while let Some(event) = join.recv().await {
         if events.send(Event::Join(stage, event)).await.is_err() {
             return;
@@ -196,7 +225,9 @@ async fn pump_join(stage: usize, mut join: mpsc::Receiver<join::Event>, events: 
 fn outputs(pipeline: &Pipeline, plan: &Plan, lowered: &Lowered) -> BTreeMap<(usize, u32), Output> {
     let output = |(&(stage, fd), streams): (&(usize, u32), &Vec<Stream>)| {
         let output = match &plan.placements[stage] {
-            Placement::Remote(parts) if fd == 2 && join::starts_alike(&pipeline.stages[stage].enlisted.argv, parts) => {
+            Placement::Remote(parts)
+                if fd == 2 && join::starts_alike(&pipeline.stages[stage].enlisted.argv, parts) =>
+            {
                 Output::of_errors(streams, parts.len())
             }
             _ => Output::new(streams),
@@ -216,18 +247,25 @@ impl<'a> Relay<'a> {
         (lowered, mut joins): (Lowered, BTreeMap<usize, JoinHere>),
         (events, pumps): (mpsc::Sender<Event>, JoinSet<()>),
     ) -> Self {
-        let remote = plan.placements.iter().enumerate().filter_map(|(index, placement)| match placement {
-            Placement::Remote(parts) => Some((index, parts.len())),
-            Placement::Here(_) => None,
-        });
-        let joined = joins.iter().flat_map(|(stage, join)| (0..).zip(&join.inputs).map(|(p, s)| (*s, (*stage, p))));
+        let remote =
+            plan.placements.iter().enumerate().filter_map(|(index, placement)| match placement {
+                Placement::Remote(parts) => Some((index, parts.len())),
+                Placement::Here(_) => None,
+            });
+        let joined = joins
+            .iter()
+            .flat_map(|(stage, join)| (0..).zip(&join.inputs).map(|(p, s)| (*s, (*stage, p))));
         let joined = joined.collect();
         let count = |stage: usize| lowered.commands.values().filter(|(s, _)| *s == stage).count();
         let stages = remote.map(|(index, parts)| {
-            (index, StageState::new(&pipeline.stages[index], parts, count(index), joins.remove(&index)))
+            (
+                index,
+                StageState::new(&pipeline.stages[index], parts, count(index), joins.remove(&index)),
+            )
         });
         let stages: BTreeMap<usize, StageState> = stages.collect();
-        let feeds = lowered.outputs.iter().flat_map(|(key, streams)| streams.iter().map(|s| (*s, *key)));
+        let feeds =
+            lowered.outputs.iter().flat_map(|(key, streams)| streams.iter().map(|s| (*s, *key)));
         // An aggregator's streams are those of its stage, not of a run.
         let feeds = feeds.filter(|((run, _), _)| *run != JOINED);
         Self {
@@ -313,7 +351,8 @@ impl<'a> Relay<'a> {
             }
             FromStage::End(fd) => self.end_input(stage, fd).await,
             FromStage::Credit(fd, bytes) => {
-                let credits = self.outputs.get_mut(&(stage, fd)).map(|o| o.credit(bytes)).unwrap_or_default();
+                let credits =
+                    self.outputs.get_mut(&(stage, fd)).map(|o| o.credit(bytes)).unwrap_or_default();
                 for ((run, stream), bytes) in credits {
                     if run == JOINED {
                         self.joining(stage).into_iter().for_each(|j| j.allow(bytes));
@@ -328,12 +367,17 @@ impl<'a> Relay<'a> {
             }
             FromStage::Signal(signal, group) => {
                 self.spent.insert(stage);
-                let runs = self.commands.iter().filter(|(_, (of, _))| *of == stage).map(|((run, _), _)| *run);
+                let runs = self
+                    .commands
+                    .iter()
+                    .filter(|(_, (of, _))| *of == stage)
+                    .map(|((run, _), _)| *run);
                 self.silences.signalled(stage, signal, runs);
                 self.signal(stage, signal, group).await;
             }
             FromStage::Window(size) => {
-                let size = WindowSize { rows: size.rows, columns: size.columns, x_pixels: 0, y_pixels: 0 };
+                let size =
+                    WindowSize { rows: size.rows, columns: size.columns, x_pixels: 0, y_pixels: 0 };
                 for run in 0..self.runs.len() {
                     self.send_to(run, run_input::Kind::WindowSize(size));
                 }
@@ -347,7 +391,8 @@ impl<'a> Relay<'a> {
         match &message.kind {
             Some(run_output::Kind::Chunk(Chunk { stream, data })) => {
                 let stream = (run, *stream);
-                !data.is_empty() && (self.joined.contains_key(&stream) || self.feeds.contains_key(&stream))
+                !data.is_empty()
+                    && (self.joined.contains_key(&stream) || self.feeds.contains_key(&stream))
             }
             Some(run_output::Kind::Exited(exited)) => {
                 let command = self.commands.get(&(run, exited.stage));
@@ -373,7 +418,8 @@ impl<'a> Relay<'a> {
                 let undelivered = output.take_undelivered();
                 self.deliver(stage, fd, released).await;
                 if undelivered {
-                    // Written before the command could know: here, this write would have met SIGPIPE.
+                    // Written before the command could know: here, this write would have met
+                    // SIGPIPE.
                     self.break_pipe(run, stage).await;
                     self.tell_undelivered(stage, fd).await;
                 }
@@ -383,7 +429,12 @@ impl<'a> Relay<'a> {
                 // Of no input of ours: nobody keeps it.
                 if let Some((stage, fd)) = self.input_of((run, stream)) {
                     if self.runs[run].given(stream, bytes).is_err() {
-                        return self.run_broken(run, "it gives credit for more input than any executor takes").await;
+                        return self
+                            .run_broken(
+                                run,
+                                "it gives credit for more input than any executor takes",
+                            )
+                            .await;
                     }
                     self.tell(stage, ForStage::Credit(fd, bytes)).await;
                 }
@@ -400,13 +451,17 @@ impl<'a> Relay<'a> {
                 self.part_ended((run, exited.stage), PartEnd::Exited(exited));
             }
             Some(run_output::Kind::Finished(finished)) => self.noted.finished(run, finished.times),
-            Some(run_output::Kind::Started(_) | run_output::Kind::Rejected(_) | run_output::Kind::Resumed(_))
+            Some(
+                run_output::Kind::Started(_)
+                | run_output::Kind::Rejected(_)
+                | run_output::Kind::Resumed(_),
+            )
             | None => {}
         }
     }
 
-    /// What an executor tells of changes counts for its own mounts: the gateway looks at the paths, opens them and has
-    /// mounts forget them.
+    /// What an executor tells of changes counts for its own mounts: the gateway looks at the paths,
+    /// opens them and has mounts forget them.
     fn keep_own(&self, run: usize, exited: &mut Exited) {
         let directories = &mut exited.changed_directories;
         if directories.is_empty() {
@@ -415,8 +470,9 @@ impl<'a> Relay<'a> {
         let executor = self.gateway.executors.get(self.runs[run].executor);
         let table = Arc::clone(&self.gateway.view().table);
         let told = directories.len();
-        directories
-            .retain(|directory| is_on_mount_of(&table, &executor.name, Path::new(OsStr::from_bytes(&directory.path))));
+        directories.retain(|directory| {
+            is_on_mount_of(&table, &executor.name, Path::new(OsStr::from_bytes(&directory.path)))
+        });
         let dropped = told - directories.len();
         if dropped > 0 {
             tracing::warn!(executor = %executor.name, dropped, "it tells of changes on mounts that are not its own");
@@ -455,7 +511,8 @@ impl<'a> Relay<'a> {
             return;
         }
         let kill = nix::libc::SIGKILL.cast_unsigned();
-        let runs = self.commands.iter().filter(|(_, (of, _))| *of == stage).map(|((run, _), _)| *run);
+        let runs =
+            self.commands.iter().filter(|(_, (of, _))| *of == stage).map(|((run, _), _)| *run);
         self.silences.signalled(stage, kill, runs);
         self.signal(stage, kill, true).await;
         let inputs: Vec<u32> = self.inputs.keys().filter(|k| k.0 == stage).map(|k| k.1).collect();
@@ -474,8 +531,9 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// The reader of parts in order is gone while it reads one of them: one process would have ended there, and so would
-    /// those before it in the pipeline. An aggregator has read all parts by then.
+    /// The reader of parts in order is gone while it reads one of them: one process would have
+    /// ended there, and so would those before it in the pipeline. An aggregator has read all parts
+    /// by then.
     fn mute_later_parts(&mut self, stage: usize) {
         let Some(output) = self.outputs.get(&(stage, 1)) else { return };
         let (part, count) = (output.current(), output.len());
@@ -483,14 +541,18 @@ impl<'a> Relay<'a> {
         let mut chain = vec![stage];
         chain.retain(|stage| count > 1 && parts_of(*stage) == count);
         while let Some(&first) = chain.last() {
-            let before = self.pipeline.shape.edges.iter().find(|e| e.to == (first, 0)).map(|e| e.from.0);
+            let before =
+                self.pipeline.shape.edges.iter().find(|e| e.to == (first, 0)).map(|e| e.from.0);
             match before.filter(|before| parts_of(*before) == count && !chain.contains(before)) {
                 Some(before) => chain.push(before),
                 None => break,
             }
         }
         for stage in chain {
-            self.outputs.get_mut(&(stage, 2)).into_iter().for_each(|errors| errors.mute_after(part));
+            self.outputs
+                .get_mut(&(stage, 2))
+                .into_iter()
+                .for_each(|errors| errors.mute_after(part));
         }
     }
 
@@ -513,7 +575,8 @@ impl<'a> Relay<'a> {
     }
 
     async fn signal(&mut self, stage: usize, signal: u32, group: bool) {
-        // First who joins the parts: it must not take the end of one that the signal ended for the end of its input.
+        // First who joins the parts: it must not take the end of one that the signal ended for the
+        // end of its input.
         self.signal_join(stage, signal);
         let commands = self.commands.iter().filter(|(_, (s, _))| *s == stage);
         let mut commands: Vec<(usize, usize, u32)> =
@@ -533,7 +596,10 @@ impl<'a> Relay<'a> {
         let parts: Vec<(u32, usize)> = parts.map(|(key, (_, part))| (key.1, *part)).collect();
         for (id, part) in parts {
             if self.stages[&stage].parts[part].is_none() {
-                self.send_to(run, run_input::Kind::Signal(Signal { stage: id, signal, group: false }));
+                self.send_to(
+                    run,
+                    run_input::Kind::Signal(Signal { stage: id, signal, group: false }),
+                );
             }
         }
     }
@@ -555,7 +621,10 @@ impl<'a> Relay<'a> {
                 self.signal_join(stage, nix::libc::SIGKILL.cast_unsigned());
             }
             self.stages.entry(stage).and_modify(|s| s.parts[part] = Some(end));
-            let mut parts = self.commands.iter().filter(|((run, _), (of, _))| *run == command.0 && *of == stage);
+            let mut parts = self
+                .commands
+                .iter()
+                .filter(|((run, _), (of, _))| *run == command.0 && *of == stage);
             if parts.all(|(_, (_, part))| self.stages[&stage].parts[*part].is_some()) {
                 self.silences.ended(command.0, stage);
             }
@@ -575,14 +644,16 @@ impl<'a> Relay<'a> {
     /// Says farewell to every stage whose parts have all exited and whose outputs
     /// are all delivered, once the mounts know what it changed.
     fn finish_stages(&mut self) {
-        while let Some(index) = self.stages.keys().copied().find(|stage| self.is_at_its_end(*stage)) {
+        while let Some(index) = self.stages.keys().copied().find(|stage| self.is_at_its_end(*stage))
+        {
             let state = self.stages.get_mut(&index).expect("found a moment ago");
             state.finished = true;
             let farewell = state.farewell(self.readings[index].as_ref().ok());
             if let ForStage::Exit { status, .. } = &farewell {
                 self.outcome.statuses.insert(index, as_shell(*status));
             }
-            let (stage, reading) = (&self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
+            let (stage, reading) =
+                (&self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
             let written = Written::by(self.gateway, stage, reading, state.exits());
             let (gateway, tell) = (Arc::clone(self.gateway), state.tell.clone());
             let (ending, tally) = (self.noted.ending(index, stage), written.tally());
@@ -603,8 +674,13 @@ impl<'a> Relay<'a> {
 
     fn is_at_its_end(&self, stage: usize) -> bool {
         let state = &self.stages[&stage];
-        let delivered = self.outputs.range((stage, 0)..=(stage, u32::MAX)).all(|(_, o)| o.is_done());
+        let delivered =
+            self.outputs.range((stage, 0)..=(stage, u32::MAX)).all(|(_, o)| o.is_done());
         let joined = state.join.as_ref().is_none_or(|j| j.ended.is_some());
-        !state.finished && delivered && joined && state.parts.iter().all(Option::is_some) && !self.is_held(stage)
+        !state.finished
+            && delivered
+            && joined
+            && state.parts.iter().all(Option::is_some)
+            && !self.is_held(stage)
     }
 }

@@ -43,8 +43,8 @@ use crate::{
     trace::Tracer,
 };
 
-/// How often a plan is made anew after an executor has refused it (a file without
-/// a newline at a seam, a path that leaves the export): without the split, then without the executor.
+/// How often a plan is made anew after an executor has refused it (a file without a newline at a
+/// seam, a path that leaves the export): without the split, then without the executor.
 const ATTEMPTS: usize = 3;
 
 /// Executors' connections that a pipeline may use.
@@ -70,7 +70,8 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
     }
 }
 
-/// A pipeline that nothing leads away from here. Its report costs more than itself, so it is made only for who asks.
+/// A pipeline that nothing leads away from here. Its report costs more than itself, so it is made
+/// only for who asks.
 async fn leave_here(
     gateway: &Arc<Gateway>,
     pipeline: Pipeline,
@@ -91,8 +92,14 @@ async fn leave_here(
     if !explain {
         return None;
     }
-    let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
-    let subject = Subject { commands: &commands, shape: &pipeline.shape, split: None, tracer: &Tracer::default() };
+    let commands: Vec<Arc<Enlisted>> =
+        pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
+    let subject = Subject {
+        commands: &commands,
+        shape: &pipeline.shape,
+        split: None,
+        tracer: &Tracer::default(),
+    };
     let mut planned = Planned::make(gateway, &world(gateway, &view), &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(reasons) {
         // What the plan says of one that has nothing on mounts may tell more.
@@ -108,7 +115,9 @@ async fn leave_here(
 /// In words; a volume then fetches what it has nearly at hand.
 fn why_it_stays(gateway: &Gateway, world: &World<'_>, stage: &Enlisted) -> String {
     let reason = stage.stays.as_deref().unwrap_or(plan::NOTHING_ON_MOUNTS);
-    let told = (reason != plan::NOTHING_ON_MOUNTS).then(|| gateway.volumes.prefetch(world, stage)).flatten();
+    let told = (reason != plan::NOTHING_ON_MOUNTS)
+        .then(|| gateway.volumes.prefetch(world, stage))
+        .flatten();
     told.map_or_else(|| reason.to_owned(), |words| format!("{reason}; {words}"))
 }
 
@@ -142,8 +151,9 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted, peer: &Peer) {
     }
 }
 
-/// Whether a command that is about to be executed stays here for certain: a rule says so, nothing of it is on a mount, or all of it is at
-/// hand. What it reads and is not, is fetched then. Its variables are not known: they only give further reasons to stay.
+/// Whether a command that is about to be executed stays here for certain: a rule says so, nothing
+/// of it is on a mount, or all of it is at hand. What it reads and is not, is fetched then. Its
+/// variables are not known: they only give further reasons to stay.
 pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted) -> bool {
     let view = gateway.view();
     let world = world(gateway, &view);
@@ -164,7 +174,8 @@ pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted) -> bool {
 
 fn note_mounts(view: &View, command: &mut Enlisted) {
     for file in command.descriptors.iter_mut().filter(|d| d.kind == Kind::File) {
-        file.on_mount = matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
+        file.on_mount =
+            matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
     }
 }
 
@@ -179,7 +190,8 @@ async fn carry_out_as(
     let began = Instant::now();
     tracer.assembled(&pipeline.stages);
     fresh::confirm(&mut pipeline).await;
-    let commands: Vec<Arc<Enlisted>> = pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
+    let commands: Vec<Arc<Enlisted>> =
+        pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
     let split = session.and_then(|s| s.split);
     let view = gateway.view();
     let world = world(gateway, &view);
@@ -189,7 +201,8 @@ async fn carry_out_as(
     fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, None);
     let setup = began.elapsed();
     let mut step = tracer.now_ns();
-    let mut pipeline = start::tell(pipeline, &mut planned.plan, &gateway.assembler.backstops, tracer).await;
+    let mut pipeline =
+        start::tell(pipeline, &mut planned.plan, &gateway.assembler.backstops, tracer).await;
     step = tracer.step("directives", step);
     let told = planned.plan.clone();
     let mut outcome = start::Outcome::default();
@@ -204,12 +217,15 @@ async fn carry_out_as(
         step = tracer.step("starting", step);
         match started {
             Ok(flights) => {
-                outcome = flight::fly(gateway, &mut pipeline, flights, &planned.plan, &planned.readings).await;
+                outcome =
+                    flight::fly(gateway, &mut pipeline, flights, &planned.plan, &planned.readings)
+                        .await;
                 tracer.step("relaying", step);
                 break;
             }
             Err(refusal)
-                if refusal.is_unclear() || refusal.is_loss() && !may_run_here(&world, &commands, &planned).await =>
+                if refusal.is_unclear()
+                    || refusal.is_loss() && !may_run_here(&world, &commands, &planned).await =>
             {
                 tracing::warn!(%refusal, "whether a run was started is not known");
                 fail_all(&pipeline, &planned.plan, &refusal, &mut outcome).await;
@@ -236,7 +252,8 @@ fn lower(
     planned: &Planned,
     run_id: &str,
 ) -> Lowered {
-    let elsewhere = planned.connections.iter().filter(|(_, c)| is_elsewhere(gateway, c)).map(|(id, _)| *id);
+    let elsewhere =
+        planned.connections.iter().filter(|(_, c)| is_elsewhere(gateway, c)).map(|(id, _)| *id);
     let elsewhere = elsewhere.filter(|_| rule::holds(Rule::Identity)).collect();
     let builder = Builder::new(world, commands, shape, &planned.readings, &planned.plan);
     let mut lowered = builder.with_other_zones(elsewhere).build(run_id);
@@ -323,9 +340,11 @@ impl Planned {
             };
             facts::stage_facts(world, command, &readings[index], &around)
         });
-        let own_input_only = gateway.executors.all().into_iter().filter(|executor| !executor.takes_input);
-        let own_input_only = own_input_only
-            .map(|executor| (executor.id, format!("{} takes no input from elsewhere (takes_input)", executor.name)));
+        let own_input_only =
+            gateway.executors.all().into_iter().filter(|executor| !executor.takes_input);
+        let own_input_only = own_input_only.map(|executor| {
+            (executor.id, format!("{} takes no input from elsewhere (takes_input)", executor.name))
+        });
         let mut facts = PipelineFacts {
             stages: stages.collect(),
             edges: shape.edges.clone(),
@@ -344,16 +363,15 @@ impl Planned {
     fn again(&mut self, gateway: &Gateway, attempt: usize, refusal: &start::Refusal) {
         refusal.apply(gateway, &mut self.facts);
         let plan = plan::greedy(&self.facts, self.options);
-        let keeps = plan
-            .placements
-            .iter()
-            .zip(&self.plan.placements)
-            .all(|(new, old)| matches!(old, Placement::Remote(_)) || matches!(new, Placement::Here(_)));
+        let keeps = plan.placements.iter().zip(&self.plan.placements).all(|(new, old)| {
+            matches!(old, Placement::Remote(_)) || matches!(new, Placement::Here(_))
+        });
         let before = std::mem::replace(&mut self.plan, plan);
         if !keeps || attempt == ATTEMPTS {
             self.plan = everything_here(&before, refusal);
         }
-        let reason_now = format!("{} refused: {refusal}", gateway.executors.get(refusal.executor).name);
+        let reason_now =
+            format!("{} refused: {refusal}", gateway.executors.get(refusal.executor).name);
         for (new, old) in self.plan.placements.iter_mut().zip(&before.placements) {
             if let (Placement::Here(reason), Placement::Remote(_)) = (new, old) {
                 reason.clone_from(&reason_now);
@@ -374,7 +392,10 @@ fn keep_what_is_at_hand(
     }
     let read: Vec<_> = commands.iter().map(AsRef::as_ref).zip(readings.iter()).collect();
     if let Some(reason) = gateway.volumes.at_hand(world, &read) {
-        readings.iter_mut().filter(|reading| reading.is_ok()).for_each(|reading| *reading = Err(reason.clone()));
+        readings
+            .iter_mut()
+            .filter(|reading| reading.is_ok())
+            .for_each(|reading| *reading = Err(reason.clone()));
     }
 }
 
@@ -395,9 +416,12 @@ async fn refusals(
     }
     for (index, facts) in facts.stages.iter_mut().enumerate() {
         facts.refusals.extend(unreachable.clone());
-        let (Ok(reading), false) = (&readings[index], matches!(facts.need, Need::Here(_))) else { continue };
+        let (Ok(reading), false) = (&readings[index], matches!(facts.need, Need::Here(_))) else {
+            continue;
+        };
         for (id, connection) in &connections {
-            if let Err(reason) = can_run(gateway, *id, connection, &commands[index], reading).await {
+            if let Err(reason) = can_run(gateway, *id, connection, &commands[index], reading).await
+            {
                 facts.refusals.insert(*id, reason);
             }
         }
@@ -437,24 +461,37 @@ async fn can_run(
     let name = executor.name.as_str();
     let about = &connection.about;
     if about.machine != gateway.machine {
-        return Err(format!("{name} is a {} machine, this one a {}", about.machine, gateway.machine));
+        return Err(format!(
+            "{name} is a {} machine, this one a {}",
+            about.machine, gateway.machine
+        ));
     }
     let identical = !rule::holds(Rule::Identity);
-    if let Some(locale) = needed_locales(stage).find(|l| !identical && !has_locale(&about.locales, l)) {
+    if let Some(locale) =
+        needed_locales(stage).find(|l| !identical && !has_locale(&about.locales, l))
+    {
         return Err(format!("{name} does not have the locale {locale}"));
     }
     // Where it can be shown our zone, it is.
     let shown = about.namespaces && !gateway.localtime.is_empty();
-    if !shown && !identical && facts::shows_local_time(stage, &reading.invocation) && is_elsewhere(gateway, connection)
+    if !shown
+        && !identical
+        && facts::shows_local_time(stage, &reading.invocation)
+        && is_elsewhere(gateway, connection)
     {
         return Err(format!("{name} is in another time zone; set TZ"));
     }
     let policy = reading.invocation.tool_version;
     gateway.tools.same(name, connection, &stage.name, &stage.program, policy).await?;
     for other in &reading.invocation.runs {
-        let found = gateway.tools.on_path(stage.variable("PATH"), other, gateway.sessions.stage_programs()).await;
-        let program = found.map_err(|why| format!("{other}, which it starts, is looked for in PATH: {why}"))?;
-        let program = program.ok_or_else(|| format!("{other}, which it starts, is not on this machine"))?;
+        let found = gateway
+            .tools
+            .on_path(stage.variable("PATH"), other, gateway.sessions.stage_programs())
+            .await;
+        let program = found
+            .map_err(|why| format!("{other}, which it starts, is looked for in PATH: {why}"))?;
+        let program =
+            program.ok_or_else(|| format!("{other}, which it starts, is not on this machine"))?;
         gateway.tools.same(name, connection, other, &program, ToolVersion::Same).await?;
     }
     Ok(())
@@ -471,8 +508,13 @@ fn needed_locales(stage: &Enlisted) -> impl Iterator<Item = String> {
     let value = |name: &OsStr| stage.variable(name.to_str()?).filter(|v| !v.is_empty());
     let all = value(OsStr::new("LC_ALL"));
     let kinds = stage.env.iter().map(|(name, _)| name.as_os_str());
-    let kinds = kinds.filter(|name| name.as_bytes().starts_with(b"LC_") || *name == "LANG").filter(|_| all.is_none());
-    let set = all.into_iter().chain(kinds.filter_map(value)).map(|name| name.to_string_lossy().into_owned());
+    let kinds = kinds
+        .filter(|name| name.as_bytes().starts_with(b"LC_") || *name == "LANG")
+        .filter(|_| all.is_none());
+    let set = all
+        .into_iter()
+        .chain(kinds.filter_map(value))
+        .map(|name| name.to_string_lossy().into_owned());
     let set: BTreeSet<String> = set.collect();
     set.into_iter().filter(|name| !matches!(name.as_str(), "C" | "POSIX" | "C.UTF-8" | "C.utf8"))
 }
@@ -499,17 +541,28 @@ fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
 
 /// Whether what was to run elsewhere would find its files here.
 async fn may_run_here(world: &World<'_>, commands: &[Arc<Enlisted>], planned: &Planned) -> bool {
-    let remote = planned.plan.placements.iter().map(|placement| matches!(placement, Placement::Remote(_)));
+    let remote =
+        planned.plan.placements.iter().map(|placement| matches!(placement, Placement::Remote(_)));
     let read = commands.iter().zip(&planned.readings).zip(remote).filter(|(_, remote)| *remote);
-    let read: Vec<_> = read.filter_map(|((c, reading), _)| Some((c.as_ref(), reading.as_ref().ok()?))).collect();
+    let read: Vec<_> =
+        read.filter_map(|((c, reading), _)| Some((c.as_ref(), reading.as_ref().ok()?))).collect();
     again::mounts_answer(world, &read).await
 }
 
 /// What its stages were to run may have run, and can't be told.
-async fn fail_all(pipeline: &Pipeline, plan: &Plan, refusal: &start::Refusal, outcome: &mut start::Outcome) {
+async fn fail_all(
+    pipeline: &Pipeline,
+    plan: &Plan,
+    refusal: &start::Refusal,
+    outcome: &mut start::Outcome,
+) {
     for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if matches!(placement, Placement::Remote(_)) {
-            let lost = if refusal.is_loss() { ", its executor was lost, and its mount does not answer" } else { "" };
+            let lost = if refusal.is_loss() {
+                ", its executor was lost, and its mount does not answer"
+            } else {
+                ""
+            };
             let message = format!("posh: {}: {refusal}{lost}", stage.enlisted.name);
             stage.tell(ending::failed(message)).await;
             outcome.statuses.insert(index, ending::EXIT_POSH_FAILED);
@@ -517,8 +570,8 @@ async fn fail_all(pipeline: &Pipeline, plan: &Plan, refusal: &start::Refusal, ou
     }
 }
 
-/// Has volumes fetch what the stages that are about to run here will read, and notes that for `explain`; not of those that were `told` to
-/// run here before.
+/// Has volumes fetch what the stages that are about to run here will read, and notes that for
+/// `explain`; not of those that were `told` to run here before.
 fn fetch_inputs_ahead(
     gateway: &Gateway,
     world: &World<'_>,
@@ -566,7 +619,8 @@ fn report(
         let (placement, reason) = described(gateway, shape, planned, index);
         let reading = planned.readings[index].as_ref();
         StageReport {
-            command: reading.map_or_else(|_| command.name.clone(), |r| r.invocation.command.clone()),
+            command: reading
+                .map_or_else(|_| command.name.clone(), |r| r.invocation.command.clone()),
             argv: command.argv.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
             placement,
             reason,
@@ -584,18 +638,27 @@ fn report(
 }
 
 /// Where a stage ran and why, in words.
-fn described(gateway: &Gateway, shape: &Shape, planned: &Planned, stage: usize) -> (String, String) {
+fn described(
+    gateway: &Gateway,
+    shape: &Shape,
+    planned: &Planned,
+    stage: usize,
+) -> (String, String) {
     let Planned { plan, readings, .. } = planned;
     let parts = match &plan.placements[stage] {
         Placement::Here(reason) => return ("local".to_owned(), reason.clone()),
         Placement::Remote(parts) => parts,
     };
-    let mut names: Vec<_> = parts.iter().map(|p| gateway.executors.get(p.executor).name.to_string()).collect();
+    let mut names: Vec<_> =
+        parts.iter().map(|p| gateway.executors.get(p.executor).name.to_string()).collect();
     names.dedup();
     let joined = shape.edges.iter().zip(&plan.fused).any(|(e, fused)| *fused && e.from.0 == stage);
     let mut reason = match parts.len() {
         1 => "runs where its data is".to_owned(),
-        n => format!("split in {n} parts, {}", explain::joined(gateway, readings, &plan.joins[stage], stage)),
+        n => format!(
+            "split in {n} parts, {}",
+            explain::joined(gateway, readings, &plan.joins[stage], stage)
+        ),
     };
     if joined {
         reason += ", its output stays there";

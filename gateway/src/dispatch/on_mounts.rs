@@ -8,8 +8,8 @@ use fs_mapper::{ExecutorName, Mount, MountTable, Resolution};
 use super::refresh::{Told, is_on_mount_of, unseen};
 use crate::{executors::Executor, shares::Share, state::Gateway};
 
-/// Each call on a mount keeps this until it has ended, which may be long after the refresh was given
-/// up.
+/// Each call on a mount keeps this until it has ended, which may be long after the refresh was
+/// given up.
 #[derive(Debug)]
 pub(super) struct OnMounts {
     table: Arc<MountTable>,
@@ -65,7 +65,9 @@ fn forget_all_of(table: &MountTable, name: &ExecutorName, told: &mut Told) {
     tracing::warn!(executor = %name, "too many changes at one time");
     told.changes.retain(|change| !is_on_mount_of(table, name, change.path()));
     told.doubtful.retain(|(change, _)| !is_on_mount_of(table, name, change.path()));
-    let is_its = |mount: &&Mount| mount.mounted() && mount.owner.as_ref().is_some_and(|owner| owner.executor == *name);
+    let is_its = |mount: &&Mount| {
+        mount.mounted() && mount.owner.as_ref().is_some_and(|owner| owner.executor == *name)
+    };
     let mounts = table.mounts().filter(is_its);
     told.changes.extend(mounts.map(|mount| unseen(mount.path.as_path(), mount.adapter(), true)));
 }
@@ -83,10 +85,14 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let place = place.path().canonicalize().unwrap();
         let at = |name: &str| place.join(name);
-        let executor = |name: &str| format!("[[executor]]\nname='{name}'\naddress='http://127.0.0.1:1'\n");
+        let executor =
+            |name: &str| format!("[[executor]]\nname='{name}'\naddress='http://127.0.0.1:1'\n");
         let mount = |name: &str| {
             let path = at(name);
-            format!("[[mount]]\npath='{}'\nexecutor='{name}'\nexport='x'\ncoherence='bind'\n", path.display())
+            format!(
+                "[[mount]]\npath='{}'\nexecutor='{name}'\nexport='x'\ncoherence='bind'\n",
+                path.display()
+            )
         };
         let text = [executor("a"), executor("b"), mount("a"), mount("b")].concat();
         let config = Config::parse(&text, &at("mounts.toml")).unwrap();
@@ -98,6 +104,9 @@ mod tests {
         assert_eq!(names.iter().map(ExecutorName::as_str).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(sizes(&table, &told)[&names[0]], (2, 2 * at("a/one").as_os_str().len()));
         forget_all_of(&table, &names[0], &mut told);
-        assert_eq!(told.changes, BTreeSet::from([Change::EntriesChanged(at("a")), removed("b/one")]));
+        assert_eq!(
+            told.changes,
+            BTreeSet::from([Change::EntriesChanged(at("a")), removed("b/one")])
+        );
     }
 }

@@ -39,7 +39,8 @@ impl Output {
     /// Joins these streams.
     #[must_use]
     pub fn new(streams: &[Stream]) -> Self {
-        let parts = streams.iter().map(|&stream| Part { stream, waiting: VecDeque::new(), ended: false });
+        let parts =
+            streams.iter().map(|&stream| Part { stream, waiting: VecDeque::new(), ended: false });
         Self {
             parts: parts.collect(),
             current: 0,
@@ -53,8 +54,8 @@ impl Output {
         }
     }
 
-    /// Joins the error outputs of `parts` parts of one command, and after them those of what joins their outputs: what
-    /// all of them say first comes once.
+    /// Joins the error outputs of `parts` parts of one command, and after them those of what joins
+    /// their outputs: what all of them say first comes once.
     #[must_use]
     pub fn of_errors(streams: &[Stream], parts: usize) -> Self {
         let held_parts = parts.min(streams.len());
@@ -67,7 +68,9 @@ impl Output {
             self.undelivered |= !data.is_empty();
             return Vec::new();
         }
-        let Some(index) = self.parts.iter().position(|p| p.stream == stream) else { return Vec::new() };
+        let Some(index) = self.parts.iter().position(|p| p.stream == stream) else {
+            return Vec::new();
+        };
         if index > self.muted_after {
             return Vec::new();
         }
@@ -90,7 +93,9 @@ impl Output {
 
     /// Lets go what was held back, if it is known by now what the parts have in common.
     fn decide(&mut self) -> Vec<Bytes> {
-        let Some((said, rests)) = self.start.as_ref().and_then(SharedStart::decide) else { return Vec::new() };
+        let Some((said, rests)) = self.start.as_ref().and_then(SharedStart::decide) else {
+            return Vec::new();
+        };
         self.start = None;
         for (index, (part, rest)) in self.parts.iter_mut().zip(rests).enumerate() {
             if index <= self.muted_after {
@@ -109,7 +114,9 @@ impl Output {
         let mut waiting: Vec<Bytes> = self.parts[part].waiting.drain(..).collect();
         if part >= self.held_parts && self.held_parts > 0 {
             let text = Bytes::from(waiting.concat());
-            waiting = vec![text.strip_prefix(&*self.said).map_or(text.clone(), |rest| text.slice_ref(rest))];
+            waiting = vec![
+                text.strip_prefix(&*self.said).map_or(text.clone(), |rest| text.slice_ref(rest)),
+            ];
         }
         waiting.retain(|data| !data.is_empty());
         waiting.iter().for_each(|data| self.note(part, data));
@@ -118,7 +125,9 @@ impl Output {
 
     /// A stream has ended; what had waited for that comes back, in order.
     pub fn end(&mut self, stream: Stream) -> Vec<Bytes> {
-        let Some(index) = self.parts.iter().position(|p| p.stream == stream) else { return Vec::new() };
+        let Some(index) = self.parts.iter().position(|p| p.stream == stream) else {
+            return Vec::new();
+        };
         self.parts[index].ended = true;
         if let Some(start) = self.start.as_mut().filter(|_| index < self.held_parts) {
             start.end(index);
@@ -195,8 +204,8 @@ impl Output {
         self.current
     }
 
-    /// What the parts after this one say is not shown: one process would have ended in this one, and what they do would
-    /// never have been done.
+    /// What the parts after this one say is not shown: one process would have ended in this one,
+    /// and what they do would never have been done.
     pub fn mute_after(&mut self, part: usize) {
         self.muted_after = self.muted_after.min(part);
         for part in self.parts.iter_mut().skip(part + 1) {

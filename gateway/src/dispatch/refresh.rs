@@ -37,11 +37,12 @@ use crate::{
     state::Gateway,
 };
 
-/// A mount that does not answer in this time is not waited for: the command has
-/// ended, and its shell must go on. It is longer than the memory that some adapters wait out, and than
-/// what large trees take after that.
+/// A mount that does not answer in this time is not waited for: the command has ended, and its
+/// shell must go on. It is longer than the memory that some adapters wait out, and than what large
+/// trees take after that.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Calls on the mounts at once: each costs a round trip or more, and they wait for nothing but the network.
+/// Calls on the mounts at once: each costs a round trip or more, and they wait for nothing but the
+/// network.
 const AT_ONCE: usize = 64;
 /// Beyond so many files, one listing of their directory costs less than asking for each.
 const FEW_FILES: usize = 64;
@@ -88,7 +89,8 @@ impl Written {
         let table = Arc::clone(&gateway.view().table);
         let mut changes = BTreeSet::new();
         let redirects = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd));
-        let redirects = redirects.filter(|d| d.kind == Kind::File && d.writes() && was_opened_there(&table, &d.path));
+        let redirects = redirects
+            .filter(|d| d.kind == Kind::File && d.writes() && was_opened_there(&table, &d.path));
         changes.extend(redirects.map(|d| Change::FileWritten(d.path.clone())));
         let files = reading.into_iter().flat_map(|r| r.invocation.files.iter().zip(&r.places));
         for (file, place) in files {
@@ -99,7 +101,8 @@ impl Written {
         let only_reads = reading.is_some_and(again::only_reads);
         let changes_something = !changes.is_empty() || !only_reads;
         changes.retain(|change| volume_at(&table, change.path()).is_none());
-        let trees = reading.map(|reading| lower::watched_places(&table, reading)).unwrap_or_default();
+        let trees =
+            reading.map(|reading| lower::watched_places(&table, reading)).unwrap_or_default();
         let made = reading.map(|reading| lower::made_places(&table, reading)).unwrap_or_default();
         let exits: Vec<&Exited> = exits.collect();
         let volumes = OnVolumes {
@@ -107,7 +110,8 @@ impl Written {
             changes: if changes_something { Changes::Possible } else { Changes::None },
             marks: exits.iter().flat_map(|exited| exited.volume_marks.clone()).collect(),
         };
-        let directories: Vec<&ChangedDirectory> = exits.iter().flat_map(|e| &e.changed_directories).collect();
+        let directories: Vec<&ChangedDirectory> =
+            exits.iter().flat_map(|e| &e.changed_directories).collect();
         let mut doubtful = Vec::new();
         for directory in &directories {
             match replaced(&table, directory) {
@@ -117,7 +121,8 @@ impl Written {
         }
         for exited in exits {
             if exited.changes_incomplete {
-                let has_no_names = |d: &ChangedDirectory| d.written.is_empty() && d.removed.is_empty();
+                let has_no_names =
+                    |d: &ChangedDirectory| d.written.is_empty() && d.removed.is_empty();
                 let is_all_unseen = exited.changed_directories.iter().all(has_no_names);
                 let trees = trees.iter().map(|(path, mount)| (path, table.mount(*mount).adapter()));
                 changes.extend(trees.map(|(path, adapter)| unseen(path, adapter, is_all_unseen)));
@@ -164,16 +169,27 @@ impl Written {
 /// The volume that a path lies on.
 fn volume_at(table: &MountTable, path: &Path) -> Option<MountId> {
     match table.resolve(path, Path::new("/")) {
-        Resolution::Owned(owned) => Some(owned.mount).filter(|id| table.mount(*id).adapter() == Adapter::Volume),
+        Resolution::Owned(owned) => {
+            Some(owned.mount).filter(|id| table.mount(*id).adapter() == Adapter::Volume)
+        }
         Resolution::Local { .. } => None,
     }
 }
 
 /// Volumes that a stage uses.
-fn volumes_of(table: &MountTable, stage: &Enlisted, reading: Option<&Reading>) -> BTreeSet<MountId> {
-    let places = reading.into_iter().flat_map(|reading| reading.places.iter().chain([&reading.cwd])).flatten();
+fn volumes_of(
+    table: &MountTable,
+    stage: &Enlisted,
+    reading: Option<&Reading>,
+) -> BTreeSet<MountId> {
+    let places = reading
+        .into_iter()
+        .flat_map(|reading| reading.places.iter().chain([&reading.cwd]))
+        .flatten();
     let named = places.filter_map(|place| match place {
-        Place::At(_, _, mount) => Some(*mount).filter(|id| table.mount(*id).adapter() == Adapter::Volume),
+        Place::At(_, _, mount) => {
+            Some(*mount).filter(|id| table.mount(*id).adapter() == Adapter::Volume)
+        }
         Place::Here(_) => None,
     });
     let files = stage.descriptors.iter().filter(|descriptor| descriptor.kind == Kind::File);
@@ -182,7 +198,9 @@ fn volumes_of(table: &MountTable, stage: &Enlisted, reading: Option<&Reading>) -
 
 fn was_opened_there(table: &MountTable, path: &Path) -> bool {
     match table.resolve(path, Path::new("/")) {
-        Resolution::Owned(owned) => table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed,
+        Resolution::Owned(owned) => {
+            table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed
+        }
         Resolution::Local { .. } => false,
     }
 }
@@ -204,8 +222,9 @@ fn seen(directory: &ChangedDirectory, only_reads: bool) -> Vec<Change> {
     let mut changes: Vec<Change> = removed.map(|name| Change::Removed(within(name))).collect();
     let kinds: HashMap<&bytes::Bytes, EntryKind> =
         directory.kinds.iter().map(|kind| (&kind.name, kind_of(kind))).collect();
-    let entry =
-        |name: &bytes::Bytes| Change::EntryIs(within(name), kinds.get(name).cloned().unwrap_or(EntryKind::File));
+    let entry = |name: &bytes::Bytes| {
+        Change::EntryIs(within(name), kinds.get(name).cloned().unwrap_or(EntryKind::File))
+    };
     if directory.written.len() > FEW_FILES {
         // A listing does not tell what is in a link.
         changes.extend(directory.kinds.iter().map(|kind| entry(&kind.name)));
@@ -225,9 +244,9 @@ fn kind_of(told: &NamedKind) -> EntryKind {
     }
 }
 
-/// What changed in a directory that has the names that it had, with how it is now; `None` where that was not told, or the
-/// mount does not show it. Its content needs nothing: an open file is one of those that were replaced, and who opens one
-/// now gets the new one's.
+/// What changed in a directory that has the names that it had, with how it is now; `None` where
+/// that was not told, or the mount does not show it. Its content needs nothing: an open file is one
+/// of those that were replaced, and who opens one now gets the new one's.
 fn replaced(table: &MountTable, directory: &ChangedDirectory) -> Option<Vec<(Change, Attributes)>> {
     let now = directory.now?;
     let path = PathBuf::from(OsStr::from_bytes(&directory.path));
@@ -235,19 +254,31 @@ fn replaced(table: &MountTable, directory: &ChangedDirectory) -> Option<Vec<(Cha
     let is_told = directory.written.len() == directory.written_now.len()
         && directory.removed.is_empty()
         && directory.kinds.is_empty();
-    if !is_told || directory.written.len() > FEW_FILES || table.mount(owned.mount).adapter() != Adapter::Sshfs {
+    if !is_told
+        || directory.written.len() > FEW_FILES
+        || table.mount(owned.mount).adapter() != Adapter::Sshfs
+    {
         return None;
     }
-    let file = |name: &bytes::Bytes| Change::EntryIs(path.join(OsStr::from_bytes(name)), EntryKind::File);
+    let file =
+        |name: &bytes::Bytes| Change::EntryIs(path.join(OsStr::from_bytes(name)), EntryKind::File);
     let files = directory.written.iter().map(file).zip(directory.written_now.iter().copied());
     let listing = directory.names_changed.then(|| (Change::ListingChanged(path.clone()), now));
     Some(files.chain(listing).collect())
 }
 
-/// The listings of the directories above a path on its mount: one of them has changed if it was made.
-fn above<'a>(table: &'a MountTable, path: &'a Path, mount: MountId) -> impl Iterator<Item = Change> + 'a {
+/// The listings of the directories above a path on its mount: one of them has changed if it was
+/// made.
+fn above<'a>(
+    table: &'a MountTable,
+    path: &'a Path,
+    mount: MountId,
+) -> impl Iterator<Item = Change> + 'a {
     let is_on_it = move |above: &&Path| matches!(table.resolve(above, Path::new("/")), Resolution::Owned(owned) if owned.mount == mount);
-    path.ancestors().skip(1).take_while(is_on_it).map(|above| Change::ListingChanged(above.to_owned()))
+    path.ancestors()
+        .skip(1)
+        .take_while(is_on_it)
+        .map(|above| Change::ListingChanged(above.to_owned()))
 }
 
 /// An executor could not tell all that changed in a tree, or not a thing of it.
@@ -296,13 +327,18 @@ async fn forget_all(gateway: &Gateway, mut on_mounts: OnMounts, told: Told, remn
     remembered.extend(shown);
     remembered.extend(forget(&table, there_again).await);
     let (remembered, also_in_use) = apart(gateway, remembered, |directory| directory).await;
-    let waited_out = in_use.into_iter().map(|tree| tree.top).chain(also_in_use).map(Change::Anything);
-    let left = remake::forget(gateway, &table, remembered, remnants).await.into_iter().map(Change::Removed);
+    let waited_out =
+        in_use.into_iter().map(|tree| tree.top).chain(also_in_use).map(Change::Anything);
+    let left = remake::forget(gateway, &table, remembered, remnants)
+        .await
+        .into_iter()
+        .map(Change::Removed);
     at_once(&table, left.chain(waited_out).collect(), wait_for_one).await;
 }
 
-/// Volumes are up to date when they have heard all that their executors had to tell them until the command ended, which comes on
-/// its way at the same time as its end. One whose executor has told it nothing asks.
+/// Volumes are up to date when they have heard all that their executors had to tell them until the
+/// command ended, which comes on its way at the same time as its end. One whose executor has told
+/// it nothing asks.
 async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
     let OnVolumes { used, changes, marks } = volumes;
     gateway.volumes.caught_up(&marks, changes).await;
@@ -317,16 +353,24 @@ async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
 /// Invariant: a mount is asked about names below a directory while the directory is there. Else a
 /// mount that has forgotten the directory finds out that it is gone, and goes on remembering what
 /// was in it.
-async fn removed_trees(table: &Arc<OnMounts>, changes: BTreeSet<Change>) -> (Vec<RemovedTree>, BTreeSet<Change>) {
+async fn removed_trees(
+    table: &Arc<OnMounts>,
+    changes: BTreeSet<Change>,
+) -> (Vec<RemovedTree>, BTreeSet<Change>) {
     let (trees, changes) = take_out_trees(changes, |path| is_on_sshfs(table, path));
     let owned = Arc::clone(table);
     let at_their_places = move |tree: &RemovedTree| {
         let real = real_place(&owned, &Change::Removed(tree.top.clone()))?;
         let moved = |paths: &BTreeSet<PathBuf>| {
-            let moved = paths.iter().filter_map(|path| Some(real.join(path.strip_prefix(&tree.top).ok()?)));
+            let moved =
+                paths.iter().filter_map(|path| Some(real.join(path.strip_prefix(&tree.top).ok()?)));
             moved.map(|path| path.components().collect()).collect()
         };
-        Some(RemovedTree { directories: moved(&tree.directories), others: moved(&tree.others), top: real })
+        Some(RemovedTree {
+            directories: moved(&tree.directories),
+            others: moved(&tree.others),
+            top: real,
+        })
     };
     (in_parallel(trees, at_their_places).await, changes)
 }
@@ -341,25 +385,33 @@ fn take_out_trees(
     mut changes: BTreeSet<Change>,
     is_sshfs: impl Fn(&Path) -> bool,
 ) -> (Vec<RemovedTree>, BTreeSet<Change>) {
-    let removed: Vec<&Path> = changes.iter().filter(|c| matches!(c, Change::Removed(_))).map(Change::path).collect();
+    let removed: Vec<&Path> =
+        changes.iter().filter(|c| matches!(c, Change::Removed(_))).map(Change::path).collect();
     let listed = |path: &Path| changes.contains(&Change::ListingChanged(path.to_owned()));
     let mut trees: Vec<RemovedTree> = Vec::new();
     // What is below a path comes right after it.
     for (number, path) in removed.iter().enumerate() {
         let has_names = removed.get(number + 1).is_some_and(|next| next.starts_with(path));
         match trees.last_mut().filter(|tree| path.starts_with(&tree.top)) {
-            Some(tree) if has_names || listed(path) => drop(tree.directories.insert((*path).to_owned())),
+            Some(tree) if has_names || listed(path) => {
+                drop(tree.directories.insert((*path).to_owned()))
+            }
             Some(tree) => drop(tree.others.insert((*path).to_owned())),
             None if has_names && is_sshfs(path) => {
                 let directories = BTreeSet::from([(*path).to_owned()]);
-                trees.push(RemovedTree { top: (*path).to_owned(), directories, others: BTreeSet::new() });
+                trees.push(RemovedTree {
+                    top: (*path).to_owned(),
+                    directories,
+                    others: BTreeSet::new(),
+                });
             }
             None => {}
         }
     }
     let tops: BTreeSet<PathBuf> = trees.iter().map(|tree| tree.top.clone()).collect();
     changes.retain(|change| {
-        let before = tops.range::<Path, _>((Bound::Unbounded, Bound::Included(change.path()))).next_back();
+        let before =
+            tops.range::<Path, _>((Bound::Unbounded, Bound::Included(change.path()))).next_back();
         !before.is_some_and(|top| change.path().starts_with(top))
     });
     (trees, changes)
@@ -380,8 +432,13 @@ impl RemovedTree {
     }
 }
 
-/// Those whose directories may be removed through their mounts, and those in which files are open ([`open_files`]).
-async fn apart<T>(gateway: &Gateway, all: Vec<T>, directory: impl Fn(&T) -> &PathBuf) -> (Vec<T>, Vec<T>) {
+/// Those whose directories may be removed through their mounts, and those in which files are open
+/// ([`open_files`]).
+async fn apart<T>(
+    gateway: &Gateway,
+    all: Vec<T>,
+    directory: impl Fn(&T) -> &PathBuf,
+) -> (Vec<T>, Vec<T>) {
     if all.is_empty() {
         return (all, Vec::new());
     }
@@ -396,7 +453,8 @@ async fn forget(table: &Arc<OnMounts>, changes: BTreeSet<Change>) -> Vec<PathBuf
     at_once(table, changes, refresh_one).await
 }
 
-/// Those of the changes that a mount does not show yet. That takes one look at each, where forgetting takes two or three.
+/// Those of the changes that a mount does not show yet. That takes one look at each, where
+/// forgetting takes two or three.
 async fn shown_otherwise(table: &Arc<OnMounts>, doubtful: Doubtful) -> BTreeSet<Change> {
     let table = Arc::clone(table);
     let is_otherwise = move |(change, now): &(Change, Attributes)| {
@@ -423,7 +481,9 @@ async fn at_once(
     // What sshfs remembered at the beginning it has forgotten by now, however many names a server
     // tells of which it does not show as told.
     let is_over = move |table: &MountTable, change: &Change| {
-        began.elapsed() > SSHFS_MEMORY && matches!(change, Change::EntryIs(..)) && is_on_sshfs(table, change.path())
+        began.elapsed() > SSHFS_MEMORY
+            && matches!(change, Change::EntryIs(..))
+            && is_on_sshfs(table, change.path())
     };
     let work = move |table: &MountTable, change: &Change| match is_over(table, change) {
         true => Ok(Left::Nothing),
@@ -442,7 +502,10 @@ async fn at_once(
 }
 
 /// Works on all items in threads of their own, and gathers what comes of it.
-pub(super) async fn in_parallel<T, R>(items: Vec<T>, work: impl Fn(&T) -> Option<R> + Send + Sync + 'static) -> Vec<R>
+pub(super) async fn in_parallel<T, R>(
+    items: Vec<T>,
+    work: impl Fn(&T) -> Option<R> + Send + Sync + 'static,
+) -> Vec<R>
 where
     T: Send + Sync + 'static,
     R: Send + 'static,
@@ -454,7 +517,8 @@ where
     let all = in_own_thread(move || {
         let (items, work) = (&items, &work);
         std::thread::scope(|scope| {
-            // Dealt out in turn: those of one kind, which take equally long, go to different threads.
+            // Dealt out in turn: those of one kind, which take equally long, go to different
+            // threads.
             let shares = (0..items.len().min(AT_ONCE)).map(|first| {
                 let share = items.iter().skip(first).step_by(AT_ONCE);
                 scope.spawn(move || share.filter_map(work).collect::<Vec<_>>())
@@ -466,11 +530,12 @@ where
     all.await.unwrap_or_default()
 }
 
-/// Files in directories whose listings are to be forgotten: while that is under way, the kernel lets nobody look up names in
-/// them, so that is done before.
+/// Files in directories whose listings are to be forgotten: while that is under way, the kernel
+/// lets nobody look up names in them, so that is done before.
 fn beside_listings(changes: &BTreeSet<Change>) -> BTreeSet<Change> {
     let is_beside = |change: &&Change| {
-        let listing = change.path().parent().map(|parent| Change::ListingChanged(parent.to_owned()));
+        let listing =
+            change.path().parent().map(|parent| Change::ListingChanged(parent.to_owned()));
         matches!(change, Change::FileWritten(_) | Change::EntryIs(..))
             && listing.is_some_and(|listing| changes.contains(&listing))
     };
@@ -490,7 +555,10 @@ pub fn is_on_mount_of(table: &MountTable, executor: &fs_mapper::ExecutorName, pa
 }
 
 /// The mount around a path that a server has told of, to reach it by.
-pub(super) fn root_around<'t>(table: &'t MountTable, path: &Path) -> Option<(MountRoot, &'t Mount)> {
+pub(super) fn root_around<'t>(
+    table: &'t MountTable,
+    path: &Path,
+) -> Option<(MountRoot, &'t Mount)> {
     let Resolution::Owned(owned) = table.resolve(path, Path::new("/")) else { return None };
     let mount = table.mount(owned.mount);
     let opened = MountRoot::open(mount);
@@ -501,21 +569,23 @@ pub(super) fn root_around<'t>(table: &'t MountTable, path: &Path) -> Option<(Mou
 }
 
 /// Where a change really is, at this moment: what is done there reaches it from its mount's root
-/// ([`MountRoot`]), through no link. Links on a mount are its server's to make: one that leads off the mounts of that server is not
-/// followed, else whoever serves a mount could have us open, list or touch what he likes on this machine. A change of a name
-/// is that name's, which may be a link; one of contents is that of what it leads to.
+/// ([`MountRoot`]), through no link. Links on a mount are its server's to make: one that leads off
+/// the mounts of that server is not followed, else whoever serves a mount could have us open, list
+/// or touch what he likes on this machine. A change of a name is that name's, which may be a link;
+/// one of contents is that of what it leads to.
 pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf> {
     let path = change.path();
     let Resolution::Owned(told) = table.resolve(path, Path::new("/")) else { return None };
     let by_name = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
     let real = match change {
         Change::Removed(_) | Change::NameChanged(_) | Change::EntryIs(..) => by_name()?,
-        Change::FileWritten(_) | Change::ListingChanged(_) | Change::EntriesChanged(_) | Change::Anything(_) => {
-            match path.canonicalize() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => by_name()?,
-                real => real.ok()?,
-            }
-        }
+        Change::FileWritten(_)
+        | Change::ListingChanged(_)
+        | Change::EntriesChanged(_)
+        | Change::Anything(_) => match path.canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => by_name()?,
+            real => real.ok()?,
+        },
     };
     if is_on_mount_of(table, &told.executor, &real) {
         return Some(real);
@@ -537,7 +607,10 @@ fn refresh_one(table: &MountTable, change: &Change) -> io::Result<Left> {
 }
 
 /// A change where it really is, its mount, and who has it forgotten.
-fn really(table: &MountTable, change: &Change) -> Option<(Change, MountRoot, &'static dyn Coherence)> {
+fn really(
+    table: &MountTable,
+    change: &Change,
+) -> Option<(Change, MountRoot, &'static dyn Coherence)> {
     let change = change.at(real_place(table, change)?);
     let (root, mount) = root_around(table, change.path())?;
     Some((change, root, mount.coherence()))
@@ -555,13 +628,20 @@ mod tests {
     #[test]
     fn removed_directories_are_taken_out_with_all_that_was_in_them() {
         let removed = |text: &str| Change::Removed(text.into());
-        let below = ["/m/a", "/m/a/b", "/m/a/b/c", "/m/a/empty", "/m/d/e", "/m/d/e/f", "/n/g", "/n/g/h"];
+        let below =
+            ["/m/a", "/m/a/b", "/m/a/b/c", "/m/a/empty", "/m/d/e", "/m/d/e/f", "/n/g", "/n/g/h"];
         let beside = ["/m/a.b", "/m/a-b", "/m/d/ef", "/m/file"];
         let mut changes: BTreeSet<Change> = below.into_iter().chain(beside).map(removed).collect();
         let listing = |text: &str| Change::ListingChanged(text.into());
-        changes.extend([listing("/m"), listing("/m/a/empty"), Change::FileWritten("/m/a/new".into())]);
+        changes.extend([
+            listing("/m"),
+            listing("/m/a/empty"),
+            Change::FileWritten("/m/a/new".into()),
+        ]);
         let (trees, others) = take_out_trees(changes, |path| path.starts_with("/m"));
-        let paths = |all: &BTreeSet<PathBuf>| all.iter().map(|path| path.to_str().unwrap().to_owned()).collect();
+        let paths = |all: &BTreeSet<PathBuf>| {
+            all.iter().map(|path| path.to_str().unwrap().to_owned()).collect()
+        };
         let trees: Vec<(Vec<String>, Vec<String>)> =
             trees.iter().map(|tree| (paths(&tree.directories), paths(&tree.others))).collect();
         let all = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
@@ -573,7 +653,8 @@ mod tests {
 
     #[test]
     fn what_an_executor_saw() {
-        let mut directory = ChangedDirectory { path: "/mnt/d".into(), names_changed: true, ..Default::default() };
+        let mut directory =
+            ChangedDirectory { path: "/mnt/d".into(), names_changed: true, ..Default::default() };
         directory.written = vec!["f".into()];
         directory.removed = vec!["gone".into()];
         let path = |text: &str| PathBuf::from(text);

@@ -25,7 +25,8 @@ use nix::libc;
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        Descriptor, MountPoint, RunInput, RunSpec, Stage, descriptor::Source, exited::How, run_input, run_output,
+        Descriptor, MountPoint, RunInput, RunSpec, Stage, descriptor::Source, exited::How,
+        run_input, run_output,
     },
 };
 use posh_reach::Allowance;
@@ -105,7 +106,8 @@ pub(super) async fn forget_trees(
         let since = Instant::now();
         let tops: Vec<PathBuf> = trees.iter().map(|tree| tree.top.clone()).collect();
         let made: BTreeSet<PathBuf> = server.make_tops(&tops).await.into_iter().collect();
-        let (new, others): (Vec<_>, Vec<_>) = trees.into_iter().partition(|tree| made.contains(&tree.top));
+        let (new, others): (Vec<_>, Vec<_>) =
+            trees.into_iter().partition(|tree| made.contains(&tree.top));
         there_again.extend(others.into_iter().flat_map(RemovedTree::changes));
         shown.extend(server.forget_new(new, since).await);
     }
@@ -167,7 +169,12 @@ struct Server {
 }
 
 impl Server {
-    fn new(gateway: &Gateway, table: &Arc<OnMounts>, connection: Arc<Connection>, name: &ExecutorName) -> Self {
+    fn new(
+        gateway: &Gateway,
+        table: &Arc<OnMounts>,
+        connection: Arc<Connection>,
+        name: &ExecutorName,
+    ) -> Self {
         let (table, mounts) = (Arc::clone(table), mounts_of(table, name));
         Self { table, connection, mounts, run_id: gateway.next_pipeline(), made: Mutex::default() }
     }
@@ -193,10 +200,16 @@ impl Server {
     async fn make_tops(&self, tops: &[PathBuf]) -> Vec<PathBuf> {
         let mut made = Vec::new();
         for tops in tops.chunks(AT_ONCE) {
-            let stages = tops.iter().map(|top| stage(&["mkdir", "-m", "700", "--"], std::slice::from_ref(top)));
+            let stages = tops
+                .iter()
+                .map(|top| stage(&["mkdir", "-m", "700", "--"], std::slice::from_ref(top)));
             let ended = self.run(stages.collect()).await;
-            let new: Vec<PathBuf> =
-                tops.iter().zip(ended).filter(|(_, made)| *made).map(|(top, _)| top.clone()).collect();
+            let new: Vec<PathBuf> = tops
+                .iter()
+                .zip(ended)
+                .filter(|(_, made)| *made)
+                .map(|(top, _)| top.clone())
+                .collect();
             self.made().directories.extend(new.iter().cloned());
             made.extend(new);
         }
@@ -224,8 +237,10 @@ impl Server {
             };
             left.ok().filter(|left| *left != Left::Nothing).map(|left| (path.clone(), left))
         };
-        let (links, empty): (Vec<_>, Vec<_>) =
-            in_parallel(others, forget).await.into_iter().partition(|(_, left)| *left == Left::Link);
+        let (links, empty): (Vec<_>, Vec<_>) = in_parallel(others, forget)
+            .await
+            .into_iter()
+            .partition(|(_, left)| *left == Left::Link);
         self.forget_links(links.into_iter().map(|(path, _)| path).collect()).await;
         // Directories that were empty.
         let empty: Vec<PathBuf> = empty.into_iter().map(|(path, _)| path).collect();
@@ -244,7 +259,9 @@ impl Server {
         self.made().files.extend(links.iter().cloned());
         let made = self.with_each(&["touch", "--"], &links).await;
         let table = Arc::clone(&self.table);
-        let remove = move |path: &PathBuf| root_around(&table, path)?.0.remove_file(path).ok().map(|()| path.clone());
+        let remove = move |path: &PathBuf| {
+            root_around(&table, path)?.0.remove_file(path).ok().map(|()| path.clone())
+        };
         let removed = BTreeSet::from_iter(in_parallel(made, remove).await);
         self.made().files.retain(|file| !removed.contains(file));
         if removed.len() < links.len() {
@@ -259,8 +276,9 @@ impl Server {
         self.with_each(&["mkdir", "-p", "-m", "700", "--"], directories).await
     }
 
-    /// Removes directories that the server has made through their mount, the deepest first and those
-    /// of one depth at once, and on the server what is left; gives which have gone through the mount.
+    /// Removes directories that the server has made through their mount, the deepest first and
+    /// those of one depth at once, and on the server what is left; gives which have gone through
+    /// the mount.
     async fn remove(&self, made: Vec<PathBuf>) -> BTreeSet<PathBuf> {
         let mut by_depth: BTreeMap<usize, Vec<PathBuf>> = BTreeMap::new();
         for directory in made {
@@ -270,7 +288,11 @@ impl Server {
         for directories in by_depth.into_values().rev() {
             let table = Arc::clone(&self.table);
             let remove = move |directory: &PathBuf| {
-                root_around(&table, directory)?.0.remove_directory(directory).ok().map(|()| directory.clone())
+                root_around(&table, directory)?
+                    .0
+                    .remove_directory(directory)
+                    .ok()
+                    .map(|()| directory.clone())
             };
             let removed = in_parallel(directories, remove).await;
             for directory in &removed {
@@ -306,7 +328,8 @@ impl Server {
         done
     }
 
-    /// Whether each of the stages has succeeded, which one has not of which nothing is heard in time.
+    /// Whether each of the stages has succeeded, which one has not of which nothing is heard in
+    /// time.
     async fn run(&self, stages: Vec<Stage>) -> Vec<bool> {
         let count = stages.len();
         let run = tokio::time::timeout(RUN_DEADLINE, self.run_to_its_end(stages));
@@ -325,7 +348,9 @@ impl Server {
         };
         let allowance = Allowance::of(&spec);
         let first = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
-        let Ok(mut output) = self.connection.client.clone().run(tokio_stream::once(first), allowance).await else {
+        let Ok(mut output) =
+            self.connection.client.clone().run(tokio_stream::once(first), allowance).await
+        else {
             return succeeded;
         };
         while let Ok(Some(message)) = output.message().await {
@@ -355,7 +380,8 @@ fn portions(directories: &[PathBuf]) -> impl Iterator<Item = &[PathBuf]> {
 fn stage(words: &[&str], paths: &[PathBuf]) -> Stage {
     let paths = paths.iter().map(|path| path.as_os_str());
     let argv = words.iter().map(OsStr::new).chain(paths).map(bytes);
-    let null = |fd| Descriptor { fd, source: Some(Source::NullFlags(libc::O_RDWR.cast_unsigned())) };
+    let null =
+        |fd| Descriptor { fd, source: Some(Source::NullFlags(libc::O_RDWR.cast_unsigned())) };
     Stage {
         program: words[0].to_owned(),
         argv: argv.collect(),
@@ -376,7 +402,8 @@ mod tests {
 
     #[test]
     fn one_process_gets_no_more_names_than_fit() {
-        let directories: Vec<PathBuf> = (0..1000).map(|number| format!("/{number:01000}").into()).collect();
+        let directories: Vec<PathBuf> =
+            (0..1000).map(|number| format!("/{number:01000}").into()).collect();
         let all: Vec<&[PathBuf]> = portions(&directories).collect();
         assert_eq!(all.concat(), directories);
         assert!((10..20).contains(&all.len()), "{}", all.len());

@@ -12,10 +12,11 @@ use posh_reach::{Allowance, Outputs};
 
 use crate::executors::{Connection, Executor};
 
-/// How long an executor lets a kept run go on without us. Its own notice of the loss may come as late as ours.
+/// How long an executor lets a kept run go on without us. Its own notice of the loss may come as
+/// late as ours.
 pub const GRACE: Duration = Duration::from_secs(10);
-/// How long the executor is looked for, counted from when it was last heard: nothing may hang for more than 10 s
-/// after a fault. A silent one is noticed after 8 s.
+/// How long the executor is looked for, counted from when it was last heard: nothing may hang for
+/// more than 10 s after a fault. A silent one is noticed after 8 s.
 const WITHIN: Duration = Duration::from_secs(9);
 /// The least, whatever the silence before: two attempts to connect.
 const AT_LEAST: Duration = Duration::from_millis(1500);
@@ -43,8 +44,8 @@ pub enum Gone {
     Unknown,
     /// The executor was not reached in time.
     OutOfReach,
-    /// It was there for the lost connection alone. That may have ended here before it ends there: until somebody
-    /// there notices, its commands go on.
+    /// It was there for the lost connection alone. That may have ended here before it ends there:
+    /// until somebody there notices, its commands go on.
     WithConnection,
 }
 
@@ -59,7 +60,9 @@ impl Gone {
         match self {
             Self::Killed => "it was ended there before it was done",
             Self::NeverCame => "the executor knows nothing of it",
-            Self::Unknown => "the executor was restarted, and how far it came is not known; it is not run again",
+            Self::Unknown => {
+                "the executor was restarted, and how far it came is not known; it is not run again"
+            }
             Self::OutOfReach => "whether it was done there is not known, and it is not run again",
             Self::WithConnection => {
                 "what ssh has started ends with it, how far the command came is not known, and it is not run again"
@@ -68,7 +71,8 @@ impl Gone {
     }
 }
 
-/// Reaches the executor anew and goes on with the run, which may say so much; it was heard last so long ago.
+/// Reaches the executor anew and goes on with the run, which may say so much; it was heard last so
+/// long ago.
 ///
 /// # Errors
 /// [`Gone`]
@@ -95,7 +99,12 @@ async fn ask(
         let connection = executor.next_connection(&lost).await;
         let (input, requests) = mpsc::channel(QUEUE);
         let _ = input.send(RunInput { kind: Some(run_input::Kind::Resume(order.clone())) }).await;
-        let first = match connection.client.clone().run(ReceiverStream::new(requests), allowance.clone()).await {
+        let first = match connection
+            .client
+            .clone()
+            .run(ReceiverStream::new(requests), allowance.clone())
+            .await
+        {
             Ok(mut output) => output.message().await.map(|first| (first, output)),
             Err(status) => Err(status),
         };

@@ -43,7 +43,11 @@ enum UseKind {
 }
 
 /// Settles what every command uses; one that can't be settled makes its command run here.
-pub async fn settle(gateway: &Gateway, commands: &[Arc<Enlisted>], readings: &mut [Result<Reading, String>]) {
+pub async fn settle(
+    gateway: &Gateway,
+    commands: &[Arc<Enlisted>],
+    readings: &mut [Result<Reading, String>],
+) {
     if !rule::holds(Rule::Coherence) {
         return;
     }
@@ -91,7 +95,11 @@ async fn settle_volumes(
     Ok(())
 }
 
-fn uses_of(table: &MountTable, command: &Enlisted, reading: &Result<Reading, String>) -> Vec<(MountId, Use)> {
+fn uses_of(
+    table: &MountTable,
+    command: &Enlisted,
+    reading: &Result<Reading, String>,
+) -> Vec<(MountId, Use)> {
     let Ok(read) = reading else { return Vec::new() };
     let mut uses = Vec::new();
     let mut add = |path: &Path, mount: MountId, kind: UseKind| {
@@ -110,7 +118,9 @@ fn uses_of(table: &MountTable, command: &Enlisted, reading: &Result<Reading, Str
         }
     }
     for descriptor in command.descriptors.iter().filter(|d| d.fd <= 2 && d.kind == Kind::File) {
-        let Resolution::Owned(owned) = table.resolve(&descriptor.path, Path::new("/")) else { continue };
+        let Resolution::Owned(owned) = table.resolve(&descriptor.path, Path::new("/")) else {
+            continue;
+        };
         let kind = if descriptor.fd == 0 { UseKind::Read } else { UseKind::Output };
         add(&descriptor.path, owned.mount, kind);
     }
@@ -119,7 +129,11 @@ fn uses_of(table: &MountTable, command: &Enlisted, reading: &Result<Reading, Str
 
 /// Files that processes of the sessions hold open for writing, without those that
 /// the shell has just opened for these very commands.
-fn being_written(gateway: &Gateway, commands: &[Arc<Enlisted>], uses: &[Vec<(MountId, Use)>]) -> Vec<PathBuf> {
+fn being_written(
+    gateway: &Gateway,
+    commands: &[Arc<Enlisted>],
+    uses: &[Vec<(MountId, Use)>],
+) -> Vec<PathBuf> {
     // Volumes know themselves what is written through them.
     let below = uses.iter().flatten().filter(|(_, used)| used.adapter != Adapter::Volume);
     let below: Vec<PathBuf> = below.map(|(_, used)| used.path.clone()).collect();
@@ -142,9 +156,9 @@ enum Call {
     HandOver(Adapter, PathBuf),
 }
 
-/// sshfs hands every write to its server at once and has closed files there: only
-/// what is still open is worth the round trip. A volume is settled as a whole. Where a file goes up as a whole when
-/// it is closed, one that is open makes the command run here.
+/// sshfs hands every write to its server at once and has closed files there: only what is still
+/// open is worth the round trip. A volume is settled as a whole. Where a file goes up as a whole
+/// when it is closed, one that is open makes the command run here.
 fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, String> {
     let adapter = used.adapter;
     let mut open = written.iter().filter(|path| path.starts_with(&used.path));
@@ -162,7 +176,11 @@ fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, String> {
 
 /// Invariant: a mount that leaves its calls unanswered has one thread and holds up one command; its
 /// further commands run here at once ([`Shares`](crate::shares::Shares)).
-async fn carry_out(gateway: &Gateway, table: &MountTable, calls: Vec<(MountId, Vec<Call>)>) -> Result<(), String> {
+async fn carry_out(
+    gateway: &Gateway,
+    table: &MountTable,
+    calls: Vec<(MountId, Vec<Call>)>,
+) -> Result<(), String> {
     let mut by_mount: BTreeMap<MountId, Vec<Call>> = BTreeMap::new();
     for (mount, calls) in calls.into_iter().filter(|(_, calls)| !calls.is_empty()) {
         by_mount.entry(mount).or_default().extend(calls);
@@ -170,8 +188,11 @@ async fn carry_out(gateway: &Gateway, table: &MountTable, calls: Vec<(MountId, V
     let end = Instant::now() + DEADLINE;
     for (mount, calls) in by_mount {
         let mount = table.mount(mount);
-        let executor = mount.owner.as_ref().and_then(|owner| gateway.executors.named(&owner.executor));
-        let Some(executor) = executor else { return Err("its mount has no executor any more".to_owned()) };
+        let executor =
+            mount.owner.as_ref().and_then(|owner| gateway.executors.named(&owner.executor));
+        let Some(executor) = executor else {
+            return Err("its mount has no executor any more".to_owned());
+        };
         let work = move || {
             calls.into_iter().try_for_each(|call| match call {
                 Call::Settle(adapter, path) => adapter.coherence().settle(&path),

@@ -10,7 +10,10 @@ use std::{
 };
 
 use posh_proto::{
-    executor::{Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection, run_output},
+    executor::{
+        Resume, RunInput, RunOutput, RunSpec, Started, WrittenFile, rejected::Kind as Rejection,
+        run_output,
+    },
     packed,
 };
 use posh_reach::{Allowance, Outputs};
@@ -162,13 +165,20 @@ impl Refusal {
     /// Changes the facts, so that the next plan does not meet the same refusal.
     pub fn apply(&self, gateway: &Gateway, facts: &mut PipelineFacts) {
         match self.fault {
-            Fault::Seam => return facts.stages.iter_mut().for_each(|s| s.line_ends = LineEnds::Unknown),
+            Fault::Seam => {
+                return facts.stages.iter_mut().for_each(|s| s.line_ends = LineEnds::Unknown);
+            }
             Fault::NotWhole => {
-                return facts.stages.iter_mut().filter(|s| s.whole_files).for_each(|s| s.operands.clear());
+                return facts
+                    .stages
+                    .iter_mut()
+                    .filter(|s| s.whole_files)
+                    .for_each(|s| s.operands.clear());
             }
             Fault::Executor | Fault::Full | Fault::Lost | Fault::Unclear => {}
         }
-        let reason = format!("{} refused: {}", gateway.executors.get(self.executor).name, self.reason);
+        let reason =
+            format!("{} refused: {}", gateway.executors.get(self.executor).name, self.reason);
         for stage in facts.stages.iter_mut().filter(|s| !matches!(s.need, Need::Here(_))) {
             stage.refusals.insert(self.executor, reason.clone());
         }
@@ -177,7 +187,12 @@ impl Refusal {
 
 /// Sends every stage its directive and waits for the acknowledgements. If one
 /// does not come, nothing runs elsewhere.
-pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan, backstops: &Backstops, tracer: &Tracer) -> Pipeline {
+pub async fn tell(
+    mut pipeline: Pipeline,
+    plan: &mut Plan,
+    backstops: &Backstops,
+    tracer: &Tracer,
+) -> Pipeline {
     for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if let Placement::Here(reason) = placement {
             stage.tell(ForStage::RunHere(reason.clone())).await;
@@ -187,7 +202,8 @@ pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan, backstops: &Backstops
     for (index, placement) in plan.placements.iter().enumerate() {
         if matches!(placement, Placement::Remote(_)) {
             let stage = &pipeline.stages[index];
-            // Which of these are really forwarded is decided by credit and data: none comes for what is opened there.
+            // Which of these are really forwarded is decided by credit and data: none comes for
+            // what is opened there.
             let named = stage.enlisted.named_descriptors().map(|d| (d.fd, d.writes()));
             let (writes, reads): (Vec<_>, Vec<_>) = [(0, false), (1, true), (2, true)]
                 .into_iter()
@@ -201,7 +217,9 @@ pub async fn tell(mut pipeline: Pipeline, plan: &mut Plan, backstops: &Backstops
     if !all_acknowledge(&mut pipeline, plan, backstops).await {
         for placement in &mut plan.placements {
             if matches!(placement, Placement::Remote(_)) {
-                *placement = Placement::Here("a stage of its pipeline ended before it was started".to_owned());
+                *placement = Placement::Here(
+                    "a stage of its pipeline ended before it was started".to_owned(),
+                );
             }
         }
         plan.fused.iter_mut().for_each(|f| *f = false);
@@ -251,7 +269,12 @@ pub async fn start(
         run.spec.trace = tracer.is_on();
         let connection = connections.get(&run.executor).cloned();
         let executor = gateway.executors.get(run.executor);
-        opening.push(tokio::spawn(open_in_time(executor, connection, run.spec.clone(), tracer.clone())));
+        opening.push(tokio::spawn(open_in_time(
+            executor,
+            connection,
+            run.spec.clone(),
+            tracer.clone(),
+        )));
     }
     let mut flights = Vec::new();
     for handle in opening {
@@ -266,8 +289,9 @@ fn start_joins(lowered: &mut Lowered) -> Result<BTreeMap<usize, StartedJoin>, Re
     for (stage, JoinedHere { recipe, programs, inputs }) in std::mem::take(&mut lowered.joins) {
         let executor = lowered.runs[inputs[0].0].executor;
         let started = Joining::start(&recipe, &programs);
-        let (joining, told) =
-            started.map_err(|error| refusal(executor, format!("its parts can't be joined here: {error}")))?;
+        let (joining, told) = started.map_err(|error| {
+            refusal(executor, format!("its parts can't be joined here: {error}"))
+        })?;
         joins.insert(stage, StartedJoin { joining, told, inputs });
     }
     Ok(joins)
@@ -294,7 +318,12 @@ pub(super) async fn open_in_time(
     let order = Resume { run_id: spec.run_id.clone(), ..Resume::default() };
     let kept = spec.grace_ms > 0;
     let allowance = Allowance::of(&spec);
-    let opened = match tokio::time::timeout(START_TIMEOUT, open(executor.id, connection.clone(), spec)).await {
+    let opened = match tokio::time::timeout(
+        START_TIMEOUT,
+        open(executor.id, connection.clone(), spec),
+    )
+    .await
+    {
         Ok(opened) => opened,
         Err(_) => Err(NotOpened::Lost(connection, "it did not start the run in time".to_owned())),
     };
@@ -302,7 +331,9 @@ pub(super) async fn open_in_time(
         Err(NotOpened::Lost(connection, why)) => {
             executor.lost(&connection, &why);
             match kept {
-                true => ask_for(&executor, connection, (&why, sent.elapsed()), (order, allowance)).await,
+                true => {
+                    ask_for(&executor, connection, (&why, sent.elapsed()), (order, allowance)).await
+                }
                 false => Err(Refusal { executor: executor.id, fault: Fault::Lost, reason: why }),
             }
         }
@@ -318,10 +349,15 @@ pub(super) async fn open_in_time(
     }
 }
 
-async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) -> Result<Flight, NotOpened> {
+async fn open(
+    executor: ExecutorId,
+    connection: Arc<Connection>,
+    spec: RunSpec,
+) -> Result<Flight, NotOpened> {
     let (input, requests) = mpsc::channel(QUEUE);
     let allowance = Allowance::of(&spec);
-    let first = packed::pack(spec).map_err(|large| NotOpened::Refused(refusal(executor, large.to_string())))?;
+    let first = packed::pack(spec)
+        .map_err(|large| NotOpened::Refused(refusal(executor, large.to_string())))?;
     let first = RunInput { kind: Some(first) };
     let _ = input.send(first).await;
     let lost = |status: &Status| NotOpened::Lost(connection.clone(), status.message().to_owned());
@@ -337,11 +373,15 @@ async fn open(executor: ExecutorId, connection: Arc<Connection>, spec: RunSpec) 
     let first = output.message().await.map_err(|status| lost(&status))?;
     flight(executor, connection.clone(), (input, output), first).map_err(|refused| match refused {
         Some(refusal) => NotOpened::Refused(refusal),
-        None => NotOpened::Lost(connection, "it answered a run with something else than a start".to_owned()),
+        None => NotOpened::Lost(
+            connection,
+            "it answered a run with something else than a start".to_owned(),
+        ),
     })
 }
 
-/// From the first message of a run; `None` where it says neither that it was started nor that it was not.
+/// From the first message of a run; `None` where it says neither that it was started nor that it
+/// was not.
 fn flight(
     executor: ExecutorId,
     connection: Arc<Connection>,
@@ -366,8 +406,8 @@ fn flight(
     }
 }
 
-/// The connection was lost between the specification and its answer, and the run does more than read: the
-/// executor is asked whether it has begun.
+/// The connection was lost between the specification and its answer, and the run does more than
+/// read: the executor is asked whether it has begun.
 async fn ask_for(
     executor: &Arc<Executor>,
     lost: Arc<Connection>,
@@ -379,7 +419,8 @@ async fn ask_for(
         Ok(Resumed { connection, input, mut output }) => {
             let first = output.message().await.map_err(|status| unclear(status.message()))?;
             let streams = (input, output);
-            flight(executor.id, connection, streams, first).map_err(|refused| refused.unwrap_or_else(|| unclear(why)))
+            flight(executor.id, connection, streams, first)
+                .map_err(|refused| refused.unwrap_or_else(|| unclear(why)))
         }
         Err(Gone::NeverCame) => Err(refusal(executor.id, why)),
         Err(gone) => Err(unclear(gone.sentence())),

@@ -1,5 +1,6 @@
-//! The joined error output of a stage's parts. What a command says before it looks at any input (a wrong pattern,
-//! a warning about its words) every part says, and so does an aggregator that is the same command; it is said once.
+//! The joined error output of a stage's parts. What a command says before it looks at any input (a
+//! wrong pattern, a warning about its words) every part says, and so does an aggregator that is the
+//! same command; it is said once.
 
 use bytes::Bytes;
 
@@ -9,7 +10,8 @@ pub struct SharedStart {
     parts: Vec<(Vec<u8>, bool)>,
 }
 
-/// More than this at its start, and a part does not wait for the others any more: such messages are about data.
+/// More than this at its start, and a part does not wait for the others any more: such messages are
+/// about data.
 const HELD_BYTES: usize = 64 << 10;
 
 impl SharedStart {
@@ -29,21 +31,26 @@ impl SharedStart {
         self.parts[part].1 = true;
     }
 
-    /// Once it is known, the lines at the start that all parts have, and what each part wrote after them.
+    /// Once it is known, the lines at the start that all parts have, and what each part wrote after
+    /// them.
     #[must_use]
     pub fn decide(&self) -> Option<(Bytes, Vec<Bytes>)> {
         let shared = shared_lines(self.parts.iter().map(|(text, _)| text.as_slice()));
         // Further lines may be the same only as long as nobody has another one or is at its end.
         let next = |text: &[u8]| text[shared..].iter().position(|b| *b == b'\n').is_some();
         let all_may_go_on = self.parts.iter().all(|(text, ended)| !ended || text.len() > shared);
-        let lines = self.parts.iter().filter(|(text, ended)| next(text) || (*ended && text.len() > shared));
+        let lines =
+            self.parts.iter().filter(|(text, ended)| next(text) || (*ended && text.len() > shared));
         let differ = lines.count() == self.parts.len();
         let held = self.parts.iter().any(|(text, _)| text.len() > HELD_BYTES);
         if all_may_go_on && !differ && !held {
             return None;
         }
         let start = Bytes::copy_from_slice(&self.parts.first()?.0[..shared]);
-        Some((start, self.parts.iter().map(|(text, _)| Bytes::copy_from_slice(&text[shared..])).collect()))
+        Some((
+            start,
+            self.parts.iter().map(|(text, _)| Bytes::copy_from_slice(&text[shared..])).collect(),
+        ))
     }
 }
 
@@ -79,7 +86,11 @@ mod tests {
         };
         check(&[("bad\n", true), ("bad\n", true)], "bad\n", &["", ""]);
         check(&[("warn\na: no\n", true), ("warn\n", true)], "warn\n", &["a: no\n", ""]);
-        check(&[("warn\na: no\n", false), ("warn\nb: no\n", false)], "warn\n", &["a: no\n", "b: no\n"]);
+        check(
+            &[("warn\na: no\n", false), ("warn\nb: no\n", false)],
+            "warn\n",
+            &["a: no\n", "b: no\n"],
+        );
         check(&[("", true), ("bad\n", false)], "", &["", "bad\n"]);
         check(&[("a", true), ("a", true)], "", &["a", "a"]);
     }

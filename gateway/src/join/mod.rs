@@ -1,5 +1,5 @@
-//! Joining the outputs of a split stage's parts by an aggregator: what it is made of, as
-//! a value ([`Recipe`]), posh's own aggregators ([`own`]), and the joining on this machine ([`Joining`]).
+//! Joining the outputs of a split stage's parts by an aggregator: what it is made of, as a value
+//! ([`Recipe`]), posh's own aggregators ([`own`]), and the joining on this machine ([`Joining`]).
 //! Which stage is joined, how and where, is the plan's matter ([`crate::plan::Join`]).
 
 pub mod errors;
@@ -33,8 +33,8 @@ pub enum Source {
     InOrder,
     /// The first command's last operands are the parts, one each.
     Separate,
-    /// Likewise, but the parts are counts of equal lines: without them the lines are merged, and what comes out is
-    /// counted anew.
+    /// Likewise, but the parts are counts of equal lines: without them the lines are merged, and
+    /// what comes out is counted anew.
     Counted,
     /// posh's own code does all of it.
     Own(Own),
@@ -61,7 +61,12 @@ pub struct Words<'a> {
 impl Recipe {
     /// What `steps` mean for `stage`, whose parts are `parts`.
     #[must_use]
-    pub fn of<'a>(steps: Steps, stage: usize, parts: &[Part], words: &dyn Fn(usize) -> Words<'a>) -> Self {
+    pub fn of<'a>(
+        steps: Steps,
+        stage: usize,
+        parts: &[Part],
+        words: &dyn Fn(usize) -> Words<'a>,
+    ) -> Self {
         let merge = |by: usize| Step { stage: by, argv: merging_words(words(by)) };
         let same = || Step { stage, argv: words(stage).argv.to_vec() };
         let (source, commands) = match steps {
@@ -94,11 +99,14 @@ fn own_of(invocation: &Invocation, parts: &[Part]) -> Own {
     }
 }
 
-/// Whether the parts of a command say the same at their start only if it is not about their input: no operand is in
-/// two parts.
+/// Whether the parts of a command say the same at their start only if it is not about their input:
+/// no operand is in two parts.
 #[must_use]
 pub fn starts_alike(argv: &[OsString], parts: &[Part]) -> bool {
     let mut seen = HashSet::new();
     parts.len() > 1
-        && parts.iter().flat_map(|p| p.operands.iter().flatten()).all(|operand| seen.insert(&argv[*operand]))
+        && parts
+            .iter()
+            .flat_map(|p| p.operands.iter().flatten())
+            .all(|operand| seen.insert(&argv[*operand]))
 }

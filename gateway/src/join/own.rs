@@ -1,11 +1,13 @@
-//! posh's own aggregators: each reads the outputs of parts one after the other, line by line, and writes
-//! what one process would have written. Pure: bytes in, bytes out.
+//! posh's own aggregators: each reads the outputs of parts one after the other, line by line, and
+//! writes what one process would have written. Pure: bytes in, bytes out.
 
 use std::{collections::VecDeque, io::Write as _};
 
-/// The longest line whose end is waited for: the command here would keep all of it as well, but not in this process.
+/// The longest line whose end is waited for: the command here would keep all of it as well, but not
+/// in this process.
 const LINE_BYTES: usize = 64 << 20;
-/// The same where lines are counts and the name of an operand, which has at most 128 KiB (`MAX_ARG_STRLEN`).
+/// The same where lines are counts and the name of an operand, which has at most 128 KiB
+/// (`MAX_ARG_STRLEN`).
 const COUNTS_BYTES: usize = 256 << 10;
 
 /// What came is not what a part of the command writes, or has a line that is too long to be kept.
@@ -35,15 +37,15 @@ impl Own {
         Self::new(Kind::Sum(None))
     }
 
-    /// Each part is an output of `uniq -c`: where a part begins with the line that the one before it ends with, the
-    /// two are one.
+    /// Each part is an output of `uniq -c`: where a part begins with the line that the one before
+    /// it ends with, the two are one.
     #[must_use]
     pub fn uniq_count() -> Self {
         Self::new(Kind::UniqCount(None))
     }
 
-    /// Each part is an output of `wc`, whose options are `letters` (`lwmcL`), with so many operands. Parts
-    /// with operands count bytes, too, which gives the width of the columns.
+    /// Each part is an output of `wc`, whose options are `letters` (`lwmcL`), with so many
+    /// operands. Parts with operands count bytes, too, which gives the width of the columns.
     #[must_use]
     pub fn wc_total(letters: &str, operands: Vec<usize>) -> Self {
         Self::new(Kind::WcTotal(WcTotal::new(letters, operands)))
@@ -58,7 +60,8 @@ impl Own {
     /// # Errors
     /// [`NoPart`]
     pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<u8>, NoPart> {
-        let longest = if matches!(self.kind, Kind::UniqCount(_)) { LINE_BYTES } else { COUNTS_BYTES };
+        let longest =
+            if matches!(self.kind, Kind::UniqCount(_)) { LINE_BYTES } else { COUNTS_BYTES };
         let mut out = Vec::new();
         for line in whole_lines(&mut self.open, bytes, longest)? {
             self.kind.line(&line, &mut out)?;
@@ -114,8 +117,8 @@ fn add(held: &mut Option<(u64, Vec<u8>)>, count: u64, line: &[u8], out: &mut Vec
     }
 }
 
-/// The counts of sorted parts while their lines, without them, are merged by a command: lines of one part come out
-/// in their order, and of equal ones those of the first part come first.
+/// The counts of sorted parts while their lines, without them, are merged by a command: lines of
+/// one part come out in their order, and of equal ones those of the first part come first.
 #[derive(Debug)]
 pub struct Recount {
     /// For each part what went into the merge and has not come out.
@@ -130,7 +133,12 @@ impl Recount {
     /// For so many parts.
     #[must_use]
     pub fn new(parts: usize) -> Self {
-        Self { waiting: vec![VecDeque::new(); parts], open: vec![Vec::new(); parts], merged: Vec::new(), held: None }
+        Self {
+            waiting: vec![VecDeque::new(); parts],
+            open: vec![Vec::new(); parts],
+            merged: Vec::new(),
+            held: None,
+        }
     }
 
     /// Takes a part's bytes; gives its lines, for the merge.
@@ -156,9 +164,15 @@ impl Recount {
     pub fn merged(&mut self, bytes: &[u8]) -> Result<Vec<u8>, NoPart> {
         let mut out = Vec::new();
         for line in whole_lines(&mut self.merged, bytes, LINE_BYTES)? {
-            let is_next = |waiting: &&mut VecDeque<(u64, Vec<u8>)>| waiting.front().is_some_and(|(_, l)| *l == line);
-            let count =
-                self.waiting.iter_mut().find(is_next).and_then(VecDeque::pop_front).map_or(0, |(count, _)| count);
+            let is_next = |waiting: &&mut VecDeque<(u64, Vec<u8>)>| {
+                waiting.front().is_some_and(|(_, l)| *l == line)
+            };
+            let count = self
+                .waiting
+                .iter_mut()
+                .find(is_next)
+                .and_then(VecDeque::pop_front)
+                .map_or(0, |(count, _)| count);
             add(&mut self.held, count, &line, &mut out);
         }
         Ok(out)
@@ -175,7 +189,11 @@ impl Recount {
 }
 
 /// The lines that `bytes` complete, without their newlines; the rest stays in `open`.
-fn whole_lines(open: &mut Vec<u8>, mut bytes: &[u8], longest: usize) -> Result<Vec<Vec<u8>>, NoPart> {
+fn whole_lines(
+    open: &mut Vec<u8>,
+    mut bytes: &[u8],
+    longest: usize,
+) -> Result<Vec<Vec<u8>>, NoPart> {
     let mut lines = Vec::new();
     while let Some(end) = bytes.iter().position(|b| *b == b'\n') {
         open.extend_from_slice(&bytes[..end]);
@@ -227,10 +245,13 @@ struct WcTotal {
 
 impl WcTotal {
     fn new(letters: &str, mut operands: Vec<usize>) -> Self {
-        let asked: Vec<usize> = (0..COLUMNS.len()).filter(|i| letters.contains(COLUMNS[*i])).collect();
+        let asked: Vec<usize> =
+            (0..COLUMNS.len()).filter(|i| letters.contains(COLUMNS[*i])).collect();
         let shown = if asked.is_empty() { vec![0, 1, 3] } else { asked };
         let named = operands.iter().any(|n| *n > 0);
-        let present = (0..COLUMNS.len()).filter(|i| shown.contains(i) || (named && COLUMNS[*i] == 'c')).collect();
+        let present = (0..COLUMNS.len())
+            .filter(|i| shown.contains(i) || (named && COLUMNS[*i] == 'c'))
+            .collect();
         operands.reverse();
         Self { present, shown, operands, left: 0, files: Vec::new() }
     }
@@ -296,14 +317,18 @@ mod tests {
     fn joined(mut own: Own, parts: &[&str]) -> String {
         // In odd pieces, since pipes give what they like.
         let text = parts.concat();
-        let mut out: Vec<u8> = text.as_bytes().chunks(3).flat_map(|piece| own.push(piece).unwrap()).collect();
+        let mut out: Vec<u8> =
+            text.as_bytes().chunks(3).flat_map(|piece| own.push(piece).unwrap()).collect();
         out.extend(own.finish());
         String::from_utf8(out).unwrap()
     }
 
     #[test]
     fn numbers_are_added() {
-        assert_eq!(joined(Own::sum(), &["3\n", "0\n", "18446744073709551000\n"]), "18446744073709551003\n");
+        assert_eq!(
+            joined(Own::sum(), &["3\n", "0\n", "18446744073709551000\n"]),
+            "18446744073709551003\n"
+        );
         assert_eq!(joined(Own::sum(), &[]), "");
     }
 
@@ -319,14 +344,21 @@ mod tests {
         assert_eq!(recount.part(0, b"      2 a\n      1 c\n").unwrap(), b"a\nc\n");
         assert_eq!(recount.part(1, b"      3 a\n      4").unwrap(), b"a\n");
         assert_eq!(recount.part(1, b" b\n").unwrap(), b"b\n");
-        let out = [recount.merged(b"a\na\nb").unwrap(), recount.merged(b"\nc\n").unwrap(), recount.finish()].concat();
+        let out = [
+            recount.merged(b"a\na\nb").unwrap(),
+            recount.merged(b"\nc\n").unwrap(),
+            recount.finish(),
+        ]
+        .concat();
         assert_eq!(String::from_utf8(out).unwrap(), "      5 a\n      4 b\n      1 c\n");
     }
 
     #[test]
     fn lines_without_an_end_and_lines_beyond_the_operands_are_not_kept() {
         let piece = vec![b'1'; COUNTS_BYTES];
-        for (mut own, longest) in [(Own::sum(), 1), (Own::wc_total("l", vec![0]), 1), (Own::uniq_count(), 256)] {
+        for (mut own, longest) in
+            [(Own::sum(), 1), (Own::wc_total("l", vec![0]), 1), (Own::uniq_count(), 256)]
+        {
             assert!((0..longest).all(|_| own.push(&piece) == Ok(Vec::new())));
             assert_eq!(own.push(&piece), Err(NoPart));
         }
@@ -338,8 +370,14 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_all_files_need() {
         let parts = [" 1  9 a\n", "  2  90 b\n  3 901  c\n  5 991 total\n"];
-        assert_eq!(joined(Own::wc_total("l", vec![1, 2]), &parts), "   1 a\n   2 b\n   3  c\n   6 total\n");
-        assert_eq!(joined(Own::wc_total("", vec![0, 0]), &["1 2 3\n", "4 5 6\n"]), "      5       7       9\n");
+        assert_eq!(
+            joined(Own::wc_total("l", vec![1, 2]), &parts),
+            "   1 a\n   2 b\n   3  c\n   6 total\n"
+        );
+        assert_eq!(
+            joined(Own::wc_total("", vec![0, 0]), &["1 2 3\n", "4 5 6\n"]),
+            "      5       7       9\n"
+        );
         assert_eq!(joined(Own::wc_total("L", vec![0, 0]), &["12\n", "4\n"]), "12\n");
     }
 }

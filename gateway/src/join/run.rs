@@ -1,6 +1,6 @@
-//! A join at work on this machine: the commands of a recipe as processes, fed with what the parts wrote
-//! elsewhere. What goes in is bounded by the credit that its sender gets for what was taken ([`Event::Fed`]),
-//! what comes out by [`Joining::allow`].
+//! A join at work on this machine: the commands of a recipe as processes, fed with what the parts
+//! wrote elsewhere. What goes in is bounded by the credit that its sender gets for what was taken
+//! ([`Event::Fed`]), what comes out by [`Joining::allow`].
 
 use std::{
     collections::VecDeque,
@@ -41,8 +41,8 @@ use crate::stage_link::Status;
 const QUEUE: usize = 16;
 /// What is read from a command at once: a pipe holds no more.
 const READ_BYTES: usize = 64 << 10;
-/// Output that the reader may have before it says that it took any: it is on this machine, so this is
-/// not a link's worth but a few pipes'.
+/// Output that the reader may have before it says that it took any: it is on this machine, so this
+/// is not a link's worth but a few pipes'.
 const WINDOW_BYTES: u64 = 1 << 20;
 
 /// The status of what posh can't do.
@@ -135,17 +135,26 @@ impl Joining {
     ///
     /// # Errors
     /// When a pipe or a process can't be made; then nothing runs.
-    pub fn start(recipe: &Recipe, programs: &[Program]) -> io::Result<(Self, mpsc::Receiver<Event>)> {
+    pub fn start(
+        recipe: &Recipe,
+        programs: &[Program],
+    ) -> io::Result<(Self, mpsc::Receiver<Event>)> {
         let incoming: Vec<Arc<Incoming>> = (0..recipe.parts).map(|_| Arc::default()).collect();
         let (events, told) = mpsc::channel(QUEUE);
         let window = watch::Sender::new(Window { allowed_bytes: WINDOW_BYTES, is_closed: false });
-        let mut joining =
-            Self { parts: incoming.clone(), window: Arc::new(window), pids: Vec::new(), tasks: JoinSet::new() };
+        let mut joining = Self {
+            parts: incoming.clone(),
+            window: Arc::new(window),
+            pids: Vec::new(),
+            tasks: JoinSet::new(),
+        };
         let output = Outlet { window: Arc::clone(&joining.window), events };
         match &recipe.source {
             Source::Own(own) => drop(joining.tasks.spawn(run_own(own.clone(), incoming, output))),
             Source::InOrder => joining.start_in_order(recipe, programs, incoming, output)?,
-            Source::Separate | Source::Counted => joining.start_separate(recipe, programs, incoming, output)?,
+            Source::Separate | Source::Counted => {
+                joining.start_separate(recipe, programs, incoming, output)?
+            }
         }
         Ok((joining, told))
     }
@@ -174,7 +183,8 @@ impl Joining {
         incoming: Vec<Arc<Incoming>>,
         output: Outlet,
     ) -> io::Result<()> {
-        let counts = (recipe.source == Source::Counted).then(|| Arc::new(Mutex::new(Recount::new(recipe.parts))));
+        let counts = (recipe.source == Source::Counted)
+            .then(|| Arc::new(Mutex::new(Recount::new(recipe.parts))));
         let mut reads = Vec::new();
         let mut writers = Vec::new();
         for _ in 0..recipe.parts {
@@ -182,7 +192,8 @@ impl Joining {
             reads.push(read);
             writers.push(pipe::Sender::from_owned_fd(write)?);
         }
-        // They are named as ours: a descriptor to be inherited could be by other children that start at this moment.
+        // They are named as ours: a descriptor to be inherited could be by other children that
+        // start at this moment.
         let own = std::process::id();
         let names = reads.iter().map(|read| format!("/proc/{own}/fd/{}", read.as_raw_fd()).into());
         let children = spawn(recipe, programs, Stdio::null(), names.collect())?;
@@ -195,7 +206,8 @@ impl Joining {
     }
 
     fn note(&mut self, children: &[Child]) {
-        self.pids = children.iter().filter_map(|c| Some(Pid::from_raw(c.id()?.cast_signed()))).collect();
+        self.pids =
+            children.iter().filter_map(|c| Some(Pid::from_raw(c.id()?.cast_signed()))).collect();
     }
 
     /// Bytes of a part.
@@ -210,7 +222,9 @@ impl Joining {
 
     /// So many bytes of output were taken.
     pub fn allow(&self, bytes: u64) {
-        self.window.send_modify(|window| window.allowed_bytes = window.allowed_bytes.saturating_add(bytes));
+        self.window.send_modify(|window| {
+            window.allowed_bytes = window.allowed_bytes.saturating_add(bytes)
+        });
     }
 
     /// Nobody reads the output any more: who writes gets SIGPIPE.
@@ -228,7 +242,12 @@ impl Joining {
 }
 
 /// Starts the commands, each reading what the one before it writes.
-fn spawn(recipe: &Recipe, programs: &[Program], input: Stdio, operands: Vec<OsString>) -> io::Result<Vec<Child>> {
+fn spawn(
+    recipe: &Recipe,
+    programs: &[Program],
+    input: Stdio,
+    operands: Vec<OsString>,
+) -> io::Result<Vec<Child>> {
     let mut children: Vec<Child> = Vec::new();
     let (mut input, mut operands) = (Some(input), Some(operands));
     for (step, program) in recipe.commands.iter().zip(programs) {
@@ -237,10 +256,16 @@ fn spawn(recipe: &Recipe, programs: &[Program], input: Stdio, operands: Vec<OsSt
         command.arg0(&step.argv[0]).args(&step.argv[1..]).args(operands.take().unwrap_or_default());
         // The user's own directory may be on a mount, and is not needed.
         command.current_dir("/").process_group(0).kill_on_drop(true);
-        command.stdin(input.take().unwrap_or_else(Stdio::null)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(input.take().unwrap_or_else(Stdio::null))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn()?;
         if children.len() + 1 < recipe.commands.len() {
-            let output = child.stdout.take().ok_or_else(|| io::Error::other("a command without an output"))?;
+            let output = child
+                .stdout
+                .take()
+                .ok_or_else(|| io::Error::other("a command without an output"))?;
             input = Some(Stdio::from(output.into_owned_fd()?));
         }
         children.push(child);
@@ -263,7 +288,8 @@ async fn feed(
             let data = match &counts {
                 None => data,
                 Some(counts) => {
-                    let lines = counts.lock().unwrap_or_else(PoisonError::into_inner).part(part, &data);
+                    let lines =
+                        counts.lock().unwrap_or_else(PoisonError::into_inner).part(part, &data);
                     match lines {
                         Ok(lines) => Bytes::from(lines),
                         Err(no_part) => return tell_broken(no_part, &events).await,
@@ -309,7 +335,11 @@ async fn tell_errors(mut stderr: ChildStderr, events: mpsc::Sender<Event>) {
 }
 
 /// Until the output's end, or until nobody wants it: then the pipe is closed.
-async fn tell_output(mut stdout: ChildStdout, counts: Option<&Mutex<Recount>>, outlet: &mut Outlet) {
+async fn tell_output(
+    mut stdout: ChildStdout,
+    counts: Option<&Mutex<Recount>>,
+    outlet: &mut Outlet,
+) {
     loop {
         let data = tokio::select! {
             () = outlet.closed() => return,
@@ -355,7 +385,8 @@ async fn run_own(mut own: Own, parts: Vec<Arc<Incoming>>, outlet: Outlet) {
             };
             let fed = outlet.events.send(Event::Fed(part, data.len() as u64)).await.is_ok();
             if !fed || !outlet.send(out.into()).await {
-                let _ = outlet.events.send(Event::Over(Status::Signal(Signal::SIGPIPE as u32))).await;
+                let _ =
+                    outlet.events.send(Event::Over(Status::Signal(Signal::SIGPIPE as u32))).await;
                 return;
             }
         }
@@ -382,9 +413,13 @@ impl Outlet {
     async fn send(&self, mut data: Bytes) -> bool {
         let mut window = self.window.subscribe();
         while !data.is_empty() {
-            let ready = window.wait_for(|window| window.is_closed || window.allowed_bytes > 0).await;
-            let Some(allowed) = ready.ok().filter(|w| !w.is_closed).map(|w| w.allowed_bytes) else { return false };
-            let piece = data.split_to(usize::try_from(allowed).unwrap_or(usize::MAX).min(data.len()));
+            let ready =
+                window.wait_for(|window| window.is_closed || window.allowed_bytes > 0).await;
+            let Some(allowed) = ready.ok().filter(|w| !w.is_closed).map(|w| w.allowed_bytes) else {
+                return false;
+            };
+            let piece =
+                data.split_to(usize::try_from(allowed).unwrap_or(usize::MAX).min(data.len()));
             self.window.send_modify(|window| window.allowed_bytes -= piece.len() as u64);
             if self.events.send(Event::Output(piece)).await.is_err() {
                 return false;

@@ -22,7 +22,8 @@ fn of_parts(parts: &[Status], rule: StatusRule) -> Status {
     if let Some(signal) = signals().find(|s| *s != BROKEN_PIPE).or_else(|| signals().next()) {
         return signal;
     }
-    let codes = parts.iter().filter_map(|s| if let Status::Code(code) = s { Some(*code) } else { None });
+    let codes =
+        parts.iter().filter_map(|s| if let Status::Code(code) = s { Some(*code) } else { None });
     let largest = codes.clone().max().unwrap_or(0);
     Status::Code(match rule {
         StatusRule::Maximum => largest,
@@ -31,8 +32,8 @@ fn of_parts(parts: &[Status], rule: StatusRule) -> Status {
     })
 }
 
-/// How a chain of commands ended that stands for one: as the last one did; if that is well, as the first one that
-/// did otherwise. An earlier one that met a closed pipe did as in a shell.
+/// How a chain of commands ended that stands for one: as the last one did; if that is well, as the
+/// first one that did otherwise. An earlier one that met a closed pipe did as in a shell.
 #[must_use]
 pub fn of_chain(commands: &[Status]) -> Status {
     let Some((last, earlier)) = commands.split_last() else { return Status::Code(0) };
@@ -49,8 +50,11 @@ mod tests {
 
     #[test]
     fn statuses_of_parts_combine_as_the_whole_would_have_ended() {
-        let (well, one, two, killed) = (Status::Code(0), Status::Code(1), Status::Code(2), Status::Signal(9));
-        let check = |parts: &[Status], rule, expect| assert_eq!(of_stage(parts, None, rule), expect, "{parts:?}");
+        let (well, one, two, killed) =
+            (Status::Code(0), Status::Code(1), Status::Code(2), Status::Signal(9));
+        let check = |parts: &[Status], rule, expect| {
+            assert_eq!(of_stage(parts, None, rule), expect, "{parts:?}")
+        };
         check(&[well, one], StatusRule::Maximum, one);
         check(&[well, one], StatusRule::Grep, well);
         check(&[one, one], StatusRule::Grep, one);
@@ -58,7 +62,10 @@ mod tests {
         check(&[well, BROKEN_PIPE, killed], StatusRule::Grep, killed);
         assert_eq!(of_stage(&[well, well], Some(two), StatusRule::Maximum), two);
         assert_eq!(of_stage(&[BROKEN_PIPE, well], Some(two), StatusRule::Maximum), two);
-        assert_eq!(of_stage(&[killed, well], Some(Status::Signal(13)), StatusRule::Maximum), killed);
+        assert_eq!(
+            of_stage(&[killed, well], Some(Status::Signal(13)), StatusRule::Maximum),
+            killed
+        );
     }
 
     #[test]

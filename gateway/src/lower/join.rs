@@ -1,8 +1,10 @@
-//! The lowering of joins by an aggregator: on the machine of the parts its commands are further commands of the
-//! run, which read the parts' pipes; on this one the parts' streams lead to it.
+//! The lowering of joins by an aggregator: on the machine of the parts its commands are further
+//! commands of the run, which read the parts' pipes; on this one the parts' streams lead to it.
 
 use bytes::Bytes;
-use posh_proto::executor::{Descriptor as WireDescriptor, Merge, Outlet, Stage, descriptor::Source};
+use posh_proto::executor::{
+    Descriptor as WireDescriptor, Merge, Outlet, Stage, descriptor::Source,
+};
 
 use super::{Builder, CommandPlace, JOINED, JoinedHere, OUTPUT_CREDIT_BYTES, bare, bytes};
 use crate::{
@@ -37,21 +39,26 @@ impl Builder<'_> {
         self.reads.insert((edge, 0), pipe);
     }
 
-    /// Where a part writes that is joined by an aggregator. Its errors go their own way, also where the stage's
-    /// own descriptors are one terminal.
+    /// Where a part writes that is joined by an aggregator. Its errors go their own way, also where
+    /// the stage's own descriptors are one terminal.
     pub(super) fn output_of_part(&mut self, place: &CommandPlace, local: &Descriptor) -> Source {
         if local.fd != 1 && local.kind == Kind::Null {
             return Source::NullFlags(local.flags & super::ACCESS_AND_STATUS);
         }
         let run = &mut self.lowered.runs[place.run];
         let pipe = run.pipe();
-        let joined_there = matches!(self.plan.joins[place.stage], Join::By { at: Site::Executor(_), .. });
+        let joined_there =
+            matches!(self.plan.joins[place.stage], Join::By { at: Site::Executor(_), .. });
         if local.fd == 1 && joined_there {
             self.part_pipes.entry(place.stage).or_default().push(pipe);
             return Source::PipeWrite(pipe);
         }
         let stream = run.number();
-        run.spec.outlets.push(Outlet { stream, sources: vec![pipe], initial_credit_bytes: OUTPUT_CREDIT_BYTES });
+        run.spec.outlets.push(Outlet {
+            stream,
+            sources: vec![pipe],
+            initial_credit_bytes: OUTPUT_CREDIT_BYTES,
+        });
         let stream = (place.run, stream);
         if local.fd == 1 {
             self.part_streams.entry(place.stage).or_default().push(stream);
@@ -88,7 +95,12 @@ impl Builder<'_> {
     }
 
     fn join_there(&mut self, stage: usize, recipe: &Recipe, executor: ExecutorId) {
-        let run = self.lowered.runs.iter().position(|r| r.executor == executor).expect("made for every part");
+        let run = self
+            .lowered
+            .runs
+            .iter()
+            .position(|r| r.executor == executor)
+            .expect("made for every part");
         let (mut input, parts) = self.inputs_of_join(stage, recipe, run);
         let mut parts = Some(parts);
         for (index, step) in recipe.commands.iter().enumerate() {
@@ -118,7 +130,12 @@ impl Builder<'_> {
     }
 
     /// The first command's standard input, and the descriptors that are the parts.
-    fn inputs_of_join(&mut self, stage: usize, recipe: &Recipe, run: usize) -> (Source, Vec<WireDescriptor>) {
+    fn inputs_of_join(
+        &mut self,
+        stage: usize,
+        recipe: &Recipe,
+        run: usize,
+    ) -> (Source, Vec<WireDescriptor>) {
         let pipes = self.part_pipes.remove(&stage).unwrap_or_default();
         if recipe.source == Parts::InOrder {
             let run = &mut self.lowered.runs[run];
@@ -127,13 +144,15 @@ impl Builder<'_> {
             return (Source::PipeRead(pipe), Vec::new());
         }
         let parts = (FIRST_PART_FD..).zip(pipes);
-        let parts = parts.map(|(fd, pipe)| WireDescriptor { fd, source: Some(Source::PipeRead(pipe)) });
+        let parts =
+            parts.map(|(fd, pipe)| WireDescriptor { fd, source: Some(Source::PipeRead(pipe)) });
         (Source::NullFlags(nix::libc::O_RDONLY.cast_unsigned()), parts.collect())
     }
 
     fn own_descriptor(&mut self, place: &CommandPlace, fd: u32) -> Option<WireDescriptor> {
         let enlisted = &self.commands[place.stage];
-        let invocation = &self.readings[place.stage].as_ref().expect("only read commands are placed").invocation;
+        let invocation =
+            &self.readings[place.stage].as_ref().expect("only read commands are placed").invocation;
         self.descriptor(place, enlisted, invocation, fd)
     }
 }

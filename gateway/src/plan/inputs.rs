@@ -8,7 +8,10 @@
 use super::{Edge, Flow, Part, PipelineFacts, Placement, Site};
 
 /// A stage that would be given more, and why it runs here.
-pub(super) fn first_with_foreign_input(pipeline: &PipelineFacts, placements: &[Placement]) -> Option<(usize, String)> {
+pub(super) fn first_with_foreign_input(
+    pipeline: &PipelineFacts,
+    placements: &[Placement],
+) -> Option<(usize, String)> {
     placements.iter().enumerate().find_map(|(stage, placement)| {
         let Placement::Remote(parts) = placement else { return None };
         let why = parts.iter().find_map(|part| pipeline.own_input_only.get(&part.executor))?;
@@ -16,14 +19,20 @@ pub(super) fn first_with_foreign_input(pipeline: &PipelineFacts, placements: &[P
     })
 }
 
-fn has_own_input(pipeline: &PipelineFacts, placements: &[Placement], (stage, parts): (usize, &[Part])) -> bool {
+fn has_own_input(
+    pipeline: &PipelineFacts,
+    placements: &[Placement],
+    (stage, parts): (usize, &[Part]),
+) -> bool {
     let is_at = |executor| parts.iter().all(|part| part.executor == executor);
     let comes_from_there = |edge: &Edge| match &placements[edge.from.0] {
         Placement::Here(_) => false,
         // Part by part, or all of one machine into its only part.
         Placement::Remote(from) => {
-            let is_same = from.len() == parts.len() && from.iter().zip(parts).all(|(a, b)| a.executor == b.executor);
-            is_same || (parts.len() == 1 && from.iter().all(|part| part.executor == parts[0].executor))
+            let is_same = from.len() == parts.len()
+                && from.iter().zip(parts).all(|(a, b)| a.executor == b.executor);
+            is_same
+                || (parts.len() == 1 && from.iter().all(|part| part.executor == parts[0].executor))
         }
     };
     let file_is_there = match pipeline.stages[stage].input {

@@ -28,7 +28,8 @@ pub enum Steps {
     Merge(usize),
     /// Merges them so, and the stage's own command reads what comes out.
     MergeThenSame(usize),
-    /// Merges the lines that the parts counted by the command of that stage, and adds up the counts of equal ones.
+    /// Merges the lines that the parts counted by the command of that stage, and adds up the counts
+    /// of equal ones.
     MergeCounted(usize),
     /// The stage's own command reads the parts in order.
     Same,
@@ -70,9 +71,13 @@ impl Pending {
         let facts = &pipeline.stages[stage];
         match (self, facts.behind_merge) {
             (Self::InOrder, _) if facts.across_input => Some(Self::head(pipeline, stage)),
-            (Self::Merge(by), Some(BehindMerge::Same)) => Some(Self::Steps(Steps::MergeThenSame(by))),
+            (Self::Merge(by), Some(BehindMerge::Same)) => {
+                Some(Self::Steps(Steps::MergeThenSame(by)))
+            }
             // A merge that drops lines would drop their counts.
-            (Self::Merge(by), Some(BehindMerge::Counted)) if pipeline.stages[by].joining == Joining::Merge => {
+            (Self::Merge(by), Some(BehindMerge::Counted))
+                if pipeline.stages[by].joining == Joining::Merge =>
+            {
                 Some(Self::Steps(Steps::MergeCounted(by)))
             }
             _ => None,
@@ -105,7 +110,8 @@ pub(super) fn of(
     sites: &[Result<Spot, String>],
     stage: usize,
 ) -> Join {
-    let (Placement::Remote(parts), Ok(Spot::Parts(head))) = (&placements[stage], &sites[stage]) else {
+    let (Placement::Remote(parts), Ok(Spot::Parts(head))) = (&placements[stage], &sites[stage])
+    else {
         return Join::InOrder;
     };
     let goes_on = |to: usize| to != *head && sites[to] == Ok(Spot::Parts(*head));
@@ -131,7 +137,9 @@ fn pending(pipeline: &PipelineFacts, head: usize, stage: usize) -> Pending {
         chain.push(edge.from.0);
     }
     let behind = chain.iter().rev().skip(1);
-    behind.fold(Pending::head(pipeline, head), |pending, &stage| pending.after(pipeline, stage).unwrap_or(pending))
+    behind.fold(Pending::head(pipeline, head), |pending, &stage| {
+        pending.after(pipeline, stage).unwrap_or(pending)
+    })
 }
 
 impl fmt::Display for Join {

@@ -52,7 +52,8 @@ pub enum Need {
     Anywhere,
     /// Its files are on one machine.
     At(ExecutorId),
-    /// Its files are on several machines, but it can be split: the owner of each splittable operand.
+    /// Its files are on several machines, but it can be split: the owner of each splittable
+    /// operand.
     Split,
 }
 
@@ -210,7 +211,8 @@ pub fn greedy(pipeline: &PipelineFacts, options: Options) -> Plan {
         placements = place_all(&sites);
     }
     mark_seams(pipeline, &mut placements);
-    let joins: Vec<Join> = (0..placements.len()).map(|stage| join::of(pipeline, &placements, &sites, stage)).collect();
+    let joins: Vec<Join> =
+        (0..placements.len()).map(|stage| join::of(pipeline, &placements, &sites, stage)).collect();
     let fused = pipeline.edges.iter().map(|e| is_fused(&placements, &joins, e)).collect();
     Plan { placements, fused, joins }
 }
@@ -260,7 +262,12 @@ fn parts_of(stage: &StageFacts, factor: usize) -> Vec<Part> {
         .collect()
 }
 
-fn place(pipeline: &PipelineFacts, heads: &Heads, sites: &[Result<Spot, String>], stage: usize) -> Placement {
+fn place(
+    pipeline: &PipelineFacts,
+    heads: &Heads,
+    sites: &[Result<Spot, String>],
+    stage: usize,
+) -> Placement {
     let facts = &pipeline.stages[stage];
     match &sites[stage] {
         Err(reason) => Placement::Here(reason.clone()),
@@ -270,7 +277,9 @@ fn place(pipeline: &PipelineFacts, heads: &Heads, sites: &[Result<Spot, String>]
             None => Placement::Remote(vec![Part::on(*executor)]),
         },
         Ok(Spot::Parts(head)) if *head == stage => Placement::Remote(heads[head].clone()),
-        Ok(Spot::Parts(head)) => Placement::Remote(heads[head].iter().map(|p| Part::on(p.executor)).collect()),
+        Ok(Spot::Parts(head)) => {
+            Placement::Remote(heads[head].iter().map(|p| Part::on(p.executor)).collect())
+        }
     }
 }
 
@@ -280,16 +289,24 @@ fn mark_seams(pipeline: &PipelineFacts, placements: &mut [Placement]) {
     for edge in &pipeline.edges {
         let follows = matches!(&placements[edge.to.0], Placement::Remote(parts) if parts.len() > 1);
         let as_input = pipeline.stages[edge.from.0].line_ends == LineEnds::AsInput;
-        if let (true, true, Placement::Remote(parts)) = (follows, as_input, &mut placements[edge.from.0]) {
+        if let (true, true, Placement::Remote(parts)) =
+            (follows, as_input, &mut placements[edge.from.0])
+        {
             let last = parts.len() - 1;
-            parts[..last].iter_mut().filter(|p| p.operands.is_some()).for_each(|p| p.needs_newline = true);
+            parts[..last]
+                .iter_mut()
+                .filter(|p| p.operands.is_some())
+                .for_each(|p| p.needs_newline = true);
         }
     }
 }
 
-/// Whether the stages are joined on the server: part by part, or all parts into one on their machine.
+/// Whether the stages are joined on the server: part by part, or all parts into one on their
+/// machine.
 fn is_fused(placements: &[Placement], joins: &[Join], edge: &Edge) -> bool {
-    let (Placement::Remote(from), Placement::Remote(to)) = (&placements[edge.from.0], &placements[edge.to.0]) else {
+    let (Placement::Remote(from), Placement::Remote(to)) =
+        (&placements[edge.from.0], &placements[edge.to.0])
+    else {
         return false;
     };
     let one = |parts: &[Part]| parts.iter().map(|p| p.executor).collect::<BTreeSet<_>>().len() == 1;

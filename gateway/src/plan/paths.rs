@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ExecutorId, Flow, Heads, LineEnds, Need, PipelineFacts, Site, Spot, StageFacts, join::Pending};
+use super::{
+    ExecutorId, Flow, Heads, LineEnds, Need, PipelineFacts, Site, Spot, StageFacts, join::Pending,
+};
 
 /// Where the paths put each stage, or why it must be here.
 pub(super) fn assign(pipeline: &PipelineFacts, heads: &Heads) -> Vec<Result<Spot, String>> {
@@ -38,12 +40,9 @@ fn pin(pipeline: &PipelineFacts, heads: &Heads, stage: usize) -> Option<Result<S
             Some(reason) => Err(reason.clone()),
             None => Ok(Spot::Site(Site::Executor(*executor))),
         }),
-        Need::Split => Some(Err(facts
-            .refusals
-            .values()
-            .next()
-            .cloned()
-            .unwrap_or_else(|| "its files are on several machines, in too many pieces to be split".to_owned()))),
+        Need::Split => Some(Err(facts.refusals.values().next().cloned().unwrap_or_else(|| {
+            "its files are on several machines, in too many pieces to be split".to_owned()
+        }))),
     }
 }
 
@@ -81,7 +80,13 @@ fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot
     for (position, &stage) in path.iter().enumerate() {
         let column = columns[position].spots.iter().map(|&spot| match position {
             0 => (entry_cost(source, spot, heads), 0),
-            _ => best_before(&costs[position - 1], &columns[position - 1], (stage, spot), flowing, heads),
+            _ => best_before(
+                &costs[position - 1],
+                &columns[position - 1],
+                (stage, spot),
+                flowing,
+                heads,
+            ),
         });
         costs.push(column.collect());
         flowing *= pipeline.stages[stage].weight;
@@ -116,12 +121,14 @@ fn best_before(
 ) -> (f64, usize) {
     let spots = &column.spots;
     // What is not in parts can't go on in parts; a split begins in its head only.
-    let impossible = |from: Spot| matches!(spot, Spot::Parts(head) if head != stage && from != spot);
+    let impossible =
+        |from: Spot| matches!(spot, Spot::Parts(head) if head != stage && from != spot);
     let cost_from = |from: Spot| match impossible(from) {
         true => f64::INFINITY,
         false => crossing(from, spot, column.joined_here, heads) * flowing,
     };
-    let costs: Vec<f64> = before.iter().zip(spots).map(|((cost, _), &from)| cost + cost_from(from)).collect();
+    let costs: Vec<f64> =
+        before.iter().zip(spots).map(|((cost, _), &from)| cost + cost_from(from)).collect();
     let index = cheapest_index(costs.iter().copied(), |index| spots[index] != spot);
     (costs[index], index)
 }
@@ -169,8 +176,11 @@ fn columns(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Colum
             None => split
                 .filter(|(head, _)| after_split && runs_at_all(facts, &heads[head]))
                 .and_then(|(head, pending)| Some((head, pending.after(pipeline, stage)?)))
-                // On one machine the merge happens there, and then counting once is less to send than counts of parts.
-                .filter(|(head, pending)| !pending.is_counted() || single_site(Spot::Parts(*head), heads).is_none()),
+                // On one machine the merge happens there, and then counting once is less to send
+                // than counts of parts.
+                .filter(|(head, pending)| {
+                    !pending.is_counted() || single_site(Spot::Parts(*head), heads).is_none()
+                }),
         };
         columns.push(Column {
             spots: match pin(pipeline, heads, stage) {
@@ -240,8 +250,10 @@ fn exit_cost(sink: Flow, spot: Spot, flowing: f64, column: &Column, heads: &Head
 /// The sentence for a stage that the paths left here.
 pub(super) fn reason_for_here(pipeline: &PipelineFacts, stage: usize) -> String {
     let facts = &pipeline.stages[stage];
-    let feeds: Vec<usize> = pipeline.edges.iter().filter(|e| e.to.0 == stage).map(|e| e.from.0).collect();
-    let anything_remote = pipeline.stages.iter().any(|s| !matches!(s.need, Need::Here(_) | Need::Anywhere));
+    let feeds: Vec<usize> =
+        pipeline.edges.iter().filter(|e| e.to.0 == stage).map(|e| e.from.0).collect();
+    let anything_remote =
+        pipeline.stages.iter().any(|s| !matches!(s.need, Need::Here(_) | Need::Anywhere));
     if let Some(reason) = facts.refusals.values().next().filter(|_| anything_remote) {
         return reason.clone();
     }

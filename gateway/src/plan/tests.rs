@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    BehindMerge, ExecutorId, Flow, Join, Joining, LineEnds, Need, Options, PipelineFacts, Placement, Site, StageFacts,
-    Steps, greedy,
+    BehindMerge, ExecutorId, Flow, Join, Joining, LineEnds, Need, Options, PipelineFacts,
+    Placement, Site, StageFacts, Steps, greedy,
 };
 use crate::assembly::Edge;
 
@@ -30,7 +30,8 @@ fn stage(need: Need, weight: f64) -> StageFacts {
 /// `cat` of operands (argv 1, 2, ...) with these owners.
 fn cat(owners: &[ExecutorId]) -> StageFacts {
     let operands: Vec<_> = owners.iter().enumerate().map(|(i, e)| (i + 1, *e)).collect();
-    let need = if owners.iter().all(|e| *e == owners[0]) { Need::At(owners[0]) } else { Need::Split };
+    let need =
+        if owners.iter().all(|e| *e == owners[0]) { Need::At(owners[0]) } else { Need::Split };
     StageFacts { operands, line_ends: LineEnds::AsInput, ..stage(need, 1.0) }
 }
 
@@ -75,8 +76,8 @@ fn chain(mut stages: Vec<StageFacts>, sink: Site) -> PipelineFacts {
     PipelineFacts { stages, edges, own_input_only: BTreeMap::new() }
 }
 
-/// One word a stage: `h` here, `a`/`b` on that executor, `a+b` in parts, `!` with a seam to check, `?` with
-/// files to look at; `>h` and `>a`: joined by an aggregator, and where.
+/// One word a stage: `h` here, `a`/`b` on that executor, `a+b` in parts, `!` with a seam to check,
+/// `?` with files to look at; `>h` and `>a`: joined by an aggregator, and where.
 fn check(facts: &PipelineFacts, options: Options, expect: &str) {
     let plan = greedy(facts, options);
     let letter = |e: &ExecutorId| char::from(b'a' + u8::try_from(e.0).unwrap()).to_string();
@@ -86,7 +87,9 @@ fn check(facts: &PipelineFacts, options: Options, expect: &str) {
         Placement::Remote(parts) => {
             let parts = parts
                 .iter()
-                .map(|p| letter(&p.executor) + mark(p.needs_newline, "!") + mark(p.whole_files, "?"))
+                .map(|p| {
+                    letter(&p.executor) + mark(p.needs_newline, "!") + mark(p.whole_files, "?")
+                })
                 .collect::<Vec<_>>();
             let at = match join {
                 Join::By { at: Site::Here, .. } => ">h".to_owned(),
@@ -188,7 +191,11 @@ fn the_splitting_factor_cuts_one_machines_share() {
 fn paths_that_disagree_put_the_stage_here() {
     // comm <(sort a) <(sort b) with a and b on two machines, then on one.
     let diamond = |b: ExecutorId| PipelineFacts {
-        stages: vec![cat(&[A]), cat(&[b]), StageFacts { output: Flow::At(Site::Here), ..stage(Need::Anywhere, 0.5) }],
+        stages: vec![
+            cat(&[A]),
+            cat(&[b]),
+            StageFacts { output: Flow::At(Site::Here), ..stage(Need::Anywhere, 0.5) },
+        ],
         edges: vec![Edge { from: (0, 1), to: (2, 63) }, Edge { from: (1, 1), to: (2, 62) }],
         own_input_only: BTreeMap::new(),
     };
@@ -248,7 +255,11 @@ fn parts_on_one_machine_are_joined_there_and_go_on_there() {
 
 #[test]
 fn operands_are_split_before_an_aggregator() {
-    let sorted = |owners: &[ExecutorId]| StageFacts { joining: Joining::Merge, whole_files: true, ..cat(owners) };
+    let sorted = |owners: &[ExecutorId]| StageFacts {
+        joining: Joining::Merge,
+        whole_files: true,
+        ..cat(owners)
+    };
     greedy_places(vec![sorted(&[A, B])], Site::Here, "a?+b?>h");
     greedy_places(vec![sorted(&[A, B]), tail()], Site::Here, "a!?+b? a+b>h");
 }
@@ -264,8 +275,10 @@ fn plans_say_how_parts_are_joined() {
 
 #[test]
 fn an_executor_that_takes_no_input_is_given_only_what_is_its_own() {
-    let closed =
-        |facts: PipelineFacts| PipelineFacts { own_input_only: BTreeMap::from([(B, "closed".to_owned())]), ..facts };
+    let closed = |facts: PipelineFacts| PipelineFacts {
+        own_input_only: BTreeMap::from([(B, "closed".to_owned())]),
+        ..facts
+    };
     let with_input = |stage: StageFacts, input: Flow| StageFacts { input, ..stage };
     let at = |executor| stage(Need::At(executor), 1.0);
     let here = || stage(Need::Here("a file here".to_owned()), 1.0);

@@ -1,4 +1,5 @@
-//! Removal of session directories: an entry of the gateway's own directory, by its name, and nothing else.
+//! Removal of session directories: an entry of the gateway's own directory, by its name, and
+//! nothing else.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -9,8 +10,8 @@ use std::{
 
 use rustix::fs::{Mode, OFlags, open};
 
-/// The name of an entry of `top`: one component that leads nowhere else. Paths are compared by components, of which
-/// `..` is one.
+/// The name of an entry of `top`: one component that leads nowhere else. Paths are compared by
+/// components, of which `..` is one.
 pub(super) fn entry_of<'a>(directory: &'a Path, top: &Path) -> Option<&'a OsStr> {
     let mut rest = directory.strip_prefix(top).ok()?.components();
     match (rest.next()?, rest.next()) {
@@ -19,8 +20,9 @@ pub(super) fn entry_of<'a>(directory: &'a Path, top: &Path) -> Option<&'a OsStr>
     }
 }
 
-/// Removes an entry of `top` with all below it. The path is walked from a descriptor of `top`; no symbolic link is
-/// followed, neither in place of the entry nor below it (`remove_dir_all` opens every directory with O_NOFOLLOW).
+/// Removes an entry of `top` with all below it. The path is walked from a descriptor of `top`; no
+/// symbolic link is followed, neither in place of the entry nor below it (`remove_dir_all` opens
+/// every directory with O_NOFOLLOW).
 ///
 /// # Errors
 /// The system's, and `InvalidInput` for what is no entry of `top`.
@@ -46,7 +48,9 @@ mod tests {
         for directory in ["posh/session-p1/bin", "posh/session-p2", "beside/inner"] {
             fs::create_dir_all(made.path().join(directory)).unwrap();
         }
-        for path in ["..", ".", "", "../beside", "session-p1/..", "session-p1/../..", "session-p1/bin", "/"] {
+        for path in
+            ["..", ".", "", "../beside", "session-p1/..", "session-p1/../..", "session-p1/bin", "/"]
+        {
             assert!(remove(&top.join(path), &top).is_err(), "{path:?}");
         }
         assert!(remove(&made.path().join("beside"), &top).is_err());

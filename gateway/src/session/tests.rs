@@ -34,12 +34,20 @@ impl Site {
     fn open(&self, path: &str) -> Opened {
         let shell = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let (path, stage_program) = (self.path(path), STAGE.into());
-        let request = Request { pid: shell.id(), explain: false, trace: false, split: None, path, stage_program };
+        let request = Request {
+            pid: shell.id(),
+            explain: false,
+            trace: false,
+            split: None,
+            path,
+            stage_program,
+        };
         let commands = ["cat".to_owned(), "grep".to_owned()];
         let (session, shims) = self.sessions.open(request, &commands, &Mounts::default()).unwrap();
         assert_eq!(shims, session.directory.join(SHIMS));
         let names = fs::read_dir(shims).unwrap();
-        let mut names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> =
+            names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         Opened { shell, session, names }
     }
@@ -69,7 +77,10 @@ fn file_of(session: &Session) -> SessionFile {
 async fn a_session_has_shims_for_the_commands_on_its_path_and_ends_with_its_shell() {
     let site = Site::new();
     let (first, second, third) = (site.open("one"), site.open("one"), site.open("other"));
-    assert_eq!([&first, &second, &third].map(|opened| opened.names.join(" ")), ["cat", "cat", "grep"]);
+    assert_eq!(
+        [&first, &second, &third].map(|opened| opened.names.join(" ")),
+        ["cat", "cat", "grep"]
+    );
     assert_eq!(file_of(&first.session).session, first.session.id);
     assert_ne!(first.session.directory, second.session.directory);
     // A program that is installed meanwhile.
@@ -111,8 +122,12 @@ fn processes_of_others_keep_no_session() {
     let started = |line: &str| {
         let mut words = line.split(' ');
         let mut command = std::process::Command::new(words.next().unwrap());
-        command.args(words).env("PATH_OF_SESSION", directory.path().join(SHIMS)).stdout(std::process::Stdio::piped());
-        let mut child = command.args(["perl", "-e", r#"$| = 1; print "\n"; sleep 100"#]).spawn().unwrap();
+        command
+            .args(words)
+            .env("PATH_OF_SESSION", directory.path().join(SHIMS))
+            .stdout(std::process::Stdio::piped());
+        let mut child =
+            command.args(["perl", "-e", r#"$| = 1; print "\n"; sleep 100"#]).spawn().unwrap();
         io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
         child
     };

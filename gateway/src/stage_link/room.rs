@@ -77,7 +77,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.room.silent.lock().unwrap_or_else(PoisonError::into_inner).by_number.remove(&self.number);
+        self.room
+            .silent
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .by_number
+            .remove(&self.number);
     }
 }
 
@@ -89,7 +94,8 @@ mod tests {
     fn the_one_that_is_silent_for_longest_loses_its_place() {
         let room = Room::default();
         let mut places: Vec<Place> = (0..PLACES).map(|_| room.enter()).collect();
-        let is_lost = |place: &mut Place| place.lost.try_recv() == Err(oneshot::error::TryRecvError::Closed);
+        let is_lost =
+            |place: &mut Place| place.lost.try_recv() == Err(oneshot::error::TryRecvError::Closed);
         assert!(!places.iter_mut().any(is_lost));
         // One that has spoken has made room.
         drop(places.remove(100));

@@ -1,6 +1,6 @@
-//! When a specification arrived at an executor, by this machine's clock. The two
-//! clocks have nothing in common, and nobody sets them: an executor counts from the arrival, and the
-//! arrival is taken to be in the middle of what is possible (as NTP does, RFC 5905 §8).
+//! When a specification arrived at an executor, by this machine's clock. The two clocks have
+//! nothing in common, and nobody sets them: an executor counts from the arrival, and the arrival is
+//! taken to be in the middle of what is possible (as NTP does, RFC 5905 §8).
 
 /// The clocks of two machines drift apart by 100 µs in such a time at worst (100 ppm): what an
 /// executor says of later moments is shown, but tells nothing about the arrival.
@@ -22,7 +22,8 @@ impl Arrival {
     /// What happened `own_ns` after the arrival was heard of here at `received_ns`.
     pub fn heard(&mut self, received_ns: u64, own_ns: u64) {
         if own_ns <= DRIFTLESS_NS {
-            self.latest_ns = self.latest_ns.min(received_ns.saturating_sub(own_ns)).max(self.earliest_ns);
+            self.latest_ns =
+                self.latest_ns.min(received_ns.saturating_sub(own_ns)).max(self.earliest_ns);
         }
     }
 
@@ -53,7 +54,10 @@ mod tests {
             heard.iter().for_each(|&(received, own)| arrival.heard(received, own));
             assert_eq!(arrival.middle_ns(), middle, "{heard:?}");
             for &(received, own) in heard.iter().filter(|(received, own)| received - own >= 1000) {
-                assert!(arrival.middle_ns() + own <= received, "{heard:?}: heard of before it happened");
+                assert!(
+                    arrival.middle_ns() + own <= received,
+                    "{heard:?}: heard of before it happened"
+                );
             }
         };
         // A round trip of 20 and 6 of its own: 10 there, 10 back.

@@ -23,7 +23,8 @@ use crate::{
 
 pub use run::{Call, RunTrace};
 
-/// Events kept per session, at some 200 bytes each: a thousand pipelines of a few stages. Those that come later are counted.
+/// Events kept per session, at some 200 bytes each: a thousand pipelines of a few stages. Those
+/// that come later are counted.
 const MOST_EVENTS: usize = 20_000;
 /// Stands for the number of a pipeline in what belongs to none; they are counted from 1.
 const NO_PIPELINE: u64 = 0;
@@ -119,9 +120,13 @@ impl Trace {
             Event::span("shell", session.shell_ns, session.ended_ns),
         ];
         if kept.dropped > 0 {
-            own.push(Event::moment(format!("no room for {} later events", kept.dropped), session.ended_ns));
+            own.push(Event::moment(
+                format!("no room for {} later events", kept.dropped),
+                session.ended_ns,
+            ));
         }
-        let own: Vec<Placed> = own.into_iter().map(|event| (NO_PIPELINE, Row::Session, event)).collect();
+        let own: Vec<Placed> =
+            own.into_iter().map(|event| (NO_PIPELINE, Row::Session, event)).collect();
         (render::document(own.iter().chain(&kept.events), kept.dropped), kept.dropped)
     }
 
@@ -169,7 +174,8 @@ impl Tracer {
         }
     }
 
-    /// A step of the gateway's work, from `since_ns` until now, which is given back: the next step begins there.
+    /// A step of the gateway's work, from `since_ns` until now, which is given back: the next step
+    /// begins there.
     pub fn step(&self, name: &'static str, since_ns: u64) -> u64 {
         let now_ns = self.now_ns();
         if self.is_on() {
@@ -205,16 +211,26 @@ impl Tracer {
         // One that was killed, or that still writes, has not said when it ended.
         let end_ns = if times.ended_ns == 0 { self.now_ns() } else { times.ended_ns };
         if times.first_byte_ns > 0 {
-            self.add(row_of(place, stage), Event::moment("first byte written", times.first_byte_ns));
+            self.add(
+                row_of(place, stage),
+                Event::moment("first byte written", times.first_byte_ns),
+            );
         }
-        self.stage(place, stage, times, Event::span("standing in", times.directed_ns.max(times.enlisted_ns), end_ns));
+        self.stage(
+            place,
+            stage,
+            times,
+            Event::span("standing in", times.directed_ns.max(times.enlisted_ns), end_ns),
+        );
     }
 
     fn stage(&self, place: usize, stage: &Enlisted, times: &Times, last: Event) {
         let end_ns = last.end_ns.unwrap_or(last.start_ns);
-        let whole = Event::span(stage.name.clone(), times.started_ns, end_ns).with("words", words(stage));
+        let whole =
+            Event::span(stage.name.clone(), times.started_ns, end_ns).with("words", words(stage));
         let first = Event::span("looking", times.started_ns, times.enlisted_ns);
-        let waiting = Event::span("waiting for the directive", times.enlisted_ns, times.directed_ns);
+        let waiting =
+            Event::span("waiting for the directive", times.enlisted_ns, times.directed_ns);
         for event in [whole.with("pid", stage.pid), first, waiting, last] {
             self.add(row_of(place, stage), event);
         }
@@ -250,7 +266,8 @@ mod tests {
         for _ in 0..MOST_EVENTS + 3 {
             tracer.step("step", 1);
         }
-        let (document, dropped) = trace.document(&SessionTimes { started_ns: 1, shell_ns: 2, ended_ns: 3 });
+        let (document, dropped) =
+            trace.document(&SessionTimes { started_ns: 1, shell_ns: 2, ended_ns: 3 });
         assert_eq!(dropped, 3);
         assert!(document.contains("3 later events"), "the document says it, too");
     }

@@ -1,6 +1,7 @@
-//! Writes a trace down as Chrome's trace event format ("JSON Object Format" of the
-//! document *Trace Event Format*), which ui.perfetto.dev and chrome://tracing open: complete events (`X`)
-//! and instant ones (`i`), times in microseconds, and metadata events (`M`) that name programs and rows.
+//! Writes a trace down as Chrome's trace event format ("JSON Object Format" of the document *Trace
+//! Event Format*), which ui.perfetto.dev and chrome://tracing open: complete events (`X`) and
+//! instant ones (`i`), times in microseconds, and metadata events (`M`) that name programs and
+//! rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,12 +58,16 @@ fn row_name(pipeline: u64, row: &Row) -> String {
 
 /// The document. Times count from the first event.
 pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u64) -> String {
-    let rows: BTreeSet<(Program, u64, &Row)> = events.clone().map(|(n, row, _)| (Program::of(row), *n, row)).collect();
+    let rows: BTreeSet<(Program, u64, &Row)> =
+        events.clone().map(|(n, row, _)| (Program::of(row), *n, row)).collect();
     let programs: BTreeSet<&Program> = rows.iter().map(|(program, ..)| program).collect();
     let programs: BTreeMap<&Program, u64> = programs.into_iter().zip(1..).collect();
     let mut written: Vec<String> = Vec::new();
     let mut write = |event: &Value| written.push(escaped_html(&event.to_string()));
-    programs.iter().flat_map(|(program, pid)| named_program(program, *pid)).for_each(|event| write(&event));
+    programs
+        .iter()
+        .flat_map(|(program, pid)| named_program(program, *pid))
+        .for_each(|event| write(&event));
     let mut places = BTreeMap::new();
     // No row has the number of a program: viewers take that for its main thread.
     for (tid, (program, pipeline, row)) in (1 + programs.len() as u64..).zip(&rows) {
@@ -76,12 +81,14 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
         write(&written_event(event, place, category, origin_ns));
     }
     let about = json!({ "posh": env!("CARGO_PKG_VERSION"), "dropped": dropped });
-    // One event a line, and never all of them as values: they take ten times the room of their text.
+    // One event a line, and never all of them as values: they take ten times the room of their
+    // text.
     let events = written.join(",\n");
     format!("{{\"traceEvents\":[\n{events}\n],\"displayTimeUnit\":\"ms\",\"otherData\":{about}}}\n")
 }
 
-/// Names and words are a user's and a server's. A document that somebody puts into a page, or prints, must not act there.
+/// Names and words are a user's and a server's. A document that somebody puts into a page, or
+/// prints, must not act there.
 fn escaped_html(event: &str) -> String {
     escaped_json(event).replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
@@ -143,14 +150,24 @@ mod tests {
         let document: Value = serde_json::from_str(&document(events.iter(), 0)).unwrap();
         let written = document["traceEvents"].as_array().unwrap();
         let named = |kind: &str| -> Vec<&str> {
-            written.iter().filter(|e| e["name"] == kind).map(|e| e["args"]["name"].as_str().unwrap()).collect()
+            written
+                .iter()
+                .filter(|e| e["name"] == kind)
+                .map(|e| e["args"]["name"].as_str().unwrap())
+                .collect()
         };
         assert_eq!(named("process_name"), ["posh", "executor store1"]);
         assert_eq!(named("thread_name"), ["session", "pipeline 1, grep"]);
         let grep = written.iter().find(|e| e["name"] == "grep").unwrap();
-        assert_eq!((&grep["ph"], &grep["ts"], &grep["dur"]), (&json!("X"), &json!(2.0), &json!(2.5)));
+        assert_eq!(
+            (&grep["ph"], &grep["ts"], &grep["dur"]),
+            (&json!("X"), &json!(2.0), &json!(2.5))
+        );
         let began = written.iter().find(|e| e["name"] == "began").unwrap();
-        assert_eq!((&began["ph"], &began["ts"], &began["args"]["why"]), (&json!("i"), &json!(0.0), &json!("a test")));
+        assert_eq!(
+            (&began["ph"], &began["ts"], &began["args"]["why"]),
+            (&json!("i"), &json!(0.0), &json!("a test"))
+        );
         assert_ne!((&grep["pid"], &grep["tid"]), (&began["pid"], &began["tid"]));
     }
 

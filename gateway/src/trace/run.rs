@@ -36,7 +36,16 @@ impl RunTrace {
     pub fn new(tracer: Tracer, executor: String, call: Call) -> Self {
         let mut arrival = Arrival::after(call.sent_ns);
         call.times.into_iter().for_each(|times| arrival.heard(call.started_ns, times.started_ns));
-        Self { tracer, executor, call, arrival, first_chunk_ns: 0, exits: Vec::new(), finished: None, over_ns: 0 }
+        Self {
+            tracer,
+            executor,
+            call,
+            arrival,
+            first_chunk_ns: 0,
+            exits: Vec::new(),
+            finished: None,
+            over_ns: 0,
+        }
     }
 
     /// Bytes of its output came.
@@ -60,7 +69,8 @@ impl RunTrace {
         self.over();
         let Some(times) = times else { return };
         self.arrival.heard(self.over_ns, times.finished_ns);
-        let first_byte_ns = times.outlets.iter().map(|o| o.first_byte_ns).filter(|ns| *ns > 0).min();
+        let first_byte_ns =
+            times.outlets.iter().map(|o| o.first_byte_ns).filter(|ns| *ns > 0).min();
         if let Some(own_ns) = first_byte_ns.filter(|_| self.first_chunk_ns > 0) {
             self.arrival.heard(self.first_chunk_ns, own_ns);
         }
@@ -84,7 +94,11 @@ impl RunTrace {
         let events = self.start_events(&times).into_iter().chain(self.outlet_events(outlet));
         events.for_each(|event| self.tracer.add(there.clone(), event));
         for (command, exited_ns, _) in &self.exits {
-            let life = Event::span(command.clone(), self.here_ns(times.spawned_ns), self.here_ns(*exited_ns));
+            let life = Event::span(
+                command.clone(),
+                self.here_ns(times.spawned_ns),
+                self.here_ns(*exited_ns),
+            );
             self.tracer.add(Row::Command(self.executor.clone(), command.clone()), life);
         }
     }
@@ -92,7 +106,8 @@ impl RunTrace {
     fn call_events(&self) -> Vec<Event> {
         let mut start = Event::span("start", self.call.sent_ns, self.call.started_ns);
         if let Some(times) = self.call.times {
-            let network_ns = (self.call.started_ns - self.call.sent_ns).saturating_sub(times.started_ns);
+            let network_ns =
+                (self.call.started_ns - self.call.sent_ns).saturating_sub(times.started_ns);
             start = start.with("executor_ms", milliseconds(times.started_ns));
             start = start.with("network_ms", milliseconds(network_ns));
             start = start.with("network_ms_at_best", milliseconds(self.arrival.network_ns()));
@@ -101,7 +116,11 @@ impl RunTrace {
         if self.first_chunk_ns > 0 {
             events.push(Event::moment("first output", self.first_chunk_ns));
         }
-        events.extend(self.exits.iter().map(|(command, _, ns)| Event::moment(format!("exit of {command}"), *ns)));
+        events.extend(
+            self.exits
+                .iter()
+                .map(|(command, _, ns)| Event::moment(format!("exit of {command}"), *ns)),
+        );
         events
     }
 
@@ -117,7 +136,8 @@ impl RunTrace {
             ("letting go", times.spawned_ns, times.started_ns),
         ];
         let whole = Event::span("run", self.here_ns(0), self.here_ns(end_ns));
-        let steps = steps.map(|(name, from, to)| Event::span(name, self.here_ns(from), self.here_ns(to)));
+        let steps =
+            steps.map(|(name, from, to)| Event::span(name, self.here_ns(from), self.here_ns(to)));
         [whole].into_iter().chain(steps).collect()
     }
 
@@ -128,7 +148,9 @@ impl RunTrace {
             [("first byte of", times.first_byte_ns), ("end of", times.ended_ns)]
                 .into_iter()
                 .filter(|(_, own_ns)| *own_ns > 0)
-                .map(move |(name, own_ns)| Event::moment(format!("{name} {what}"), self.here_ns(own_ns)))
+                .map(move |(name, own_ns)| {
+                    Event::moment(format!("{name} {what}"), self.here_ns(own_ns))
+                })
         });
         events.collect()
     }
@@ -174,7 +196,10 @@ mod tests {
         assert!(events.windows(2).skip(1).all(|pair| pair[0].end_ns == Some(pair[1].start_ns)));
         assert_eq!(events[6].end_ns, Some(116_000));
         let start = &run.call_events()[1];
-        assert_eq!(start.notes[..2], [("executor_ms", "0.006".into()), ("network_ms", "0.020".into())]);
+        assert_eq!(
+            start.notes[..2],
+            [("executor_ms", "0.006".into()), ("network_ms", "0.020".into())]
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! What a volume has at hand is used here, where asking its server would take longer (`scheduler = "cost"`): of files that are
-//! looked at or read, nothing is on the way then but what has not been read yet.
+//! What a volume has at hand is used here, where asking its server would take longer (`scheduler =
+//! "cost"`): of files that are looked at or read, nothing is on the way then but what has not been
+//! read yet.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +21,8 @@ use crate::{
     facts::{Place, Reading, World},
 };
 
-/// What a run on a server takes besides its round trip: the messages, and starting its processes (`posh-bench overhead`).
+/// What a run on a server takes besides its round trip: the messages, and starting its processes
+/// (`posh-bench overhead`).
 const RUN: Duration = Duration::from_millis(3);
 
 /// What fetching takes besides its round trip, for a byte: 400 Mbit/s.
@@ -34,15 +36,25 @@ const FILE: Duration = Duration::from_micros(20);
 type Uses = BTreeMap<PathBuf, Vec<Use>>;
 
 impl Volumes {
-    /// Why the commands of a pipeline run here, if that is sooner done than asking the server of the volumes that all their files are on.
+    /// Why the commands of a pipeline run here, if that is sooner done than asking the server of
+    /// the volumes that all their files are on.
     #[must_use]
-    pub fn at_hand(&self, world: &World<'_>, commands: &[(&Enlisted, &Result<Reading, String>)]) -> Option<String> {
+    pub fn at_hand(
+        &self,
+        world: &World<'_>,
+        commands: &[(&Enlisted, &Result<Reading, String>)],
+    ) -> Option<String> {
         self.sooner_here(world, commands).map(|(uses, found)| reason(uses.keys(), &found))
     }
 
     /// The round trips that one command takes which runs here for that reason.
     #[must_use]
-    pub fn round_trips_to_have(&self, world: &World<'_>, command: &Enlisted, reading: Reading) -> Option<u32> {
+    pub fn round_trips_to_have(
+        &self,
+        world: &World<'_>,
+        command: &Enlisted,
+        reading: Reading,
+    ) -> Option<u32> {
         self.sooner_here(world, &[(command, &Ok(reading))]).map(|(_, found)| found.round_trips)
     }
 
@@ -60,7 +72,8 @@ impl Volumes {
         }
         let mut all = AtHand::default();
         for (path, uses) in &uses {
-            let serving = self.known().iter().find(|known| known.config.path == *path)?.serving()?;
+            let serving =
+                self.known().iter().find(|known| known.config.path == *path)?.serving()?;
             let found = serving.volume.at_hand(&own_caller(), uses)?;
             all = AtHand {
                 files: all.files + found.files,
@@ -76,7 +89,8 @@ impl Volumes {
 }
 
 fn time_here(all: &AtHand) -> Duration {
-    let times = |each: Duration, count: u64| each.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+    let times =
+        |each: Duration, count: u64| each.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
     let here = times(FILE, all.files) + times(BYTE, all.bytes);
     here + all.round_trip * all.round_trips + times(FETCHED_BYTE, all.missing)
 }
@@ -87,16 +101,22 @@ fn reason<'a>(places: impl Iterator<Item = &'a PathBuf>, all: &AtHand) -> String
     match all.round_trips {
         0 => format!("what it uses on {places} is at hand"),
         1 => format!("what it uses on {places} is at hand but for one round trip"),
-        n => format!("what it uses on {places} is at hand but for {n} round trips, which are short"),
+        n => {
+            format!("what it uses on {places} is at hand but for {n} round trips, which are short")
+        }
     }
 }
 
 /// Notes what a command uses. `None`: nobody can tell, or it is not on volumes alone.
 fn note(world: &World<'_>, command: &Enlisted, reading: &Reading, uses: &mut Uses) -> Option<()> {
     let invocation = &reading.invocation;
-    let goes_further =
-        !invocation.searches_up.is_empty() || !invocation.guards.is_empty() || !invocation.runs.is_empty();
-    if goes_further || invocation.working_dir.is_some() || invocation.current_dir == CurrentDir::Writes {
+    let goes_further = !invocation.searches_up.is_empty()
+        || !invocation.guards.is_empty()
+        || !invocation.runs.is_empty();
+    if goes_further
+        || invocation.working_dir.is_some()
+        || invocation.current_dir == CurrentDir::Writes
+    {
         return None;
     }
     let mut resolver = Resolver::new(world.table, &command.cwd);
@@ -106,17 +126,21 @@ fn note(world: &World<'_>, command: &Enlisted, reading: &Reading, uses: &mut Use
         Some(())
     };
     let is_elsewhere = |place: &Option<Place>| matches!(place, Some(Place::At(..)));
-    for (file, _) in invocation.files.iter().zip(&reading.places).filter(|(_, place)| is_elsewhere(place)) {
+    for (file, _) in
+        invocation.files.iter().zip(&reading.places).filter(|(_, place)| is_elsewhere(place))
+    {
         let last = if file.no_follow { LastLink::Keep } else { LastLink::Follow };
         add(Path::new(&file.path), last, use_of(invocation, file.kind)?)?;
     }
     if is_elsewhere(&reading.cwd) {
-        let is_listed =
-            invocation.command == "ls" && !command.argv.iter().any(|word| may_be_recursive(word.as_encoded_bytes()));
+        let is_listed = invocation.command == "ls"
+            && !command.argv.iter().any(|word| may_be_recursive(word.as_encoded_bytes()));
         let kind = if is_listed { FileKind::InputFile } else { FileKind::InputDir };
         add(&command.cwd, LastLink::Follow, use_of(invocation, kind)?)?;
     }
-    for descriptor in command.descriptors.iter().filter(|d| d.fd <= 2 && d.kind == Kind::File && d.on_mount) {
+    for descriptor in
+        command.descriptors.iter().filter(|d| d.fd <= 2 && d.kind == Kind::File && d.on_mount)
+    {
         match descriptor.fd {
             0 if invocation.stdin == StdinUse::Unused => {}
             0 => add(&descriptor.path, LastLink::Keep, Use::Read)?,
@@ -128,8 +152,10 @@ fn note(world: &World<'_>, command: &Enlisted, reading: &Reading, uses: &mut Use
 
 /// `None`: it changes more than one name, or a file that is there.
 fn use_of(invocation: &Invocation, kind: FileKind) -> Option<fn(PathBuf) -> Use> {
-    let copies_files =
-        || invocation.command == "cp" && !invocation.files.iter().any(|file| file.kind == FileKind::InputDir);
+    let copies_files = || {
+        invocation.command == "cp"
+            && !invocation.files.iter().any(|file| file.kind == FileKind::InputDir)
+    };
     match (kind, LOOKING.contains(&invocation.command.as_str())) {
         (FileKind::InputFile, true) => Some(Use::Look),
         (FileKind::InputFile, false) => Some(Use::Read),
@@ -137,7 +163,9 @@ fn use_of(invocation: &Invocation, kind: FileKind) -> Option<fn(PathBuf) -> Use>
         (FileKind::InputDir, false) => Some(Use::ReadBelow),
         (FileKind::OutputFile, _) => Some(Use::Make),
         (FileKind::OutputDir, _) if copies_files() => Some(Use::Make),
-        (FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile | FileKind::ListFile, _) => None,
+        (FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile | FileKind::ListFile, _) => {
+            None
+        }
     }
 }
 
@@ -152,8 +180,11 @@ mod tests {
 
     #[test]
     fn what_takes_less_time_here() {
-        let link =
-            |milliseconds| AtHand { files: 1, round_trip: Duration::from_millis(milliseconds), ..AtHand::default() };
+        let link = |milliseconds| AtHand {
+            files: 1,
+            round_trip: Duration::from_millis(milliseconds),
+            ..AtHand::default()
+        };
         let is_sooner = |all: AtHand| time_here(&all) < all.round_trip + RUN;
         assert!(is_sooner(link(20)));
         assert!(is_sooner(AtHand { round_trips: 1, missing: 100_000, ..link(20) }));

@@ -1,5 +1,6 @@
-//! What a command that runs here is going to read is known from its words before it opens anything: its volumes are told,
-//! and fetch it meanwhile (informed prefetch). The command waits for none of that, and ends it when it ends.
+//! What a command that runs here is going to read is known from its words before it opens anything:
+//! its volumes are told, and fetch it meanwhile (informed prefetch). The command waits for none of
+//! that, and ends it when it ends.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +22,8 @@ use crate::{
     session::watch,
 };
 
-/// Commands that look at files and do not read them: contents are fetched only if they open one all the same.
+/// Commands that look at files and do not read them: contents are fetched only if they open one all
+/// the same.
 pub(super) const LOOKING: [&str; 4] = ["du", "find", "ls", "stat"];
 
 /// What a command reads, by the mount point of the volume.
@@ -34,17 +36,25 @@ impl Volumes {
         *self.mounted.borrow() > 0
     }
 
-    /// Tells the volumes what a command is going to read, as far as its words say. For `explain`, if there is something.
+    /// Tells the volumes what a command is going to read, as far as its words say. For `explain`,
+    /// if there is something.
     #[must_use]
     pub fn prefetch(&self, world: &World<'_>, stage: &Enlisted) -> Option<String> {
-        if !self.are_there() || stage.mount_namespace != world.mount_namespace || !stage.cwd.is_absolute() {
+        if !self.are_there()
+            || stage.mount_namespace != world.mount_namespace
+            || !stage.cwd.is_absolute()
+        {
             return None;
         }
         let inputs = inputs(world, stage);
         let runtime = self.handle().ok()?;
         let mut told = Vec::new();
         for (path, expected) in inputs {
-            let serving = self.known().iter().find(|known| known.config.path == path).and_then(|known| known.serving());
+            let serving = self
+                .known()
+                .iter()
+                .find(|known| known.config.path == path)
+                .and_then(|known| known.serving());
             let Some(serving) = serving else { continue };
             if serving.volume.has(&own_caller(), &expected) {
                 continue;
@@ -59,14 +69,17 @@ impl Volumes {
                 drop(expectation);
             });
         }
-        (!told.is_empty()).then(|| format!("what it reads on {} is fetched ahead", told.join(" and ")))
+        (!told.is_empty())
+            .then(|| format!("what it reads on {} is fetched ahead", told.join(" and ")))
     }
 }
 
-/// Commands of other users do not come to this gateway. Asked for once: getgroups(2) behind libc reads a file of /proc each time.
+/// Commands of other users do not come to this gateway. Asked for once: getgroups(2) behind libc
+/// reads a file of /proc each time.
 pub(super) fn own_caller() -> Caller {
     static OWN: LazyLock<Caller> = LazyLock::new(|| {
-        let groups = getgroups().unwrap_or_default().into_iter().map(|group| group.as_raw()).collect();
+        let groups =
+            getgroups().unwrap_or_default().into_iter().map(|group| group.as_raw()).collect();
         Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups }
     });
     OWN.clone()
@@ -75,7 +88,9 @@ pub(super) fn own_caller() -> Caller {
 fn inputs(world: &World<'_>, stage: &Enlisted) -> Inputs {
     let mut inputs = Inputs::new();
     let lookup = |name: &str| stage.variable(name).map(OsStr::to_owned);
-    let Ok(invocation) = world.library.classify(&stage.name, &stage.argv, &lookup) else { return inputs };
+    let Ok(invocation) = world.library.classify(&stage.name, &stage.argv, &lookup) else {
+        return inputs;
+    };
     let mut resolver = Resolver::new(world.table, &stage.cwd);
     let mut note = |path: &Path, last, expected: fn(PathBuf) -> Expected| {
         if let Some((mount, below)) = on_volume(world.table, &mut resolver, path, last) {
@@ -91,7 +106,9 @@ fn inputs(world: &World<'_>, stage: &Enlisted) -> Inputs {
     if invocation.current_dir == CurrentDir::Reads {
         note(&stage.cwd, LastLink::Follow, Expected::Tree);
     }
-    let input = stage.descriptor(0).filter(|input| input.kind == Kind::File && invocation.stdin != StdinUse::Unused);
+    let input = stage
+        .descriptor(0)
+        .filter(|input| input.kind == Kind::File && invocation.stdin != StdinUse::Unused);
     if let Some(input) = input {
         note(&input.path, LastLink::Keep, Expected::File);
     }
@@ -100,7 +117,9 @@ fn inputs(world: &World<'_>, stage: &Enlisted) -> Inputs {
 
 fn use_of(invocation: &Invocation, file: &FileUse) -> Option<fn(PathBuf) -> Expected> {
     match file.kind {
-        FileKind::InputFile | FileKind::InoutFile if LOOKING.contains(&invocation.command.as_str()) => {
+        FileKind::InputFile | FileKind::InoutFile
+            if LOOKING.contains(&invocation.command.as_str()) =>
+        {
             Some(Expected::Tree)
         }
         FileKind::InputFile | FileKind::InoutFile => Some(Expected::File),
@@ -109,7 +128,8 @@ fn use_of(invocation: &Invocation, file: &FileUse) -> Option<fn(PathBuf) -> Expe
     }
 }
 
-/// The mount point of the volume that a path is on, and the path below it. Where only the server can say what it means, there is nothing to fetch.
+/// The mount point of the volume that a path is on, and the path below it. Where only the server
+/// can say what it means, there is nothing to fetch.
 pub(super) fn on_volume(
     table: &MountTable,
     resolver: &mut Resolver<'_>,

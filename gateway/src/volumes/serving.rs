@@ -29,10 +29,12 @@ use crate::state::Gateway;
 /// What the kernel reads ahead, in KiB: one request.
 const READ_AHEAD_KIB: u32 = 1024;
 
-/// Contents that are kept in memory: what is read again and again within seconds, and what is read ahead.
+/// Contents that are kept in memory: what is read again and again within seconds, and what is read
+/// ahead.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// How long a disk cache and a journal are waited for that somebody else has, and how often they are looked at.
+/// How long a disk cache and a journal are waited for that somebody else has, and how often they
+/// are looked at.
 const HANDED_OVER: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -54,7 +56,9 @@ impl Serving {
         runtime: Result<Handle, String>,
     ) -> Result<Self, String> {
         let executors = gateway.volumes.added_to(&gateway.config);
-        let executor = executors.executor(&config.executor).ok_or("the executor is not in the configuration")?;
+        let executor = executors
+            .executor(&config.executor)
+            .ok_or("the executor is not in the configuration")?;
         let route = Route::to(executor, &executors);
         let config = config.clone();
         // What belongs to the volume belongs to its runtime.
@@ -136,7 +140,9 @@ impl Serving {
 
     /// Whether it is certain that it is mounted there no more, nor covered by what is.
     pub fn is_out(&self, path: &Path) -> bool {
-        let (Some(device), Ok(info)) = (self.device, MountInfo::read()) else { return self.has_ended() };
+        let (Some(device), Ok(info)) = (self.device, MountInfo::read()) else {
+            return self.has_ended();
+        };
         !info.entries().iter().any(|entry| entry.mount_point == path && entry.device == device)
     }
 
@@ -191,7 +197,10 @@ impl Connector for Way {
         let Reached { channel, carrier, server } = reached;
         // What was read from one server, and what is to be written to it, is nothing for another.
         if self.server().is_some_and(|former| former != server) {
-            return Err("there is another server at its address now; unmount the volume and mount it anew".to_owned());
+            return Err(
+                "there is another server at its address now; unmount the volume and mount it anew"
+                    .to_owned(),
+            );
         }
         *self.carrier.lock().await = Some(carrier);
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
@@ -207,7 +216,8 @@ impl Connector for Way {
     }
 }
 
-/// Where contents of a volume are kept, by the server's identity. Without a disk that keeps them they are fetched again.
+/// Where contents of a volume are kept, by the server's identity. Without a disk that keeps them
+/// they are fetched again.
 async fn disk_for(config: &VolumeConfig, kept_as: &str) -> Option<DiskCache> {
     let directory = xdg_home("XDG_CACHE_HOME", ".cache")?.join("posh/volumes").join(kept_as);
     // It would keep what is kept of what is kept.
@@ -232,7 +242,10 @@ async fn journal_for(config: &VolumeConfig, kept_as: &str) -> Option<(Journal, V
     // Former versions kept it by the executor's name, which says nothing of the server.
     let former = directory.with_file_name(config.source().replace('/', "%"));
     if former.is_dir() {
-        tracing::warn!(?former, "what an older version has not sent is left there; remove it when it is not needed");
+        tracing::warn!(
+            ?former,
+            "what an older version has not sent is left there; remove it when it is not needed"
+        );
     }
     let journal = when_free(|| Journal::open(&directory)).await;
     journal.inspect_err(|error| tracing::warn!(?directory, %error, "no journal is kept")).ok()
@@ -243,7 +256,9 @@ async fn when_free<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let began = Instant::now();
     loop {
         match open() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < HANDED_OVER => {
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < HANDED_OVER =>
+            {
                 tokio::time::sleep(LOOK_AGAIN).await;
             }
             opened => return opened,

@@ -18,7 +18,10 @@ use posh_gateway::{
     facts,
     join::{self, Event, Joining, Program, Recipe, Words, status},
     lower::{JOINED, argv_of},
-    plan::{self, ExecutorId, Flow, Join, LineEnds, Need, Options, Part, PipelineFacts, Placement, Plan, StageFacts},
+    plan::{
+        self, ExecutorId, Flow, Join, LineEnds, Need, Options, Part, PipelineFacts, Placement,
+        Plan, StageFacts,
+    },
     stage_link::Status,
 };
 
@@ -72,9 +75,15 @@ type Ran = (Vec<u8>, Vec<u8>, Status);
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "LC_ALL={} {:?} {:?}, {} parts a machine", self.locale, self.stages, self.behind, self.factor)?;
+        writeln!(
+            f,
+            "LC_ALL={} {:?} {:?}, {} parts a machine",
+            self.locale, self.stages, self.behind, self.factor
+        )?;
         self.files.iter().try_for_each(|file| match &file.content {
-            Content::Bytes(bytes) => writeln!(f, "  {:?} on {}: {}", file.name, file.owner, shown(bytes)),
+            Content::Bytes(bytes) => {
+                writeln!(f, "  {:?} on {}: {}", file.name, file.owner, shown(bytes))
+            }
             other => writeln!(f, "  {:?} on {}: {other:?}", file.name, file.owner),
         })
     }
@@ -84,14 +93,20 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let errors: Vec<String> = self.errors.iter().map(|e| shown(e)).collect();
         write!(f, "{} errors {errors:?} {:?}", shown(&self.output), self.statuses)?;
-        self.tree.iter().try_for_each(|(path, bytes)| write!(f, " {}:{}", path.display(), bytes.len()))
+        self.tree
+            .iter()
+            .try_for_each(|(path, bytes)| write!(f, " {}:{}", path.display(), bytes.len()))
     }
 }
 
 fn shown(bytes: &[u8]) -> String {
     const LONGEST: usize = 400;
     let text = bytes.escape_ascii().to_string();
-    if text.len() > LONGEST { format!("{}... ({} bytes)", &text[..LONGEST], bytes.len()) } else { text }
+    if text.len() > LONGEST {
+        format!("{}... ({} bytes)", &text[..LONGEST], bytes.len())
+    } else {
+        text
+    }
 }
 
 /// The locales among which a tool can make a difference, as far as this machine has them.
@@ -108,7 +123,10 @@ pub fn locales() -> Vec<String> {
 
 /// A JPEG file, made once.
 static IMAGE: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let made = Command::new("convert").args(["-size", "8x6", "gradient:red-blue", "jpg:-"]).output().unwrap();
+    let made = Command::new("convert")
+        .args(["-size", "8x6", "gradient:red-blue", "jpg:-"])
+        .output()
+        .unwrap();
     assert!(made.status.success() && !made.stdout.is_empty(), "convert makes an image");
     made.stdout
 });
@@ -163,13 +181,18 @@ impl Machine {
 
     fn environment(&self) -> Vec<(OsString, OsString)> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        vec![("PATH".into(), path), ("LC_ALL".into(), self.locale.clone().into()), ("TZ".into(), "UTC".into())]
+        vec![
+            ("PATH".into(), path),
+            ("LC_ALL".into(), self.locale.clone().into()),
+            ("TZ".into(), "UTC".into()),
+        ]
     }
 
     /// The stages as their annotations read them; `None` if one of them is not understood.
     fn stages(&self, library: &Library, case: &Case) -> Option<Vec<Stage>> {
         let environment = self.environment();
-        let lookup = |name: &str| environment.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+        let lookup =
+            |name: &str| environment.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
         let stages = case.stages.iter().enumerate().map(|(index, words)| {
             let mut argv: Vec<OsString> = words.iter().map(OsString::from).collect();
             if index == 0 {
@@ -182,7 +205,8 @@ impl Machine {
         stages.collect()
     }
 
-    /// The plan, made anew as the gateway does when an executor's check refuses it; `None` if nothing is split.
+    /// The plan, made anew as the gateway does when an executor's check refuses it; `None` if
+    /// nothing is split.
     fn plan(&self, case: &Case, stages: &[Stage]) -> Option<Plan> {
         let last = stages.len() - 1;
         let mut facts = PipelineFacts {
@@ -196,10 +220,19 @@ impl Machine {
         facts.stages[last].output = Flow::At(plan::Site::Here);
         let head = &mut facts.stages[0];
         let operands = &stages[0].invocation.split.as_ref()?.operands;
-        let owner = |word: &OsStr| case.files.iter().find(|f| *f.name == *word).map(|f| ExecutorId(f.owner));
-        head.operands = operands.iter().map(|o| Some((*o, owner(&stages[0].argv[*o])?))).collect::<Option<_>>()?;
+        let owner = |word: &OsStr| {
+            case.files.iter().find(|f| *f.name == *word).map(|f| ExecutorId(f.owner))
+        };
+        head.operands = operands
+            .iter()
+            .map(|o| Some((*o, owner(&stages[0].argv[*o])?)))
+            .collect::<Option<_>>()?;
         let first = head.operands.first()?.1;
-        head.need = if head.operands.iter().all(|(_, e)| *e == first) { Need::At(first) } else { Need::Split };
+        head.need = if head.operands.iter().all(|(_, e)| *e == first) {
+            Need::At(first)
+        } else {
+            Need::Split
+        };
         // What is cheap is for the planner's own tests: here all is to be offloaded.
         facts.stages.iter_mut().for_each(|s| s.weight = s.weight.min(0.5));
         let options = Options { split_factor: case.factor, ..Options::default() };
@@ -224,7 +257,10 @@ impl Machine {
     }
 
     fn files_hold(&self, plan: &Plan, head: &Stage) -> bool {
-        let mut operands = parts(plan, 0).iter().filter(|p| p.whole_files).flat_map(|p| p.operands.iter().flatten());
+        let mut operands = parts(plan, 0)
+            .iter()
+            .filter(|p| p.whole_files)
+            .flat_map(|p| p.operands.iter().flatten());
         operands.all(|operand| self.path(&head.argv[*operand]).is_file())
     }
 
@@ -234,8 +270,12 @@ impl Machine {
 
     fn whole(&self, stages: &[Stage]) -> Outcome {
         let mut input = None;
-        let mut outcome =
-            Outcome { output: Vec::new(), errors: Vec::new(), statuses: Vec::new(), tree: BTreeMap::new() };
+        let mut outcome = Outcome {
+            output: Vec::new(),
+            errors: Vec::new(),
+            statuses: Vec::new(),
+            tree: BTreeMap::new(),
+        };
         for stage in stages {
             let (output, errors, status) = self.run(&stage.argv, input.as_deref());
             outcome.errors.push(errors);
@@ -249,14 +289,20 @@ impl Machine {
 
     fn in_parts(&self, stages: &[Stage], plan: &Plan) -> Outcome {
         let mut inputs: Vec<Option<Vec<u8>>> = vec![None; parts(plan, 0).len().max(1)];
-        let mut outcome =
-            Outcome { output: Vec::new(), errors: Vec::new(), statuses: Vec::new(), tree: BTreeMap::new() };
+        let mut outcome = Outcome {
+            output: Vec::new(),
+            errors: Vec::new(),
+            statuses: Vec::new(),
+            tree: BTreeMap::new(),
+        };
         for (index, stage) in stages.iter().enumerate() {
             let parts = parts(plan, index);
             let ran: Vec<Ran> = match parts {
                 [] => vec![self.run(&stage.argv, inputs[0].as_deref())],
                 parts => (parts.iter().zip(&inputs))
-                    .map(|(part, input)| self.run(&argv_of(&stage.argv, &stage.invocation, part), input.as_deref()))
+                    .map(|(part, input)| {
+                        self.run(&argv_of(&stage.argv, &stage.invocation, part), input.as_deref())
+                    })
                     .collect(),
             };
             let outputs: Vec<Vec<u8>> = ran.iter().map(|(output, ..)| output.clone()).collect();
@@ -265,8 +311,12 @@ impl Machine {
                 Join::Parts => outputs.into_iter().map(Some).collect(),
                 Join::InOrder => vec![Some(outputs.concat())],
                 Join::By { steps, .. } => {
-                    let words = |s: usize| Words { argv: &stages[s].argv, invocation: &stages[s].invocation };
-                    let (output, errors, status) = self.join(&Recipe::of(steps, index, parts, &words), &outputs);
+                    let words = |s: usize| Words {
+                        argv: &stages[s].argv,
+                        invocation: &stages[s].invocation,
+                    };
+                    let (output, errors, status) =
+                        self.join(&Recipe::of(steps, index, parts, &words), &outputs);
                     by = (errors, Some(status));
                     vec![Some(output)]
                 }
@@ -283,7 +333,11 @@ impl Machine {
     /// One command; `None` reads nothing.
     fn run(&self, argv: &[OsString], input: Option<&[u8]>) -> Ran {
         let mut command = Command::new(&argv[0]);
-        command.args(&argv[1..]).current_dir(self.directory.path()).env_clear().envs(self.environment());
+        command
+            .args(&argv[1..])
+            .current_dir(self.directory.path())
+            .env_clear()
+            .envs(self.environment());
         command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdin = child.stdin.take();
@@ -303,9 +357,12 @@ impl Machine {
 
     /// A join as the gateway runs it.
     fn join(&self, recipe: &Recipe, outputs: &[Vec<u8>]) -> Ran {
-        let program =
-            |words: &[OsString]| Program { path: which(&words[0].to_string_lossy()).unwrap(), env: self.environment() };
-        let programs: Vec<Program> = recipe.commands.iter().map(|step| program(&step.argv)).collect();
+        let program = |words: &[OsString]| Program {
+            path: which(&words[0].to_string_lossy()).unwrap(),
+            env: self.environment(),
+        };
+        let programs: Vec<Program> =
+            recipe.commands.iter().map(|step| program(&step.argv)).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (mut joining, mut told) = Joining::start(recipe, &programs).unwrap();
@@ -346,7 +403,8 @@ fn errors_of(argv: &[OsString], parts: &[Part], ran: &[Ran], by: &[u8]) -> Vec<u
         true => Output::of_errors(&streams, ran.len()),
         false => Output::new(&streams),
     };
-    let texts: Vec<&[u8]> = ran.iter().map(|(_, errors, _)| errors.as_slice()).chain([by]).collect();
+    let texts: Vec<&[u8]> =
+        ran.iter().map(|(_, errors, _)| errors.as_slice()).chain([by]).collect();
     let mut text = Vec::new();
     for (stream, errors) in streams.into_iter().zip(texts).rev() {
         text.extend(output.push(stream, errors.to_vec().into()));
@@ -361,7 +419,9 @@ fn tree(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         let path = entry.unwrap().path();
         match path.is_dir() {
             true => found.extend(tree(&path)),
-            false => drop(found.insert(path.file_name().unwrap().into(), fs::read(&path).unwrap_or_default())),
+            false => drop(
+                found.insert(path.file_name().unwrap().into(), fs::read(&path).unwrap_or_default()),
+            ),
         }
     }
     found

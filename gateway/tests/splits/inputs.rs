@@ -73,7 +73,8 @@ fn locale() -> impl Strategy<Value = String> {
 }
 
 fn words_of(tried: &'static Tried) -> impl Strategy<Value = Vec<String>> {
-    let flags = subsequence(tried.flags.to_vec(), 0..=MOST_FLAGS.min(tried.flags.len())).prop_shuffle();
+    let flags =
+        subsequence(tried.flags.to_vec(), 0..=MOST_FLAGS.min(tried.flags.len())).prop_shuffle();
     (flags, select(tried.words.to_vec())).prop_map(|(flags, words)| {
         let words = flags.into_iter().chain(words.iter().copied());
         std::iter::once(tried.name).chain(words).map(str::to_owned).collect()
@@ -106,10 +107,15 @@ fn content(operands: Operands) -> BoxedStrategy<Content> {
     }
 }
 
-fn files(content: impl Strategy<Value = Content>, operands: Operands) -> impl Strategy<Value = Vec<File>> {
+fn files(
+    content: impl Strategy<Value = Content>,
+    operands: Operands,
+) -> impl Strategy<Value = Vec<File>> {
     vec((content, 0..2_usize), 2..6).prop_map(move |files| {
         let files = files.into_iter().enumerate();
-        files.map(|(number, (content, owner))| File { name: name(number, operands), content, owner }).collect()
+        files
+            .map(|(number, (content, owner))| File { name: name(number, operands), content, owner })
+            .collect()
     })
 }
 
@@ -135,19 +141,26 @@ pub fn across_input(tried: &'static Tried) -> impl Strategy<Value = Case> {
 /// `cat` of several files, `sort`, and the command behind that.
 pub fn behind_sort(tried: &'static Tried) -> impl Strategy<Value = Case> {
     let sort = TRIED.iter().find(|t| t.name == "sort").unwrap();
-    behind_cat((words_of(sort), words_of(tried)).prop_map(|(sort, words)| vec![sort, words]).boxed())
+    behind_cat(
+        (words_of(sort), words_of(tried)).prop_map(|(sort, words)| vec![sort, words]).boxed(),
+    )
 }
 
 /// Up to four stages behind `cat`.
 pub fn pipelines() -> impl Strategy<Value = Case> {
     let names = ["grep", "cut", "tr", "sort", "uniq", "tail", "wc", "fold", "sed", "awk"];
-    let stage = select(names.to_vec()).prop_flat_map(|name| words_of(TRIED.iter().find(|t| t.name == name).unwrap()));
+    let stage = select(names.to_vec())
+        .prop_flat_map(|name| words_of(TRIED.iter().find(|t| t.name == name).unwrap()));
     behind_cat(vec(stage, 2..5).boxed())
 }
 
 fn behind_cat(stages: BoxedStrategy<Vec<Vec<String>>>) -> impl Strategy<Value = Case> {
     stages.prop_flat_map(|stages| {
-        let kinds = if stages.iter().any(|words| decides_by_all_bytes(words)) { PLAIN_LINES } else { LINES.len() };
+        let kinds = if stages.iter().any(|words| decides_by_all_bytes(words)) {
+            PLAIN_LINES
+        } else {
+            LINES.len()
+        };
         let content = prop_oneof![
             12 => ended_text(kinds).prop_map(Content::Bytes),
             1 => text(kinds).prop_map(Content::Bytes),
@@ -161,8 +174,8 @@ fn behind_cat(stages: BoxedStrategy<Vec<Vec<String>>>) -> impl Strategy<Value = 
     })
 }
 
-/// The one exception that docs/annotations.md names: grep stops printing lines once it has seen bytes that are no
-/// text, which parts see each for themselves.
+/// The one exception that docs/annotations.md names: grep stops printing lines once it has seen
+/// bytes that are no text, which parts see each for themselves.
 fn decides_by_all_bytes(words: &[String]) -> bool {
     let greps = ["grep", "egrep", "fgrep"].contains(&words[0].as_str());
     greps && !words.iter().any(|w| ["-a", "-c", "--binary-files=text"].contains(&w.as_str()))

@@ -1,9 +1,10 @@
-//! Every split and every aggregator that an annotation declares, held against the real tools on random inputs: the
-//! planner plans, and its plan is carried out by the code that carries it out (the words of parts, joins, statuses,
-//! the order of errors), only that all machines are this one. What comes out must be what the unsplit commands give.
+//! Every split and every aggregator that an annotation declares, held against the real tools on
+//! random inputs: the planner plans, and its plan is carried out by the code that carries it out
+//! (the words of parts, joins, statuses, the order of errors), only that all machines are this one.
+//! What comes out must be what the unsplit commands give.
 //!
-//! `POSH_SPLIT_CASES` sets the number of cases of each property that must have been split, and then they are others
-//! each time; without it they are always the same.
+//! `POSH_SPLIT_CASES` sets the number of cases of each property that must have been split, and then
+//! they are others each time; without it they are always the same.
 #![allow(clippy::unwrap_used)]
 
 mod carry_out;
@@ -43,13 +44,20 @@ fn hold(what: &str, strategy: impl Strategy<Value = Case>) {
     // Shrinking: enough to be read; each step runs a dozen processes.
     let (cases, max_shrink_iters, failure_persistence) = (cases(), 400, None);
     let max_global_rejects = cases * MOST_WHOLE;
-    let config =
-        Config { cases, max_shrink_iters, max_global_rejects, failure_persistence, rng_seed, ..Config::default() };
-    let result = TestRunner::new(config).run(&strategy, |case| match carry_out::compare(&LIBRARY, &case) {
-        Verdict::NotSplit => Err(TestCaseError::reject("not split")),
-        Verdict::Same => Ok(()),
-        Verdict::Differs(how) => Err(TestCaseError::fail(format!("{case}\n{how}"))),
-    });
+    let config = Config {
+        cases,
+        max_shrink_iters,
+        max_global_rejects,
+        failure_persistence,
+        rng_seed,
+        ..Config::default()
+    };
+    let result =
+        TestRunner::new(config).run(&strategy, |case| match carry_out::compare(&LIBRARY, &case) {
+            Verdict::NotSplit => Err(TestCaseError::reject("not split")),
+            Verdict::Same => Ok(()),
+            Verdict::Differs(how) => Err(TestCaseError::fail(format!("{case}\n{how}"))),
+        });
     // Without the value itself: the case is shown as commands and files.
     match result {
         Ok(()) => println!("{what}: {cases} cases"),
@@ -117,8 +125,10 @@ fn pipelines_in_parts_give_what_whole_ones_give() {
 #[test]
 fn every_declared_split_is_tried() {
     let tried: BTreeMap<&str, &Tried> = TRIED.iter().map(|t| (t.name, t)).collect();
-    let declared = |name: &&str| LIBRARY.declared_splits(name) != posh_annotations::DeclaredSplits::default();
-    let missing: Vec<&str> = LIBRARY.full_names().filter(declared).filter(|n| !tried.contains_key(n)).collect();
+    let declared =
+        |name: &&str| LIBRARY.declared_splits(name) != posh_annotations::DeclaredSplits::default();
+    let missing: Vec<&str> =
+        LIBRARY.full_names().filter(declared).filter(|n| !tried.contains_key(n)).collect();
     assert!(missing.is_empty(), "annotations declare splits that no property tries: {missing:?}");
     let idle: Vec<&&str> = tried.keys().filter(|name| !declared(name)).collect();
     assert!(idle.is_empty(), "properties of commands that declare no split: {idle:?}");

@@ -1,5 +1,6 @@
-//! What is tried of each command: flags of which a few are taken, and the words without which it does nothing.
-//! A flag that the annotation does not split with costs a case; a flag that is missing here is not tried.
+//! What is tried of each command: flags of which a few are taken, and the words without which it
+//! does nothing. A flag that the annotation does not split with costs a case; a flag that is
+//! missing here is not tried.
 
 /// What the operands are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +27,11 @@ pub struct Tried {
     pub may_be_missing: bool,
 }
 
-const fn text(name: &'static str, flags: &'static [&'static str], words: &'static [&'static [&'static str]]) -> Tried {
+const fn text(
+    name: &'static str,
+    flags: &'static [&'static str],
+    words: &'static [&'static [&'static str]],
+) -> Tried {
     Tried { name, flags, words, behind: &[&[]], operands: Operands::Text, may_be_missing: false }
 }
 
@@ -63,8 +68,18 @@ const GREP: &[&str] = &[
     "--binary-files=text",
 ];
 /// One of them is no pattern, one is warned of.
-const PATTERNS: &[&[&str]] =
-    &[&["-e", "a", "-e", "two"], &["1"], &["^$"], &["."], &["[ab]$"], &["é"], &["["], &["\\d"], &["nowhere"], &[""]];
+const PATTERNS: &[&[&str]] = &[
+    &["-e", "a", "-e", "two"],
+    &["1"],
+    &["^$"],
+    &["."],
+    &["[ab]$"],
+    &["é"],
+    &["["],
+    &["\\d"],
+    &["nowhere"],
+    &[""],
+];
 const SUMS: &[&str] = &["-b", "-t", "-z", "--tag"];
 const SED: &[&[&str]] = &[
     &["s/a/b/"],
@@ -106,7 +121,11 @@ pub const TRIED: &[Tried] = &[
         &[&["a"], &["-e", "1"], &["\\d"]],
     ),
     text("head", &["-q", "-v", "-z", "-n2", "-n-2", "-c3", "-c-3", "-n0"], &[&[], &["-q"]]),
-    text("tail", &["-q", "-v", "-z", "-n2", "-n+2", "-c3", "-c+3", "-n0", "-n-2", "-nx"], &[&[], &["-q"]]),
+    text(
+        "tail",
+        &["-q", "-v", "-z", "-n2", "-n+2", "-c3", "-c+3", "-n0", "-n-2", "-nx"],
+        &[&[], &["-q"]],
+    ),
     text(
         "cut",
         &["-s", "-z", "--complement", "--output-delimiter=_", "-n"],
@@ -115,7 +134,14 @@ pub const TRIED: &[Tried] = &[
     text(
         "tr",
         &["-d", "-c", "-t"],
-        &[&["a-o"], &["a-z", "A-Z"], &["a\\n", "xy"], &["\\0-\\377", "\\1-\\377"], &["[:digit:]", "#"], &["-s", "a-z"]],
+        &[
+            &["a-o"],
+            &["a-z", "A-Z"],
+            &["a\\n", "xy"],
+            &["\\0-\\377", "\\1-\\377"],
+            &["[:digit:]", "#"],
+            &["-s", "a-z"],
+        ],
     ),
     text(
         "sort",
@@ -146,7 +172,11 @@ pub const TRIED: &[Tried] = &[
         ],
         NONE,
     ),
-    text("uniq", &["-c", "-d", "-D", "-i", "-u", "-z", "-f1", "-s1", "-w1", "-1", "--group", "-c", "-wx"], NONE),
+    text(
+        "uniq",
+        &["-c", "-d", "-D", "-i", "-u", "-z", "-f1", "-s1", "-w1", "-1", "--group", "-c", "-wx"],
+        NONE,
+    ),
     text("wc", &["-c", "-m", "-l", "-L", "-w"], NONE),
     text("fold", &["-b", "-s", "-w5", "-w2", "-3", "-wx"], NONE),
     text("expand", &["-i", "-t2", "-4", "-t1,5"], NONE),
@@ -175,7 +205,13 @@ pub const TRIED: &[Tried] = &[
         name: "find",
         flags: &["-P", "-H"],
         words: NONE,
-        behind: &[&[], &["-name", "a*"], &["-type", "f", "-print0"], &["-bogus"], &["-maxdepth", "1"]],
+        behind: &[
+            &[],
+            &["-name", "a*"],
+            &["-type", "f", "-print0"],
+            &["-bogus"],
+            &["-maxdepth", "1"],
+        ],
         operands: Operands::Trees,
         may_be_missing: false,
     },

@@ -16,10 +16,14 @@ use bytes::{Bytes, BytesMut};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        Chunk, Credit, Exited, Finished, Offset, Rejected, RunOutput, Started, VolumeMark, exited::How, run_output,
+        Chunk, Credit, Exited, Finished, Offset, Rejected, RunOutput, Started, VolumeMark,
+        exited::How, run_output,
     },
     frame,
-    stage::{self, Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor::Kind, to_gateway, to_stage},
+    stage::{
+        self, Descriptor, Enlist, OpenSession, ToGateway, ToStage, descriptor::Kind, to_gateway,
+        to_stage,
+    },
 };
 use prost::Message as _;
 use prost_reflect::{DynamicMessage, MessageDescriptor};
@@ -82,7 +86,10 @@ async fn start() -> Peer {
     let session = open_session(&gateway.stages, request).await;
     let pool = hostile::pool();
     let of = pool.get_message_by_name("posh.executor.v1.RunOutput").unwrap();
-    let sound = outputs().into_iter().map(|output| DynamicMessage::decode(of.clone(), &output[..]).unwrap()).collect();
+    let sound = outputs()
+        .into_iter()
+        .map(|output| DynamicMessage::decode(of.clone(), &output[..]).unwrap())
+        .collect();
     let (stages, mount) = (gateway.stages.clone(), gateway.mount.clone());
     // It lives as long as the process.
     std::mem::forget(gateway);
@@ -116,7 +123,11 @@ fn outputs() -> Vec<Bytes> {
     };
     let mut all = vec![said(Kind::Started(Started::default()))];
     all.extend((0..6).flat_map(|stream| {
-        [said(Kind::Chunk(Chunk { stream, data: "x\n".into() })), said(Kind::End(stream)), said(Kind::Closed(stream))]
+        [
+            said(Kind::Chunk(Chunk { stream, data: "x\n".into() })),
+            said(Kind::End(stream)),
+            said(Kind::Closed(stream)),
+        ]
     }));
     all.extend([
         said(Kind::Exited(exited)),
@@ -135,7 +146,9 @@ pub fn answers(data: &[u8]) {
     let Ok(messages) = peer.messages(&mut source) else { return };
     *NEXT.lock().unwrap() = messages;
     executor::peer().runtime.block_on(async {
-        timeout(PATIENCE, peer.stage()).await.expect("the stage is told to end, and runs go there again");
+        timeout(PATIENCE, peer.stage())
+            .await
+            .expect("the stage is told to end, and runs go there again");
     });
 }
 
@@ -167,7 +180,9 @@ impl Peer {
         let mut is_remote = false;
         let mut buffer = BytesMut::new();
         loop {
-            while let Some(said) = frame::decode::<ToStage>(&mut buffer).expect("the gateway sends frames") {
+            while let Some(said) =
+                frame::decode::<ToStage>(&mut buffer).expect("the gateway sends frames")
+            {
                 match said.kind {
                     Some(to_stage::Kind::Remote(_)) => {
                         is_remote = true;
@@ -192,8 +207,12 @@ impl Peer {
     }
 
     fn enlist(&self) -> Enlist {
-        let null =
-            |fd: u32| Descriptor { fd, kind: Kind::Null.into(), path: "/dev/null".into(), ..Descriptor::default() };
+        let null = |fd: u32| Descriptor {
+            fd,
+            kind: Kind::Null.into(),
+            path: "/dev/null".into(),
+            ..Descriptor::default()
+        };
         // A file of this machine: its bytes come through the gateway.
         let out = self.mount.with_file_name("out");
         std::fs::write(&out, "").unwrap();
@@ -259,7 +278,11 @@ impl tower::Service<http::Request<Body>> for Liar {
 /// The answer to one call.
 struct Answer(Arc<String>);
 
-type Answers = Pin<Box<dyn Future<Output = Result<Response<ReceiverStream<Result<Bytes, Status>>>, Status>> + Send>>;
+type Answers = Pin<
+    Box<
+        dyn Future<Output = Result<Response<ReceiverStream<Result<Bytes, Status>>>, Status>> + Send,
+    >,
+>;
 
 impl StreamingService<Bytes> for Answer {
     type Response = Bytes;
@@ -277,8 +300,12 @@ impl StreamingService<Bytes> for Answer {
                     for message in messages {
                         let _ = answers.send(Ok(message)).await;
                     }
-                    // Then it is gone, whatever it has left out; what the gateway said meanwhile is read.
-                    while let Ok(Ok(Some(_))) = timeout(Duration::from_millis(2), input.message()).await {}
+                    // Then it is gone, whatever it has left out; what the gateway said meanwhile is
+                    // read.
+                    while let Ok(Ok(Some(_))) =
+                        timeout(Duration::from_millis(2), input.message()).await
+                    {
+                    }
                 });
             } else {
                 let mut input = request.into_inner();

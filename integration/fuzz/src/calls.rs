@@ -73,20 +73,24 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call of some method of `service`, but none of `left_out`. Streams begin with one of the greetings, if there are any, but
-    /// for some.
+    /// A call of some method of `service`, but none of `left_out`. Streams begin with one of the
+    /// greetings, if there are any, but for some.
     pub fn choose(
         service: &ServiceDescriptor,
         left_out: &[&str],
         (sound, greetings): (&[DynamicMessage], &[Bytes]),
         source: &mut Unstructured<'_>,
     ) -> Result<Self> {
-        let methods: Vec<_> = service.methods().filter(|method| !left_out.contains(&method.name())).collect();
+        let methods: Vec<_> =
+            service.methods().filter(|method| !left_out.contains(&method.name())).collect();
         // The streaming ones hold most of what can go wrong.
-        let streaming: Vec<_> = methods.iter().filter(|method| method.is_client_streaming()).cloned().collect();
-        let method = if streaming.is_empty() || source.ratio(1, 4)? { &methods } else { &streaming };
+        let streaming: Vec<_> =
+            methods.iter().filter(|method| method.is_client_streaming()).cloned().collect();
+        let method =
+            if streaming.is_empty() || source.ratio(1, 4)? { &methods } else { &streaming };
         let method = source.choose(method)?.clone();
-        let count = if method.is_client_streaming() { source.int_in_range(1..=MAX_MESSAGES)? } else { 1 };
+        let count =
+            if method.is_client_streaming() { source.int_in_range(1..=MAX_MESSAGES)? } else { 1 };
         let mut messages = Vec::new();
         if method.is_client_streaming() && !greetings.is_empty() && source.ratio(7, 8)? {
             messages.push(source.choose(greetings)?.clone());
@@ -114,7 +118,10 @@ impl Call {
         }
         let input = self.stays_open.then_some(input);
         let talk = async {
-            let mut answers = grpc.streaming(Request::new(ReceiverStream::new(stream)), path, Raw).await?.into_inner();
+            let mut answers = grpc
+                .streaming(Request::new(ReceiverStream::new(stream)), path, Raw)
+                .await?
+                .into_inner();
             for _ in 0..MAX_ANSWERS {
                 if answers.message().await?.is_none() {
                     break;

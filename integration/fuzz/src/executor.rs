@@ -14,9 +14,10 @@ use posh_executor::{Config, config::RightsArguments};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        Chunk, Credit, DescribeRequest, Descriptor, EnvVar, File, Guard, Inlet, Merge, MountPoint, Outlet, PathUse,
-        Pty, ReturnedLease, RunInput, RunOutput, RunSpec, Signal, Stage, ToolsRequest, VolumeSession, WatchedTree,
-        WindowSize, descriptor::Source, executor_client::ExecutorClient, run_input, run_output,
+        Chunk, Credit, DescribeRequest, Descriptor, EnvVar, File, Guard, Inlet, Merge, MountPoint,
+        Outlet, PathUse, Pty, ReturnedLease, RunInput, RunOutput, RunSpec, Signal, Stage,
+        ToolsRequest, VolumeSession, WatchedTree, WindowSize, descriptor::Source,
+        executor_client::ExecutorClient, run_input, run_output,
     },
     packed::pack,
 };
@@ -62,7 +63,8 @@ pub fn peer() -> &'static Peer {
 }
 
 fn start() -> Peer {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let store = scratch::directory();
     std::fs::write(store.join("f"), "a\nb\n").unwrap();
     std::fs::create_dir(store.join(".git")).unwrap();
@@ -81,8 +83,11 @@ fn start() -> Peer {
     let volume = Remote::open(Arc::new(Direct(address)), "logs", Patience::default());
     let volume = runtime.block_on(volume).unwrap();
     let sound = sound(&volume).into_iter().map(|(name, bytes)| {
-        DynamicMessage::decode(pool.get_message_by_name(&format!("posh.executor.v1.{name}")).unwrap(), &bytes[..])
-            .unwrap()
+        DynamicMessage::decode(
+            pool.get_message_by_name(&format!("posh.executor.v1.{name}")).unwrap(),
+            &bytes[..],
+        )
+        .unwrap()
     });
     let sound = sound.collect();
     let address = address.to_string();
@@ -92,7 +97,11 @@ fn start() -> Peer {
 /// As root's executor has it spelled out.
 pub fn rights() -> RightsArguments {
     let is_root = nix::unistd::geteuid().is_root();
-    RightsArguments { user: is_root.then(|| "root".to_owned()), trust_caller_ids: is_root, require: None }
+    RightsArguments {
+        user: is_root.then(|| "root".to_owned()),
+        trust_caller_ids: is_root,
+        require: None,
+    }
 }
 
 /// `posh-executor`, built beside this program, or as `POSH_EXECUTOR` says.
@@ -101,7 +110,10 @@ pub fn runner_program() -> PathBuf {
         return program.into();
     }
     let own = std::env::current_exe().unwrap();
-    let found = own.ancestors().map(|directory| directory.join("posh-executor")).find(|program| program.is_file());
+    let found = own
+        .ancestors()
+        .map(|directory| directory.join("posh-executor"))
+        .find(|program| program.is_file());
     found.expect("posh-executor is built: cargo build --workspace --bins")
 }
 
@@ -111,7 +123,9 @@ pub fn calls(data: &[u8]) {
     let mut source = Unstructured::new(data);
     let count = source.int_in_range(1..=2).unwrap_or(1);
     for _ in 0..count {
-        let Ok(call) = Call::choose(&peer.service, &[], (&peer.sound, &[]), &mut source) else { break };
+        let Ok(call) = Call::choose(&peer.service, &[], (&peer.sound, &[]), &mut source) else {
+            break;
+        };
         if let Some(words) = peer.runtime.block_on(call.make(&peer.channel)) {
             assert!(!FAULTS.iter().any(|fault| words.contains(fault)), "{words}");
         }
@@ -126,19 +140,25 @@ impl Peer {
     async fn probe(&self) {
         let run = async {
             let mut client = ExecutorClient::new(self.channel.clone());
-            client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.expect("it says what it is");
+            client
+                .describe(DescribeRequest { protocol: PROTOCOL_VERSION })
+                .await
+                .expect("it says what it is");
             // A run that was given up just now may still be on its way out.
             loop {
                 let inputs = tokio_stream::iter([input(run_input::Kind::Spec(pipeline()))]);
                 let mut outputs = client.run(inputs).await.expect("it takes runs").into_inner();
                 let mut said = Vec::new();
-                while let Some(RunOutput { kind: Some(kind) }) = outputs.message().await.expect("no error") {
+                while let Some(RunOutput { kind: Some(kind) }) =
+                    outputs.message().await.expect("no error")
+                {
                     match kind {
                         run_output::Kind::Chunk(chunk) => said.extend_from_slice(&chunk.data),
                         run_output::Kind::Finished(_) => return said,
                         run_output::Kind::Rejected(refusal) => {
                             assert!(
-                                refusal.message.contains("many") || refusal.message.contains("limit"),
+                                refusal.message.contains("many")
+                                    || refusal.message.contains("limit"),
                                 "{refusal:?}"
                             );
                         }
@@ -170,7 +190,10 @@ fn pipeline() -> RunSpec {
             descriptor(1, Source::PipeWrite(out)),
             descriptor(2, Source::PipeWrite(99)),
         ],
-        paths: argv[1..].iter().map(|path| PathUse { path: (*path).to_owned().into(), ..PathUse::default() }).collect(),
+        paths: argv[1..]
+            .iter()
+            .map(|path| PathUse { path: (*path).to_owned().into(), ..PathUse::default() })
+            .collect(),
         ..Stage::default()
     };
     RunSpec {
@@ -203,7 +226,10 @@ fn elaborate(volume: &Remote) -> RunSpec {
     spec.volumes = vec![VolumeSession { session: volume.session(), returned }];
     spec.trace = true;
     spec.pipes.extend([98, 103]);
-    spec.ptys = vec![Pty { id: 97, size: Some(WindowSize { rows: 24, columns: 80, ..WindowSize::default() }) }];
+    spec.ptys = vec![Pty {
+        id: 97,
+        size: Some(WindowSize { rows: 24, columns: 80, ..WindowSize::default() }),
+    }];
     spec.merges = vec![Merge { sources: vec![102], pipe: 103 }];
     spec.inlets = vec![Inlet { stream: 3, pipe: 98 }];
     spec.outlets = vec![outlet(1, 103), outlet(2, 99), outlet(4, 97)];
@@ -213,8 +239,18 @@ fn elaborate(volume: &Remote) -> RunSpec {
     let file = File { path: "f".into(), flags: 0, offset: 1, report_offset: true };
     stage.descriptors.push(descriptor(4, Source::File(file)));
     stage.descriptors.push(descriptor(5, Source::DuplicateOf(4)));
-    stage.paths[0] = PathUse { recursive: true, no_symlinks: true, ends_in_newline: true, ..stage.paths[0].clone() };
-    stage.guards = vec![Guard { below: ".git".into(), files: vec!["config".into()], test: 4, ..Guard::default() }];
+    stage.paths[0] = PathUse {
+        recursive: true,
+        no_symlinks: true,
+        ends_in_newline: true,
+        ..stage.paths[0].clone()
+    };
+    stage.guards = vec![Guard {
+        below: ".git".into(),
+        files: vec!["config".into()],
+        test: 4,
+        ..Guard::default()
+    }];
     stage.watched_trees = vec![WatchedTree {
         path: MOUNT.into(),
         up_to: vec![".git".into()],
@@ -257,5 +293,9 @@ fn sound(volume: &Remote) -> Vec<(&'static str, Vec<u8>)> {
 
 /// Random choices have no sound form: some bytes to begin with.
 pub fn seeds() -> Vec<Vec<u8>> {
-    (1..=8_u8).map(|factor| (0..=255_u8).map(|byte| byte.wrapping_mul(factor).wrapping_add(factor)).collect()).collect()
+    (1..=8_u8)
+        .map(|factor| {
+            (0..=255_u8).map(|byte| byte.wrapping_mul(factor).wrapping_add(factor)).collect()
+        })
+        .collect()
 }

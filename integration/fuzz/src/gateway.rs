@@ -16,7 +16,10 @@ use hyper_util::rt::TokioIo;
 use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
-    gateway::{PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest, gateway_client::GatewayClient},
+    gateway::{
+        PlanRequest, PlannedStage, ReportRequest, ResolveRequest, StatusRequest,
+        gateway_client::GatewayClient,
+    },
     stage::{Credit, Data, Descriptor, Enlist, OpenSession, Signal, ToGateway, to_gateway::Kind},
 };
 use prost::Message;
@@ -60,11 +63,14 @@ struct Peer {
 fn peer() -> &'static Peer {
     static PEER: OnceLock<Peer> = OnceLock::new();
     PEER.get_or_init(|| {
-        let gateway = executor::peer().runtime.block_on(start(&format!("http://{}", executor::peer().address)));
+        let gateway = executor::peer()
+            .runtime
+            .block_on(start(&format!("http://{}", executor::peer().address)));
         let pool = hostile::pool();
-        let sound = sound(gateway.mount.as_os_str().as_encoded_bytes())
-            .into_iter()
-            .map(|(name, bytes)| DynamicMessage::decode(pool.get_message_by_name(name).unwrap(), &bytes[..]).unwrap());
+        let sound =
+            sound(gateway.mount.as_os_str().as_encoded_bytes()).into_iter().map(|(name, bytes)| {
+                DynamicMessage::decode(pool.get_message_by_name(name).unwrap(), &bytes[..]).unwrap()
+            });
         Peer {
             sound: sound.collect(),
             gateway,
@@ -97,7 +103,8 @@ pub async fn start(address: &str) -> Gateway {
         let socket = grpc.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    let channel = Endpoint::from_static("http://gateway").connect_with_connector(connect).await.unwrap();
+    let channel =
+        Endpoint::from_static("http://gateway").connect_with_connector(connect).await.unwrap();
     Gateway { channel, stages, mount }
 }
 
@@ -114,7 +121,12 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         ..OpenSession::default()
     };
     let stage = PlannedStage { argv: argv.clone(), ..PlannedStage::default() };
-    let plan = PlanRequest { cwd: mount.clone().into(), stages: vec![stage.clone(), stage], json: true, split: 2 };
+    let plan = PlanRequest {
+        cwd: mount.clone().into(),
+        stages: vec![stage.clone(), stage],
+        json: true,
+        split: 2,
+    };
     let enlist = Enlist {
         protocol: PROTOCOL_VERSION,
         session: "s1".into(),
@@ -131,7 +143,10 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     };
     let mut all = vec![
         ("posh.gateway.v1.PlanRequest", plan.encode_to_vec()),
-        ("posh.gateway.v1.ResolveRequest", ResolveRequest { path: file.into(), cwd: "/".into() }.encode_to_vec()),
+        (
+            "posh.gateway.v1.ResolveRequest",
+            ResolveRequest { path: file.into(), cwd: "/".into() }.encode_to_vec(),
+        ),
         (
             "posh.gateway.v1.ReportRequest",
             ReportRequest { session: "s1".into(), ..ReportRequest::default() }.encode_to_vec(),
@@ -147,7 +162,11 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         Kind::Credit(Credit { fd: 1, bytes: 9 }),
         Kind::Signal(Signal { signal: 2, group: false }),
     ];
-    all.extend(says.map(|kind| ("posh.stage.v1.ToGateway", ToGateway { kind: Some(kind) }.encode_to_vec())));
+    all.extend(
+        says.map(|kind| {
+            ("posh.stage.v1.ToGateway", ToGateway { kind: Some(kind) }.encode_to_vec())
+        }),
+    );
     all
 }
 
@@ -155,7 +174,10 @@ fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
 pub fn calls(data: &[u8]) {
     let peer = peer();
     let mut source = Unstructured::new(data);
-    let Ok(call) = Call::choose(&peer.service, &["Shutdown"], (&peer.sound, &[]), &mut source) else { return };
+    let Ok(call) = Call::choose(&peer.service, &["Shutdown"], (&peer.sound, &[]), &mut source)
+    else {
+        return;
+    };
     let runtime = &executor::peer().runtime;
     runtime.block_on(call.make(&peer.gateway.channel));
     runtime.block_on(peer.probe());
@@ -167,7 +189,8 @@ pub fn stage_socket(data: &[u8]) {
     let mut source = Unstructured::new(data);
     let Ok(bytes) = peer.frames(&mut source) else { return };
     executor::peer().runtime.block_on(async {
-        let mut stage = UnixStream::connect(&peer.gateway.stages).await.expect("the gateway takes stages");
+        let mut stage =
+            UnixStream::connect(&peer.gateway.stages).await.expect("the gateway takes stages");
         // It may hang up in the middle.
         let _ = stage.write_all(&bytes).await;
         let _ = timeout(STAGE, stage.read(&mut [0; 4096])).await;
@@ -181,7 +204,11 @@ impl Peer {
         let mut bytes = BytesMut::new();
         for _ in 0..source.int_in_range(1..=MAX_MESSAGES)? {
             let message = hostile::message(&self.to_gateway, &self.sound, source)?.encode_to_vec();
-            let length = if source.ratio(1, 20)? { source.arbitrary()? } else { u32::try_from(message.len()).unwrap() };
+            let length = if source.ratio(1, 20)? {
+                source.arbitrary()?
+            } else {
+                u32::try_from(message.len()).unwrap()
+            };
             bytes.extend_from_slice(&length.to_le_bytes());
             bytes.extend_from_slice(&message);
         }

@@ -3,7 +3,8 @@
 
 use arbitrary::{Result, Unstructured};
 use prost_reflect::{
-    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage as _, Value,
+    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor,
+    ReflectMessage as _, Value,
 };
 
 /// Messages inside of messages.
@@ -61,7 +62,8 @@ pub fn message(
     sound: &[DynamicMessage],
     source: &mut Unstructured<'_>,
 ) -> Result<DynamicMessage> {
-    let like: Vec<&DynamicMessage> = sound.iter().filter(|message| message.descriptor() == *of).collect();
+    let like: Vec<&DynamicMessage> =
+        sound.iter().filter(|message| message.descriptor() == *of).collect();
     if like.is_empty() || source.ratio(1, 8)? {
         return whole(of, source, MAX_DEPTH);
     }
@@ -72,7 +74,11 @@ pub fn message(
     Ok(message)
 }
 
-fn whole(of: &MessageDescriptor, source: &mut Unstructured<'_>, depth: u32) -> Result<DynamicMessage> {
+fn whole(
+    of: &MessageDescriptor,
+    source: &mut Unstructured<'_>,
+    depth: u32,
+) -> Result<DynamicMessage> {
     let mut message = DynamicMessage::new(of.clone());
     for field in of.fields() {
         if !source.is_empty() && source.ratio(2, 3)? {
@@ -89,7 +95,11 @@ fn change(message: &mut DynamicMessage, source: &mut Unstructured<'_>) -> Result
         return Ok(());
     }
     let set: Vec<FieldDescriptor> = message.fields().map(|(field, _)| field).collect();
-    let field = if set.is_empty() || source.ratio(1, 4)? { source.choose(&fields)? } else { source.choose(&set)? };
+    let field = if set.is_empty() || source.ratio(1, 4)? {
+        source.choose(&fields)?
+    } else {
+        source.choose(&set)?
+    };
     let inner = match message.get_field_mut(field) {
         Value::Message(inner) => Some(inner),
         Value::List(list) if !list.is_empty() => {
@@ -126,7 +136,8 @@ fn value(field: &FieldDescriptor, source: &mut Unstructured<'_>, depth: u32) -> 
         return scalar(&field.kind(), source, depth);
     }
     // Many of little: many of much would be the fuzzer's own growth.
-    let (count, depth) = if source.ratio(1, 40)? { (MANY, 0) } else { (source.int_in_range(0..=FEW)?, depth) };
+    let (count, depth) =
+        if source.ratio(1, 40)? { (MANY, 0) } else { (source.int_in_range(0..=FEW)?, depth) };
     let one = scalar(&field.kind(), source, depth)?;
     let mut list = vec![one; count];
     for other in list.iter_mut().take(FEW).skip(1) {
@@ -142,7 +153,9 @@ fn scalar(kind: &Kind, source: &mut Unstructured<'_>, depth: u32) -> Result<Valu
         Kind::Bool => Value::Bool(source.arbitrary()?),
         Kind::String => Value::String(String::from_utf8_lossy(&text(source)?).into_owned()),
         Kind::Bytes => Value::Bytes(text(source)?.into()),
-        Kind::Enum(_) => Value::EnumNumber(i32::try_from(number(source)? as i64 & 0x1f).unwrap_or(-1)),
+        Kind::Enum(_) => {
+            Value::EnumNumber(i32::try_from(number(source)? as i64 & 0x1f).unwrap_or(-1))
+        }
         Kind::Double => Value::F64(*source.choose(&[0.0, -1.0, f64::NAN, f64::INFINITY, 1e300])?),
         Kind::Float => Value::F32(*source.choose(&[0.0, -1.0, f32::NAN, f32::INFINITY, 1e30])?),
         Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => Value::I32(number(source)? as i32),
@@ -153,8 +166,24 @@ fn scalar(kind: &Kind, source: &mut Unstructured<'_>, depth: u32) -> Result<Valu
 }
 
 fn number(source: &mut Unstructured<'_>) -> Result<u64> {
-    const EDGES: &[u64] =
-        &[0, 1, 2, 3, 64, 65, 1000, 1001, 0o22, 0xffff, 1 << 31, u32::MAX as u64, 1 << 32, 1 << 62, 1 << 63, u64::MAX];
+    const EDGES: &[u64] = &[
+        0,
+        1,
+        2,
+        3,
+        64,
+        65,
+        1000,
+        1001,
+        0o22,
+        0xffff,
+        1 << 31,
+        u32::MAX as u64,
+        1 << 32,
+        1 << 62,
+        1 << 63,
+        u64::MAX,
+    ];
     if source.ratio(3, 4)? { Ok(*source.choose(EDGES)?) } else { source.arbitrary() }
 }
 

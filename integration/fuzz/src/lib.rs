@@ -31,18 +31,43 @@ pub struct Target {
 
 /// All of them.
 pub const TARGETS: &[Target] = &[
-    Target { name: "annotations", run: texts::annotations, seeds: texts::annotation_files, short: 400 },
+    Target {
+        name: "annotations",
+        run: texts::annotations,
+        seeds: texts::annotation_files,
+        short: 400,
+    },
     Target { name: "invocations", run: texts::invocation, seeds: texts::invocations, short: 2000 },
-    Target { name: "mounts_toml", run: texts::mounts_toml, seeds: texts::mounts_tomls, short: 1000 },
-    Target { name: "executor_toml", run: texts::executor_toml, seeds: texts::executor_tomls, short: 1000 },
+    Target {
+        name: "mounts_toml",
+        run: texts::mounts_toml,
+        seeds: texts::mounts_tomls,
+        short: 1000,
+    },
+    Target {
+        name: "executor_toml",
+        run: texts::executor_toml,
+        seeds: texts::executor_tomls,
+        short: 1000,
+    },
     Target { name: "mountinfo", run: texts::mountinfo, seeds: texts::mountinfos, short: 1000 },
     Target { name: "executor", run: executor::calls, seeds: executor::seeds, short: 150 },
     Target { name: "gateway", run: gateway::calls, seeds: gateway::seeds, short: 150 },
-    Target { name: "stage_socket", run: gateway::stage_socket, seeds: gateway::stage_seeds, short: 150 },
+    Target {
+        name: "stage_socket",
+        run: gateway::stage_socket,
+        seeds: gateway::stage_seeds,
+        short: 150,
+    },
     Target { name: "volume", run: volume::calls, seeds: executor::seeds, short: 60 },
     Target { name: "answers", run: answers::answers, seeds: answers::seeds, short: 30 },
     Target { name: "strangers", run: strangers::strangers, seeds: strangers::seeds, short: 100 },
-    Target { name: "volume_answers", run: volume_answers::answers, seeds: volume_answers::seeds, short: 30 },
+    Target {
+        name: "volume_answers",
+        run: volume_answers::answers,
+        seeds: volume_answers::seeds,
+        short: 30,
+    },
 ];
 
 /// The target of that name.

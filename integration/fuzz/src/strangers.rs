@@ -1,5 +1,5 @@
-//! An executor with certificates, and whoever reaches its port: bytes before the handshake, bytes after a
-//! handshake without a certificate, and enrolments. An identity is served all the while.
+//! An executor with certificates, and whoever reaches its port: bytes before the handshake, bytes
+//! after a handshake without a certificate, and enrolments. An identity is served all the while.
 
 use std::{
     net::SocketAddr,
@@ -65,7 +65,8 @@ fn peer() -> &'static Peer {
 }
 
 fn start() -> Peer {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let [certificates, store, home] = [(); 3].map(|()| scratch::directory());
     administer::init(&certificates, vec!["127.0.0.1".to_owned()]).unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -84,7 +85,8 @@ fn start() -> Peer {
     let sound = [
         (
             "EnrolRequest",
-            EnrolRequest { secret: vec![1; 16].into(), signing_request: vec![0x30; 64].into() }.encode_to_vec(),
+            EnrolRequest { secret: vec![1; 16].into(), signing_request: vec![0x30; 64].into() }
+                .encode_to_vec(),
         ),
         ("RenewRequest", RenewRequest { signing_request: vec![0x30; 64].into() }.encode_to_vec()),
     ];
@@ -118,7 +120,8 @@ fn without_certificate(certificates: &Path) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(Authority::at(certificates).certificate().unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13]);
     let mut config = config.unwrap().with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec()];
     Arc::new(config)
@@ -138,7 +141,10 @@ pub fn strangers(data: &[u8]) {
         if peer.strangers.fetch_add(1, Ordering::Relaxed).is_multiple_of(BETWEEN_PROBES) {
             let mut client = ExecutorClient::new(peer.identity.clone());
             let asked = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION });
-            timeout(PATIENCE, asked).await.expect("an identity is answered in time").expect("and served");
+            timeout(PATIENCE, asked)
+                .await
+                .expect("an identity is answered in time")
+                .expect("and served");
         }
     });
 }
@@ -165,12 +171,18 @@ impl Peer {
     }
 
     async fn enrol(&'static self, source: &mut Unstructured<'_>) {
-        let Ok(call) = Call::choose(&self.enrolment, &[], (&self.sound, &[]), source) else { return };
+        let Ok(call) = Call::choose(&self.enrolment, &[], (&self.sound, &[]), source) else {
+            return;
+        };
         let connector = tower::service_fn(move |_| async move {
             let stream = self.handshake().await.ok_or(std::io::ErrorKind::ConnectionReset)?;
             Ok::<_, std::io::Error>(TokioIo::new(stream))
         });
-        let Ok(channel) = Endpoint::from_static("http://tls").connect_with_connector(connector).await else { return };
+        let Ok(channel) =
+            Endpoint::from_static("http://tls").connect_with_connector(connector).await
+        else {
+            return;
+        };
         if let Some(words) = call.make(&channel).await {
             assert!(!words.contains("panic"), "{words}");
         }
@@ -180,7 +192,9 @@ impl Peer {
 /// A ClientHello, frames of HTTP/2, and an enrolment.
 pub fn seeds() -> Vec<Vec<u8>> {
     let hello = [&[0, 0x16, 3, 1, 0, 40, 1, 0, 0, 36, 3, 3][..], &[7; 40]].concat();
-    let headers = [&[1, 0, 0, 8, 1, 5, 0, 0, 0, 1][..], &[0x83, 0x86, 0x84, 0x41, 0, 0x82, 0x87, 0x88]].concat();
+    let headers =
+        [&[1, 0, 0, 8, 1, 5, 0, 0, 0, 1][..], &[0x83, 0x86, 0x84, 0x41, 0, 0x82, 0x87, 0x88]]
+            .concat();
     let window = vec![1, 0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff];
     let enrolments = executor::seeds().into_iter().map(|seed| [&[2], &seed[..]].concat());
     [hello, headers, window].into_iter().chain(enrolments).collect()

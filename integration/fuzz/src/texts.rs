@@ -33,9 +33,14 @@ pub fn annotation_files() -> Vec<Vec<u8>> {
 }
 
 fn files_of(directory: &Path) -> Vec<Vec<u8>> {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    files.into_iter().filter_map(|file| std::fs::read(file).ok()).filter(|text| text.len() <= MAX_TEXT).collect()
+    files
+        .into_iter()
+        .filter_map(|file| std::fs::read(file).ok())
+        .filter(|text| text.len() <= MAX_TEXT)
+        .collect()
 }
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(Library::builtin);
@@ -52,7 +57,10 @@ pub fn invocation(data: &[u8]) {
         variable.split_once('=').filter(|(name, _)| *name == wanted).map(|(_, value)| value.into())
     };
     if let Err(unknown) = LIBRARY.classify(name, &argv, &environment) {
-        assert!(!unknown.to_string().is_empty(), "an invocation is unknown, and there is no reason");
+        assert!(
+            !unknown.to_string().is_empty(),
+            "an invocation is unknown, and there is no reason"
+        );
     }
     let _ = LIBRARY.explain(name, &argv, &environment);
 }
@@ -74,15 +82,21 @@ pub fn invocations() -> Vec<Vec<u8>> {
         "|convert|a.jpg|-resize|10x10|b.jpg",
         "|dd|if=a|of=b|bs=1M|count=3",
     ];
-    let mut seeds: Vec<Vec<u8>> = LINES.iter().map(|line| line.replace('|', "\0").into_bytes()).collect();
-    seeds.extend(LIBRARY.full_names().map(|name| format!("\0{}\0-x\0a", name.replace(' ', "\0")).into_bytes()));
+    let mut seeds: Vec<Vec<u8>> =
+        LINES.iter().map(|line| line.replace('|', "\0").into_bytes()).collect();
+    seeds.extend(
+        LIBRARY
+            .full_names()
+            .map(|name| format!("\0{}\0-x\0a", name.replace(' ', "\0")).into_bytes()),
+    );
     seeds
 }
 
 /// A `mounts.toml`, joined to this machine's mounts and asked for a path; or all its mistakes
 /// with places inside of it.
 pub fn mounts_toml(data: &[u8]) {
-    static MOUNTED: LazyLock<MountInfo> = LazyLock::new(|| MountInfo::parse(MOUNTINFO.as_bytes()).unwrap());
+    static MOUNTED: LazyLock<MountInfo> =
+        LazyLock::new(|| MountInfo::parse(MOUNTINFO.as_bytes()).unwrap());
     let Some(text) = text(data) else { return };
     match Config::parse(text, Path::new("/etc/posh/mounts.toml")) {
         Ok(config) => ask(&MountTable::new(&config, &MOUNTED)),
@@ -104,7 +118,8 @@ pub fn mounts_tomls() -> Vec<Vec<u8>> {
 
 /// An `executor.toml`.
 pub fn executor_toml(data: &[u8]) {
-    static FILE: LazyLock<PathBuf> = LazyLock::new(|| crate::scratch::directory().join("executor.toml"));
+    static FILE: LazyLock<PathBuf> =
+        LazyLock::new(|| crate::scratch::directory().join("executor.toml"));
     if data.len() > MAX_TEXT {
         return;
     }

@@ -60,7 +60,8 @@ pub struct Direct(pub SocketAddr);
 #[async_trait::async_trait]
 impl Connector for Direct {
     async fn connect(&self) -> Result<Channel, String> {
-        let channel = Channel::from_shared(format!("http://{}", self.0)).map_err(|error| error.to_string())?;
+        let channel = Channel::from_shared(format!("http://{}", self.0))
+            .map_err(|error| error.to_string())?;
         channel.connect().await.map_err(|error| error.to_string())
     }
 }
@@ -75,7 +76,8 @@ fn start() -> Peer {
     setrlimit(Resource::RLIMIT_FSIZE, MAX_FILE_BYTES, hard).unwrap();
     // Whoever goes beyond gets EFBIG: the threads of the executor inherit this.
     SigSet::from(Signal::SIGXFSZ).thread_block().unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let stores = [scratch::directory(), scratch::directory()];
     std::fs::write(stores[0].join("f"), "a\nb\n").unwrap();
     std::fs::create_dir(stores[0].join("logs")).unwrap();
@@ -83,16 +85,23 @@ fn start() -> Peer {
     let address = listener.local_addr().unwrap();
     let exports = ["logs", OTHER].into_iter().zip(&stores);
     let exports = exports.map(|(name, store)| (name.to_owned(), store.clone())).collect();
-    let mut config = Config::from_arguments(address, exports, false, false, crate::executor::rights()).unwrap();
+    let mut config =
+        Config::from_arguments(address, exports, false, false, crate::executor::rights()).unwrap();
     config.runner_program = Some(crate::executor::runner_program());
     runtime.spawn(posh_executor::run(config, listener, std::future::pending()));
-    let open = |export| runtime.block_on(Remote::open(Arc::new(Direct(address)), export, Patience::default())).unwrap();
+    let open = |export| {
+        runtime
+            .block_on(Remote::open(Arc::new(Direct(address)), export, Patience::default()))
+            .unwrap()
+    };
     let files = runtime.block_on(ids(&open("logs")));
     let channel = runtime.block_on(Direct(address).connect()).unwrap();
     let pool = hostile::pool();
-    let type_named = |name: &str| pool.get_message_by_name(&format!("posh.volume.v1.{name}")).unwrap();
-    let sound =
-        sound(files).into_iter().map(|(name, bytes)| DynamicMessage::decode(type_named(name), &bytes[..]).unwrap());
+    let type_named =
+        |name: &str| pool.get_message_by_name(&format!("posh.volume.v1.{name}")).unwrap();
+    let sound = sound(files)
+        .into_iter()
+        .map(|(name, bytes)| DynamicMessage::decode(type_named(name), &bytes[..]).unwrap());
     Peer {
         channel,
         service: pool.get_service_by_name("posh.volume.v1.Volume").unwrap(),
@@ -139,13 +148,19 @@ pub fn calls(data: &[u8]) {
 async fn probe(store: &Remote) {
     let caller = Caller::default();
     let flags = OpenFlags::READ | OpenFlags::WRITE | OpenFlags::EXCLUSIVE;
-    let create = Op::Create { parent: store.root(), name: "probe".into(), mode: 0o600.into(), flags };
-    let Answer::Opened { handle, entry, .. } = store.call(&caller, create).await.expect("a file is made") else {
+    let create =
+        Op::Create { parent: store.root(), name: "probe".into(), mode: 0o600.into(), flags };
+    let Answer::Opened { handle, entry, .. } =
+        store.call(&caller, create).await.expect("a file is made")
+    else {
         panic!("it was not opened")
     };
     let place = Place { file: entry.attributes.id, handle: Some(handle) };
     let data = Bytes::from_static(b"sound");
-    let written = store.write(&caller, vec![Write::At { place, offset: 0, data }]).await.expect("it is written");
+    let written = store
+        .write(&caller, vec![Write::At { place, offset: 0, data }])
+        .await
+        .expect("it is written");
     assert!(written.iter().all(Result::is_ok), "{written:?}");
     let mut pieces = store.read(&caller, vec![ReadPart { place, range: 0..u64::MAX }]).await;
     let mut read = Vec::new();
@@ -181,9 +196,21 @@ fn sound([root, file, directory]: [FileId; 3]) -> Vec<(&'static str, Vec<u8>)> {
     let opened = || Some(wire::Place { file: Some(id(file)), handle: Some(1) });
     let name = |name: &'static str| Some(wire::Name { parent: Some(id(root)), name: name.into() });
     let make = |new| wire::Make { name: name(new), mode: 0o755, ..Default::default() };
-    let extended = || wire::Extended { place: place(), name: "user.x".into(), value: "v".into(), how: 0 };
-    let lock = || wire::Lock { place: opened(), owner: 1, access: 1, start: 0, end: 9, ..Default::default() };
-    let changes = wire::Changes { size: Some(3), mtime: Some(wire::NewTime::default()), ..Default::default() };
+    let extended =
+        || wire::Extended { place: place(), name: "user.x".into(), value: "v".into(), how: 0 };
+    let lock = || wire::Lock {
+        place: opened(),
+        owner: 1,
+        access: 1,
+        start: 0,
+        end: 9,
+        ..Default::default()
+    };
+    let changes = wire::Changes {
+        size: Some(3),
+        mtime: Some(wire::NewTime::default()),
+        ..Default::default()
+    };
     let ops = [
         Kind::Walk(wire::Walk { from: Some(id(root)), names: vec!["f".into()] }),
         Kind::Attributes(place().unwrap_or_default()),
@@ -218,7 +245,12 @@ fn sound([root, file, directory]: [FileId; 3]) -> Vec<(&'static str, Vec<u8>)> {
         Kind::TestLock(lock()),
         Kind::Unlock(wire::Unlock { file: Some(id(file)), owner: 1 }),
         Kind::ReturnLeases(wire::ReturnLeases {
-            leases: vec![wire::Notice { file: Some(id(directory)), leases: 15, stamp: 1, ..wire::Notice::default() }],
+            leases: vec![wire::Notice {
+                file: Some(id(directory)),
+                leases: 15,
+                stamp: 1,
+                ..wire::Notice::default()
+            }],
         }),
         Kind::Settle(true),
     ];
@@ -252,10 +284,14 @@ fn sound([root, file, directory]: [FileId; 3]) -> Vec<(&'static str, Vec<u8>)> {
     let writes = writes.into_iter().map(|kind| wire::Write { kind: Some(kind) }).collect();
     let parts = vec![wire::ReadPart { place: place(), start: 0, end: 10 }];
     let bulk = [
-        ("ReadRequest", wire::ReadRequest { session: session(0), caller: None, parts }.encode_to_vec()),
+        (
+            "ReadRequest",
+            wire::ReadRequest { session: session(0), caller: None, parts }.encode_to_vec(),
+        ),
         (
             "WriteRequest",
-            wire::WriteRequest { session: session(1), number: 1, writes, ..Default::default() }.encode_to_vec(),
+            wire::WriteRequest { session: session(1), number: 1, writes, ..Default::default() }
+                .encode_to_vec(),
         ),
     ];
     said.chain(bulk).collect()

@@ -1,5 +1,5 @@
-//! A volume beside a server that lies: a mount's file system asks, as a program would have it ask, and what
-//! it is answered is hostile: replies, notices, contents, in any order.
+//! A volume beside a server that lies: a mount's file system asks, as a program would have it ask,
+//! and what it is answered is hostile: replies, notices, contents, in any order.
 
 use std::{
     convert::Infallible,
@@ -75,7 +75,12 @@ async fn start() -> Peer {
     tokio::spawn(liar.serve_with_incoming(TcpListenerStream::new(listener)));
     let pool = hostile::pool();
     let named = |name: &str| pool.get_message_by_name(&format!("posh.volume.v1.{name}")).unwrap();
-    Peer { address, from_volume: named("FromVolume"), read_reply: named("ReadReply"), write_reply: named("WriteReply") }
+    Peer {
+        address,
+        from_volume: named("FromVolume"),
+        read_reply: named("ReadReply"),
+        write_reply: named("WriteReply"),
+    }
 }
 
 /// One mount and what a program does on it; the kernel must be told nothing impossible.
@@ -84,7 +89,9 @@ pub fn answers(data: &[u8]) {
     *CHOICES.lock().unwrap() = data.to_vec();
     executor::peer().runtime.block_on(async {
         let patience = Patience { deadline: Some(DEADLINE) };
-        let remote = timeout(OPERATION, Remote::open(Arc::new(Direct(peer.address)), "logs", patience)).await;
+        let remote =
+            timeout(OPERATION, Remote::open(Arc::new(Direct(peer.address)), "logs", patience))
+                .await;
         let Ok(Ok(remote)) = remote else { return };
         let settings = Settings { sync: false, memory_bytes: 1 << 20, most_files: MAX_FILES };
         let (volume, mut invalidations) = Volume::new(Arc::new(remote), settings, None);
@@ -111,7 +118,8 @@ async fn use_files(volume: &Arc<Volume>, is_honest: bool) {
     let name = OsStr::new("f");
     let _ = answer_of(volume.attributes(&caller, ROOT)).await;
     let found = answer_of(volume.lookup(&caller, ROOT, name)).await;
-    let number = found.as_ref().map_or(ROOT, |entry| volume.tell((ROOT, name), entry, |told| told.number));
+    let number =
+        found.as_ref().map_or(ROOT, |entry| volume.tell((ROOT, name), entry, |told| told.number));
     if let Ok(directory) = volume.open_directory(&caller, ROOT) {
         for listed in answer_of(volume.read_directory(directory, 0)).await.unwrap_or_default() {
             let name = listed.name.as_bytes();
@@ -121,7 +129,9 @@ async fn use_files(volume: &Arc<Volume>, is_honest: bool) {
         volume.close_directory(directory);
     }
     assert!(!is_honest || found.is_ok(), "{found:?}");
-    if let Ok(opened) = answer_of(volume.open(&caller, number, OpenFlags::READ | OpenFlags::WRITE)).await {
+    if let Ok(opened) =
+        answer_of(volume.open(&caller, number, OpenFlags::READ | OpenFlags::WRITE)).await
+    {
         for offset in [0, 1 << 20] {
             let read = answer_of(volume.read(opened.number, offset, READ_BYTES)).await;
             assert!(!is_honest || offset > 0 || read.as_deref() == Ok(CONTENTS), "{read:?}");
@@ -217,18 +227,35 @@ fn bend(of: &MessageDescriptor, sound: Vec<u8>) -> Bytes {
 fn session_answers(message: &[u8]) -> Vec<Bytes> {
     use wire::{from_volume::Kind as To, to_volume::Kind as From};
     let said = wire::ToVolume::decode(message).ok().and_then(|message| message.kind);
-    let notice = wire::Notice { file: Some(file(2)), leases: 15, stamp: 9, is_all: false, entry: Some(entry(2)) };
+    let notice = wire::Notice {
+        file: Some(file(2)),
+        leases: 15,
+        stamp: 9,
+        is_all: false,
+        entry: Some(entry(2)),
+    };
     let sound = match said {
-        Some(From::Hello(_)) => vec![To::Welcome(wire::Welcome { root: Some(file(1)), ..Default::default() })],
+        Some(From::Hello(_)) => {
+            vec![To::Welcome(wire::Welcome { root: Some(file(1)), ..Default::default() })]
+        }
         Some(From::Alive(alive)) => vec![To::Alive(alive)],
         Some(From::Call(call)) => {
-            let answer = call.op.and_then(|op| op.kind).map(|kind| wire::Answer { kind: Some(answer(kind)) });
-            vec![To::Reply(wire::Reply { number: call.number, error: 0, answer, earlier: false }), To::Notice(notice)]
+            let answer = call
+                .op
+                .and_then(|op| op.kind)
+                .map(|kind| wire::Answer { kind: Some(answer(kind)) });
+            vec![
+                To::Reply(wire::Reply { number: call.number, error: 0, answer, earlier: false }),
+                To::Notice(notice),
+            ]
         }
         _ => Vec::new(),
     };
     let of = &peer().from_volume;
-    sound.into_iter().map(|kind| bend(of, wire::FromVolume { kind: Some(kind) }.encode_to_vec())).collect()
+    sound
+        .into_iter()
+        .map(|kind| bend(of, wire::FromVolume { kind: Some(kind) }.encode_to_vec()))
+        .collect()
 }
 
 fn file(inode: u64) -> wire::FileId {
@@ -251,7 +278,12 @@ fn entry(inode: u64) -> wire::Entry {
 }
 
 fn read_reply() -> Vec<u8> {
-    let piece = wire::Piece { data: CONTENTS.into(), is_last: true, entry: Some(entry(2)), ..wire::Piece::default() };
+    let piece = wire::Piece {
+        data: CONTENTS.into(),
+        is_last: true,
+        entry: Some(entry(2)),
+        ..wire::Piece::default()
+    };
     wire::ReadReply { pieces: vec![piece] }.encode_to_vec()
 }
 
@@ -265,27 +297,45 @@ fn write_reply(request: &[u8]) -> Vec<u8> {
 fn answer(op: wire::op::Kind) -> wire::answer::Kind {
     use wire::{answer::Kind as To, op::Kind as From};
     let entries = |count| wire::Entries { entries: vec![entry(1); count] };
-    let walked = |names: usize| wire::Walked { from: Some(entry(1)), entries: vec![entry(2); names], error: 0 };
+    let walked = |names: usize| wire::Walked {
+        from: Some(entry(1)),
+        entries: vec![entry(2); names],
+        error: 0,
+    };
     match op {
         From::Walk(walk) => To::Walked(walked(walk.names.len())),
         From::Attributes(_) | From::Set(_) => To::Entry(entry(2)),
         From::List(_) => To::Listing(wire::Listing {
             directory: Some(entry(1)),
-            names: vec![wire::Listed { name: "f".into(), cookie: 1, entry: Some(entry(2)), inode: 2, kind: 0 }],
+            names: vec![wire::Listed {
+                name: "f".into(),
+                cookie: 1,
+                entry: Some(entry(2)),
+                inode: 2,
+                kind: 0,
+            }],
             is_last: true,
         }),
         From::ReadLink(_) => To::Target(wire::Stamped { values: vec!["f".into()], stamp: 1 }),
-        From::MakeDirectory(_) | From::MakeNode(_) | From::Symlink(_) | From::Link(_) => To::Made(entries(2)),
+        From::MakeDirectory(_) | From::MakeNode(_) | From::Symlink(_) | From::Link(_) => {
+            To::Made(entries(2))
+        }
         From::Remove(_) => To::Removed(entries(1)),
         From::Rename(_) => To::Renamed(entries(3)),
         From::Create(_) | From::Open(_) => {
             To::Opened(wire::Opened { handle: 1, entry: Some(entry(2)), parent: Some(entry(1)) })
         }
         From::Seek(_) => To::Offset(0),
-        From::CopyRange(copy) => To::Copied(wire::Copied { bytes: copy.length, entry: Some(entry(2)) }),
-        From::FileSystem(_) => To::FileSystem(wire::FileSystem { block_bytes: 4096, ..Default::default() }),
+        From::CopyRange(copy) => {
+            To::Copied(wire::Copied { bytes: copy.length, entry: Some(entry(2)) })
+        }
+        From::FileSystem(_) => {
+            To::FileSystem(wire::FileSystem { block_bytes: 4096, ..Default::default() })
+        }
         From::GetAttribute(_) => To::Value(wire::Stamped { values: vec!["v".into()], stamp: 1 }),
-        From::ListAttributes(_) => To::Names(wire::Stamped { values: vec!["user.x".into()], stamp: 1 }),
+        From::ListAttributes(_) => {
+            To::Names(wire::Stamped { values: vec!["user.x".into()], stamp: 1 })
+        }
         From::TestLock(_) => To::Locked(wire::Lock::default()),
         From::Settle(_) => To::Settled(1),
         _ => To::Done(wire::Nothing {}),

@@ -80,8 +80,8 @@ fn resident_kib() -> usize {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Ends this process, so that the tests end, when an input takes too long: a thread that hangs can't be stopped. It is to be told
-/// each input when it begins, and `None` when it ends.
+/// Ends this process, so that the tests end, when an input takes too long: a thread that hangs
+/// can't be stopped. It is to be told each input when it begins, and `None` when it ends.
 fn watch(name: &'static str) -> Sender<Option<Vec<u8>>> {
     let (tell, told) = channel();
     thread::spawn(move || {
@@ -127,7 +127,8 @@ fn try_target(name: &'static str) {
     seeds.iter().for_each(|seed| run(seed));
     let half = || {
         let config = Config { cases: short / 2, failure_persistence: None, ..Config::default() };
-        let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+        let mut runner =
+            TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
         let inputs = (any::<Index>(), vec(edit(), 0..12)).prop_map(|(seed, edits)| {
             let mut input = seed.get(&seeds).clone();
             edits.iter().for_each(|edit| apply(&mut input, edit));

@@ -29,7 +29,8 @@ enum Task {
         /// How many servers.
         servers: usize,
     },
-    /// Runs a command on the workstation of a new laboratory, to look around: `posh-lab run -- bash`.
+    /// Runs a command on the workstation of a new laboratory, to look around: `posh-lab run --
+    /// bash`.
     Run {
         /// How many servers; server N has /srv/sN, which the workstation mounts as /mnt/sN.
         #[arg(long, default_value_t = 1)]
@@ -64,7 +65,10 @@ fn main() -> Result<ExitCode> {
         Task::Init => init::run()?,
         Task::Hold { servers } => hold(servers)?,
         Task::Run { servers, link, command } => {
-            return look_around(LabSpec { link, unconfigured: true, ..LabSpec::servers(servers) }, &command);
+            return look_around(
+                LabSpec { link, unconfigured: true, ..LabSpec::servers(servers) },
+                &command,
+            );
         }
         Task::Links { links } => links.into_iter().try_for_each(measure)?,
         Task::Demo(options) => {
@@ -101,18 +105,24 @@ fn look_around(spec: LabSpec, words: &[OsString]) -> Result<ExitCode> {
     command.args(arguments).stdin(Stdio::inherit()).env("PATH", path);
     command.envs(std::env::var_os("TERM").map(|term| ("TERM", term)));
     let status = lab.workstation.spawn(command)?.wait()?;
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 fn measure(link: Profile) -> Result<()> {
-    let lab = Lab::start(&LabSpec::servers(1).link(link).without_executors(), &Programs::beside_this()?)?;
-    let measured = wire::check::measure(&lab.workstation, &lab.servers[0].host, &network::addresses(1).1)?;
+    let lab =
+        Lab::start(&LabSpec::servers(1).link(link).without_executors(), &Programs::beside_this()?)?;
+    let measured =
+        wire::check::measure(&lab.workstation, &lab.servers[0].host, &network::addresses(1).1)?;
     println!("{link}: measured {measured}");
     Ok(())
 }
 
 fn hold(servers: usize) -> Result<()> {
-    let lab = Lab::start(&LabSpec::servers(servers).without_executors(), &Programs::beside_this()?)?;
+    let lab =
+        Lab::start(&LabSpec::servers(servers).without_executors(), &Programs::beside_this()?)?;
     let mut pids = Vec::new();
     for host in std::iter::once(&lab.workstation).chain(lab.servers.iter().map(|s| &s.host)) {
         pids.extend(host.processes()?.iter().map(|p| p.pid));

@@ -41,7 +41,8 @@ enum Kind {
 impl Fixture {
     /// Makes the files in a temporary directory and reads them back.
     pub fn make() -> Result<Fixture> {
-        let directory = tempfile::tempdir().attempt(|| "make a directory for the fixture".into())?;
+        let directory =
+            tempfile::tempdir().attempt(|| "make a directory for the fixture".into())?;
         let root = directory.path();
         fill(root).attempt(|| "write the fixture".into())?;
         pack(root)?;
@@ -95,8 +96,9 @@ impl Node {
 }
 
 fn read(root: &Path, below: &Path, nodes: &mut Vec<Node>) -> std::io::Result<()> {
-    let mut names: Vec<_> =
-        fs::read_dir(root.join(below))?.map(|e| e.map(|e| e.file_name())).collect::<std::io::Result<_>>()?;
+    let mut names: Vec<_> = fs::read_dir(root.join(below))?
+        .map(|e| e.map(|e| e.file_name()))
+        .collect::<std::io::Result<_>>()?;
     names.sort();
     for name in names {
         let path = below.join(name);
@@ -136,7 +138,9 @@ fn fill(root: &Path) -> std::io::Result<()> {
     text_files(&put)?;
     odd_names(root)?;
     trees(root)?;
-    for (target, name) in [("f", "link"), ("/home/user/own", "own"), ("nowhere", "dangling"), ("loop", "loop")] {
+    for (target, name) in
+        [("f", "link"), ("/home/user/own", "own"), ("nowhere", "dangling"), ("loop", "loop")]
+    {
         symlink(target, root.join(name))?;
     }
     Ok(())
@@ -146,11 +150,16 @@ fn fill(root: &Path) -> std::io::Result<()> {
 fn text_files(put: &impl Fn(&str, &[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
     let all: Vec<u8> = (0..=255).cycle().take(2_000).collect();
     put("binary", &all)?;
-    put("utf8", "größer\nça va\n日本語 needle\nNEEDLE Ünder\nемкость\n🦀 crab\nnaïve café\n".as_bytes())?;
+    put(
+        "utf8",
+        "größer\nça va\n日本語 needle\nNEEDLE Ünder\nемкость\n🦀 crab\nnaïve café\n".as_bytes(),
+    )?;
     put("invalid", b"valid\nneedle \xff\xfe here\n\xc3(\nlast \xe2\x82\n")?;
     put("crlf", b"one\r\nneedle two\r\nthree\r\n")?;
-    let stems =
-        ["pear", "Apple", "fig", "apple", "Banana", "fig", "cherry", "date", "10", "9", "2", "-5", "", "quince"];
+    let stems = [
+        "pear", "Apple", "fig", "apple", "Banana", "fig", "cherry", "date", "10", "9", "2", "-5",
+        "", "quince",
+    ];
     let word = |i: usize| format!("{} {}\n", stems[i * i % stems.len()], i * 7 % 11);
     put("words", (0..120).map(word).collect::<String>().as_bytes())?;
     let key = |start: usize, step: usize, what: &str| -> String {
@@ -167,14 +176,29 @@ fn text_files(put: &impl Fn(&str, &[u8]) -> std::io::Result<()>) -> std::io::Res
     put("numbers", numbers.collect::<String>().as_bytes())?;
     let names = ["ada", "bob", "eve, the third", "zoë"];
     let row = |i: usize| {
-        format!("{i},\"{}\",{},{}\n", names[i % 4], i * 31 % 17, if i.is_multiple_of(3) { "red" } else { "blue" })
+        format!(
+            "{i},\"{}\",{},{}\n",
+            names[i % 4],
+            i * 31 % 17,
+            if i.is_multiple_of(3) { "red" } else { "blue" }
+        )
     };
-    put("table.csv", format!("id,name,count,colour\n{}", (0..50).map(row).collect::<String>()).as_bytes())?;
+    put(
+        "table.csv",
+        format!("id,name,count,colour\n{}", (0..50).map(row).collect::<String>()).as_bytes(),
+    )?;
     let item = |i: usize| {
-        format!("{{\"id\":{i},\"name\":\"item {i}\",\"tags\":[\"t{}\",\"é\"],\"price\":{}.5}}", i % 3, i * 3)
+        format!(
+            "{{\"id\":{i},\"name\":\"item {i}\",\"tags\":[\"t{}\",\"é\"],\"price\":{}.5}}",
+            i % 3,
+            i * 3
+        )
     };
     let items: Vec<_> = (0..20).map(item).collect();
-    put("data.json", format!("{{\"items\":[{}],\"total\":20,\"none\":null}}\n", items.join(",")).as_bytes())
+    put(
+        "data.json",
+        format!("{{\"items\":[{}],\"total\":20,\"none\":null}}\n", items.join(",")).as_bytes(),
+    )
 }
 
 fn odd_names(root: &Path) -> std::io::Result<()> {

@@ -32,7 +32,12 @@ pub fn differing(case: &Case, one: &Run, other: &Run) -> Vec<String> {
     found
 }
 
-fn output(name: &str, (left, one): (&[u8], &Run), (right, other): (&[u8], &Run), unordered: bool) -> Option<String> {
+fn output(
+    name: &str,
+    (left, one): (&[u8], &Run),
+    (right, other): (&[u8], &Run),
+    unordered: bool,
+) -> Option<String> {
     // Most are equal as they are, and some have megabytes.
     if left == right {
         return None;
@@ -41,7 +46,13 @@ fn output(name: &str, (left, one): (&[u8], &Run), (right, other): (&[u8], &Run),
     let (left, right) = (neutral(left, one), neutral(right, other));
     let equal = if unordered { sorted(&left) == sorted(&right) } else { left == right };
     (!equal).then(|| {
-        format!("{name}: {}\n{:width$}/ {}", excerpt(&left, &right), "", excerpt(&right, &left), width = name.len())
+        format!(
+            "{name}: {}\n{:width$}/ {}",
+            excerpt(&left, &right),
+            "",
+            excerpt(&right, &left),
+            width = name.len()
+        )
     })
 }
 
@@ -69,7 +80,11 @@ fn files(prefix: &str, (left, one): (&Tree, &Run), (right, other): (&Tree, &Run)
     // Only what differs is looked at closely: a case has megabytes of files.
     let pick = |tree: &Tree, than: &Tree, run: &Run| {
         let differing = tree.iter().filter(|(path, entry)| than.get(*path) != Some(*entry));
-        renamed(differing.map(|(path, entry)| (path.clone(), entry.clone())).collect(), &run.name, NAME)
+        renamed(
+            differing.map(|(path, entry)| (path.clone(), entry.clone())).collect(),
+            &run.name,
+            NAME,
+        )
     };
     let found = differences(&pick(left, right, one), &pick(right, left, other));
     found.into_iter().map(|difference| format!("file {prefix}{difference}")).collect()
@@ -78,12 +93,14 @@ fn files(prefix: &str, (left, one): (&Tree, &Run), (right, other): (&Tree, &Run)
 fn time(path: &Path, one: &Run, other: &Run) -> Option<String> {
     let of = |run: &Run| run.left.get(path).map(|entry| entry.modified_s);
     let (left, right) = (of(one), of(other));
-    (left != right || left.is_none()).then(|| format!("time of {}: {left:?} / {right:?}", path.display()))
+    (left != right || left.is_none())
+        .then(|| format!("time of {}: {left:?} / {right:?}", path.display()))
 }
 
 /// Which commands did not run where the case demands it.
 pub fn misplaced(case: &Case, report: &Report, mounts: Mounts) -> Vec<String> {
-    let (mut there, mut here): (Vec<_>, Vec<_>) = (case.offloads.iter().collect(), case.local.iter().collect());
+    let (mut there, mut here): (Vec<_>, Vec<_>) =
+        (case.offloads.iter().collect(), case.local.iter().collect());
     match mounts {
         Mounts::Sshfs => here.extend(&case.by_sshfs),
         Mounts::Volume => there.extend(&case.by_sshfs),
@@ -127,8 +144,20 @@ mod tests {
 
     fn run(name: &str, stdout: &str) -> Run {
         let status = ExitStatus::from_raw(0);
-        let outcome = Outcome { stdout: stdout.into(), stderr: Vec::new(), status, report: None, wall: Duration::ZERO };
-        Run { outcome, statuses: "0 0".into(), left: Tree::new(), home: Tree::new(), name: name.into() }
+        let outcome = Outcome {
+            stdout: stdout.into(),
+            stderr: Vec::new(),
+            status,
+            report: None,
+            wall: Duration::ZERO,
+        };
+        Run {
+            outcome,
+            statuses: "0 0".into(),
+            left: Tree::new(),
+            home: Tree::new(),
+            name: name.into(),
+        }
     }
 
     fn case(unordered: bool) -> Case {
@@ -138,7 +167,8 @@ mod tests {
 
     #[test]
     fn names_of_runs_do_not_count_and_order_only_where_there_is_one() {
-        let (one, other) = (run("run-000001", "run-000001/f\nb\n"), run("run-000002", "b\nrun-000002/f\n"));
+        let (one, other) =
+            (run("run-000001", "run-000001/f\nb\n"), run("run-000002", "b\nrun-000002/f\n"));
         assert_eq!(differing(&case(true), &one, &other), Vec::<String>::new());
         assert_eq!(differing(&case(false), &one, &other).len(), 1);
         let less = run("run-000003", "b\n");

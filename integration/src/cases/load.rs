@@ -34,8 +34,11 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         return Ok(());
     }
     let entries = fs::read_dir(path).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
-    let mut below: Vec<_> =
-        entries.attempt(|| format!("list {}", path.display()))?.iter().map(fs::DirEntry::path).collect();
+    let mut below: Vec<_> = entries
+        .attempt(|| format!("list {}", path.display()))?
+        .iter()
+        .map(fs::DirEntry::path)
+        .collect();
     below.sort();
     below.retain(|p| p.is_dir() || p.extension().is_some_and(|e| e == "yaml"));
     below.iter().try_for_each(|path| collect(path, files))
@@ -48,9 +51,14 @@ fn read(text: &str, file: &Path, cases: &mut Vec<Case>, faults: &mut Vec<String>
     };
     let mut names = HashSet::new();
     for (number, value) in (1..).zip(values) {
-        let named = value.get("name").and_then(Value::as_str).map_or_else(|| format!("case {number}"), str::to_owned);
+        let named = value
+            .get("name")
+            .and_then(Value::as_str)
+            .map_or_else(|| format!("case {number}"), str::to_owned);
         match serde_yaml::from_value::<Case>(value).map_err(|e| e.to_string()).and_then(check) {
-            Ok(case) if names.insert(case.name.clone()) => cases.push(Case { file: subject_of(file), ..case }),
+            Ok(case) if names.insert(case.name.clone()) => {
+                cases.push(Case { file: subject_of(file), ..case })
+            }
             Ok(_) => faults.push(format!("{}: {named}: this name is there twice", file.display())),
             Err(error) => faults.push(format!("{}: {named}: {error}", file.display())),
         }
@@ -72,7 +80,9 @@ fn check(case: Case) -> std::result::Result<Case, String> {
 fn subject_of(file: &Path) -> String {
     let path = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let below = Path::new(DIRECTORY).canonicalize().ok();
-    let short = below.and_then(|d| path.strip_prefix(d).ok().map(Path::to_owned)).unwrap_or_else(|| file.to_owned());
+    let short = below
+        .and_then(|d| path.strip_prefix(d).ok().map(Path::to_owned))
+        .unwrap_or_else(|| file.to_owned());
     short.with_extension("").display().to_string()
 }
 
@@ -111,8 +121,14 @@ mod tests {
     #[test]
     fn counts_are_read() {
         let (mut cases, mut faults) = (Vec::new(), Vec::new());
-        read("- {name: a, script: x, offloads: [cat*3, git log]}", Path::new("x/y.yaml"), &mut cases, &mut faults);
-        let wanted: Vec<_> = cases[0].offloads.iter().map(|w| (w.command.as_str(), w.count)).collect();
+        read(
+            "- {name: a, script: x, offloads: [cat*3, git log]}",
+            Path::new("x/y.yaml"),
+            &mut cases,
+            &mut faults,
+        );
+        let wanted: Vec<_> =
+            cases[0].offloads.iter().map(|w| (w.command.as_str(), w.count)).collect();
         assert_eq!(wanted, [("cat", 3), ("git log", 1)], "{faults:?}");
     }
 }

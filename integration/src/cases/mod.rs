@@ -37,7 +37,8 @@ pub struct Case {
     /// Commands that must have run here.
     #[serde(default)]
     pub local: Vec<Wanted>,
-    /// Commands that must have run here where the mount is an sshfs, for what that does to files; on volumes they run on the server.
+    /// Commands that must have run here where the mount is an sshfs, for what that does to files;
+    /// on volumes they run on the server.
     #[serde(default)]
     pub by_sshfs: Vec<Wanted>,
     /// Who reads the script.
@@ -88,8 +89,8 @@ impl Case {
         self.door.is_none_or(|only| only == door.unwrap_or(Door::Hook))
     }
 
-    /// Whether it belongs to the sample that has one of `count` cases: by its title, so that the sample stays
-    /// as it is when cases are added.
+    /// Whether it belongs to the sample that has one of `count` cases: by its title, so that the
+    /// sample stays as it is when cases are added.
     pub fn is_one_of(&self, count: u64) -> bool {
         // Its low bits are its weak ones.
         (generate::sum(self.title().as_bytes()) >> 32).is_multiple_of(count.max(1))
@@ -119,7 +120,8 @@ pub enum Oracle {
     /// Over the mount, as a user without posh would run it.
     #[default]
     Mount,
-    /// On the local copy: where the mount itself makes a command fail that succeeds on every file system.
+    /// On the local copy: where the mount itself makes a command fail that succeeds on every file
+    /// system.
     Local,
 }
 
@@ -158,9 +160,12 @@ pub struct Wanted {
 impl<'de> Deserialize<'de> for Wanted {
     fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
         let text = String::deserialize(source)?;
-        let Some((command, count)) = text.rsplit_once('*') else { return Ok(Wanted { command: text, count: 1 }) };
+        let Some((command, count)) = text.rsplit_once('*') else {
+            return Ok(Wanted { command: text, count: 1 });
+        };
         let count = count.parse().ok().filter(|count| *count > 0);
-        let count = count.ok_or_else(|| de::Error::custom(format!("{text:?} is not a command with a number")))?;
+        let count = count
+            .ok_or_else(|| de::Error::custom(format!("{text:?} is not a command with a number")))?;
         Ok(Wanted { command: command.to_owned(), count })
     }
 }

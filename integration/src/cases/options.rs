@@ -51,9 +51,12 @@ pub struct Options {
 
 /// Runs what is asked for and prints what came of it; true when nothing failed.
 pub fn main(options: &Options) -> Result<bool> {
-    let paths = if options.paths.is_empty() { vec![load::DIRECTORY.into()] } else { options.paths.clone() };
+    let paths =
+        if options.paths.is_empty() { vec![load::DIRECTORY.into()] } else { options.paths.clone() };
     let mut cases = load::load(&paths)?.map_err(LabError::Cases)?;
-    cases.retain(|case| options.filter.is_empty() || options.filter.iter().any(|text| case.title().contains(text)));
+    cases.retain(|case| {
+        options.filter.is_empty() || options.filter.iter().any(|text| case.title().contains(text))
+    });
     cases.retain(|case| case.holds_through(options.door) && case.is_one_of(options.one_of));
     if options.list {
         cases.iter().for_each(|case| println!("{}", case.title()));
@@ -101,7 +104,8 @@ fn tell(case: &Case, verdict: &run::Verdict, verbose: Verbosity) {
         return println!("{}", summary::failure(case, verdict));
     }
     if verbose == Verbosity::All {
-        let by_mount: String = verdict.by_mount.iter().map(|d| format!("    by the mount: {d}\n")).collect();
+        let by_mount: String =
+            verdict.by_mount.iter().map(|d| format!("    by the mount: {d}\n")).collect();
         println!("passed {}\n{}{by_mount}", case.title(), verdict.placements);
     }
 }

@@ -10,8 +10,9 @@ use super::{Case, Oracle, judge};
 use crate::error::{LabError, Result};
 use crate::volumes::Mounts;
 
-/// What belongs to one pipeline is found out against the clock, and may be missed on a machine that is busy otherwise:
-/// then a stage runs on the workstation, rightly but slowly. Wrong output is never tried again.
+/// What belongs to one pipeline is found out against the clock, and may be missed on a machine that
+/// is busy otherwise: then a stage runs on the workstation, rightly but slowly. Wrong output is
+/// never tried again.
 const TRIES: usize = 3;
 
 /// What came of one case.
@@ -50,7 +51,12 @@ impl Verdict {
 }
 
 /// Runs all `cases`; `done` hears of each as it ends. The answer is in their order.
-pub fn run(cases: &[Case], setting: &Setting, jobs: usize, done: &(dyn Fn(&Verdict) + Sync)) -> Result<Vec<Verdict>> {
+pub fn run(
+    cases: &[Case],
+    setting: &Setting,
+    jobs: usize,
+    done: &(dyn Fn(&Verdict) + Sync),
+) -> Result<Vec<Verdict>> {
     let next = AtomicUsize::new(0);
     let verdicts = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -100,11 +106,17 @@ fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
     };
     if site.mounts() == Mounts::AtHand {
         let untold = site.run(case, Way::PoshUntold)?;
-        faults.extend(judge::differing(case, oracle, &untold).into_iter().map(|fault| format!("untold: {fault}")));
+        faults.extend(
+            judge::differing(case, oracle, &untold)
+                .into_iter()
+                .map(|fault| format!("untold: {fault}")),
+        );
     }
     let known = !case.known.is_empty();
     match (known, faults.is_empty()) {
-        (true, true) => faults.push(format!("no difference any more; remove `known: {}`", case.known.trim())),
+        (true, true) => {
+            faults.push(format!("no difference any more; remove `known: {}`", case.known.trim()))
+        }
         (true, false) => faults.clear(),
         (false, _) => {}
     }

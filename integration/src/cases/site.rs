@@ -144,7 +144,9 @@ impl Site {
         let who = if case.user { &USER } else { &ROOT };
         let (owner, root, number) = match way {
             Way::Copy => (&self.local, who.mount, who.here),
-            Way::Mount | Way::Posh | Way::PoshUntold => (&self.lab.servers[0].host, who.directory, who.there),
+            Way::Mount | Way::Posh | Way::PoshUntold => {
+                (&self.lab.servers[0].host, who.directory, who.there)
+            }
         };
         let directory = Path::new(root).join(&name);
         let data = owner.path(&directory);
@@ -173,23 +175,29 @@ impl Site {
         }
         let mut left = tree::snapshot(&data, &[])?;
         // Her number on the workstation and that on the server are the same person.
-        let hers = left.values_mut().filter(|e| way == Way::Copy && case.user && e.owner == (who.here, who.here));
+        let hers = left
+            .values_mut()
+            .filter(|e| way == Way::Copy && case.user && e.owner == (who.here, who.here));
         hers.for_each(|entry| entry.owner = (who.there, who.there));
-        let statuses = services::read_file(host, Path::new(who.home).join(STATUSES)).unwrap_or_default();
+        let statuses =
+            services::read_file(host, Path::new(who.home).join(STATUSES)).unwrap_or_default();
         let statuses = String::from_utf8_lossy(&statuses).trim().to_owned();
         let home = tree::snapshot(&host.path(who.home), &[STATUSES])?;
         fs::remove_dir_all(&data).attempt(|| format!("remove {}", data.display()))?;
         Ok(Run { outcome, statuses, left, home, name })
     }
 
-    /// What another program does on the server is seen soon, not at once, where a volume remembers that there is no such name.
+    /// What another program does on the server is seen soon, not at once, where a volume remembers
+    /// that there is no such name.
     fn wait_seen(&self, name: &str, who: &Who) -> Result<()> {
         let mut wait = self.lab.workstation.command("sh");
-        wait.args(["-c", "until [ -d \"$1\" ]; do :; done", "sh"]).arg(Path::new(who.mount).join(name));
+        wait.args(["-c", "until [ -d \"$1\" ]; do :; done", "sh"])
+            .arg(Path::new(who.mount).join(name));
         self.lab.workstation.must(people::as_number(wait, who.here)).map(drop)
     }
 
-    /// What was made last may still be on its way to the server, which this process looks at next. A command there waits for it.
+    /// What was made last may still be on its way to the server, which this process looks at next.
+    /// A command there waits for it.
     fn settle(&self, name: &str, who: &Who) -> Result<()> {
         let text = format!("sync {}", Path::new(who.mount).join(name).display());
         let user = if who.here == 0 { volumes::User::Root } else { volumes::User::Ordinary };
@@ -206,7 +214,9 @@ impl Site {
         if case.user {
             script.account = Some(who.here);
             script = script.directory(who.home);
-            script.variables.extend(Person::variables().map(|(name, value)| (name.to_owned(), value)));
+            script
+                .variables
+                .extend(Person::variables().map(|(name, value)| (name.to_owned(), value)));
         }
         match case.start {
             Start::Home => script.variable("D", directory.to_string_lossy()),
@@ -255,13 +265,17 @@ fn trailer(shell: crate::Shell, home: &str) -> String {
             "{{ lab_statuses=(\"$?\" \"${{PIPESTATUS[@]}}\"); builtin printf '%s ' \"${{lab_statuses[@]}}\" >| {file}; }} \
              >/dev/null 2>&1\nexit \"${{lab_statuses[0]}}\""
         ),
-        Shell::Dash => format!("{{ lab_status=$?; echo $lab_status >| {file}; }} >/dev/null 2>&1\nexit $lab_status"),
+        Shell::Dash => format!(
+            "{{ lab_status=$?; echo $lab_status >| {file}; }} >/dev/null 2>&1\nexit $lab_status"
+        ),
         Shell::Zsh => format!(
             "{{ lab_statuses=($? $pipestatus); print -r -- $lab_statuses >| {file} }} >/dev/null 2>&1\n\
              exit $lab_statuses[1]"
         ),
         Shell::Fish => {
-            format!("set -l lab_statuses $status $pipestatus\necho $lab_statuses > {file}\nexit $lab_statuses[1]")
+            format!(
+                "set -l lab_statuses $status $pipestatus\necho $lab_statuses > {file}\nexit $lab_statuses[1]"
+            )
         }
     }
 }
@@ -272,9 +286,15 @@ fn prepare(host: &Host, directory: &Path, number: u32, text: &str) -> Result<()>
         return Ok(());
     }
     let mut command = host.command("sh");
-    command.args(["-euc", text]).current_dir(directory).stdin(Stdio::null()).env("HOME", "/nowhere");
+    command
+        .args(["-euc", text])
+        .current_dir(directory)
+        .stdin(Stdio::null())
+        .env("HOME", "/nowhere");
     for role in ["AUTHOR", "COMMITTER"] {
-        command.env(format!("GIT_{role}_NAME"), "Ada").env(format!("GIT_{role}_EMAIL"), "ada@example.org");
+        command
+            .env(format!("GIT_{role}_NAME"), "Ada")
+            .env(format!("GIT_{role}_EMAIL"), "ada@example.org");
         command.env(format!("GIT_{role}_DATE"), "1000000000 +0000");
     }
     host.must(people::as_number(command, number)).map(drop)
@@ -283,7 +303,8 @@ fn prepare(host: &Host, directory: &Path, number: u32, text: &str) -> Result<()>
 /// The room's own file systems in place of the mounts.
 fn fill_room(room: &Host) -> Result<()> {
     for path in ["/mnt/s1", "/mnt/s2", people::MOUNT] {
-        room.run(move || umount2(path, MntFlags::MNT_DETACH)).attempt(|| format!("unmount {path} in a room"))?;
+        room.run(move || umount2(path, MntFlags::MNT_DETACH))
+            .attempt(|| format!("unmount {path} in a room"))?;
         mount_tmpfs(room, path)?;
     }
     Ok(())
@@ -291,6 +312,8 @@ fn fill_room(room: &Host) -> Result<()> {
 
 fn mount_tmpfs(host: &Host, path: &str) -> Result<()> {
     let point = path.to_owned();
-    host.run(move || mount(Some("tmpfs"), point.as_str(), Some("tmpfs"), MsFlags::empty(), Some("mode=0755")))
-        .attempt(|| format!("mount a tmpfs on {path}"))
+    host.run(move || {
+        mount(Some("tmpfs"), point.as_str(), Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
+    })
+    .attempt(|| format!("mount a tmpfs on {path}"))
 }

@@ -34,7 +34,10 @@ pub fn numbers(cases: &[Case], verdicts: &[Verdict], wall: Duration) -> String {
     }
     let mut text = String::new();
     for (subject, [all, offloading, failed]) in &subjects {
-        let _ = writeln!(text, "{subject:20} {all:5} cases, {offloading:5} offloading, {failed:4} failed");
+        let _ = writeln!(
+            text,
+            "{subject:20} {all:5} cases, {offloading:5} offloading, {failed:4} failed"
+        );
     }
     let sum = |index: usize| subjects.values().map(|counts| counts[index]).sum::<usize>();
     let missed = verdicts.iter().filter(|v| v.missed > 0).count();
@@ -57,6 +60,7 @@ pub fn slowest(cases: &[Case], verdicts: &[Verdict]) -> String {
     const SHOWN: usize = 10;
     let mut sorted: Vec<_> = verdicts.iter().collect();
     sorted.sort_by_key(|verdict| std::cmp::Reverse(verdict.wall));
-    let line = |v: &&Verdict| format!("{:8.2} s {}\n", v.wall.as_secs_f64(), cases[v.number].title());
+    let line =
+        |v: &&Verdict| format!("{:8.2} s {}\n", v.wall.as_secs_f64(), cases[v.number].title());
     sorted.iter().take(SHOWN).map(line).collect()
 }

@@ -34,12 +34,14 @@ use work::{Effect, Work};
 
 /// What the server's disk holds: a few pipelines' files, and soon full.
 const DISK_BYTES: u64 = 64 << 20;
-/// How long the gateway may take to find an executor again: it waits up to 20 s between two attempts.
+/// How long the gateway may take to find an executor again: it waits up to 20 s between two
+/// attempts.
 const READY: Duration = Duration::from_secs(40);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// A pipeline that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(60);
-/// What is still running so long after its end was left behind: killed runs go on for the grace of their connection.
+/// What is still running so long after its end was left behind: killed runs go on for the grace of
+/// their connection.
 const AFTERWARDS: Duration = Duration::from_secs(15);
 
 /// Plans, too: what ran where tells the cause of what is wrong.
@@ -74,7 +76,8 @@ pub fn run(options: &Options, programs: &Programs) -> Result<Tally> {
     let labs = options.labs.clamp(1, options.pipelines.max(1));
     std::thread::scope(|scope| {
         let tally = &tally;
-        let start = |lab: usize| scope.spawn(move || in_one_lab(options, programs, (lab, labs), tally));
+        let start =
+            |lab: usize| scope.spawn(move || in_one_lab(options, programs, (lab, labs), tally));
         let running: Vec<_> = (0..labs).map(start).collect();
         running.into_iter().try_for_each(|lab| lab.join().expect("a laboratory does not panic"))
     })?;
@@ -98,13 +101,16 @@ fn in_one_lab(
     work::make_files(&lab.workstation, &format!("{HOME}/originals"))?;
     std::thread::scope(|scope| {
         let proxy = Proxy::start(scope, &lab)?;
-        for index in (number..options.pipelines).step_by(labs).filter(|index| *index >= options.first) {
+        for index in
+            (number..options.pipelines).step_by(labs).filter(|index| *index >= options.first)
+        {
             let injected = plan(options, index);
             let verdict = site.one(index, &injected, &proxy);
             let done = match verdict {
-                Ok(verdict) => {
-                    tally.lock().unwrap_or_else(std::sync::PoisonError::into_inner).add(index, &injected, verdict)
-                }
+                Ok(verdict) => tally
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner)
+                    .add(index, &injected, verdict),
                 Err(error) => return Err(error),
             };
             if let Some(line) = done {
@@ -119,14 +125,17 @@ fn in_one_lab(
 
 /// Which pipeline, and what happens to it when.
 fn plan(options: &Options, index: usize) -> Injected {
-    let mut numbers = Numbers::seeded(options.seed.wrapping_mul(1_000_003).wrapping_add(index as u64));
+    let mut numbers =
+        Numbers::seeded(options.seed.wrapping_mul(1_000_003).wrapping_add(index as u64));
     for _ in 0..8 {
         numbers.below(2);
     }
-    let mut pick = |count: usize| usize::try_from(numbers.below(count as u64)).expect("below a usize");
+    let mut pick =
+        |count: usize| usize::try_from(numbers.below(count as u64)).expect("below a usize");
     // Points in turn, so that a short run has each.
     let point = Point::ALL[index % Point::ALL.len()];
-    let faults: Vec<Fault> = Fault::ALL.into_iter().filter(|fault| !(options.short && fault.is_long())).collect();
+    let faults: Vec<Fault> =
+        Fault::ALL.into_iter().filter(|fault| !(options.short && fault.is_long())).collect();
     let fault = faults[pick(faults.len())];
     let fitting: Vec<Work> = Work::all().into_iter().filter(|work| work.reaches(point)).collect();
     Injected { work: fitting[pick(fitting.len())].clone(), point, fault, after_chunks: 1 + pick(6) }
@@ -144,7 +153,13 @@ impl Site<'_> {
         loop {
             let script = Script::new("cat /mnt/s1/probe").variable("POSH_LOG", LOG);
             let outcome = script.run(&self.lab.workstation, Under::PoshExplained)?;
-            if outcome.report().pipelines.iter().flat_map(|p| &p.stages).any(|stage| stage.is_offloaded()) {
+            if outcome
+                .report()
+                .pipelines
+                .iter()
+                .flat_map(|p| &p.stages)
+                .any(|stage| stage.is_offloaded())
+            {
                 return Ok(());
             }
             if Instant::now() > end {
@@ -164,9 +179,16 @@ impl Site<'_> {
         }
         self.wait_offloaded()?;
         let script = |directory: &str| {
-            let script = Script { directory: Some(directory.into()), limit: LIMIT, ..Script::new(injected.work.text) };
+            let script = Script {
+                directory: Some(directory.into()),
+                limit: LIMIT,
+                ..Script::new(injected.work.text)
+            };
             let date = "2024-01-01T00:00:00Z";
-            script.variable("POSH_LOG", LOG).variable("GIT_AUTHOR_DATE", date).variable("GIT_COMMITTER_DATE", date)
+            script
+                .variable("POSH_LOG", LOG)
+                .variable("GIT_AUTHOR_DATE", date)
+                .variable("GIT_COMMITTER_DATE", date)
         };
         let bash = script(&own).run(&self.lab.workstation, Under::Shell)?;
         let before = self.log();
@@ -176,7 +198,8 @@ impl Site<'_> {
         let fired = proxy.disarm().map(|fired| (fired, ended));
         let log = self.log();
         let log = log.strip_prefix(&before).unwrap_or(&log);
-        let there_path = format!("{}/posh-{index}", self.lab.servers[0].spec.exports[0].directory());
+        let there_path =
+            format!("{}/posh-{index}", self.lab.servers[0].spec.exports[0].directory());
         let left = |host: &Host, path: &str, directory: &Path| {
             let commits = injected.work.effect == Effect::Commits;
             let history = if commits { work::history(host, path)? } else { Vec::new() };
@@ -194,11 +217,15 @@ impl Site<'_> {
         Ok(verdict)
     }
 
-    /// What the gateways of the workstation have said: what was placed where, run again, gone on with.
+    /// What the gateways of the workstation have said: what was placed where, run again, gone on
+    /// with.
     fn log(&self) -> String {
         let mut files = quiet::files_below(&self.lab.workstation.path(RUNTIME)).unwrap_or_default();
         files.retain(|file| file.extension().is_some_and(|e| e == "log"));
-        files.iter().map(|file| String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).into_owned()).collect()
+        files
+            .iter()
+            .map(|file| String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).into_owned())
+            .collect()
     }
 
     /// Processes, mounts and temporary files that nobody needs any more.
@@ -206,9 +233,12 @@ impl Site<'_> {
         let mut found = Vec::new();
         for host in [&self.lab.workstation, &self.lab.servers[0].host] {
             let processes = quiet::processes_left(host, AFTERWARDS)?;
-            found.extend(processes.iter().map(|process| format!("left on {}: {process:?}", host.name())));
+            found.extend(
+                processes.iter().map(|process| format!("left on {}: {process:?}", host.name())),
+            );
         }
-        let left = fs::read_dir(self.lab.data(1)).attempt(|| "list the server's directory".into())?;
+        let left =
+            fs::read_dir(self.lab.data(1)).attempt(|| "list the server's directory".into())?;
         let left = left.flatten().filter(|entry| entry.file_name() != "probe");
         found.extend(left.map(|entry| format!("left on the server: {}", entry.path().display())));
         tally.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remains.extend(found);

@@ -18,8 +18,8 @@ use posh_proto::MAX_MESSAGE_BYTES;
 use posh_proto::executor::executor_client::ExecutorClient;
 use posh_proto::executor::executor_server::{Executor, ExecutorServer};
 use posh_proto::executor::{
-    DescribeReply, DescribeRequest, RunInput, RunOutput, StatusReply, StatusRequest, ToolsReply, ToolsRequest,
-    run_input, run_output,
+    DescribeReply, DescribeRequest, RunInput, RunOutput, StatusReply, StatusRequest, ToolsReply,
+    ToolsRequest, run_input, run_output,
 };
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -71,7 +71,10 @@ struct State {
 
 impl Proxy {
     /// Starts the executor and the proxy; both end with [`Proxy::end`].
-    pub fn start<'scope, 'env>(scope: &'scope Scope<'scope, 'env>, lab: &'env Lab) -> Result<Proxy> {
+    pub fn start<'scope, 'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        lab: &'env Lab,
+    ) -> Result<Proxy> {
         let server = &lab.servers[0].host;
         let shared = Arc::new(Shared {
             workstation: lab.workstation.pid(),
@@ -89,7 +92,8 @@ impl Proxy {
     /// The next run meets this fault.
     pub fn arm(&self, point: Point, fault: Fault, after_chunks: usize) {
         let mut state = self.0.lock();
-        (state.armed, state.fired, state.is_busy) = (Some((point, fault, after_chunks)), None, true);
+        (state.armed, state.fired, state.is_busy) =
+            (Some((point, fault, after_chunks)), None, true);
     }
 
     /// The pipeline is over: all is healed on return. When the fault was done, if it was.
@@ -100,7 +104,9 @@ impl Proxy {
             self.0.changed.notify_all();
         }
         let _ = fs::remove_file(&self.0.disk);
-        let is_well = |state: &State| state.unhealed == 0 && state.is_listening && state.must_restart.is_none();
+        let is_well = |state: &State| {
+            state.unhealed == 0 && state.is_listening && state.must_restart.is_none()
+        };
         assert!(self.0.wait(is_well), "what was broken is whole again");
         self.0.lock().fired
     }
@@ -141,11 +147,15 @@ impl Shared {
     }
 
     fn serve(self: &Arc<Self>, lab: &Lab, mut executor: Service) {
-        let space = File::open(format!("/proc/{}/ns/net", self.server)).expect("the server has a network");
+        let space =
+            File::open(format!("/proc/{}/ns/net", self.server)).expect("the server has a network");
         setns(space, CloneFlags::CLONE_NEWNET).expect("root may enter it");
         loop {
             self.lock().executor = executor.process.id().cast_signed();
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             runtime.block_on(self.serve_until_reset());
             self.lock().is_listening = false;
             // Nothing is said to anybody: the sockets are just closed.
@@ -167,24 +177,31 @@ impl Shared {
     }
 
     async fn serve_until_reset(self: &Arc<Self>) {
-        let address: SocketAddr = format!("{}:{PORT}", network::addresses(1).1).parse().expect("an address");
+        let address: SocketAddr =
+            format!("{}:{PORT}", network::addresses(1).1).parse().expect("an address");
         let listener = loop {
             match tokio::net::TcpListener::bind(address).await {
                 Ok(listener) => break listener,
-                // Processes that another thread is about to start have copies of all sockets until they execute.
+                // Processes that another thread is about to start have copies of all sockets until
+                // they execute.
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{error}"),
             }
             tokio::task::yield_now().await;
         };
-        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{EXECUTOR_PORT}")).expect("an address");
+        let endpoint =
+            Endpoint::from_shared(format!("http://127.0.0.1:{EXECUTOR_PORT}")).expect("an address");
         let client = ExecutorClient::new(endpoint.tcp_nodelay(true).connect_lazy());
-        let client = client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let client = client
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let service = ExecutorServer::new(Relay { client, shared: self.clone() })
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         self.lock().is_listening = true;
         self.changed.notify_all();
-        let serving = Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
+        let serving = Server::builder()
+            .add_service(service)
+            .serve_with_incoming(TcpListenerStream::new(listener));
         tokio::select! {
             served = serving => served.expect("the listener does not fail"),
             () = self.reset.notified() => {}
@@ -196,7 +213,9 @@ impl Shared {
         let fault = {
             let mut state = self.lock();
             match state.armed {
-                Some((armed, fault, after)) if armed == point && (point != Point::Middle || chunks >= after) => {
+                Some((armed, fault, after))
+                    if armed == point && (point != Point::Middle || chunks >= after) =>
+                {
                     (state.armed, state.fired) = (None, Some(Instant::now()));
                     fault
                 }
@@ -279,11 +298,17 @@ impl Executor for Relay {
         self.client.clone().describe(request.into_inner()).await
     }
 
-    async fn tools(&self, request: Request<ToolsRequest>) -> std::result::Result<Response<ToolsReply>, Status> {
+    async fn tools(
+        &self,
+        request: Request<ToolsRequest>,
+    ) -> std::result::Result<Response<ToolsReply>, Status> {
         self.client.clone().tools(request.into_inner()).await
     }
 
-    async fn status(&self, request: Request<StatusRequest>) -> std::result::Result<Response<StatusReply>, Status> {
+    async fn status(
+        &self,
+        request: Request<StatusRequest>,
+    ) -> std::result::Result<Response<StatusReply>, Status> {
         self.client.clone().status(request.into_inner()).await
     }
 
@@ -292,7 +317,8 @@ impl Executor for Relay {
         request: Request<Streaming<RunInput>>,
     ) -> std::result::Result<Response<Self::RunStream>, Status> {
         let mut input = request.into_inner();
-        let first = input.message().await?.ok_or_else(|| Status::invalid_argument("no first message"))?;
+        let first =
+            input.message().await?.ok_or_else(|| Status::invalid_argument("no first message"))?;
         if matches!(first.kind, Some(run_input::Kind::Spec(_))) {
             self.shared.at(Point::BeforeSpecification, 0).await;
         }

@@ -47,7 +47,12 @@ impl Counts {
 
 impl Tally {
     /// Counts one pipeline; gives a line about it if it is wrong.
-    pub(super) fn add(&mut self, index: usize, injected: &Injected, verdict: Verdict) -> Option<String> {
+    pub(super) fn add(
+        &mut self,
+        index: usize,
+        injected: &Injected,
+        verdict: Verdict,
+    ) -> Option<String> {
         let Injected { work, point, fault, .. } = injected;
         if verdict.fired {
             self.points.entry(*point).or_default().add(&verdict);
@@ -56,7 +61,12 @@ impl Tally {
             self.unharmed += 1;
         }
         let How::Wrong(what) = &verdict.how else { return None };
-        let line = format!("pipeline {index}: {:?}, {} {}: {what}", work.text, fault.words(), point.words());
+        let line = format!(
+            "pipeline {index}: {:?}, {} {}: {what}",
+            work.text,
+            fault.words(),
+            point.words()
+        );
         let line = format!("{line}\n--- gateway:\n{}", verdict.log);
         self.wrong.push(line.clone());
         Some(line)
@@ -85,7 +95,8 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = ["faults", "as bash", "run again", "gone on", "failed cleanly", "wrong", "longest"];
+        let head =
+            ["faults", "as bash", "run again", "gone on", "failed cleanly", "wrong", "longest"];
         writeln!(f, "| at | {} |\n|---{}|", head.join(" | "), "|---:".repeat(head.len()))?;
         for (point, counts) in &self.points {
             write_row(f, point.words(), counts)?;
@@ -113,5 +124,9 @@ impl fmt::Display for Tally {
 fn write_row(f: &mut fmt::Formatter<'_>, name: &str, c: &Counts) -> fmt::Result {
     let longest = c.longest.as_secs_f64();
     let (faults, as_bash, again, resumed) = (c.faults, c.as_bash, c.again, c.resumed);
-    writeln!(f, "| {name} | {faults} | {as_bash} | {again} | {resumed} | {} | {} | {longest:.1} s |", c.failed, c.wrong)
+    writeln!(
+        f,
+        "| {name} | {faults} | {as_bash} | {again} | {resumed} | {} | {} | {longest:.1} s |",
+        c.failed, c.wrong
+    )
 }

@@ -69,7 +69,8 @@ pub fn judge(
     (posh, there): (Result<Outcome>, &Left),
     fired: Option<(Instant, Instant)>,
 ) -> Verdict {
-    let took = fired.map_or(Duration::ZERO, |(fired, ended)| ended.saturating_duration_since(fired));
+    let took =
+        fired.map_or(Duration::ZERO, |(fired, ended)| ended.saturating_duration_since(fired));
     let how = match posh {
         Err(error) => How::Wrong(format!("it hangs: {error}")),
         Ok(posh) => match compare(injected, (bash, here), (&posh, there)) {
@@ -83,10 +84,12 @@ pub fn judge(
     Verdict { how, fired: fired.is_some(), took, again: false, resumed: false, log: String::new() }
 }
 
-/// How long it may take after the fault. Its first command may be begun before the shell has opened that one's files: over a
-/// link that is down the shell then waits for its mount, as it does under bash, and posh has nothing to say of that.
+/// How long it may take after the fault. Its first command may be begun before the shell has opened
+/// that one's files: over a link that is down the shell then waits for its mount, as it does under
+/// bash, and posh has nothing to say of that.
 fn patience(injected: &Injected) -> Duration {
-    let is_opened_by_shell = ["< ", "> "].iter().any(|redirect| injected.work.text.contains(redirect));
+    let is_opened_by_shell =
+        ["< ", "> "].iter().any(|redirect| injected.work.text.contains(redirect));
     let may_be_ahead = matches!(injected.point, Point::BeforeSpecification | Point::BeforeStarted);
     match injected.fault {
         Fault::CutForGood if is_opened_by_shell && may_be_ahead => LONG + PATIENCE + SLACK,
@@ -141,13 +144,19 @@ fn once_only(effect: Effect, here: &Left, there: &Left) -> std::result::Result<(
         },
         Effect::Writes => Ok(()),
         Effect::Appends(file) => {
-            let read = |left: &Left| std::fs::read(left.directory.join(file)).map_err(|error| error.to_string());
+            let read = |left: &Left| {
+                std::fs::read(left.directory.join(file)).map_err(|error| error.to_string())
+            };
             let (once, now) = (read(here)?, read(there)?);
             // All, a beginning, or nothing of what is added; never more.
             if once.starts_with(&now) && now.starts_with(b"first\n") {
                 return Ok(());
             }
-            Err(format!("{file} has {} bytes and not the {} of once, or others", now.len(), once.len()))
+            Err(format!(
+                "{file} has {} bytes and not the {} of once, or others",
+                now.len(),
+                once.len()
+            ))
         }
         Effect::Commits => {
             let (once, now) = (here.history.len(), there.history.len());

@@ -48,7 +48,8 @@ const fn appends(text: &'static str, file: &'static str) -> Work {
     Work { text, effect: Effect::Appends(file), is_long: false }
 }
 
-const COMMIT: &str = "cd repo && echo more >> f && git add -A && git commit -qm chaos && git log --format=%T";
+const COMMIT: &str =
+    "cd repo && echo more >> f && git add -A && git commit -qm chaos && git log --format=%T";
 
 const ALL: [Work; 26] = [
     reads("set -o pipefail; cat large | grep needle", true),
@@ -76,7 +77,11 @@ const ALL: [Work; 26] = [
     appends("set -o pipefail; cat large | grep -c needle >> log", "log"),
     appends("tee -a log < small > /dev/null", "log"),
     Work { text: COMMIT, effect: Effect::Commits, is_long: false },
-    Work { text: "git -C repo rm -q g && git -C repo commit -qm chaos", effect: Effect::Commits, is_long: false },
+    Work {
+        text: "git -C repo rm -q g && git -C repo commit -qm chaos",
+        effect: Effect::Commits,
+        is_long: false,
+    },
 ];
 
 impl Work {
@@ -94,9 +99,12 @@ impl Work {
 /// Makes the files that each pipeline gets a copy of, in the directory of a host.
 pub fn make_files(host: &Host, path: &str) -> Result<()> {
     let directory = &host.path(path);
-    let make = |path: &Path| fs::create_dir_all(path).attempt(|| format!("make {}", path.display()));
+    let make =
+        |path: &Path| fs::create_dir_all(path).attempt(|| format!("make {}", path.display()));
     make(&directory.join("repo"))?;
-    let put = |name: &str, text: &str| fs::write(directory.join(name), text).attempt(|| format!("write {name}"));
+    let put = |name: &str, text: &str| {
+        fs::write(directory.join(name), text).attempt(|| format!("write {name}"))
+    };
     put("large", &lines(LARGE_LINES))?;
     put("small", &lines(SMALL_LINES))?;
     put("log", "first\n")?;
@@ -139,7 +147,11 @@ fn lines(count: usize) -> String {
     let mut text = String::new();
     for i in 0..count {
         let what = if i % 50 == 0 { "needle" } else { "hay" };
-        let _ = writeln!(text, "{:08x} line {i} holds {what} and more of the like", i.wrapping_mul(0x9E37_79B9) as u32);
+        let _ = writeln!(
+            text,
+            "{:08x} line {i} holds {what} and more of the like",
+            i.wrapping_mul(0x9E37_79B9) as u32
+        );
     }
     text
 }

@@ -29,14 +29,18 @@ pub struct Options {
     /// A few megabytes of data instead of some 100.
     #[arg(long)]
     small: bool,
-    /// Each server's link: wan (20 ms, 600 Mbit/s, the paper's), wifi, lan, or MILLISECONDS:MEGABITS.
+    /// Each server's link: wan (20 ms, 600 Mbit/s, the paper's), wifi, lan, or
+    /// MILLISECONDS:MEGABITS.
     #[arg(long, value_name = "LINK", default_value = "lan")]
     link: Profile,
 }
 
 fn by_name(name: &str) -> std::result::Result<Workload, String> {
     let names = || Workload::ALL.map(Workload::name).join(", ");
-    Workload::ALL.into_iter().find(|w| w.name() == name).ok_or_else(|| format!("the applications are {}", names()))
+    Workload::ALL
+        .into_iter()
+        .find(|w| w.name() == name)
+        .ok_or_else(|| format!("the applications are {}", names()))
 }
 
 /// One application, done both ways.
@@ -66,7 +70,10 @@ pub fn run(options: Options) -> Result<bool> {
     let (interrupted, shown) = (ended.clone(), Arc::clone(&site));
     std::thread::spawn(move || interrupted.send(signals.wait().map(Err)));
     std::thread::spawn(move || ended.send(Ok(Ok(show(&shown, &options)))));
-    let end = end.recv().expect("the two threads send before they end").attempt(|| "wait for a signal".into())?;
+    let end = end
+        .recv()
+        .expect("the two threads send before they end")
+        .attempt(|| "wait for a signal".into())?;
     site.end();
     match end {
         Ok(same) => same,
@@ -83,7 +90,8 @@ fn show(site: &Site, options: &Options) -> Result<bool> {
     let chosen = if options.only.is_empty() { &Workload::ALL[..] } else { &options.only };
     let mut comparisons = Vec::new();
     for workload in chosen {
-        let comparison = compare(site, *workload, if options.small { Size::Test } else { Size::Demo })?;
+        let comparison =
+            compare(site, *workload, if options.small { Size::Test } else { Size::Demo })?;
         table::print_details(&comparison);
         comparisons.push(comparison);
     }
@@ -114,7 +122,12 @@ fn compare(site: &Site, workload: Workload, size: Size) -> Result<Comparison> {
 }
 
 /// Each run has data of its own, which nobody has read through the mount yet.
-fn run_under(site: &Site, workload: Workload, size: Size, (under, name): (Under, &str)) -> Result<Run> {
+fn run_under(
+    site: &Site,
+    workload: Workload,
+    size: Size,
+    (under, name): (Under, &str),
+) -> Result<Run> {
     let name = format!("{}-{name}", workload.name());
     let stores = site.stores(&name, workload.stores())?;
     println!("making the data of {} ({})", workload.name(), stores[0].mount.display());
@@ -154,11 +167,14 @@ fn explain_view(site: &Site, chosen: &[Workload]) -> Result<String> {
             .attempt(|| "make the data of the explain view".into())?;
         names.push(format!("{}/logs/*.csv", store.mount.display()));
     }
-    let text =
-        format!("cat {} | grep -v '^ip,' | cut -d , -f 1 | sort | uniq -c | sort -rn | head -n 3", names.join(" "));
+    let text = format!(
+        "cat {} | grep -v '^ip,' | cut -d , -f 1 | sort | uniq -c | sort -rn | head -n 3",
+        names.join(" ")
+    );
     let mut command = site.workstation().command(site.workstation().programs().join("posh"));
     command.args(["--explain", "-c", &text]);
-    let outcome = crate::oracle::collect(site.workstation(), command, &text, crate::oracle::SCRIPT_LIMIT)?;
+    let outcome =
+        crate::oracle::collect(site.workstation(), command, &text, crate::oracle::SCRIPT_LIMIT)?;
     let said = [&outcome.stdout[..], &outcome.stderr].concat();
     Ok(format!("$ posh --explain -c \"{text}\"\n{}", String::from_utf8_lossy(&said)))
 }

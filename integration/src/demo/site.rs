@@ -130,8 +130,10 @@ impl Plain {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700))
             .attempt(|| format!("set the mode of {}", runtime.display()))?;
-        let host = Host::plain("localhost", programs)
-            .with_variables(&[("POSH_CONFIG", config.as_path()), ("XDG_RUNTIME_DIR", runtime.as_path())]);
+        let host = Host::plain("localhost", programs).with_variables(&[
+            ("POSH_CONFIG", config.as_path()),
+            ("XDG_RUNTIME_DIR", runtime.as_path()),
+        ]);
         let mut table = String::new();
         let mut executors = Vec::new();
         for number in 1..=SERVERS {
@@ -146,7 +148,8 @@ impl Plain {
     /// An executor on a free port, and its lines of the mount table.
     fn executor(host: &Host, number: usize, directory: &Path) -> Result<(Service, String)> {
         let path = directory.display();
-        let (service, address) = services::start_local_executor(host, &format!("s{number}"), directory)?;
+        let (service, address) =
+            services::start_local_executor(host, &format!("s{number}"), directory)?;
         let lines = format!(
             "[[executor]]\nname = \"store{number}\"\naddress = \"http://{address}\"\n\n\
              [[mount]]\npath = \"{path}\"\nexecutor = \"store{number}\"\nexport = \"s{number}\"\ncoherence = \"bind\"\n\n"

@@ -30,11 +30,14 @@ pub fn print_summary(comparisons: &[Comparison]) {
     for Comparison { workload, bash, posh, differences, .. } in comparisons {
         let share = bash.bytes.zip(posh.bytes).filter(|(b, _)| *b > 0);
         #[expect(clippy::cast_precision_loss, reason = "a share with two digits is shown")]
-        let share = share.map_or("-".into(), |(b, p)| format!("{:.2} %", 100.0 * p as f64 / b as f64));
+        let share =
+            share.map_or("-".into(), |(b, p)| format!("{:.2} %", 100.0 * p as f64 / b as f64));
         let (name, same) = (workload.name(), if differences.is_empty() { "yes" } else { "NO" });
         let (before, after) = (bytes(bash), bytes(posh));
         let (slow, fast) = (bash.seconds, posh.seconds);
-        println!("{name:<12} {slow:>8.2} s {fast:>8.2} s {before:>12} {after:>12} {share:>9}  {same}");
+        println!(
+            "{name:<12} {slow:>8.2} s {fast:>8.2} s {before:>12} {after:>12} {share:>9}  {same}"
+        );
     }
 }
 
@@ -48,7 +51,9 @@ fn placement(report: &Report) -> String {
     for stage in report.pipelines.iter().flat_map(|p| &p.stages) {
         *counts.entry((&stage.placement, &stage.command, &stage.reason)).or_default() += 1;
     }
-    let line = |((place, command, reason), count)| format!("  {count:>4} x {command:<12} {place:<10} {reason}\n");
+    let line = |((place, command, reason), count)| {
+        format!("  {count:>4} x {command:<12} {place:<10} {reason}\n")
+    };
     counts.into_iter().map(line).collect()
 }
 

@@ -1,5 +1,5 @@
-//! How soon a change by another client is seen: a second gateway, as of another workstation, with a volume of the
-//! same export.
+//! How soon a change by another client is seen: a second gateway, as of another workstation, with a
+//! volume of the same export.
 
 use std::fs;
 use std::path::Path;
@@ -51,7 +51,11 @@ fn wait_seen(path: &Path, text: &str, began: Instant) -> Result<()> {
     while fs::read(path).ok().as_deref() != Some(text.as_bytes()) {
         if began.elapsed() > LIMIT {
             let what = format!("that {text:?} is seen");
-            return Err(LabError::Timeout { what, after: LIMIT, detail: format!("{:?}", fs::read(path)) });
+            return Err(LabError::Timeout {
+                what,
+                after: LIMIT,
+                detail: format!("{:?}", fs::read(path)),
+            });
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! What there is, by readdir(3), stat(2), readlink(2), open(2) and read(2), as the volume, its server and a plain
-//! directory have it; and what files show that stay open.
+//! What there is, by readdir(3), stat(2), readlink(2), open(2) and read(2), as the volume, its
+//! server and a plain directory have it; and what files show that stay open.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
@@ -86,8 +86,8 @@ fn whole(root: &Path) -> std::result::Result<Picture, String> {
     Ok(seen)
 }
 
-/// How the volume differs from its server, and the server from the plain directory, where times and numbers are others.
-/// Counts what was looked at.
+/// How the volume differs from its server, and the server from the plain directory, where times and
+/// numbers are others. Counts what was looked at.
 pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) -> Vec<String> {
     let pictures = whole(volume).and_then(|ours| Ok((ours, whole(server)?, whole(plain)?)));
     let (ours, server, plain) = match pictures {
@@ -95,23 +95,35 @@ pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) ->
         Err(fault) => return vec![fault],
     };
     *reads += ours.len();
-    let mut found = compare(("the volume", &numbered_alike(ours, &server)), ("its server", &server), Seen::clone);
+    let mut found = compare(
+        ("the volume", &numbered_alike(ours, &server)),
+        ("its server", &server),
+        Seen::clone,
+    );
     // An archive has times in it.
     let [server, plain] = [server, plain].map(|mut all| {
         all.remove(Path::new(ARCHIVE));
         all
     });
-    found.extend(compare(("the server", &server), ("a plain directory", &plain), without_what_differs));
+    found.extend(compare(
+        ("the server", &server),
+        ("a plain directory", &plain),
+        without_what_differs,
+    ));
     found.truncate(TOLD);
     found
 }
 
-/// A file that the volume has made in memory keeps the number that it got there (docs/consistency.md), under all its names: it stands for the server's.
+/// A file that the volume has made in memory keeps the number that it got there
+/// (docs/consistency.md), under all its names: it stands for the server's.
 fn numbered_alike(mut ours: Picture, server: &Picture) -> Picture {
     let mut meant = BTreeMap::new();
-    for (path, seen) in ours.iter_mut().filter(|(_, seen)| seen.attributes.inode >= FIRST_OWN_NUMBER) {
+    for (path, seen) in
+        ours.iter_mut().filter(|(_, seen)| seen.attributes.inode >= FIRST_OWN_NUMBER)
+    {
         if let Some(theirs) = server.get(path) {
-            seen.attributes.inode = *meant.entry(seen.attributes.inode).or_insert(theirs.attributes.inode);
+            seen.attributes.inode =
+                *meant.entry(seen.attributes.inode).or_insert(theirs.attributes.inode);
         }
     }
     ours
@@ -120,7 +132,8 @@ fn numbered_alike(mut ours: Picture, server: &Picture) -> Picture {
 /// Of a plain directory numbers, sizes of directories and times are others.
 fn without_what_differs(seen: &Seen) -> Seen {
     let mode = seen.attributes.mode;
-    let attributes = Attributes { inode: 0, links: 0, mode, size: 0, modified: (0, 0), changed: (0, 0) };
+    let attributes =
+        Attributes { inode: 0, links: 0, mode, size: 0, modified: (0, 0), changed: (0, 0) };
     Seen { attributes, content: seen.content.clone() }
 }
 
@@ -133,7 +146,8 @@ fn compare(
     for path in ours.keys().chain(theirs.keys().filter(|path| !ours.contains_key(*path))) {
         let [left, right] = [ours, theirs].map(|all| all.get(path).map(&of_interest));
         if left != right {
-            let [left, right] = [left, right].map(|seen| seen.as_ref().map_or("nothing".to_owned(), describe));
+            let [left, right] =
+                [left, right].map(|seen| seen.as_ref().map_or("nothing".to_owned(), describe));
             found.push(format!("{}: {name} has {left}, {other_name} {right}", path.display()));
         }
     }
@@ -155,7 +169,9 @@ pub fn bound(volume: &Path, plain: &Path) -> Result<()> {
     let mut seen = Picture::new();
     // What can't be read has been told of.
     let _ = picture(volume, Path::new(""), &mut seen);
-    let large = |seen: &Seen| seen.attributes.mode & 0o170_000 == 0o100_000 && seen.attributes.size > LARGEST_BYTES;
+    let large = |seen: &Seen| {
+        seen.attributes.mode & 0o170_000 == 0o100_000 && seen.attributes.size > LARGEST_BYTES
+    };
     for path in seen.iter().filter(|(_, seen)| large(seen)).map(|(path, _)| path) {
         for root in [volume, plain] {
             // An archive may be none in the plain directory's size.
@@ -168,7 +184,9 @@ pub fn bound(volume: &Path, plain: &Path) -> Result<()> {
 
 /// Makes a directory what another is.
 pub fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::remove_dir_all(to).and_then(|()| fs::create_dir(to)).attempt(|| format!("empty {}", to.display()))?;
+    fs::remove_dir_all(to)
+        .and_then(|()| fs::create_dir(to))
+        .attempt(|| format!("empty {}", to.display()))?;
     let mut copy = Command::new("cp");
     let output = copy.arg("-aT").args([from, to]).output().attempt(|| "run cp".into())?;
     if output.status.success() {
@@ -178,7 +196,8 @@ pub fn copy(from: &Path, to: &Path) -> Result<()> {
     Err(LabError::Command { command: format!("{copy:?}"), host: "this machine".into(), stderr })
 }
 
-/// Files that stay open while their names come and go: by the volume and, at the same time, on its server.
+/// Files that stay open while their names come and go: by the volume and, at the same time, on its
+/// server.
 #[derive(Debug, Default)]
 pub struct Handles(Vec<(PathBuf, [File; 2])>);
 
@@ -188,10 +207,14 @@ impl Handles {
         if numbers.below(3) > 0 {
             return;
         }
-        let path = Path::new(["a", "b", "d/a"][usize::try_from(numbers.below(3)).expect("below 3")]);
+        let path =
+            Path::new(["a", "b", "d/a"][usize::try_from(numbers.below(3)).expect("below 3")]);
         let regular = |file: &File| file.metadata().is_ok_and(|metadata| metadata.is_file());
         // There may be none now.
-        let [Ok(ours), Ok(theirs)] = [volume, server].map(|root| File::open(root.join(path))) else { return };
+        let [Ok(ours), Ok(theirs)] = [volume, server].map(|root| File::open(root.join(path)))
+        else {
+            return;
+        };
         if regular(&ours) && regular(&theirs) {
             self.0.push((path.to_owned(), [ours, theirs]));
             self.0.drain(..self.0.len().saturating_sub(HELD));
@@ -204,7 +227,9 @@ impl Handles {
         let compare = |(path, files): &(PathBuf, [File; 2])| {
             let [ours, theirs] = files.each_ref().map(seen);
             let [ours, theirs] = shown(ours, theirs);
-            (ours != theirs).then(|| format!("{}, held open, has {ours}, on the server {theirs}", path.display()))
+            (ours != theirs).then(|| {
+                format!("{}, held open, has {ours}, on the server {theirs}", path.display())
+            })
         };
         self.0.iter().filter_map(compare).collect()
     }
@@ -217,7 +242,8 @@ fn shown(mut ours: io::Result<Seen>, theirs: io::Result<Seen>) -> [String; 2] {
     {
         ours.attributes.inode = theirs.attributes.inode;
     }
-    [ours, theirs].map(|seen| seen.map_or_else(|error| format!("an error: {error}"), |seen| describe(&seen)))
+    [ours, theirs]
+        .map(|seen| seen.map_or_else(|error| format!("an error: {error}"), |seen| describe(&seen)))
 }
 
 /// Attributes, and what pread(2) gives.

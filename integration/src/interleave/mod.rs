@@ -1,10 +1,10 @@
-//! Coherence of volumes as numbers: random commands, most of them on the server, in turns with changes and reads of
-//! programs of the workstation, while the link is cut now and then. After each step every name, content and
-//! attribute that the volume shows is held against the server's directory, and against a plain one where
-//! bash did the same.
+//! Coherence of volumes as numbers: random commands, most of them on the server, in turns with
+//! changes and reads of programs of the workstation, while the link is cut now and then. After each
+//! step every name, content and attribute that the volume shows is held against the server's
+//! directory, and against a plain one where bash did the same.
 //!
-//! Also how soon a change by another client is seen (`client`). What a step can be is `steps`' matter, what is
-//! looked at is `look`'s, and what came of it `tally`'s.
+//! Also how soon a change by another client is seen (`client`). What a step can be is `steps`'
+//! matter, what is looked at is `look`'s, and what came of it `tally`'s.
 
 mod client;
 mod look;
@@ -83,7 +83,8 @@ struct Site<'a> {
     cut_every: u64,
     volume: Session,
     plain: Session,
-    /// Of the volume, its server, and where bash does the same on a plain directory; as this process can open them.
+    /// Of the volume, its server, and where bash does the same on a plain directory; as this
+    /// process can open them.
     roots: [PathBuf; 3],
     handles: Handles,
     tally: Tally,
@@ -102,7 +103,16 @@ impl<'a> Site<'a> {
         let plain = Session::start(host, Under::Shell, plain.as_ref())?;
         let numbers = Numbers::seeded(options.seed);
         let (handles, tally) = (Handles::default(), Tally::default());
-        Ok(Site { lab, numbers, cut_every: options.cut_every, volume, plain, roots, handles, tally })
+        Ok(Site {
+            lab,
+            numbers,
+            cut_every: options.cut_every,
+            volume,
+            plain,
+            roots,
+            handles,
+            tally,
+        })
     }
 
     /// The step in words.
@@ -114,7 +124,8 @@ impl<'a> Site<'a> {
             Step::Here(change) => {
                 let [volume, _, plain] = &self.roots;
                 let (ours, plain) = (change.carry_out(volume), change.carry_out(plain));
-                let differs = (ours != plain).then(|| format!("it gave {ours:?}, and {plain:?} on a plain directory"));
+                let differs = (ours != plain)
+                    .then(|| format!("it gave {ours:?}, and {plain:?} on a plain directory"));
                 differs.into_iter().collect()
             }
             Step::Command(line) if is_cut => self.command_with_cut(line)?,
@@ -137,8 +148,8 @@ impl<'a> Site<'a> {
         Ok(differs.into_iter().collect())
     }
 
-    /// The link goes while the command is about to begin, at work, or at its end. It may fail for that, as it may on
-    /// any mount, but what it did is seen.
+    /// The link goes while the command is about to begin, at work, or at its end. It may fail for
+    /// that, as it may on any mount, but what it did is seen.
     fn command_with_cut(&mut self, line: &str) -> Result<Vec<String>> {
         let before = self.numbers.below(2) == 0;
         let lasts = SHORTEST_CUT + Duration::from_millis(self.numbers.below(CUT_SPREAD_MS));
@@ -166,7 +177,8 @@ impl<'a> Site<'a> {
     fn look(&mut self) -> Vec<String> {
         // What this machine has made itself its server has when somebody there asks, or now.
         let sent = File::open(&self.roots[0]).and_then(|root| root.sync_all());
-        let mut faults: Vec<String> = sent.err().map(|error| format!("a sync fails: {error}")).into_iter().collect();
+        let mut faults: Vec<String> =
+            sent.err().map(|error| format!("a sync fails: {error}")).into_iter().collect();
         let stale = look::differences(&self.roots, &mut self.tally.reads);
         self.tally.stale += usize::from(!stale.is_empty());
         faults.extend(stale);
@@ -178,7 +190,10 @@ impl<'a> Site<'a> {
     fn end(self) -> Result<Tally> {
         let mut tally = self.tally;
         self.plain.end()?;
-        let report = self.volume.end()?.ok_or_else(|| LabError::Report("the session explained nothing".to_owned()))?;
+        let report = self
+            .volume
+            .end()?
+            .ok_or_else(|| LabError::Report("the session explained nothing".to_owned()))?;
         tally.note_report(&report);
         Ok(tally)
     }

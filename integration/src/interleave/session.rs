@@ -1,4 +1,5 @@
-//! A shell that carries out lines one by one and says when each has ended: a session of posh, or bash alone.
+//! A shell that carries out lines one by one and says when each has ended: a session of posh, or
+//! bash alone.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -13,7 +14,8 @@ use crate::oracle::{SCRIPT_LIMIT, Script, Under};
 use crate::process::Process;
 
 /// Nothing that a line says is of interest, but for how it ended.
-const LOOP: &str = "while IFS= read -r line; do eval \"$line\" </dev/null >/dev/null 2>&1; builtin echo $?; done";
+const LOOP: &str =
+    "while IFS= read -r line; do eval \"$line\" </dev/null >/dev/null 2>&1; builtin echo $?; done";
 /// One is waited for at a time.
 const ENDED_AT_ONCE: usize = 4;
 
@@ -54,7 +56,9 @@ impl Session {
     pub fn begin(&mut self, line: &str) -> Result<()> {
         line.clone_into(&mut self.line);
         let stdin = self.stdin.as_mut().expect("it has not been ended");
-        stdin.write_all(format!("{line}\n").as_bytes()).attempt(|| format!("give {line:?} to a shell"))
+        stdin
+            .write_all(format!("{line}\n").as_bytes())
+            .attempt(|| format!("give {line:?} to a shell"))
     }
 
     /// How it ended.
@@ -73,7 +77,12 @@ impl Session {
             let what = "the end of a session".to_owned();
             return Err(LabError::Timeout { what, after: SCRIPT_LIMIT, detail: String::new() });
         }
-        let said = self.said.take().map(JoinHandle::join).and_then(std::result::Result::ok).unwrap_or_default();
+        let said = self
+            .said
+            .take()
+            .map(JoinHandle::join)
+            .and_then(std::result::Result::ok)
+            .unwrap_or_default();
         if self.under != Under::PoshExplained {
             return Ok(None);
         }

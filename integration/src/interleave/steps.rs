@@ -1,5 +1,6 @@
-//! What a step can be: a command line for both shells, or system calls of this process. Names are few, so that they
-//! meet; most steps are possible at any time, and those that are not fail in the same way everywhere.
+//! What a step can be: a command line for both shells, or system calls of this process. Names are
+//! few, so that they meet; most steps are possible at any time, and those that are not fail in the
+//! same way everywhere.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -40,7 +41,9 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Step::Command(line) => write!(f, "{line:?}"),
-            Step::Here(change) => write!(f, "{}", format!("{change:?}").chars().take(60).collect::<String>()),
+            Step::Here(change) => {
+                write!(f, "{}", format!("{change:?}").chars().take(60).collect::<String>())
+            }
         }
     }
 }
@@ -52,7 +55,11 @@ fn pick(numbers: &mut Numbers, all: &[&'static str]) -> &'static str {
 impl Step {
     /// Three of four are commands.
     pub fn any(numbers: &mut Numbers) -> Step {
-        if numbers.below(4) == 0 { Step::Here(Change::any(numbers)) } else { Step::Command(command(numbers)) }
+        if numbers.below(4) == 0 {
+            Step::Here(Change::any(numbers))
+        } else {
+            Step::Command(command(numbers))
+        }
     }
 }
 
@@ -89,7 +96,9 @@ impl Change {
         let [x, y] = [(); 2].map(|()| pick(numbers, &FILES));
         let d = pick(numbers, &DIRECTORIES);
         let at = numbers.below(6000);
-        let data = format!("{at} here\n").repeat(usize::try_from(numbers.below(300)).expect("below 300")).into_bytes();
+        let data = format!("{at} here\n")
+            .repeat(usize::try_from(numbers.below(300)).expect("below 300"))
+            .into_bytes();
         match numbers.below(12) {
             0 | 1 => Change::Write(x, data),
             2 => Change::WriteAt(x, data, at),
@@ -115,7 +124,9 @@ impl Change {
         match self {
             Change::Write(name, data) => File::create(root.join(name))?.write_all(data),
             Change::WriteAt(name, data, at) => writing(name)?.write_all_at(data, *at),
-            Change::Append(name, data) => OpenOptions::new().append(true).open(root.join(name))?.write_all(data),
+            Change::Append(name, data) => {
+                OpenOptions::new().append(true).open(root.join(name))?.write_all(data)
+            }
             Change::Truncate(name, size) => writing(name)?.set_len(*size),
             Change::Rename(from, to) => fs::rename(root.join(from), root.join(to)),
             Change::Remove(name) => fs::remove_file(root.join(name)),

@@ -7,9 +7,11 @@ use std::time::Duration;
 use super::steps::Step;
 use crate::explain::Report;
 
-/// By when a change by another client must be seen. It holds for the median: single ones wait for a processor on a busy machine.
+/// By when a change by another client must be seen. It holds for the median: single ones wait for a
+/// processor on a busy machine.
 const SEEN_WITHIN: Duration = Duration::from_millis(100);
-/// One in so many commands may run here: when a cut was too long for them, and where nothing that they use is on the server.
+/// One in so many commands may run here: when a cut was too long for them, and where nothing that
+/// they use is on the server.
 const ELSEWHERE: usize = 6;
 /// How many faults are told in full: one stale file shows in each step after it.
 const TOLD: usize = 20;
@@ -69,11 +71,14 @@ impl Tally {
         }
     }
 
-    /// Nothing old was seen, the commands ran where they should, and other clients' changes are seen soon.
+    /// Nothing old was seen, the commands ran where they should, and other clients' changes are
+    /// seen soon.
     #[must_use]
     pub fn is_good(&self) -> bool {
         let most_are_offloaded = self.offloaded > self.local * ELSEWHERE;
-        self.faults.is_empty() && most_are_offloaded && self.median().is_none_or(|median| median <= SEEN_WITHIN)
+        self.faults.is_empty()
+            && most_are_offloaded
+            && self.median().is_none_or(|median| median <= SEEN_WITHIN)
     }
 
     fn median(&self) -> Option<Duration> {
@@ -83,8 +88,14 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { commands, changes, cuts, failed_by_cut, offloaded, local, reads, stale, .. } = self;
-        writeln!(f, "{} steps: {commands} command lines, {changes} changes by programs here", commands + changes)?;
+        let Tally {
+            commands, changes, cuts, failed_by_cut, offloaded, local, reads, stale, ..
+        } = self;
+        writeln!(
+            f,
+            "{} steps: {commands} command lines, {changes} changes by programs here",
+            commands + changes
+        )?;
         writeln!(f, "{offloaded} commands on the server, {local} here")?;
         writeln!(
             f,
@@ -98,9 +109,14 @@ impl fmt::Display for Tally {
         )?;
         if let (Some(worst), Some(median)) = (self.seen.last(), self.median()) {
             let count = self.seen.len();
-            writeln!(f, "{count} changes by another client: seen after {median:.1?} (median), {worst:.1?} (worst)")?;
+            writeln!(
+                f,
+                "{count} changes by another client: seen after {median:.1?} (median), {worst:.1?} (worst)"
+            )?;
         }
-        self.reasons.iter().try_for_each(|(reason, count)| writeln!(f, "  {count} here: {reason}"))?;
+        self.reasons
+            .iter()
+            .try_for_each(|(reason, count)| writeln!(f, "  {count} here: {reason}"))?;
         self.faults.iter().take(TOLD).try_for_each(|fault| writeln!(f, "  {fault}"))
     }
 }

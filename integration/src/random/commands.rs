@@ -222,8 +222,16 @@ pub const SOURCES: &[&str] = &[
 
 /// Commands with an answer of whole lines and less than a block, which is written at
 /// once; the file is the last word.
-pub const SMALL: &[&str] =
-    &["grep -c needle", "wc -l", "md5sum", "grep -l hay", "sed -n '$='", "cksum", "grep -m 1 hay", "awk 'NR == 1'"];
+pub const SMALL: &[&str] = &[
+    "grep -c needle",
+    "wc -l",
+    "md5sum",
+    "grep -l hay",
+    "sed -n '$='",
+    "cksum",
+    "grep -m 1 hay",
+    "awk 'NR == 1'",
+];
 
 /// Commands that change the file `%`, which nothing else uses then.
 pub const CHANGES: &[&str] = &[

@@ -9,8 +9,17 @@ use std::path::{Path, PathBuf};
 use crate::generate::Numbers;
 
 /// Files that programs name, simple names first. Bytes, since one is not UTF-8.
-pub const NAMES: &[&[u8]] =
-    &[b"a", b"b", b"c.txt", b"two words", b"new\nline", b"-dash", b".hidden", "\u{fc}ber".as_bytes(), b"\xff\xfe"];
+pub const NAMES: &[&[u8]] = &[
+    b"a",
+    b"b",
+    b"c.txt",
+    b"two words",
+    b"new\nline",
+    b"-dash",
+    b".hidden",
+    "\u{fc}ber".as_bytes(),
+    b"\xff\xfe",
+];
 /// Files that a glob finds.
 pub const PARTS: usize = 3;
 /// Compressed files, `z0.gz` and so on.
@@ -93,7 +102,9 @@ impl Content {
             Kind::Numbers => numbers.below(1_000).to_string().into_bytes(),
             Kind::Binary => (0..numbers.below(24)).map(|_| numbers.below(256) as u8).collect(),
             Kind::Long => words(numbers, WORDS, 60),
-            Kind::Invalid if numbers.below(4) == 0 => [b"\xff\xc3 ", words(numbers, WORDS, 2).as_slice()].concat(),
+            Kind::Invalid if numbers.below(4) == 0 => {
+                [b"\xff\xc3 ", words(numbers, WORDS, 2).as_slice()].concat()
+            }
             kind => {
                 let count = numbers.below(4);
                 words(numbers, if kind == Kind::Foreign { FOREIGN } else { WORDS }, count)
@@ -111,7 +122,9 @@ fn words(numbers: &mut Numbers, from: &[&str], count: u64) -> Vec<u8> {
     let mut line = Vec::new();
     for word in 0..count {
         if word > 0 {
-            line.extend_from_slice(BETWEEN[numbers.below(BETWEEN.len() as u64) as usize].as_bytes());
+            line.extend_from_slice(
+                BETWEEN[numbers.below(BETWEEN.len() as u64) as usize].as_bytes(),
+            );
         }
         line.extend_from_slice(from[numbers.below(from.len() as u64) as usize].as_bytes());
     }
@@ -133,7 +146,9 @@ impl Files {
         }
         let in_tree = ["tree/one.t", "tree/deep/two.t", "tree/deep/er/a b"];
         files.extend(
-            (0..in_tree.len()).map(|index| (in_tree[index].into(), files[index].1.clone())).collect::<Vec<_>>(),
+            (0..in_tree.len())
+                .map(|index| (in_tree[index].into(), files[index].1.clone()))
+                .collect::<Vec<_>>(),
         );
         for (number, content) in self.parts.iter().enumerate() {
             files.push((format!("part-{number}").into(), content.bytes()));
@@ -158,7 +173,8 @@ pub struct Made {
 }
 
 impl Made {
-    /// Writes the files into two new directories: the one on the mount, and the one on the workstation.
+    /// Writes the files into two new directories: the one on the mount, and the one on the
+    /// workstation.
     pub fn fill(&self, on_mount: &Path, here: &Path) -> io::Result<()> {
         fs::create_dir_all(on_mount.join("tree/deep/er"))?;
         fs::create_dir(here)?;
@@ -174,7 +190,8 @@ impl Made {
 /// By the machine's own gzip.
 fn compressed(bytes: &[u8]) -> io::Result<Vec<u8>> {
     use std::process::{Command, Stdio};
-    let mut child = Command::new("gzip").arg("-nc").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut child =
+        Command::new("gzip").arg("-nc").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     let bytes = bytes.to_owned();
     // What is compressed may not fit into the pipe while nobody reads it.

@@ -7,7 +7,10 @@ use proptest::sample::select;
 
 use super::commands::{CHANGES, FILTERS, LOCALES, PAIRS, SMALL, SOURCES, UMASKS};
 use super::files::{COMPRESSED, Content, Files, Kind, NAMES, PARTS};
-use super::{Around, Body, Entry, Errors, File, Input, Join, Lines, List, Node, Output, Parallel, Program, Settings};
+use super::{
+    Around, Body, Entry, Errors, File, Input, Join, Lines, List, Node, Output, Parallel, Program,
+    Settings,
+};
 use super::{Side, Stage};
 
 /// How deep groups stand in groups.
@@ -21,22 +24,32 @@ const MANY: usize = 9_000;
 
 /// Programs with their files.
 pub fn program() -> impl Strategy<Value = Program> {
-    (settings(), list(DEPTH, 1..5), files()).prop_map(|(settings, body, files)| Program { files, settings, body })
+    (settings(), list(DEPTH, 1..5), files()).prop_map(|(settings, body, files)| Program {
+        files,
+        settings,
+        body,
+    })
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
     let rare = |of: usize| prop_oneof![4 => Just(0), 1 => 0..of];
     let sometimes = prop::bool::weighted;
-    (sometimes(0.3), any::<bool>(), sometimes(0.2), sometimes(0.15), rare(UMASKS.len()), rare(LOCALES.len())).prop_map(
-        |(by_path, inside, pipefail, errexit, umask, locale)| Settings {
+    (
+        sometimes(0.3),
+        any::<bool>(),
+        sometimes(0.2),
+        sometimes(0.15),
+        rare(UMASKS.len()),
+        rare(LOCALES.len()),
+    )
+        .prop_map(|(by_path, inside, pipefail, errexit, umask, locale)| Settings {
             by_path,
             inside,
             pipefail,
             errexit,
             umask,
             locale,
-        },
-    )
+        })
 }
 
 fn files() -> impl Strategy<Value = Files> {
@@ -109,7 +122,8 @@ fn node(depth: u32) -> BoxedStrategy<Node> {
 }
 
 fn parallel() -> impl Strategy<Value = Parallel> {
-    (vec((0..SMALL.len(), file()), 1..5), any::<bool>()).prop_map(|(jobs, by_file)| Parallel { jobs, by_file })
+    (vec((0..SMALL.len(), file()), 1..5), any::<bool>())
+        .prop_map(|(jobs, by_file)| Parallel { jobs, by_file })
 }
 
 fn lines() -> impl Strategy<Value = Lines> {
@@ -132,7 +146,13 @@ fn simple_stage() -> BoxedStrategy<Stage> {
 fn dressed(body: BoxedStrategy<Body>) -> BoxedStrategy<Stage> {
     let locale = prop_oneof![9 => Just(0), 1 => 0..LOCALES.len()];
     (body, input(), output(), errors(), locale)
-        .prop_map(|(body, input, output, errors, locale)| Stage { body, input, output, errors, locale })
+        .prop_map(|(body, input, output, errors, locale)| Stage {
+            body,
+            input,
+            output,
+            errors,
+            locale,
+        })
         .boxed()
 }
 

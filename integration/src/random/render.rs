@@ -10,14 +10,18 @@ use std::fmt::Write as _;
 
 use self::words::{prefix, quoted, to_directory};
 use super::commands::{FILTERS, LOCALES, Reads, UMASKS};
-use super::{Around as Group, Body, Entry, Errors, File, Input, Join, Lines, Node, Output, Program, Stage};
+use super::{
+    Around as Group, Body, Entry, Errors, File, Input, Join, Lines, Node, Output, Program, Stage,
+};
 
 /// A program's text.
 #[derive(Debug, Clone)]
 pub struct Text {
-    /// For `bash -c`; `$D` is the program's directory on the mount, `$L` the one on the workstation.
+    /// For `bash -c`; `$D` is the program's directory on the mount, `$L` the one on the
+    /// workstation.
     pub script: String,
-    /// Two processes may complain at the same time, each in several writes, so bytes of stderr have no order.
+    /// Two processes may complain at the same time, each in several writes, so bytes of stderr have
+    /// no order.
     pub complains_at_once: bool,
 }
 
@@ -59,7 +63,14 @@ pub fn render(program: &Program) -> Text {
         ..Writer::default()
     };
     let place = if settings.inside { Place::Inside } else { Place::Home };
-    let around = Around { place, quiet: false, merged: false, alone: true, shared_pipe: false, third: false };
+    let around = Around {
+        place,
+        quiet: false,
+        merged: false,
+        alone: true,
+        shared_pipe: false,
+        third: false,
+    };
     if settings.umask > 0 {
         let _ = writeln!(writer.text, "umask {}", UMASKS[settings.umask]);
     }
@@ -111,7 +122,10 @@ impl Writer {
             let background = !around.quiet && !around.merged && !self.errexit;
             if entry.join == Join::Background && background {
                 let complete = self.written.len();
-                self.background(entry, Around { alone: false, shared_pipe: false, third: false, ..around });
+                self.background(
+                    entry,
+                    Around { alone: false, shared_pipe: false, third: false, ..around },
+                );
                 later.extend(self.written.drain(complete..));
                 (around.alone, waits) = (false, true);
             } else {
@@ -221,8 +235,10 @@ impl Writer {
 
     /// Whether a stage reads the pipe before it to its end.
     fn drains(&self, stage: &Stage) -> bool {
-        let writes =
-            matches!(stage.output, Output::Inherited | Output::To | Output::Append | Output::Local | Output::Null);
+        let writes = matches!(
+            stage.output,
+            Output::Inherited | Output::To | Output::Append | Output::Local | Output::Null
+        );
         writes
             && stage.input == Input::Inherited
             && match &stage.body {

@@ -86,7 +86,8 @@ impl Session {
         self.prompt()
     }
 
-    /// Types a line, and waits until what it starts has written `sign`, which the line itself does not hold.
+    /// Types a line, and waits until what it starts has written `sign`, which the line itself does
+    /// not hold.
     pub fn begin(&mut self, text: &str, sign: &str) -> Result<()> {
         assert!(!text.contains(sign), "the echo of {text:?} would be taken for {sign:?}");
         self.terminal.keys(&format!("{text}\r"))?;
@@ -105,7 +106,8 @@ impl Session {
         self.terminal.until(&format!("<{}:", self.prompts))?;
         let status = self.terminal.until("> ")?;
         let status = String::from_utf8_lossy(&status).trim_end_matches("> ").parse();
-        let status = status.map_err(|_| LabError::Report(format!("no status in prompt {}", self.prompts)))?;
+        let status = status
+            .map_err(|_| LabError::Report(format!("no status in prompt {}", self.prompts)))?;
         let raw = self.terminal.awaited();
         let (text, told) = (String::from_utf8_lossy(&raw[self.told..]).into_owned(), raw.len());
         self.told = told;
@@ -139,18 +141,22 @@ fn write_rc(host: &Host, setting: &Setting<'_>) -> Result<()> {
         Shell::Bash => (".bashrc", BASH_COUNTER),
         Shell::Zsh => (".zshrc", ZSH_COUNTER),
         Shell::Fish => (".config/fish/config.fish", FISH_COUNTER),
-        Shell::Dash => return Err(LabError::Report("dash reads no start-up file by itself".into())),
+        Shell::Dash => {
+            return Err(LabError::Report("dash reads no start-up file by itself".into()));
+        }
     };
     let file = home.join(name);
     let directory = file.parent().unwrap_or(&home);
     fs::create_dir_all(directory).attempt(|| format!("make {}", directory.display()))?;
-    fs::write(&file, format!("{}\n{counter}", setting.rc)).attempt(|| format!("write {}", file.display()))
+    fs::write(&file, format!("{}\n{counter}", setting.rc))
+        .attempt(|| format!("write {}", file.display()))
 }
 
 /// Job control tells process ids: numbers of two digits and more on lines that begin with `[`.
 fn without_pids(text: &str) -> String {
-    let lines =
-        text.split_inclusive('\n').map(|line| if line.starts_with('[') { hide_numbers(line) } else { line.into() });
+    let lines = text
+        .split_inclusive('\n')
+        .map(|line| if line.starts_with('[') { hide_numbers(line) } else { line.into() });
     lines.collect()
 }
 

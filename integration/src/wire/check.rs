@@ -54,9 +54,11 @@ pub fn measure(near: &Host, far: &Host, address: &str) -> Result<Measured> {
 /// A connection; a socket belongs to the network in which it was made.
 fn connect(near: &Host, far: &Host, address: &str) -> Result<(TcpStream, TcpStream)> {
     let place = (address.to_owned(), 0);
-    let listener = far.run(move || TcpListener::bind(place)).attempt(|| format!("listen at {address}"))?;
+    let listener =
+        far.run(move || TcpListener::bind(place)).attempt(|| format!("listen at {address}"))?;
     let place = listener.local_addr().attempt(|| "ask for a port".into())?;
-    let here = near.run(move || TcpStream::connect(place)).attempt(|| format!("connect to {place}"))?;
+    let here =
+        near.run(move || TcpStream::connect(place)).attempt(|| format!("connect to {place}"))?;
     let (there, _) = listener.accept().attempt(|| format!("accept at {place}"))?;
     Ok((here, there))
 }

@@ -47,7 +47,8 @@ impl Lane {
         if start - now > self.buffer {
             return;
         }
-        let sent = start + Duration::from_secs_f64(bytes_on_wire(&packet) as f64 / self.bytes_per_second as f64);
+        let sent = start
+            + Duration::from_secs_f64(bytes_on_wire(&packet) as f64 / self.bytes_per_second as f64);
         self.free_at = Some(sent);
         self.under_way.push_back((sent + self.delay, packet));
     }
@@ -70,7 +71,11 @@ impl Lane {
 fn bytes_on_wire(packet: &[u8]) -> u64 {
     let payload = (packet.len() - HEADER_BYTES) as u64;
     let segment = u64::from(u16::from_ne_bytes([packet[4], packet[5]]));
-    let segments = if segment == 0 { 1 } else { payload.saturating_sub(SEGMENT_BYTES).div_ceil(segment).max(1) };
+    let segments = if segment == 0 {
+        1
+    } else {
+        payload.saturating_sub(SEGMENT_BYTES).div_ceil(segment).max(1)
+    };
     payload + (segments - 1) * SEGMENT_BYTES + segments * FRAME_BYTES
 }
 

@@ -23,7 +23,11 @@ nix::ioctl_write_int_bad!(set_offloads, libc::TUNSETOFFLOAD);
 /// Makes the device in the network namespace of the calling thread; it is gone
 /// when the last copy of the descriptor is closed. Reads do not block.
 pub fn open(name: &str) -> io::Result<OwnedFd> {
-    let device: File = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+    let device: File = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")?;
     let request = request(name)?;
     // SAFETY: `request` is an initialised ifreq that lives through the call; TUNSETIFF reads and
     // writes no more than that.
@@ -38,12 +42,16 @@ fn request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: an ifreq is plain data for which all zeroes is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.is_empty() || name.len() >= request.ifr_name.len() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is no name for an interface")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{name:?} is no name for an interface"),
+        ));
     }
     for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *place = byte.cast_signed();
     }
     let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).expect("the flags of linux/if_tun.h fit");
+    request.ifr_ifru.ifru_flags =
+        libc::c_short::try_from(flags).expect("the flags of linux/if_tun.h fit");
     Ok(request)
 }

@@ -12,10 +12,14 @@ const BY_GIT: &[(&str, &str)] = &[
     ("git checkout -q other", "git checkout"),
     ("git reset -q --hard HEAD~1", "git reset"),
     ("git branch -q -D main", "git branch"),
-    // A file of the same size, one with another mode, one that goes; then what stays in its place and is written into.
+    // A file of the same size, one with another mode, one that goes; then what stays in its place
+    // and is written into.
     ("git apply ../patch", "git apply"),
     ("git apply --reject ../patch 2> /dev/null || true", "git apply"),
-    ("sed -i 's/^+A/+and/' ../patch; git apply --reject ../patch 2> /dev/null || true", "git apply"),
+    (
+        "sed -i 's/^+A/+and/' ../patch; git apply --reject ../patch 2> /dev/null || true",
+        "git apply",
+    ),
 ];
 
 const PATCH: &str = "\
@@ -76,11 +80,16 @@ fn of_what_only_git_reads_no_listing_is_forgotten() {
     assert!(outcome.status.success() && outcome.stderr.is_empty(), "{outcome}");
     let trace = fs::read_to_string(lab.workstation.path(HOME).join("trace.json")).unwrap();
     let trace: serde_json::Value = serde_json::from_str(&trace).unwrap();
-    let refreshes = trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["name"] == "refreshing the mount");
-    let listings: Vec<bool> = refreshes.map(|refresh| !refresh["args"]["listings"].is_null()).collect();
+    let refreshes = trace["traceEvents"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|e| e["name"] == "refreshing the mount");
+    let listings: Vec<bool> =
+        refreshes.map(|refresh| !refresh["args"]["listings"].is_null()).collect();
     assert_eq!(listings.len(), 72, "all ran on the server");
-    // The first commands find directories that were made and read before posh came. Without the mechanism a third of the
-    // later ones put an object where git had looked before.
+    // The first commands find directories that were made and read before posh came. Without the
+    // mechanism a third of the later ones put an object where git had looked before.
     assert_eq!(listings.iter().skip(36).filter(|told| **told).count(), 0, "{listings:?}");
     assert_eq!(look(&lab.workstation.path("/mnt/s1/repo")), look(&lab.data(1).join("repo")));
 }
@@ -102,8 +111,10 @@ fn sshfs_shows_what_git_apply_has_replaced() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
     patched_repository(&lab);
     let (mount, store) = (lab.workstation.path("/mnt/s1/repo"), lab.data(1).join("repo"));
-    let times =
-        |top: &Path| ["src", "lib", "src/a", "lib/b"].map(|name| fs::symlink_metadata(top.join(name)).unwrap().mtime());
+    let times = |top: &Path| {
+        ["src", "lib", "src/a", "lib/b"]
+            .map(|name| fs::symlink_metadata(top.join(name)).unwrap().mtime())
+    };
     // One that is remembered with all its files, and one that nobody has looked at.
     assert_eq!(fs::read_to_string(mount.join("src/a")).unwrap(), "a\n");
     let before = [
@@ -112,7 +123,10 @@ fn sshfs_shows_what_git_apply_has_replaced() {
     ];
     assert_eq!(before[1], 1);
     for patch in ["one", "two"] {
-        assert_offloaded(&run(&lab.workstation, &format!("cd /mnt/s1/repo && git apply ../{patch}")), "git apply");
+        assert_offloaded(
+            &run(&lab.workstation, &format!("cd /mnt/s1/repo && git apply ../{patch}")),
+            "git apply",
+        );
     }
     assert_eq!((look(&mount), times(&mount)), (look(&store), times(&store)));
     assert!(times(&mount).iter().all(|time| *time > before[0]));
@@ -122,14 +136,18 @@ fn sshfs_shows_what_git_apply_has_replaced() {
 fn of_what_git_apply_has_replaced_nothing_is_forgotten_that_is_shown_rightly() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
     patched_repository(&lab);
-    // sshfs forgets a listing when the group is set, which the directory's times on the server tell.
+    // sshfs forgets a listing when the group is set, which the directory's times on the server
+    // tell.
     let is_forgotten = |name: &str| {
         let found = fs::metadata(lab.data(1).join("repo").join(name)).unwrap();
         (found.ctime(), found.ctime_nsec()) > (found.mtime(), found.mtime_nsec())
     };
     assert!(fs::symlink_metadata(lab.workstation.path("/mnt/s1/repo/lib")).unwrap().is_dir());
     for (patch, directory, is_remembered) in [("one", "src", false), ("two", "lib", true)] {
-        assert_offloaded(&run(&lab.workstation, &format!("cd /mnt/s1/repo && git apply ../{patch}")), "git apply");
+        assert_offloaded(
+            &run(&lab.workstation, &format!("cd /mnt/s1/repo && git apply ../{patch}")),
+            "git apply",
+        );
         assert_eq!(is_forgotten(directory), is_remembered, "{directory}");
     }
 }

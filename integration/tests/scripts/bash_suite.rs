@@ -16,7 +16,8 @@ const LIMIT_S: u32 = 120;
 const AT_LEAST: usize = 70;
 /// They run the others, or profile; the last prints how long its commands took.
 const NOT_COMPARED: [&str; 4] = ["run-all", "run-minimal", "run-gprof", "run-posixpipe"];
-/// Runs a file of the suite and shows what its test printed, where that is not what the suite expects.
+/// Runs a file of the suite and shows what its test printed, where that is not what the suite
+/// expects.
 const SCRIPT: &str = ". \"./$1\"; status=$?; cat \"$BASH_TSTOUT\" 2> /dev/null; rm -f \"$BASH_TSTOUT\"; exit $status";
 
 #[test]
@@ -37,8 +38,10 @@ fn bash_by_its_own_tests() {
 }
 
 fn names(tests: &Path) -> Vec<String> {
-    let entries = fs::read_dir(tests).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = entries.filter(|n| n.starts_with("run-") && !NOT_COMPARED.contains(&n.as_str())).collect();
+    let entries =
+        fs::read_dir(tests).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> =
+        entries.filter(|n| n.starts_with("run-") && !NOT_COMPARED.contains(&n.as_str())).collect();
     names.sort();
     names
 }
@@ -53,5 +56,11 @@ fn run(name: &str) -> Run {
         ("THIS_SH", "/bin/bash"),
     ];
     let variables = variables.map(|(n, v)| (n.to_owned(), v.to_owned())).to_vec();
-    Run { name: name.to_owned(), words, directory: DIRECTORY.to_owned(), limit_s: LIMIT_S, variables }
+    Run {
+        name: name.to_owned(),
+        words,
+        directory: DIRECTORY.to_owned(),
+        limit_s: LIMIT_S,
+        variables,
+    }
 }

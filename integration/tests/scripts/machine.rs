@@ -35,11 +35,13 @@ fn scripts_of_this_machine() {
     compare(&visitor, &runs, WORKERS).check("scripts of this machine", AT_LEAST);
 }
 
-/// By the first line where the script is executable, else by bash; the former also asks for its interpreter.
+/// By the first line where the script is executable, else by bash; the former also asks for its
+/// interpreter.
 fn run(script: &Path, arguments: &[&str]) -> Run {
     let path = script.to_str().unwrap().to_owned();
     let executable = script.metadata().is_ok_and(|m| m.permissions().mode() & 0o111 != 0);
-    let mut words: Vec<String> = if executable { vec!["-c".into(), "\"$0\" \"$@\"".into()] } else { Vec::new() };
+    let mut words: Vec<String> =
+        if executable { vec!["-c".into(), "\"$0\" \"$@\"".into()] } else { Vec::new() };
     words.push(path.clone());
     words.extend(arguments.iter().map(|a| (*a).to_owned()));
     let name = format!("{path} {}", arguments.join(" "));
@@ -55,7 +57,9 @@ fn scripts(places: &[&str]) -> BTreeSet<PathBuf> {
             let path = entry.path();
             match entry.file_type() {
                 Ok(t) if t.is_dir() => queue.push(path),
-                Ok(t) if t.is_file() && path.to_str().is_some() && is_script(&path) => drop(found.insert(path)),
+                Ok(t) if t.is_file() && path.to_str().is_some() && is_script(&path) => {
+                    drop(found.insert(path))
+                }
                 _ => {}
             }
         }
@@ -70,5 +74,7 @@ fn is_script(path: &Path) -> bool {
     let line = String::from_utf8_lossy(line);
     let Some(interpreter) = line.strip_prefix("#!") else { return false };
     let word = interpreter.split_whitespace().next().unwrap_or_default();
-    ["sh", "bash", "dash"].iter().any(|shell| Path::new(word).file_name().is_some_and(|n| n == *shell))
+    ["sh", "bash", "dash"]
+        .iter()
+        .any(|shell| Path::new(word).file_name().is_some_and(|n| n == *shell))
 }

@@ -58,8 +58,11 @@ impl Visitor {
         fs::write(lab.data(1).join("f"), "on the server\n").unwrap();
         let none: Option<&str> = None;
         for public in ["/var/tmp", "/dev/shm"] {
-            lab.workstation.run(move || mount(Some("tmpfs"), public, Some("tmpfs"), MsFlags::empty(), none)).unwrap();
-            fs::set_permissions(lab.workstation.path(public), fs::Permissions::from_mode(0o1777)).unwrap();
+            lab.workstation
+                .run(move || mount(Some("tmpfs"), public, Some("tmpfs"), MsFlags::empty(), none))
+                .unwrap();
+            fs::set_permissions(lab.workstation.path(public), fs::Permissions::from_mode(0o1777))
+                .unwrap();
         }
         let visitor = Visitor { lab };
         for own in [HOME, RUNTIME] {
@@ -110,13 +113,26 @@ impl Visitor {
     fn shell(&self, front: Front, options: &[&str], limit_s: u32) -> Command {
         let host = &self.lab.workstation;
         let mut command = host.command("timeout");
-        command.args(["--signal=KILL", &limit_s.to_string(), "setpriv", "--no-new-privs", "--clear-groups"]);
+        command.args([
+            "--signal=KILL",
+            &limit_s.to_string(),
+            "setpriv",
+            "--no-new-privs",
+            "--clear-groups",
+        ]);
         command.args([format!("--reuid={USER}"), format!("--regid={USER}"), "--".into()]);
         match front {
             Front::Stock => command.arg("bash"),
-            Front::Posh(door) => command.arg(host.programs().join("posh")).args(["--door", door.name()]).args(options),
+            Front::Posh(door) => command
+                .arg(host.programs().join("posh"))
+                .args(["--door", door.name()])
+                .args(options),
         };
-        command.env("HOME", HOME).env("XDG_RUNTIME_DIR", RUNTIME).env("USER", "visitor").current_dir(HOME);
+        command
+            .env("HOME", HOME)
+            .env("XDG_RUNTIME_DIR", RUNTIME)
+            .env("USER", "visitor")
+            .current_dir(HOME);
         command
     }
 

@@ -6,7 +6,10 @@ use super::*;
 fn attach(lab: &Lab, answer: &str) -> Outcome {
     let mut command = lab.workstation.command("sh");
     let posh = lab.workstation.programs().join("posh");
-    command.args(["-c", &format!("echo {answer} | script -qec '{} attach store1' /dev/null", posh.display())]);
+    command.args([
+        "-c",
+        &format!("echo {answer} | script -qec '{} attach store1' /dev/null", posh.display()),
+    ]);
     collect(&lab.workstation, command, "posh attach", SCRIPT_LIMIT).unwrap()
 }
 
@@ -20,11 +23,17 @@ fn attach_installs_and_upgrades_after_asking() {
     assert!(!refused.status.success());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("give --yes"), "{refused}");
     let declined = attach(&lab, "n");
-    assert!(!declined.status.success() && stdout(&declined).contains("nothing was copied"), "{declined}");
+    assert!(
+        !declined.status.success() && stdout(&declined).contains("nothing was copied"),
+        "{declined}"
+    );
     assert!(!installed.exists());
 
     let done = attach(&lab, "y");
-    assert!(done.status.success() && stdout(&done).contains("to ~/.local/bin on store1? [y/N]"), "{done}");
+    assert!(
+        done.status.success() && stdout(&done).contains("to ~/.local/bin on store1? [y/N]"),
+        "{done}"
+    );
     let built = lab.workstation.path(PROGRAMS).join("posh-executor");
     assert!(fs::read(&installed).unwrap() == fs::read(&built).unwrap());
     let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/s1/f | grep needle | sort"));
@@ -41,7 +50,10 @@ fn attach_installs_and_upgrades_after_asking() {
     commands(&lab);
     kill(the_ssh(&lab).pid);
     silent.rest();
-    let left: Vec<_> = fs::read_dir(installed.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let left: Vec<_> = fs::read_dir(installed.parent().unwrap())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
     assert_eq!(left, ["posh-executor"]);
 }
 

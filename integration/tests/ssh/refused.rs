@@ -12,7 +12,10 @@ fn assert_unreachable(lab: &Lab, words: &str) {
     let posh_run = script.run(&lab.workstation, Under::PoshExplained).unwrap();
     assert_eq!((&posh_run.stdout, posh_run.status), (&bash.stdout, bash.status), "{posh_run}");
     for stage in posh_run.report().stages("cat") {
-        assert!(!stage.is_offloaded() && stage.reason.contains(words), "{words:?} is not in {stage:?}");
+        assert!(
+            !stage.is_offloaded() && stage.reason.contains(words),
+            "{words:?} is not in {stage:?}"
+        );
     }
     let doctor = posh(&lab.workstation, &["doctor"]);
     let line = stdout(&doctor).lines().find(|l| l.contains("executor store1")).unwrap().to_owned();
@@ -45,7 +48,8 @@ fn a_login_that_is_refused() {
 #[test]
 fn a_host_key_that_nobody_has_accepted() {
     let lab = lab();
-    let strict = ssh_config("root", WORKSTATION_KEY).replace("StrictHostKeyChecking no", "StrictHostKeyChecking ask");
+    let strict = ssh_config("root", WORKSTATION_KEY)
+        .replace("StrictHostKeyChecking no", "StrictHostKeyChecking ask");
     write_file(&lab.workstation, SSH_CONFIG, strict.as_bytes()).unwrap();
     assert_unreachable(&lab, "Host key verification failed");
 }
@@ -62,8 +66,16 @@ fn no_ssh_at_all() {
 fn a_login_shell_that_talks() {
     let lab = lab();
     // bash reads it when sshd starts it for a command.
-    write_file(&lab.servers[0].host, format!("{HOME}/.bashrc"), b"echo hello from the start-up file\n").unwrap();
+    write_file(
+        &lab.servers[0].host,
+        format!("{HOME}/.bashrc"),
+        b"echo hello from the start-up file\n",
+    )
+    .unwrap();
     let started = Instant::now();
-    assert_unreachable(&lab, "said \"hello from the start-up file\" where posh-executor was to speak");
+    assert_unreachable(
+        &lab,
+        "said \"hello from the start-up file\" where posh-executor was to speak",
+    );
     assert!(started.elapsed() < LIMIT, "{:?}", started.elapsed());
 }

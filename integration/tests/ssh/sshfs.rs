@@ -14,13 +14,17 @@ fn an_sshfs_mount_needs_no_configuration() {
     let posh_run = local.run(&lab.workstation, Under::Posh).unwrap();
     assert_equal("local", &bash, &posh_run);
     let mounts = stdout(&posh(&lab.workstation, &["mounts"]));
-    let line = |text: &str| text.lines().find(|line| line.starts_with("/mnt/s1")).unwrap().to_owned();
+    let line =
+        |text: &str| text.lines().find(|line| line.starts_with("/mnt/s1")).unwrap().to_owned();
     let (_, address) = network::addresses(1);
     let owned = format!("root@{address}:/srv/s1");
     assert!(line(&mounts).contains(&owned) && line(&mounts).contains("not used yet"), "{mounts}");
     assert_eq!(of_the_way_in(&lab.workstation), []);
 
-    for text in ["cat /mnt/s1/f | grep needle | sort -r", "cd /mnt/s1; grep -c hay f; tac f > out; md5sum out"] {
+    for text in [
+        "cat /mnt/s1/f | grep needle | sort -r",
+        "cd /mnt/s1; grep -c hay f; tac f > out; md5sum out",
+    ] {
         let outcome = assert_same(&lab.workstation, &Script::new(text));
         assert_offloaded(outcome.report());
     }
@@ -28,7 +32,9 @@ fn an_sshfs_mount_needs_no_configuration() {
     assert!(line(&mounts).contains("connected"), "{mounts}");
     let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
     assert!(
-        doctor.contains(&format!("ok    executor root@{address}: store1 0.1.0 at ssh://root@{address}")),
+        doctor.contains(&format!(
+            "ok    executor root@{address}: store1 0.1.0 at ssh://root@{address}"
+        )),
         "{doctor}"
     );
 }
@@ -91,9 +97,18 @@ fn an_sshfs_mount_that_comes_and_goes() {
     // One that shows other files than the server has them.
     lab.remount(1, &["follow_symlinks".to_owned()]).unwrap();
     let outcome = assert_same(&lab.workstation, &script);
-    assert!(outcome.report().stages("cat").all(|stage| !stage.is_offloaded()), "{:?}", outcome.report());
+    assert!(
+        outcome.report().stages("cat").all(|stage| !stage.is_offloaded()),
+        "{:?}",
+        outcome.report()
+    );
     let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
-    assert!(doctor.contains("mounted with the option follow_symlinks, which may change what commands see"), "{doctor}");
+    assert!(
+        doctor.contains(
+            "mounted with the option follow_symlinks, which may change what commands see"
+        ),
+        "{doctor}"
+    );
     lab.remount(1, &[]).unwrap();
     assert_offloaded(assert_same(&lab.workstation, &script).report());
 }

@@ -21,7 +21,8 @@ const SIGN: &str = "a needle";
 
 fn session(lab: &Lab, under: Under) -> Session {
     let home = "/home/user/hung";
-    let setting = Setting { shell: Shell::Bash, under, door: None, size: Size::USUAL, home, rc: "" };
+    let setting =
+        Setting { shell: Shell::Bash, under, door: None, size: Size::USUAL, home, rc: "" };
     Session::start(&lab.workstation, &setting).unwrap()
 }
 
@@ -38,7 +39,8 @@ fn on_server(lab: &Lab) -> Vec<Running> {
     found
 }
 
-/// A window is closed while something runs in the foreground, in the background, stopped, or not at all.
+/// A window is closed while something runs in the foreground, in the background, stopped, or not at
+/// all.
 #[test]
 fn a_hangup() {
     let lab = lab();
@@ -68,8 +70,8 @@ fn hang_up(lab: &Lab, under: Under, what: &str, start: impl Fn(&mut Session)) {
     assert_nothing_left(lab, what);
 }
 
-/// A command that says how wide its terminal is, at first and whenever that changes.
-/// Signals are held but while it waits, so that none comes in between. SIGWINCH is 28, TIOCGWINSZ is 0x5413.
+/// A command that says how wide its terminal is, at first and whenever that changes. Signals are
+/// held but while it waits, so that none comes in between. SIGWINCH is 28, TIOCGWINSZ is 0x5413.
 const WIDTH: &str = "#!/usr/bin/perl\n\
     use POSIX; $| = 1;\n\
     $SIG{WINCH} = sub {};\n\
@@ -79,14 +81,16 @@ const WIDTH: &str = "#!/usr/bin/perl\n\
         printf(\"%d %d\\n\", unpack('SS', $size));\n\
         sigsuspend(POSIX::SigSet->new());\n\
     }\n";
-const WIDTH_ANNOTATION: &str = "width:\n- PARAMS:\n  - {name: file, type: input_file, size: 1}\n  terminal: output\n";
+const WIDTH_ANNOTATION: &str =
+    "width:\n- PARAMS:\n  - {name: file, type: input_file, size: 1}\n  terminal: output\n";
 
 #[test]
 fn a_remote_command_hears_of_a_new_size() {
     let mut lab = lab_of(&LabSpec::servers(1).without_executors());
     [&lab.workstation, &lab.servers[0].host].into_iter().for_each(install_width);
     // The server lets run what its own administrator has annotated.
-    let places = [(&lab.workstation, "/run/annotations"), (&lab.servers[0].host, "/etc/posh/annotations")];
+    let places =
+        [(&lab.workstation, "/run/annotations"), (&lab.servers[0].host, "/etc/posh/annotations")];
     for annotations in places.map(|(host, directory)| host.path(directory)) {
         fs::create_dir_all(&annotations).unwrap();
         fs::write(annotations.join("width.yaml"), WIDTH_ANNOTATION).unwrap();
@@ -111,7 +115,9 @@ fn a_remote_command_hears_of_a_new_size() {
 /// Onto a host's own directory for local programs, so that this machine's stays as it is.
 fn install_width(host: &Host) {
     let none: Option<&str> = None;
-    host.run(move || mount(Some("tmpfs"), "/usr/local/bin", Some("tmpfs"), MsFlags::empty(), none)).unwrap();
+    host.run(move || mount(Some("tmpfs"), "/usr/local/bin", Some("tmpfs"), MsFlags::empty(), none))
+        .unwrap();
     write_file(host, "/usr/local/bin/width", WIDTH.as_bytes()).unwrap();
-    fs::set_permissions(host.path("/usr/local/bin/width"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(host.path("/usr/local/bin/width"), fs::Permissions::from_mode(0o755))
+        .unwrap();
 }

@@ -10,7 +10,8 @@ use super::lab;
 use super::story::{Teller, tell};
 
 // fish has a function of that name; zsh and bash know `command` too.
-const FOLLOW: &str = "tail -n +1 -f /mnt/s1/log | command grep --color=never --line-buffered needle";
+const FOLLOW: &str =
+    "tail -n +1 -f /mnt/s1/log | command grep --color=never --line-buffered needle";
 const SIGN: &str = "a needle";
 /// The end of the followed file.
 const WHOLE: &str = "a needle\r\nhay\r\n";
@@ -102,13 +103,15 @@ fn stopped_and_continued(t: &mut Teller<'_>) {
     t.append("needle 2\n");
     t.until("needle 2");
     assert_eq!(t.key(CTRL_Z), 148);
-    // No prompt before the job goes on: what zsh writes while it hears of that is lost, its prompt with the rest.
+    // No prompt before the job goes on: what zsh writes while it hears of that is lost, its prompt
+    // with the rest.
     t.begin("bg; read -r line", "needle");
     t.append("needle 3\n");
     t.until("needle 3");
     t.key("\r");
     t.line("jobs");
-    // Not `wait %1`: a shell that hears of the end between the two has no such job any more. How it ended, it says.
+    // Not `wait %1`: a shell that hears of the end between the two has no such job any more. How it
+    // ended, it says.
     t.line("kill %1; wait");
     t.assert_gone(&remote);
     t.line("jobs");
@@ -198,7 +201,9 @@ fn modes_after_a_killed_run() {
             t.by_luck("stty -a >> ~/modes\r");
         }
         let modes = fs::read_to_string(t.lab.workstation.path(t.home).join("modes")).unwrap();
-        let [one, two, three] = modes.split_inclusive("-extproc\n").collect::<Vec<_>>()[..] else { panic!("{modes}") };
+        let [one, two, three] = modes.split_inclusive("-extproc\n").collect::<Vec<_>>()[..] else {
+            panic!("{modes}")
+        };
         assert_eq!((one, one), (two, three));
         let after = t.session.terminal().modes().unwrap();
         assert_eq!(format!("{before:?}"), format!("{after:?}"));

@@ -79,7 +79,10 @@ fn try_case(lab: &Lab, (text, offloaded): &Case, size: Size) -> Result<(), Strin
         let script = script.clone().door(door);
         let differ = |posh: &Seen| {
             let [a, b] = [&alone, posh].map(|s| String::from_utf8_lossy(&s.raw).into_owned());
-            format!("{size:?} {door:?} {text}\n--- bash {} {a:?}\n--- posh {} {b:?}\n", alone.status, posh.status)
+            format!(
+                "{size:?} {door:?} {text}\n--- bash {} {a:?}\n--- posh {} {b:?}\n",
+                alone.status, posh.status
+            )
         };
         let posh = run(lab, &script, Under::Posh, size);
         if alone.raw != posh.raw || alone.status != posh.status || alone.screen != posh.screen {
@@ -88,8 +91,8 @@ fn try_case(lab: &Lab, (text, offloaded): &Case, size: Size) -> Result<(), Strin
         if offloaded.is_empty() {
             continue;
         }
-        // Who belongs together is found out against the clock, and may be missed on a busy machine. Wrong output is
-        // never tried again.
+        // Who belongs together is found out against the clock, and may be missed on a busy machine.
+        // Wrong output is never tried again.
         let mut missed = None;
         for _ in 0..PLACEMENT_TRIES {
             let mut shown = run(lab, &script, Under::PoshExplained, size);

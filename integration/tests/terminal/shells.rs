@@ -37,7 +37,11 @@ fn a_users_own_bashrc() {
 #[test]
 fn completion() {
     let lab = lab();
-    for (rc, shell) in [(String::new(), Shell::Bash), (skeleton(), Shell::Bash), (ZSH_COMPLETION.into(), Shell::Zsh)] {
+    for (rc, shell) in [
+        (String::new(), Shell::Bash),
+        (skeleton(), Shell::Bash),
+        (ZSH_COMPLETION.into(), Shell::Zsh),
+    ] {
         // zsh shows the space that it would take away again.
         let space = if shell == Shell::Zsh { "\x1b[1m " } else { " " };
         tell(&lab, shell, &rc, |t| {

@@ -37,7 +37,8 @@ pub struct Teller<'a> {
 impl Teller<'_> {
     /// Types a line and keeps what came of it; gives the status.
     pub fn line(&mut self, text: &str) -> u32 {
-        let turn = self.session.line(text).unwrap_or_else(|e| panic!("{:?}: {text}: {e}", self.under));
+        let turn =
+            self.session.line(text).unwrap_or_else(|e| panic!("{:?}: {text}: {e}", self.under));
         self.keep(turn)
     }
 
@@ -46,7 +47,8 @@ impl Teller<'_> {
         self.session.begin(text, sign).unwrap_or_else(|e| panic!("{:?}: {text}: {e}", self.under));
     }
 
-    /// Presses keys that lead to a prompt, and does not compare what comes of it: a matter of luck in any shell.
+    /// Presses keys that lead to a prompt, and does not compare what comes of it: a matter of luck
+    /// in any shell.
     pub fn by_luck(&mut self, keys: &str) {
         self.key(keys);
         self.turns.pop();
@@ -57,7 +59,8 @@ impl Teller<'_> {
         self.session.terminal().keys(keys).unwrap();
     }
 
-    /// Appends to the followed file through the workstation's mount, whose own view of it is new then.
+    /// Appends to the followed file through the workstation's mount, whose own view of it is new
+    /// then.
     pub fn append(&self, text: &str) {
         let log = self.lab.workstation.path("/mnt/s1/log");
         OpenOptions::new().append(true).open(log).unwrap().write_all(text.as_bytes()).unwrap();
@@ -65,7 +68,8 @@ impl Teller<'_> {
 
     /// Presses a key that leads to a prompt.
     pub fn key(&mut self, key: &str) -> u32 {
-        let turn = self.session.key(key).unwrap_or_else(|e| panic!("{:?}: {key:?}: {e}", self.under));
+        let turn =
+            self.session.key(key).unwrap_or_else(|e| panic!("{:?}: {key:?}: {e}", self.under));
         self.keep(turn)
     }
 
@@ -80,10 +84,15 @@ impl Teller<'_> {
         status
     }
 
-    /// The command as it runs on the server, by the first word of its command line. Alone, there is none.
+    /// The command as it runs on the server, by the first word of its command line. Alone, there is
+    /// none.
     pub fn remote(&self, name: &str) -> Vec<Running> {
         let found = self.remote_if_joined(name);
-        assert_eq!(found.len(), usize::from(self.under != Under::Shell), "{name} on the server: {found:?}");
+        assert_eq!(
+            found.len(),
+            usize::from(self.under != Under::Shell),
+            "{name} on the server: {found:?}"
+        );
         found
     }
 
@@ -102,7 +111,11 @@ impl Teller<'_> {
     /// These have ended, and nothing else is left on the server.
     pub fn assert_gone(&self, processes: &[Running]) {
         for process in processes {
-            assert!(wait_gone(process.pid, PROMISE).unwrap(), "{:?}: {process:?} still runs", self.under);
+            assert!(
+                wait_gone(process.pid, PROMISE).unwrap(),
+                "{:?}: {process:?} still runs",
+                self.under
+            );
         }
         let left = processes_left(&self.lab.servers[0].host, PROMISE).unwrap();
         assert!(left.is_empty(), "{:?}: left on the server: {left:?}", self.under);
@@ -114,7 +127,8 @@ pub fn tell(lab: &Lab, shell: Shell, rc: &str, story: impl Fn(&mut Teller<'_>)) 
     let mut told = Vec::new();
     for (under, door, home) in TELLINGS {
         let setting = Setting { shell, under, door, size: Size::USUAL, home, rc };
-        let session = Session::start(&lab.workstation, &setting).unwrap_or_else(|e| panic!("{under:?}: {e}"));
+        let session =
+            Session::start(&lab.workstation, &setting).unwrap_or_else(|e| panic!("{under:?}: {e}"));
         let mut teller = Teller { lab, session, under, home, turns: Vec::new() };
         fs::write(lab.data(1).join("log"), LOG).unwrap();
         story(&mut teller);
@@ -126,8 +140,15 @@ pub fn tell(lab: &Lab, shell: Shell, rc: &str, story: impl Fn(&mut Teller<'_>)) 
     for ((posh, posh_end), (_, door, _)) in told.iter().zip(&TELLINGS[1..]) {
         for (number, (alone, posh)) in alone.iter().zip(posh).enumerate() {
             let name = shell.name();
-            assert!(alone == posh, "turn {number} differs\n--- {name}: {alone:?}\n--- posh, {door:?}: {posh:?}");
+            assert!(
+                alone == posh,
+                "turn {number} differs\n--- {name}: {alone:?}\n--- posh, {door:?}: {posh:?}"
+            );
         }
-        assert_eq!((alone.len(), alone_end), (posh.len(), posh_end), "turns, and how the shell ended, {door:?}");
+        assert_eq!(
+            (alone.len(), alone_end),
+            (posh.len(), posh_end),
+            "turns, and how the shell ended, {door:?}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Programs that ask much of a file system, on a volume: a database whose writer is killed, editors, synchronisers, a compiler.
+//! Programs that ask much of a file system, on a volume: a database whose writer is killed,
+//! editors, synchronisers, a compiler.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -30,13 +31,17 @@ fn begin(host: &Host, text: &str) -> Process {
     host.spawn(command).unwrap()
 }
 
-/// Each row that was said to be committed is there, whenever the writer was killed, and the database is whole.
+/// Each row that was said to be committed is there, whenever the writer was killed, and the
+/// database is whole.
 #[test]
 fn sqlite_keeps_what_was_committed_when_its_writer_is_killed() {
     let lab = volume();
     let host = &lab.workstation;
     let database = format!("{VOLUME}/rows.db");
-    shell(host, &format!("sqlite3 {database} 'create table rows(number integer primary key, text)'"));
+    shell(
+        host,
+        &format!("sqlite3 {database} 'create table rows(number integer primary key, text)'"),
+    );
     // Its standard output is the transactions that have ended.
     let writer = format!(
         "echo $$ > ~/group; from=$(sqlite3 {database} 'select coalesce(max(number), 0) from rows')
@@ -47,25 +52,43 @@ fn sqlite_keeps_what_was_committed_when_its_writer_is_killed() {
     for round in 0..KILLS {
         fs::write(host.path("/home/user/committed"), "").unwrap();
         // A group of its own: all of the pipeline is killed at once.
-        let mut process = begin(host, &format!("exec setsid bash -c '{}'", writer.replace('\'', "'\\''")));
+        let mut process =
+            begin(host, &format!("exec setsid bash -c '{}'", writer.replace('\'', "'\\''")));
         // Until something was committed, and then a moment of the round's own more.
-        let committed = || fs::metadata(host.path("/home/user/committed")).is_ok_and(|file| file.size() > 0);
+        let committed =
+            || fs::metadata(host.path("/home/user/committed")).is_ok_and(|file| file.size() > 0);
         while !committed() {
             assert!(process.try_wait().unwrap().is_none(), "the writer has ended in round {round}");
         }
-        assert!(!process.wait_at_most(Duration::from_millis(17 * round)).unwrap(), "the writer has ended");
+        assert!(
+            !process.wait_at_most(Duration::from_millis(17 * round)).unwrap(),
+            "the writer has ended"
+        );
         shell(host, "read group < ~/group; kill -9 -- -$group");
         process.wait().unwrap();
         shell(host, "read group < ~/group; while kill -0 -- -$group 2> /dev/null; do :; done");
-        let last = shell(host, "tail -n 1 ~/committed | grep -x '[0-9]*' || tail -n 2 ~/committed | head -n 1");
+        let last = shell(
+            host,
+            "tail -n 1 ~/committed | grep -x '[0-9]*' || tail -n 2 ~/committed | head -n 1",
+        );
         let last: u64 = last.trim().parse().unwrap();
-        let query = format!("pragma integrity_check; select count(*) from rows where number <= {last}");
-        assert_eq!(shell(host, &format!("sqlite3 {database} '{query}'")), format!("ok\n{last}\n"), "round {round}");
+        let query =
+            format!("pragma integrity_check; select count(*) from rows where number <= {last}");
+        assert_eq!(
+            shell(host, &format!("sqlite3 {database} '{query}'")),
+            format!("ok\n{last}\n"),
+            "round {round}"
+        );
         // What the server has is the same, and needs nothing any more.
         let copy = tempfile::NamedTempFile::new().unwrap();
         fs::copy(lab.data(1).join("rows.db"), copy.path()).unwrap();
-        let output = Command::new("sqlite3").arg("-readonly").arg(copy.path()).arg(&query).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stdout), format!("ok\n{last}\n"), "round {round}, on the server");
+        let output =
+            Command::new("sqlite3").arg("-readonly").arg(copy.path()).arg(&query).output().unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            format!("ok\n{last}\n"),
+            "round {round}, on the server"
+        );
     }
 }
 
@@ -101,7 +124,10 @@ fn editors_archives_and_rsync_do_what_they_do_elsewhere() {
              cp -a t c; mv c/d c/e; find . -type f | sort | xargs md5sum | grep -v t.tar; rm -r t x r c; ls"
         )
     };
-    assert_eq!(shell(&lab.workstation, &script(VOLUME)), shell(&lab.workstation, &script("/tmp/plain")));
+    assert_eq!(
+        shell(&lab.workstation, &script(VOLUME)),
+        shell(&lab.workstation, &script("/tmp/plain"))
+    );
 }
 
 /// rustc maps what it links, locks its directories and renames into place.
@@ -120,9 +146,13 @@ fn cargo_builds_a_crate() {
     // The toolchain that has built this test; laboratories have homes of their own.
     let cargo = PathBuf::from(env!("CARGO"));
     let tools = cargo.parent().unwrap().display();
-    let build =
-        format!("cd {VOLUME}/tiny; export PATH={tools}:$PATH; cargo build --quiet --offline; target/debug/tiny");
+    let build = format!(
+        "cd {VOLUME}/tiny; export PATH={tools}:$PATH; cargo build --quiet --offline; target/debug/tiny"
+    );
     assert_eq!(shell(host, &build), "built on a volume\n");
-    let again = build.replace("cargo build", "touch src/lib.rs; sed -i s/built/rebuilt/ src/lib.rs; cargo build");
+    let again = build.replace(
+        "cargo build",
+        "touch src/lib.rs; sed -i s/built/rebuilt/ src/lib.rs; cargo build",
+    );
     assert_eq!(shell(host, &again), "rebuilt on a volume\n");
 }

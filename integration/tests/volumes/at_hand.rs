@@ -49,7 +49,9 @@ fn what_is_at_hand_is_used_here_and_the_rest_there() {
     assert_eq!(places(report, "wc"), "tt", "{report:?}");
     // Nothing was known of the directory when it was searched first.
     assert_eq!(places(report, "find"), "th", "{report:?}");
-    for (command, expect) in [("sort", "hh"), ("head", "h"), ("tail", "h"), ("ls", "hh"), ("md5sum", "h")] {
+    for (command, expect) in
+        [("sort", "hh"), ("head", "h"), ("tail", "h"), ("ls", "hh"), ("md5sum", "h")]
+    {
         assert_eq!(places(report, command), expect, "{command}: {report:?}");
     }
     let cats = places(report, "cat");
@@ -58,7 +60,8 @@ fn what_is_at_hand_is_used_here_and_the_rest_there() {
     assert!(reasons[1].contains("what it uses on /mnt/s1 is at hand"), "{reasons:?}");
 }
 
-/// Nor does the stage program start for it: the gateway is asked by the hook, and no pipeline comes of that.
+/// Nor does the stage program start for it: the gateway is asked by the hook, and no pipeline comes
+/// of that.
 #[test]
 fn what_is_all_at_hand_is_executed_as_given() {
     let lab = lab();
@@ -74,9 +77,9 @@ fn what_is_all_at_hand_is_executed_as_given() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     run("cd /mnt/s1/d; ls > /dev/null; cat a b > /dev/null; cat a b > /dev/null");
-    let text =
-        "cd /mnt/s1/d; for i in $(seq 20); do cat a | tail -n 1; wc -c < b; done; (cd deep; ls ../a); cp b e; cat e";
-    // On a machine with more to do than processors, some `tail` does not hear in time that its `cat` stays.
+    let text = "cd /mnt/s1/d; for i in $(seq 20); do cat a | tail -n 1; wc -c < b; done; (cd deep; ls ../a); cp b e; cat e";
+    // On a machine with more to do than processors, some `tail` does not hear in time that its
+    // `cat` stays.
     let made = (0..5).map(|_| {
         let before = pipelines();
         assert_eq!(run(text), format!("{}../a\n5\n4\n", "2\n4\n".repeat(20)));
@@ -86,7 +89,8 @@ fn what_is_all_at_hand_is_executed_as_given() {
     assert!(least < 10, "{least} pipelines");
 }
 
-/// What another has changed is at hand no more as soon as this machine can know of it, and what was changed there is seen here at once.
+/// What another has changed is at hand no more as soon as this machine can know of it, and what was
+/// changed there is seen here at once.
 #[test]
 fn what_is_at_hand_is_never_old() {
     let lab = lab();
@@ -114,12 +118,16 @@ fn what_is_at_hand_is_never_old() {
         running.join().unwrap()
     });
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let before = |i: u32| if i == 11 { "3\n1\n2\n".to_owned() } else { format!("changed\n{}\n", i - 1) };
+    let before =
+        |i: u32| if i == 11 { "3\n1\n2\n".to_owned() } else { format!("changed\n{}\n", i - 1) };
     let changed: String = (11..=16).map(|i| format!("{}changed\n{i}\n", before(i))).collect();
     let made: String = (1..=6).map(|i| format!("{i}4\n{i}4\n")).collect();
     assert_eq!(said, changed + &made);
     let report = output.report();
-    assert!(places(report, "cat").contains("hh") && places(report, "grep").contains('h'), "{report:?}");
+    assert!(
+        places(report, "cat").contains("hh") && places(report, "grep").contains('h'),
+        "{report:?}"
+    );
     // On a busy machine a stage may come too late for the one before it.
     assert!(places(report, "sed").matches('t').count() >= 4, "{report:?}");
 }

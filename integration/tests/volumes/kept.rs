@@ -42,22 +42,34 @@ fn what_can_not_be_delivered_is_shown_and_recovered() {
     let host = &lab.workstation;
     shell(host, &format!("mkdir -p {VOLUME}/new"));
     set_link(host, 1, Link::Down).unwrap();
-    shell(host, &format!("cd {VOLUME}/new; echo text > file; mkdir inner; echo more > inner/other; ln -s file link"));
+    shell(
+        host,
+        &format!(
+            "cd {VOLUME}/new; echo text > file; mkdir inner; echo more > inner/other; ln -s file link"
+        ),
+    );
     fs::remove_dir(lab.data(1).join("new")).unwrap();
     set_link(host, 1, Link::Up).unwrap();
     let began = Instant::now();
     while !must(host, &["volumes"]).contains("new and 4 more could not be made") {
         assert!(began.elapsed() < 2 * PATIENCE, "{}", must(host, &["volumes"]));
     }
-    assert_eq!(shell(host, &format!("cd {VOLUME}/new; cat file inner/other; readlink link")), "text\nmore\nfile\n");
+    assert_eq!(
+        shell(host, &format!("cd {VOLUME}/new; cat file inner/other; readlink link")),
+        "text\nmore\nfile\n"
+    );
 
     let into_volume = posh(host, &["volumes", "recover", VOLUME, &format!("{VOLUME}/safe")]);
     let said = String::from_utf8_lossy(&into_volume.stderr).into_owned();
     assert!(!into_volume.status.success() && said.contains(VOLUME), "{said}");
     let said = must(host, &["volumes", "recover", VOLUME, "/tmp/safe"]);
     assert!(said.contains("files are in /tmp/safe"), "{said}");
-    let tree = shell(host, "cd /tmp/safe; find . | sort; cat new/file new/inner/other; readlink new/link");
-    assert_eq!(tree, ".\n./new\n./new/file\n./new/inner\n./new/inner/other\n./new/link\ntext\nmore\nfile\n");
+    let tree =
+        shell(host, "cd /tmp/safe; find . | sort; cat new/file new/inner/other; readlink new/link");
+    assert_eq!(
+        tree,
+        ".\n./new\n./new/file\n./new/inner\n./new/inner/other\n./new/link\ntext\nmore\nfile\n"
+    );
     assert_eq!(shell(host, &format!("ls {VOLUME}")), "");
     assert!(!must(host, &["volumes"]).contains("could not be made"));
     must(host, &["umount", VOLUME]);

@@ -18,7 +18,8 @@ const CALLS_FAIL_AFTER: Duration = Duration::from_secs(30);
 /// On a busy machine, on top of it.
 const LATE: Duration = Duration::from_secs(15);
 
-/// What a session holds ends by itself so long after its last sign of life; there is one every other second.
+/// What a session holds ends by itself so long after its last sign of life; there is one every
+/// other second.
 const LEASES_LAST: Duration = Duration::from_secs(10);
 
 /// Reads something new of the server in a thread of its own; whoever waits for it is told.
@@ -31,8 +32,8 @@ fn reading(path: PathBuf) -> mpsc::Receiver<(std::io::Result<Vec<u8>>, Duration)
     receiver
 }
 
-/// Without --hard calls fail after the stated time, with it they wait; either goes on with what was open when the link
-/// is back, and either can be unmounted when it is not.
+/// Without --hard calls fail after the stated time, with it they wait; either goes on with what was
+/// open when the link is back, and either can be unmounted when it is not.
 #[test]
 fn a_cut_link_is_waited_for_and_open_files_go_on_afterwards() {
     let lab = mounted();
@@ -40,7 +41,8 @@ fn a_cut_link_is_waited_for_and_open_files_go_on_afterwards() {
     shell(host, "mkdir /mnt/hard");
     must(host, &["mount", "store1:s1", "/mnt/hard", "--hard"]);
     fs::write(lab.data(1).join("held"), "before").unwrap();
-    let held = File::options().read(true).write(true).open(host.path(format!("{VOLUME}/held"))).unwrap();
+    let held =
+        File::options().read(true).write(true).open(host.path(format!("{VOLUME}/held"))).unwrap();
     let mut text = String::new();
     (&held).read_to_string(&mut text).unwrap();
     assert_eq!(text, "before");
@@ -71,7 +73,11 @@ fn a_cut_link_is_waited_for_and_open_files_go_on_afterwards() {
     set_link(host, 1, Link::Down).unwrap();
     for path in ["/mnt/hard", VOLUME] {
         let output = posh(host, &["umount", path]);
-        assert!(began.elapsed() < 2 * CALLS_FAIL_AFTER + LATE, "{output:?} after {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < 2 * CALLS_FAIL_AFTER + LATE,
+            "{output:?} after {:?}",
+            began.elapsed()
+        );
     }
     assert_eq!(mounts(host), [""; 0]);
 }
@@ -81,7 +87,8 @@ fn a_cut_link_is_waited_for_and_open_files_go_on_afterwards() {
 fn writes_go_on_when_the_link_is_back() {
     let lab = mounted();
     let host = &lab.workstation;
-    // A process of its own, from before: whatever this one starts closes a copy of the open file, which waits for the link.
+    // A process of its own, from before: whatever this one starts closes a copy of the open file,
+    // which waits for the link.
     let mut switch = Switch::start(host);
     let mut file = File::create(host.path(format!("{VOLUME}/log"))).unwrap();
     for number in 0..40 {

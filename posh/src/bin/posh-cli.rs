@@ -1,9 +1,13 @@
-//! What `posh` becomes for all but plain lines (`posh`, `posh -c CMD`, `posh ./SCRIPT`): options are parsed, questions answered,
-//! and shells started that somebody tells of afterwards. The whole program as one match.
+//! What `posh` becomes for all but plain lines (`posh`, `posh -c CMD`, `posh ./SCRIPT`): options
+//! are parsed, questions answered, and shells started that somebody tells of afterwards. The whole
+//! program as one match.
 //!
 //! There is no Rust `main`, for the reasons that `main.rs` gives.
 #![no_main]
-#![allow(unsafe_code, reason = "exporting the C `main` needs an unsafe attribute; there is no unsafe block")]
+#![allow(
+    unsafe_code,
+    reason = "exporting the C `main` needs an unsafe attribute; there is no unsafe block"
+)]
 
 use std::{
     env,
@@ -15,8 +19,8 @@ use nix::sys::signal::{SigSet, Signal, raise};
 use posh::{
     Error,
     cli::{
-        self, Annotations, Question, Request, Service, VolumeAction, allow, annotations, attach, doctor, enroll,
-        tables, volumes,
+        self, Annotations, Question, Request, Service, VolumeAction, allow, annotations, attach,
+        doctor, enroll, tables, volumes,
     },
     descriptors,
     ending::{FAILED, OK, USAGE, complain},
@@ -56,7 +60,9 @@ fn answer(target: &Target, question: Question) -> c_int {
         Question::Mounts { json } => print(tables::mounts(target, json)),
         Question::Resolve { path, json } => print(tables::resolve(target, &path, json)),
         Question::Status { json } => print(tables::status(target, json)),
-        Question::Explain { pipeline, json, split } => print(plan_only::explain(target, &pipeline, json, split)),
+        Question::Explain { pipeline, json, split } => {
+            print(plan_only::explain(target, &pipeline, json, split))
+        }
         Question::Mount { source, dir, read_only, cache_size, sync, hard } => {
             let options = volumes::Options { read_only, cache_size, sync, hard };
             print(volumes::mount(target, &source, &dir, &options))
@@ -74,15 +80,23 @@ fn answer(target: &Target, question: Question) -> c_int {
         Question::Allow { file } => print(allow::allow(&file)),
         Question::Deny { file } => print(allow::deny(&file)),
         Question::Doctor => print_checked(Ok(doctor::examine(target))),
-        Question::Annotations(Annotations::Check { dir }) => print_checked(annotations::check(target, dir.as_deref())),
-        Question::Annotations(Annotations::Explain { command }) => print(annotations::explain(target, &command)),
-        Question::Annotations(Annotations::Coverage { commands }) => print(annotations::coverage(target, &commands)),
-        Question::Annotations(Annotations::Verify { file, in_copy_of, command }) => {
-            print_checked(annotations::verify(target, file.as_deref(), in_copy_of.as_deref(), &command))
+        Question::Annotations(Annotations::Check { dir }) => {
+            print_checked(annotations::check(target, dir.as_deref()))
         }
-        Question::Gateway(Service::Start) => {
-            print(gateway::require(target).and_then(|place| gateway::start(&place)).map(|()| String::new()))
+        Question::Annotations(Annotations::Explain { command }) => {
+            print(annotations::explain(target, &command))
         }
+        Question::Annotations(Annotations::Coverage { commands }) => {
+            print(annotations::coverage(target, &commands))
+        }
+        Question::Annotations(Annotations::Verify { file, in_copy_of, command }) => print_checked(
+            annotations::verify(target, file.as_deref(), in_copy_of.as_deref(), &command),
+        ),
+        Question::Gateway(Service::Start) => print(
+            gateway::require(target)
+                .and_then(|place| gateway::start(&place))
+                .map(|()| String::new()),
+        ),
         Question::Gateway(Service::Stop) => print(gateway::stop(target)),
         Question::Completions { shell } => print(Ok(cli::completions(shell))),
     }
@@ -97,8 +111,12 @@ fn print(answer: Result<String, Error>) -> c_int {
 fn print_checked(answer: Result<(String, bool), Error>) -> c_int {
     let written = answer.and_then(|(text, good)| {
         let mut stdout = io::stdout();
-        // It may hold names of files, and what servers have said; documents in JSON have escapes of their own by now.
-        stdout.write_all(escaped_lines(&text).as_bytes()).and_then(|()| stdout.flush()).map_err(Error::Output)?;
+        // It may hold names of files, and what servers have said; documents in JSON have escapes of
+        // their own by now.
+        stdout
+            .write_all(escaped_lines(&text).as_bytes())
+            .and_then(|()| stdout.flush())
+            .map_err(Error::Output)?;
         Ok(good)
     });
     match written {

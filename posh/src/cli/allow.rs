@@ -12,7 +12,10 @@ use crate::Error;
 /// [`Error::Allow`], with every mistake of the file.
 pub fn allow(file: &Path) -> Result<String, Error> {
     let file = Config::allow(file)?;
-    Ok(format!("{} counts for shells that start in its directory, until it is changed\n", file.display()))
+    Ok(format!(
+        "{} counts for shells that start in its directory, until it is changed\n",
+        file.display()
+    ))
 }
 
 /// Takes that back.

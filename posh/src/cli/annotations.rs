@@ -1,5 +1,5 @@
-//! `posh annotations`: what posh knows of commands, asked on the command line.
-//! The knowledge itself is the annotations crate's; done here is to run `COMMAND --help` for the flags that a command
+//! `posh annotations`: what posh knows of commands, asked on the command line. The knowledge itself
+//! is the annotations crate's; done here is to run `COMMAND --help` for the flags that a command
 //! says it has, and to have `posh-executor` verify commands.
 
 use std::{
@@ -28,7 +28,10 @@ use crate::{
 pub fn check(target: &Target, dir: Option<&Path>) -> Result<(String, bool), Error> {
     let faults = match dir {
         Some(dir) if !dir.is_dir() => {
-            return Err(Error::Annotations(format!("{} is not a directory of annotation files", dir.display())));
+            return Err(Error::Annotations(format!(
+                "{} is not a directory of annotation files",
+                dir.display()
+            )));
         }
         Some(dir) => posh_annotations::check(dir),
         None => library(target).1,
@@ -47,7 +50,9 @@ pub fn check(target: &Target, dir: Option<&Path>) -> Result<(String, bool), Erro
 /// [`Error::Annotations`] when its name is not UTF-8, as no annotated command's is.
 pub fn explain(target: &Target, command: &[OsString]) -> Result<String, Error> {
     let Some(name) = command.first().and_then(|name| name.to_str()) else {
-        return Err(Error::Annotations("the command's name is not UTF-8, so no annotation can have it".to_owned()));
+        return Err(Error::Annotations(
+            "the command's name is not UTF-8, so no annotation can have it".to_owned(),
+        ));
     };
     let (library, faults) = library(target);
     Ok(lines(&faults) + &library.explain(name, command, &|variable| env::var_os(variable)))
@@ -83,8 +88,8 @@ fn covered(library: &Library, name: &str) -> Result<String, Error> {
     coverage.map(|coverage| coverage.to_string()).ok_or_else(unknown)
 }
 
-/// Runs commands and reports what files they use that their annotations do not name; false when there is one. The work is
-/// done by `posh-executor`, whose rules it is about.
+/// Runs commands and reports what files they use that their annotations do not name; false when
+/// there is one. The work is done by `posh-executor`, whose rules it is about.
 ///
 /// # Errors
 /// [`Error::Annotations`] when that program is missing, or no command can be observed.
@@ -101,13 +106,17 @@ pub fn verify(
         verifier.arg("--annotations").arg(directory);
     }
     for (option, value) in [("--file", file), ("--in", in_copy_of)] {
-        verifier.args(value.map(|value| [option.as_ref(), value.as_os_str()]).into_iter().flatten());
+        verifier
+            .args(value.map(|value| [option.as_ref(), value.as_os_str()]).into_iter().flatten());
     }
     let failed = |what: String| Error::Annotations(format!("{} {what}", program.display()));
-    let output = verifier.arg("--").args(command).stdin(Stdio::inherit()).stderr(Stdio::inherit()).output();
+    let output =
+        verifier.arg("--").args(command).stdin(Stdio::inherit()).stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| failed(format!("can't be run: {error}")))?;
     match output.status.code() {
-        Some(code @ (0 | 1)) => Ok((String::from_utf8_lossy(&output.stdout).into_owned(), code == 0)),
+        Some(code @ (0 | 1)) => {
+            Ok((String::from_utf8_lossy(&output.stdout).into_owned(), code == 0))
+        }
         _ => Err(failed("could not verify anything".to_owned())),
     }
 }
@@ -118,9 +127,14 @@ fn executor_program() -> Result<PathBuf, Error> {
     let beside = programs::beside("posh-executor").map_err(unknown)?;
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&path).map(|directory| directory.join("posh-executor"));
-    std::iter::once(beside.clone()).chain(on_path).find(|program| program.is_file()).ok_or_else(|| {
-        Error::Annotations(format!("posh-executor, which does this, is neither {} nor on PATH", beside.display()))
-    })
+    std::iter::once(beside.clone()).chain(on_path).find(|program| program.is_file()).ok_or_else(
+        || {
+            Error::Annotations(format!(
+                "posh-executor, which does this, is neither {} nor on PATH",
+                beside.display()
+            ))
+        },
+    )
 }
 
 /// Both streams of a help command: some tools print their help to stderr.
@@ -128,7 +142,12 @@ fn help_text(words: &[String]) -> io::Result<String> {
     let Some((program, arguments)) = words.split_first() else { return Ok(String::new()) };
     let mut command = Command::new(program);
     // English, without colours, a pager or the width of this terminal.
-    command.args(arguments).env("LC_ALL", "C").env("PAGER", "cat").env("GIT_PAGER", "cat").env("MANPAGER", "cat");
+    command
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .env("PAGER", "cat")
+        .env("GIT_PAGER", "cat")
+        .env("MANPAGER", "cat");
     let output = command.env("TERM", "dumb").stdin(Stdio::null()).output()?;
     Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }
@@ -145,7 +164,8 @@ fn directories(target: &Target) -> Vec<PathBuf> {
     let usable = |directory: Result<PathBuf, Untrusted>| match directory {
         Ok(directory) => Some(directory),
         Err(why) => {
-            let _ = writeln!(io::stderr(), "posh: annotations not used: {}", escaped(&why.to_string()));
+            let _ =
+                writeln!(io::stderr(), "posh: annotations not used: {}", escaped(&why.to_string()));
             None
         }
     };

@@ -28,12 +28,14 @@ const PROGRAM: &str = "posh-executor";
 const MARK: &str = "posh-attach";
 /// What is on the machine: system, processor, and the program that it has, by SHA-256 and version.
 const LOOK: &str = r#"d="$HOME/.local/bin/posh-executor"; s=-; v=; [ -f "$d" ] && s=$(sha256sum < "$d" 2>/dev/null) && s=${s%% *}; [ -x "$d" ] && v=$("$d" --version 2>/dev/null); echo posh-attach $(uname -s) $(uname -m) ${s:--} $v"#;
-/// Takes the program from standard input, into a new file that only this login can write. `$1` is its SHA-256, `$2` what it says
-/// of itself: it gets its name when it has the one and says the other, for the file may have come only in part, or as another, and the
-/// home may permit no programs. A link or a directory that has the name is not followed.
+/// Takes the program from standard input, into a new file that only this login can write. `$1` is
+/// its SHA-256, `$2` what it says of itself: it gets its name when it has the one and says the
+/// other, for the file may have come only in part, or as another, and the home may permit no
+/// programs. A link or a directory that has the name is not followed.
 const TAKE: &str = r#"umask 077; d="$HOME/.local/bin"; mkdir -p "$d" && t=$(mktemp "$d/.posh-executor.XXXXXXXX") || exit 1; cat > "$t" && s=$(sha256sum < "$t") && { [ "${s%% *}" = "$1" ] || { echo "the copy has another SHA-256" >&2; false; }; } && chmod 755 "$t" && v=$("$t" --version) && { [ "$v" = "$2" ] || { echo "the copy says that it is $v" >&2; false; }; } && mv -fT "$t" "$d/posh-executor" && echo posh-attach $v && exit 0; rm -f "$t"; exit 1"#;
 
-/// What a login may say on standard output, start-up files and all: our own line has less than 200 bytes.
+/// What a login may say on standard output, start-up files and all: our own line has less than 200
+/// bytes.
 const ANSWER_BYTES: usize = 64 << 10;
 /// What is shown of its standard error, and of one line: a banner and ssh's own messages.
 const SHOWN_BYTES: usize = 64 << 10;
@@ -81,12 +83,16 @@ pub fn attach(target: &Target, login: &Login, consent: Consent) -> Result<String
         ask(&own, &there, login)?;
     }
     let version = copy(&way, &own)?;
-    Ok(format!("{login} has {version} now, as ~/.local/bin/{PROGRAM}; in mounts.toml its address is ssh://{login}\n"))
+    Ok(format!(
+        "{login} has {version} now, as ~/.local/bin/{PROGRAM}; in mounts.toml its address is ssh://{login}\n"
+    ))
 }
 
 /// ssh as the configuration has it, if there is one.
 fn ssh_command(target: &Target) -> Result<Vec<String>, Error> {
-    let Some(found) = gateway::find_config(target)? else { return Ok(Config::default().gateway.ssh_command) };
+    let Some(found) = gateway::find_config(target)? else {
+        return Ok(Config::default().gateway.ssh_command);
+    };
     match Config::load_found(&found) {
         Ok(config) => Ok(config.gateway.ssh_command),
         Err(mistakes) => Err(Error::Attach(mistakes.to_string())),
@@ -104,12 +110,16 @@ struct Own {
 
 impl Own {
     fn find() -> Result<Self, Error> {
-        let failed = |path: &Path, error: io::Error| Error::Attach(format!("can't read {}: {error}", path.display()));
-        let beside = env::current_exe().map_err(|error| failed(Path::new("/proc/self/exe"), error))?;
+        let failed = |path: &Path, error: io::Error| {
+            Error::Attach(format!("can't read {}: {error}", path.display()))
+        };
+        let beside =
+            env::current_exe().map_err(|error| failed(Path::new("/proc/self/exe"), error))?;
         let path = beside.with_file_name(PROGRAM);
         let program = fs::read(&path).map_err(|error| failed(&path, error))?;
         let (bytes, sha256) = (program.len() as u64, Fingerprint::of(&program).to_string());
-        let said = Command::new(&path).arg("--version").output().map_err(|error| failed(&path, error))?;
+        let said =
+            Command::new(&path).arg("--version").output().map_err(|error| failed(&path, error))?;
         Ok(Self { bytes, sha256, version: one_line(&said.stdout), path })
     }
 }
@@ -121,16 +131,27 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// Runs a script there. ssh asks on the terminal what it has to ask; what it and the login say on standard error is
-    /// passed on, fit to be shown. The answer is what the script said behind [`MARK`].
+    /// Runs a script there. ssh asks on the terminal what it has to ask; what it and the login say
+    /// on standard error is passed on, fit to be shown. The answer is what the script said behind
+    /// [`MARK`].
     fn run(&self, script: &str, input: Stdio) -> Result<String, Error> {
-        let (program, first) = self.ssh_command.split_first().expect("the configuration has checked it");
+        let (program, first) =
+            self.ssh_command.split_first().expect("the configuration has checked it");
         let mut command = Command::new(program);
-        command.args(first).args(ssh::ATTENDED).args(ssh::arguments(self.login)).arg(ssh::any_shell(script));
+        command
+            .args(first)
+            .args(ssh::ATTENDED)
+            .args(ssh::arguments(self.login))
+            .arg(ssh::any_shell(script));
         let ended = run_bounded(command.stdin(input), io::stderr());
-        let (status, output) = ended.map_err(|error| Error::Attach(format!("can't run {program}: {error}")))?;
+        let (status, output) =
+            ended.map_err(|error| Error::Attach(format!("can't run {program}: {error}")))?;
         if output.len() > ANSWER_BYTES {
-            return Err(Error::Attach(format!("{} says more than {} KiB at login", self.login, ANSWER_BYTES >> 10)));
+            return Err(Error::Attach(format!(
+                "{} says more than {} KiB at login",
+                self.login,
+                ANSWER_BYTES >> 10
+            )));
         }
         let text = String::from_utf8_lossy(&output);
         if let Some(answer) = text.lines().find_map(|line| line.strip_prefix(MARK)) {
@@ -142,8 +163,12 @@ impl Way<'_> {
     }
 }
 
-/// Runs a command, and ends it when its output has more than [`ANSWER_BYTES`]; its error output is passed on to `errors`.
-fn run_bounded(command: &mut Command, errors: impl Write + Send + 'static) -> io::Result<(ExitStatus, Vec<u8>)> {
+/// Runs a command, and ends it when its output has more than [`ANSWER_BYTES`]; its error output is
+/// passed on to `errors`.
+fn run_bounded(
+    command: &mut Command,
+    errors: impl Write + Send + 'static,
+) -> io::Result<(ExitStatus, Vec<u8>)> {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
         unreachable!("both are pipes")
@@ -195,7 +220,8 @@ struct There {
 impl There {
     fn look(way: &Way<'_>) -> Result<Self, Error> {
         let answer = way.run(LOOK, Stdio::null())?;
-        Self::parse(&answer).ok_or_else(|| Error::Attach(format!("{} gave an odd answer: {answer:?}", way.login)))
+        Self::parse(&answer)
+            .ok_or_else(|| Error::Attach(format!("{} gave an odd answer: {answer:?}", way.login)))
     }
 
     fn parse(answer: &str) -> Option<Self> {
@@ -207,7 +233,8 @@ impl There {
 
     /// Programs of another processor or system are not for here to copy.
     fn can_run(&self, login: &Login) -> Result<(), Error> {
-        let own = uname().map_err(|source| Error::System { attempt: "ask for the machine's name", source })?;
+        let own = uname()
+            .map_err(|source| Error::System { attempt: "ask for the machine's name", source })?;
         let (system, machine) = (own.sysname().to_string_lossy(), own.machine().to_string_lossy());
         if (self.system.as_str(), self.machine.as_str()) == (&*system, &*machine) {
             return Ok(());
@@ -222,13 +249,22 @@ impl There {
 
 fn ask(own: &Own, there: &There, login: &Login) -> Result<(), Error> {
     if !io::stdin().is_terminal() {
-        return Err(Error::Attach("nobody to ask: standard input is not a terminal; give --yes".to_owned()));
+        return Err(Error::Attach(
+            "nobody to ask: standard input is not a terminal; give --yes".to_owned(),
+        ));
     }
-    let instead =
-        if there.version.is_empty() { String::new() } else { format!(" in place of {}", escaped(&there.version)) };
+    let instead = if there.version.is_empty() {
+        String::new()
+    } else {
+        format!(" in place of {}", escaped(&there.version))
+    };
     let mut terminal = io::stderr();
     let size_mb = own.bytes.div_ceil(1_000_000);
-    let asked = write!(terminal, "copy {} ({size_mb} MB) to ~/.local/bin on {login}{instead}? [y/N] ", own.version);
+    let asked = write!(
+        terminal,
+        "copy {} ({size_mb} MB) to ~/.local/bin on {login}{instead}? [y/N] ",
+        own.version
+    );
     asked.and_then(|()| terminal.flush()).map_err(Error::Output)?;
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
@@ -240,7 +276,8 @@ fn ask(own: &Own, there: &There, login: &Login) -> Result<(), Error> {
 
 /// Copies the program; the version that it says there.
 fn copy(way: &Way<'_>, own: &Own) -> Result<String, Error> {
-    let failed = |error: io::Error| Error::Attach(format!("can't read {}: {error}", own.path.display()));
+    let failed =
+        |error: io::Error| Error::Attach(format!("can't read {}: {error}", own.path.display()));
     let program = File::open(&own.path).map_err(failed)?;
     let words = [&own.sha256, &own.version].map(|word| ssh::quoted(word.as_bytes())).join(" ");
     let script = format!("set -- {words}; {TAKE}");
@@ -267,20 +304,32 @@ mod tests {
             sha256: sha256.into(),
             version: version.into(),
         };
-        assert_eq!(There::parse("Linux x86_64 0a posh-executor 0.1.0"), Some(there("posh-executor 0.1.0", "0a")));
+        assert_eq!(
+            There::parse("Linux x86_64 0a posh-executor 0.1.0"),
+            Some(there("posh-executor 0.1.0", "0a"))
+        );
         assert_eq!(There::parse("Linux x86_64 -"), Some(there("", "-")));
         assert_eq!(There::parse("Linux x86_64"), None);
     }
 
-    /// What [`TAKE`] makes of a program with these words for it, in a home; whether it says that all is well.
+    /// What [`TAKE`] makes of a program with these words for it, in a home; whether it says that
+    /// all is well.
     fn take(home: &Path, program: &str, sha256: &str, version: &str) -> bool {
         fs::write(home.join("sent"), program).unwrap();
         let words = [sha256, version].map(|word| ssh::quoted(word.as_bytes())).join(" ");
         let script = ssh::any_shell(&format!("set -- {words}; {TAKE}"));
         let input = File::open(home.join("sent")).unwrap();
-        let output = Command::new("sh").args(["-c", &script]).env("HOME", home).stdin(input).output().unwrap();
+        let output = Command::new("sh")
+            .args(["-c", &script])
+            .env("HOME", home)
+            .stdin(input)
+            .output()
+            .unwrap();
         let left = fs::read_dir(home.join(".local/bin")).unwrap().filter_map(Result::ok);
-        assert!(left.map(|entry| entry.file_name()).all(|name| name == PROGRAM), "nothing else is left");
+        assert!(
+            left.map(|entry| entry.file_name()).all(|name| name == PROGRAM),
+            "nothing else is left"
+        );
         output.status.success() && String::from_utf8_lossy(&output.stdout).contains(MARK)
     }
 
@@ -321,9 +370,14 @@ mod tests {
     #[test]
     fn a_login_that_never_stops_talking_is_ended() {
         let login = parse_login("ada@store1").unwrap();
-        for script in ["exec yes", "echo posh-attach Linux; exec yes x", "exec tr '\\0' x < /dev/zero"] {
+        for script in
+            ["exec yes", "echo posh-attach Linux; exec yes x", "exec tr '\\0' x < /dev/zero"]
+        {
             let ssh_command = ["sh", "-c", script, "ssh"].map(str::to_owned).to_vec();
-            let why = Way { ssh_command, login: &login }.run("true", Stdio::null()).unwrap_err().to_string();
+            let why = Way { ssh_command, login: &login }
+                .run("true", Stdio::null())
+                .unwrap_err()
+                .to_string();
             assert_eq!(why, "ada@store1 says more than 64 KiB at login");
         }
     }
@@ -335,7 +389,10 @@ mod tests {
             pass_on(said, &mut shown);
             String::from_utf8(shown).unwrap()
         };
-        assert_eq!(passed(b"a banner\r\nx\x1b]0;T\x07\xff\n"), "a banner\nx\\u{1b}]0;T\\u{7}\u{fffd}\n");
+        assert_eq!(
+            passed(b"a banner\r\nx\x1b]0;T\x07\xff\n"),
+            "a banner\nx\\u{1b}]0;T\\u{7}\u{fffd}\n"
+        );
         let long = passed(&vec![b'x'; 10 * SHOWN_BYTES]);
         assert!((SHOWN_BYTES / 2..=2 * SHOWN_BYTES).contains(&long.len()), "{}", long.len());
     }
@@ -343,10 +400,19 @@ mod tests {
     #[test]
     fn another_processor_gets_no_copy() {
         let login = parse_login("ada@store1").unwrap();
-        let there =
-            There { system: "Linux".into(), machine: "pdp11".into(), sha256: "-".into(), version: String::new() };
+        let there = There {
+            system: "Linux".into(),
+            machine: "pdp11".into(),
+            sha256: "-".into(),
+            version: String::new(),
+        };
         let why = there.can_run(&login).unwrap_err().to_string();
-        assert!(why.starts_with("ada@store1 is a pdp11 machine with Linux, and this posh-executor is for "), "{why}");
+        assert!(
+            why.starts_with(
+                "ada@store1 is a pdp11 machine with Linux, and this posh-executor is for "
+            ),
+            "{why}"
+        );
     }
 
     #[test]

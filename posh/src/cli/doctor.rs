@@ -54,10 +54,15 @@ enum Verdict {
 }
 
 impl Finding {
-    /// Invariant: a finding forges no other: whoever mounts a file system or runs a server chooses part of the text.
+    /// Invariant: a finding forges no other: whoever mounts a file system or runs a server chooses
+    /// part of the text.
     fn new(verdict: Verdict, subject: impl Into<String>, detail: impl Into<String>) -> Self {
         let (subject, detail) = (subject.into(), detail.into());
-        Self { verdict, subject: escaped(&subject).into_owned(), detail: escaped(&detail).into_owned() }
+        Self {
+            verdict,
+            subject: escaped(&subject).into_owned(),
+            detail: escaped(&detail).into_owned(),
+        }
     }
 
     /// One whose detail has lines of ours, such as the mistakes of a configuration.
@@ -77,14 +82,22 @@ pub fn examine(target: &Target) -> (String, bool) {
     }
     let info = MountInfo::read().unwrap_or_default();
     let (config, left_out) = sshfs::adopted(&config.unwrap_or_default(), &info);
-    findings.extend(config.executors.iter().flat_map(|executor| examine_executor(executor, &config)));
+    findings
+        .extend(config.executors.iter().flat_map(|executor| examine_executor(executor, &config)));
     findings.extend(left_out.iter().map(|mount| {
         let subject = format!("mount {}", mount.path.display());
-        Finding::new(Verdict::Note, subject, format!("an sshfs mount without owner, since {}", mount.reason))
+        Finding::new(
+            Verdict::Note,
+            subject,
+            format!("an sshfs mount without owner, since {}", mount.reason),
+        )
     }));
     findings.extend(fuse());
     findings.extend(shells());
-    (findings.iter().map(line).collect(), findings.iter().all(|finding| finding.verdict != Verdict::Bad))
+    (
+        findings.iter().map(line).collect(),
+        findings.iter().all(|finding| finding.verdict != Verdict::Bad),
+    )
 }
 
 fn line(finding: &Finding) -> String {
@@ -101,29 +114,46 @@ fn line(finding: &Finding) -> String {
 fn programs() -> Vec<Finding> {
     let found = |name: &str| match programs::beside(name) {
         Ok(path) if path.is_file() => Finding::new(Verdict::Good, name, path.display().to_string()),
-        Ok(path) => Finding::new(Verdict::Bad, name, format!("{} is missing; install it there", path.display())),
-        Err(_) => Finding::new(Verdict::Bad, name, "can't find posh's own program; is /proc mounted?"),
+        Ok(path) => Finding::new(
+            Verdict::Bad,
+            name,
+            format!("{} is missing; install it there", path.display()),
+        ),
+        Err(_) => {
+            Finding::new(Verdict::Bad, name, "can't find posh's own program; is /proc mounted?")
+        }
     };
     ["posh", "posh-stage", "posh-gateway"].map(found).into()
 }
 
 fn runtime_directory() -> Finding {
     match RuntimeDir::open() {
-        Ok(found) => Finding::new(Verdict::Good, "runtime directory", found.path().display().to_string()),
-        Err(error) => Finding::with_lines(Verdict::Bad, "runtime directory", &Error::from(error).chain()),
+        Ok(found) => {
+            Finding::new(Verdict::Good, "runtime directory", found.path().display().to_string())
+        }
+        Err(error) => {
+            Finding::with_lines(Verdict::Bad, "runtime directory", &Error::from(error).chain())
+        }
     }
 }
 
 fn configuration(target: &Target, findings: &mut Vec<Finding>) -> Option<Config> {
-    let mut found = |verdict, detail: String| findings.push(Finding::with_lines(verdict, "configuration", &detail));
+    let mut found = |verdict, detail: String| {
+        findings.push(Finding::with_lines(verdict, "configuration", &detail))
+    };
     match gateway::find_config(target) {
         Err(error) => found(Verdict::Bad, error.chain()),
-        Ok(None) => found(Verdict::Note, format!("{}; until then everything runs here", Error::NoConfig)),
+        Ok(None) => {
+            found(Verdict::Note, format!("{}; until then everything runs here", Error::NoConfig))
+        }
         Ok(Some(file)) => match Config::load_found(&file) {
             Err(mistakes) => found(Verdict::Bad, mistakes.to_string()),
             Ok(config) => {
                 let (executors, mounts) = (config.executors.len(), config.mounts.len());
-                found(Verdict::Good, format!("{}: executors {executors}, mounts {mounts}", file.file.display()));
+                found(
+                    Verdict::Good,
+                    format!("{}: executors {executors}, mounts {mounts}", file.file.display()),
+                );
                 return Some(config);
             }
         },
@@ -142,16 +172,24 @@ fn service(target: &Target) -> Vec<Finding> {
         Ok(asked) => asked,
         Err(error) => return bad(&error),
     };
-    let detail = format!("version {}, pid {}, at {}", status.version, status.pid, place.socket().display());
+    let detail =
+        format!("version {}, pid {}, at {}", status.version, status.pid, place.socket().display());
     let mut findings = vec![if status.protocol == PROTOCOL_VERSION {
         Finding::new(Verdict::Good, "gateway", detail)
     } else {
-        // One that was started before the programs were replaced; the next shell starts what is installed now.
+        // One that was started before the programs were replaced; the next shell starts what is
+        // installed now.
         let words = other_version("the running gateway", status.protocol, OURS);
-        Finding::new(Verdict::Bad, "gateway", format!("{detail}: {words}; to end the one that runs: posh gateway stop"))
+        Finding::new(
+            Verdict::Bad,
+            "gateway",
+            format!("{detail}: {words}; to end the one that runs: posh gateway stop"),
+        )
     }];
     match client.mounts() {
-        Ok(reply) => findings.extend(reply.mounts.iter().filter(|mount| !mount.executor.is_empty()).map(examine_mount)),
+        Ok(reply) => findings.extend(
+            reply.mounts.iter().filter(|mount| !mount.executor.is_empty()).map(examine_mount),
+        ),
         Err(error) => findings.extend(bad(&error)),
     }
     findings
@@ -160,7 +198,11 @@ fn service(target: &Target) -> Vec<Finding> {
 fn examine_mount(mount: &Mount) -> Finding {
     let subject = format!("mount {}", String::from_utf8_lossy(&mount.path));
     if mount.mounted {
-        Finding::new(Verdict::Good, subject, format!("{}, owned by {}", mount.fs_type, mount.executor))
+        Finding::new(
+            Verdict::Good,
+            subject,
+            format!("{}, owned by {}", mount.fs_type, mount.executor),
+        )
     } else {
         let detail = "nothing is mounted there; commands find what the directory itself holds";
         Finding::new(Verdict::Note, subject, detail)
@@ -176,21 +218,33 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
         Ok(reply) => reply,
         Err(why) => {
             // Nobody has asked for one that only an sshfs mount names.
-            let verdict = if executor.origin == Origin::Configured { Verdict::Bad } else { Verdict::Note };
-            return vec![Finding::new(verdict, subject, format!("no answer from {address}: {why}"))];
+            let verdict =
+                if executor.origin == Origin::Configured { Verdict::Bad } else { Verdict::Note };
+            return vec![Finding::new(
+                verdict,
+                subject,
+                format!("no answer from {address}: {why}"),
+            )];
         }
     };
-    let mut findings =
-        vec![Finding::new(Verdict::Good, subject, format!("{} {} at {address}", reply.hostname, reply.version))];
+    let mut findings = vec![Finding::new(
+        Verdict::Good,
+        subject,
+        format!("{} {} at {address}", reply.hostname, reply.version),
+    )];
     findings.extend(examine_certificate(executor));
     findings.extend(examine_confinement(executor.name.as_str(), &reply.confinement));
     if reply.protocol != PROTOCOL_VERSION {
         let peer = format!("its posh-executor {}", reply.version);
-        let detail = format!("{}; until then everything runs here", other_version(&peer, reply.protocol, OURS));
+        let detail = format!(
+            "{}; until then everything runs here",
+            other_version(&peer, reply.protocol, OURS)
+        );
         findings.push(Finding::new(Verdict::Bad, format!("executor {}", executor.name), detail));
     }
     let mounts = config.mounts.iter().filter(|mount| mount.executor == executor.name);
-    findings.extend(mounts.map(|mount| examine_export(executor.name.as_str(), &mount.export, &reply)));
+    findings
+        .extend(mounts.map(|mount| examine_export(executor.name.as_str(), &mount.export, &reply)));
     findings
 }
 
@@ -213,17 +267,21 @@ fn examine_certificate(executor: &ExecutorConfig) -> Option<Finding> {
 /// What keeps the commands there in their place; an executor of an older version does not say.
 fn examine_confinement(executor: &str, reached: &str) -> Option<Finding> {
     let verdict = if reached.starts_with("strict") { Verdict::Good } else { Verdict::Note };
-    (!reached.is_empty()).then(|| Finding::new(verdict, format!("confinement {executor}"), reached.to_owned()))
+    (!reached.is_empty())
+        .then(|| Finding::new(verdict, format!("confinement {executor}"), reached.to_owned()))
 }
 
 fn examine_export(executor: &str, export: &str, reply: &DescribeReply) -> Finding {
     let subject = format!("export {executor}:{export}");
     match reply.exports.iter().find(|served| served.name == export) {
-        Some(served) => {
-            Finding::new(Verdict::Good, subject, if served.read_only { "served, read-only" } else { "served" })
-        }
+        Some(served) => Finding::new(
+            Verdict::Good,
+            subject,
+            if served.read_only { "served, read-only" } else { "served" },
+        ),
         None => {
-            let names: Vec<&str> = reply.exports.iter().map(|served| served.name.as_str()).collect();
+            let names: Vec<&str> =
+                reply.exports.iter().map(|served| served.name.as_str()).collect();
             let detail = format!("{}; it has: {}", not_served(export), names.join(", "));
             Finding::new(Verdict::Bad, subject, detail)
         }
@@ -232,11 +290,16 @@ fn examine_export(executor: &str, export: &str, reply: &DescribeReply) -> Findin
 
 /// Over ssh an export is a directory, and served if it can be.
 fn not_served(export: &str) -> &'static str {
-    if export.starts_with(['/', '~']) { "it can't be opened there" } else { "the executor serves no such export" }
+    if export.starts_with(['/', '~']) {
+        "it can't be opened there"
+    } else {
+        "the executor serves no such export"
+    }
 }
 
 fn describe(route: &Route) -> Result<DescribeReply, String> {
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    let runtime =
+        Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
     runtime.block_on(async {
         let reached = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
         let mut client = Server::new(reached.channel);
@@ -258,7 +321,10 @@ fn fuse() -> Vec<Finding> {
             Finding::new(Verdict::Bad, "/dev/fuse", format!("{error}; {hint}"))
         }
     };
-    vec![device, on_path("fusermount3", Verdict::Note, "ordinary users need it to mount; install fuse3")]
+    vec![
+        device,
+        on_path("fusermount3", Verdict::Note, "ordinary users need it to mount; install fuse3"),
+    ]
 }
 
 fn shells() -> Vec<Finding> {
@@ -268,7 +334,9 @@ fn shells() -> Vec<Finding> {
         let path = find_program(shell.name(), &env::var_os("PATH").unwrap_or_default());
         if let Some(Err(error)) = path.map(|path| hook::library_for(&path)) {
             found.verdict = Verdict::Note;
-            found.detail.push_str(&format!("\nits commands are seen through shims on PATH only: {error}"));
+            found
+                .detail
+                .push_str(&format!("\nits commands are seen through shims on PATH only: {error}"));
         }
         found
     };
@@ -302,9 +370,13 @@ mod tests {
             mounted: true,
             ..Mount::default()
         };
-        let (mounted, gone) = (examine_mount(&mount), examine_mount(&Mount { mounted: false, ..mount.clone() }));
+        let (mounted, gone) =
+            (examine_mount(&mount), examine_mount(&Mount { mounted: false, ..mount.clone() }));
         let reply = DescribeReply { confinement: forged.to_owned(), ..DescribeReply::default() };
-        let others = [examine_export("store1", forged, &reply), examine_confinement("store1", forged).unwrap()];
+        let others = [
+            examine_export("store1", forged, &reply),
+            examine_confinement("store1", forged).unwrap(),
+        ];
         for finding in [mounted, gone].iter().chain(&others) {
             assert_eq!(line(finding).lines().count(), 1, "{finding:?}");
         }
@@ -312,11 +384,18 @@ mod tests {
 
     #[test]
     fn a_missing_export_is_bad_and_names_those_there_are() {
-        let exports = ["logs", "home"].map(|name| Export { name: name.to_owned(), read_only: name == "home" });
+        let exports = ["logs", "home"]
+            .map(|name| Export { name: name.to_owned(), read_only: name == "home" });
         let reply = DescribeReply { exports: exports.into(), ..DescribeReply::default() };
         let verdict = |export: &str| examine_export("store1", export, &reply).verdict;
-        assert_eq!((verdict("logs"), verdict("home"), verdict("log")), (Verdict::Good, Verdict::Good, Verdict::Bad));
+        assert_eq!(
+            (verdict("logs"), verdict("home"), verdict("log")),
+            (Verdict::Good, Verdict::Good, Verdict::Bad)
+        );
         let missing = line(&examine_export("store1", "log", &reply));
-        assert_eq!(missing, "BAD   export store1:log: the executor serves no such export; it has: logs, home\n");
+        assert_eq!(
+            missing,
+            "BAD   export store1:log: the executor serves no such export; it has: logs, home\n"
+        );
     }
 }

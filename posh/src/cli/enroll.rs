@@ -23,7 +23,9 @@ pub fn parse_host(text: &str) -> Result<TlsHost, String> {
     });
     match parsed {
         Ok(Address::Tls(host)) => Ok(host),
-        Ok(Address::Http { .. }) => Err("an executor behind http asks for no certificate".to_owned()),
+        Ok(Address::Http { .. }) => {
+            Err("an executor behind http asks for no certificate".to_owned())
+        }
         Ok(Address::Ssh(_)) => Err("an executor behind ssh asks for no certificate".to_owned()),
         Err(fault) => Err(format!("{fault}; write it as tls://host:{DEFAULT_PORT}")),
     }

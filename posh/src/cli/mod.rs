@@ -128,7 +128,8 @@ pub enum Question {
         #[arg(long)]
         yes: bool,
     },
-    /// Get this workstation a certificate for an executor, with a token from `posh-executor enroll NAME`
+    /// Get this workstation a certificate for an executor, with a token from `posh-executor enroll
+    /// NAME`
     Enroll {
         /// Where the executor listens
         #[arg(value_name = "[tls://]HOST[:PORT]", value_parser = enroll::parse_host)]
@@ -149,7 +150,8 @@ pub enum Question {
 /// What is done with one volume.
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub enum VolumeAction {
-    /// Take out of a volume the files that its server does not take, into a directory of this machine
+    /// Take out of a volume the files that its server does not take, into a directory of this
+    /// machine
     Recover {
         /// Where the volume is mounted
         mount: PathBuf,
@@ -179,9 +181,10 @@ pub enum Annotations {
     },
     /// Run commands, and report each file that they use and their annotations do not name
     ///
-    /// The commands really run: what they change is changed. One word with spaces in it is a line for sh; several words are
-    /// one command. A use that an executor would not allow fails with "Permission denied". What the commands
-    /// print goes to standard error, and the report to standard output; the exit status is 1 if anything was missed.
+    /// The commands really run: what they change is changed. One word with spaces in it is a line
+    /// for sh; several words are one command. A use that an executor would not allow fails with
+    /// "Permission denied". What the commands print goes to standard error, and the report to
+    /// standard output; the exit status is 1 if anything was missed.
     Verify {
         /// A file with more lines for sh, one a line; # begins a remark
         #[arg(long, value_name = "FILE")]
@@ -232,7 +235,8 @@ struct CommandLine {
     /// Split what can be split into N parts on one machine
     #[arg(long, value_name = "N")]
     split: Option<NonZeroU32>,
-    /// The configuration; else $POSH_CONFIG, ./mounts.toml (see `posh allow`), ~/.config/posh/mounts.toml, /etc/posh/mounts.toml
+    /// The configuration; else $POSH_CONFIG, ./mounts.toml (see `posh allow`),
+    /// ~/.config/posh/mounts.toml, /etc/posh/mounts.toml
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The socket of a running gateway; else $POSH_SOCKET, else the one of the configuration
@@ -264,7 +268,11 @@ fn parse_options(arguments: Vec<OsString>) -> Result<Request, clap::Error> {
     let line = CommandLine::try_parse_from(arguments)?;
     let target = Target { config: line.config, socket: line.socket };
     if let Some(question) = line.question {
-        if line.explain.is_some() || line.trace.is_some() || line.split.is_some() || line.door.is_some() {
+        if line.explain.is_some()
+            || line.trace.is_some()
+            || line.split.is_some()
+            || line.door.is_some()
+        {
             let message = "--explain, --trace, --split and --door are for starting a shell; see `posh explain --help`";
             return Err(CommandLine::command().error(ErrorKind::ArgumentConflict, message));
         }
@@ -284,7 +292,8 @@ fn without_dashes(mut command: Vec<OsString>) -> Result<Vec<OsString>, clap::Err
     if command.first().map(OsString::as_os_str) == Some(OsStr::new("--")) {
         command.remove(0);
         if command.is_empty() {
-            return Err(CommandLine::command().error(ErrorKind::MissingRequiredArgument, "-c needs a command"));
+            return Err(CommandLine::command()
+                .error(ErrorKind::MissingRequiredArgument, "-c needs a command"));
         }
     }
     Ok(command)
@@ -320,15 +329,27 @@ mod tests {
             (&["posh"], Interactive),
             (&["posh", "--explain"], Interactive),
             (&["posh", "s"], Script(words(&["s"]))),
-            (&["posh", "s", "--explain", "-c", "mounts"], Script(words(&["s", "--explain", "-c", "mounts"]))),
+            (
+                &["posh", "s", "--explain", "-c", "mounts"],
+                Script(words(&["s", "--explain", "-c", "mounts"])),
+            ),
             (&["posh", "--explain", "s", "--", "-x"], Script(words(&["s", "--", "-x"]))),
             (&["posh", "--", "-s", "x"], Script(words(&["-s", "x"]))),
             (&["posh", "./mounts"], Script(words(&["./mounts"]))),
             (&["posh", "s", "mounts"], Script(words(&["s", "mounts"]))),
-            (&["posh", "-c", "echo $1", "x", "--explain"], Command(words(&["echo $1", "x", "--explain"]))),
-            (&["posh", "-c", "echo", "--shell", "zsh"], Command(words(&["echo", "--shell", "zsh"]))),
+            (
+                &["posh", "-c", "echo $1", "x", "--explain"],
+                Command(words(&["echo $1", "x", "--explain"])),
+            ),
+            (
+                &["posh", "-c", "echo", "--shell", "zsh"],
+                Command(words(&["echo", "--shell", "zsh"])),
+            ),
             (&["posh", "-c", "mounts"], Command(words(&["mounts"]))),
-            (&["posh", "-c", "x", "mounts", "-c", "y"], Command(words(&["x", "mounts", "-c", "y"]))),
+            (
+                &["posh", "-c", "x", "mounts", "-c", "y"],
+                Command(words(&["x", "mounts", "-c", "y"])),
+            ),
             (&["posh", "-c", "x", "--", "y"], Command(words(&["x", "--", "y"]))),
             (&["posh", "-c", "--", "-x"], Command(words(&["-x"]))),
             (&["posh", "-c", "-x y"], Command(words(&["-x y"]))),
@@ -357,11 +378,21 @@ mod tests {
         for line in programs {
             let line = words(&[&["posh"], line].concat());
             let plain = Program::plain(&line[1..]).unwrap_or_else(|| panic!("{line:?} is plain"));
-            let Ok(Request::Launch(launch)) = parse_options(line.clone()) else { panic!("{line:?} starts a shell") };
+            let Ok(Request::Launch(launch)) = parse_options(line.clone()) else {
+                panic!("{line:?} starts a shell")
+            };
             assert_eq!(launch.program, plain, "{line:?}");
             assert_eq!(parse(line).unwrap(), Request::Launch(launch));
         }
-        for line in [&["-c"][..], &["-c", "--", "x"], &["mounts"], &["s"], &["--explain", "./s"], &["-/x"], &["-cx"]] {
+        for line in [
+            &["-c"][..],
+            &["-c", "--", "x"],
+            &["mounts"],
+            &["s"],
+            &["--explain", "./s"],
+            &["-/x"],
+            &["-cx"],
+        ] {
             assert_eq!(Program::plain(&words(line)), None, "{line:?}");
         }
     }
@@ -386,7 +417,10 @@ mod tests {
             "x",
         ];
         let launch = launch(&line);
-        assert_eq!((launch.shell, launch.door, launch.explain), (Shell::Zsh, Some(Door::Path), Some(Format::Json)));
+        assert_eq!(
+            (launch.shell, launch.door, launch.explain),
+            (Shell::Zsh, Some(Door::Path), Some(Format::Json))
+        );
         assert_eq!((launch.split, launch.trace), (NonZeroU32::new(4), Some("t".into())));
         assert_eq!(launch.target, Target { config: Some("m".into()), socket: Some("s".into()) });
     }
@@ -402,10 +436,14 @@ mod tests {
         let command = words(&["tar", "-xzf", "a", "--config", "x"]);
         let explain = Question::Annotations(Annotations::Explain { command });
         assert_eq!(parse(words(&line)).unwrap(), Request::Ask(Target::default(), explain));
-        let line = ["posh", "annotations", "verify", "--in", "d", "sort", "--file", "x", "--config", "y"];
+        let line =
+            ["posh", "annotations", "verify", "--in", "d", "sort", "--file", "x", "--config", "y"];
         let command = words(&["sort", "--file", "x", "--config", "y"]);
         let verify = Annotations::Verify { file: None, in_copy_of: Some("d".into()), command };
-        assert_eq!(parse(words(&line)).unwrap(), Request::Ask(Target::default(), Question::Annotations(verify)));
+        assert_eq!(
+            parse(words(&line)).unwrap(),
+            Request::Ask(Target::default(), Question::Annotations(verify))
+        );
     }
 
     #[test]

@@ -27,7 +27,11 @@ const GAP: usize = 2;
 /// Whatever kept the gateway from answering, as for every question here.
 pub fn mounts(target: &Target, as_json: bool) -> Result<String, Error> {
     let mounts = gateway::reach(&gateway::require(target)?)?.mounts()?.mounts;
-    Ok(if as_json { pretty(&mounts.iter().map(mount_json).collect()) } else { mount_table(&mounts) })
+    Ok(if as_json {
+        pretty(&mounts.iter().map(mount_json).collect())
+    } else {
+        mount_table(&mounts)
+    })
 }
 
 /// Who owns `path`, and what it is called there.
@@ -62,7 +66,11 @@ fn mount_table(mounts: &[Mount]) -> String {
     let rows = mounts.iter().map(|mount| {
         let kind = if mount.fs_type.is_empty() { "-" } else { &mount.fs_type };
         let source = if mount.source.is_empty() { "-".to_owned() } else { shown(&mount.source) };
-        let state = if mount.mounted { mount.state.clone() } else { format!("{}, not mounted", mount.state) };
+        let state = if mount.mounted {
+            mount.state.clone()
+        } else {
+            format!("{}, not mounted", mount.state)
+        };
         [shown(&mount.path), kind.to_owned(), source, owner(mount), state]
     });
     aligned(std::iter::once(heading).chain(rows))
@@ -70,7 +78,11 @@ fn mount_table(mounts: &[Mount]) -> String {
 
 /// `executor:export/sub`, or `-` for a mount that nobody owns.
 fn owner(mount: &Mount) -> String {
-    if mount.executor.is_empty() { "-".to_owned() } else { place(&mount.executor, &mount.export, &mount.sub_path) }
+    if mount.executor.is_empty() {
+        "-".to_owned()
+    } else {
+        place(&mount.executor, &mount.export, &mount.sub_path)
+    }
 }
 
 fn place(executor: &str, export: &str, below: &[u8]) -> String {
@@ -98,16 +110,26 @@ fn status_text(status: &StatusReply) -> String {
         status.pipelines_running,
         status.pipelines_total,
     );
-    lines.push_str(&format!("longest wait for a pipeline's commands {:.1} ms\n", status.longest_wait_ms));
+    lines.push_str(&format!(
+        "longest wait for a pipeline's commands {:.1} ms\n",
+        status.longest_wait_ms
+    ));
     let reached = status.backstops.iter().filter(|one| one.reached > 0);
     reached.for_each(|one| {
         let name = escaped(&one.name);
-        lines.push_str(&format!("fault: {} waits reached their last limit ({name}), see the log\n", one.reached));
+        lines.push_str(&format!(
+            "fault: {} waits reached their last limit ({name}), see the log\n",
+            one.reached
+        ));
     });
     if !status.executors.is_empty() {
         let heading = ["EXECUTOR", "ADDRESS", "STATE", "ROUND TRIP"].map(str::to_owned);
         let rows = status.executors.iter().map(|executor| {
-            let rtt = if executor.rtt_ms > 0.0 { format!("{:.2} ms", executor.rtt_ms) } else { "-".to_owned() };
+            let rtt = if executor.rtt_ms > 0.0 {
+                format!("{:.2} ms", executor.rtt_ms)
+            } else {
+                "-".to_owned()
+            };
             [executor.name.clone(), executor.address.clone(), executor.state.clone(), rtt]
         });
         lines.push_str(&aligned(std::iter::once(heading).chain(rows)));
@@ -123,11 +145,18 @@ fn usage_text(executor: &ExecutorStatus) -> String {
     if executor.asked {
         let known_as = if executor.identity.is_empty() { "anybody" } else { &executor.identity };
         let user = if executor.user.is_empty() { "its own user" } else { &executor.user };
-        let own_limit = if executor.max_runs > 0 { format!(" of {}", executor.max_runs) } else { String::new() };
+        let own_limit = if executor.max_runs > 0 {
+            format!(" of {}", executor.max_runs)
+        } else {
+            String::new()
+        };
         let (known_as, user) = (escaped(known_as), escaped(user));
         lines.push_str(&format!("{name} knows us as {known_as}; commands run as {user}\n"));
         if !executor.confinement.is_empty() {
-            lines.push_str(&format!("{name} confines commands: {}\n", escaped(&executor.confinement)));
+            lines.push_str(&format!(
+                "{name} confines commands: {}\n",
+                escaped(&executor.confinement)
+            ));
         }
         lines.push_str(&format!(
             "{name} has {} of {} runs, {}{own_limit} of them ours; refused {} of ours; load average {:.2}\n",
@@ -219,14 +248,17 @@ pub(super) fn pretty(value: &Value) -> String {
 
 /// Rows with their columns aligned; the last one is as long as it likes.
 ///
-/// Invariant: a row is one line, with the cells that it was given. Who mounts a file system, or runs a server, chooses most of
-/// the text.
+/// Invariant: a row is one line, with the cells that it was given. Who mounts a file system, or
+/// runs a server, chooses most of the text.
 pub(super) fn aligned<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
-    let rows: Vec<[String; N]> = rows.map(|row| row.map(|cell| escaped(&cell).into_owned())).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0) + GAP;
+    let rows: Vec<[String; N]> =
+        rows.map(|row| row.map(|cell| escaped(&cell).into_owned())).collect();
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0) + GAP;
     let widths: [usize; N] = std::array::from_fn(width);
     let line = |row: &[String; N]| {
-        let cells: String = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let cells: String =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         format!("{}\n", cells.trim_end())
     };
     rows.iter().map(line).collect()
@@ -249,8 +281,13 @@ mod tests {
             mounted: true,
             ..Mount::default()
         };
-        let unmounted =
-            Mount { path: "/mnt/x".into(), fs_type: String::new(), source: "".into(), mounted: false, ..owned.clone() };
+        let unmounted = Mount {
+            path: "/mnt/x".into(),
+            fs_type: String::new(),
+            source: "".into(),
+            mounted: false,
+            ..owned.clone()
+        };
         let foreign = Mount {
             path: "/".into(),
             fs_type: "ext4".to_owned(),
@@ -282,7 +319,11 @@ PATH       TYPE        SOURCE       OWNER             STATE
             ..Mount::default()
         };
         let table = mount_table(&[mount]);
-        assert_eq!((table.lines().count(), table.matches("x\\n/mnt/pay").count()), (2, 5), "{table}");
+        assert_eq!(
+            (table.lines().count(), table.matches("x\\n/mnt/pay").count()),
+            (2, 5),
+            "{table}"
+        );
         let executor = ExecutorStatus {
             name: forged.clone(),
             address: forged.clone(),
@@ -297,7 +338,11 @@ PATH       TYPE        SOURCE       OWNER             STATE
             refusing: forged.clone(),
             ..executor.clone()
         };
-        let status = StatusReply { version: forged, executors: vec![executor, told], ..StatusReply::default() };
+        let status = StatusReply {
+            version: forged,
+            executors: vec![executor, told],
+            ..StatusReply::default()
+        };
         let text = status_text(&status);
         assert!(!text.lines().any(|line| line.starts_with("/mnt/pay")), "{text}");
     }
@@ -315,9 +360,15 @@ PATH       TYPE        SOURCE       OWNER             STATE
         assert_eq!(resolved_text(&reply), "/mnt/logs/a/b is store1:logs/a/b (mount /mnt/logs)\n");
         reply.executor.clear();
         reply.reason = "it is not on a mount with an executor".to_owned();
-        assert_eq!(resolved_text(&reply), "/mnt/logs/a/b is local: it is not on a mount with an executor\n");
+        assert_eq!(
+            resolved_text(&reply),
+            "/mnt/logs/a/b is local: it is not on a mount with an executor\n"
+        );
         reply.reason = "there is no a\n/mnt/logs/a/b is store1:logs/a/b".to_owned();
         let said = resolved_text(&reply);
-        assert_eq!(said, "/mnt/logs/a/b is local: there is no a\\n/mnt/logs/a/b is store1:logs/a/b\n");
+        assert_eq!(
+            said,
+            "/mnt/logs/a/b is local: there is no a\\n/mnt/logs/a/b is store1:logs/a/b\n"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! `posh mount`, `posh umount` and `posh volumes`: the words of the command line in those of the gateway. A volume
-//! whose gateway is gone is taken out of the file tree from here.
+//! `posh mount`, `posh umount` and `posh volumes`: the words of the command line in those of the
+//! gateway. A volume whose gateway is gone is taken out of the file tree from here.
 
 use std::{
     ffi::OsString,
@@ -66,12 +66,17 @@ pub fn parse_size(words: &str) -> Result<u64, String> {
 ///
 /// # Errors
 /// [`Error::MountPoint`], and what the gateway says.
-pub fn mount(target: &Target, source: &Source, dir: &Path, options: &Options) -> Result<String, Error> {
+pub fn mount(
+    target: &Target,
+    source: &Source,
+    dir: &Path,
+    options: &Options,
+) -> Result<String, Error> {
     let path = mount_point(dir)?;
     let place = gateway::require(target)?;
     match mount_once(&place, source, dir, &path, options) {
-        // It was about to end, has taken the connection and maybe the request, and has answered nobody. What it has mounted
-        // is dead by then.
+        // It was about to end, has taken the connection and maybe the request, and has answered
+        // nobody. What it has mounted is dead by then.
         Err(error) if error.is_lost_connection() && gateway::has_ended(&place) => {
             mount_once(&place, source, dir, &path, options)
         }
@@ -89,7 +94,10 @@ fn mount_once(
     if volume::is_dead(path) {
         take_out(path)?;
     }
-    let is_directory = path.metadata().map_err(|source| Error::MountPoint { path: dir.to_owned(), source })?.is_dir();
+    let is_directory = path
+        .metadata()
+        .map_err(|source| Error::MountPoint { path: dir.to_owned(), source })?
+        .is_dir();
     if !is_directory {
         let source = io::Error::from(io::ErrorKind::NotADirectory);
         return Err(Error::MountPoint { path: dir.to_owned(), source });
@@ -118,8 +126,13 @@ pub fn unmount(target: &Target, dir: &Path) -> Result<String, Error> {
         let request = UnmountVolumeRequest { path: path.as_os_str().as_bytes().to_vec().into() };
         return gateway.unmount_volume(request).map(|()| String::new());
     }
-    let info = MountInfo::read().map_err(|error| not_unmounted(&path, io::Error::other(error.to_string())))?;
-    if !info.visible().iter().any(|entry| entry.mount_point == path && entry.fs_type == volume::FS_TYPE) {
+    let info = MountInfo::read()
+        .map_err(|error| not_unmounted(&path, io::Error::other(error.to_string())))?;
+    if !info
+        .visible()
+        .iter()
+        .any(|entry| entry.mount_point == path && entry.fs_type == volume::FS_TYPE)
+    {
         return Err(not_unmounted(&path, io::Error::other("it is no volume of posh")));
     }
     take_out(&path).map(|()| String::new())
@@ -131,7 +144,8 @@ pub fn unmount(target: &Target, dir: &Path) -> Result<String, Error> {
 /// [`Error::MountPoint`], and what the gateway says.
 pub fn recover(target: &Target, dir: &Path, to: &Path) -> Result<String, Error> {
     let path = mount_point(dir)?;
-    let absolute = std::path::absolute(to).map_err(|source| Error::MountPoint { path: to.to_owned(), source })?;
+    let absolute = std::path::absolute(to)
+        .map_err(|source| Error::MountPoint { path: to.to_owned(), source })?;
     let request = RecoverVolumeRequest {
         path: path.as_os_str().as_bytes().to_vec().into(),
         to: absolute.as_os_str().as_bytes().to_vec().into(),
@@ -150,7 +164,8 @@ pub fn list(target: &Target, as_json: bool) -> Result<String, Error> {
     Ok(if as_json { pretty(&volumes.iter().map(volume_json).collect()) } else { table(&volumes) })
 }
 
-/// Absolute, without symlinks; of a mount that nobody serves any more nothing but its name can be known.
+/// Absolute, without symlinks; of a mount that nobody serves any more nothing but its name can be
+/// known.
 fn mount_point(dir: &Path) -> Result<PathBuf, Error> {
     let wrong = |source| Error::MountPoint { path: dir.to_owned(), source };
     let absolute = std::path::absolute(dir).map_err(wrong)?;
@@ -173,7 +188,8 @@ fn not_unmounted(path: &Path, source: io::Error) -> Error {
 }
 
 fn table(volumes: &[Volume]) -> String {
-    let heading = ["PATH", "SOURCE", "CACHE", "DIRTY", "LEASES", "OPEN", "STATE"].map(str::to_owned);
+    let heading =
+        ["PATH", "SOURCE", "CACHE", "DIRTY", "LEASES", "OPEN", "STATE"].map(str::to_owned);
     let rows = volumes.iter().map(|volume| {
         [
             shown(&volume.path),
@@ -217,7 +233,8 @@ mod tests {
     fn what_is_mounted() {
         let source = |executor: &str, export: &str| Ok((executor.to_owned(), export.to_owned()));
         let check = |words: &str, expect: Result<(String, String), ()>| {
-            let found = parse_source(words).map(|source| (source.executor, source.export)).map_err(drop);
+            let found =
+                parse_source(words).map(|source| (source.executor, source.export)).map_err(drop);
             assert_eq!(found, expect, "{words}");
         };
         check("store1:logs", source("store1", "logs"));

@@ -22,9 +22,10 @@ use nix::{
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     gateway::{
-        MountVolumeRequest, MountsReply, MountsRequest, PlanReply, PlanRequest, RecoverVolumeRequest, ReportReply,
-        ReportRequest, ResolveReply, ResolveRequest, ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeRequest,
-        VolumesReply, VolumesRequest, gateway_client::GatewayClient,
+        MountVolumeRequest, MountsReply, MountsRequest, PlanReply, PlanRequest,
+        RecoverVolumeRequest, ReportReply, ReportRequest, ResolveReply, ResolveRequest,
+        ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeRequest, VolumesReply,
+        VolumesRequest, gateway_client::GatewayClient,
     },
 };
 use tokio::runtime::{Builder, Runtime};
@@ -57,13 +58,15 @@ impl Client {
         let stream = UnixStream::connect(socket).map_err(not_running)?;
         expect_own(&stream, socket)?;
         stream.set_nonblocking(true).map_err(not_running)?;
-        let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(not_running)?;
+        let runtime =
+            Builder::new_current_thread().enable_io().enable_time().build().map_err(not_running)?;
         let channel = runtime.block_on(async { channel(stream) });
         let service = GatewayClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
         Ok(Self { socket: socket.to_owned(), service, runtime })
     }
 
-    /// What ran where in a session, and its trace if that is asked for. Waits, without limit, until its pipelines have ended.
+    /// What ran where in a session, and its trace if that is asked for. Waits, without limit, until
+    /// its pipelines have ended.
     ///
     /// # Errors
     /// [`Error::Call`], as for every method here.
@@ -78,7 +81,10 @@ impl Client {
     /// [`Error::Call`]
     pub fn mounts(&mut self) -> Result<MountsReply, Error> {
         let mut service = self.service.clone();
-        self.call("could not list the mounts", async move { service.mounts(MountsRequest {}).await })
+        self.call(
+            "could not list the mounts",
+            async move { service.mounts(MountsRequest {}).await },
+        )
     }
 
     /// Who owns a path.
@@ -105,7 +111,10 @@ impl Client {
     /// [`Error::Call`]
     pub fn status(&mut self) -> Result<StatusReply, Error> {
         let mut service = self.service.clone();
-        self.call("could not tell its status", async move { service.status(StatusRequest {}).await })
+        self.call(
+            "could not tell its status",
+            async move { service.status(StatusRequest {}).await },
+        )
     }
 
     /// Mounts a volume. Waits for its executor as long as the gateway does.
@@ -114,7 +123,8 @@ impl Client {
     /// [`Error::Call`]
     pub fn mount_volume(&mut self, request: MountVolumeRequest) -> Result<(), Error> {
         let mut service = self.service.clone();
-        self.wait("could not mount the volume", async move { service.mount_volume(request).await }).map(|_| ())
+        self.wait("could not mount the volume", async move { service.mount_volume(request).await })
+            .map(|_| ())
     }
 
     /// Unmounts a volume. Waits, without limit, until what was written is on the server.
@@ -123,7 +133,11 @@ impl Client {
     /// [`Error::Call`]
     pub fn unmount_volume(&mut self, request: UnmountVolumeRequest) -> Result<(), Error> {
         let mut service = self.service.clone();
-        self.wait("could not unmount the volume", async move { service.unmount_volume(request).await }).map(|_| ())
+        self.wait(
+            "could not unmount the volume",
+            async move { service.unmount_volume(request).await },
+        )
+        .map(|_| ())
     }
 
     /// Takes out of a volume what its server does not take. The number of files.
@@ -132,7 +146,9 @@ impl Client {
     /// [`Error::Call`]
     pub fn recover_volume(&mut self, request: RecoverVolumeRequest) -> Result<u64, Error> {
         let mut service = self.service.clone();
-        let reply = self.wait("could not recover the files", async move { service.recover_volume(request).await })?;
+        let reply = self.wait("could not recover the files", async move {
+            service.recover_volume(request).await
+        })?;
         Ok(reply.files)
     }
 
@@ -142,7 +158,10 @@ impl Client {
     /// [`Error::Call`]
     pub fn volumes(&mut self) -> Result<VolumesReply, Error> {
         let mut service = self.service.clone();
-        self.call("could not list the volumes", async move { service.volumes(VolumesRequest {}).await })
+        self.call(
+            "could not list the volumes",
+            async move { service.volumes(VolumesRequest {}).await },
+        )
     }
 
     /// Asks the gateway to end when its pipelines have ended.
@@ -151,7 +170,8 @@ impl Client {
     /// [`Error::Call`]
     pub fn shut_down(&mut self) -> Result<(), Error> {
         let mut service = self.service.clone();
-        self.call("could not be ended", async move { service.shutdown(ShutdownRequest {}).await }).map(|_| ())
+        self.call("could not be ended", async move { service.shutdown(ShutdownRequest {}).await })
+            .map(|_| ())
     }
 
     fn call<T>(
@@ -159,8 +179,12 @@ impl Client {
         attempt: &'static str,
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, Error> {
-        let late = || Status::deadline_exceeded(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()));
-        self.wait(attempt, async { tokio::time::timeout(ANSWER_TIMEOUT, call).await.unwrap_or_else(|_| Err(late())) })
+        let late = || {
+            Status::deadline_exceeded(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))
+        };
+        self.wait(attempt, async {
+            tokio::time::timeout(ANSWER_TIMEOUT, call).await.unwrap_or_else(|_| Err(late()))
+        })
     }
 
     fn wait<T>(
@@ -182,7 +206,10 @@ impl Client {
 /// Whoever listens is told all that this user runs, and says what becomes of it.
 pub(super) fn expect_own(stream: &UnixStream, socket: &Path) -> Result<(), Error> {
     let peer = getsockopt(stream, PeerCredentials);
-    let peer = peer.map_err(|source| Error::System { attempt: "ask who listens on a gateway's socket", source })?;
+    let peer = peer.map_err(|source| Error::System {
+        attempt: "ask who listens on a gateway's socket",
+        source,
+    })?;
     let user = geteuid().as_raw();
     if peer.uid() == user {
         return Ok(());
@@ -198,7 +225,12 @@ fn channel(stream: UnixStream) -> Channel {
         move |_: tonic::transport::Uri| {
             let stream = once.lock().map(|mut stream| stream.take()).unwrap_or_default();
             async move {
-                let gone = || io::Error::new(io::ErrorKind::ConnectionReset, "the gateway closed the connection");
+                let gone = || {
+                    io::Error::new(
+                        io::ErrorKind::ConnectionReset,
+                        "the gateway closed the connection",
+                    )
+                };
                 tokio::net::UnixStream::from_std(stream.ok_or_else(gone)?).map(TokioIo::new)
             }
         },

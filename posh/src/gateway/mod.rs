@@ -33,7 +33,8 @@ pub(crate) use start::{c_string, environment};
 
 use crate::Error;
 
-/// A gateway that was asked to end has that time, before it is only said that it will: pipelines, and what was written last, have less.
+/// A gateway that was asked to end has that time, before it is only said that it will: pipelines,
+/// and what was written last, have less.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
 const END_POLL: Duration = Duration::from_millis(5);
 
@@ -70,8 +71,8 @@ impl Place {
     }
 }
 
-/// Finds the place (`--socket`, `--config`, `$POSH_SOCKET`, [`find_config`]), or `None` where nothing is configured
-/// and no sshfs mounted.
+/// Finds the place (`--socket`, `--config`, `$POSH_SOCKET`, [`find_config`]), or `None` where
+/// nothing is configured and no sshfs mounted.
 ///
 /// # Errors
 /// [`Error::Config`] when a file was named that can't be used, and
@@ -104,7 +105,8 @@ pub fn say_passed_over(target: &Target) {
     }
 }
 
-/// With sshfs mounts there is something to do without a configuration: the empty file stands for it.
+/// With sshfs mounts there is something to do without a configuration: the empty file stands for
+/// it.
 fn unconfigured() -> Option<Found> {
     let mounted = MountInfo::read().is_ok_and(|info| sshfs::is_mounted(&info));
     mounted.then(Found::empty)
@@ -164,7 +166,9 @@ pub fn find_config(target: &Target) -> Result<Option<Found>, Error> {
 
 fn search_config(target: &Target) -> Result<Search, Error> {
     let searched = match &target.config {
-        Some(named) => Config::named(named).map(|found| Search { found: Some(found), ..Search::default() }),
+        Some(named) => {
+            Config::named(named).map(|found| Search { found: Some(found), ..Search::default() })
+        }
         None => Config::find(),
     };
     searched.map_err(|Unusable { file, source }| Error::Config { path: file, source })
@@ -176,20 +180,26 @@ fn search_config(target: &Target) -> Result<Search, Error> {
 /// [`Error::Call`], [`Error::NoConfig`]
 pub fn stop(target: &Target) -> Result<String, Error> {
     match Client::connect(require(target)?.socket()) {
-        Err(Error::NotRunning { socket, .. }) => Ok(format!("no gateway runs at {}\n", socket.display())),
+        Err(Error::NotRunning { socket, .. }) => {
+            Ok(format!("no gateway runs at {}\n", socket.display()))
+        }
         client => {
             let mut client = client?;
             let process = client.status().ok().map(|status| status.pid);
             client.shut_down()?;
             let has_ended = process.is_some_and(ends);
-            let words =
-                if has_ended { "the gateway has ended" } else { "the gateway ends when its pipelines have ended" };
+            let words = if has_ended {
+                "the gateway has ended"
+            } else {
+                "the gateway ends when its pipelines have ended"
+            };
             Ok(format!("{words}\n"))
         }
     }
 }
 
-/// Waits for the end of a gateway that was asked to: what was mounted is no mount then. Whether it has ended in time.
+/// Waits for the end of a gateway that was asked to: what was mounted is no mount then. Whether it
+/// has ended in time.
 fn ends(process: u32) -> bool {
     let asked = Instant::now();
     while is_running(process) {
@@ -201,18 +211,21 @@ fn ends(process: u32) -> bool {
     true
 }
 
-/// Whether there is such a process, and not only what its parent has not fetched (proc_pid_stat(5)).
+/// Whether there is such a process, and not only what its parent has not fetched
+/// (proc_pid_stat(5)).
 fn is_running(process: u32) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
     !status.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['Z', 'X']))
 }
 
-/// A socket that was named, and the one beside it, have to be root's or the user's, where nobody else can change
-/// them: an environment may be somebody else's (`sudo -E`), and what a gateway says is what is executed.
+/// A socket that was named, and the one beside it, have to be root's or the user's, where nobody
+/// else can change them: an environment may be somebody else's (`sudo -E`), and what a gateway says
+/// is what is executed.
 fn expect_trusted(socket: &Path) -> Result<(), Error> {
     let user = geteuid().as_raw();
     let untrusted = |why: String| Error::UntrustedSocket { socket: socket.to_owned(), why };
-    let directory = socket.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory =
+        socket.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match trusted_path::directory(directory, user) {
         // Nobody answers there, which is said when it is called.
         Err(missing) if missing.is_missing() => return Ok(()),
@@ -253,7 +266,8 @@ mod tests {
         let directory = top.path().join("d");
         fs::create_dir(&directory).unwrap();
         let socket = directory.join("e.sock");
-        let _listeners = [&socket, &top.path().join("other")].map(|path| UnixListener::bind(path).unwrap());
+        let _listeners =
+            [&socket, &top.path().join("other")].map(|path| UnixListener::bind(path).unwrap());
         assert!(at(&socket).is_ok());
         for mode in [0o777, 0o1777, 0o770] {
             fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();

@@ -1,5 +1,5 @@
-//! Opens a session: the one question that every shell waits for, so it is asked on the stage socket, by
-//! one message each way. The gRPC client needs half a millisecond to be there.
+//! Opens a session: the one question that every shell waits for, so it is asked on the stage
+//! socket, by one message each way. The gRPC client needs half a millisecond to be there.
 
 use std::{
     ffi::OsString,
@@ -41,7 +41,8 @@ pub struct Opened {
     pub id: String,
 }
 
-/// Opens a session that lives as long as the process named in it, with a gateway that is started if it must be.
+/// Opens a session that lives as long as the process named in it, with a gateway that is started if
+/// it must be.
 ///
 /// # Errors
 /// [`Error::NoSession`], and whatever kept the gateway from being reached.
@@ -68,7 +69,9 @@ pub fn open_session(place: &Place, request: &OpenSession) -> Result<Opened, Erro
     match ask()?.map_or_else(ask, |opened| Ok(Some(opened)))? {
         Some(opened) => Ok(opened),
         None => {
-            let what = "it closed the connection; is it of another version? `posh gateway stop` ends it".to_owned();
+            let what =
+                "it closed the connection; is it of another version? `posh gateway stop` ends it"
+                    .to_owned();
             Err(Error::NoSession { socket: place.socket().to_owned(), what })
         }
     }

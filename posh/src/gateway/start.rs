@@ -61,7 +61,9 @@ pub(super) fn in_background(config: &Found) -> Result<(), Error> {
     match config.scope {
         Scope::Own => drop(command.arg("--config").arg(&config.file)),
         // To name it would be to trust it further: the starter finds it as we did.
-        Scope::Directory => drop(command.current_dir(config.file.parent().unwrap_or(Path::new("/")))),
+        Scope::Directory => {
+            drop(command.current_dir(config.file.parent().unwrap_or(Path::new("/"))))
+        }
     }
     let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
     let ended = ended.map_err(failed(format!("run {}", starter.display())))?;
@@ -75,7 +77,9 @@ pub(super) fn in_background(config: &Found) -> Result<(), Error> {
 /// [`Error::Refused`] with the gateway's own words, or what else kept it from starting.
 pub fn start(place: &Place) -> Result<(), Error> {
     let (config, socket) = match place {
-        Place::Socket(socket) => return answers(socket).map_err(|source| not_running(socket, source)),
+        Place::Socket(socket) => {
+            return answers(socket).map_err(|source| not_running(socket, source));
+        }
         Place::Config { config, socket } => (config, socket),
     };
     descriptors::close_inherited();
@@ -123,14 +127,23 @@ fn lock(path: &Path) -> Result<File, Error> {
 fn program() -> Result<PathBuf, Error> {
     let beside = programs::beside("posh-gateway").map_err(failed("find posh's own program"))?;
     let path = env::var_os("PATH").unwrap_or_default();
-    let on_path = env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join("posh-gateway"));
-    let found = std::iter::once(beside.clone()).chain(on_path).find(|candidate| candidate.is_file());
-    found.ok_or_else(|| Error::NoGatewayProgram(beside.parent().unwrap_or(Path::new("/")).to_owned()))
+    let on_path =
+        env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join("posh-gateway"));
+    let found =
+        std::iter::once(beside.clone()).chain(on_path).find(|candidate| candidate.is_file());
+    found.ok_or_else(|| {
+        Error::NoGatewayProgram(beside.parent().unwrap_or(Path::new("/")).to_owned())
+    })
 }
 
 /// Spawns it in a session of its own, at `/`, with default signals and its
 /// messages in `log`; returns the pipe on which it says that it is ready.
-fn spawn(program: &Path, config: &Found, socket: &Path, log: &Path) -> Result<(PipeReader, Pid), Error> {
+fn spawn(
+    program: &Path,
+    config: &Found,
+    socket: &Path,
+    log: &Path,
+) -> Result<(PipeReader, Pid), Error> {
     let system = |errno: Errno| failed(format!("run {}", program.display()))(errno.into());
     let (ready, ready_for_child) = io::pipe().map_err(failed("make a pipe"))?;
     // The only descriptor besides the standard ones that the gateway is to have.
@@ -157,9 +170,11 @@ fn spawn(program: &Path, config: &Found, socket: &Path, log: &Path) -> Result<(P
         OsStr::new("--ready-fd"),
         OsStr::new(&ready_fd),
     ];
-    let arguments = words.map(|word| c_string(word.as_bytes())).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let arguments =
+        words.map(|word| c_string(word.as_bytes())).into_iter().collect::<Result<Vec<_>, _>>()?;
     let environment = environment(env::vars_os())?;
-    let child = posix_spawn(program, &actions, &detached().map_err(system)?, &arguments, &environment);
+    let child =
+        posix_spawn(program, &actions, &detached().map_err(system)?, &arguments, &environment);
     Ok((ready, child.map_err(system)?))
 }
 
@@ -167,8 +182,11 @@ fn detached() -> nix::Result<PosixSpawnAttr> {
     // posix_spawn(3) of glibc knows it; nix has no name for it.
     let own_session = PosixSpawnFlags::from_bits_retain(nix::libc::POSIX_SPAWN_SETSID.into());
     let mut attributes = PosixSpawnAttr::init()?;
-    attributes
-        .set_flags(own_session | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
+    attributes.set_flags(
+        own_session
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK,
+    )?;
     attributes.set_sigdefault(&SigSet::all())?;
     attributes.set_sigmask(&SigSet::empty())?;
     Ok(attributes)
@@ -184,8 +202,12 @@ fn open_log(path: &Path) -> Result<File, Error> {
 }
 
 /// `NAME=VALUE` for each variable, as execve(2) takes them.
-pub(crate) fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Vec<CString>, Error> {
-    variables.map(|(name, value)| c_string(&[name.as_bytes(), b"=", value.as_bytes()].concat())).collect()
+pub(crate) fn environment(
+    variables: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<Vec<CString>, Error> {
+    variables
+        .map(|(name, value)| c_string(&[name.as_bytes(), b"=", value.as_bytes()].concat()))
+        .collect()
 }
 
 /// A word for execve(2).

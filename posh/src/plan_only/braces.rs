@@ -33,14 +33,21 @@ fn product(parts: &[BraceExpressionOrText]) -> Option<Vec<String>> {
     for part in parts {
         let ends = match part {
             BraceExpressionOrText::Text(text) => vec![text.clone()],
-            BraceExpressionOrText::Expr(members) => {
-                members.iter().map(member).collect::<Option<Vec<_>>>()?.into_iter().flatten().collect()
-            }
+            BraceExpressionOrText::Expr(members) => members
+                .iter()
+                .map(member)
+                .collect::<Option<Vec<_>>>()?
+                .into_iter()
+                .flatten()
+                .collect(),
         };
         if words.len().checked_mul(ends.len())? > WORDS {
             return None;
         }
-        words = words.iter().flat_map(|word| ends.iter().map(move |end| format!("{word}{end}"))).collect();
+        words = words
+            .iter()
+            .flat_map(|word| ends.iter().map(move |end| format!("{word}{end}")))
+            .collect();
     }
     Some(words)
 }
@@ -53,8 +60,12 @@ fn member(member: &BraceExpressionMember) -> Option<Vec<String>> {
             Some(numbers.into_iter().map(|number| number.to_string()).collect())
         }
         BraceExpressionMember::CharSequence { start, end, increment } => {
-            let codes = sequence(i64::from(u32::from(*start)), i64::from(u32::from(*end)), *increment)?;
-            codes.into_iter().map(|code| u32::try_from(code).ok().and_then(char::from_u32).map(String::from)).collect()
+            let codes =
+                sequence(i64::from(u32::from(*start)), i64::from(u32::from(*end)), *increment)?;
+            codes
+                .into_iter()
+                .map(|code| u32::try_from(code).ok().and_then(char::from_u32).map(String::from))
+                .collect()
         }
     }
 }
@@ -62,7 +73,10 @@ fn member(member: &BraceExpressionMember) -> Option<Vec<String>> {
 /// From `start` towards `end`, both included; the increment's sign is ignored.
 fn sequence(start: i64, end: i64, increment: i64) -> Option<Vec<i64>> {
     let step = increment.unsigned_abs().max(1);
-    let count = usize::try_from(start.abs_diff(end) / step).ok()?.checked_add(1).filter(|&count| count <= WORDS)?;
+    let count = usize::try_from(start.abs_diff(end) / step)
+        .ok()?
+        .checked_add(1)
+        .filter(|&count| count <= WORDS)?;
     let step = i64::try_from(step).ok()?;
     let signed = if end < start { -step } else { step };
     (0..count).map(|n| i64::try_from(n).ok().map(|n| start + n * signed)).collect()
@@ -88,7 +102,11 @@ mod tests {
             ("'{a,b}'", "'{a,b}'"),
         ];
         for (word, expected) in cases {
-            assert_eq!(expand(word, &ParserOptions::default()).unwrap().join(" "), expected, "{word}");
+            assert_eq!(
+                expand(word, &ParserOptions::default()).unwrap().join(" "),
+                expected,
+                "{word}"
+            );
         }
         for word in ["{1..1000000}", &"{b,}{".repeat(20)] {
             assert_eq!(expand(word, &ParserOptions::default()), None);

@@ -1,11 +1,13 @@
-//! How deep a text is nested. The parser goes back at each bracket that is never closed and tries what
-//! follows in another way, so that twenty of them take more than twenty seconds. It does so at each `case`, too.
+//! How deep a text is nested. The parser goes back at each bracket that is never closed and tries
+//! what follows in another way, so that twenty of them take more than twenty seconds. It does so at
+//! each `case`, too.
 
-/// Deeper than anybody nests; the parser takes some tenths of a millisecond for as many brackets that nobody closes.
+/// Deeper than anybody nests; the parser takes some tenths of a millisecond for as many brackets
+/// that nobody closes.
 const DEPTH: usize = 8;
 
-/// Whether the parser of commands can read this text in a moment. What is quoted and what is a comment counts as all else: only
-/// the parser could tell.
+/// Whether the parser of commands can read this text in a moment. What is quoted and what is a
+/// comment counts as all else: only the parser could tell.
 pub(super) fn is_parsable(text: &str) -> bool {
     let (mut open, mut brackets, mut is_in_pattern) = (0_usize, 0_usize, false);
     text.bytes().enumerate().all(|(at, byte)| {
@@ -28,7 +30,8 @@ pub(super) fn is_parsable(text: &str) -> bool {
 /// Whether the word stands there, by itself.
 fn is_word(text: &str, at: usize, word: &str) -> bool {
     let bytes = text.as_bytes();
-    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'/');
+    let is_part =
+        |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'/');
     let stands_alone = !at.checked_sub(1).and_then(|before| bytes.get(before)).is_some_and(is_part)
         && !bytes.get(at + word.len()).is_some_and(is_part);
     bytes[at..].starts_with(word.as_bytes()) && stands_alone
@@ -64,7 +67,10 @@ mod tests {
 
     #[test]
     fn what_nobody_closes_is_counted() {
-        let each = ["{", "{a,", "{b,}{", "$(", "\"$(", "${x:-", "${x/", "$[", "{1..", "{'}'", "\"{\"{", "`{"];
+        let each = [
+            "{", "{a,", "{b,}{", "$(", "\"$(", "${x:-", "${x/", "$[", "{1..", "{'}'", "\"{\"{",
+            "`{",
+        ];
         for part in each {
             assert!(is_readable(&part.repeat(2)), "{part}");
             assert!(!is_readable(&part.repeat(20)), "{part}");
@@ -87,17 +93,32 @@ mod tests {
         ] {
             assert!(is_parsable(&part.repeat(2)) && !is_parsable(&part.repeat(20)), "{part}");
         }
-        for part in
-            ["(a); ", "case x in a) b;; c) d;; esac; ", "f() { g; }; ", "lowercase --ignore-case; ", "[ a ]; [[ b ]]; "]
-        {
+        for part in [
+            "(a); ",
+            "case x in a) b;; c) d;; esac; ",
+            "f() { g; }; ",
+            "lowercase --ignore-case; ",
+            "[ a ]; [[ b ]]; ",
+        ] {
             assert!(is_parsable(&part.repeat(100)), "{part}");
         }
     }
 
     #[test]
     fn what_is_closed_is_not() {
-        let each =
-            ["{a,b}", "\"${x}\"/", "$(a)", "${x:-\"$(b)\"}", "'{'", "\\{", "\"a'b\"", "`a`", "$[1]", "[ab]", "it\\'s"];
+        let each = [
+            "{a,b}",
+            "\"${x}\"/",
+            "$(a)",
+            "${x:-\"$(b)\"}",
+            "'{'",
+            "\\{",
+            "\"a'b\"",
+            "`a`",
+            "$[1]",
+            "[ab]",
+            "it\\'s",
+        ];
         for part in each {
             assert!(is_readable(&part.repeat(100)), "{part}");
         }

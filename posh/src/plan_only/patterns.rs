@@ -50,18 +50,26 @@ impl Field {
         let base = match cwd {
             _ if is_absolute => Path::new("/"),
             Some(cwd) => cwd,
-            None => return Err(Unknowable::new("which names match a pattern is known only when it runs")),
+            None => {
+                return Err(Unknowable::new(
+                    "which names match a pattern is known only when it runs",
+                ));
+            }
         };
         let (mut names, mut is_found) = (vec![OsString::new()], false);
         for step in &steps {
             names.iter_mut().for_each(|name| name.push(&step.slashes));
             is_found |= step.pattern.is_some();
             names = match &step.pattern {
-                Some(pattern) => names.iter().flat_map(|name| pattern.names_in(base, name)).take(NAMES).collect(),
+                Some(pattern) => {
+                    names.iter().flat_map(|name| pattern.names_in(base, name)).take(NAMES).collect()
+                }
                 None => {
                     names.iter_mut().for_each(|name| name.push(&step.text));
                     // A slash at the end wants a directory.
-                    let is_there = |name: &OsString| !is_found || fs::symlink_metadata(base.join(name)).is_ok();
+                    let is_there = |name: &OsString| {
+                        !is_found || fs::symlink_metadata(base.join(name)).is_ok()
+                    };
                     names.into_iter().filter(is_there).collect()
                 }
             };
@@ -104,8 +112,8 @@ impl Step {
 
 /// What the name of a file has to be like.
 struct Name {
-    /// As characters, for names that are UTF-8, and as bytes for all others: so does bash, for which the name that is
-    /// no text of its locale is one of bytes.
+    /// As characters, for names that are UTF-8, and as bytes for all others: so does bash, for
+    /// which the name that is no text of its locale is one of bytes.
     of_characters: Vec<Like>,
     of_bytes: Vec<Like>,
 }
@@ -150,19 +158,24 @@ impl Name {
     /// Those in a directory that fit, behind its own name.
     fn names_in(&self, base: &Path, directory: &OsStr) -> Vec<OsString> {
         let entries = fs::read_dir(base.join(directory)).into_iter().flatten().flatten();
-        let fitting = entries.map(|entry| entry.file_name()).filter(|name| self.fits(name.as_bytes()));
+        let fitting =
+            entries.map(|entry| entry.file_name()).filter(|name| self.fits(name.as_bytes()));
         fitting.take(NAMES).map(|name| [directory, &name].into_iter().collect()).collect()
     }
 
     fn fits(&self, name: &[u8]) -> bool {
         // A dot at the start is matched by a dot alone.
         let dot = u32::from('.');
-        if name.starts_with(b".") && !matches!(self.of_characters.first(), Some(Like::Itself(first)) if *first == dot) {
+        if name.starts_with(b".")
+            && !matches!(self.of_characters.first(), Some(Like::Itself(first)) if *first == dot)
+        {
             return false;
         }
         match std::str::from_utf8(name) {
             Ok(text) => fits(&self.of_characters, &text.chars().map(u32::from).collect::<Vec<_>>()),
-            Err(_) => fits(&self.of_bytes, &name.iter().copied().map(u32::from).collect::<Vec<_>>()),
+            Err(_) => {
+                fits(&self.of_bytes, &name.iter().copied().map(u32::from).collect::<Vec<_>>())
+            }
         }
     }
 }
@@ -198,7 +211,8 @@ impl Like {
     }
 }
 
-/// Whether all of a name is like that. What a star took is taken back one place at a time; only the last star's need be.
+/// Whether all of a name is like that. What a star took is taken back one place at a time; only the
+/// last star's need be.
 fn fits(pattern: &[Like], name: &[u32]) -> bool {
     let (mut at, mut place) = (0, 0);
     let mut star = None;
@@ -221,19 +235,25 @@ fn fits(pattern: &[Like], name: &[u32]) -> bool {
 
 type Quoted = (char, Quoting);
 
-/// What follows an unquoted `[`, up to its `]`, and what comes after that; `None` where there is none.
+/// What follows an unquoted `[`, up to its `]`, and what comes after that; `None` where there is
+/// none.
 fn set(characters: &[Quoted]) -> Result<Option<(Like, &[Quoted])>, Unknowable> {
     let is_negated = matches!(characters, [('!' | '^', Quoting::Unquoted), ..]);
     let members = &characters[usize::from(is_negated)..];
     // The first one is a member, whatever it is.
-    let is_end =
-        |(at, (character, quoting)): (usize, &Quoted)| at > 0 && (*character, *quoting) == (']', Quoting::Unquoted);
+    let is_end = |(at, (character, quoting)): (usize, &Quoted)| {
+        at > 0 && (*character, *quoting) == (']', Quoting::Unquoted)
+    };
     let Some(end) = members.iter().enumerate().position(is_end) else { return Ok(None) };
     let (mut left, after) = (&members[..end], &members[end + 1..]);
     let mut ranges = Vec::new();
     while let Some(((first, quoting), rest)) = left.split_first() {
-        if (*first, *quoting) == ('[', Quoting::Unquoted) && matches!(rest, [(':' | '.' | '=', _), ..]) {
-            return Err(Unknowable::new("a character class in a pattern is expanded only when it runs"));
+        if (*first, *quoting) == ('[', Quoting::Unquoted)
+            && matches!(rest, [(':' | '.' | '=', _), ..])
+        {
+            return Err(Unknowable::new(
+                "a character class in a pattern is expanded only when it runs",
+            ));
         }
         let (last, rest) = match rest {
             [('-', Quoting::Unquoted), (last, _), rest @ ..] => (last, rest),
@@ -291,23 +311,29 @@ mod tests {
     #[test]
     fn names_that_are_no_text_are_matched_as_bash_does() {
         let dir = tempfile::tempdir().unwrap();
-        let names: [&[u8]; 6] = [b"plain", b"\xff", b"x\xff\xfey", b"\xc3\xa9", b"\xc3\xa9\xff", b"d\xfe/in\xff"];
+        let names: [&[u8]; 6] =
+            [b"plain", b"\xff", b"x\xff\xfey", b"\xc3\xa9", b"\xc3\xa9\xff", b"d\xfe/in\xff"];
         for name in names {
             let path = dir.path().join(OsStr::from_bytes(name));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         }
-        for pattern in
-            ["*", "?", "??", "???", "x*", "x??y", "*y", "*/*", "d?/*", "é*", "[é]*", "[!p]*", "[a-z]*", "x[!a]*"]
-        {
+        for pattern in [
+            "*", "?", "??", "???", "x*", "x??y", "*y", "*/*", "d?/*", "é*", "[é]*", "[!p]*",
+            "[a-z]*", "x[!a]*",
+        ] {
             let mut field = Field::default();
             field.push(pattern, Quoting::Unquoted);
             for cwd in [dir.path().to_owned(), dir.path().join(OsStr::from_bytes(b"d\xfe"))] {
                 let found = field.names(Some(&cwd)).unwrap();
                 let mut bash = std::process::Command::new("bash");
-                bash.args(["-c", &format!("LC_ALL=C.UTF-8; set -- {pattern}; printf '%s\\0' \"$@\"")]);
+                bash.args([
+                    "-c",
+                    &format!("LC_ALL=C.UTF-8; set -- {pattern}; printf '%s\\0' \"$@\""),
+                ]);
                 let said = bash.current_dir(&cwd).output().unwrap().stdout;
-                let mut expected: Vec<_> = said.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
+                let mut expected: Vec<_> =
+                    said.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
                 expected.pop();
                 expected.sort();
                 assert_eq!(found, expected, "{pattern}");

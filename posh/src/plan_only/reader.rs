@@ -11,9 +11,9 @@ use std::{
 
 use brush_parser::{
     ast::{
-        AndOr, AndOrList, Command, CommandPrefixOrSuffixItem as Item, CompoundCommand, CompoundList,
-        IoFileRedirectKind, IoFileRedirectTarget, IoRedirect, Pipeline as ParsedPipeline, Program, SeparatorOperator,
-        SimpleCommand, SourceLocation as _,
+        AndOr, AndOrList, Command, CommandPrefixOrSuffixItem as Item, CompoundCommand,
+        CompoundList, IoFileRedirectKind, IoFileRedirectTarget, IoRedirect,
+        Pipeline as ParsedPipeline, Program, SeparatorOperator, SimpleCommand, SourceLocation as _,
     },
     parse_tokens, tokenize_str_with_options,
 };
@@ -29,8 +29,18 @@ use crate::Error;
 const DEPTH: usize = 16;
 
 /// Builtins that give values to the variables they name.
-const ASSIGNING: [&str; 10] =
-    ["declare", "export", "getopts", "local", "mapfile", "read", "readarray", "readonly", "typeset", "unset"];
+const ASSIGNING: [&str; 10] = [
+    "declare",
+    "export",
+    "getopts",
+    "local",
+    "mapfile",
+    "read",
+    "readarray",
+    "readonly",
+    "typeset",
+    "unset",
+];
 
 /// Builtins after which anything may be different.
 const OPAQUE: [&str; 3] = [".", "eval", "source"];
@@ -51,7 +61,8 @@ pub(super) fn parse(text: &str) -> Result<Program, String> {
         return Err("it is nested too deep".to_owned());
     }
     let options = words::options();
-    let tokens = tokenize_str_with_options(text, &options.tokenizer_options()).map_err(|error| error.to_string())?;
+    let tokens = tokenize_str_with_options(text, &options.tokenizer_options())
+        .map_err(|error| error.to_string())?;
     parse_tokens(&tokens, &options).map_err(|error| error.to_string())
 }
 
@@ -86,8 +97,11 @@ impl Shell {
             return Err(Unknowable::new(format!("${name} gets its value only when it runs")));
         }
         let value = (surroundings.variable)(name);
-        let value = value.ok_or_else(|| Unknowable::new(format!("${name} has no exported value")))?;
-        value.into_string().map_err(|_| Unknowable::new(format!("the value of ${name} is not UTF-8")))
+        let value =
+            value.ok_or_else(|| Unknowable::new(format!("${name} has no exported value")))?;
+        value
+            .into_string()
+            .map_err(|_| Unknowable::new(format!("the value of ${name} is not UTF-8")))
     }
 }
 
@@ -116,7 +130,9 @@ impl Reader<'_> {
             match next {
                 // It ran only if the one before succeeded, so what that did holds.
                 AndOr::And(pipeline) => self.pipeline(pipeline, shell),
-                AndOr::Or(pipeline) => self.maybe(shell, |reader, shell| reader.pipeline(pipeline, shell)),
+                AndOr::Or(pipeline) => {
+                    self.maybe(shell, |reader, shell| reader.pipeline(pipeline, shell))
+                }
             }
         }
     }
@@ -137,7 +153,8 @@ impl Reader<'_> {
         let alone = pipeline.seq.len() == 1;
         if !alone {
             let stages = pipeline.seq.iter().map(|command| self.stage(command, shell)).collect();
-            let texts: Vec<String> = pipeline.seq.iter().map(|command| one_line(command, &self.text)).collect();
+            let texts: Vec<String> =
+                pipeline.seq.iter().map(|command| one_line(command, &self.text)).collect();
             self.found.push(Pipeline { text: texts.join(" | "), cwd: shell.cwd.clone(), stages });
         }
         for command in &pipeline.seq {
@@ -174,7 +191,9 @@ impl Reader<'_> {
         match command {
             CompoundCommand::BraceGroup(group) => self.list(&group.list, shell),
             CompoundCommand::Subshell(subshell) => self.list(&subshell.list, &mut shell.clone()),
-            CompoundCommand::Coprocess(coprocess) => self.inside(&coprocess.body, &mut shell.clone()),
+            CompoundCommand::Coprocess(coprocess) => {
+                self.inside(&coprocess.body, &mut shell.clone())
+            }
             CompoundCommand::ForClause(clause) => {
                 shell.assigned.insert(clause.variable_name.clone());
                 self.body(&clause.body.list, shell);
@@ -218,7 +237,10 @@ impl Reader<'_> {
             Command::Simple(command) => self.simple_stage(command, shell),
             other => Stage {
                 argv: vec![OsString::from(one_line(other, &self.text))],
-                unknowable: Some("the shell itself runs it; the commands inside are placed as they start".to_owned()),
+                unknowable: Some(
+                    "the shell itself runs it; the commands inside are placed as they start"
+                        .to_owned(),
+                ),
                 ..Stage::default()
             },
         }
@@ -235,7 +257,8 @@ impl Reader<'_> {
         } else if let Some(name) = stage.argv.first().and_then(|name| name.to_str())
             && shell.functions.contains(name)
         {
-            stage.unknowable = Some(format!("{name} is a function; its commands are placed as they start"));
+            stage.unknowable =
+                Some(format!("{name} is a function; its commands are placed as they start"));
         }
         stage
     }
@@ -248,7 +271,11 @@ impl Reader<'_> {
         self.depth += 1;
         for item in items(command) {
             if let Item::ProcessSubstitution(_, subshell)
-            | Item::IoRedirect(IoRedirect::File(_, _, IoFileRedirectTarget::ProcessSubstitution(_, subshell))) = item
+            | Item::IoRedirect(IoRedirect::File(
+                _,
+                _,
+                IoFileRedirectTarget::ProcessSubstitution(_, subshell),
+            )) = item
             {
                 self.list(&subshell.list, &mut shell.clone());
             }
@@ -285,7 +312,8 @@ impl Reader<'_> {
 /// Where `cd DIR` leads, when that is certain: one operand, a directory that is there.
 fn moved(stage: &Stage, cwd: Option<&PathBuf>) -> Option<PathBuf> {
     let [command, directory] = stage.argv.as_slice() else { return None };
-    let plain = command == OsStr::new("cd") && stage.unknowable.is_none() && directory != OsStr::new("-");
+    let plain =
+        command == OsStr::new("cd") && stage.unknowable.is_none() && directory != OsStr::new("-");
     Some(cwd?.join(directory)).filter(|target| plain && target.is_dir())
 }
 
@@ -301,10 +329,14 @@ fn fill(command: &SimpleCommand, scope: &Scope<'_>, stage: &mut Stage) -> Result
     }
     for item in suffix(command) {
         match item {
-            Item::Word(word) | Item::AssignmentWord(_, word) => stage.argv.extend(words::expand(&word.value, scope)?),
+            Item::Word(word) | Item::AssignmentWord(_, word) => {
+                stage.argv.extend(words::expand(&word.value, scope)?)
+            }
             Item::IoRedirect(redirect) => redirection(redirect, scope, stage)?,
             Item::ProcessSubstitution(..) => {
-                return Err(Unknowable::new("which pipe a process substitution gives it is known only when it runs"));
+                return Err(Unknowable::new(
+                    "which pipe a process substitution gives it is known only when it runs",
+                ));
             }
         }
     }
@@ -313,7 +345,11 @@ fn fill(command: &SimpleCommand, scope: &Scope<'_>, stage: &mut Stage) -> Result
 
 /// The redirections of stdin and stdout to files; those of other descriptors and
 /// here-documents do not matter for a plan.
-fn redirection(redirect: &IoRedirect, scope: &Scope<'_>, stage: &mut Stage) -> Result<(), Unknowable> {
+fn redirection(
+    redirect: &IoRedirect,
+    scope: &Scope<'_>,
+    stage: &mut Stage,
+) -> Result<(), Unknowable> {
     match redirect {
         IoRedirect::File(fd, kind, IoFileRedirectTarget::Filename(word)) => {
             let file = Some(words::expand_one(&word.value, scope)?);
@@ -324,7 +360,9 @@ fn redirection(redirect: &IoRedirect, scope: &Scope<'_>, stage: &mut Stage) -> R
                 _ => {}
             }
         }
-        IoRedirect::OutputAndError(word, _) => stage.stdout = Some(words::expand_one(&word.value, scope)?),
+        IoRedirect::OutputAndError(word, _) => {
+            stage.stdout = Some(words::expand_one(&word.value, scope)?)
+        }
         IoRedirect::File(..) | IoRedirect::HereDocument(..) | IoRedirect::HereString(..) => {}
     }
     Ok(())
@@ -477,7 +515,11 @@ mod tests {
         check("for f in a; do V=$f; cat x; done; cat $V", &["cat x", "!cat $V"]);
         check(
             "cat l | while read f; do grep $f $V; done",
-            &["cat l | !while read f; do grep $f $V; done", "read f", "!grep $f v".replace(" v", " $V").as_str()],
+            &[
+                "cat l | !while read f; do grep $f $V; done",
+                "read f",
+                "!grep $f v".replace(" v", " $V").as_str(),
+            ],
         );
         check("wc -l $(find . | sort)", &["!wc -l $(find . | sort)", "find . | sort"]);
         check("comm <(sort a) <(sort b)", &["!comm", "sort a", "sort b"]);

@@ -46,8 +46,9 @@ pub(super) fn expand(word: &str, scope: &Scope<'_>) -> Result<Vec<OsString>, Unk
     if word.contains("=~") {
         return Err(Unknowable::new("what ~ after = stands for is known only when it runs"));
     }
-    let words = braces::expand(word, &options())
-        .ok_or_else(|| Unknowable::new(format!("{word} expands to more words than a plan is made for")))?;
+    let words = braces::expand(word, &options()).ok_or_else(|| {
+        Unknowable::new(format!("{word} expands to more words than a plan is made for"))
+    })?;
     let mut arguments = Vec::new();
     for word in words {
         for field in fields(&word, scope)? {
@@ -78,10 +79,12 @@ pub(super) fn substitutions(word: &str) -> Vec<String> {
 fn collect(pieces: &[WordPieceWithSource], found: &mut Vec<String>) {
     for piece in pieces {
         match &piece.piece {
-            WordPiece::CommandSubstitution(text) | WordPiece::BackquotedCommandSubstitution(text) => {
+            WordPiece::CommandSubstitution(text)
+            | WordPiece::BackquotedCommandSubstitution(text) => {
                 found.push(text.clone());
             }
-            WordPiece::DoubleQuotedSequence(inner) | WordPiece::GettextDoubleQuotedSequence(inner) => {
+            WordPiece::DoubleQuotedSequence(inner)
+            | WordPiece::GettextDoubleQuotedSequence(inner) => {
                 collect(inner, found);
             }
             _ => {}
@@ -93,8 +96,8 @@ fn fields(word: &str, scope: &Scope<'_>) -> Result<Vec<Field>, Unknowable> {
     if !is_readable(word) {
         return Err(Unknowable::new(format!("{word} is nested too deep to be read")));
     }
-    let pieces =
-        word::parse(word, &options()).map_err(|error| Unknowable::new(format!("{word} can't be read: {error}")))?;
+    let pieces = word::parse(word, &options())
+        .map_err(|error| Unknowable::new(format!("{word} can't be read: {error}")))?;
     let mut splitter = Splitter::default();
     for piece in &pieces {
         expand_piece(&piece.piece, Quoting::Unquoted, scope, &mut splitter)?;
@@ -136,8 +139,14 @@ impl Splitter {
     }
 }
 
-fn expand_piece(piece: &WordPiece, quoting: Quoting, scope: &Scope<'_>, out: &mut Splitter) -> Result<(), Unknowable> {
-    let only_running = |what: &str| Err(Unknowable::new(format!("{what} is known only when it runs")));
+fn expand_piece(
+    piece: &WordPiece,
+    quoting: Quoting,
+    scope: &Scope<'_>,
+    out: &mut Splitter,
+) -> Result<(), Unknowable> {
+    let only_running =
+        |what: &str| Err(Unknowable::new(format!("{what} is known only when it runs")));
     match piece {
         WordPiece::Text(text) => out.push(text, quoting),
         WordPiece::SingleQuotedText(text) => out.push(text, Quoting::Quoted),
@@ -150,7 +159,9 @@ fn expand_piece(piece: &WordPiece, quoting: Quoting, scope: &Scope<'_>, out: &mu
                 expand_piece(&piece.piece, Quoting::Quoted, scope, out)?;
             }
         }
-        WordPiece::TildeExpansion(TildeExpr::Home) => out.push(&(scope.variable)("HOME")?, Quoting::Quoted),
+        WordPiece::TildeExpansion(TildeExpr::Home) => {
+            out.push(&(scope.variable)("HOME")?, Quoting::Quoted)
+        }
         WordPiece::TildeExpansion(_) => return only_running("what ~ with a name stands for"),
         WordPiece::ParameterExpansion(expression) => {
             let value = parameter(expression, scope)?;
@@ -171,14 +182,32 @@ fn expand_piece(piece: &WordPiece, quoting: Quoting, scope: &Scope<'_>, out: &mu
 
 fn parameter(expression: &ParameterExpr, scope: &Scope<'_>) -> Result<String, Unknowable> {
     match expression {
-        ParameterExpr::Parameter { parameter: Parameter::Named(name), indirect: false } => (scope.variable)(name),
+        ParameterExpr::Parameter { parameter: Parameter::Named(name), indirect: false } => {
+            (scope.variable)(name)
+        }
         // A default matters only to a variable without a value, and whether it
         // has none is what can't be known.
-        ParameterExpr::UseDefaultValues { parameter: Parameter::Named(name), indirect: false, .. }
-        | ParameterExpr::AssignDefaultValues { parameter: Parameter::Named(name), indirect: false, .. }
-        | ParameterExpr::IndicateErrorIfNullOrUnset { parameter: Parameter::Named(name), indirect: false, .. } => {
+        ParameterExpr::UseDefaultValues {
+            parameter: Parameter::Named(name),
+            indirect: false,
+            ..
+        }
+        | ParameterExpr::AssignDefaultValues {
+            parameter: Parameter::Named(name),
+            indirect: false,
+            ..
+        }
+        | ParameterExpr::IndicateErrorIfNullOrUnset {
+            parameter: Parameter::Named(name),
+            indirect: false,
+            ..
+        } => {
             let value = (scope.variable)(name)?;
-            let empty = || Unknowable::new(format!("${name} is empty, so the shell puts something else in its place"));
+            let empty = || {
+                Unknowable::new(format!(
+                    "${name} is empty, so the shell puts something else in its place"
+                ))
+            };
             if value.is_empty() { Err(empty()) } else { Ok(value) }
         }
         ParameterExpr::Parameter { parameter, .. } => {
@@ -215,7 +244,11 @@ fn ansi_c(text: &str) -> Result<String, Unknowable> {
             Some('t') => '\t',
             Some('v') => '\x0b',
             Some(quoted @ ('\\' | '\'' | '"' | '?')) => quoted,
-            _ => return Err(Unknowable::new("a numeric escape in $'...' is read only when it runs")),
+            _ => {
+                return Err(Unknowable::new(
+                    "a numeric escape in $'...' is read only when it runs",
+                ));
+            }
         });
     }
     Ok(plain)
@@ -242,7 +275,8 @@ mod tests {
         }
         let scope = Scope { cwd: Some(dir.path()), variable: &variable };
         let arguments = expand(word, &scope).unwrap();
-        let arguments: Vec<_> = arguments.iter().map(|argument| argument.to_str().unwrap()).collect();
+        let arguments: Vec<_> =
+            arguments.iter().map(|argument| argument.to_str().unwrap()).collect();
         assert_eq!(arguments, expected, "{word}");
     }
 

@@ -67,7 +67,8 @@ pub enum Part {
 }
 
 impl Again {
-    /// Starts `command` in a child, which gets back what it gives only if that failed: its exit status.
+    /// Starts `command` in a child, which gets back what it gives only if that failed: its exit
+    /// status.
     ///
     /// # Errors
     /// Nothing was started.
@@ -98,8 +99,9 @@ impl Again {
     /// What to wait for; `may_flow` says of a descriptor whether it takes more.
     pub fn awaited(&self, may_flow: impl Fn(RawFd) -> bool) -> Vec<(Part, BorrowedFd<'_>)> {
         let outputs = self.outputs.iter().enumerate().filter(|(_, output)| may_flow(output.fd));
-        let mut awaited: Vec<_> =
-            outputs.filter_map(|(i, output)| Some((Part::Output(i), output.pipe.as_ref()?.as_fd()))).collect();
+        let mut awaited: Vec<_> = outputs
+            .filter_map(|(i, output)| Some((Part::Output(i), output.pipe.as_ref()?.as_fd())))
+            .collect();
         if self.status.is_none() {
             awaited.push((Part::End, self.ended.as_fd()));
         }
@@ -116,7 +118,9 @@ impl Again {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
         match process::read_into(pipe, &mut buffer, READ_BYTES) {
             Ok(count) if count > 0 => Ok((output.fd, Some(output.leave_out(buffer.freeze())?))),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok((output.fd, Some(Bytes::new()))),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                Ok((output.fd, Some(Bytes::new())))
+            }
             Ok(_) | Err(_) => {
                 output.pipe = None;
                 if output.left_bytes > 0 { Err(Differs) } else { Ok((output.fd, None)) }
@@ -135,7 +139,8 @@ impl Again {
         match waitpid(self.child, Some(WaitPidFlag::WNOHANG)) {
             Ok(WaitStatus::Exited(_, code)) => self.status = Some(How::Code(code.cast_unsigned())),
             Ok(WaitStatus::Signaled(_, signal, core)) => {
-                (self.status, self.core_dumped) = (Some(How::Signal((signal as i32).cast_unsigned())), core);
+                (self.status, self.core_dumped) =
+                    (Some(How::Signal((signal as i32).cast_unsigned())), core);
             }
             _ => {}
         }
@@ -158,7 +163,8 @@ impl Again {
 
     /// How it ended, once it has and all that it wrote is read.
     pub fn end(&self) -> Option<Exit> {
-        let how = self.status.filter(|_| self.outputs.iter().all(|output| output.pipe.is_none()))?;
+        let how =
+            self.status.filter(|_| self.outputs.iter().all(|output| output.pipe.is_none()))?;
         Some(Exit { how: Some(how), core_dumped: self.core_dumped, ..wire::Exit::default() })
     }
 }
@@ -168,7 +174,9 @@ impl Output {
         let (fd, pipe) = (delivered.fd.cast_signed(), Some(pipe));
         let seen = Digest::default();
         match delivered.file_offset {
-            None => Ok(Self { fd, pipe, left_bytes: delivered.bytes, seen, expected: delivered.digest }),
+            None => {
+                Ok(Self { fd, pipe, left_bytes: delivered.bytes, seen, expected: delivered.digest })
+            }
             Some(offset) => {
                 let written = written(fd, offset)?;
                 Ok(Self { fd, pipe, left_bytes: written.bytes(), seen, expected: written.value() })
@@ -181,7 +189,8 @@ impl Output {
         if self.left_bytes == 0 {
             return Ok(data);
         }
-        let old = data.split_to(usize::try_from(self.left_bytes).unwrap_or(usize::MAX).min(data.len()));
+        let old =
+            data.split_to(usize::try_from(self.left_bytes).unwrap_or(usize::MAX).min(data.len()));
         self.seen.add(&old);
         self.left_bytes -= old.len() as u64;
         if self.left_bytes == 0 && self.seen.value() != self.expected {
@@ -215,7 +224,12 @@ mod tests {
     fn output(before: &[u8]) -> Output {
         let mut digest = Digest::default();
         digest.add(before);
-        let delivered = Delivered { fd: 1, bytes: digest.bytes(), digest: digest.value(), ..Delivered::default() };
+        let delivered = Delivered {
+            fd: 1,
+            bytes: digest.bytes(),
+            digest: digest.value(),
+            ..Delivered::default()
+        };
         Output::new(&delivered, pipe2(OFlag::O_CLOEXEC).unwrap().0).unwrap()
     }
 
@@ -223,7 +237,8 @@ mod tests {
     fn what_was_delivered_is_left_out_once() {
         let mut output = output(b"hello ");
         let pieces: [&[u8]; 3] = [b"hel", b"lo wor", b"ld"];
-        let rest: Result<Vec<Bytes>, _> = pieces.iter().map(|p| output.leave_out(Bytes::copy_from_slice(p))).collect();
+        let rest: Result<Vec<Bytes>, _> =
+            pieces.iter().map(|p| output.leave_out(Bytes::copy_from_slice(p))).collect();
         assert_eq!(rest.unwrap().concat(), b"world");
     }
 

@@ -37,9 +37,11 @@ pub fn are_scarce() -> bool {
 /// Every open descriptor, in order of its number.
 pub fn all() -> Vec<Descriptor> {
     let Ok(directory) = fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    let mut numbers: Vec<RawFd> = directory.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect();
+    let mut numbers: Vec<RawFd> =
+        directory.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
-    // The directory's own descriptor was in its listing and is closed by now: `one` gives `None` for it.
+    // The directory's own descriptor was in its listing and is closed by now: `one` gives `None`
+    // for it.
     described(numbers.into_iter())
 }
 
@@ -58,7 +60,9 @@ fn shared_with(earlier: &[Descriptor], this: &Descriptor) -> Option<u32> {
         return None;
     }
     let candidates = earlier.iter().filter(|d| (d.device, d.inode) == (this.device, this.inode));
-    candidates.map(|d| d.fd).find(|&fd| process::same_description(fd.cast_signed(), this.fd.cast_signed()))
+    candidates
+        .map(|d| d.fd)
+        .find(|&fd| process::same_description(fd.cast_signed(), this.fd.cast_signed()))
 }
 
 /// What one descriptor is, or `None` when it is not open.

@@ -64,7 +64,8 @@ fn look(entry: &Entry, session: &Session, cwd: &Path) -> Option<Looked> {
 }
 
 fn descriptor_touches(fd: i32, session: &Session) -> bool {
-    fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|path| session.prefixes.cwd_is_owned(&path))
+    fs::read_link(format!("/proc/self/fd/{fd}"))
+        .is_ok_and(|path| session.prefixes.cwd_is_owned(&path))
 }
 
 fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> Enlist {
@@ -76,7 +77,11 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> E
         name: entry.name.to_string_lossy().into_owned(),
         program: bytes_of(entry.program.as_os_str()),
         argv: entry.argv.iter().map(|a| bytes_of(a)).collect(),
-        env: entry.environment.iter().map(|v| bytes::Bytes::copy_from_slice(v.to_bytes())).collect(),
+        env: entry
+            .environment
+            .iter()
+            .map(|v| bytes::Bytes::copy_from_slice(v.to_bytes()))
+            .collect(),
         cwd: cwd.into_os_string().into_vec().into(),
         untouched: looked == Looked::PipeOnly,
         childless: process::is_childless(),
@@ -129,8 +134,10 @@ struct ProcStatus {
 impl ProcStatus {
     fn read() -> Self {
         let mut text = Vec::with_capacity(STATUS_USUAL_BYTES);
-        // Without the limit, std would ask for the size, which is 0 here, and then read in pieces of a few bytes.
-        let read = File::open("/proc/self/status").and_then(|f| f.take(STATUS_BYTES).read_to_end(&mut text));
+        // Without the limit, std would ask for the size, which is 0 here, and then read in pieces
+        // of a few bytes.
+        let read = File::open("/proc/self/status")
+            .and_then(|f| f.take(STATUS_BYTES).read_to_end(&mut text));
         read.map_or_else(|_| Self::default(), |_| Self::parse(&String::from_utf8_lossy(&text)))
     }
 
@@ -155,8 +162,9 @@ mod tests {
 
     #[test]
     fn status_is_read_in_its_own_bases() {
-        let found =
-            ProcStatus::parse("Name:\tcat\nUmask:\t0027\nSigBlk:\t0000000000010000\nSigIgn:\t0000000000001006\n");
+        let found = ProcStatus::parse(
+            "Name:\tcat\nUmask:\t0027\nSigBlk:\t0000000000010000\nSigIgn:\t0000000000001006\n",
+        );
         assert_eq!((found.umask, found.blocked, found.ignored), (0o027, 0x10000, 0x1006));
     }
 }

@@ -18,7 +18,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use posh_hook::session::{AS_SHELL, MAY_TOUCH, PIPE_ONLY, PRELOAD_VARIABLE, SESSION_VARIABLE, TARGET_VARIABLE};
+use posh_hook::session::{
+    AS_SHELL, MAY_TOUCH, PIPE_ONLY, PRELOAD_VARIABLE, SESSION_VARIABLE, TARGET_VARIABLE,
+};
 use posh_proto::stage::SessionFile;
 use prost::Message;
 
@@ -104,18 +106,24 @@ impl Entry {
         Self::by_hook(argv, environment).ok_or(EntryError::NotAShim(executed))
     }
 
-    fn by_shim(shim: OsString, argv: Vec<OsString>, environment: Vec<CString>) -> Result<Self, EntryError> {
+    fn by_shim(
+        shim: OsString,
+        argv: Vec<OsString>,
+        environment: Vec<CString>,
+    ) -> Result<Self, EntryError> {
         let path = Path::new(&shim);
         let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(EntryError::NotAShim(shim));
         };
         let name = name.to_owned();
-        let program = real_program(&name, directory).ok_or_else(|| EntryError::NotFound(name.clone()))?;
+        let program =
+            real_program(&name, directory).ok_or_else(|| EntryError::NotFound(name.clone()))?;
         let session = directory.parent().and_then(|d| read_session(&d.join(SESSION_FILE)));
         // bash sets `_` to the path that it executes: the real program must not see the shim there.
         let (wrong, right) = (variable("_", &shim), variable("_", program.as_os_str()));
-        let environment =
-            environment.into_iter().map(|v| if Some(&v) == wrong.as_ref() { right.clone() } else { Some(v) });
+        let environment = environment
+            .into_iter()
+            .map(|v| if Some(&v) == wrong.as_ref() { right.clone() } else { Some(v) });
         Ok(Self {
             name,
             environment: environment.flatten().collect(),
@@ -182,7 +190,8 @@ impl Entry {
 
     /// Without what is carried when that is what makes the environment too long.
     fn exec(&self, program: &CStr, argv: &[CString]) -> io::Error {
-        let environment: Vec<CString> = self.environment.iter().chain(&self.carried).cloned().collect();
+        let environment: Vec<CString> =
+            self.environment.iter().chain(&self.carried).cloned().collect();
         let error = process::exec(program, argv, &environment);
         match error.raw_os_error() {
             Some(nix::libc::E2BIG) => process::exec(program, argv, &self.environment),
@@ -196,15 +205,22 @@ pub fn is_for_shell(words: &[OsString]) -> bool {
     words.get(1).is_some_and(|word| word.as_bytes() == AS_SHELL.to_bytes())
 }
 
-/// Becomes a shell that the hook has sent this way (system(3), popen(3)): with its text, and the session's variables
-/// behind the environment. `None` when these words ask for something else; otherwise the status of a failure.
+/// Becomes a shell that the hook has sent this way (system(3), popen(3)): with its text, and the
+/// session's variables behind the environment. `None` when these words ask for something else;
+/// otherwise the status of a failure.
 #[must_use]
 pub fn become_shell(words: &[OsString]) -> Option<i32> {
     const SHELL: &CStr = c"/bin/sh";
     let [_, _, session, preload, text] = words else { return None };
-    let carried: Vec<CString> = [session, preload].into_iter().filter_map(|word| c_string(word.clone())).collect();
+    let carried: Vec<CString> =
+        [session, preload].into_iter().filter_map(|word| c_string(word.clone())).collect();
     let names = [SESSION_VARIABLE, PRELOAD_VARIABLE];
-    let are_ours = carried.iter().zip(names).filter(|(variable, name)| value(variable, name).is_some()).count() == 2;
+    let are_ours = carried
+        .iter()
+        .zip(names)
+        .filter(|(variable, name)| value(variable, name).is_some())
+        .count()
+        == 2;
     if !are_ours {
         return None;
     }
@@ -239,7 +255,8 @@ fn real_program(name: &OsStr, own_directory: &Path) -> Option<PathBuf> {
     let ourselves = fs::metadata("/proc/self/exe").ok()?;
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
     std::env::split_paths(&path).filter(|d| d != own_directory).find_map(|directory| {
-        let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
+        let directory =
+            if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
         let candidate = directory.join(name);
         let meta = fs::metadata(&candidate).ok()?;
         let is_shim = (meta.dev(), meta.ino()) == (ourselves.dev(), ourselves.ino());
@@ -247,8 +264,9 @@ fn real_program(name: &OsStr, own_directory: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Who could write it, or put another in its place, would tell us what to run: it must be ours or root's, and so must
-/// every directory on the way. A variable that was kept (`sudo -E`) may name another user's.
+/// Who could write it, or put another in its place, would tell us what to run: it must be ours or
+/// root's, and so must every directory on the way. A variable that was kept (`sudo -E`) may name
+/// another user's.
 fn read_session(file: &Path) -> Option<Session> {
     let mut bytes = Vec::new();
     let opened = trusted_path::open_file(file, rustix::process::geteuid().as_raw()).ok()?;

@@ -58,14 +58,20 @@ pub fn run(words: Vec<OsString>) -> i32 {
 
 /// Enlists and waits for the directive; `None` means to run the command here,
 /// which is also what any fault before the acknowledgement means.
-fn ask(link: &mut Link, mut enlist: posh_proto::stage::Enlist, noted: &mut Noted) -> Option<Remote> {
+fn ask(
+    link: &mut Link,
+    mut enlist: posh_proto::stage::Enlist,
+    noted: &mut Noted,
+) -> Option<Remote> {
     noted.enlisted();
     enlist.times = noted.so_far();
     link.send_enlist(enlist).ok()?;
     let directive = link.receive_directive().ok()?;
     noted.directed();
     match directive {
-        ToStage { kind: Some(to_stage::Kind::Remote(remote)) } => link.acknowledge().ok().map(|()| remote),
+        ToStage { kind: Some(to_stage::Kind::Remote(remote)) } => {
+            link.acknowledge().ok().map(|()| remote)
+        }
         _ => None,
     }
 }

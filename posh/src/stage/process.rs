@@ -30,7 +30,8 @@ use nix::{
 pub fn exec(program: &CStr, argv: &[CString], environment: &[CString]) -> io::Error {
     let argv: Vec<_> = argv.iter().map(|a| a.as_ptr()).chain([ptr::null()]).collect();
     let environment: Vec<_> = environment.iter().map(|e| e.as_ptr()).chain([ptr::null()]).collect();
-    // SAFETY: both arrays end in a null pointer and borrow strings that live until the call returns.
+    // SAFETY: both arrays end in a null pointer and borrow strings that live until the call
+    // returns.
     unsafe { nix::libc::execve(program.as_ptr(), argv.as_ptr(), environment.as_ptr()) };
     io::Error::last_os_error()
 }
@@ -40,8 +41,9 @@ pub fn environment() -> Vec<CString> {
     unsafe extern "C" {
         static environ: *const *const std::ffi::c_char;
     }
-    // SAFETY: the C library set `environ` to the kernel's array, which ends in a null pointer. Who changes it
-    // (`std::env::set_var`, an unsafe function) has to know that no other thread reads it.
+    // SAFETY: the C library set `environ` to the kernel's array, which ends in a null pointer. Who
+    // changes it (`std::env::set_var`, an unsafe function) has to know that no other thread reads
+    // it.
     unsafe {
         let entries = (0..).map(|index| *environ.add(index)).take_while(|entry| !entry.is_null());
         entries.map(|entry| CStr::from_ptr(entry).to_owned()).collect()
@@ -70,7 +72,8 @@ pub fn fork(child: impl FnOnce() -> i32) -> nix::Result<Pid> {
 
 /// Whether nobody is our child: neither running nor dead.
 pub fn is_childless() -> bool {
-    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT | WaitPidFlag::__WALL;
+    let flags =
+        WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT | WaitPidFlag::__WALL;
     waitid(Id::All, flags) == Err(Errno::ECHILD)
 }
 
@@ -79,7 +82,8 @@ pub fn is_childless() -> bool {
 /// # Errors
 /// dup2(2)'s.
 pub fn put(source: BorrowedFd<'_>, target: RawFd) -> nix::Result<()> {
-    // SAFETY: dup2 takes two numbers. What `target` was is the shell's, and nothing here believes to own it.
+    // SAFETY: dup2 takes two numbers. What `target` was is the shell's, and nothing here believes
+    // to own it.
     Errno::result(unsafe { nix::libc::dup2(source.as_raw_fd(), target) }).map(drop)
 }
 
@@ -89,8 +93,9 @@ pub fn put(source: BorrowedFd<'_>, target: RawFd) -> nix::Result<()> {
 pub fn inherited(fd: RawFd) -> BorrowedFd<'static> {
     // A `BorrowedFd` can't be -1; the largest number is as little open.
     let fd = if fd == -1 { RawFd::MAX } else { fd };
-    // SAFETY: the number is not -1, and one that is closed only makes system calls fail. Nothing in the stage
-    // program closes or replaces a descriptor that it did not open (`put` does in a child that executes next).
+    // SAFETY: the number is not -1, and one that is closed only makes system calls fail. Nothing in
+    // the stage program closes or replaces a descriptor that it did not open (`put` does in a child
+    // that executes next).
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -105,7 +110,8 @@ pub fn read_into(fd: impl AsFd, buffer: &mut BytesMut, limit: usize) -> rustix::
     let limit = limit.min(spare.len());
     let (filled, _) = rustix::io::read(fd, &mut spare[..limit])?;
     let count = filled.len();
-    // SAFETY: read(2) has just filled so many bytes behind the length, and they are within the capacity.
+    // SAFETY: read(2) has just filled so many bytes behind the length, and they are within the
+    // capacity.
     unsafe { buffer.set_len(buffer.len() + count) };
     Ok(count)
 }
@@ -118,12 +124,14 @@ pub fn same_description(a: RawFd, b: RawFd) -> bool {
     unsafe { nix::libc::syscall(nix::libc::SYS_kcmp, pid, pid, 0, a, b) == 0 }
 }
 
-/// Ends this process as the remote command ended: by `signal`, or, where the shell had us ignore that signal, with the
-/// status that a shell gives for it. A signal that does not end processes is not raised: stopped, we would keep the
-/// shell waiting for ever.
+/// Ends this process as the remote command ended: by `signal`, or, where the shell had us ignore
+/// that signal, with the status that a shell gives for it. A signal that does not end processes is
+/// not raised: stopped, we would keep the shell waiting for ever.
 pub fn die_by(signal: i32) -> i32 {
     let status = status_of(signal);
-    let Some(signal) = Signal::try_from(signal).ok().filter(|signal| ends(*signal)) else { return status };
+    let Some(signal) = Signal::try_from(signal).ok().filter(|signal| ends(*signal)) else {
+        return status;
+    };
     // The core, if any, was dumped where the command ran; a second one here would be ours, not its.
     let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
     if signal != Signal::SIGKILL {
@@ -140,7 +148,8 @@ pub fn die_by(signal: i32) -> i32 {
     status
 }
 
-/// 128 and the number, as a shell has it; never what would be cut to the status of a command that ended well.
+/// 128 and the number, as a shell has it; never what would be cut to the status of a command that
+/// ended well.
 fn status_of(signal: i32) -> i32 {
     128 + signal.clamp(1, 127)
 }

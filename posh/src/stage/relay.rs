@@ -20,7 +20,8 @@ use nix::{
 };
 use posh_proto::rule::{self, Rule};
 use posh_proto::stage::{
-    self as wire, Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit, to_gateway, to_stage,
+    self as wire, Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit,
+    to_gateway, to_stage,
 };
 use posh_proto::untrusted::escaped;
 
@@ -92,13 +93,25 @@ pub fn stand_in(link: Link, remote: &Remote, entry: &Entry, noted: Noted) -> i32
     let mut held: SigSet = FORWARDED.into_iter().filter(|s| !process::ignores(*s)).collect();
     let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
     held.add(Signal::SIGPIPE);
-    // A terminal's output from a background job stays the terminal's business (SIGTTOU stops us as it would the command).
+    // A terminal's output from a background job stays the terminal's business (SIGTTOU stops us as
+    // it would the command).
     let masked = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&held), Some(&mut mask_before));
     let (Ok(signals), Ok(())) = (signals, masked) else {
-        return process::complain(EXIT_POSH_FAILED, "no descriptor is left for signals; raise `ulimit -n`");
+        return process::complain(
+            EXIT_POSH_FAILED,
+            "no descriptor is left for signals; raise `ulimit -n`",
+        );
     };
-    let sources = remote.reads.iter().map(|&fd| Source { fd: fd.cast_signed(), credit: 0, ended: false }).collect();
-    let sinks = remote.writes.iter().filter_map(|&fd| descriptors::one(fd.cast_signed())).map(|d| Sink::new(&d));
+    let sources = remote
+        .reads
+        .iter()
+        .map(|&fd| Source { fd: fd.cast_signed(), credit: 0, ended: false })
+        .collect();
+    let sinks = remote
+        .writes
+        .iter()
+        .filter_map(|&fd| descriptors::one(fd.cast_signed()))
+        .map(|d| Sink::new(&d));
     let sinks = sinks.collect();
     Relay {
         link,
@@ -138,7 +151,10 @@ impl Relay<'_> {
                 return self.lost();
             }
             if let Err(e) = self.step() {
-                return process::complain(EXIT_POSH_FAILED, &format!("{}: relay: {e}", self.entry.name.display()));
+                return process::complain(
+                    EXIT_POSH_FAILED,
+                    &format!("{}: relay: {e}", self.entry.name.display()),
+                );
             }
         }
     }
@@ -174,7 +190,8 @@ impl Relay<'_> {
     /// Bytes that came for a reader who had gone: here, the write itself would have
     /// met SIGPIPE, so the command gets it now. It need not ever write again.
     fn tell_of_broken_pipes(&mut self) {
-        let broken = rule::holds(Rule::Streaming) && self.sinks.iter().any(|s| s.undelivered() == Some(Errno::EPIPE));
+        let broken = rule::holds(Rule::Streaming)
+            && self.sinks.iter().any(|s| s.undelivered() == Some(Errno::EPIPE));
         if broken && !self.told_of_broken_pipe {
             self.told_of_broken_pipe = true;
             self.queue_signal(Signal::SIGPIPE as u32, false);
@@ -186,39 +203,66 @@ impl Relay<'_> {
         let mut link = PollFlags::empty();
         link.set(PollFlags::POLLIN, !self.link.is_closed());
         link.set(PollFlags::POLLOUT, self.link.queued_bytes() > 0);
-        // A closed link would be reported for ever: while the command runs again here, nobody listens to it.
+        // A closed link would be reported for ever: while the command runs again here, nobody
+        // listens to it.
         let fd = if self.link.is_closed() { self.signals.as_fd() } else { self.link.as_fd() };
         fds.push(PollFd::new(fd, link));
         let open = self.link.queued_bytes() < OUTGOING_BYTES && self.exit.is_none();
-        let sources: Vec<usize> =
-            (0..self.sources.len()).filter(|&i| open && !self.sources[i].ended && self.sources[i].credit > 0).collect();
-        fds.extend(sources.iter().map(|&i| PollFd::new(descriptors::borrow(self.sources[i].fd), PollFlags::POLLIN)));
+        let sources: Vec<usize> = (0..self.sources.len())
+            .filter(|&i| open && !self.sources[i].ended && self.sources[i].credit > 0)
+            .collect();
+        fds.extend(
+            sources
+                .iter()
+                .map(|&i| PollFd::new(descriptors::borrow(self.sources[i].fd), PollFlags::POLLIN)),
+        );
         let watch = rule::holds(Rule::Streaming);
-        // POLLERR is always reported: it tells that the reader is gone, also when there is nothing to write.
+        // POLLERR is always reported: it tells that the reader is gone, also when there is nothing
+        // to write.
         let sinks: Vec<usize> = (0..self.sinks.len())
             .filter(|&i| watch && self.sinks[i].is_watched() || !self.sinks[i].is_idle())
             .collect();
         for &i in &sinks {
-            let wanted = if self.sinks[i].is_idle() { PollFlags::empty() } else { PollFlags::POLLOUT };
+            let wanted =
+                if self.sinks[i].is_idle() { PollFlags::empty() } else { PollFlags::POLLOUT };
             fds.push(PollFd::new(self.sinks[i].borrow(), wanted));
         }
-        let again = self.again.as_ref().map(|again| again.awaited(|fd| self.takes_more(fd))).unwrap_or_default();
+        let again = self
+            .again
+            .as_ref()
+            .map(|again| again.awaited(|fd| self.takes_more(fd)))
+            .unwrap_or_default();
         fds.extend(again.iter().map(|(_, fd)| PollFd::new(*fd, PollFlags::POLLIN)));
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e.into()),
         }
-        let flags: Vec<PollFlags> = fds.iter().map(|fd| fd.revents().unwrap_or(PollFlags::empty())).collect();
+        let flags: Vec<PollFlags> =
+            fds.iter().map(|fd| fd.revents().unwrap_or(PollFlags::empty())).collect();
         let (fixed, rest) = flags.split_at(2);
         let (source_flags, rest) = rest.split_at(sources.len());
         let (sink_flags, again_flags) = rest.split_at(sinks.len());
-        let again = again.iter().zip(again_flags).filter(|(_, flags)| !flags.is_empty()).map(|((part, _), _)| *part);
+        let again = again
+            .iter()
+            .zip(again_flags)
+            .filter(|(_, flags)| !flags.is_empty())
+            .map(|((part, _), _)| *part);
         Ok(Ready {
             again: again.collect(),
             signal: !fixed[0].is_empty(),
-            link_in: fixed[1].intersects(PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR),
-            sources: sources.into_iter().zip(source_flags).filter(|(_, f)| !f.is_empty()).map(|(i, _)| i).collect(),
-            sinks: sinks.into_iter().zip(sink_flags.iter().copied()).filter(|(_, f)| !f.is_empty()).collect(),
+            link_in: fixed[1]
+                .intersects(PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR),
+            sources: sources
+                .into_iter()
+                .zip(source_flags)
+                .filter(|(_, f)| !f.is_empty())
+                .map(|(i, _)| i)
+                .collect(),
+            sinks: sinks
+                .into_iter()
+                .zip(sink_flags.iter().copied())
+                .filter(|(_, f)| !f.is_empty())
+                .collect(),
         })
     }
 
@@ -237,7 +281,10 @@ impl Relay<'_> {
                 }
             }
             to_stage::Kind::StopReading(fd) => {
-                self.sources.iter_mut().filter(|s| s.fd == fd.cast_signed()).for_each(|s| s.ended = true);
+                self.sources
+                    .iter_mut()
+                    .filter(|s| s.fd == fd.cast_signed())
+                    .for_each(|s| s.ended = true);
             }
             to_stage::Kind::Exit(exit) => {
                 self.sinks.iter_mut().for_each(Sink::end);
@@ -245,7 +292,9 @@ impl Relay<'_> {
             }
             to_stage::Kind::Again(again) => self.run_again(&again),
             // Said before, or to others.
-            to_stage::Kind::Remote(_) | to_stage::Kind::SessionOpened(_) | to_stage::Kind::SessionRefused(_) => {}
+            to_stage::Kind::Remote(_)
+            | to_stage::Kind::SessionOpened(_)
+            | to_stage::Kind::SessionRefused(_) => {}
         }
     }
 
@@ -266,7 +315,9 @@ impl Relay<'_> {
                 self.taken.iter().for_each(|signal| again.signal(*signal));
                 self.again = Some(again);
             }
-            Err(error) => self.fail(format!("{}; it can't be run again here: {error}", order.reason)),
+            Err(error) => {
+                self.fail(format!("{}; it can't be run again here: {error}", order.reason))
+            }
         }
     }
 
@@ -326,7 +377,10 @@ impl Relay<'_> {
         let fd = sink.fd.cast_unsigned();
         if flags.intersects(PollFlags::POLLERR | PollFlags::POLLNVAL) && sink.is_watched() {
             sink.fail(Errno::EPIPE);
-            self.link.queue(to_gateway::Kind::WriteFailed(WriteFailed { fd, errno: Errno::EPIPE as u32 }));
+            self.link.queue(to_gateway::Kind::WriteFailed(WriteFailed {
+                fd,
+                errno: Errno::EPIPE as u32,
+            }));
             return;
         }
         match sink.write(flags.contains(PollFlags::POLLOUT)) {
@@ -337,7 +391,9 @@ impl Relay<'_> {
                     self.link.queue(to_gateway::Kind::Credit(Credit { fd, bytes }));
                 }
             }
-            Err(e) => self.link.queue(to_gateway::Kind::WriteFailed(WriteFailed { fd, errno: e as u32 })),
+            Err(e) => {
+                self.link.queue(to_gateway::Kind::WriteFailed(WriteFailed { fd, errno: e as u32 }))
+            }
         }
     }
 
@@ -364,7 +420,9 @@ impl Relay<'_> {
             let number = info.ssi_signo;
             let from_terminal = info.ssi_code == SI_KERNEL;
             let signal = Signal::try_from(number.cast_signed()).ok();
-            self.taken.extend(signal.filter(|signal| ![Signal::SIGWINCH, Signal::SIGTSTP].contains(signal)));
+            self.taken.extend(
+                signal.filter(|signal| ![Signal::SIGWINCH, Signal::SIGTSTP].contains(signal)),
+            );
             match Signal::try_from(number.cast_signed()) {
                 Ok(signal) if self.again.is_some() => self.pass_again(signal, from_terminal),
                 Ok(Signal::SIGWINCH) => self.pass_window_size(),
@@ -391,7 +449,10 @@ impl Relay<'_> {
         if self.asked_to_end.replace(signal) == Some(signal) {
             self.link.flush();
             let status = process::die_by(signal as i32);
-            self.exit = Some(Exit { how: Some(exit::How::Code(status.cast_unsigned())), ..Exit::default() });
+            self.exit = Some(Exit {
+                how: Some(exit::How::Code(status.cast_unsigned())),
+                ..Exit::default()
+            });
         }
     }
 
@@ -442,8 +503,11 @@ impl Relay<'_> {
             return process::die_by(signal as i32);
         }
         match (exit.how, undelivered) {
-            // The command could write more than its output here took: it ends as if that write had been its own.
-            (Some(exit::How::Code(code)), Some(Errno::EPIPE)) => self.end_at_closed_pipe(code.cast_signed()),
+            // The command could write more than its output here took: it ends as if that write had
+            // been its own.
+            (Some(exit::How::Code(code)), Some(Errno::EPIPE)) => {
+                self.end_at_closed_pipe(code.cast_signed())
+            }
             (Some(_), Some(errno)) if errno != Errno::EPIPE => self.end_at_write_error(errno),
             (Some(exit::How::Code(code)), _) => code.cast_signed(),
             (Some(exit::How::Signal(signal)), _) => process::die_by(signal.cast_signed()),

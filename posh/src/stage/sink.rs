@@ -103,8 +103,9 @@ impl Sink {
         self.undelivered
     }
 
-    /// To be called once all is written: what a file system has taken may still not have come to its file (a full disk behind
-    /// sshfs or NFS), and close(2) says so, to whichever descriptor of the file is closed first. It counts as the write's error.
+    /// To be called once all is written: what a file system has taken may still not have come to
+    /// its file (a full disk behind sshfs or NFS), and close(2) says so, to whichever descriptor of
+    /// the file is closed first. It counts as the write's error.
     pub fn hear_late_errors(&mut self) {
         if !std::mem::take(&mut self.has_written_file) || self.undelivered.is_some() {
             return;

@@ -66,7 +66,9 @@ mod tests {
         let first = noted.so_far().unwrap();
         noted.wrote();
         assert_eq!(noted.so_far(), Some(first));
-        assert!(first.started_ns > 0 && first.started_ns <= first.first_byte_ns && first.ended_ns == 0);
+        assert!(
+            first.started_ns > 0 && first.started_ns <= first.first_byte_ns && first.ended_ns == 0
+        );
     }
 
     #[test]

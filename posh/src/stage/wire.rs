@@ -51,7 +51,14 @@ impl Link {
         socket.set_read_timeout(Some(DIRECTIVE_TIMEOUT))?;
         socket.set_write_timeout(Some(DIRECTIVE_TIMEOUT))?;
         let (incoming, outgoing) = (BytesMut::new(), BytesMut::new());
-        Ok(Self { socket, incoming, outgoing, read_bytes: FIRST_READ_BYTES, closed: false, acknowledged: false })
+        Ok(Self {
+            socket,
+            incoming,
+            outgoing,
+            read_bytes: FIRST_READ_BYTES,
+            closed: false,
+            acknowledged: false,
+        })
     }
 
     /// Says who we are.

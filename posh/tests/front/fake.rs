@@ -16,10 +16,10 @@ use bytes::BytesMut;
 use posh_proto::{
     PROTOCOL_VERSION, frame,
     gateway::{
-        Mount, MountVolumeReply, MountVolumeRequest, MountsReply, MountsRequest, PlanReply, PlanRequest,
-        RecoverVolumeReply, RecoverVolumeRequest, ReportReply, ReportRequest, ResolveReply, ResolveRequest,
-        ShutdownReply, ShutdownRequest, StatusReply, StatusRequest, UnmountVolumeReply, UnmountVolumeRequest,
-        VolumesReply, VolumesRequest,
+        Mount, MountVolumeReply, MountVolumeRequest, MountsReply, MountsRequest, PlanReply,
+        PlanRequest, RecoverVolumeReply, RecoverVolumeRequest, ReportReply, ReportRequest,
+        ResolveReply, ResolveRequest, ShutdownReply, ShutdownRequest, StatusReply, StatusRequest,
+        UnmountVolumeReply, UnmountVolumeRequest, VolumesReply, VolumesRequest,
         gateway_server::{Gateway, GatewayServer},
     },
     runtime::stage_socket,
@@ -47,10 +47,13 @@ impl Installed {
         let root = tempfile::tempdir().expect("a directory");
         for (name, mode) in [("bin", 0o755), ("run", 0o700), ("home", 0o755), ("shims", 0o755)] {
             fs::create_dir(root.path().join(name)).expect("a directory");
-            fs::set_permissions(root.path().join(name), fs::Permissions::from_mode(mode)).expect("a mode");
+            fs::set_permissions(root.path().join(name), fs::Permissions::from_mode(mode))
+                .expect("a mode");
         }
         let installed = Self { root };
-        for (name, built) in [("posh", env!("CARGO_BIN_EXE_posh")), ("posh-cli", env!("CARGO_BIN_EXE_posh-cli"))] {
+        for (name, built) in
+            [("posh", env!("CARGO_BIN_EXE_posh")), ("posh-cli", env!("CARGO_BIN_EXE_posh-cli"))]
+        {
             let program = installed.at("bin").join(name);
             if fs::hard_link(built, &program).is_err() {
                 fs::copy(built, &program).expect("a copy of the program");
@@ -78,7 +81,8 @@ impl Installed {
     /// The socket of the configuration's gateway.
     pub fn socket(&self) -> PathBuf {
         let user = nix::unistd::geteuid().as_raw();
-        let runtime = posh_proto::runtime::RuntimeDir::open_at(self.at("run/posh"), user).expect("a runtime directory");
+        let runtime = posh_proto::runtime::RuntimeDir::open_at(self.at("run/posh"), user)
+            .expect("a runtime directory");
         runtime.socket_path(&self.config().canonicalize().expect("the configuration exists"))
     }
 
@@ -99,7 +103,8 @@ impl Installed {
     /// returned thread waits until it is started.
     pub fn gateway_on_demand(&self) -> thread::JoinHandle<Fake> {
         for fifo in ["started", "go"] {
-            nix::unistd::mkfifo(&self.at(fifo), nix::sys::stat::Mode::from_bits_truncate(0o600)).expect("a FIFO");
+            nix::unistd::mkfifo(&self.at(fifo), nix::sys::stat::Mode::from_bits_truncate(0o600))
+                .expect("a FIFO");
         }
         let (started, go) = (self.at("started"), self.at("go"));
         self.gateway_program(&format!(
@@ -120,7 +125,10 @@ impl Installed {
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).env_clear().env("PATH", PATH).env("HOME", self.at("home"));
-        command.env("XDG_RUNTIME_DIR", self.at("run")).env("ODD", "a=b\nc").current_dir(self.at("home"));
+        command
+            .env("XDG_RUNTIME_DIR", self.at("run"))
+            .env("ODD", "a=b\nc")
+            .current_dir(self.at("home"));
         command.stdin(Stdio::null());
         command
     }
@@ -179,10 +187,16 @@ impl Drop for Fake {
     }
 }
 
-fn serve([grpc, stages]: [std::os::unix::net::UnixListener; 2], service: Service, ended: oneshot::Receiver<()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+fn serve(
+    [grpc, stages]: [std::os::unix::net::UnixListener; 2],
+    service: Service,
+    ended: oneshot::Receiver<()>,
+) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let [grpc, stages] = [grpc, stages].map(|listener| UnixListener::from_std(listener).expect("a listener"));
+        let [grpc, stages] =
+            [grpc, stages].map(|listener| UnixListener::from_std(listener).expect("a listener"));
         let incoming = UnixListenerStream::new(grpc);
         let sessions = service.clone();
         let server = tonic::transport::Server::builder().add_service(GatewayServer::new(service));
@@ -229,7 +243,10 @@ impl Service {
 async fn question(shell: &mut UnixStream) -> OpenSession {
     let mut bytes = BytesMut::new();
     loop {
-        match frame::decode::<ToGateway>(&mut bytes).expect("a frame").and_then(|message| message.kind) {
+        match frame::decode::<ToGateway>(&mut bytes)
+            .expect("a frame")
+            .and_then(|message| message.kind)
+        {
             Some(to_gateway::Kind::OpenSession(request)) => return request,
             Some(other) => panic!("{other:?}"),
             None => assert_ne!(shell.read_buf(&mut bytes).await.expect("it asks"), 0),
@@ -250,14 +267,22 @@ impl Gateway for Service {
     }
 
     async fn mounts(&self, _: Request<MountsRequest>) -> Answer<MountsReply> {
-        let mount = Mount { path: "/mnt/logs".into(), state: "no owner".to_owned(), mounted: true, ..Mount::default() };
+        let mount = Mount {
+            path: "/mnt/logs".into(),
+            state: "no owner".to_owned(),
+            mounted: true,
+            ..Mount::default()
+        };
         Ok(Response::new(MountsReply { mounts: vec![mount] }))
     }
 
     async fn resolve(&self, request: Request<ResolveRequest>) -> Answer<ResolveReply> {
         let request = request.into_inner();
-        let reply =
-            ResolveReply { client_path: request.path.clone(), reason: "a test".to_owned(), ..Default::default() };
+        let reply = ResolveReply {
+            client_path: request.path.clone(),
+            reason: "a test".to_owned(),
+            ..Default::default()
+        };
         self.asked.lock().expect("no panic").resolved.push(request);
         Ok(Response::new(reply))
     }

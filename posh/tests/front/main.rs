@@ -40,10 +40,12 @@ fn with_gateway() -> (Installed, Fake) {
 #[test]
 fn the_shell_is_posh_itself_with_only_path_changed() {
     let (installed, fake) = with_gateway();
-    let ours = installed.posh(&["--door", "path", "--split", "3", "-c", "echo $$; env -0 | tr '\\0' '|'"]);
+    let ours =
+        installed.posh(&["--door", "path", "--split", "3", "-c", "echo $$; env -0 | tr '\\0' '|'"]);
     let theirs = installed.bash(&["-c", "echo $$; env -0 | tr '\\0' '|'"]);
     assert_eq!(stderr(&ours), "");
-    let (pid, ours) = stdout(&ours).split_once('\n').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let (pid, ours) =
+        stdout(&ours).split_once('\n').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     let theirs = stdout(&theirs).split_once('\n').unwrap().1.to_owned();
     let shims = format!("PATH={}:", installed.at("shims").display());
     assert_eq!(ours.replacen(&shims, "PATH=", 1), theirs);
@@ -54,7 +56,10 @@ fn the_shell_is_posh_itself_with_only_path_changed() {
     assert_eq!(session.pid.to_string(), pid);
     assert_eq!((session.protocol, session.split, session.explain), (PROTOCOL_VERSION, 3, false));
     assert_eq!(session.stage_program, installed.at("bin/posh-stage").as_os_str().as_bytes());
-    assert!(theirs.contains(&format!("PATH={}|", String::from_utf8_lossy(&session.path))), "{session:?}");
+    assert!(
+        theirs.contains(&format!("PATH={}|", String::from_utf8_lossy(&session.path))),
+        "{session:?}"
+    );
 }
 
 #[test]
@@ -66,7 +71,8 @@ fn a_shell_needs_nothing_but_posh_and_all_else_says_what_is_missing() {
     assert_eq!(fake.asked.lock().unwrap().sessions.len(), 1);
     let told = installed.posh(&["--explain", "-c", "echo not reached"]);
     let missing = installed.at("bin/posh-cli");
-    let words = format!("posh: can't run {}, which is installed with posh: ENOENT", missing.display());
+    let words =
+        format!("posh: can't run {}, which is installed with posh: ENOENT", missing.display());
     assert_eq!((stdout(&told).as_str(), told.status.code()), ("", Some(1)));
     assert!(stderr(&told).starts_with(&words), "{}", stderr(&told));
 }
@@ -87,7 +93,9 @@ fn by_the_hook_nothing_at_all_is_changed() {
     assert_eq!(fake.asked.lock().unwrap().sessions.len(), 2);
     // Without a session there is nothing to hook for.
     let installed = Installed::new();
-    let loaded = stdout(&installed.posh(&["-c", "grep -c hook- /proc/self/maps; ls -A $XDG_RUNTIME_DIR/posh"]));
+    let loaded = stdout(
+        &installed.posh(&["-c", "grep -c hook- /proc/self/maps; ls -A $XDG_RUNTIME_DIR/posh"]),
+    );
     assert_eq!(loaded, "0\n");
 }
 
@@ -95,8 +103,10 @@ fn by_the_hook_nothing_at_all_is_changed() {
 fn the_hook_is_loaded_unless_it_can_not_be() {
     let (installed, _fake) = with_gateway();
     let loaded = |installed: &Installed, arguments: &[&str]| {
-        let line =
-            ["-c", "grep -c hook- /proc/self/maps > counted; read n < counted; [ $n -gt 0 ]; echo $?; rm counted"];
+        let line = [
+            "-c",
+            "grep -c hook- /proc/self/maps > counted; read n < counted; [ $n -gt 0 ]; echo $?; rm counted",
+        ];
         installed.posh(&[arguments, &line].concat())
     };
     assert_eq!(stdout(&loaded(&installed, &[])), "0\n");
@@ -105,11 +115,15 @@ fn the_hook_is_loaded_unless_it_can_not_be() {
     fs::create_dir(installed.at("static")).unwrap();
     fs::copy(env!("CARGO_BIN_EXE_posh-stage"), installed.at("static/bash")).unwrap();
     let path = format!("{}:/bin", installed.at("static").display());
-    let output =
-        installed.command(installed.at("bin/posh"), &["--door", "hook", "-c", "true"]).env("PATH", path).output();
+    let output = installed
+        .command(installed.at("bin/posh"), &["--door", "hook", "-c", "true"])
+        .env("PATH", path)
+        .output();
     let said = stderr(&output.unwrap());
-    let expected =
-        format!("posh: no exec hook, shims on PATH instead: {} is not a", installed.at("static/bash").display());
+    let expected = format!(
+        "posh: no exec hook, shims on PATH instead: {} is not a",
+        installed.at("static/bash").display()
+    );
     assert!(said.starts_with(&expected), "{said}");
 }
 
@@ -117,7 +131,9 @@ fn the_hook_is_loaded_unless_it_can_not_be() {
 fn descriptors_and_signals_are_those_of_plain_bash() {
     let (installed, _fake) = with_gateway();
     let look = "ls /proc/self/fd; grep -E '^Sig(Blk|Ign)|^ShdPnd' /proc/self/status";
-    for surroundings in ["", "trap '' PIPE INT; ", "exec <&-; ", "exec 2>&-; ", "exec <&- >&- 2>&-; exec 1>$OUT; "] {
+    for surroundings in
+        ["", "trap '' PIPE INT; ", "exec <&-; ", "exec 2>&-; ", "exec <&- >&- 2>&-; exec 1>$OUT; "]
+    {
         let run = |shell: &str| {
             let out = installed.at("out");
             let _ = fs::remove_file(&out);
@@ -160,7 +176,10 @@ fn a_trace_is_a_document_whatever_happens() {
     let (installed, fake) = with_gateway();
     let file = installed.at("home/t");
     let traced = installed.posh(&["--trace", "t", "-c", "echo hello; exit 3"]);
-    assert_eq!((stdout(&traced), stderr(&traced), traced.status.code()), ("hello\n".into(), String::new(), Some(3)));
+    assert_eq!(
+        (stdout(&traced), stderr(&traced), traced.status.code()),
+        ("hello\n".into(), String::new(), Some(3))
+    );
     assert_eq!(fs::read_to_string(&file).unwrap(), "{\"traceEvents\":[1]}");
     {
         let asked = fake.asked.lock().unwrap();
@@ -171,7 +190,11 @@ fn a_trace_is_a_document_whatever_happens() {
     // Without a gateway.
     let without = Installed::new();
     let traced = without.posh(&["--trace", "t", "-c", "exit 4"]);
-    assert!(stderr(&traced).starts_with("posh: nothing to trace, every command runs here"), "{}", stderr(&traced));
+    assert!(
+        stderr(&traced).starts_with("posh: nothing to trace, every command runs here"),
+        "{}",
+        stderr(&traced)
+    );
     assert_eq!(traced.status.code(), Some(4));
     assert_eq!(fs::read_to_string(without.at("home/t")).unwrap(), "{\"traceEvents\":[]}\n");
     // Where it can't be written, nothing runs.
@@ -204,7 +227,10 @@ fn explain_reports_after_the_shell_and_ends_as_it_did() {
     assert_eq!((stdout(&output).as_str(), output.status.code()), ("out\n", Some(5)));
     assert_eq!(stderr(&output), "err\nreport of s1, json true\n");
     let output = installed.posh(&["--explain", "-c", "kill -KILL $$"]);
-    assert_eq!((output.status.signal(), stderr(&output).as_str()), (Some(9), "report of s1, json false\n"));
+    assert_eq!(
+        (output.status.signal(), stderr(&output).as_str()),
+        (Some(9), "report of s1, json false\n")
+    );
     let asked = fake.asked.lock().unwrap();
     assert!(asked.sessions.iter().all(|session| session.explain), "{asked:?}");
     assert_eq!(asked.reports.len(), 2);
@@ -218,7 +244,10 @@ fn an_interrupt_from_the_terminal_is_the_shells_alone_under_explain() {
     let posh = installed.at("bin/posh");
     let line = format!("setsid --wait {} --explain -c \"$SCRIPT\"", posh.display());
     let output = installed.command("bash", &["-c", &line]).env("SCRIPT", script).output().unwrap();
-    assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), ("caught\nafter\n", "report of s1, json false\n"));
+    assert_eq!(
+        (stdout(&output).as_str(), stderr(&output).as_str()),
+        ("caught\nafter\n", "report of s1, json false\n")
+    );
     // The dispositions of the shell below an explaining posh are the user's, too.
     let look = "grep -E '^Sig(Blk|Ign)' /proc/self/status | cut -f2";
     let explained = signal_sets(&installed.posh(&["--explain", "-c", look]));
@@ -237,20 +266,27 @@ fn eight_shells_at_once_start_one_gateway() {
     let installed = Installed::new().configured();
     let gateway = installed.gateway_on_demand();
     let shell = || installed.command(installed.at("bin/posh"), &["-c", "echo $$"]);
-    let shells: Vec<_> =
-        (0..8).map(|_| shell().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()).collect();
-    let outputs: Vec<Output> = shells.into_iter().map(|shell| shell.wait_with_output().unwrap()).collect();
+    let shells: Vec<_> = (0..8)
+        .map(|_| shell().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        .collect();
+    let outputs: Vec<Output> =
+        shells.into_iter().map(|shell| shell.wait_with_output().unwrap()).collect();
     let fake = gateway.join().unwrap();
     for output in &outputs {
         assert_eq!(stderr(output), "");
     }
     let starts = fs::read_to_string(installed.at("starts")).unwrap();
-    let expected =
-        format!("--config {} --socket {} --ready-fd ", installed.config().display(), installed.socket().display());
+    let expected = format!(
+        "--config {} --socket {} --ready-fd ",
+        installed.config().display(),
+        installed.socket().display()
+    );
     assert!(starts.starts_with(&expected), "{starts}");
     assert_eq!(starts.lines().count(), 1, "{starts}");
-    let mut pids: Vec<u32> = outputs.iter().map(|output| stdout(output).trim().parse().unwrap()).collect();
-    let mut opened: Vec<u32> = fake.asked.lock().unwrap().sessions.iter().map(|session| session.pid).collect();
+    let mut pids: Vec<u32> =
+        outputs.iter().map(|output| stdout(output).trim().parse().unwrap()).collect();
+    let mut opened: Vec<u32> =
+        fake.asked.lock().unwrap().sessions.iter().map(|session| session.pid).collect();
     pids.sort_unstable();
     opened.sort_unstable();
     assert_eq!(opened, pids);
@@ -268,8 +304,10 @@ fn a_gateway_that_is_started_belongs_to_nobody() {
         seen.display()
     ));
     // The caller has a pipe open and SIGINT ignored; neither may reach the gateway.
-    let line =
-        format!("trap '' INT; exec 7> >(cat); {} -c 'echo ran'; exec 7>&-; wait", installed.at("bin/posh").display());
+    let line = format!(
+        "trap '' INT; exec 7> >(cat); {} -c 'echo ran'; exec 7>&-; wait",
+        installed.at("bin/posh").display()
+    );
     let output = installed.command("bash", &["-c", &line]).output().unwrap();
     assert_eq!(stdout(&output), "ran\n");
     let log = installed.socket().with_extension("log");
@@ -299,21 +337,31 @@ fn whatever_is_wrong_with_the_gateway_the_shell_runs() {
     let missing = run(&installed);
     assert!(missing.starts_with("posh: posh-gateway is neither beside "), "{missing}");
     assert!(
-        missing.lines().nth(1).is_some_and(|line| line.starts_with("posh: every command runs here: ")),
+        missing
+            .lines()
+            .nth(1)
+            .is_some_and(|line| line.starts_with("posh: every command runs here: ")),
         "{missing}"
     );
 
-    installed.gateway_program("eval \"printf 'mounts.toml:1: bad\\nmounts.toml:2: worse\\n' >&$ready\"");
+    installed
+        .gateway_program("eval \"printf 'mounts.toml:1: bad\\nmounts.toml:2: worse\\n' >&$ready\"");
     let refused = run(&installed);
     assert!(
-        refused.starts_with("posh: mounts.toml:1: bad\nmounts.toml:2: worse\nposh: every command runs here"),
+        refused.starts_with(
+            "posh: mounts.toml:1: bad\nmounts.toml:2: worse\nposh: every command runs here"
+        ),
         "{refused}"
     );
     installed.gateway_program("exit 1");
     assert!(run(&installed).contains("ended before it was ready; its messages are in "));
     installed.gateway_program("eval \"echo ready >&$ready\"");
     assert!(run(&installed).contains("no gateway answers at "), "it said ready and is not there");
-    fs::set_permissions(installed.at("run/posh"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fs::set_permissions(
+        installed.at("run/posh"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
     assert!(run(&installed).contains("which lets other users in; run: chmod 700 "));
 }
 
@@ -322,13 +370,27 @@ fn what_was_named_and_is_not_there_is_said() {
     let (installed, _fake) = with_gateway();
     let output = installed.posh(&["--config", "/nonexistent.toml", "-c", "echo ran"]);
     assert_eq!(stdout(&output), "ran\n");
-    assert!(stderr(&output).contains("can't read the configuration /nonexistent.toml"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("can't read the configuration /nonexistent.toml"),
+        "{}",
+        stderr(&output)
+    );
     let output = installed.posh(&["--socket", "/nonexistent.sock", "-c", "echo ran"]);
     assert_eq!(stdout(&output), "ran\n");
-    assert!(stderr(&output).contains("no gateway answers at /nonexistent.sock"), "{}", stderr(&output));
-    let output = installed.command(installed.at("bin/posh"), &["-c", "echo ran"]).env("PATH", "/nonexistent").output();
+    assert!(
+        stderr(&output).contains("no gateway answers at /nonexistent.sock"),
+        "{}",
+        stderr(&output)
+    );
+    let output = installed
+        .command(installed.at("bin/posh"), &["-c", "echo ran"])
+        .env("PATH", "/nonexistent")
+        .output();
     let output = output.unwrap();
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(127), "posh: bash is not found on PATH\n"));
+    assert_eq!(
+        (output.status.code(), stderr(&output).as_str()),
+        (Some(127), "posh: bash is not found on PATH\n")
+    );
     assert_eq!(installed.posh(&["--bogus"]).status.code(), Some(2));
 }
 
@@ -336,9 +398,14 @@ fn what_was_named_and_is_not_there_is_said() {
 fn the_socket_can_be_named_instead() {
     let installed = Installed::new();
     let fake = Fake::listen(&installed.at("named.sock"), &installed.at("shims"));
-    let mut command = installed.command(installed.at("bin/posh"), &["--door", "path", "-c", "echo $PATH"]);
+    let mut command =
+        installed.command(installed.at("bin/posh"), &["--door", "path", "-c", "echo $PATH"]);
     let output = command.env("POSH_SOCKET", installed.at("named.sock")).output().unwrap();
-    assert!(stdout(&output).starts_with(installed.at("shims").to_str().unwrap()), "{}", stderr(&output));
+    assert!(
+        stdout(&output).starts_with(installed.at("shims").to_str().unwrap()),
+        "{}",
+        stderr(&output)
+    );
     assert_eq!(fake.asked.lock().unwrap().sessions.len(), 1);
 }
 
@@ -346,10 +413,16 @@ fn the_socket_can_be_named_instead() {
 fn questions_are_answered_and_say_why_not() {
     let (installed, fake) = with_gateway();
     let table = stdout(&installed.posh(&["mounts"]));
-    assert_eq!(table, "PATH       TYPE  SOURCE  OWNER  STATE\n/mnt/logs  -     -       -      no owner\n");
+    assert_eq!(
+        table,
+        "PATH       TYPE  SOURCE  OWNER  STATE\n/mnt/logs  -     -       -      no owner\n"
+    );
     assert!(stdout(&installed.posh(&["mounts", "--json"])).contains("\"path\": \"/mnt/logs\""));
     assert_eq!(stdout(&installed.posh(&["resolve", "x/y"])), "x/y is local: a test\n");
-    assert_eq!(fake.asked.lock().unwrap().resolved[0].cwd, installed.at("home").as_os_str().as_bytes());
+    assert_eq!(
+        fake.asked.lock().unwrap().resolved[0].cwd,
+        installed.at("home").as_os_str().as_bytes()
+    );
     assert!(
         stdout(&installed.posh(&["status"]))
             .starts_with(&format!("gateway 9.9 (protocol {PROTOCOL_VERSION}), pid 7\n"))
@@ -380,8 +453,14 @@ $ cat *.log < $HOME/in | sort > out\n2 stages\n$ touch made\n1 stages\n$ grep $(
     assert_eq!((first.cwd.as_ref(), first.split), (installed.at("home").as_os_str().as_bytes(), 2));
     assert_eq!(first.stages[0].argv, ["cat", "a.log"]);
     assert_eq!(first.stages[0].stdin_path, format!("{}/in", installed.at("home").display()));
-    assert_eq!((first.stages[1].stdout_path.as_ref(), first.stages[1].unknowable.as_str()), (&b"out"[..], ""));
-    assert_eq!(asked.plans[2].stages[0].unknowable, "the output of $(date) is known only when it runs");
+    assert_eq!(
+        (first.stages[1].stdout_path.as_ref(), first.stages[1].unknowable.as_str()),
+        (&b"out"[..], "")
+    );
+    assert_eq!(
+        asked.plans[2].stages[0].unknowable,
+        "the output of $(date) is known only when it runs"
+    );
 }
 
 #[test]
@@ -405,7 +484,10 @@ fn two_hundred_sessions_from_eight_threads() {
             scope.spawn(move || {
                 for round in 0..25 {
                     let output = installed.posh(&["-c", &format!("echo {worker}.{round}")]);
-                    assert_eq!((stdout(&output), stderr(&output)), (format!("{worker}.{round}\n"), String::new()));
+                    assert_eq!(
+                        (stdout(&output), stderr(&output)),
+                        (format!("{worker}.{round}\n"), String::new())
+                    );
                 }
             });
         }

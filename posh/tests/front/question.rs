@@ -32,7 +32,8 @@ use super::{
 /// A mount of nothing.
 const OWNED: &str = "/nonexistent/v";
 
-/// An installation with a gateway whose sessions' stage socket answers so, and with the questions that come.
+/// An installation with a gateway whose sessions' stage socket answers so, and with the questions
+/// that come.
 fn with_answers(asks: bool, answer: Vec<u8>) -> (Installed, Fake, Arc<Mutex<Vec<Question>>>) {
     let installed = Installed::new().configured();
     let shims = installed.at("session-1/bin");
@@ -42,7 +43,8 @@ fn with_answers(asks: bool, answer: Vec<u8>) -> (Installed, Fake, Arc<Mutex<Vec<
     let listener = UnixListener::bind(installed.at("ask.sock")).unwrap();
     let socket = installed.at("ask.sock").as_os_str().as_bytes().to_vec().into();
     let prefixes = format!("o{OWNED}/\0").into_bytes().into();
-    let session = SessionFile { session: "s-1".into(), socket, prefixes, asks, ..SessionFile::default() };
+    let session =
+        SessionFile { session: "s-1".into(), socket, prefixes, asks, ..SessionFile::default() };
     fs::write(installed.at("session-1/session"), session.encode_to_vec()).unwrap();
     let asked = Arc::<Mutex<Vec<Question>>>::default();
     let heard = Arc::clone(&asked);
@@ -97,7 +99,11 @@ fn whatever_else_is_answered_the_stage_program_is_started() {
     for answer in answers {
         let (installed, _fake, asked) = with_answers(true, answer.to_vec());
         let output = installed.posh(&["-c", &format!("cat {OWNED}/f; echo $?")]);
-        assert_eq!((stdout(&output).as_str(), asked.lock().unwrap().len()), ("9\n", 1), "{answer:?}");
+        assert_eq!(
+            (stdout(&output).as_str(), asked.lock().unwrap().len()),
+            ("9\n", 1),
+            "{answer:?}"
+        );
     }
 }
 
@@ -115,7 +121,12 @@ fn only_what_can_be_told_so_soon_is_asked() {
     ] {
         let (installed, _fake, asked) = with_answers(true, run_here());
         let output = installed.posh(&["-c", &format!("{line}; echo $?")]);
-        assert_eq!((stdout(&output).as_str(), asked.lock().unwrap().len()), ("9\n", 0), "{line} {}", stderr(&output));
+        assert_eq!(
+            (stdout(&output).as_str(), asked.lock().unwrap().len()),
+            ("9\n", 0),
+            "{line} {}",
+            stderr(&output)
+        );
     }
     // And of nothing in a session without volumes.
     let (installed, _fake, asked) = with_answers(false, run_here());
@@ -126,11 +137,13 @@ fn only_what_can_be_told_so_soon_is_asked() {
 /// The same with a place for notes of pipes.
 fn with_notes(asks: bool, answer: Vec<u8>) -> (Installed, Fake, Arc<Mutex<Vec<Question>>>) {
     let (installed, fake, asked) = with_answers(asks, answer);
-    fs::write(installed.at("session-1").join(pipes::FILE), vec![0; pipes::FILE_BYTES as usize]).unwrap();
+    fs::write(installed.at("session-1").join(pipes::FILE), vec![0; pipes::FILE_BYTES as usize])
+        .unwrap();
     (installed, fake, asked)
 }
 
-/// On a machine with more to do than processors a reader may not hear of its writer in time, and becomes a stage.
+/// On a machine with more to do than processors a reader may not hear of its writer in time, and
+/// becomes a stage.
 fn with_luck(run: impl Fn() -> Output) -> Output {
     let mut runs = (0..50).map(|_| run());
     runs.find(|output| !stdout(output).ends_with("9\n")).expect("it is heard of in time, once")
@@ -165,9 +178,11 @@ fn a_pipeline_that_touches_no_mount_is_executed_as_given() {
 fn what_a_command_on_a_mount_writes_is_left_to_stages() {
     // By the last of the pipeline: 9 is the stage program's.
     let says_nothing = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; echo'";
-    for line in
-        [&format!("cat {OWNED}/f | cat"), &format!("cat {OWNED}/f | cat | cat"), &format!("{says_nothing} | cat")]
-    {
+    for line in [
+        &format!("cat {OWNED}/f | cat"),
+        &format!("cat {OWNED}/f | cat | cat"),
+        &format!("{says_nothing} | cat"),
+    ] {
         let (installed, _fake, _) = with_notes(false, Vec::new());
         let output = installed.posh(&["-c", &format!("{line}; echo $?")]);
         assert_eq!(stdout(&output), "9\n", "{line} {}", stderr(&output));
@@ -203,5 +218,10 @@ fn what_is_piped_to_a_command_at_hand_comes_from_one_that_stays() {
     // Not at hand: nor is what follows asked about.
     let (installed, _fake, asked) = with_notes(true, Vec::new());
     let output = installed.posh(&["-c", &line]);
-    assert_eq!((stdout(&output).as_str(), asked.lock().unwrap().len()), ("9 9 9\n", 1), "{}", stderr(&output));
+    assert_eq!(
+        (stdout(&output).as_str(), asked.lock().unwrap().len()),
+        ("9 9 9\n", 1),
+        "{}",
+        stderr(&output)
+    );
 }

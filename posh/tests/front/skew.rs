@@ -30,9 +30,13 @@ fn the_front_end_names_a_gateway_of_another_version() {
         let fake = Fake::of_version(protocol, &installed.socket(), &installed.at("shims"));
         let output = installed.posh(&["-c", "echo ran; exit 3"]);
         assert_eq!((stdout(&output).as_str(), output.status.code()), ("ran\n", Some(3)));
-        let words = format!("could not open a session: posh {PROTOCOL_VERSION}, gateway {protocol}\n");
+        let words =
+            format!("could not open a session: posh {PROTOCOL_VERSION}, gateway {protocol}\n");
         let said = stderr(&output);
-        assert!(said.starts_with("posh: every command runs here: ") && said.ends_with(&words), "{said}");
+        assert!(
+            said.starts_with("posh: every command runs here: ") && said.ends_with(&words),
+            "{said}"
+        );
         // Nothing to explain, and that is said too.
         let explained = installed.posh(&["--explain", "-c", "echo ran"]);
         assert_eq!((stdout(&explained).as_str(), stderr(&explained)), ("ran\n", said));
@@ -56,7 +60,11 @@ fn a_gateway_that_does_not_answer_the_question_is_named() {
         let output = installed.posh(&["-c", "echo ran; exit 3"]);
         assert_eq!((stdout(&output).as_str(), output.status.code()), ("ran\n", Some(3)));
         let said = stderr(&output);
-        assert!(said.starts_with("posh: every command runs here: the gateway at ") && said.ends_with(ending), "{said}");
+        assert!(
+            said.starts_with("posh: every command runs here: the gateway at ")
+                && said.ends_with(ending),
+            "{said}"
+        );
     }
     drop(hang_up.join().unwrap());
 }
@@ -73,7 +81,10 @@ fn doctor_says_who_is_to_be_updated() {
             ": the running gateway speaks protocol {protocol}, this posh {PROTOCOL_VERSION}: update {older}; \
              to end the one that runs: posh gateway stop"
         );
-        let line = said.lines().find(|line| line.contains("gateway: version 9.9, pid 7")).unwrap_or_default();
+        let line = said
+            .lines()
+            .find(|line| line.contains("gateway: version 9.9, pid 7"))
+            .unwrap_or_default();
         assert!(line.starts_with("BAD ") && line.ends_with(&words), "{said}");
         assert_eq!(output.status.code(), Some(1));
     }
@@ -90,8 +101,13 @@ fn a_stage_program_runs_its_command_itself() {
         let listener = UnixListener::bind(installed.at("stage.sock")).unwrap();
         let socket = installed.at("stage.sock").as_os_str().as_bytes().to_vec().into();
         let prefixes = Prefixes::default().encode().into();
-        let session =
-            SessionFile { session: "s".into(), socket, always_enlist: true, prefixes, ..SessionFile::default() };
+        let session = SessionFile {
+            session: "s".into(),
+            socket,
+            always_enlist: true,
+            prefixes,
+            ..SessionFile::default()
+        };
         fs::write(installed.at("session"), session.encode_to_vec()).unwrap();
         symlink(env!("CARGO_BIN_EXE_posh-stage"), installed.at("shims/cat")).unwrap();
         fs::write(installed.at("home/f"), "content\n").unwrap();
@@ -104,7 +120,11 @@ fn a_stage_program_runs_its_command_itself() {
             stage.write_all(answer).unwrap();
             ToGateway::decode(&message[..]).unwrap().kind
         });
-        let output = installed.command(installed.at("shims/cat"), &["f", "missing"]).arg0("cat").output().unwrap();
+        let output = installed
+            .command(installed.at("shims/cat"), &["f", "missing"])
+            .arg0("cat")
+            .output()
+            .unwrap();
         let theirs = installed.command("cat", &["f", "missing"]).output().unwrap();
         assert_eq!((&output.stdout, &output.stderr), (&theirs.stdout, &theirs.stderr));
         assert_eq!(output.status, theirs.status);

@@ -1,5 +1,5 @@
-//! The hook in programs that give it next to nothing: a child on a small stack in its parent's memory, and
-//! threads that use the environment. Each behaves as under bash.
+//! The hook in programs that give it next to nothing: a child on a small stack in its parent's
+//! memory, and threads that use the environment. Each behaves as under bash.
 
 // All of this is test code; clippy's own exception knows only #[test] functions.
 #![allow(clippy::unwrap_used)]
@@ -25,13 +25,23 @@ use super::{
 const MOST_BYTES: usize = 2048;
 
 /// What programs execute by.
-const BY_PATH: &[&str] =
-    &["execve", "execv", "execl", "execl-long", "execle", "fexecve", "execveat", "execveat-fd", "posix_spawn"];
+const BY_PATH: &[&str] = &[
+    "execve",
+    "execv",
+    "execl",
+    "execl-long",
+    "execle",
+    "fexecve",
+    "execveat",
+    "execveat-fd",
+    "posix_spawn",
+];
 const BY_NAME: &[&str] = &["execvp", "execvpe", "execlp", "posix_spawnp"];
 /// Of those, the ones whose program has no path for the stage program to be told.
 const WITHOUT_A_PATH: &[&str] = &["fexecve", "execveat-fd"];
 
-/// An installation with a session in which posh knows `cat` and `sh`, a directory that is owned, and a link to it.
+/// An installation with a session in which posh knows `cat` and `sh`, a directory that is owned,
+/// and a link to it.
 struct Session {
     installed: Installed,
     _fake: Fake,
@@ -50,9 +60,11 @@ impl Session {
         fs::write(installed.at("home/mnt/file"), "content\n").unwrap();
         fs::write(installed.at("home/file"), "mine\n").unwrap();
         chain_of_links(&installed.at("home"), "mnt");
-        let prefixes = [b"o", installed.at("home/mnt").as_os_str().as_bytes(), b"/\0"].concat().into();
+        let prefixes =
+            [b"o", installed.at("home/mnt").as_os_str().as_bytes(), b"/\0"].concat().into();
         let socket = installed.at("nobody.sock").as_os_str().as_bytes().to_vec().into();
-        let file = SessionFile { session: "s-1".into(), socket, prefixes, ..SessionFile::default() };
+        let file =
+            SessionFile { session: "s-1".into(), socket, prefixes, ..SessionFile::default() };
         fs::write(session.join("session"), file.encode_to_vec()).unwrap();
         let fake = Fake::listen(&installed.socket(), &shims);
         Self { installed, _fake: fake }
@@ -68,11 +80,19 @@ impl Session {
     }
 
     fn compiled(&self, name: &str) -> PathBuf {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/front").join(name).with_extension("c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/front")
+            .join(name)
+            .with_extension("c");
         let program = self.installed.at("bin").join(name);
         // Bound at its start: the loader takes more of a small stack than all that is measured.
         let mut cc = Command::new("cc");
-        let built = cc.args(["-O1", "-pthread", "-Wl,-z,now", "-o"]).arg(&program).arg(source).status().unwrap();
+        let built = cc
+            .args(["-O1", "-pthread", "-Wl,-z,now", "-o"])
+            .arg(&program)
+            .arg(source)
+            .status()
+            .unwrap();
         assert!(built.success());
         program
     }
@@ -99,12 +119,18 @@ fn all_of(program: &Path, stacks: &[u32], files: &[&str]) -> String {
 }
 
 /// Some functions with each stack and each file, so many times.
-fn text_of(program: &Path, chosen: fn(&str) -> bool, (stacks, files, repeat): (&[u32], &[&str], usize)) -> String {
+fn text_of(
+    program: &Path,
+    chosen: fn(&str) -> bool,
+    (stacks, files, repeat): (&[u32], &[&str], usize),
+) -> String {
     let mut text = String::new();
     for stack in stacks {
         for (functions, cat) in [(BY_PATH, "/usr/bin/cat"), (BY_NAME, "cat")] {
-            for (function, file) in
-                functions.iter().filter(|f| chosen(f)).flat_map(|f| files.iter().map(move |file| (f, file)))
+            for (function, file) in functions
+                .iter()
+                .filter(|f| chosen(f))
+                .flat_map(|f| files.iter().map(move |file| (f, file)))
             {
                 let program = program.display();
                 text += &format!("{program} {function} {stack} {repeat} {cat} cat {file} ''\n");
@@ -123,16 +149,23 @@ fn a_small_stack_is_not_overrun() {
     let [ours, theirs] = session.both(&text);
     assert_same(&ours, &theirs);
     let lines = stdout(&ours);
-    assert_eq!(lines.matches(", overwritten 0, mappings 0").count(), 3 * files.len() * 13, "{lines}");
+    assert_eq!(
+        lines.matches(", overwritten 0, mappings 0").count(),
+        3 * files.len() * 13,
+        "{lines}"
+    );
     // Long words, a large environment, and more variables than there is room for.
     let long = "x".repeat(4000);
-    for (setting, word) in [("", &*long), ("for i in $(seq 2000); do export V$i=$i; done", "mnt/file")] {
+    for (setting, word) in
+        [("", &*long), ("for i in $(seq 2000); do export V$i=$i; done", "mnt/file")]
+    {
         let text = format!("{setting}\n{}", all_of(&program, &[8], &[word]));
         let [ours, theirs] = session.both(&text);
         assert_same(&ours, &theirs);
     }
     let many = "for i in $(seq 9000); do export V$i=$i; done";
-    let [ours, theirs] = session.both(&format!("{many}\n{}", all_of(&program, &[8], &["mnt/file"])));
+    let [ours, theirs] =
+        session.both(&format!("{many}\n{}", all_of(&program, &[8], &["mnt/file"])));
     assert_same(&ours, &theirs);
 }
 
@@ -145,14 +178,19 @@ fn the_hook_takes_less_than_two_kilobytes_of_its_caller_s_stack() {
         let text = format!("exec 9> ~/used\n{text}");
         assert!(run(&["-c", &text]).status.success());
         let used = fs::read_to_string(session.installed.at("home/used")).unwrap();
-        let read = |line: &str| line.split_once(' ').map(|(name, bytes)| (name.to_owned(), bytes.parse().unwrap()));
+        let read = |line: &str| {
+            line.split_once(' ').map(|(name, bytes)| (name.to_owned(), bytes.parse().unwrap()))
+        };
         used.lines().map(|line| read(line).unwrap()).collect::<Vec<(String, usize)>>()
     };
     let ours = used(&|arguments| session.installed.posh(arguments));
     let theirs = used(&|arguments| session.installed.bash(arguments));
     assert_eq!(ours.len(), 3 * 13);
     for ((function, ours), (_, theirs)) in ours.iter().zip(&theirs) {
-        assert!(*ours > *theirs && *ours - 64 < MOST_BYTES.max(*theirs), "{function}: {ours}, bash {theirs}");
+        assert!(
+            *ours > *theirs && *ours - 64 < MOST_BYTES.max(*theirs),
+            "{function}: {ours}, bash {theirs}"
+        );
     }
 }
 
@@ -161,12 +199,14 @@ fn children_in_their_parent_s_memory_leave_it_as_it_was() {
     let session = Session::that_shows_what_is_seen();
     let program = session.compiled("small_stack");
     const CHILDREN: usize = 20;
-    let text = text_of(&program, |f| !WITHOUT_A_PATH.contains(&f), (&[16], &["mnt/file"], CHILDREN));
+    let text =
+        text_of(&program, |f| !WITHOUT_A_PATH.contains(&f), (&[16], &["mnt/file"], CHILDREN));
     let output = session.installed.posh(&["-c", &text]);
     // Each of them is seen: none has kept what the next one needs.
     for line in stdout(&output).lines() {
         let function = line.split(' ').next().unwrap();
-        let expected = format!("{function} 16:{}, overwritten 0, mappings 0", " 900/0".repeat(CHILDREN));
+        let expected =
+            format!("{function} 16:{}, overwritten 0, mappings 0", " 900/0".repeat(CHILDREN));
         assert_eq!(line, expected);
     }
     assert_eq!(stdout(&output).lines().count(), 11);
@@ -185,8 +225,13 @@ fn nothing_writes_to_the_environment_of_a_program_with_threads() {
     let session = Session::that_shows_what_is_seen();
     let program = session.compiled("environment");
     symlink(env!("CARGO_BIN_EXE_posh-stage"), session.installed.at("session-1/new")).unwrap();
-    fs::rename(session.installed.at("session-1/new"), session.installed.at("session-1").join(STAGE)).unwrap();
-    let output = session.installed.posh(&["-c", &format!("{} 2 'cat mnt/file'", program.display())]);
+    fs::rename(
+        session.installed.at("session-1/new"),
+        session.installed.at("session-1").join(STAGE),
+    )
+    .unwrap();
+    let output =
+        session.installed.posh(&["-c", &format!("{} 2 'cat mnt/file'", program.display())]);
     assert_eq!(stdout(&output), "900\n900\n900\n900\nstrange 0, none 1\n");
 }
 

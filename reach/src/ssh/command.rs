@@ -11,7 +11,8 @@ use crate::Route;
 
 /// Where [`executor_command`] looks before PATH: what the user has put there (`posh attach`) goes
 /// before what the machine has.
-const SCRIPT: &str = r#"p="$HOME/.local/bin/posh-executor"; [ -x "$p" ] || p=posh-executor; exec "$p" --stdio"#;
+const SCRIPT: &str =
+    r#"p="$HOME/.local/bin/posh-executor"; [ -x "$p" ] || p=posh-executor; exec "$p" --stdio"#;
 
 /// Options of every ssh that nobody watches. It asks nothing; what the user's configuration
 /// says of a terminal, of forwardings and of a command is for other uses. A connection that is
@@ -31,14 +32,21 @@ const UNATTENDED: [&str; 11] = [
 ];
 
 /// Options of an ssh for one command whose user watches, and answers what it asks.
-pub const ATTENDED: [&str; 7] = ["-T", "-x", "-a", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none"];
+pub const ATTENDED: [&str; 7] =
+    ["-T", "-x", "-a", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none"];
 
-/// Starts ssh with pipes, apart from the signals that the gateway's process group gets. Names in its words that are
-/// relative mean nothing in the directory where somebody calls `posh doctor`, which may be a stranger's.
+/// Starts ssh with pipes, apart from the signals that the gateway's process group gets. Names in
+/// its words that are relative mean nothing in the directory where somebody calls `posh doctor`,
+/// which may be a stranger's.
 pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, Fault> {
-    let (program, first) = route.ssh_command.split_first().expect("the configuration has checked it");
+    let (program, first) =
+        route.ssh_command.split_first().expect("the configuration has checked it");
     let mut command = Command::new(program);
-    command.args(first).args(UNATTENDED).args(arguments(login)).arg(executor_command(&route.exports));
+    command
+        .args(first)
+        .args(UNATTENDED)
+        .args(arguments(login))
+        .arg(executor_command(&route.exports));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.current_dir("/").process_group(0).kill_on_drop(true);
     command.spawn().map_err(|source| Fault::Spawn { program: program.clone(), source })
@@ -61,7 +69,8 @@ pub fn arguments(login: &Login) -> Vec<String> {
 /// What starts an executor of these directories, for a login shell of any kind.
 #[must_use]
 pub fn executor_command(exports: &[String]) -> String {
-    let exports: String = exports.iter().map(|export| format!(" --export {}", quoted(export.as_bytes()))).collect();
+    let exports: String =
+        exports.iter().map(|export| format!(" --export {}", quoted(export.as_bytes()))).collect();
     any_shell(&format!("{SCRIPT}{exports}"))
 }
 
@@ -96,8 +105,21 @@ mod tests {
 
     #[test]
     fn every_shell_hands_on_the_same_words() {
-        let odd = ["plain", "", "two words", "~/x", "it's", "a\"b", "$HOME `id` \\n", "50%s", "bang!", "ümläut", "-n"];
-        let script: String = odd.iter().map(|word| format!(" {}", quoted(word.as_bytes()))).collect();
+        let odd = [
+            "plain",
+            "",
+            "two words",
+            "~/x",
+            "it's",
+            "a\"b",
+            "$HOME `id` \\n",
+            "50%s",
+            "bang!",
+            "ümläut",
+            "-n",
+        ];
+        let script: String =
+            odd.iter().map(|word| format!(" {}", quoted(word.as_bytes()))).collect();
         let command = any_shell(&format!("printf \"<%s>\" {script}"));
         for shell in SHELLS {
             let output = StdCommand::new(shell).args(["-c", &command]).output().expect(shell);
@@ -122,7 +144,11 @@ mod tests {
         std::os::unix::fs::symlink("/bin/echo", directory.join("posh-executor")).expect("linked");
         for shell in SHELLS {
             let output = run(shell);
-            assert_eq!(String::from_utf8_lossy(&output.stdout), "--stdio --export /srv/x y --export ~\n", "{shell}");
+            assert_eq!(
+                String::from_utf8_lossy(&output.stdout),
+                "--stdio --export /srv/x y --export ~\n",
+                "{shell}"
+            );
         }
     }
 

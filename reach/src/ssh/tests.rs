@@ -10,7 +10,11 @@ use super::*;
 fn route(script: &str) -> (Login, Route) {
     let login = Login::new(Some("ada"), "store1", None).expect("a login");
     let ssh_command = ["sh", "-c", script, "ssh"].map(str::to_owned).into();
-    let route = Route { address: Address::Ssh(login.clone()), exports: vec!["/srv".to_owned()], ssh_command };
+    let route = Route {
+        address: Address::Ssh(login.clone()),
+        exports: vec!["/srv".to_owned()],
+        ssh_command,
+    };
     (login, route)
 }
 
@@ -42,7 +46,10 @@ async fn every_failure_has_its_words() {
             "printf 'Last login: never\\n'; exec sleep 60",
             "ada@store1 said \"Last login: never\" where posh-executor was to speak; ",
         ),
-        ("printf posh; exec >&-; exec sleep 60", "ada@store1 said \"posh\" where posh-executor was to speak; "),
+        (
+            "printf posh; exec >&-; exec sleep 60",
+            "ada@store1 said \"posh\" where posh-executor was to speak; ",
+        ),
         ("printf hello; exec sleep 60", "ada@store1 said \"hello\" where"),
     ];
     for (script, expect) in cases {
@@ -57,7 +64,8 @@ async fn every_failure_has_its_words() {
 
 #[tokio::test]
 async fn the_greeting_is_taken_off_and_the_end_is_told() {
-    let (login, route) = route("echo 'posh-executor --stdio'; echo more; echo why >&2; read line; exit 3");
+    let (login, route) =
+        route("echo 'posh-executor --stdio'; echo more; echo why >&2; read line; exit 3");
     let (mut stream, mut watch) = start(&login, &route).await.expect("greeted");
     let mut rest = String::new();
     tokio::io::AsyncWriteExt::write_all(&mut stream, b"go\n").await.expect("written");

@@ -38,7 +38,8 @@ pub struct Credentials {
 impl Credentials {
     /// Of a key and what was signed for it.
     pub(super) fn new(key: String, issued: IssuedCertificate) -> Self {
-        let IssuedCertificate { identity, certificate, authority, issued_s, expires_s, .. } = issued;
+        let IssuedCertificate { identity, certificate, authority, issued_s, expires_s, .. } =
+            issued;
         let (certificate, authority) = (certificate.into(), authority.into());
         Self { identity, issued_s, expires_s, key, certificate, authority, server: None }
     }
@@ -52,7 +53,8 @@ impl Credentials {
             Err(error) if error.is_missing() => return Err(Fault::NotEnrolled(host.clone())),
             text => text?,
         };
-        serde_json::from_str(&text).map_err(|error| Fault::Damaged { path: path.to_owned(), what: error.to_string() })
+        serde_json::from_str(&text)
+            .map_err(|error| Fault::Damaged { path: path.to_owned(), what: error.to_string() })
     }
 
     /// Writes them in place of older ones.
@@ -64,8 +66,9 @@ impl Credentials {
         Ok(secret::write(path, &(text + "\n"))?)
     }
 
-    /// The server behind the address: the fingerprint of the authority that it had when this workstation was
-    /// enrolled there. What is got by a connection that these credentials have proved stays that server's.
+    /// The server behind the address: the fingerprint of the authority that it had when this
+    /// workstation was enrolled there. What is got by a connection that these credentials have
+    /// proved stays that server's.
     #[must_use]
     pub fn server(&self) -> String {
         self.server.clone().unwrap_or_else(|| Fingerprint::of(&self.authority).to_string())
@@ -81,7 +84,11 @@ impl Credentials {
 
     /// Whether the file is so old that others may be got before it is time.
     pub(super) fn may_be_replaced(path: &Path) -> bool {
-        let age = path.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());
+        let age = path
+            .metadata()
+            .and_then(|metadata| metadata.modified())
+            .ok()
+            .and_then(|at| at.elapsed().ok());
         age.is_none_or(|age| age >= LEAST_AGE)
     }
 

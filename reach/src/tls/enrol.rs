@@ -1,6 +1,6 @@
-//! Getting credentials: the first for a token, the next ones for those that there are. With
-//! them comes whom to believe from now on: the same authority, or the one that it says is to follow it. What is not
-//! vouched for changes nothing, whoever says it.
+//! Getting credentials: the first for a token, the next ones for those that there are. With them
+//! comes whom to believe from now on: the same authority, or the one that it says is to follow it.
+//! What is not vouched for changes nothing, whoever says it.
 
 use std::{path::Path, sync::Arc};
 
@@ -15,8 +15,8 @@ use tonic::{Status, transport::Channel};
 
 use super::{Fault, credentials::Credentials, handshake, over, trust};
 
-/// Makes a key here, lets the executor sign for it and stores both in the file `path`. The secret of the
-/// token goes to nobody but who the token names.
+/// Makes a key here, lets the executor sign for it and stores both in the file `path`. The secret
+/// of the token goes to nobody but who the token names.
 ///
 /// # Errors
 /// [`Fault`]; nothing is stored then.
@@ -26,13 +26,20 @@ pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credent
     let (key, signing_request) = request()?;
     let secret = token.secret.to_vec().into();
     let request = EnrolRequest { secret, signing_request: signing_request.into() };
-    let issued = EnrolmentClient::new(channel).enrol(request).await.map_err(|status| refused(&status))?.into_inner();
+    let issued = EnrolmentClient::new(channel)
+        .enrol(request)
+        .await
+        .map_err(|status| refused(&status))?
+        .into_inner();
     if !Fingerprint::of(&issued.authority).is(&token.authority) {
-        return Err(Fault::Refused("the executor answered with another authority than the token's".to_owned()));
+        return Err(Fault::Refused(
+            "the executor answered with another authority than the token's".to_owned(),
+        ));
     }
     let issued = with_authority_after(&issued.authority.clone(), issued)?;
     // Enrolled anew at the same server, this workstation goes on with what it keeps of it.
-    let is_same = |present: &Credentials| with_authority_after(&present.authority, issued.clone()).is_ok();
+    let is_same =
+        |present: &Credentials| with_authority_after(&present.authority, issued.clone()).is_ok();
     let same = Credentials::load(path, host).ok().filter(is_same);
     keep(key, issued, path, same.map(|present| present.server()))
 }
@@ -45,14 +52,21 @@ pub async fn renew(channel: Channel, host: &TlsHost, path: &Path) -> Result<Cred
     let present = Credentials::load(path, host)?;
     let (key, signing_request) = request()?;
     let request = RenewRequest { signing_request: signing_request.into() };
-    let issued = EnrolmentClient::new(channel).renew(request).await.map_err(|status| refused(&status))?.into_inner();
+    let issued = EnrolmentClient::new(channel)
+        .renew(request)
+        .await
+        .map_err(|status| refused(&status))?
+        .into_inner();
     let issued = with_authority_after(&present.authority, issued)?;
     keep(key, issued, path, Some(present.server()))
 }
 
-/// What was issued, with the one authority to believe from now on: the one that is `known` already, or the one that it
-/// vouches for.
-fn with_authority_after(known: &[u8], issued: IssuedCertificate) -> Result<IssuedCertificate, Fault> {
+/// What was issued, with the one authority to believe from now on: the one that is `known` already,
+/// or the one that it vouches for.
+fn with_authority_after(
+    known: &[u8],
+    issued: IssuedCertificate,
+) -> Result<IssuedCertificate, Fault> {
     let IssuedCertificate { authority, next_authority, .. } = &issued;
     let newest = if next_authority.is_empty() { authority } else { next_authority }.clone();
     if newest != known && !trust::vouches(known, &newest, &issued.certificate) {
@@ -62,7 +76,12 @@ fn with_authority_after(known: &[u8], issued: IssuedCertificate) -> Result<Issue
     Ok(IssuedCertificate { authority: newest, ..issued })
 }
 
-fn keep(key: KeyPair, issued: IssuedCertificate, path: &Path, server: Option<String>) -> Result<Credentials, Fault> {
+fn keep(
+    key: KeyPair,
+    issued: IssuedCertificate,
+    path: &Path,
+    server: Option<String>,
+) -> Result<Credentials, Fault> {
     let credentials = Credentials { server, ..Credentials::new(key.serialize_pem(), issued) };
     // What can't be used must not replace what can.
     trust::config_of(&credentials, path)?;
@@ -96,8 +115,13 @@ mod tests {
         (params, KeyPair::generate().expect("a key"))
     }
 
-    fn signed(params: &CertificateParams, key: &KeyPair, by: &(CertificateParams, KeyPair)) -> Bytes {
-        let certificate = params.signed_by(key, &Issuer::from_params(&by.0, &by.1)).expect("signed");
+    fn signed(
+        params: &CertificateParams,
+        key: &KeyPair,
+        by: &(CertificateParams, KeyPair),
+    ) -> Bytes {
+        let certificate =
+            params.signed_by(key, &Issuer::from_params(&by.0, &by.1)).expect("signed");
         certificate.der().to_vec().into()
     }
 
@@ -116,7 +140,12 @@ mod tests {
         let (known, foreign) = (self_signed(&former), self_signed(&strange));
         let answer = |authority: &Bytes, next_authority: &Bytes, certificate: Bytes| {
             let [authority, next_authority] = [authority, next_authority].map(Bytes::clone);
-            let issued = IssuedCertificate { authority, next_authority, certificate, ..IssuedCertificate::default() };
+            let issued = IssuedCertificate {
+                authority,
+                next_authority,
+                certificate,
+                ..IssuedCertificate::default()
+            };
             with_authority_after(&known, issued).map(|issued| issued.authority).ok()
         };
         let none = Bytes::new();
@@ -132,7 +161,11 @@ mod tests {
             assert_eq!(answer(&known, &vouched, certificate), None);
         }
         // And not back.
-        let issued = IssuedCertificate { authority: known.clone(), certificate: ours(&former), ..Default::default() };
+        let issued = IssuedCertificate {
+            authority: known.clone(),
+            certificate: ours(&former),
+            ..Default::default()
+        };
         assert!(with_authority_after(&vouched, issued).is_err());
     }
 }

@@ -1,6 +1,7 @@
-//! An executor behind TLS: certificates on both sides. The executor's must be signed by
-//! the authority that it had when this workstation was enrolled, or by the one that follows it; ours is what it gave us.
-//! When it shows that another authority follows, our certificate is renewed, and then that one is believed.
+//! An executor behind TLS: certificates on both sides. The executor's must be signed by the
+//! authority that it had when this workstation was enrolled, or by the one that follows it; ours is
+//! what it gave us. When it shows that another authority follows, our certificate is renewed, and
+//! then that one is believed.
 //!
 //! * [`credentials`]: what enrolling has left here
 //! * [`enrol`]: getting them, and getting others before they expire
@@ -86,7 +87,8 @@ pub enum Fault {
     Refused(String),
 }
 
-/// For a renewal that the executor's certificate has asked for, while somebody waits for the connection.
+/// For a renewal that the executor's certificate has asked for, while somebody waits for the
+/// connection.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to an executor that has proved who it is.
@@ -114,9 +116,13 @@ pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<Channel, Faul
 ///
 /// # Errors
 /// [`Fault`].
-pub async fn identified_channel(host: &TlsHost, credentials: &Path) -> Result<(Channel, ServerIdentity), Fault> {
+pub async fn identified_channel(
+    host: &TlsHost,
+    credentials: &Path,
+) -> Result<(Channel, ServerIdentity), Fault> {
     let (stream, server) = connect(host, credentials).await?;
-    let wants_renewal = Credentials::may_be_replaced(credentials) && shows_another(&stream, host, credentials);
+    let wants_renewal =
+        Credentials::may_be_replaced(credentials) && shows_another(&stream, host, credentials);
     let channel = over(stream, host, credentials, Some(server.clone())).await?;
     if wants_renewal {
         match timeout(RENEWAL_TIMEOUT, enrol::renew(channel.clone(), host, credentials)).await {
@@ -125,23 +131,31 @@ pub async fn identified_channel(host: &TlsHost, credentials: &Path) -> Result<(C
                 return Ok((over(stream, host, credentials, Some(server.clone())).await?, server));
             }
             // As long as the present certificate counts, there is another time.
-            Ok(Err(fault)) => tracing::warn!(%host, %fault, "not renewed for the executor's next authority"),
-            Err(_) => tracing::warn!(%host, "no answer to a renewal for the executor's next authority"),
+            Ok(Err(fault)) => {
+                tracing::warn!(%host, %fault, "not renewed for the executor's next authority")
+            }
+            Err(_) => {
+                tracing::warn!(%host, "no answer to a renewal for the executor's next authority")
+            }
         }
     }
     Ok((channel, server))
 }
 
-/// Whether the executor, asked by another connection, shows that another authority follows the one that is believed here.
+/// Whether the executor, asked by another connection, shows that another authority follows the one
+/// that is believed here.
 pub async fn is_behind(host: &TlsHost, credentials: &Path) -> bool {
-    connect(host, credentials).await.is_ok_and(|(stream, _)| shows_another(&stream, host, credentials))
+    connect(host, credentials)
+        .await
+        .is_ok_and(|(stream, _)| shows_another(&stream, host, credentials))
 }
 
-/// Behind its own certificate an executor shows that of the authority that has signed it. It counts for nothing here, other than that
-/// it may be time for another certificate of ours.
+/// Behind its own certificate an executor shows that of the authority that has signed it. It counts
+/// for nothing here, other than that it may be time for another certificate of ours.
 fn shows_another(stream: &Stream, host: &TlsHost, credentials: &Path) -> bool {
     let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.get(1));
-    let is_other = |present: Credentials| shown.is_some_and(|shown| shown.as_ref() != present.authority);
+    let is_other =
+        |present: Credentials| shown.is_some_and(|shown| shown.as_ref() != present.authority);
     Credentials::load(credentials, host).is_ok_and(is_other)
 }
 
@@ -152,9 +166,11 @@ async fn over(
     credentials: &Path,
     server: Option<ServerIdentity>,
 ) -> Result<Channel, Fault> {
-    let endpoint = endpoint(BEHIND_TLS.to_owned()).map_err(|error| Fault::Setup(error.to_string()))?;
-    let connected =
-        endpoint.connect_with_connector(connector(stream, host.clone(), credentials.to_owned(), server)).await;
+    let endpoint =
+        endpoint(BEHIND_TLS.to_owned()).map_err(|error| Fault::Setup(error.to_string()))?;
+    let connected = endpoint
+        .connect_with_connector(connector(stream, host.clone(), credentials.to_owned(), server))
+        .await;
     connected.map_err(|error| Fault::Handshake(root_cause(&error)))
 }
 
@@ -166,12 +182,16 @@ async fn connect(host: &TlsHost, credentials: &Path) -> Result<(Stream, ServerId
 
 /// TCP, and then TLS.
 async fn handshake(host: &TlsHost, config: Arc<ClientConfig>) -> Result<Stream, Fault> {
-    let name = ServerName::try_from(host.host.clone()).map_err(|error| Fault::Name(host.host.clone(), error))?;
-    let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect((host.host.as_str(), host.port))).await;
+    let name = ServerName::try_from(host.host.clone())
+        .map_err(|error| Fault::Name(host.host.clone(), error))?;
+    let stream =
+        timeout(CONNECT_TIMEOUT, TcpStream::connect((host.host.as_str(), host.port))).await;
     let stream = stream.map_err(|_| Fault::Silent(CONNECT_TIMEOUT))?.map_err(Fault::Connect)?;
     stream.set_nodelay(true).map_err(Fault::Connect)?;
     let shaken = timeout(HANDSHAKE_TIMEOUT, TlsConnector::from(config).connect(name, stream)).await;
-    shaken.map_err(|_| Fault::Silent(HANDSHAKE_TIMEOUT))?.map_err(|error| Fault::Handshake(trust::words(host, &error)))
+    shaken
+        .map_err(|_| Fault::Silent(HANDSHAKE_TIMEOUT))?
+        .map_err(|error| Fault::Handshake(trust::words(host, &error)))
 }
 
 /// What a connector gives: a connection that is being made.
@@ -183,7 +203,8 @@ fn connector(
     host: TlsHost,
     credentials: PathBuf,
     server: Option<ServerIdentity>,
-) -> impl Service<Uri, Response = TokioIo<Stream>, Error = io::Error, Future = Connecting> + Send + 'static {
+) -> impl Service<Uri, Response = TokioIo<Stream>, Error = io::Error, Future = Connecting> + Send + 'static
+{
     let first = Mutex::new(Some(first));
     service_fn(move |_: Uri| -> Connecting {
         let ready = first.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -192,7 +213,9 @@ fn connector(
             match ready {
                 Some(stream) => Ok(TokioIo::new(stream)),
                 None => match connect(&host, &credentials).await {
-                    Ok((stream, found)) if server.is_none_or(|server| server == found) => Ok(TokioIo::new(stream)),
+                    Ok((stream, found)) if server.is_none_or(|server| server == found) => {
+                        Ok(TokioIo::new(stream))
+                    }
                     Ok(_) => Err(io::Error::other(Fault::OtherServer(host))),
                     Err(fault) => Err(io::Error::other(fault)),
                 },

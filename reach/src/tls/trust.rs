@@ -1,14 +1,14 @@
-//! Whom to believe: for an enrolment the authority that the token names by its
-//! fingerprint, afterwards the one that the credentials hold, and the one that it says is to follow it. And
-//! what a failed handshake means, in words.
+//! Whom to believe: for an enrolment the authority that the token names by its fingerprint,
+//! afterwards the one that the credentials hold, and the one that it says is to follow it. And what
+//! a failed handshake means, in words.
 
 use std::{io, path::Path, sync::Arc};
 
 use fs_mapper::config::TlsHost;
 use posh_proto::token::Fingerprint;
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, InvalidMessage, OtherError, RootCertStore,
-    SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, InvalidMessage, OtherError,
+    RootCertStore, SignatureScheme,
     client::{
         Resumption, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -26,10 +26,13 @@ use super::{Fault, credentials::Credentials};
 #[error("the authority is not the one that the token names")]
 struct OtherAuthority;
 
-/// Our cryptography. With AES-128 first: it is a fifth faster than AES-256, and as safe as P-256 is.
+/// Our cryptography. With AES-128 first: it is a fifth faster than AES-256, and as safe as P-256
+/// is.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
-    provider.cipher_suites.sort_by_key(|suite| suite.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+    provider
+        .cipher_suites
+        .sort_by_key(|suite| suite.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
     Arc::new(provider)
 }
 
@@ -39,7 +42,8 @@ pub(super) fn config_of(credentials: &Credentials, path: &Path) -> Result<Client
     let mut roots = RootCertStore::empty();
     let authority = CertificateDer::from(credentials.authority.clone());
     roots.add(authority).map_err(|error| damaged(error.to_string()))?;
-    let key = PrivateKeyDer::from_pem_slice(credentials.key.as_bytes()).map_err(|error| damaged(error.to_string()))?;
+    let key = PrivateKeyDer::from_pem_slice(credentials.key.as_bytes())
+        .map_err(|error| damaged(error.to_string()))?;
     let certificate = CertificateDer::from(credentials.certificate.clone());
     let config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
@@ -63,22 +67,31 @@ pub(super) fn config_for(authority: Fingerprint) -> Result<ClientConfig, Fault> 
     Ok(finished(config))
 }
 
-/// Whether `authority` has signed the certificate of `next`, which has signed `certificate` of ours. An executor's own key says
-/// nothing about authorities: whoever has it must not be believed for longer than its certificate is.
+/// Whether `authority` has signed the certificate of `next`, which has signed `certificate` of
+/// ours. An executor's own key says nothing about authorities: whoever has it must not be believed
+/// for longer than its certificate is.
 pub(super) fn vouches(authority: &[u8], next: &[u8], certificate: &[u8]) -> bool {
     let [authority, next, certificate] =
         [authority, next, certificate].map(|bytes| CertificateDer::from(bytes.to_vec()));
-    // Through `next` to the one, and by `next` itself: a certificate that `authority` has signed says nothing about `next`.
-    is_signed(&certificate, std::slice::from_ref(&next), authority) && is_signed(&certificate, &[], next.clone())
+    // Through `next` to the one, and by `next` itself: a certificate that `authority` has signed
+    // says nothing about `next`.
+    is_signed(&certificate, std::slice::from_ref(&next), authority)
+        && is_signed(&certificate, &[], next.clone())
 }
 
-fn is_signed(certificate: &CertificateDer<'_>, between: &[CertificateDer<'_>], root: CertificateDer<'static>) -> bool {
+fn is_signed(
+    certificate: &CertificateDer<'_>,
+    between: &[CertificateDer<'_>],
+    root: CertificateDer<'static>,
+) -> bool {
     let mut roots = RootCertStore::empty();
     if roots.add(root).is_err() {
         return false;
     }
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
-    verifier.is_ok_and(|verifier| verifier.verify_client_cert(certificate, between, UnixTime::now()).is_ok())
+    verifier.is_ok_and(|verifier| {
+        verifier.verify_client_cert(certificate, between, UnixTime::now()).is_ok()
+    })
 }
 
 fn finished(mut config: ClientConfig) -> ClientConfig {
@@ -108,7 +121,8 @@ impl ServerCertVerifier for Named {
         let authority = named.ok_or_else(other_authority)?.clone().into_owned();
         let mut roots = RootCertStore::empty();
         roots.add(authority)?;
-        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone());
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone());
         let verifier = verifier.build().map_err(|error| Error::General(error.to_string()))?;
         verifier.verify_server_cert(certificate, others, name, ocsp, now)
     }
@@ -142,14 +156,20 @@ pub(super) fn words(host: &TlsHost, error: &io::Error) -> String {
     let Some(error) = error.get_ref().and_then(|cause| cause.downcast_ref::<Error>()) else {
         return match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                format!("{host} hung up in the middle of the handshake; is it a posh-executor with [tls]?")
+                format!(
+                    "{host} hung up in the middle of the handshake; is it a posh-executor with [tls]?"
+                )
             }
             _ => error.to_string(),
         };
     };
     match error {
-        Error::InvalidMessage(InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion) => {
-            format!("{host} does not speak TLS; if it is an executor without [tls], its address is http://{host}")
+        Error::InvalidMessage(
+            InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
+        ) => {
+            format!(
+                "{host} does not speak TLS; if it is an executor without [tls], its address is http://{host}"
+            )
         }
         Error::InvalidCertificate(reason) => of_certificate(host, reason),
         other => other.to_string(),
@@ -166,10 +186,12 @@ fn of_certificate(host: &TlsHost, reason: &CertificateError) -> String {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             format!("the certificate of {host} is not valid yet: one of the two clocks is wrong")
         }
-        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => format!(
-            "the certificate of {host} is for another name; there, run: posh-executor renew --name {} (and all its other names)",
-            host.host
-        ),
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            format!(
+                "the certificate of {host} is for another name; there, run: posh-executor renew --name {} (and all its other names)",
+                host.host
+            )
+        }
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             format!(
                 "{host} is not the executor at which this workstation was enrolled: another authority has signed its \

@@ -35,7 +35,8 @@ pub struct Pool {
     turns: Mutex<HashMap<String, Turn>>,
 }
 
-/// Held by the one of an account that waits for bytes: those behind it are not woken by each return.
+/// Held by the one of an account that waits for bytes: those behind it are not woken by each
+/// return.
 type Turn = Arc<tokio::sync::Mutex<()>>;
 
 #[derive(Debug, Default)]
@@ -62,7 +63,8 @@ impl Account {
         Arc::new(Self { name: name.to_owned(), steps: Arc::new(Semaphore::new(steps)) })
     }
 
-    /// A turn for one step of long work, which keeps a processor busy: as soon as fewer are at work than an account may have.
+    /// A turn for one step of long work, which keeps a processor busy: as soon as fewer are at work
+    /// than an account may have.
     pub async fn step(&self) -> Option<OwnedSemaphorePermit> {
         // It is never closed.
         self.steps.clone().acquire_owned().await.ok()
@@ -85,14 +87,21 @@ impl Pool {
     /// Nothing of it is in use.
     #[must_use]
     pub fn new(limit: usize, own_limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, own_limit, state: Mutex::default(), returned: Notify::new(), turns: Mutex::default() })
+        Arc::new(Self {
+            limit,
+            own_limit,
+            state: Mutex::default(),
+            returned: Notify::new(),
+            turns: Mutex::default(),
+        })
     }
 
     /// A part of it, if that is still the account's share.
     pub fn try_take(self: &Arc<Self>, account: &Arc<Account>, amount: usize) -> Option<Charge> {
         let mut state = self.state.lock().expect("not poisoned");
         let own = state.by.get(&account.name).copied().unwrap_or_default();
-        let fits = own + amount <= self.own_limit && is_share((own, amount), (state.used, self.limit));
+        let fits =
+            own + amount <= self.own_limit && is_share((own, amount), (state.used, self.limit));
         fits.then(|| {
             state.used += amount;
             *state.by.entry(account.name.clone()).or_default() += amount;
@@ -100,7 +109,8 @@ impl Pool {
         })
     }
 
-    /// A part of it, as soon as there is room. No more than the account may ever have is waited for.
+    /// A part of it, as soon as there is room. No more than the account may ever have is waited
+    /// for.
     pub async fn take(self: &Arc<Self>, account: &Arc<Account>, amount: usize) -> Charge {
         let amount = amount.min(self.own_limit).min(self.limit / 2);
         let turn = self.turn(account);

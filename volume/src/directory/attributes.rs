@@ -14,11 +14,14 @@ use rustix::fs::{AtFlags, Gid, Mode, StatxFlags, Timespec, Timestamps, Uid, Xatt
 
 use super::Fault;
 use super::nodes::kind_of;
-use crate::store::{Acls, AttributeChange, Attributes, Changes, FileId, FileSystem, Kind, NewTime, Time};
+use crate::store::{
+    Acls, AttributeChange, Attributes, Changes, FileId, FileSystem, Kind, NewTime, Time,
+};
 
 /// XATTR_SIZE_MAX and XATTR_LIST_MAX.
 const MAX_VALUE_BYTES: usize = 64 << 10;
-/// Names that are the users' to set. Others are the system's: capabilities of programs, labels, what overlayfs keeps.
+/// Names that are the users' to set. Others are the system's: capabilities of programs, labels,
+/// what overlayfs keeps.
 const OPEN_NAMESPACES: [&str; 3] = ["user.", "system.posix_acl_access", "system.posix_acl_default"];
 /// Names of the two ACLs.
 const ACCESS_ACL: &CStr = c"system.posix_acl_access";
@@ -29,7 +32,8 @@ const PERMISSIONS: u32 = 0o7777;
 /// Attributes of an open file (`O_PATH` is enough), but for its ACLs.
 pub fn of(fd: BorrowedFd<'_>, id: FileId) -> Result<Attributes, Fault> {
     let found = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
-    let time = |time: rustix::fs::StatxTimestamp| Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec };
+    let time =
+        |time: rustix::fs::StatxTimestamp| Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec };
     let ctime = time(found.stx_ctime);
     Ok(Attributes {
         id,
@@ -49,11 +53,15 @@ pub fn of(fd: BorrowedFd<'_>, id: FileId) -> Result<Attributes, Fault> {
     })
 }
 
-/// Every change gives another change time; since Linux 6.13 also two within one tick, where somebody has looked in between. The size helps
-/// older kernels.
+/// Every change gives another change time; since Linux 6.13 also two within one tick, where
+/// somebody has looked in between. The size helps older kernels.
 fn version(ctime: Time, size: u64) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let nanoseconds = ctime.seconds.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(ctime.nanoseconds.into());
+    let nanoseconds = ctime
+        .seconds
+        .cast_unsigned()
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(ctime.nanoseconds.into());
     nanoseconds ^ size.wrapping_mul(FACTOR)
 }
 
@@ -70,7 +78,12 @@ pub fn change(fd: BorrowedFd<'_>, changes: &Changes) -> Result<(), Fault> {
         rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
     }
     if let Some(mode) = changes.mode {
-        rustix::fs::chmodat(rustix::fs::CWD, &*link, Mode::from_raw_mode(mode & PERMISSIONS), AtFlags::empty())?;
+        rustix::fs::chmodat(
+            rustix::fs::CWD,
+            &*link,
+            Mode::from_raw_mode(mode & PERMISSIONS),
+            AtFlags::empty(),
+        )?;
     }
     Ok(())
 }
@@ -80,7 +93,10 @@ pub fn change_times(fd: BorrowedFd<'_>, changes: &Changes) -> Result<(), Fault> 
     if changes.atime.is_none() && changes.mtime.is_none() {
         return Ok(());
     }
-    let times = Timestamps { last_access: timespec(changes.atime), last_modification: timespec(changes.mtime) };
+    let times = Timestamps {
+        last_access: timespec(changes.atime),
+        last_modification: timespec(changes.mtime),
+    };
     Ok(rustix::fs::utimensat(rustix::fs::CWD, &*link_to(fd), &times, AtFlags::empty())?)
 }
 
@@ -88,7 +104,9 @@ fn timespec(time: Option<NewTime>) -> Timespec {
     match time {
         None => Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
         Some(NewTime::Now) => Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW },
-        Some(NewTime::At(time)) => Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() },
+        Some(NewTime::At(time)) => {
+            Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() }
+        }
     }
 }
 
@@ -149,7 +167,12 @@ fn has_value(link: &str, name: &CStr) -> Option<bool> {
 }
 
 /// setxattr(2).
-pub fn set_value(fd: BorrowedFd<'_>, name: &OsString, value: &[u8], how: AttributeChange) -> Result<(), Fault> {
+pub fn set_value(
+    fd: BorrowedFd<'_>,
+    name: &OsString,
+    value: &[u8],
+    how: AttributeChange,
+) -> Result<(), Fault> {
     check_namespace(name, Errno::EOPNOTSUPP)?;
     let flags = match how {
         AttributeChange::Any => XattrFlags::empty(),

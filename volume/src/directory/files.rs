@@ -18,7 +18,8 @@ use super::{
     session::{BYTES, Session, leases_of},
 };
 use crate::store::{
-    Allocation, Answer, Changes, Entry, FileId, Handle, Kind, Leases, NewMode, OpenFlags, Place, Sought, Synced,
+    Allocation, Answer, Changes, Entry, FileId, Handle, Kind, Leases, NewMode, OpenFlags, Place,
+    Sought, Synced,
 };
 
 /// Open files of one session.
@@ -85,15 +86,16 @@ impl Session {
             None => self.node(place.file).map(Target::Node),
             Some(handle) => {
                 let opened = self.opened.lock().expect("not poisoned").get(&handle).cloned();
-                let opened = opened.filter(|opened| opened.file == place.file).ok_or(Errno::ESTALE)?;
+                let opened =
+                    opened.filter(|opened| opened.file == place.file).ok_or(Errno::ESTALE)?;
                 Ok(Target::Opened(opened))
             }
         }
     }
 
-    /// A file by its id. One that has lost its names, or that cannot be reached by them any more, is found
-    /// among those that this session has open, as an open descriptor goes on to work: where all
-    /// callers are one, so that none is served by what another has opened.
+    /// A file by its id. One that has lost its names, or that cannot be reached by them any more,
+    /// is found among those that this session has open, as an open descriptor goes on to work:
+    /// where all callers are one, so that none is served by what another has opened.
     fn node(&self, file: FileId) -> Result<Node, Fault> {
         self.directory.nodes.node(file).or_else(|fault| {
             if self.directory.rights == Rights::Callers {
@@ -117,7 +119,11 @@ impl Session {
 
     fn reopen(&self, node: &Node, flags: OpenFlags) -> Result<OwnedFd, Fault> {
         self.check_kind(node, flags)?;
-        Ok(rustix::fs::open(attributes::link_to(node.fd.as_fd()), kernel_flags(flags), Mode::empty())?)
+        Ok(rustix::fs::open(
+            attributes::link_to(node.fd.as_fd()),
+            kernel_flags(flags),
+            Mode::empty(),
+        )?)
     }
 
     /// Whether files of this kind are opened so, rights apart.
@@ -159,7 +165,9 @@ impl Session {
         let parent = self.directory.nodes.node(parent)?;
         for _ in 0..ATTEMPTS {
             match self.create_new((&parent, name), (mode, flags)) {
-                Err(fault) if fault == Fault::from(Errno::EEXIST) && !flags.contains(OpenFlags::EXCLUSIVE) => {}
+                Err(fault)
+                    if fault == Fault::from(Errno::EEXIST)
+                        && !flags.contains(OpenFlags::EXCLUSIVE) => {}
                 made => return made,
             }
             match self.directory.nodes.child(&parent, name, Keep::Open) {
@@ -182,12 +190,23 @@ impl Session {
         }
         let room = self.room_for_open()?;
         let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let fd = rustix::fs::openat2(&parent.fd, name, how, super::names::permissions(parent, mode), BENEATH)?;
+        let fd = rustix::fs::openat2(
+            &parent.fd,
+            name,
+            how,
+            super::names::permissions(parent, mode),
+            BENEATH,
+        )?;
         self.keep_new((parent, name), (flags, fd), room)
     }
 
     /// Of a file that was made just now.
-    pub fn keep_new(&self, at: (&Node, &OsStr), opened: (OpenFlags, OwnedFd), room: Charge) -> Result<Answer, Fault> {
+    pub fn keep_new(
+        &self,
+        at: (&Node, &OsStr),
+        opened: (OpenFlags, OwnedFd),
+        room: Charge,
+    ) -> Result<Answer, Fault> {
         let made = rustix::fs::fstat(&opened.1)?;
         let kept = self.keep_made(at, opened, room);
         if kept.is_err() {
@@ -203,9 +222,13 @@ impl Session {
         (flags, fd): (OpenFlags, OwnedFd),
         room: Charge,
     ) -> Result<Answer, Fault> {
-        let path =
-            self.directory.nodes.remember(fd.try_clone().map_err(errno_of)?, Some((parent.id, name)), Keep::Way)?;
-        let begun = self.keeper().table().is_changing(self.directory.nodes.file(parent.id), self.id);
+        let path = self.directory.nodes.remember(
+            fd.try_clone().map_err(errno_of)?,
+            Some((parent.id, name)),
+            Keep::Way,
+        )?;
+        let begun =
+            self.keeper().table().is_changing(self.directory.nodes.file(parent.id), self.id);
         if !begun {
             // It was there when this was announced, and has gone since.
             self.directory.touched(parent.id, super::session::NAMES);
@@ -347,13 +370,20 @@ pub fn allocate_step(file: &Usable, range: Range<u64>, how: Allocation) -> Resul
 }
 
 /// copy_file_range(2), between two offsets.
-pub fn copy_step(source: &Usable, target: &Usable, (mut from, mut to): (u64, u64), length: u64) -> Result<u64, Fault> {
+pub fn copy_step(
+    source: &Usable,
+    target: &Usable,
+    (mut from, mut to): (u64, u64),
+    length: u64,
+) -> Result<u64, Fault> {
     let length = usize::try_from(length).unwrap_or(usize::MAX);
-    let copied = rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), length)?;
+    let copied =
+        rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), length)?;
     Ok(copied as u64)
 }
 
-/// As the kernel has them. Appending is done by each write ([`super::transfer`]); nothing waits for pipes.
+/// As the kernel has them. Appending is done by each write ([`super::transfer`]); nothing waits for
+/// pipes.
 fn kernel_flags(flags: OpenFlags) -> OFlags {
     let (reads, writes) = (flags.contains(OpenFlags::READ), flags.contains(OpenFlags::WRITE));
     let access = match (reads, writes) {
@@ -361,7 +391,8 @@ fn kernel_flags(flags: OpenFlags) -> OFlags {
         (false, true) => OFlags::WRONLY,
         _ => OFlags::RDONLY,
     };
-    let truncate = if flags.contains(OpenFlags::TRUNCATE) { OFlags::TRUNC } else { OFlags::empty() };
+    let truncate =
+        if flags.contains(OpenFlags::TRUNCATE) { OFlags::TRUNC } else { OFlags::empty() };
     access | truncate | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
 }
 

@@ -35,7 +35,8 @@ impl Session {
     /// Goes as far as it goes.
     pub fn walk(&self, from: FileId, names: &[OsString]) -> Result<Walked, Fault> {
         let mut at = self.directory.nodes.node(from)?;
-        let mut walked = Walked { from: self.entry_of_node(&at)?, entries: Vec::new(), error: None };
+        let mut walked =
+            Walked { from: self.entry_of_node(&at)?, entries: Vec::new(), error: None };
         for name in names {
             let next = match at.kind {
                 Kind::Directory => self.directory.nodes.child(&at, name, Keep::Open),
@@ -70,12 +71,15 @@ impl Session {
         ids
     }
 
-    /// The files that a listing is going to tell of, and the directory, whose names may be held back.
+    /// The files that a listing is going to tell of, and the directory, whose names may be held
+    /// back.
     pub fn listed_ids(&self, directory: FileId, cookie: u64, limit: u32) -> Vec<FileId> {
         let Ok(node) = self.directory.nodes.node(directory) else { return Vec::new() };
         let found = self.names_of(&node, cookie, limit).map(|(found, _)| found).unwrap_or_default();
         let child = |found: Found| self.directory.nodes.child(&node, &found.name, Keep::Way).ok();
-        std::iter::once(directory).chain(found.into_iter().filter_map(child).map(|child| child.id)).collect()
+        std::iter::once(directory)
+            .chain(found.into_iter().filter_map(child).map(|child| child.id))
+            .collect()
     }
 
     /// Part of a directory.
@@ -94,12 +98,24 @@ impl Session {
     fn listed(&self, directory: &Node, found: Found) -> Listed {
         let child = self.directory.nodes.child(directory, &found.name, Keep::Way);
         let entry = child.and_then(|child| self.entry_of_node(&child)).ok();
-        Listed { name: found.name, cookie: found.cookie, entry, inode: found.inode, kind: found.kind }
+        Listed {
+            name: found.name,
+            cookie: found.cookie,
+            entry,
+            inode: found.inode,
+            kind: found.kind,
+        }
     }
 
-    fn names_of(&self, directory: &Node, cookie: u64, limit: u32) -> Result<(Vec<Found>, bool), Fault> {
+    fn names_of(
+        &self,
+        directory: &Node,
+        cookie: u64,
+        limit: u32,
+    ) -> Result<(Vec<Found>, bool), Fault> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let open = rustix::fs::open(attributes::link_to(directory.fd.as_fd()), flags, Mode::empty())?;
+        let open =
+            rustix::fs::open(attributes::link_to(directory.fd.as_fd()), flags, Mode::empty())?;
         if cookie != 0 {
             rustix::fs::seek(&open, SeekFrom::Start(cookie))?;
         }

@@ -1,10 +1,12 @@
-//! Locks, which are the kernel's own: programs on the server see them, and it decides which exclude each other. flock(2) is taken on
-//! the session's open file. A range lock belongs to an owner of the workstation; each owner has a
-//! description of the file of its own here, with its locks on it ("open file description locks", fcntl(2)).
+//! Locks, which are the kernel's own: programs on the server see them, and it decides which exclude
+//! each other. flock(2) is taken on the session's open file. A range lock belongs to an owner of
+//! the workstation; each owner has a description of the file of its own here, with its locks on it
+//! ("open file description locks", fcntl(2)).
 //!
-//! Invariant: whoever may not change an export keeps no program of the server, and no other session, from
-//! anything. On a read-only export an exclusive lock is refused (`EROFS`); a shared one is granted and excludes nobody: all
-//! who could be kept out by it write on the server, which does not wait for readers that may only read.
+//! Invariant: whoever may not change an export keeps no program of the server, and no other
+//! session, from anything. On a read-only export an exclusive lock is refused (`EROFS`); a shared
+//! one is granted and excludes nobody: all who could be kept out by it write on the server, which
+//! does not wait for readers that may only read.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -33,8 +35,8 @@ use super::{
 };
 use crate::store::{Access, Answer, Caller, FileId, Lock, OpenFlags, Place, RangeLock, Wait};
 
-/// Nobody tells when a program of the server gives a lock back: it is looked for after an eighth of the
-/// time that was waited already, between these two. Locks of sessions are told of at once.
+/// Nobody tells when a program of the server gives a lock back: it is looked for after an eighth of
+/// the time that was waited already, between these two. Locks of sessions are told of at once.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LAST_LOOK: Duration = Duration::from_secs(1);
 /// Descriptions for locks, of one session.
@@ -80,7 +82,8 @@ impl Description {
         self.count_own()?;
         let mut rooms = self.rooms.lock().expect("not poisoned");
         while rooms.len() * BLOCK_RANGES < self.ranges.load(Ordering::Relaxed) {
-            let room = session.directory.machine.locked_ranges.try_take(&session.account, BLOCK_RANGES);
+            let room =
+                session.directory.machine.locked_ranges.try_take(&session.account, BLOCK_RANGES);
             rooms.push(room.ok_or(Errno::ENOLCK)?);
         }
         Ok(())
@@ -91,7 +94,11 @@ impl Description {
             return Ok(());
         }
         let known = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd()));
-        let known = known.map_err(super::files::errno_of)?.lines().filter(|line| line.starts_with("lock:")).count();
+        let known = known
+            .map_err(super::files::errno_of)?
+            .lines()
+            .filter(|line| line.starts_with("lock:"))
+            .count();
         self.ranges.store(known, Ordering::Relaxed);
         if known < MAX_RANGES / 2 { Ok(()) } else { Err(Errno::ENOLCK.into()) }
     }
@@ -107,7 +114,8 @@ pub async fn lock(
     let waiting = Waiting::default();
     let attempt = || async {
         let (lock, is_given_up) = (lock.clone(), waiting.0.clone());
-        // The kernel looks at all locks of a file, while others wait for the processor: one account does so on few.
+        // The kernel looks at all locks of a file, while others wait for the processor: one account
+        // does so on few.
         let _turn = session.account.step().await;
         let trying = session.as_caller(caller, move |session| {
             try_lock(session, (place, owner), &lock)?;
@@ -122,7 +130,12 @@ pub async fn lock(
         Err(Errno::EAGAIN) if wait == Wait::Yes => {}
         done => return done,
     }
-    let _charge = session.directory.machine.waiting_locks.try_take(&session.account, 1).ok_or(Errno::ENOLCK)?;
+    let _charge = session
+        .directory
+        .machine
+        .waiting_locks
+        .try_take(&session.account, 1)
+        .ok_or(Errno::ENOLCK)?;
     let waiter = session.keeper().unlocked.wait_for(session.directory.nodes.file(place.file));
     let began = crate::clock::now();
     loop {
@@ -174,7 +187,9 @@ fn try_lock(session: &Session, (place, owner): (Place, u64), lock: &Lock) -> Res
     }
     match lock {
         Lock::Whole(access) => {
-            let Target::Opened(opened) = session.target(place)? else { return Err(Errno::EBADF.into()) };
+            let Target::Opened(opened) = session.target(place)? else {
+                return Err(Errno::EBADF.into());
+            };
             flock(&opened.fd, operation(*access))?;
         }
         Lock::Range(range) => {
@@ -201,14 +216,20 @@ fn try_lock(session: &Session, (place, owner): (Place, u64), lock: &Lock) -> Res
     Ok(())
 }
 
-/// What is in the way of a lock. Who has none of the file asks by a description that is closed at once.
-pub fn test(session: &Session, (place, owner): (Place, u64), range: &RangeLock) -> Result<Answer, Fault> {
+/// What is in the way of a lock. Who has none of the file asks by a description that is closed at
+/// once.
+pub fn test(
+    session: &Session,
+    (place, owner): (Place, u64),
+    range: &RangeLock,
+) -> Result<Answer, Fault> {
     let known = session.locks.of(place.file, owner);
     let own = match &known {
         Some(_) => None,
         None => Some(open_to_ask(session, place)?),
     };
-    let fd = known.as_ref().map(|description| &description.fd).or(own.as_ref()).ok_or(Errno::EBADF)?;
+    let fd =
+        known.as_ref().map(|description| &description.fd).or(own.as_ref()).ok_or(Errno::EBADF)?;
     let mut asked = request(range)?;
     fcntl(fd, FcntlArg::F_OFD_GETLK(&mut asked))?;
     let access = match i32::from(asked.l_type) {
@@ -230,14 +251,17 @@ pub fn unlock(session: &Session, file: FileId, owner: u64) {
     }
 }
 
-/// Opens the file once more, for one owner's locks, as the caller may: flock(2) excludes others also through a
-/// descriptor for reading, which the client's kernel sees to; a range is locked through one for writing.
+/// Opens the file once more, for one owner's locks, as the caller may: flock(2) excludes others
+/// also through a descriptor for reading, which the client's kernel sees to; a range is locked
+/// through one for writing.
 fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Description>, Fault> {
-    let charge = session.directory.machine.descriptors.try_take(&session.account, 1).ok_or(Errno::ENOLCK)?;
+    let charge =
+        session.directory.machine.descriptors.try_take(&session.account, 1).ok_or(Errno::ENOLCK)?;
     let fd = match session.target(place)? {
         Target::Opened(opened) => {
             let open = |access| open_again(&opened, access);
-            match (opened.flags.contains(OpenFlags::READ), opened.flags.contains(OpenFlags::WRITE)) {
+            match (opened.flags.contains(OpenFlags::READ), opened.flags.contains(OpenFlags::WRITE))
+            {
                 (true, true) => open(OFlags::RDWR)?,
                 (false, true) => open(OFlags::WRONLY)?,
                 _ => open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY))?,
@@ -249,8 +273,12 @@ fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Descr
             usable.as_fd().try_clone_to_owned().map_err(super::files::errno_of)?
         }
     };
-    let description =
-        Arc::new(Description { fd, ranges: AtomicUsize::default(), rooms: Mutex::default(), _charge: charge });
+    let description = Arc::new(Description {
+        fd,
+        ranges: AtomicUsize::default(),
+        rooms: Mutex::default(),
+        _charge: charge,
+    });
     let mut by_owner = session.locks.by_owner.lock().expect("not poisoned");
     if by_owner.len() >= MAX_OWNERS {
         return Err(Errno::ENOLCK.into());
@@ -262,12 +290,13 @@ fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Descr
     Ok(by_owner.entry((place.file, owner)).or_insert(description).clone())
 }
 
-/// Opens the file once more to ask about locks, as the caller may: to read, wherever that is possible. One that is open for
-/// writing is no program that can be started.
+/// Opens the file once more to ask about locks, as the caller may: to read, wherever that is
+/// possible. One that is open for writing is no program that can be started.
 fn open_to_ask(session: &Session, place: Place) -> Result<OwnedFd, Fault> {
     match session.target(place)? {
         Target::Opened(opened)
-            if !opened.flags.contains(OpenFlags::READ) && opened.flags.contains(OpenFlags::WRITE) =>
+            if !opened.flags.contains(OpenFlags::READ)
+                && opened.flags.contains(OpenFlags::WRITE) =>
         {
             Ok(open_again(&opened, OFlags::WRONLY)?)
         }

@@ -1,18 +1,22 @@
-//! The store over a directory of this machine: what an executor serves. Every path is walked by the kernel
-//! below the directory; nothing leads out of it, nor into what else is mounted there.
+//! The store over a directory of this machine: what an executor serves. Every path is walked by the
+//! kernel below the directory; nothing leads out of it, nor into what else is mounted there.
 //!
-//! * [`Directory`]: one export, with the rights of those who use it; [`DirectorySession`]: one of them
+//! * [`Directory`]: one export, with the rights of those who use it; [`DirectorySession`]: one of
+//!   them
 //! * `session`: one op, from what it is going to touch to its answer
 //! * `nodes`: which file an id means; `attributes`: how it is
 //! * `names`: names made, changed and removed; `listing`: walked and listed
-//! * `files`: open files, their bytes; `transfer`: many at a time; `steps`: what takes long; `locks`; `limits`: of one message
+//! * `files`: open files, their bytes; `transfer`: many at a time; `steps`: what takes long;
+//!   `locks`; `limits`: of one message
 //! * `reserved`: space held for files that a session is going to put
 //! * [`watch`]: what other programs change
-//! * `workers`: the threads; `account`: what each identity may use of what is shared; `sys`: the file with `unsafe`
+//! * `workers`: the threads; `account`: what each identity may use of what is shared; `sys`: the
+//!   file with `unsafe`
 //!
-//! Invariant: every system call about a name or a file of the export is made on a worker thread between the
-//! beginning and the end of `session::Session::as_caller`, as the caller and without any
-//! capability that the caller does not have. The one exception is `sys::open_handle`, of which `nodes` uses no more than the path.
+//! Invariant: every system call about a name or a file of the export is made on a worker thread
+//! between the beginning and the end of `session::Session::as_caller`, as the caller and without
+//! any capability that the caller does not have. The one exception is `sys::open_handle`, of which
+//! `nodes` uses no more than the path.
 
 mod account;
 mod attributes;
@@ -83,11 +87,12 @@ pub enum Mutability {
 /// Locks that sessions wait for, in all and of one account.
 const MAX_WAITING_LOCKS: usize = 4096;
 const MAX_WAITING_LOCKS_OF_ONE: usize = 256;
-/// Ranges that sessions have locked, in all and of one account: some 200 bytes of the kernel's each, and all those of
-/// one file are looked at for each lock of it.
+/// Ranges that sessions have locked, in all and of one account: some 200 bytes of the kernel's
+/// each, and all those of one file are looked at for each lock of it.
 const MAX_LOCKED_RANGES: usize = 1 << 18;
 const MAX_LOCKED_RANGES_OF_ONE: usize = 1 << 16;
-/// Sessions that are being settled, in all and of one account. There is room for each of some hundreds of accounts.
+/// Sessions that are being settled, in all and of one account. There is room for each of some
+/// hundreds of accounts.
 const MAX_SETTLING: usize = 1024;
 const MAX_SETTLING_OF_ONE: usize = 2;
 /// What all directories of one machine share.
@@ -113,7 +118,8 @@ pub struct Directory {
     nodes: Nodes,
     /// Its path, without symbolic links.
     tree: PathBuf,
-    /// Its device (major, minor) and inode. Nothing else gets this inode while the directory is open.
+    /// Its device (major, minor) and inode. Nothing else gets this inode while the directory is
+    /// open.
     identity: (u32, u32, u64),
     rights: Rights,
     mutability: Mutability,
@@ -166,7 +172,8 @@ impl Machine {
     }
 
     /// The same over leases that outlive it: penalties for leases that were not given back in time
-    /// must not end with the sessions of whoever has earned them. `rivals` are also those who do something else.
+    /// must not end with the sessions of whoever has earned them. `rivals` are also those who do
+    /// something else.
     ///
     /// # Errors
     /// See [`Machine::start`].
@@ -194,9 +201,14 @@ impl Machine {
         Ok(Self::of(watch, keeper, workers))
     }
 
-    fn of(watch: Watch, keeper: Arc<Keeper>, (workers, low_priority_workers): (Workers, Workers)) -> Arc<Self> {
+    fn of(
+        watch: Watch,
+        keeper: Arc<Keeper>,
+        (workers, low_priority_workers): (Workers, Workers),
+    ) -> Arc<Self> {
         let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let open_files = open_files.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX) / 2;
+        let open_files =
+            open_files.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX) / 2;
         Arc::new(Self {
             keeper,
             workers,
@@ -216,7 +228,12 @@ impl Directory {
     ///
     /// # Errors
     /// The system's, when it can't be opened or is none.
-    pub fn open(machine: Arc<Machine>, path: &Path, rights: Rights, mutability: Mutability) -> io::Result<Arc<Self>> {
+    pub fn open(
+        machine: Arc<Machine>,
+        path: &Path,
+        rights: Rights,
+        mutability: Mutability,
+    ) -> io::Result<Arc<Self>> {
         let root = open_root(path)?;
         let identity = identity_of(&root)?;
         let watched = machine.watch.cover(root.as_fd());
@@ -224,7 +241,16 @@ impl Directory {
         let nodes = Nodes::new(root, geteuid().is_root(), machine.remembered.clone())
             .map_err(|fault| io::Error::from(Errno::from(fault)))?;
         let name_locks = std::array::from_fn(|_| Mutex::default());
-        Ok(Arc::new(Self { machine, nodes, tree, identity, rights, mutability, watched, name_locks }))
+        Ok(Arc::new(Self {
+            machine,
+            nodes,
+            tree,
+            identity,
+            rights,
+            mutability,
+            watched,
+            name_locks,
+        }))
     }
 
     /// How other programs' changes are noticed.
@@ -239,10 +265,13 @@ impl Directory {
         &self.tree
     }
 
-    /// Whether that path leads to this directory now, rather than to another one, or nowhere. May block.
+    /// Whether that path leads to this directory now, rather than to another one, or nowhere. May
+    /// block.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
-        open_root(path).and_then(|root| identity_of(&root)).is_ok_and(|identity| identity == self.identity)
+        open_root(path)
+            .and_then(|root| identity_of(&root))
+            .is_ok_and(|identity| identity == self.identity)
     }
 
     /// Whether both are one directory of the file system, with whatever rights it is used.
@@ -256,7 +285,8 @@ impl Directory {
         self.nodes.close_removed();
     }
 
-    /// While what it gives lives, this thread has the rights that the caller's files are touched with.
+    /// While what it gives lives, this thread has the rights that the caller's files are touched
+    /// with.
     fn act(&self, caller: &Caller) -> Result<Option<Acting>, Fault> {
         match &self.rights {
             Rights::Own => Ok(None),

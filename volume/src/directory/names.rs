@@ -35,9 +35,17 @@ impl Session {
                 _ => None,
             };
             match op {
-                Op::MakeDirectory { mode, .. } => rustix::fs::mkdirat(&parent.fd, name, permissions(parent, *mode))?,
+                Op::MakeDirectory { mode, .. } => {
+                    rustix::fs::mkdirat(&parent.fd, name, permissions(parent, *mode))?
+                }
                 Op::MakeNode { mode, kind, .. } => {
-                    rustix::fs::mknodat(&parent.fd, name, node_type(*kind)?, permissions(parent, *mode), 0)?;
+                    rustix::fs::mknodat(
+                        &parent.fd,
+                        name,
+                        node_type(*kind)?,
+                        permissions(parent, *mode),
+                        0,
+                    )?;
                 }
                 Op::Symlink { target, .. } => rustix::fs::symlinkat(target, &parent.fd, name)?,
                 _ => {
@@ -137,17 +145,24 @@ impl Session {
     /// A file that has lost a name: it may have others, or be open.
     fn rest_of(&self, node: &Node) -> Result<Option<Entry>, Fault> {
         let entry = self.entry((node.fd.as_fd(), node.id), Leases::ATTRIBUTES)?;
-        let is_open = || self.opened.lock().expect("not poisoned").values().any(|opened| opened.file == node.id);
+        let is_open = || {
+            self.opened.lock().expect("not poisoned").values().any(|opened| opened.file == node.id)
+        };
         Ok(Some(entry).filter(|entry| entry.attributes.links > 0 || is_open()))
     }
 
-    /// Until it is dropped, names of these directories mean what they mean, as far as this process is concerned.
+    /// Until it is dropped, names of these directories mean what they mean, as far as this process
+    /// is concerned.
     fn lock_names(&self, directories: &[FileId]) -> Vec<MutexGuard<'_, ()>> {
-        let mut numbers: Vec<usize> = directories.iter().map(|id| self.directory.name_lock(*id)).collect();
+        let mut numbers: Vec<usize> =
+            directories.iter().map(|id| self.directory.name_lock(*id)).collect();
         // In one order everywhere, so that nobody waits in a circle.
         numbers.sort_unstable();
         numbers.dedup();
-        numbers.into_iter().map(|n| self.directory.name_locks[n].lock().expect("not poisoned")).collect()
+        numbers
+            .into_iter()
+            .map(|n| self.directory.name_locks[n].lock().expect("not poisoned"))
+            .collect()
     }
 }
 

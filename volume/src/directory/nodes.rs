@@ -1,13 +1,14 @@
-//! Which file an id means: every file that a session was told of, and the way back to it. An id that was never
-//! given out leads nowhere, so that no guessing leads out of the export.
+//! Which file an id means: every file that a session was told of, and the way back to it. An id
+//! that was never given out leads nowhere, so that no guessing leads out of the export.
 //!
-//! Invariant: an id becomes a file in hand only by a walk from the export's root that the kernel has just
-//! made with the caller's rights, and that has ended at the file of that id. So every directory on
-//! the way is one that this caller may search, at this moment. Descriptors, handles and names that are
-//! kept tell only where to walk; what they say is never trusted, and a descriptor that was opened for
-//! one caller serves no other. One exception: a file that has lost its last name can't be walked to, and is served to the account that
-//! walked to it last, which could have kept it open. All of [`Nodes::node`] and [`Nodes::child`] is to be called with the caller's rights
-//! ([`super::session::Session::as_caller`]).
+//! Invariant: an id becomes a file in hand only by a walk from the export's root that the kernel
+//! has just made with the caller's rights, and that has ended at the file of that id. So every
+//! directory on the way is one that this caller may search, at this moment. Descriptors, handles
+//! and names that are kept tell only where to walk; what they say is never trusted, and a
+//! descriptor that was opened for one caller serves no other. One exception: a file that has lost
+//! its last name can't be walked to, and is served to the account that walked to it last, which
+//! could have kept it open. All of [`Nodes::node`] and [`Nodes::child`] is to be called with the
+//! caller's rights ([`super::session::Session::as_caller`]).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -36,8 +37,8 @@ use crate::{
     store::{FileId, Kind},
 };
 
-/// Files that all directories of a machine remember together: about 250 bytes each, at most 500. Who asks for
-/// an older one gets ESTALE and walks to it again.
+/// Files that all directories of a machine remember together: about 250 bytes each, at most 500.
+/// Who asks for an older one gets ESTALE and walks to it again.
 pub const MAX_NODES: usize = 250_000;
 /// Descriptors kept open: they know where their files have been moved by other programs. A file
 /// that is removed has none for longer than [`Nodes::close_removed`] takes.
@@ -115,25 +116,44 @@ pub enum Keep {
 
 impl Nodes {
     /// Below that directory.
-    pub fn new(root: OwnedFd, may_open_handles: bool, remembered: Arc<AtomicUsize>) -> Result<Self, Fault> {
+    pub fn new(
+        root: OwnedFd,
+        may_open_handles: bool,
+        remembered: Arc<AtomicUsize>,
+    ) -> Result<Self, Fault> {
         let found = look(root.as_fd())?;
         let telling = match sys::handle_of(root.as_fd(), Purpose::Opening) {
-            Ok(handle) if sys::handle_of(root.as_fd(), Purpose::Telling).is_ok_and(|telling| telling != handle) => {
+            Ok(handle)
+                if sys::handle_of(root.as_fd(), Purpose::Telling)
+                    .is_ok_and(|telling| telling != handle) =>
+            {
                 Purpose::Telling
             }
             Ok(_) => Purpose::Opening,
             Err(_) => Purpose::Telling,
         };
         let opens = |handle: Handle| sys::open_handle(root.as_fd(), &handle).is_ok();
-        let opens_handles = may_open_handles && sys::handle_of(root.as_fd(), Purpose::Opening).is_ok_and(opens);
+        let opens_handles =
+            may_open_handles && sys::handle_of(root.as_fd(), Purpose::Opening).is_ok_and(opens);
         let system = rustix::fs::fstatvfs(&root)?.f_fsid;
-        let id = FileId { inode: found.inode, generation: number_of(root.as_fd(), &found, telling).0 };
+        let id =
+            FileId { inode: found.inode, generation: number_of(root.as_fd(), &found, telling).0 };
         let has_acls = super::attributes::may_have_acls(root.as_fd());
         let root = Node { id, kind: Kind::Directory, fd: Arc::new(root) };
         let root_path = Mutex::new(path_of(&root.fd).unwrap_or_default());
         let mount = found.mount;
         let state = Mutex::default();
-        Ok(Self { root, mount, system, opens_handles, telling, has_acls, root_path, remembered, state })
+        Ok(Self {
+            root,
+            mount,
+            system,
+            opens_handles,
+            telling,
+            has_acls,
+            root_path,
+            remembered,
+            state,
+        })
     }
 
     /// The export's own directory.
@@ -151,8 +171,8 @@ impl Nodes {
         File { system: self.system, generation: id.generation }
     }
 
-    /// A file that was given out before; `EACCES` when the caller may not walk to it, `ESTALE` when no way is
-    /// known any more.
+    /// A file that was given out before; `EACCES` when the caller may not walk to it, `ESTALE` when
+    /// no way is known any more.
     pub fn node(&self, id: FileId) -> Result<Node, Fault> {
         if id == self.root.id {
             return Ok(self.root.clone());
@@ -176,7 +196,9 @@ impl Nodes {
                 found => return self.keep_found(found),
             }
         }
-        let opened = handle.and_then(|handle| sys::open_handle(self.root.fd.as_fd(), &handle).ok()).map(Arc::new);
+        let opened = handle
+            .and_then(|handle| sys::open_handle(self.root.fd.as_fd(), &handle).ok())
+            .map(Arc::new);
         if let Some(path) = opened.as_ref().and_then(|fd| self.path_below(fd)) {
             match self.walk_to(id, &path) {
                 Err(fault) => outcome = graver(outcome, fault),
@@ -195,9 +217,14 @@ impl Nodes {
     fn unlinked(&self, id: FileId, fd: Arc<OwnedFd>) -> Option<Node> {
         let walker = self.state.lock().expect("not poisoned").known.get(&id)?.walker;
         let found = look(fd.as_fd()).ok()?;
-        let is_it = found.inode == id.inode && number_of(fd.as_fd(), &found, self.telling).0 == id.generation;
+        let is_it = found.inode == id.inode
+            && number_of(fd.as_fd(), &found, self.telling).0 == id.generation;
         let is_gone = found.links == 0 && found.kind != Kind::Directory;
-        (is_it && is_gone && walker == sys::file_ids().0).then_some(Node { id, kind: found.kind, fd })
+        (is_it && is_gone && walker == sys::file_ids().0).then_some(Node {
+            id,
+            kind: found.kind,
+            fd,
+        })
     }
 
     fn keep_found(&self, found: Result<Node, Fault>) -> Result<Node, Fault> {
@@ -215,7 +242,8 @@ impl Nodes {
     fn walk_to(&self, id: FileId, path: &Path) -> Result<Node, Fault> {
         let fd = self.open_below_root(path)?;
         let found = look(fd.as_fd())?;
-        if found.inode != id.inode || number_of(fd.as_fd(), &found, self.telling).0 != id.generation {
+        if found.inode != id.inode || number_of(fd.as_fd(), &found, self.telling).0 != id.generation
+        {
             return Err(Errno::ESTALE.into());
         }
         Ok(Node { id, kind: found.kind, fd: Arc::new(fd) })
@@ -263,13 +291,19 @@ impl Nodes {
         self.remember(fd, Some((parent.id, name)), keep)
     }
 
-    /// A file several names down, not through symbolic links. Each on the way is found again by its name.
+    /// A file several names down, not through symbolic links. Each on the way is found again by its
+    /// name.
     pub fn descend(&self, from: &Node, names: &[OsString]) -> Result<Node, Fault> {
         names.iter().try_fold(from.clone(), |at, name| self.child(&at, name, Keep::Open))
     }
 
     /// Gives a file its id. `at`: where it was found.
-    pub fn remember(&self, fd: OwnedFd, at: Option<(FileId, &OsStr)>, keep: Keep) -> Result<Node, Fault> {
+    pub fn remember(
+        &self,
+        fd: OwnedFd,
+        at: Option<(FileId, &OsStr)>,
+        keep: Keep,
+    ) -> Result<Node, Fault> {
         let found = look(fd.as_fd())?;
         if found.mount != self.mount {
             return Err(Errno::EXDEV.into());
@@ -283,7 +317,11 @@ impl Nodes {
         let keep = if at.is_empty() && handle.is_none() { Keep::Open } else { keep };
         let mut state = self.state.lock().expect("not poisoned");
         let walker = sys::file_ids().0;
-        state.insert(id, Known { handle, at, fd: None, is_listed: false, walker, is_used: false }, &self.remembered);
+        state.insert(
+            id,
+            Known { handle, at, fd: None, is_listed: false, walker, is_used: false },
+            &self.remembered,
+        );
         if keep == Keep::Open {
             state.keep_open(id, fd.clone());
         }
@@ -312,7 +350,8 @@ impl Nodes {
     pub fn close_removed(&self) {
         let open: Vec<(FileId, Arc<OwnedFd>)> = {
             let state = self.state.lock().expect("not poisoned");
-            let kept = state.open.iter().filter_map(|id| Some((*id, state.known.get(id)?.fd.clone()?)));
+            let kept =
+                state.open.iter().filter_map(|id| Some((*id, state.known.get(id)?.fd.clone()?)));
             kept.collect()
         };
         let removed = open.into_iter().filter(|(_, fd)| has_no_name(fd));
@@ -325,7 +364,13 @@ impl Nodes {
     }
 
     fn open_beneath(&self, parent: BorrowedFd<'_>, path: &OsStr) -> Result<OwnedFd, Fault> {
-        Ok(openat2(parent, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), BENEATH)?)
+        Ok(openat2(
+            parent,
+            path,
+            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+            BENEATH,
+        )?)
     }
 }
 
@@ -445,7 +490,11 @@ struct Look {
 }
 
 fn look(fd: BorrowedFd<'_>) -> Result<Look, Fault> {
-    let wanted = StatxFlags::INO | StatxFlags::TYPE | StatxFlags::NLINK | StatxFlags::MNT_ID | StatxFlags::BTIME;
+    let wanted = StatxFlags::INO
+        | StatxFlags::TYPE
+        | StatxFlags::NLINK
+        | StatxFlags::MNT_ID
+        | StatxFlags::BTIME;
     let found = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
     Ok(Look {
         inode: found.stx_ino,
@@ -462,7 +511,13 @@ fn number_of(fd: BorrowedFd<'_>, found: &Look, purpose: Purpose) -> (u64, Option
         Ok(handle) => (handle.number(), Some(handle).filter(|_| purpose == Purpose::Opening)),
         Err(_) => {
             let (seconds, nanoseconds) = found.born;
-            (sys::digest(found.inode, &[&seconds.to_le_bytes()[..], &nanoseconds.to_le_bytes()].concat()), None)
+            (
+                sys::digest(
+                    found.inode,
+                    &[&seconds.to_le_bytes()[..], &nanoseconds.to_le_bytes()].concat(),
+                ),
+                None,
+            )
         }
     }
 }

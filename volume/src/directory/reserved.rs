@@ -55,7 +55,12 @@ pub struct Spending<'a> {
 impl SpaceHold {
     fn resize(&mut self, bytes: u64) -> Result<(), Fault> {
         if bytes > self.bytes {
-            let grown = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), self.bytes, bytes - self.bytes);
+            let grown = rustix::fs::fallocate(
+                &self.file,
+                FallocateFlags::empty(),
+                self.bytes,
+                bytes - self.bytes,
+            );
             if let Err(errno) = grown {
                 // Some file systems keep what there was room for.
                 rustix::fs::ftruncate(&self.file, self.bytes)?;
@@ -130,7 +135,11 @@ impl Session {
             all.remove(caller);
             return Ok(());
         }
-        let others: u64 = all.iter().filter(|(owner, _)| *owner != caller).map(|(_, reserved)| reserved.bytes).sum();
+        let others: u64 = all
+            .iter()
+            .filter(|(owner, _)| *owner != caller)
+            .map(|(_, reserved)| reserved.bytes)
+            .sum();
         if bytes > MAX_BYTES.saturating_sub(others) {
             return Err(Errno::ENOSPC.into());
         }
@@ -154,7 +163,8 @@ impl Session {
         if all.len() >= MAX_CALLERS {
             return Err(Errno::ENOSPC.into());
         }
-        let charge = self.directory.machine.descriptors.try_take(&self.account, 1).ok_or(Errno::EMFILE)?;
+        let charge =
+            self.directory.machine.descriptors.try_take(&self.account, 1).ok_or(Errno::EMFILE)?;
         let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = rustix::fs::openat2(&node.fd, ".", flags, Mode::RUSR | Mode::WUSR, BENEATH)?;
         let mut reserved = SpaceHold { file, bytes: 0, _charge: charge };

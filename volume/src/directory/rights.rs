@@ -1,7 +1,8 @@
 //! What the kernel is going to refuse, found out before anybody gives up a lease for it.
 //!
-//! Invariant: whatever is refused here, the kernel would refuse with the same errno, for the caller that this
-//! thread acts for (an ACL that is none apart: EPERM comes before EINVAL here). So a check that is missing costs others a recall, and none changes what is allowed.
+//! Invariant: whatever is refused here, the kernel would refuse with the same errno, for the caller
+//! that this thread acts for (an ACL that is none apart: EPERM comes before EINVAL here). So a
+//! check that is missing costs others a recall, and none changes what is allowed.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -26,9 +27,11 @@ use super::{
 };
 use crate::store::{Changes, FileId, Kind, NewTime, Op, OpenFlags, Place, Renaming};
 
-/// `fs.protected_hardlinks` (proc_sys_fs(5)): nobody links a file that is another's and that he may not read and write.
-static ARE_LINKS_PROTECTED: LazyLock<bool> =
-    LazyLock::new(|| fs::read("/proc/sys/fs/protected_hardlinks").is_ok_and(|value| value.starts_with(b"1")));
+/// `fs.protected_hardlinks` (proc_sys_fs(5)): nobody links a file that is another's and that he may
+/// not read and write.
+static ARE_LINKS_PROTECTED: LazyLock<bool> = LazyLock::new(|| {
+    fs::read("/proc/sys/fs/protected_hardlinks").is_ok_and(|value| value.starts_with(b"1"))
+});
 
 impl Session {
     /// Whether the caller may do this, as far as rights go.
@@ -61,7 +64,9 @@ impl Session {
                 let (parent, name) = self.place_of(put)?;
                 self.check_new_name(parent.id, name)
             }
-            Op::Open { file, flags } => self.check_opening(&self.directory.nodes.node(*file)?, *flags),
+            Op::Open { file, flags } => {
+                self.check_opening(&self.directory.nodes.node(*file)?, *flags)
+            }
             _ => Ok(()),
         }
     }
@@ -122,7 +127,8 @@ impl Session {
             require(!is_link(target.fd())?, Errno::EOPNOTSUPP)?;
             return require(owns(target.fd(), Capability::Fowner)?, Errno::EPERM);
         }
-        // Only files and directories have these, and directories for all have their owner's (xattr(7)).
+        // Only files and directories have these, and directories for all have their owner's
+        // (xattr(7)).
         let mode = rustix::fs::fstat(target.fd())?.st_mode;
         match FileType::from_raw_mode(mode) {
             FileType::RegularFile => {}
@@ -151,7 +157,8 @@ impl Session {
         }
         let child = self.child(parent.id, name)?.ok_or(Errno::ENOENT)?;
         allowed?;
-        let may_all = owns(parent.fd.as_fd(), Capability::Fowner)? || owns(child.fd.as_fd(), Capability::Fowner)?;
+        let may_all = owns(parent.fd.as_fd(), Capability::Fowner)?
+            || owns(child.fd.as_fd(), Capability::Fowner)?;
         require(may_all, Errno::EPERM)
     }
 
@@ -171,16 +178,23 @@ impl Session {
             if from == to {
                 return Ok(());
             }
-            // A directory that moves has another one above it from then on, which is written into it.
-            let moved = [self.child(*from, old)?, self.child(*to, new)?.filter(|_| how == Renaming::Exchange)];
-            let mut directories = moved.iter().flatten().filter(|node| node.kind == Kind::Directory);
+            // A directory that moves has another one above it from then on, which is written into
+            // it.
+            let moved = [
+                self.child(*from, old)?,
+                self.child(*to, new)?.filter(|_| how == Renaming::Exchange),
+            ];
+            let mut directories =
+                moved.iter().flatten().filter(|node| node.kind == Kind::Directory);
             directories.try_for_each(|node| may_write(node.fd.as_fd()))
         };
         let Err(fault) = checks() else { return Ok(()) };
         // What has nothing to do with rights comes first.
         let file = self.child(*from, old)?.ok_or(Errno::ENOENT)?;
         match self.child(*to, new)? {
-            Some(other) if how == Renaming::NoReplace && other.id != file.id => Err(Errno::EEXIST.into()),
+            Some(other) if how == Renaming::NoReplace && other.id != file.id => {
+                Err(Errno::EEXIST.into())
+            }
             // One file with two names: nothing happens.
             Some(other) if other.id == file.id => Ok(()),
             None if how == Renaming::Exchange => Err(Errno::ENOENT.into()),
@@ -212,7 +226,9 @@ fn may_give(file: BorrowedFd<'_>, changes: &Changes) -> Result<bool, Fault> {
     let (uid, gid) = sys::file_ids();
     let in_group = |wanted: u32| -> nix::Result<bool> {
         let groups = nix::unistd::getgroups()?;
-        Ok(wanted == present.st_gid || wanted == gid || groups.iter().any(|group| group.as_raw() == wanted))
+        Ok(wanted == present.st_gid
+            || wanted == gid
+            || groups.iter().any(|group| group.as_raw() == wanted))
     };
     let keeps_owner = changes.uid.is_none_or(|wanted| wanted == present.st_uid);
     Ok(present.st_uid == uid && keeps_owner && changes.gid.map_or(Ok(true), in_group)?)
@@ -269,13 +285,15 @@ mod tests {
 
     const OWNER: u32 = 61_001;
     const OTHER: u32 = 61_002;
-    const FLAGS: [OpenFlags; 3] = [OpenFlags::READ, OpenFlags::WRITE, OpenFlags::WRITE.union(OpenFlags::TRUNCATE)];
+    const FLAGS: [OpenFlags; 3] =
+        [OpenFlags::READ, OpenFlags::WRITE, OpenFlags::WRITE.union(OpenFlags::TRUNCATE)];
 
-    /// rw-r----- as an extended attribute has it: a version, and (tag, rights, nobody in particular) each.
+    /// rw-r----- as an extended attribute has it: a version, and (tag, rights, nobody in
+    /// particular) each.
     const ACL: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x04\0\x04\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";
 
-    /// Directories (name, mode), each with a file that all may write, one that only its owner may, a directory, a link
-    /// and a pipe.
+    /// Directories (name, mode), each with a file that all may write, one that only its owner may,
+    /// a directory, a link and a pipe.
     const DIRECTORIES: [(&str, u32); 3] = [("open", 0o777), ("closed", 0o755), ("sticky", 0o1777)];
 
     const FILES: [&str; 5] = ["own", "shared", "d", "link", "pipe"];
@@ -286,13 +304,18 @@ mod tests {
             fs::create_dir(&directory).unwrap();
             for (file, mode) in [("shared", 0o666), ("own", 0o644)] {
                 fs::write(directory.join(file), "x").unwrap();
-                fs::set_permissions(directory.join(file), fs::Permissions::from_mode(mode)).unwrap();
+                fs::set_permissions(directory.join(file), fs::Permissions::from_mode(mode))
+                    .unwrap();
             }
             fs::create_dir(directory.join("d")).unwrap();
             fs::hard_link(directory.join("own"), directory.join("again")).unwrap();
             fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
             symlink("own", directory.join("link")).unwrap();
-            nix::unistd::mkfifo(&directory.join("pipe"), nix::sys::stat::Mode::from_bits_truncate(0o644)).unwrap();
+            nix::unistd::mkfifo(
+                &directory.join("pipe"),
+                nix::sys::stat::Mode::from_bits_truncate(0o644),
+            )
+            .unwrap();
             chown(directory.join("pipe"), Some(OWNER), Some(OWNER)).unwrap();
             for path in ["", "shared", "own", "d"] {
                 chown(directory.join(path), Some(OWNER), Some(OWNER)).unwrap();
@@ -324,7 +347,13 @@ mod tests {
             for name in ["new", "own", "d"] {
                 let name: OsString = name.into();
                 ops.push(Op::MakeDirectory { parent, name: name.clone(), mode });
-                ops.push(Op::MakeNode { parent, name: name.clone(), mode, kind: Kind::Fifo, rdev: 0 });
+                ops.push(Op::MakeNode {
+                    parent,
+                    name: name.clone(),
+                    mode,
+                    kind: Kind::Fifo,
+                    rdev: 0,
+                });
                 ops.push(Op::Symlink { parent, name: name.clone(), target: "x".into() });
                 ops.push(Op::Remove { parent, name: name.clone(), what: Removal::File });
                 ops.push(Op::Remove { parent, name: name.clone(), what: Removal::Directory });
@@ -334,7 +363,11 @@ mod tests {
                 }
                 for (other, _) in DIRECTORIES {
                     for file in ["own", "shared"] {
-                        ops.push(Op::Link { file: id(other, file).into(), parent, name: name.clone() });
+                        ops.push(Op::Link {
+                            file: id(other, file).into(),
+                            parent,
+                            name: name.clone(),
+                        });
                     }
                     for old in ["missing", "own", "d", "again"] {
                         for how in [Renaming::Replace, Renaming::NoReplace, Renaming::Exchange] {
@@ -346,11 +379,18 @@ mod tests {
             }
             for file in FILES {
                 let place = Place::from(id(directory, file));
-                ops.extend(changes_of_attributes().into_iter().map(|changes| Op::Set { place, changes }));
+                ops.extend(
+                    changes_of_attributes().into_iter().map(|changes| Op::Set { place, changes }),
+                );
                 ops.extend(FLAGS.map(|flags| Op::Open { file: place.file, flags }));
                 for name in ["user.a", "system.posix_acl_access"] {
                     let (name, value) = (OsString::from(name), bytes::Bytes::from_static(ACL));
-                    ops.push(Op::SetAttribute { place, name: name.clone(), value, how: AttributeChange::Any });
+                    ops.push(Op::SetAttribute {
+                        place,
+                        name: name.clone(),
+                        value,
+                        how: AttributeChange::Any,
+                    });
                     ops.push(Op::RemoveAttribute { place, name });
                 }
             }
@@ -380,17 +420,28 @@ mod tests {
             let top = tempfile::tempdir_in("/var/tmp").unwrap();
             fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
             make(top.path());
-            let directory = Directory::open(machine.clone(), top.path(), Rights::Callers, Mutability::ReadWrite);
+            let directory = Directory::open(
+                machine.clone(),
+                top.path(),
+                Rights::Callers,
+                Mutability::ReadWrite,
+            );
             let session = DirectorySession::open(directory.unwrap(), Liveness::Own);
             let mut ids = HashMap::new();
-            for (directory, name) in DIRECTORIES.iter().flat_map(|(directory, _)| FILES.map(|name| (*directory, name)))
+            for (directory, name) in
+                DIRECTORIES.iter().flat_map(|(directory, _)| FILES.map(|name| (*directory, name)))
             {
-                let op = Op::Walk { from: session.root(), names: vec![directory.into(), name.into()] };
-                let Answer::Walked(walked) = session.call(caller, op).await.unwrap() else { panic!("walked") };
+                let op =
+                    Op::Walk { from: session.root(), names: vec![directory.into(), name.into()] };
+                let Answer::Walked(walked) = session.call(caller, op).await.unwrap() else {
+                    panic!("walked")
+                };
                 ids.insert((directory, ""), walked.entries[0].attributes.id);
                 ids.insert((directory, name), walked.entries[1].attributes.id);
             }
-            let ops = ops(|directory, name| *ids.iter().find(|(key, _)| **key == (directory, name)).unwrap().1);
+            let ops = ops(|directory, name| {
+                *ids.iter().find(|(key, _)| **key == (directory, name)).unwrap().1
+            });
             Self { _top: top, session, ops }
         }
     }

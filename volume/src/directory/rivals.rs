@@ -9,8 +9,8 @@ use std::{
 /// An account's use counts half after this time: commands of a shell follow one another sooner.
 const HALF_LIFE: Duration = Duration::from_millis(50);
 
-/// An account that has used so much of late is at work: some 1.4 % of a processor all the time, or one
-/// start of a command.
+/// An account that has used so much of late is at work: some 1.4 % of a processor all the time, or
+/// one start of a command.
 const AT_WORK: Duration = Duration::from_millis(1);
 
 /// Accounts that are remembered: those that have used most.

@@ -1,5 +1,5 @@
-//! One session with a directory, and the way of one op: what it is going to touch, whom that has to wait for, what
-//! happens, and how things are then.
+//! One session with a directory, and the way of one op: what it is going to touch, whom that has to
+//! wait for, what happens, and how things are then.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -31,8 +31,9 @@ use crate::{
     keeper::{Begun, Keeper},
     leases::{self, FLUSH_TIME, File, Intent, LEASE_TIME, SessionId, overlap},
     store::{
-        Acls, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, Notice, Notices, Op, OpenFlags, Pieces,
-        Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched, Write,
+        Acls, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, Notice, Notices, Op,
+        OpenFlags, Pieces, Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched,
+        Write,
     },
 };
 
@@ -49,7 +50,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// What one op is going to touch.
 pub type Intents = Vec<(File, FileId, Intent)>;
 
-/// A session with a [`Directory`]. The last clone's end closes its files and gives back its locks and leases.
+/// A session with a [`Directory`]. The last clone's end closes its files and gives back its locks
+/// and leases.
 #[derive(Debug, Clone)]
 pub struct DirectorySession(pub(super) Arc<Session>);
 
@@ -151,8 +153,8 @@ impl DirectorySession {
         self.0.keeper().table().name(self.0.id, name);
     }
 
-    /// It ends, whoever still has a share of it: what it has open is closed, its locks and leases are given
-    /// back, and what it asks for from now on is refused with `ESTALE`.
+    /// It ends, whoever still has a share of it: what it has open is closed, its locks and leases
+    /// are given back, and what it asks for from now on is refused with `ESTALE`.
     pub fn end(&self) {
         self.0.end();
     }
@@ -193,12 +195,16 @@ impl DirectorySession {
 
     /// See [`crate::leases::LeaseTable::missed_recalls`].
     #[must_use]
-    pub fn missed_recalls(&self, after: Option<leases::Place>, until: Stamp) -> (Vec<Notice>, Option<leases::Place>) {
+    pub fn missed_recalls(
+        &self,
+        after: Option<leases::Place>,
+        until: Stamp,
+    ) -> (Vec<Notice>, Option<leases::Place>) {
         self.0.keeper().table().missed_recalls(self.0.id, after, until)
     }
 
-    /// What other programs of this machine have changed until now is told to the listener before its notice with this stamp. `None`: the
-    /// session has ended.
+    /// What other programs of this machine have changed until now is told to the listener before
+    /// its notice with this stamp. `None`: the session has ended.
     pub async fn mark(&self) -> Option<Stamp> {
         self.0.catch_up().await.ok()?;
         self.0.tell_changed().await.ok()?;
@@ -250,7 +256,8 @@ impl Store for DirectorySession {
             Op::Settle(how) => session.settle(how).await,
             Op::Reserve { directory, bytes } => {
                 let owner = caller.clone();
-                let reserve = move |session: &Arc<Session>| session.reserve(&owner, directory, bytes);
+                let reserve =
+                    move |session: &Arc<Session>| session.reserve(&owner, directory, bytes);
                 session.as_caller(caller, reserve).await.map(|()| Answer::Done)
             }
             Op::Return(returned) => {
@@ -263,7 +270,9 @@ impl Store for DirectorySession {
                 session.keeper().forgotten(session.id, lost);
                 Ok(Answer::Done)
             }
-            op @ (Op::Open { .. } | Op::Create { .. } | Op::Set { .. }) => session.open_in_time(caller, op).await,
+            op @ (Op::Open { .. } | Op::Create { .. } | Op::Set { .. }) => {
+                session.open_in_time(caller, op).await
+            }
             op => session.perform(caller, op).await,
         }
     }
@@ -272,7 +281,11 @@ impl Store for DirectorySession {
         super::transfer::read(&self.0, caller, parts)
     }
 
-    async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    async fn write(
+        &self,
+        caller: &Caller,
+        writes: Vec<Write>,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
         super::transfer::write(&self.0, caller, writes, None).await
     }
 
@@ -318,7 +331,8 @@ async fn tell(session: Weak<Session>, sender: mpsc::Sender<Notice>) {
             // A session of our own is renewed in time.
             () = tokio::time::sleep(LEASE_TIME / 4) => continue,
         };
-        // It has ended, though somebody still has it: asking again would be answered at once, for ever.
+        // It has ended, though somebody still has it: asking again would be answered at once, for
+        // ever.
         let Some(notices) = notices else { return };
         for notice in notices {
             if sender.send(notice).await.is_err() {
@@ -376,8 +390,8 @@ impl Session {
         self.keeper().unlocked.notify(self.directory.nodes.file(file));
     }
 
-    /// Does something on one of the account's threads, with exactly the caller's rights. All that depends
-    /// on names and files of the export is done in here.
+    /// Does something on one of the account's threads, with exactly the caller's rights. All that
+    /// depends on names and files of the export is done in here.
     pub async fn as_caller<T, F>(self: &Arc<Self>, caller: &Caller, job: F) -> Result<T, Errno>
     where
         T: Send + 'static,
@@ -388,7 +402,11 @@ impl Session {
     }
 
     /// See [`Self::as_caller`]; what keeps a processor busy.
-    pub async fn as_caller_at_low_priority<T, F>(self: &Arc<Self>, caller: &Caller, job: F) -> Result<T, Errno>
+    pub async fn as_caller_at_low_priority<T, F>(
+        self: &Arc<Self>,
+        caller: &Caller,
+        job: F,
+    ) -> Result<T, Errno>
     where
         T: Send + 'static,
         F: FnOnce(&Arc<Self>) -> Result<T, Fault> + Send + 'static,
@@ -398,7 +416,11 @@ impl Session {
     }
 
     /// The job, done with the caller's rights.
-    fn acting<T, F>(self: &Arc<Self>, caller: &Caller, job: F) -> impl FnOnce() -> Result<T, Errno> + Send + use<T, F>
+    fn acting<T, F>(
+        self: &Arc<Self>,
+        caller: &Caller,
+        job: F,
+    ) -> impl FnOnce() -> Result<T, Errno> + Send + use<T, F>
     where
         F: FnOnce(&Arc<Self>) -> Result<T, Fault> + Send,
     {
@@ -423,14 +445,16 @@ impl Session {
         self.keeper().table().renew(self.id, crate::clock::now());
     }
 
-    /// Opens a file that a program of the server may have leased (F_SETLEASE of fcntl(2)) as open(2)
-    /// does: when the lease is given up. No thread waits meanwhile, since that may take long: the
-    /// kernel is asked again and again.
+    /// Opens a file that a program of the server may have leased (F_SETLEASE of fcntl(2)) as
+    /// open(2) does: when the lease is given up. No thread waits meanwhile, since that may take
+    /// long: the kernel is asked again and again.
     async fn open_in_time(self: &Arc<Self>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let begun = crate::clock::now();
         loop {
             match self.perform(caller, op.clone()).await {
-                Err(Errno::EAGAIN) if crate::clock::now() - begun < LEASES_END && !self.is_over() => {
+                Err(Errno::EAGAIN)
+                    if crate::clock::now() - begun < LEASES_END && !self.is_over() =>
+                {
                     tokio::time::sleep(ASK_AGAIN).await;
                 }
                 answer => return answer,
@@ -480,9 +504,9 @@ impl Session {
         Ok(Attempt::Done(answer))
     }
 
-    /// One at a time for each session, and few for each account: what these cost others is bounded. Whoever is waited for
-    /// answers by [`Op::Return`] and writes, which never wait for a turn in here, so that turns can't wait for each
-    /// other; and a recall ends by time in any case.
+    /// One at a time for each session, and few for each account: what these cost others is bounded.
+    /// Whoever is waited for answers by [`Op::Return`] and writes, which never wait for a turn in
+    /// here, so that turns can't wait for each other; and a recall ends by time in any case.
     async fn settle(self: &Arc<Self>, how: Settling) -> Result<Answer, Errno> {
         let _turn = self.settling.lock().await;
         let _place = self.directory.machine.settling.take(&self.account, 1).await;
@@ -504,7 +528,8 @@ impl Session {
         Ok(Answer::Settled(self.keeper().table().next_stamp()))
     }
 
-    /// Whoever has run a command that changed files is likely to look at them next: it is told how they are before it asks.
+    /// Whoever has run a command that changed files is likely to look at them next: it is told how
+    /// they are before it asks.
     async fn tell_changed(self: &Arc<Self>) -> Result<(), Errno> {
         let changed = self.keeper().table().take_changed(self.id);
         if changed.is_empty() || self.directory.watched == Watched::LeaseEnd {
@@ -513,7 +538,11 @@ impl Session {
         let caller = self.last_caller.lock().expect("not poisoned").clone();
         let tell = move |session: &Arc<Self>| {
             for file in changed {
-                let entry = session.directory.nodes.node(file).and_then(|node| session.entry_of_node(&node));
+                let entry = session
+                    .directory
+                    .nodes
+                    .node(file)
+                    .and_then(|node| session.entry_of_node(&node));
                 // It is gone, or somebody else holds it.
                 if let Some(entry) = entry.ok().filter(|entry| !entry.leases.is_empty()) {
                     session.keeper().table().tell(session.id, entry);
@@ -534,8 +563,8 @@ impl Session {
         self.directory.machine.workers.run(&self.account, catch_up).await
     }
 
-    /// Says what is about to happen. A change of an export that is not to be changed does not happen: it is refused when it
-    /// is executed, and until then nobody gives anything up for it.
+    /// Says what is about to happen. A change of an export that is not to be changed does not
+    /// happen: it is refused when it is executed, and until then nobody gives anything up for it.
     pub fn announce(&self, mut intents: Intents) -> Begun {
         if self.directory.require_writable().is_err() {
             intents.retain(|(_, _, intent)| *intent == Intent::Look);
@@ -548,17 +577,27 @@ impl Session {
         let change = |id: FileId, leases| self.intent(id, Intent::Change(leases));
         Ok(match op {
             Op::Walk { from, names } => self.looks(|| self.walked_ids(*from, names)),
-            Op::List { directory, cookie, limit } => self.looks(|| self.listed_ids(*directory, *cookie, *limit)),
-            Op::Attributes(place) | Op::Seek { place, .. } => vec![self.intent(place.file, Intent::Look)],
+            Op::List { directory, cookie, limit } => {
+                self.looks(|| self.listed_ids(*directory, *cookie, *limit))
+            }
+            Op::Attributes(place) | Op::Seek { place, .. } => {
+                vec![self.intent(place.file, Intent::Look)]
+            }
             Op::Set { place, changes } => vec![self.intent(place.file, setting(changes))],
-            Op::MakeDirectory { parent, .. } | Op::MakeNode { parent, .. } | Op::Symlink { parent, .. } => {
+            Op::MakeDirectory { parent, .. }
+            | Op::MakeNode { parent, .. }
+            | Op::Symlink { parent, .. } => {
                 vec![change(*parent, NAMES)]
             }
-            Op::Link { file, parent, .. } => vec![change(*parent, NAMES), change(file.file, Leases::ATTRIBUTES)],
+            Op::Link { file, parent, .. } => {
+                vec![change(*parent, NAMES), change(file.file, Leases::ATTRIBUTES)]
+            }
             Op::Remove { parent, name, .. } => {
                 // A name that is not there may be one that another session has not sent yet.
                 let child = self.child_id(*parent, name)?;
-                std::iter::once(change(*parent, NAMES)).chain(child.map(|child| change(child, NAMES))).collect()
+                std::iter::once(change(*parent, NAMES))
+                    .chain(child.map(|child| change(child, NAMES)))
+                    .collect()
             }
             Op::Rename { from, to, .. } => {
                 let (file, other) = (self.child_id(from.0, &from.1)?, self.child_id(to.0, &to.1)?);
@@ -572,7 +611,9 @@ impl Session {
                 intents
             }
             Op::Create { parent, name, flags, .. } => match self.child_id(*parent, name)? {
-                Some(file) if !flags.contains(OpenFlags::EXCLUSIVE) => vec![self.intent(file, opening(*flags))],
+                Some(file) if !flags.contains(OpenFlags::EXCLUSIVE) => {
+                    vec![self.intent(file, opening(*flags))]
+                }
                 Some(_) => return Err(Errno::EEXIST.into()),
                 None => vec![change(*parent, NAMES)],
             },
@@ -598,7 +639,9 @@ impl Session {
     /// With the space that the caller has reserved.
     fn execute_for(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
         match op {
-            Op::CreateWhole { put, .. } => self.reserved.spending(caller).spend(put.what.room(), || self.execute(op)),
+            Op::CreateWhole { put, .. } => {
+                self.reserved.spending(caller).spend(put.what.room(), || self.execute(op))
+            }
             op => self.execute(op),
         }
     }
@@ -606,23 +649,32 @@ impl Session {
     pub fn execute(&self, op: &Op) -> Result<Answer, Fault> {
         match op {
             Op::Walk { from, names } => self.walk(*from, names).map(Answer::Walked),
-            Op::List { directory, cookie, limit } => self.list(*directory, (*cookie, *limit)).map(Answer::Listing),
+            Op::List { directory, cookie, limit } => {
+                self.list(*directory, (*cookie, *limit)).map(Answer::Listing)
+            }
             Op::Attributes(place) => self.entry_of(*place).map(Answer::Entry),
             Op::Set { place, changes } => self.set(*place, changes).map(Answer::Entry),
             Op::ReadLink(file) => self.read_link(*file),
-            Op::MakeDirectory { .. } | Op::MakeNode { .. } | Op::Symlink { .. } | Op::Link { .. } => self.make(op),
+            Op::MakeDirectory { .. }
+            | Op::MakeNode { .. }
+            | Op::Symlink { .. }
+            | Op::Link { .. } => self.make(op),
             Op::Remove { parent, name, what } => self.remove((*parent, name), *what),
             Op::Rename { from, to, how } => self.rename((from, to), *how),
-            Op::Create { parent, name, mode, flags } => self.create((*parent, name), (*mode, *flags)),
+            Op::Create { parent, name, mode, flags } => {
+                self.create((*parent, name), (*mode, *flags))
+            }
             Op::CreateWhole { put, flags } => self.create_whole(put, *flags),
             Op::Open { file, flags } => self.open(*file, *flags),
             Op::Close(handle) => self.close(*handle),
             Op::Sync { place, what } => self.sync(*place, *what),
             Op::Seek { place, offset, what } => self.seek(*place, (*offset, *what)),
-            Op::FileSystem => attributes::file_system(self.directory.nodes.root().fd.as_fd()).map(Answer::FileSystem),
-            Op::GetAttribute { .. } | Op::SetAttribute { .. } | Op::ListAttributes(_) | Op::RemoveAttribute { .. } => {
-                self.extended(op)
-            }
+            Op::FileSystem => attributes::file_system(self.directory.nodes.root().fd.as_fd())
+                .map(Answer::FileSystem),
+            Op::GetAttribute { .. }
+            | Op::SetAttribute { .. }
+            | Op::ListAttributes(_)
+            | Op::RemoveAttribute { .. } => self.extended(op),
             Op::TestLock { place, owner, lock } => super::locks::test(self, (*place, *owner), lock),
             Op::Unlock { file, owner } => {
                 super::locks::unlock(self, *file, *owner);
@@ -654,7 +706,9 @@ impl Session {
             Op::GetAttribute { name, .. } => {
                 Some(Answer::Value { value: attributes::value(target.fd(), name)?, stamp })
             }
-            Op::ListAttributes(_) => Some(Answer::Names { names: attributes::names(target.fd())?, stamp }),
+            Op::ListAttributes(_) => {
+                Some(Answer::Names { names: attributes::names(target.fd())?, stamp })
+            }
             Op::SetAttribute { name, value, how, .. } => {
                 self.directory.require_writable()?;
                 attributes::set_value(target.fd(), name, value, *how)?;
@@ -670,7 +724,8 @@ impl Session {
         answer.map_or_else(|| self.entry_of(*place).map(Answer::Entry), Ok)
     }
 
-    /// What is held under [`Leases::WRITE`] by others, of files that are about to be told of. Most often nobody holds any.
+    /// What is held under [`Leases::WRITE`] by others, of files that are about to be told of. Most
+    /// often nobody holds any.
     fn looks(&self, ids: impl FnOnce() -> Vec<FileId>) -> Intents {
         if !self.keeper().table().may_be_held_back(self.id) {
             return Vec::new();
@@ -683,7 +738,11 @@ impl Session {
     }
 
     /// The file that a name means now.
-    pub fn child_id(&self, parent: FileId, name: &std::ffi::OsStr) -> Result<Option<FileId>, Fault> {
+    pub fn child_id(
+        &self,
+        parent: FileId,
+        name: &std::ffi::OsStr,
+    ) -> Result<Option<FileId>, Fault> {
         let parent = self.directory.nodes.node(parent)?;
         match self.directory.nodes.child(&parent, name, Keep::Open) {
             Ok(child) => Ok(Some(child.id)),
@@ -705,8 +764,8 @@ impl Session {
         self.entry((node.fd.as_fd(), node.id), leases)
     }
 
-    /// How a directory is that this session has just made. Nobody else knows it: its names may be made in memory, unless their
-    /// permissions come of more than mode and owner.
+    /// How a directory is that this session has just made. Nobody else knows it: its names may be
+    /// made in memory, unless their permissions come of more than mode and owner.
     pub fn entry_of_new_directory(&self, node: &Node) -> Result<Entry, Fault> {
         let is_plain = attributes::has_no_default_acl(node.fd.as_fd());
         let held_back = if is_plain { Leases::WRITE } else { Leases::empty() };
@@ -714,16 +773,22 @@ impl Session {
     }
 
     /// First the lease, then the look: a change in between is recalled with a later stamp.
-    pub fn entry(&self, (fd, id): (BorrowedFd<'_>, FileId), wanted: Leases) -> Result<Entry, Fault> {
+    pub fn entry(
+        &self,
+        (fd, id): (BorrowedFd<'_>, FileId),
+        wanted: Leases,
+    ) -> Result<Entry, Fault> {
         let file = (self.directory.nodes.file(id), id);
         // Nobody would answer recalls.
         let has_listener = self.has_listener.load(Ordering::Relaxed);
         let wanted = if has_listener { wanted } else { Leases::empty() };
-        let (leases, stamp) = self.keeper().table().grant(self.id, file, wanted, crate::clock::now());
+        let (leases, stamp) =
+            self.keeper().table().grant(self.id, file, wanted, crate::clock::now());
         let mut attributes = attributes::of(fd, id)?;
         if self.tells_acls.load(Ordering::Relaxed) {
             let has_acls = self.directory.nodes.has_acls();
-            attributes.acls = if has_acls { attributes::acls(fd, attributes.kind) } else { Some(Acls::empty()) };
+            attributes.acls =
+                if has_acls { attributes::acls(fd, attributes.kind) } else { Some(Acls::empty()) };
         }
         Ok(Entry { attributes, leases, stamp })
     }

@@ -1,6 +1,6 @@
-//! What may take long is done in steps, each of which waits for a thread behind everybody else's work, and for
-//! earlier steps of its own account: copies in memory keep a processor busy, and all threads of an account would
-//! keep all of them so.
+//! What may take long is done in steps, each of which waits for a thread behind everybody else's
+//! work, and for earlier steps of its own account: copies in memory keep a processor busy, and all
+//! threads of an account would keep all of them so.
 
 use std::{ops::Range, sync::Arc};
 
@@ -55,7 +55,12 @@ async fn copy(
         let copied = session
             .as_caller_at_low_priority(caller, move |session| {
                 let source = session.usable(from.0, OpenFlags::READ)?;
-                super::files::copy_step(&source, &session.usable(to.0, OpenFlags::WRITE)?, offsets, step)
+                super::files::copy_step(
+                    &source,
+                    &session.usable(to.0, OpenFlags::WRITE)?,
+                    offsets,
+                    step,
+                )
             })
             .await;
         match copied {
@@ -85,7 +90,10 @@ async fn allocate(
         };
         session.as_caller_at_low_priority(caller, allocate).await?;
     }
-    session.as_caller(caller, move |session| session.entry_of_writable(place)).await.map(Answer::Entry)
+    session
+        .as_caller(caller, move |session| session.entry_of_writable(place))
+        .await
+        .map(Answer::Entry)
 }
 
 /// What moves bytes within a file is one step: half of it is nothing that was asked for.
@@ -93,7 +101,8 @@ fn steps_of(range: Range<u64>, how: Allocation) -> impl Iterator<Item = Range<u6
     let length = range.end.saturating_sub(range.start);
     let step = match how {
         Allocation::CollapseRange | Allocation::InsertRange => u64::MAX,
-        _ => ALLOCATION_STEP_BYTES.max((length / MAX_ALLOCATION_STEPS).next_multiple_of(ALLOCATION_STEP_BYTES)),
+        _ => ALLOCATION_STEP_BYTES
+            .max((length / MAX_ALLOCATION_STEPS).next_multiple_of(ALLOCATION_STEP_BYTES)),
     };
     // A range without bytes is refused by the kernel.
     let count = length.div_ceil(step).max(1);

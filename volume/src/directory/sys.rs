@@ -1,6 +1,9 @@
-//! System calls that no safe crate has: file handles, the rights of one thread, and fanotify(7). Knows nothing of
-//! volumes.
-#![allow(unsafe_code, reason = "nix and rustix have none of these calls, or not for one thread only")]
+//! System calls that no safe crate has: file handles, the rights of one thread, and fanotify(7).
+//! Knows nothing of volumes.
+#![allow(
+    unsafe_code,
+    reason = "nix and rustix have none of these calls, or not for one thread only"
+)]
 
 use std::{
     mem, ops,
@@ -18,7 +21,8 @@ use crate::store::Caller;
 
 /// The longest handle that the kernel makes (MAX_HANDLE_SZ).
 const MAX_HANDLE_BYTES: usize = 128;
-/// A handle that only tells files apart; more file systems make these (name_to_handle_at(2), Linux 6.5).
+/// A handle that only tells files apart; more file systems make these (name_to_handle_at(2), Linux
+/// 6.5).
 const AT_HANDLE_FID: libc::c_int = 0x200;
 
 /// What a file system calls a file, for as long as it exists.
@@ -77,7 +81,8 @@ pub enum Purpose {
 
 /// The handle of an open file.
 pub fn handle_of(file: BorrowedFd<'_>, purpose: Purpose) -> nix::Result<Handle> {
-    let mut handle = RawHandle { length: MAX_HANDLE_BYTES as u32, kind: 0, bytes: [0; MAX_HANDLE_BYTES] };
+    let mut handle =
+        RawHandle { length: MAX_HANDLE_BYTES as u32, kind: 0, bytes: [0; MAX_HANDLE_BYTES] };
     let mut mount = 0_i32;
     let flags = libc::AT_EMPTY_PATH | if purpose == Purpose::Telling { AT_HANDLE_FID } else { 0 };
     // SAFETY: the path is a C string, the handle has room for as many bytes as its length says.
@@ -96,14 +101,19 @@ pub fn handle_of(file: BorrowedFd<'_>, purpose: Purpose) -> nix::Result<Handle> 
     Ok(Handle { kind: handle.kind, bytes: bytes.into() })
 }
 
-/// Opens a file by its handle (`O_PATH`), on the file system that `mount` is a file of. The one call that
-/// is made with a right which the caller does not have: what comes of it is to be checked.
+/// Opens a file by its handle (`O_PATH`), on the file system that `mount` is a file of. The one
+/// call that is made with a right which the caller does not have: what comes of it is to be
+/// checked.
 pub fn open_handle(mount: BorrowedFd<'_>, handle: &Handle) -> nix::Result<OwnedFd> {
     with_read_search(|| open_handle_as_now(mount, handle))
 }
 
 fn open_handle_as_now(mount: BorrowedFd<'_>, handle: &Handle) -> nix::Result<OwnedFd> {
-    let mut raw = RawHandle { length: handle.bytes.len() as u32, kind: handle.kind, bytes: [0; MAX_HANDLE_BYTES] };
+    let mut raw = RawHandle {
+        length: handle.bytes.len() as u32,
+        kind: handle.kind,
+        bytes: [0; MAX_HANDLE_BYTES],
+    };
     raw.bytes.get_mut(..handle.bytes.len()).ok_or(Errno::EINVAL)?.copy_from_slice(&handle.bytes);
     let flags = libc::O_PATH | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: the handle's length is that of its bytes; the descriptor is new, and nobody else's.
@@ -133,8 +143,8 @@ const READ_SEARCH: Capabilities = 1 << 2;
 /// More groups than an account of a large site has; the kernel sorts them at each change.
 const MAX_GROUPS: usize = 1024;
 
-/// While it lives, this thread reads, writes and owns files as somebody else, without any capability
-/// that this user does not have. Only root can make one.
+/// While it lives, this thread reads, writes and owns files as somebody else, without any
+/// capability that this user does not have. Only root can make one.
 pub struct Acting {
     groups: Vec<libc::gid_t>,
     uid: Uid,
@@ -174,7 +184,10 @@ impl Drop for Acting {
         setfsgid(self.gid);
         let groups = set_groups_of_thread(&self.groups);
         // A thread with somebody else's rights must not serve the next caller.
-        if restored.is_err() || groups.is_err() || file_ids() != (self.uid.as_raw(), self.gid.as_raw()) {
+        if restored.is_err()
+            || groups.is_err()
+            || file_ids() != (self.uid.as_raw(), self.gid.as_raw())
+        {
             std::process::abort();
         }
     }
@@ -186,8 +199,8 @@ pub fn give_up_capabilities() -> nix::Result<()> {
     set_capabilities(kept, kept)
 }
 
-/// Does it with the right to open files by their handles, which the caller that this thread acts for
-/// need not have.
+/// Does it with the right to open files by their handles, which the caller that this thread acts
+/// for need not have.
 fn with_read_search<T>(action: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
     let (effective, permitted) = capabilities()?;
     if effective & READ_SEARCH != 0 || permitted & READ_SEARCH == 0 {
@@ -204,7 +217,10 @@ fn with_read_search<T>(action: impl FnOnce() -> nix::Result<T>) -> nix::Result<T
 /// The numbers with which this thread uses files.
 pub fn file_ids() -> (libc::uid_t, libc::gid_t) {
     // -1 changes nothing (setfsuid(2)).
-    (setfsuid(Uid::from_raw(libc::uid_t::MAX)).as_raw(), setfsgid(Gid::from_raw(libc::gid_t::MAX)).as_raw())
+    (
+        setfsuid(Uid::from_raw(libc::uid_t::MAX)).as_raw(),
+        setfsgid(Gid::from_raw(libc::gid_t::MAX)).as_raw(),
+    )
 }
 
 const CAPABILITIES_VERSION_3: u32 = 0x2008_0522;
@@ -261,13 +277,15 @@ fn set_capabilities(permitted: Capabilities, effective: Capabilities) -> nix::Re
     };
     let data = [part(0), part(32)];
     // SAFETY: both structures are as capset(2) says for this version, and live across the call.
-    Errno::result(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr()) }).map(drop)
+    Errno::result(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr()) })
+        .map(drop)
 }
 
 /// libc's own function sets the groups of all threads.
 fn set_groups_of_thread(groups: &[libc::gid_t]) -> nix::Result<()> {
     // SAFETY: as many numbers are read as the slice has.
-    Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(drop)
+    Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })
+        .map(drop)
 }
 
 /// A queue of what happens in file systems.
@@ -281,9 +299,16 @@ pub fn fanotify(flags: u32) -> nix::Result<OwnedFd> {
 }
 
 /// Has the queue get events of `file`, or of its whole file system.
-pub fn fanotify_mark(queue: BorrowedFd<'_>, flags: u32, events: u64, file: BorrowedFd<'_>) -> nix::Result<()> {
+pub fn fanotify_mark(
+    queue: BorrowedFd<'_>,
+    flags: u32,
+    events: u64,
+    file: BorrowedFd<'_>,
+) -> nix::Result<()> {
     // SAFETY: with a null path the descriptor itself is meant (fanotify_mark(2)).
-    let done = unsafe { libc::fanotify_mark(queue.as_raw_fd(), flags, events, file.as_fd().as_raw_fd(), ptr::null()) };
+    let done = unsafe {
+        libc::fanotify_mark(queue.as_raw_fd(), flags, events, file.as_fd().as_raw_fd(), ptr::null())
+    };
     Errno::result(done).map(drop)
 }
 
@@ -317,7 +342,8 @@ pub fn events(mut read: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     while read.len() >= HEADER_BYTES {
         // SAFETY: there are enough bytes, and any are valid for this structure of numbers.
-        let event: libc::fanotify_event_metadata = unsafe { ptr::read_unaligned(read.as_ptr().cast()) };
+        let event: libc::fanotify_event_metadata =
+            unsafe { ptr::read_unaligned(read.as_ptr().cast()) };
         let Some((whole, rest)) = read.split_at_checked(event.event_len as usize) else { break };
         let Some(records) = whole.get(event.metadata_len.into()..) else { break };
         events.push(Event { mask: event.mask, pid: event.pid, files: event_files(records) });
@@ -329,15 +355,21 @@ pub fn events(mut read: &[u8]) -> Vec<Event> {
     events
 }
 
-/// Each record: its kind, a byte of padding, two bytes of length; the file system's eight bytes; the handle; the name.
+/// Each record: its kind, a byte of padding, two bytes of length; the file system's eight bytes;
+/// the handle; the name.
 fn event_files(mut records: &[u8]) -> Vec<EventFile> {
     const FSID: ops::Range<usize> = 4..12;
     const LENGTH: ops::Range<usize> = 2..4;
     let mut files = Vec::new();
     while let Some(length) = records.get(LENGTH).and_then(|bytes| <[u8; 2]>::try_from(bytes).ok()) {
-        let Some((record, rest)) = records.split_at_checked(u16::from_ne_bytes(length).into()) else { break };
+        let Some((record, rest)) = records.split_at_checked(u16::from_ne_bytes(length).into())
+        else {
+            break;
+        };
         records = rest;
-        let (Some(system), Some(handle)) = (record.get(FSID), record.get(FSID.end..)) else { break };
+        let (Some(system), Some(handle)) = (record.get(FSID), record.get(FSID.end..)) else {
+            break;
+        };
         let system = <[u8; 8]>::try_from(system).map_or(0, u64::from_ne_bytes);
         let Some(parsed) = Handle::from_record(handle) else { continue };
         let name = handle.get(8 + parsed.bytes.len()..).unwrap_or_default();
@@ -393,7 +425,8 @@ mod tests {
 
     #[test]
     fn digests_differ() {
-        let all: std::collections::HashSet<u64> = (0..10_000_u32).map(|n| digest(1, &n.to_le_bytes())).collect();
+        let all: std::collections::HashSet<u64> =
+            (0..10_000_u32).map(|n| digest(1, &n.to_le_bytes())).collect();
         assert_eq!(all.len(), 10_000);
         assert_ne!(digest(1, &[0]), digest(1, &[0, 0]));
     }

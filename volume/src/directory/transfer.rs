@@ -31,7 +31,10 @@ use super::{
 use crate::{
     keeper::Begun,
     leases::Intent,
-    store::{Answer, Caller, Entry, FileId, Leases, NewFile, OpenFlags, Piece, Pieces, Place, Put, ReadPart, Write},
+    store::{
+        Answer, Caller, Entry, FileId, Leases, NewFile, OpenFlags, Piece, Pieces, Place, Put,
+        ReadPart, Write,
+    },
 };
 
 /// What is read at a time.
@@ -40,12 +43,13 @@ const PIECE_BYTES: u64 = 256 << 10;
 const PARALLEL_PARTS: usize = 4;
 /// Pieces that wait for whoever reads them: 1 MiB.
 const PIECES: usize = 4;
-/// Bytes of a read that may be in memory here before somebody takes them: those that wait, and one of
-/// each part that is being read.
+/// Bytes of a read that may be in memory here before somebody takes them: those that wait, and one
+/// of each part that is being read.
 pub const READ_BYTES: usize = (PIECES + PARALLEL_PARTS) * PIECE_BYTES as usize;
 
-/// One job of a batch of writes takes no longer, but for its last write: then others have the thread, and a session that has
-/// ended gets no further job. Less than what is taken for waiting for a disk (`workers`), so that it counts as work.
+/// One job of a batch of writes takes no longer, but for its last write: then others have the
+/// thread, and a session that has ended gets no further job. Less than what is taken for waiting
+/// for a disk (`workers`), so that it counts as work.
 const WRITING: Duration = Duration::from_millis(2);
 
 /// A part under way.
@@ -117,7 +121,8 @@ async fn read_pieces(
         () = begun.clear() => {}
         () = sender.closed() => return Ok(()),
     }
-    let mut next = session.as_caller(&caller, move |session| session.first_piece(number, &part)).await?;
+    let mut next =
+        session.as_caller(&caller, move |session| session.first_piece(number, &part)).await?;
     loop {
         let (piece, reading) = next;
         tokio::select! {
@@ -133,9 +138,9 @@ async fn read_pieces(
     }
 }
 
-/// What writes are charged with while they are in memory. Invariant: what is written at once waits for nobody
-/// but the disk, since what waits for others has a pool of its own. So the holder of a right to write can always give
-/// back what others, of its own account, too, wait for.
+/// What writes are charged with while they are in memory. Invariant: what is written at once waits
+/// for nobody but the disk, since what waits for others has a pool of its own. So the holder of a
+/// right to write can always give back what others, of its own account, too, wait for.
 #[derive(Debug)]
 pub struct WriteRoom {
     /// Taken before.
@@ -177,7 +182,9 @@ pub async fn write(
     let mut begun = None;
     while results.len() < held.0.len() {
         let (job_held, first, owner) = (held.clone(), results.len(), caller.clone());
-        let job = move |session: &Arc<Session>| Ok(session.write_some(&owner, &job_held.0[first..], begun));
+        let job = move |session: &Arc<Session>| {
+            Ok(session.write_some(&owner, &job_held.0[first..], begun))
+        };
         let (more, mut waits) = match session.as_caller(caller, job).await {
             Ok(written) => written,
             Err(errno) if results.is_empty() => return Err(errno),
@@ -189,7 +196,8 @@ pub async fn write(
         };
         results.extend(more);
         if let Some(waits) = &mut waits {
-            let may_wait = held.1.lock().expect("not poisoned").as_mut().is_none_or(|room| room.wait(session));
+            let may_wait =
+                held.1.lock().expect("not poisoned").as_mut().is_none_or(|room| room.wait(session));
             // What is done can't be undone: the rest waits where it is.
             if !may_wait && results.is_empty() {
                 return Err(Errno::EAGAIN);
@@ -203,7 +211,9 @@ pub async fn write(
 
 impl Session {
     fn begin_of(&self, files: &[(FileId, Intent)]) -> Begun {
-        self.announce(files.iter().map(|(id, what)| (self.directory.nodes.file(*id), *id, *what)).collect())
+        self.announce(
+            files.iter().map(|(id, what)| (self.directory.nodes.file(*id), *id, *what)).collect(),
+        )
     }
 
     fn first_piece(&self, part: u32, of: &ReadPart) -> Result<(Piece, Option<Reading>), Fault> {
@@ -221,7 +231,11 @@ impl Session {
         self.piece_of(file, reading)
     }
 
-    fn piece_of(&self, file: Usable, mut reading: Reading) -> Result<(Piece, Option<Reading>), Fault> {
+    fn piece_of(
+        &self,
+        file: Usable,
+        mut reading: Reading,
+    ) -> Result<(Piece, Option<Reading>), Fault> {
         let wanted = reading.end.saturating_sub(reading.offset).min(PIECE_BYTES);
         let data = read_fully(&file, reading.offset, wanted as usize)?;
         let (part, offset) = (reading.part, reading.offset);
@@ -229,7 +243,9 @@ impl Session {
         let is_last = (data.len() as u64) < wanted || reading.offset >= reading.end;
         let entry = match reading.first.take() {
             Some(first) => Some(first),
-            None if is_last => Some(self.entry((file.as_fd(), reading.place.file), Leases::empty())?),
+            None if is_last => {
+                Some(self.entry((file.as_fd(), reading.place.file), Leases::empty())?)
+            }
             None => None,
         };
         let piece = Piece { part, offset, data: Ok(data), is_last, entry };
@@ -237,7 +253,8 @@ impl Session {
         Ok((piece, Some(reading).filter(|_| !is_last)))
     }
 
-    /// As many as can be written without waiting, in [`WRITING`]. `begun`: what the first of them has waited for.
+    /// As many as can be written without waiting, in [`WRITING`]. `begun`: what the first of them
+    /// has waited for.
     fn write_some(
         &self,
         caller: &Caller,
@@ -299,7 +316,11 @@ impl Session {
     }
 
     /// At an offset, or at the end, which the kernel finds in the same step.
-    fn write_bytes(&self, place: Place, (data, offset): (&Bytes, Option<u64>)) -> Result<Entry, Fault> {
+    fn write_bytes(
+        &self,
+        place: Place,
+        (data, offset): (&Bytes, Option<u64>),
+    ) -> Result<Entry, Fault> {
         let file = self.usable(place, OpenFlags::WRITE)?;
         write_all(&file, data, offset)?;
         self.entry((file.as_fd(), place.file), Leases::ATTRIBUTES)
@@ -311,7 +332,8 @@ impl Session {
         self.directory.nodes.descend(&directory, above)
     }
 
-    /// A file that gets its name when it is complete. `None`: the file system has no files without names.
+    /// A file that gets its name when it is complete. `None`: the file system has no files without
+    /// names.
     fn put_whole(
         (parent, name): (&Node, &OsStr),
         (data, mode): (&Bytes, Mode),
@@ -320,7 +342,9 @@ impl Session {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = match rustix::fs::openat2(&parent.fd, ".", flags, mode, BENEATH) {
             Ok(file) => file,
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR | rustix::io::Errno::INVAL) => return Ok(None),
+            Err(
+                rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR | rustix::io::Errno::INVAL,
+            ) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         };
         write_all(&file, data, Some(0))?;
@@ -329,7 +353,8 @@ impl Session {
         let by = format!("/proc/self/fd/{}", file.as_raw_fd());
         match rustix::fs::linkat(rustix::fs::CWD, by, &parent.fd, name, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => Ok(Some(file)),
-            // A file of another owner may not be linked (proc(5), protected_hardlinks), and /proc may be hidden.
+            // A file of another owner may not be linked (proc(5), protected_hardlinks), and /proc
+            // may be hidden.
             Err(rustix::io::Errno::PERM | rustix::io::Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -370,7 +395,8 @@ impl Session {
             NewFile::Symlink { target } => rustix::fs::symlinkat(target, &parent.fd, name)?,
             NewFile::Regular { data } => {
                 let file = Self::put_file((&parent, name), data, put)?;
-                let node = self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
+                let node =
+                    self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
                 // Nobody else knows it.
                 return self.entry((node.fd.as_fd(), node.id), BYTES | Leases::WRITE);
             }
@@ -388,7 +414,11 @@ impl Session {
 }
 
 /// A file that has its name from the start: who ends this program meanwhile leaves a part of it.
-fn put_by_name((parent, name): (&Node, &OsStr), (data, mode): (&Bytes, Mode), put: &Put) -> Result<OwnedFd, Fault> {
+fn put_by_name(
+    (parent, name): (&Node, &OsStr),
+    (data, mode): (&Bytes, Mode),
+    put: &Put,
+) -> Result<OwnedFd, Fault> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH)?;
     let written = write_all(&file, data, Some(0)).and_then(|()| change(file.as_fd(), put));
@@ -412,7 +442,12 @@ fn read_fully(file: &Usable, offset: u64, wanted: usize) -> Result<Bytes, Fault>
     let mut filled = 0;
     while filled < wanted {
         let mut slice = [IoSliceMut::new(&mut data[filled..])];
-        match rustix::io::preadv2(file, &mut slice, offset + filled as u64, ReadWriteFlags::empty())? {
+        match rustix::io::preadv2(
+            file,
+            &mut slice,
+            offset + filled as u64,
+            ReadWriteFlags::empty(),
+        )? {
             0 => break,
             read => filled += read,
         }
@@ -421,10 +456,15 @@ fn read_fully(file: &Usable, offset: u64, wanted: usize) -> Result<Bytes, Fault>
     Ok(data.freeze())
 }
 
-fn write_all(file: impl std::os::fd::AsFd, mut data: &[u8], mut offset: Option<u64>) -> Result<(), Fault> {
+fn write_all(
+    file: impl std::os::fd::AsFd,
+    mut data: &[u8],
+    mut offset: Option<u64>,
+) -> Result<(), Fault> {
     while !data.is_empty() {
         let flags = if offset.is_none() { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
-        let written = rustix::io::pwritev2(&file, &[IoSlice::new(data)], offset.unwrap_or_default(), flags)?;
+        let written =
+            rustix::io::pwritev2(&file, &[IoSlice::new(data)], offset.unwrap_or_default(), flags)?;
         data = &data[written..];
         if let Some(offset) = &mut offset {
             *offset += written as u64;

@@ -1,11 +1,14 @@
-//! What other programs of this machine change, as fanotify(7) tells it: each change becomes a recall. What this process
-//! does itself is announced beforehand ([`crate::keeper`]) and passed over here.
+//! What other programs of this machine change, as fanotify(7) tells it: each change becomes a
+//! recall. What this process does itself is announced beforehand ([`crate::keeper`]) and passed
+//! over here.
 //!
-//! With root's rights a whole file system is watched. Stores through a shared mapping are told of by nothing in
-//! the kernel before they are written back.
+//! With root's rights a whole file system is watched. Stores through a shared mapping are told of
+//! by nothing in the kernel before they are written back.
 //!
-//! Who makes many changes is not to pay for being watched with a wake-up of this thread at each: what comes within a millisecond of
-//! the last read is read together (5,000 files that are unpacked and removed are told of in a hundred reads, not eight thousand). Who has to know sooner catches up itself.
+//! Who makes many changes is not to pay for being watched with a wake-up of this thread at each:
+//! what comes within a millisecond of the last read is read together (5,000 files that are unpacked
+//! and removed are told of in a hundred reads, not eight thousand). Who has to know sooner catches
+//! up itself.
 
 use std::{
     collections::HashSet,
@@ -28,21 +31,24 @@ use crate::{
     store::{Leases, Watched},
 };
 
-/// Names and identities of files with each event. Events are queued without bound: a lost one would make all leases worthless at once.
+/// Names and identities of files with each event. Events are queued without bound: a lost one would
+/// make all leases worthless at once.
 const QUEUE: u32 = libc::FAN_CLASS_NOTIF
     | libc::FAN_CLOEXEC
     | libc::FAN_NONBLOCK
     | libc::FAN_REPORT_DFID_NAME_TARGET
     | libc::FAN_UNLIMITED_QUEUE;
 const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
-const EVENTS: u64 = NAMES | libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_DELETE_SELF | libc::FAN_ONDIR;
-/// File systems that change without this kernel's doing: NFS, SMB (three of them), FUSE, Ceph, 9P, AFS (statfs(2)).
+const EVENTS: u64 =
+    NAMES | libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_DELETE_SELF | libc::FAN_ONDIR;
+/// File systems that change without this kernel's doing: NFS, SMB (three of them), FUSE, Ceph, 9P,
+/// AFS (statfs(2)).
 const ELSEWHERE: [u64; 8] =
     [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x6573_5546, 0x00c3_6400, 0x0102_1997, 0x5346_414f];
 /// A read's worth of events.
 const READ_BYTES: usize = 64 << 10;
-/// Events that may wait in the kernel, where each takes some hundred bytes and nothing bounds them: beyond that all leases are
-/// lost, which takes less time than to look at each.
+/// Events that may wait in the kernel, where each takes some hundred bytes and nothing bounds them:
+/// beyond that all leases are lost, which takes less time than to look at each.
 const MOST_QUEUED: u64 = 20_000;
 /// FIONREAD counts the head of each event alone (fs/notify/fanotify/fanotify_user.c).
 const EVENT_HEAD_BYTES: u64 = std::mem::size_of::<libc::fanotify_event_metadata>() as u64;
@@ -83,7 +89,9 @@ impl Watch {
         let buffer = Mutex::new(vec![0; READ_BYTES]);
         let shared = Arc::new(Shared { queue, keeper, systems: Mutex::default(), buffer });
         let (watched, its_end) = (Arc::downgrade(&shared), end.clone());
-        let thread = thread::Builder::new().name("watch".to_owned()).spawn(move || attend(&watched, &its_end));
+        let thread = thread::Builder::new()
+            .name("watch".to_owned())
+            .spawn(move || attend(&watched, &its_end));
         match thread {
             Ok(_) => Self { shared: Some(shared), end: Some(end) },
             Err(_) => none,
@@ -94,18 +102,23 @@ impl Watch {
     pub fn cover(&self, root: BorrowedFd<'_>) -> Watched {
         let Some(shared) = &self.shared else { return Watched::LeaseEnd };
         let Ok(found) = rustix::fs::fstatvfs(root) else { return Watched::LeaseEnd };
-        if rustix::fs::fstatfs(root).is_ok_and(|found| ELSEWHERE.contains(&(found.f_type.cast_unsigned()))) {
+        if rustix::fs::fstatfs(root)
+            .is_ok_and(|found| ELSEWHERE.contains(&(found.f_type.cast_unsigned())))
+        {
             return Watched::LeaseEnd;
         }
         let mut systems = shared.systems.lock().expect("not poisoned");
         if !systems.contains(&found.f_fsid) {
             // A mark is made by a descriptor that is not O_PATH.
             let link = super::attributes::link_to(root);
-            let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-            let marked = rustix::fs::open(link, flags, rustix::fs::Mode::empty()).is_ok_and(|directory| {
-                let how = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
-                sys::fanotify_mark(shared.queue.as_fd(), how, EVENTS, directory.as_fd()).is_ok()
-            });
+            let flags = rustix::fs::OFlags::RDONLY
+                | rustix::fs::OFlags::DIRECTORY
+                | rustix::fs::OFlags::CLOEXEC;
+            let marked =
+                rustix::fs::open(link, flags, rustix::fs::Mode::empty()).is_ok_and(|directory| {
+                    let how = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
+                    sys::fanotify_mark(shared.queue.as_fd(), how, EVENTS, directory.as_fd()).is_ok()
+                });
             if !marked {
                 return Watched::LeaseEnd;
             }
@@ -135,8 +148,10 @@ fn attend(shared: &Weak<Shared>, end: &EventFd) {
     loop {
         // Held while waiting, so that the queue stays open; the end is told by `end`.
         let Some(shared) = shared.upgrade() else { return };
-        let mut both =
-            [PollFd::new(shared.queue.as_fd(), PollFlags::POLLIN), PollFd::new(end.as_fd(), PollFlags::POLLIN)];
+        let mut both = [
+            PollFd::new(shared.queue.as_fd(), PollFlags::POLLIN),
+            PollFd::new(end.as_fd(), PollFlags::POLLIN),
+        ];
         if poll(&mut both, PollTimeout::NONE).is_ok() {
             if both[1].any().unwrap_or(true) {
                 return;
@@ -148,8 +163,9 @@ fn attend(shared: &Weak<Shared>, end: &EventFd) {
 }
 
 impl Shared {
-    /// Invariant: it takes no longer than two reads of [`MOST_QUEUED`] events, however fast others write. Where
-    /// more wait, nobody looks at them first: all leases are lost, which covers whatever has happened.
+    /// Invariant: it takes no longer than two reads of [`MOST_QUEUED`] events, however fast others
+    /// write. Where more wait, nobody looks at them first: all leases are lost, which covers
+    /// whatever has happened.
     fn catch_up(&self) {
         if self.queued() > MOST_QUEUED {
             self.keeper.lose_all();
@@ -162,8 +178,8 @@ impl Shared {
         rustix::io::ioctl_fionread(&self.queue).map_or(0, |bytes| bytes / EVENT_HEAD_BYTES)
     }
 
-    /// Reads what is queued at this moment and no more: whoever goes on until the queue is empty keeps step with
-    /// others who write, for as long as they like.
+    /// Reads what is queued at this moment and no more: whoever goes on until the queue is empty
+    /// keeps step with others who write, for as long as they like.
     fn read_all(&self) {
         let mut buffer = self.buffer.lock().expect("not poisoned");
         let queued = self.queued();

@@ -1,13 +1,16 @@
-//! The threads on which a directory's files are touched: system calls that may take long have no place on
-//! those of the runtime. Each has a umask of its own, none, since the callers have applied theirs, and no
-//! capability but those that root's commands have on files and those that change the user.
+//! The threads on which a directory's files are touched: system calls that may take long have no
+//! place on those of the runtime. Each has a umask of its own, none, since the callers have applied
+//! theirs, and no capability but those that root's commands have on files and those that change the
+//! user.
 //!
-//! Each account has a queue of its own, and they are served in turn. No account has more threads than it
-//! leaves free: the jobs of one on a disk that hangs leave threads for everybody else. Invariant: an account none of
-//! whose jobs is at work does not wait for a thread. Where those that there are do not suffice for that, since several
-//! accounts have all of them at disks that hang, one more is started, which ends when it is idle. While others are at work,
-//! an account's jobs keep half of the processors busy at most, and rest for as long as they were at work: a thread with
-//! jobs without end is not soon made to give its processor up. A job that has taken long is taken to wait for a disk.
+//! Each account has a queue of its own, and they are served in turn. No account has more threads
+//! than it leaves free: the jobs of one on a disk that hangs leave threads for everybody else.
+//! Invariant: an account none of whose jobs is at work does not wait for a thread. Where those that
+//! there are do not suffice for that, since several accounts have all of them at disks that hang,
+//! one more is started, which ends when it is idle. While others are at work, an account's jobs
+//! keep half of the processors busy at most, and rest for as long as they were at work: a thread
+//! with jobs without end is not soon made to give its processor up. A job that has taken long is
+//! taken to wait for a disk.
 //!
 //! Jobs that keep a processor busy have threads of their own, of a low priority: a thread at work
 //! in the kernel gives its processor up late where the kernel is not preemptible, and sooner to one
@@ -45,7 +48,8 @@ const LOW_PRIORITY: i32 = 10;
 /// A job that has not ended in this time waits for a disk: most take some 0.1 ms.
 const WAITS_FOR_DISK: Duration = Duration::from_millis(5);
 
-/// Jobs of one account take so long before they rest beside others: there is no shorter sleep that is worth its cost.
+/// Jobs of one account take so long before they rest beside others: there is no shorter sleep that
+/// is worth its cost.
 const AT_WORK: Duration = Duration::from_millis(1);
 
 /// Of both kinds, whatever happens: as many identities' disks may hang.
@@ -60,8 +64,8 @@ type Job = Box<dyn FnOnce() + Send>;
 pub type Held = Arc<dyn Any + Send + Sync>;
 
 tokio::task_local! {
-    /// Of the present call: kept by all that is done for it, until it is done. Whoever gives a call up gets
-    /// its charge back only when the call's jobs, with what they have in memory, are gone.
+    /// Of the present call: kept by all that is done for it, until it is done. Whoever gives a call
+    /// up gets its charge back only when the call's jobs, with what they have in memory, are gone.
     pub static HELD: Held;
 }
 
@@ -114,7 +118,10 @@ struct Jobs {
 impl Jobs {
     /// Those that do not wait for a disk.
     fn count_quick(&self, now: Instant) -> usize {
-        self.begun.iter().filter(|begun| now.saturating_duration_since(**begun) < WAITS_FOR_DISK).count()
+        self.begun
+            .iter()
+            .filter(|begun| now.saturating_duration_since(**begun) < WAITS_FOR_DISK)
+            .count()
     }
 
     /// One that began then has ended; they are to rest if others are `beside`.
@@ -176,10 +183,21 @@ impl Workers {
     pub fn none() -> Self {
         let state = Mutex::default();
         let (name, set_up): (_, fn()) = ("none", || ());
-        Self(Arc::new(Queue { threads: 0, name, set_up, beside_others: 0, state, changed: Condvar::new() }))
+        Self(Arc::new(Queue {
+            threads: 0,
+            name,
+            set_up,
+            beside_others: 0,
+            state,
+            changed: Condvar::new(),
+        }))
     }
 
-    fn start_threads((name, count): (&'static str, usize), rivals: Arc<Rivals>, set_up: fn()) -> std::io::Result<Self> {
+    fn start_threads(
+        (name, count): (&'static str, usize),
+        rivals: Arc<Rivals>,
+        set_up: fn(),
+    ) -> std::io::Result<Self> {
         let state = State { threads: count, rivals, ..State::default() };
         let workers = Self(Arc::new(Queue {
             threads: count,
@@ -254,7 +272,9 @@ impl State {
 
     /// Accounts that have no job at work wait for threads, and more of them than are idle.
     fn lacks_thread(&self) -> bool {
-        let has_none = |account: &&String| self.by_account.get(*account).is_some_and(|jobs| jobs.begun.is_empty());
+        let has_none = |account: &&String| {
+            self.by_account.get(*account).is_some_and(|jobs| jobs.begun.is_empty())
+        };
         let idle = self.threads.saturating_sub(self.busy);
         self.threads < MOST_THREADS && self.turns.iter().filter(has_none).nth(idle).is_some()
     }
@@ -263,9 +283,11 @@ impl State {
     fn take(&mut self, (threads, beside_others): (usize, usize), now: Instant) -> Option<Next> {
         let may_have = |account: &String| {
             let Some(jobs) = self.by_account.get(account) else { return true };
-            // A thread that takes the first job of an account was started for such jobs, if it was not there before.
+            // A thread that takes the first job of an account was started for such jobs, if it was
+            // not there before.
             (jobs.begun.is_empty() || is_share((jobs.begun.len(), 1), (self.busy, threads)))
-                && (!self.rivals.has_rival(account, now) || jobs.count_quick(now) < beside_others && !jobs.rests(now))
+                && (!self.rivals.has_rival(account, now)
+                    || jobs.count_quick(now) < beside_others && !jobs.rests(now))
         };
         let at = self.turns.iter().position(may_have)?;
         let account = self.turns.remove(at)?;
@@ -344,8 +366,8 @@ impl Queue {
             }
             looks_after = !state.turns.is_empty() && !state.is_looked_after;
             state = if looks_after {
-                // An account has a place again when one of its jobs turns out to wait for a disk, when they have rested, and when
-                // it is alone.
+                // An account has a place again when one of its jobs turns out to wait for a disk,
+                // when they have rested, and when it is alone.
                 state.is_looked_after = true;
                 let mut state = self.changed.wait_timeout(state, AT_WORK).expect("not poisoned").0;
                 state.is_looked_after = false;
@@ -389,12 +411,14 @@ mod tests {
     async fn an_account_without_a_job_at_work_finds_a_thread_though_all_hang() {
         let workers = Arc::new(Workers::start(Arc::default()).unwrap());
         let (release, gate) = std::sync::mpsc::channel::<()>();
-        let (gate, (begins, mut begun)) = (Arc::new(Mutex::new(gate)), tokio::sync::mpsc::unbounded_channel());
+        let (gate, (begins, mut begun)) =
+            (Arc::new(Mutex::new(gate)), tokio::sync::mpsc::unbounded_channel());
         let mut jobs = tokio::task::JoinSet::new();
         for number in 0..12 {
             let account = Account::named(&number.to_string());
             for _ in 0..THREADS {
-                let (workers, account, gate, begins) = (workers.clone(), account.clone(), gate.clone(), begins.clone());
+                let (workers, account, gate, begins) =
+                    (workers.clone(), account.clone(), gate.clone(), begins.clone());
                 jobs.spawn(async move {
                     let job = move || {
                         let _ = begins.send(number);
@@ -405,7 +429,9 @@ mod tests {
                 });
             }
             let has_begun = async { while begun.recv().await != Some(number) {} };
-            tokio::time::timeout(Duration::from_secs(10), has_begun).await.expect("it finds a thread");
+            tokio::time::timeout(Duration::from_secs(10), has_begun)
+                .await
+                .expect("it finds a thread");
         }
         assert!(workers.0.state.lock().unwrap().threads > THREADS);
         drop(release);
@@ -415,7 +441,9 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), are_ended).await.expect("what was started ends");
+        tokio::time::timeout(Duration::from_secs(10), are_ended)
+            .await
+            .expect("what was started ends");
     }
 
     #[test]
@@ -428,7 +456,9 @@ mod tests {
         }
         let all = (THREADS, 2);
         let taken = |state: &mut State, milliseconds| {
-            std::iter::from_fn(|| state.take(all, after(milliseconds))).map(|next| next.account).collect::<Vec<_>>()
+            std::iter::from_fn(|| state.take(all, after(milliseconds)))
+                .map(|next| next.account)
+                .collect::<Vec<_>>()
         };
         state.rivals.note("bob", Duration::from_millis(4), after(0));
         assert_eq!(taken(&mut state, 1), ["ada"; 2]);

@@ -1,5 +1,6 @@
-//! Files ahead of their opening: their contents are fetched in few requests of many files each, for whoever opens one after the
-//! other ([`super::readers`] knows which come next), and small ones are then opened without asking anybody.
+//! Files ahead of their opening: their contents are fetched in few requests of many files each, for
+//! whoever opens one after the other ([`super::readers`] knows which come next), and small ones are
+//! then opened without asking anybody.
 
 use std::{
     collections::HashMap,
@@ -40,7 +41,8 @@ struct Small {
 }
 
 impl Volume {
-    /// A small file whose contents are kept, read with the same rights: open(2) would say nothing new.
+    /// A small file whose contents are kept, read with the same rights: open(2) would say nothing
+    /// new.
     pub(super) async fn in_memory(&self, caller: &Caller, file: FileId) -> Option<(Entry, Bytes)> {
         loop {
             let fetched = self.loaded.notified();
@@ -66,7 +68,8 @@ impl Volume {
         }
         let table = self.table();
         let node = table.of(file).filter(|node| self.is_good(node))?;
-        let attributes = node.attributes.filter(|a| a.kind == Kind::Regular && (1..=CHUNK).contains(&a.size))?;
+        let attributes =
+            node.attributes.filter(|a| a.kind == Kind::Regular && (1..=CHUNK).contains(&a.size))?;
         let may = node.leases.contains(Leases::DATA) && node.reader == Some(caller.uid);
         Some((Entry { attributes, leases: node.leases, stamp: node.stamp }, may))
     }
@@ -128,8 +131,9 @@ impl Volume {
         let table = self.table();
         let orders = |directory| table.of(directory)?.orders.clone();
         // A shell's pattern stays on its level, other programs go down first.
-        let inside =
-            orders(directory).filter(|_| by != By::Name).and_then(|inside| inside.directories(by).first().copied());
+        let inside = orders(directory)
+            .filter(|_| by != By::Name)
+            .and_then(|inside| inside.directories(by).first().copied());
         let next = inside.or_else(|| {
             loop {
                 let parent = table.of(directory)?.parent?;
@@ -147,7 +151,8 @@ impl Volume {
         let table = self.table();
         let attributes = table.of(file).filter(|node| self.is_good(node))?.attributes?;
         drop(table);
-        let is_wanted = attributes.kind == Kind::Regular && attributes.size > 0 && !self.writes.is_dirty(file);
+        let is_wanted =
+            attributes.kind == Kind::Regular && attributes.size > 0 && !self.writes.is_dirty(file);
         let is_there = || self.chunks.get((file, 0), attributes.version).is_some();
         (is_wanted && !is_there()).then(|| attributes.size.min(LARGE_CHUNKS * CHUNK))
     }
@@ -156,11 +161,14 @@ impl Volume {
     fn claim(&self, files: &[FileId]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for file in files {
-            let Some(attributes) = self.table().of(*file).and_then(|node| node.attributes) else { continue };
+            let Some(attributes) = self.table().of(*file).and_then(|node| node.attributes) else {
+                continue;
+            };
             let version = attributes.version;
             let chunks = 0..attributes.size.div_ceil(CHUNK).min(LARGE_CHUNKS);
             let is_free = |number: &u64| {
-                self.chunks.get((*file, *number), version).is_none() && self.loading.claim((*file, *number), version)
+                self.chunks.get((*file, *number), version).is_none()
+                    && self.loading.claim((*file, *number), version)
             };
             let claimed = chunks.take_while(is_free).count() as u64;
             if claimed > 0 {
@@ -175,7 +183,9 @@ impl Volume {
         for (file, version, chunks) in &wanted {
             if chunks.end > 1 {
                 let origin = Origin { caller, place: (*file).into() };
-                if let Err(errno) = self.fetch_chunks(&origin, *version, chunks.clone(), &mut 0).await {
+                if let Err(errno) =
+                    self.fetch_chunks(&origin, *version, chunks.clone(), &mut 0).await
+                {
                     tracing::debug!(%errno, "file not fetched ahead");
                 }
             } else {
@@ -194,9 +204,13 @@ impl Volume {
         self.loaded.notify_waiters();
     }
 
-    /// Files of one chunk, in one request. Of those whose contents are kept it asks for nothing but the right to read them, and for leases.
+    /// Files of one chunk, in one request. Of those whose contents are kept it asks for nothing but
+    /// the right to read them, and for leases.
     async fn fetch_files(&self, caller: &Caller, wanted: &[Small]) -> Result<(), Errno> {
-        let part = |of: &Small| ReadPart { place: of.file.into(), range: 0..if of.is_kept { 0 } else { CHUNK } };
+        let part = |of: &Small| ReadPart {
+            place: of.file.into(),
+            range: 0..if of.is_kept { 0 } else { CHUNK },
+        };
         let asked = crate::clock::now();
         let mut pieces = self.store.read(caller, wanted.iter().map(part).collect()).await;
         let mut parts: HashMap<u32, BytesMut> = HashMap::new();
@@ -205,16 +219,23 @@ impl Volume {
             let Some(Small { file, version, is_kept }) = wanted.get(piece.part as usize) else {
                 return Err(Errno::EPROTO);
             };
-            let is_same = self.learn_from(&piece, asked).is_none_or(|entry| entry.attributes.version == *version);
+            let is_same = self
+                .learn_from(&piece, asked)
+                .is_none_or(|entry| entry.attributes.version == *version);
             let Ok(data) = piece.data else { continue };
             let part = parts.entry(piece.part).or_default();
             part.extend_from_slice(&data);
             if piece.is_last && is_same {
                 if !is_kept {
-                    self.keep((*file, 0), *version, parts.remove(&piece.part).unwrap_or_default().freeze());
+                    self.keep(
+                        (*file, 0),
+                        *version,
+                        parts.remove(&piece.part).unwrap_or_default().freeze(),
+                    );
                 }
                 // With other rights it has another version.
-                let is_it = |node: &&mut Node| node.attributes.is_some_and(|a| a.version == *version);
+                let is_it =
+                    |node: &&mut Node| node.attributes.is_some_and(|a| a.version == *version);
                 if let Some(node) = self.table().of_mut(*file).filter(is_it) {
                     node.reader = Some(caller.uid);
                 }

@@ -84,7 +84,9 @@ impl Volume {
     }
 
     async fn read_added(&self, caller: &Caller, place: Place, end: u64) -> Result<Vec<u8>, Errno> {
-        let Answer::Entry(entry) = self.ask(caller, Op::Attributes(place)).await? else { return Err(Errno::EPROTO) };
+        let Answer::Entry(entry) = self.ask(caller, Op::Attributes(place)).await? else {
+            return Err(Errno::EPROTO);
+        };
         let range = end..entry.attributes.size;
         if range.is_empty() {
             return Ok(Vec::new());
@@ -93,7 +95,8 @@ impl Volume {
             return Err(Errno::EFBIG);
         }
         // Not by a handle that may be for writing alone.
-        let mut pieces = self.store.read(caller, vec![ReadPart { place: place.file.into(), range }]).await;
+        let mut pieces =
+            self.store.read(caller, vec![ReadPart { place: place.file.into(), range }]).await;
         let mut added = Vec::new();
         while let Some(piece) = pieces.next().await {
             added.extend_from_slice(&piece?.data?);
@@ -104,7 +107,9 @@ impl Volume {
 
 /// Whether nobody knows what became of writes with that error, and they may not be made twice.
 pub(super) fn is_doubtful(writes: &[Write], errno: Errno) -> bool {
-    is_lost(errno) && errno != Errno::EAGAIN && writes.iter().any(|write| appended_to(write).is_some())
+    is_lost(errno)
+        && errno != Errno::EAGAIN
+        && writes.iter().any(|write| appended_to(write).is_some())
 }
 
 fn appended_to(write: &Write) -> Option<Place> {

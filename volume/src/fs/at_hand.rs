@@ -1,5 +1,6 @@
-//! How far a program that runs on this machine would get without asking the store: what is remembered under leases, and which
-//! contents are here. Nothing waits in it, and nothing depends on it: what has been recalled meanwhile is asked for.
+//! How far a program that runs on this machine would get without asking the store: what is
+//! remembered under leases, and which contents are here. Nothing waits in it, and nothing depends
+//! on it: what has been recalled meanwhile is asked for.
 
 use std::{
     ffi::OsString,
@@ -16,7 +17,8 @@ use super::{
 };
 use crate::store::{Caller, Kind, Leases};
 
-/// Files of a tree that are looked at, at most: with more a walk through them takes as long as most links.
+/// Files of a tree that are looked at, at most: with more a walk through them takes as long as most
+/// links.
 const MOST_FILES: u64 = 2000;
 
 /// What a program does with a path below the volume's root.
@@ -43,9 +45,11 @@ pub struct AtHand {
     pub files: u64,
     /// Contents, in bytes.
     pub bytes: u64,
-    /// Of these, what would have to be fetched, and, where something is written, what may have to be sent.
+    /// Of these, what would have to be fetched, and, where something is written, what may have to
+    /// be sent.
     pub missing: u64,
-    /// Round trips, one after the other; contents of small files are fetched together ([`Volume::will_read`]).
+    /// Round trips, one after the other; contents of small files are fetched together
+    /// ([`Volume::will_read`]).
     pub round_trips: u32,
     /// The time that one of them takes.
     pub round_trip: Duration,
@@ -108,7 +112,11 @@ impl Volume {
     fn count(&self, table: &Table, caller: &Caller, used: &Use, count: &mut Count) -> Option<()> {
         let path = match used {
             Use::Make(path) => return self.count_made(table, &plain_names(path)?, count),
-            Use::Look(path) | Use::Read(path) | Use::LookBelow(path) | Use::ReadBelow(path) | Use::Write(path) => path,
+            Use::Look(path)
+            | Use::Read(path)
+            | Use::LookBelow(path)
+            | Use::ReadBelow(path)
+            | Use::Write(path) => path,
         };
         count.found.files += 1;
         let Some(node) = self.node_at(table, &plain_names(path)?)? else { return Some(()) };
@@ -118,19 +126,28 @@ impl Volume {
                 count.writes = true;
                 count.found.round_trips += u32::from(node.unborn.is_none());
             }
-            (Use::Look(_), Kind::Directory) if node.listing.is_some() => count.found.files += node.names.len() as u64,
+            (Use::Look(_), Kind::Directory) if node.listing.is_some() => {
+                count.found.files += node.names.len() as u64
+            }
             // What was made in it in memory goes out before it is listed.
-            (Use::Look(_), Kind::Directory) => count.found.round_trips += 1 + u32::from(!node.pending_names.is_empty()),
+            (Use::Look(_), Kind::Directory) => {
+                count.found.round_trips += 1 + u32::from(!node.pending_names.is_empty())
+            }
             (Use::LookBelow(_), Kind::Directory) => self.count_tree(table, None, node, count)?,
-            (Use::ReadBelow(_), Kind::Directory) => self.count_tree(table, Some(caller), node, count)?,
-            (Use::Read(_) | Use::ReadBelow(_), Kind::Regular) => self.count_contents(caller, node, count),
+            (Use::ReadBelow(_), Kind::Directory) => {
+                self.count_tree(table, Some(caller), node, count)?
+            }
+            (Use::Read(_) | Use::ReadBelow(_), Kind::Regular) => {
+                self.count_contents(caller, node, count)
+            }
             (_, Kind::Symlink) => return None,
             _ => {}
         }
         Some(())
     }
 
-    /// In a directory that nobody else knows a file costs nothing. Elsewhere it is made, written and closed.
+    /// In a directory that nobody else knows a file costs nothing. Elsewhere it is made, written
+    /// and closed.
     fn count_made(&self, table: &Table, path: &[OsString], count: &mut Count) -> Option<()> {
         const ELSEWHERE: u32 = 2;
         (count.found.files, count.writes) = (count.found.files + 1, true);
@@ -149,7 +166,11 @@ impl Volume {
     }
 
     /// What a path leads to, if that is known: a file, or `None` where there is none.
-    pub(super) fn node_at<'t>(&self, table: &'t Table, path: &[OsString]) -> Option<Option<&'t Node>> {
+    pub(super) fn node_at<'t>(
+        &self,
+        table: &'t Table,
+        path: &[OsString],
+    ) -> Option<Option<&'t Node>> {
         let mut at = ROOT;
         for name in path {
             let file = match (table.unborn_child(at, name), table.known(at, name)) {
@@ -158,7 +179,9 @@ impl Volume {
                     continue;
                 }
                 (None, Known::File(file)) => file,
-                (None, Known::Absent) if table.node(at).is_some_and(|node| self.is_good(node)) => return Some(None),
+                (None, Known::Absent) if table.node(at).is_some_and(|node| self.is_good(node)) => {
+                    return Some(None);
+                }
                 (None, Known::Absent | Known::Unknown) => return None,
             };
             at = table.number_of(file)?;
@@ -168,7 +191,13 @@ impl Volume {
     }
 
     /// All below a directory; with a caller, its contents too.
-    fn count_tree(&self, table: &Table, reader: Option<&Caller>, top: &Node, count: &mut Count) -> Option<()> {
+    fn count_tree(
+        &self,
+        table: &Table,
+        reader: Option<&Caller>,
+        top: &Node,
+        count: &mut Count,
+    ) -> Option<()> {
         let mut directories = vec![top];
         while let Some(directory) = directories.pop() {
             let listing = directory.listing.as_ref().filter(|_| self.is_good(directory))?;
@@ -178,7 +207,8 @@ impl Volume {
             }
             for listed in listing.iter() {
                 let file = listed.entry?.attributes.id;
-                let node = table.of(file).filter(|node| node.unborn.is_some() || self.is_good(node))?;
+                let node =
+                    table.of(file).filter(|node| node.unborn.is_some() || self.is_good(node))?;
                 match (node.attributes?.kind, reader) {
                     (Kind::Directory, _) => directories.push(node),
                     (Kind::Regular, Some(caller)) => self.count_contents(caller, node, count),
@@ -202,7 +232,8 @@ impl Volume {
             let key = (node.file, number);
             self.chunks.has(key, attributes.version) || self.is_on_disk(key, attributes.version)
         };
-        let chunks = (0..attributes.size.div_ceil(CHUNK)).filter(|number| !may || !is_here(*number));
+        let chunks =
+            (0..attributes.size.div_ceil(CHUNK)).filter(|number| !may || !is_here(*number));
         let missing = chunks.map(|number| CHUNK.min(attributes.size - number * CHUNK)).sum::<u64>();
         count.found.missing += missing;
         count.fetches |= missing > 0 || self.writes.is_dirty(node.file);

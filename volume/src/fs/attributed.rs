@@ -1,5 +1,6 @@
-//! Names of a directory together with the attributes of their files, for a kernel that is told of both at once. An answer can't
-//! say that the attributes of a name are not known: what is missing is looked up here, before anything is told.
+//! Names of a directory together with the attributes of their files, for a kernel that is told of
+//! both at once. An answer can't say that the attributes of a name are not known: what is missing
+//! is looked up here, before anything is told.
 
 use std::{ffi::OsStr, sync::Arc};
 
@@ -8,7 +9,8 @@ use tokio::task::JoinSet;
 use super::{Name, Volume};
 use crate::store::{Caller, Entry, Errno};
 
-/// Looked up at the same time: what the kernel takes at once has seldom more that are not remembered.
+/// Looked up at the same time: what the kernel takes at once has seldom more that are not
+/// remembered.
 const LOOKED_UP_AT_ONCE: usize = 64;
 
 /// Names of one answer: what a program takes at once (32 KiB, at 160 bytes each) has fewer.
@@ -22,7 +24,8 @@ impl Name {
 }
 
 impl Volume {
-    /// As [`Self::read_directory`], with attributes of every file that the caller may look at. None at all: the end.
+    /// As [`Self::read_directory`], with attributes of every file that the caller may look at. None
+    /// at all: the end.
     ///
     /// # Errors
     /// Of reading the directory.

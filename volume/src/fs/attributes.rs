@@ -8,14 +8,21 @@ use std::{
 use bytes::Bytes;
 
 use super::{Volume, table::Node};
-use crate::store::{Acls, Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op};
+use crate::store::{
+    Acls, Answer, AttributeChange, Attributes, Caller, Changes, Errno, FileSystem, Leases, Op,
+};
 
 impl Volume {
-    /// stat(2). What is being written is on the server first, so that size and times are those of the server.
+    /// stat(2). What is being written is on the server first, so that size and times are those of
+    /// the server.
     ///
     /// # Errors
     /// Of the call.
-    pub async fn attributes(self: &Arc<Self>, caller: &Caller, number: u64) -> Result<Attributes, Errno> {
+    pub async fn attributes(
+        self: &Arc<Self>,
+        caller: &Caller,
+        number: u64,
+    ) -> Result<Attributes, Errno> {
         if let Some(attributes) = self.unborn_attributes(number) {
             return Ok(attributes);
         }
@@ -40,7 +47,8 @@ impl Volume {
         node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node)
     }
 
-    /// chmod(2), chown(2), truncate(2), utimensat(2). `open` is the open file that it is done to, where there is one.
+    /// chmod(2), chown(2), truncate(2), utimensat(2). `open` is the open file that it is done to,
+    /// where there is one.
     ///
     /// # Errors
     /// Of the call.
@@ -79,14 +87,18 @@ impl Volume {
             return Ok(target);
         }
         let file = self.born(number).await?;
-        if let Some(target) = self.table().node(number).filter(|n| self.is_good(n)).and_then(|n| n.target.clone()) {
+        if let Some(target) =
+            self.table().node(number).filter(|n| self.is_good(n)).and_then(|n| n.target.clone())
+        {
             return Ok(target);
         }
         let Answer::Target { target, stamp } = self.ask(caller, Op::ReadLink(file)).await? else {
             return Err(Errno::EPROTO);
         };
-        if let Some(node) =
-            self.table().node_mut(number).filter(|node| node.attributes.is_some() && stamp >= node.stamp)
+        if let Some(node) = self
+            .table()
+            .node_mut(number)
+            .filter(|node| node.attributes.is_some() && stamp >= node.stamp)
         {
             node.target = Some(target.clone());
         }
@@ -108,7 +120,12 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<Bytes, Errno> {
+    pub async fn extended(
+        self: &Arc<Self>,
+        caller: &Caller,
+        number: u64,
+        name: &OsStr,
+    ) -> Result<Bytes, Errno> {
         match Acls::named(name) {
             Some(acl) => self.acl(caller, number, (name, acl)).await,
             None => self.ask_extended(caller, number, name).await,
@@ -122,7 +139,10 @@ impl Volume {
         name: &OsStr,
     ) -> Result<Bytes, Errno> {
         let file = self.born(number).await?;
-        match self.ask_of(caller, file, |place| Op::GetAttribute { place, name: name.to_owned() }).await? {
+        match self
+            .ask_of(caller, file, |place| Op::GetAttribute { place, name: name.to_owned() })
+            .await?
+        {
             Answer::Value { value, .. } => Ok(value),
             _ => Err(Errno::EPROTO),
         }
@@ -140,7 +160,8 @@ impl Volume {
         how: AttributeChange,
     ) -> Result<(), Errno> {
         let file = self.born(number).await?;
-        let op = |place| Op::SetAttribute { place, name: name.to_owned(), value: value.clone(), how };
+        let op =
+            |place| Op::SetAttribute { place, name: name.to_owned(), value: value.clone(), how };
         self.ask_of(caller, file, op).await?;
         self.acl_changed(number, name);
         Ok(())
@@ -150,7 +171,11 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn extended_names(self: &Arc<Self>, caller: &Caller, number: u64) -> Result<Vec<OsString>, Errno> {
+    pub async fn extended_names(
+        self: &Arc<Self>,
+        caller: &Caller,
+        number: u64,
+    ) -> Result<Vec<OsString>, Errno> {
         let file = self.born(number).await?;
         match self.ask_of(caller, file, Op::ListAttributes).await? {
             Answer::Names { names, .. } => Ok(names),
@@ -162,9 +187,15 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn remove_extended(self: &Arc<Self>, caller: &Caller, number: u64, name: &OsStr) -> Result<(), Errno> {
+    pub async fn remove_extended(
+        self: &Arc<Self>,
+        caller: &Caller,
+        number: u64,
+        name: &OsStr,
+    ) -> Result<(), Errno> {
         let file = self.born(number).await?;
-        self.ask_of(caller, file, |place| Op::RemoveAttribute { place, name: name.to_owned() }).await?;
+        self.ask_of(caller, file, |place| Op::RemoveAttribute { place, name: name.to_owned() })
+            .await?;
         self.acl_changed(number, name);
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! What was made in memory on its way to the store: in the order in which it became ready, many files in one request and one
-//! request after the other, so that what one needs is there before it. While one is under way, others gather.
+//! What was made in memory on its way to the store: in the order in which it became ready, many
+//! files in one request and one request after the other, so that what one needs is there before it.
+//! While one is under way, others gather.
 //!
 //! Whoever wants to know for sure that the store has something waits for all that came before
 //! ([`Volume::bring_out`]). A request that is lost is made again, for as long as it takes; what the
@@ -60,7 +61,8 @@ pub(super) struct Births {
     pub arrived: Notify,
     /// By how many nanoseconds the server's clock is ahead.
     clock: AtomicI64,
-    /// Files of which the kernel was told something that the server has otherwise since: the time of change, and sizes of directories.
+    /// Files of which the kernel was told something that the server has otherwise since: the time
+    /// of change, and sizes of directories.
     outdated: Mutex<HashSet<u64>>,
     /// The last that could not be born.
     fault: Mutex<Option<String>>,
@@ -72,7 +74,8 @@ pub(super) struct Births {
     is_over: AtomicBool,
 }
 
-/// Tries again what the store has refused: the first of it now and then, and when that is taken, all the rest.
+/// Tries again what the store has refused: the first of it now and then, and when that is taken,
+/// all the rest.
 #[derive(Debug, Default)]
 struct Retry {
     /// When, and how long after the last attempt.
@@ -87,7 +90,8 @@ impl Retry {
             self.next = None;
             return;
         };
-        let (at, pause) = *self.next.get_or_insert((crate::clock::now() + FIRST_RETRY, FIRST_RETRY));
+        let (at, pause) =
+            *self.next.get_or_insert((crate::clock::now() + FIRST_RETRY, FIRST_RETRY));
         if crate::clock::now() < at {
             return;
         }
@@ -175,8 +179,13 @@ impl Births {
 
     /// Notes a file in the journal as it is. Whether that could be done.
     pub fn note(&self, table: &Table, number: u64) -> bool {
-        let (Some(journal), Some(record)) = (self.journal(), record_of(table, number)) else { return false };
-        journal.note(record).inspect_err(|error| tracing::warn!(%error, "the journal can't be written")).is_ok()
+        let (Some(journal), Some(record)) = (self.journal(), record_of(table, number)) else {
+            return false;
+        };
+        journal
+            .note(record)
+            .inspect_err(|error| tracing::warn!(%error, "the journal can't be written"))
+            .is_ok()
     }
 
     pub fn unplaced(&self) -> MutexGuard<'_, Vec<Unplaced>> {
@@ -205,7 +214,12 @@ pub(super) fn record_of(table: &Table, number: u64) -> Option<Record> {
     let newborn = table.node(number)?.unborn.as_ref()?;
     let (above, _) = table.path_below(number)?;
     let put = table.put_of(number)?;
-    Some(Record { order: newborn.order, home: table.path_to(above)?, caller: newborn.caller.clone(), put })
+    Some(Record {
+        order: newborn.order,
+        home: table.path_to(above)?,
+        caller: newborn.caller.clone(),
+        put,
+    })
 }
 
 /// Sends for as long as there is a volume.
@@ -227,7 +241,8 @@ impl Volume {
     /// The store's, or `EIO` where their names can't be read: their requests may still be on their
     /// way.
     pub async fn end_earlier_sessions(&self, journal: &Journal, own: &Bytes) -> Result<(), Errno> {
-        let tell = |error: std::io::Error| tracing::warn!(%error, "the journal can't note its session");
+        let tell =
+            |error: std::io::Error| tracing::warn!(%error, "the journal can't note its session");
         let earlier = journal.earlier_sessions().map_err(|error| {
             tell(error);
             Errno::EIO
@@ -243,12 +258,15 @@ impl Volume {
         Ok(())
     }
 
-    /// Files of new directories are made in memory from now on, as far as this journal has them. What it has from before is pending
-    /// again, and sent as everything that is.
+    /// Files of new directories are made in memory from now on, as far as this journal has them.
+    /// What it has from before is pending again, and sent as everything that is.
     ///
     /// # Errors
     /// The store's, which then is asked again by the next one.
-    pub async fn keep_journal(self: &Arc<Self>, (journal, left): (Journal, Vec<Record>)) -> Result<(), Errno> {
+    pub async fn keep_journal(
+        self: &Arc<Self>,
+        (journal, left): (Journal, Vec<Record>),
+    ) -> Result<(), Errno> {
         self.table().unborn.begin_above(journal.last_order());
         for record in left {
             self.take_up_record(record).await?;
@@ -263,7 +281,10 @@ impl Volume {
         let mut retry = Retry::default();
         while !self.births.is_over() {
             let gathered_by = crate::clock::now() + LINGER;
-            while !self.is_urgent() && timeout_at(gathered_by.into(), self.births.wake.notified()).await.is_ok() {}
+            while !self.is_urgent()
+                && timeout_at(gathered_by.into(), self.births.wake.notified()).await.is_ok()
+            {
+            }
             self.open_overdue();
             retry.begin(&mut self.table());
             let (has_ready, is_idle, is_empty) = {
@@ -276,12 +297,22 @@ impl Volume {
                     Ok(()) => pause = FIRST_PAUSE,
                     // Whoever waits for it may know better that the store is in reach again.
                     Err(_) => {
-                        let _ = timeout_at((crate::clock::now() + pause).into(), self.births.wake.notified()).await;
+                        let _ = timeout_at(
+                            (crate::clock::now() + pause).into(),
+                            self.births.wake.notified(),
+                        )
+                        .await;
                         pause = (2 * pause).min(LONGEST_PAUSE);
                     }
                 },
                 // What is open, or on its way by itself, says when it is ready.
-                _ => drop(timeout_at((crate::clock::now() + OPEN_LINGER).into(), self.births.wake.notified()).await),
+                _ => drop(
+                    timeout_at(
+                        (crate::clock::now() + OPEN_LINGER).into(),
+                        self.births.wake.notified(),
+                    )
+                    .await,
+                ),
             }
             retry.end(&mut self.table());
         }
@@ -308,7 +339,8 @@ impl Volume {
             Ok(results) => {
                 let results = results.into_iter().chain(std::iter::repeat(Err(Errno::EPROTO)));
                 let answered = numbers.into_iter().zip(results);
-                let doubtful = answered.filter_map(|(n, result)| self.landed(n, result, asked)).collect();
+                let doubtful =
+                    answered.filter_map(|(n, result)| self.landed(n, result, asked)).collect();
                 self.settle_doubtful(doubtful).await
             }
             Err(errno) => {
@@ -336,7 +368,9 @@ impl Volume {
 
     /// From now on the kernel asks anew.
     pub(super) fn show_as_sent(&self) {
-        let outdated = std::mem::take(&mut *self.births.outdated.lock().unwrap_or_else(PoisonError::into_inner));
+        let outdated = std::mem::take(
+            &mut *self.births.outdated.lock().unwrap_or_else(PoisonError::into_inner),
+        );
         let mut table = self.table();
         outdated.iter().for_each(|number| table.show_as_sent(*number));
         drop(table);
@@ -345,7 +379,8 @@ impl Volume {
 
     pub(super) fn tell_fault(&self, number: u64, message: &str) {
         tracing::error!(number, "{message}");
-        *self.births.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(message.to_owned());
+        *self.births.fault.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(message.to_owned());
     }
 
     /// Returns when the store has all that was made here until now, but for what it has refused
@@ -362,11 +397,15 @@ impl Volume {
             (table.unborn.demand(which), table.unborn.timeouts)
         };
         self.births.wake();
-        self.arrived_when(|table| table.unborn.is_out(last, which) || table.unborn.timeouts != timeouts).await;
+        self.arrived_when(|table| {
+            table.unborn.is_out(last, which) || table.unborn.timeouts != timeouts
+        })
+        .await;
         if self.table().unborn.is_out(last, which) { Ok(()) } else { Err(Errno::ETIMEDOUT) }
     }
 
-    /// Returns when nothing is on its way any more that was when this was called: what it is, is known then.
+    /// Returns when nothing is on its way any more that was when this was called: what it is, is
+    /// known then.
     pub(super) async fn landing(&self) {
         let last = self.table().unborn.last();
         self.arrived_when(|table| table.unborn.has_landed(last)).await;
@@ -401,11 +440,14 @@ impl Volume {
                 _ => drop(self.table().unborn.demand(Which::Closed)),
             }
             self.births.wake();
-            let is_over = |table: &Table| table.unborn.timeouts != timeouts || table.refusal(number).is_some();
+            let is_over = |table: &Table| {
+                table.unborn.timeouts != timeouts || table.refusal(number).is_some()
+            };
             self.arrived_when(|table| !table.is_pending(number) || is_over(table)).await;
         }
         // Also files in it that are open: the store would make a second one of the same name.
-        let is_ahead = self.table().node(number).is_some_and(|node| node.unborn.is_none() && node.is_ahead());
+        let is_ahead =
+            self.table().node(number).is_some_and(|node| node.unborn.is_none() && node.is_ahead());
         if is_ahead {
             self.bring_out(Which::All).await?;
         }
@@ -427,7 +469,9 @@ impl Volume {
         let ahead = {
             let table = self.table();
             let number = table.number_of(found.file);
-            number.filter(|number| table.node(*number).is_some_and(|node| node.is_ahead() || node.fault.is_some()))
+            number.filter(|number| {
+                table.node(*number).is_some_and(|node| node.is_ahead() || node.fault.is_some())
+            })
         };
         let Some(number) = ahead else {
             // It may have been made on the server between the two looks.

@@ -1,5 +1,5 @@
-//! Contents that are kept in memory: chunks of files, each with the version of the file that it is of, the least recently used
-//! given up first.
+//! Contents that are kept in memory: chunks of files, each with the version of the file that it is
+//! of, the least recently used given up first.
 
 use std::{
     collections::{BTreeMap, HashMap},

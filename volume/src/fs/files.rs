@@ -18,8 +18,8 @@ use super::{
     unborn::{What, Which},
 };
 use crate::store::{
-    Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, NewMode, Op, OpenFlags, Place,
-    RangeLock, Sought, Synced, Wait,
+    Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, NewMode, Op,
+    OpenFlags, Place, RangeLock, Sought, Synced, Wait,
 };
 
 /// An open file.
@@ -61,7 +61,12 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn open(self: &Arc<Self>, caller: &Caller, number: u64, flags: OpenFlags) -> Result<Opened, Errno> {
+    pub async fn open(
+        self: &Arc<Self>,
+        caller: &Caller,
+        number: u64,
+        flags: OpenFlags,
+    ) -> Result<Opened, Errno> {
         if let Some(opened) = self.open_refused(caller, number, flags) {
             return Ok(opened);
         }
@@ -84,7 +89,8 @@ impl Volume {
         let node = table.node(number)?;
         let newborn = node.unborn.as_ref().filter(|newborn| newborn.refusal().is_some())?;
         let What::Regular(contents) = &newborn.what else { return None };
-        let may = caller.uid == 0 || newborn.caller == *caller && node.attributes?.mode & 0o400 != 0;
+        let may =
+            caller.uid == 0 || newborn.caller == *caller && node.attributes?.mode & 0o400 != 0;
         if flags != OpenFlags::READ || !may {
             return None;
         }
@@ -108,11 +114,15 @@ impl Volume {
         flags: OpenFlags,
     ) -> Result<(Opened, Entry), Errno> {
         let new = (What::Regular(Vec::new()), mode.masked);
-        if let Some((entry, Some(opened))) = self.conceive(caller, (parent, name), new, flags).await {
+        if let Some((entry, Some(opened))) = self.conceive(caller, (parent, name), new, flags).await
+        {
             return Ok((opened, entry));
         }
-        let op = Op::Create { parent: self.born(parent).await?, name: name.to_owned(), mode, flags };
-        let Answer::Opened { handle, entry, parent } = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
+        let op =
+            Op::Create { parent: self.born(parent).await?, name: name.to_owned(), mode, flags };
+        let Answer::Opened { handle, entry, parent } = self.ask(caller, op).await? else {
+            return Err(Errno::EPROTO);
+        };
         if let Some(parent) = parent {
             self.note_name(&parent, name, Some(entry.attributes.id));
         }
@@ -139,7 +149,8 @@ impl Volume {
             }
             // Where nobody would tell of a change, the kernel is not to remember.
             let is_told = self.store.lease_limit().is_none();
-            let is_leased = is_told && node.leases.contains(Leases::DATA) && !flags.contains(OpenFlags::DIRECT);
+            let is_leased =
+                is_told && node.leases.contains(Leases::DATA) && !flags.contains(OpenFlags::DIRECT);
             opened.is_direct = !is_leased || self.writes_whole(flags);
             opened.keeps_pages = is_leased && !node.pages_doubtful;
             // Without the word to keep them the kernel drops its pages now.
@@ -147,7 +158,12 @@ impl Volume {
         }
         drop(table);
         let is_direct = opened.is_direct;
-        let open = Open { handle: Mutex::new(handle), pinned, is_direct, ..Open::new(file, flags, caller) };
+        let open = Open {
+            handle: Mutex::new(handle),
+            pinned,
+            is_direct,
+            ..Open::new(file, flags, caller)
+        };
         self.add_open(open, number);
         opened
     }
@@ -157,7 +173,9 @@ impl Volume {
         let open = self.born_open(open).await?;
         if open.handle().is_none() {
             let op = Op::Open { file: open.file, flags: open.flags };
-            let Answer::Opened { handle, .. } = self.ask(&open.caller, op).await? else { return Err(Errno::EPROTO) };
+            let Answer::Opened { handle, .. } = self.ask(&open.caller, op).await? else {
+                return Err(Errno::EPROTO);
+            };
             let before = open.handle.lock().unwrap_or_else(PoisonError::into_inner).replace(handle);
             if let Some(node) = self.table().of_mut(open.file) {
                 node.handles.push(handle);
@@ -170,8 +188,13 @@ impl Volume {
         Ok(open)
     }
 
-    /// Before a name goes, which may be the last one of its file: what was opened from memory alone could not be asked for any more.
-    pub(super) async fn hold_open(self: &Arc<Self>, caller: &Caller, (parent, name): (u64, &OsStr)) {
+    /// Before a name goes, which may be the last one of its file: what was opened from memory alone
+    /// could not be asked for any more.
+    pub(super) async fn hold_open(
+        self: &Arc<Self>,
+        caller: &Caller,
+        (parent, name): (u64, &OsStr),
+    ) {
         let from_memory = self.opened_from_memory();
         if from_memory.is_empty() {
             return;
@@ -183,7 +206,8 @@ impl Volume {
         }
     }
 
-    /// Before a command on the server may remove or replace names: as `hold_open`, of all that is open.
+    /// Before a command on the server may remove or replace names: as `hold_open`, of all that is
+    /// open.
     pub async fn hold_all_open(self: &Arc<Self>) {
         let held = self.opened_from_memory().into_iter().map(|(number, _)| {
             let volume = Arc::clone(self);
@@ -196,19 +220,31 @@ impl Volume {
 
     fn opened_from_memory(&self) -> Vec<(u64, FileId)> {
         let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
-        let from_memory = opens.iter().filter(|(_, open)| open.pinned.is_some() && open.handle().is_none());
-        let mut from_memory: Vec<_> = from_memory.map(|(number, open)| (*number, open.file)).collect();
+        let from_memory =
+            opens.iter().filter(|(_, open)| open.pinned.is_some() && open.handle().is_none());
+        let mut from_memory: Vec<_> =
+            from_memory.map(|(number, open)| (*number, open.file)).collect();
         from_memory.sort_unstable();
         from_memory
     }
 
     /// All files that are open.
     pub(super) fn open_ids(&self) -> HashSet<FileId> {
-        self.opens.lock().unwrap_or_else(PoisonError::into_inner).values().map(|open| open.file).collect()
+        self.opens
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .map(|open| open.file)
+            .collect()
     }
 
     pub(super) fn open_file(&self, open: u64) -> Result<Arc<Open>, Errno> {
-        self.opens.lock().unwrap_or_else(PoisonError::into_inner).get(&open).cloned().ok_or(Errno::EBADF)
+        self.opens
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&open)
+            .cloned()
+            .ok_or(Errno::EBADF)
     }
 
     /// Notes a failed write with each open file description of the file, whichever of them it was
@@ -297,7 +333,12 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn sync_directory(self: &Arc<Self>, caller: &Caller, number: u64, what: Synced) -> Result<(), Errno> {
+    pub async fn sync_directory(
+        self: &Arc<Self>,
+        caller: &Caller,
+        number: u64,
+        what: Synced,
+    ) -> Result<(), Errno> {
         let place = self.born(number).await?.into();
         // Its names, too.
         self.bring_out(Which::All).await?;
@@ -311,7 +352,12 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn allocate(self: &Arc<Self>, open: u64, range: Range<u64>, how: Allocation) -> Result<(), Errno> {
+    pub async fn allocate(
+        self: &Arc<Self>,
+        open: u64,
+        range: Range<u64>,
+        how: Allocation,
+    ) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
         self.drain(open.file).await?;
         self.ask(&open.caller, Op::Allocate { place: open.place(), range, how }).await.map(drop)
@@ -321,7 +367,12 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn seek(self: &Arc<Self>, open: u64, offset: u64, what: Sought) -> Result<u64, Errno> {
+    pub async fn seek(
+        self: &Arc<Self>,
+        open: u64,
+        offset: u64,
+        what: Sought,
+    ) -> Result<u64, Errno> {
         let open = self.open_with_handle(open).await?;
         self.drain(open.file).await?;
         match self.ask(&open.caller, Op::Seek { place: open.place(), offset, what }).await? {
@@ -334,22 +385,35 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn copy(self: &Arc<Self>, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u64, Errno> {
+    pub async fn copy(
+        self: &Arc<Self>,
+        from: (u64, u64),
+        to: (u64, u64),
+        length: u64,
+    ) -> Result<u64, Errno> {
         if let Some(copied) = self.copy_to_newborn(from, to, length).await {
             return Ok(copied);
         }
-        let (source, target) = (self.open_with_handle(from.0).await?, self.open_with_handle(to.0).await?);
+        let (source, target) =
+            (self.open_with_handle(from.0).await?, self.open_with_handle(to.0).await?);
         self.drain(source.file).await?;
         self.drain(target.file).await?;
-        let op = Op::CopyRange { from: (source.place(), from.1), to: (target.place(), to.1), length };
+        let op =
+            Op::CopyRange { from: (source.place(), from.1), to: (target.place(), to.1), length };
         match self.ask(&target.caller, op).await? {
             Answer::Copied { bytes, .. } => Ok(bytes),
             _ => Err(Errno::EPROTO),
         }
     }
 
-    /// A small file is read, which most often was fetched ahead, and written to what is made in memory: no round trip for each file of a tree.
-    async fn copy_to_newborn(self: &Arc<Self>, from: (u64, u64), to: (u64, u64), length: u64) -> Option<u64> {
+    /// A small file is read, which most often was fetched ahead, and written to what is made in
+    /// memory: no round trip for each file of a tree.
+    async fn copy_to_newborn(
+        self: &Arc<Self>,
+        from: (u64, u64),
+        to: (u64, u64),
+        length: u64,
+    ) -> Option<u64> {
         let (source, target) = (self.open_file(from.0).ok()?, self.open_file(to.0).ok()?);
         if !is_provisional(target.file) || source.file == target.file {
             return None;
@@ -368,15 +432,23 @@ impl Volume {
     pub(super) fn size_known(&self, file: FileId) -> Option<u64> {
         let table = self.table();
         let node = table.of(file)?;
-        let is_sure = node.unborn.is_some() || node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node);
+        let is_sure =
+            node.unborn.is_some() || node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node);
         node.attributes.filter(|_| is_sure).map(|attributes| attributes.size)
     }
 
-    /// flock(2), and fcntl(2)'s locks. What was written under a lock is on the server before the lock goes.
+    /// flock(2), and fcntl(2)'s locks. What was written under a lock is on the server before the
+    /// lock goes.
     ///
     /// # Errors
     /// `EAGAIN`; others.
-    pub async fn lock(self: &Arc<Self>, open: u64, owner: u64, lock: Lock, wait: Wait) -> Result<(), Errno> {
+    pub async fn lock(
+        self: &Arc<Self>,
+        open: u64,
+        owner: u64,
+        lock: Lock,
+        wait: Wait,
+    ) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
         self.drain(open.file).await?;
         open.lock_owners().insert(owner);
@@ -402,7 +474,11 @@ impl Volume {
         access: Access,
     ) -> Result<Option<RangeLock>, Errno> {
         let open = self.open_with_handle(open).await?;
-        let op = Op::TestLock { place: open.place(), owner, lock: RangeLock { range, access: Some(access) } };
+        let op = Op::TestLock {
+            place: open.place(),
+            owner,
+            lock: RangeLock { range, access: Some(access) },
+        };
         match self.ask(&open.caller, op).await? {
             Answer::Locked(lock) => Ok(lock),
             _ => Err(Errno::EPROTO),

@@ -1,4 +1,5 @@
-//! Requests made of what is ready: which files go together in one, and in which order. No waiting here, and no store.
+//! Requests made of what is ready: which files go together in one, and in which order. No waiting
+//! here, and no store.
 
 use bytes::Bytes;
 
@@ -27,19 +28,24 @@ pub(super) struct Flight {
 }
 
 impl Table {
-    /// The next request: new files in their order, then what is to be set of directories when no more files of them are coming, or
-    /// somebody waits. What lies in a directory that the store has refused is refused with it.
+    /// The next request: new files in their order, then what is to be set of directories when no
+    /// more files of them are coming, or somebody waits. What lies in a directory that the store
+    /// has refused is refused with it.
     pub fn next_flight(&mut self) -> Option<Flight> {
         let mut flight: Option<Flight> = None;
         let mut bytes = 0;
-        while let Some((order, number)) = self.unborn.queue.first_key_value().map(|(turn, number)| (*turn, *number)) {
+        while let Some((order, number)) =
+            self.unborn.queue.first_key_value().map(|(turn, number)| (*turn, *number))
+        {
             let Some(unborn) = self.node(number).and_then(|node| node.unborn.as_ref()) else {
                 self.unborn.queue.remove(&order);
                 continue;
             };
             let (size, caller) = (unborn.bytes(), unborn.caller.clone());
             let is_full = flight.as_ref().is_some_and(|flight| {
-                flight.writes.len() >= FLIGHT_FILES || bytes + size > FLIGHT_BYTES || flight.caller != caller
+                flight.writes.len() >= FLIGHT_FILES
+                    || bytes + size > FLIGHT_BYTES
+                    || flight.caller != caller
             });
             if is_full {
                 break;
@@ -61,7 +67,11 @@ impl Table {
             let sent = put.changes;
             self.unborn.leaving.insert(number, order);
             bytes += size;
-            let flight = flight.get_or_insert_with(|| Flight { caller, writes: Vec::new(), numbers: Vec::new() });
+            let flight = flight.get_or_insert_with(|| Flight {
+                caller,
+                writes: Vec::new(),
+                numbers: Vec::new(),
+            });
             flight.writes.push(Write::Put(put));
             flight.numbers.push(number);
             self.note_leaving(number, order, sent);
@@ -100,7 +110,8 @@ impl Table {
         Some(Put { directory: above.file, path, what, mode: unborn.mode, changes })
     }
 
-    /// The store's directory gets another time by the new name; what is changed of the file from now on comes later.
+    /// The store's directory gets another time by the new name; what is changed of the file from
+    /// now on comes later.
     fn note_leaving(&mut self, number: u64, order: u64, sent: Changes) {
         let parent = self.node(number).and_then(|node| Some(node.at.as_ref()?.0));
         if let Some(node) = self.node_mut(number) {
@@ -117,19 +128,27 @@ impl Table {
     fn add_sets(&mut self, flight: &mut Option<Flight>) {
         let is_last = self.unborn.queue.is_empty();
         let demanded = self.unborn.demanded;
-        let dirty: Vec<(u64, u64)> = self.unborn.dirty.iter().map(|(number, order)| (*number, *order)).collect();
-        for (number, order) in dirty.into_iter().filter(|(_, order)| is_last || *order <= demanded) {
+        let dirty: Vec<(u64, u64)> =
+            self.unborn.dirty.iter().map(|(number, order)| (*number, *order)).collect();
+        for (number, order) in dirty.into_iter().filter(|(_, order)| is_last || *order <= demanded)
+        {
             let Some((caller, write)) = self.set_of(number) else {
                 self.unborn.dirty.remove(&number);
                 continue;
             };
-            let full = |flight: &Flight| flight.caller != caller || flight.writes.len() >= 2 * FLIGHT_FILES;
+            let full = |flight: &Flight| {
+                flight.caller != caller || flight.writes.len() >= 2 * FLIGHT_FILES
+            };
             if flight.as_ref().is_some_and(full) {
                 continue;
             }
             self.unborn.dirty.remove(&number);
             self.unborn.leaving.insert(number, order);
-            let flight = flight.get_or_insert_with(|| Flight { caller, writes: Vec::new(), numbers: Vec::new() });
+            let flight = flight.get_or_insert_with(|| Flight {
+                caller,
+                writes: Vec::new(),
+                numbers: Vec::new(),
+            });
             flight.writes.push(write);
             flight.numbers.push(number);
         }
@@ -137,9 +156,13 @@ impl Table {
 
     /// By whom, and what.
     fn set_of(&self, number: u64) -> Option<(Caller, Write)> {
-        let node = self.node(number).filter(|node| node.unborn.is_none() && node.fault.is_none())?;
+        let node =
+            self.node(number).filter(|node| node.unborn.is_none() && node.fault.is_none())?;
         let changes = changes_of(node.attributes.as_ref()?, Some(**node.changed.as_ref()?));
-        Some((node.own.as_ref()?.maker.clone(), Write::Set { place: Place::from(node.file), changes }))
+        Some((
+            node.own.as_ref()?.maker.clone(),
+            Write::Set { place: Place::from(node.file), changes },
+        ))
     }
 }
 

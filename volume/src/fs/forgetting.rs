@@ -157,7 +157,8 @@ impl Volume {
             };
             let Some((before, stamp)) = next else { return };
             before.done().await;
-            self.heard.send_if_modified(|heard| std::mem::replace(heard, stamp.max(*heard)) < stamp);
+            self.heard
+                .send_if_modified(|heard| std::mem::replace(heard, stamp.max(*heard)) < stamp);
         }
     }
 
@@ -219,9 +220,18 @@ impl Volume {
     }
 
     /// Returns when the kernel is done, however long that takes.
-    async fn forget_all(self: &Arc<Self>, names: Names, shares: Vec<Share>, (round, told): (u64, Option<Stamp>)) {
-        let numbers: Vec<u64> =
-            self.table().iter().filter(|(_, node)| node.lookups > 0).map(|(number, _)| number).collect();
+    async fn forget_all(
+        self: &Arc<Self>,
+        names: Names,
+        shares: Vec<Share>,
+        (round, told): (u64, Option<Stamp>),
+    ) {
+        let numbers: Vec<u64> = self
+            .table()
+            .iter()
+            .filter(|(_, node)| node.lookups > 0)
+            .map(|(number, _)| number)
+            .collect();
         let _ = self.invalidate.send(Invalidate::of_names(names));
         // Without a server a read may take long, and hold up the forgetting of its own file alone.
         let mut reads = self.reads_by_file();
@@ -261,7 +271,9 @@ impl Volume {
         let mut by_file: HashMap<u64, Vec<Range<u64>>> = HashMap::new();
         for (open, range) in reads.into_values() {
             let number = self.open_file(open).ok().and_then(|open| table.number_of(open.file));
-            number.into_iter().for_each(|number| by_file.entry(number).or_default().push(range.clone()));
+            number
+                .into_iter()
+                .for_each(|number| by_file.entry(number).or_default().push(range.clone()));
         }
         by_file
     }
@@ -270,7 +282,11 @@ impl Volume {
     /// it.
     pub(super) async fn forgotten_by(&self, round: u64) {
         let mut forgotten = self.losses().forgotten.subscribe();
-        let _ = tokio::time::timeout(KERNEL_PATIENCE, forgotten.wait_for(|forgotten| *forgotten >= round)).await;
+        let _ = tokio::time::timeout(
+            KERNEL_PATIENCE,
+            forgotten.wait_for(|forgotten| *forgotten >= round),
+        )
+        .await;
     }
 
     /// Returns when nothing is remembered any more.

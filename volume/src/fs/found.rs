@@ -1,12 +1,14 @@
-//! Files that the store does not know any more by their numbers, since the executor was started anew or
-//! has forgotten them: found again by the names that they had here.
+//! Files that the store does not know any more by their numbers, since the executor was started
+//! anew or has forgotten them: found again by the names that they had here.
 
 use std::{collections::BTreeSet, ffi::OsString};
 
 use tokio_stream::StreamExt as _;
 
 use super::{Volume, table::ROOT};
-use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, NewFile, Op, Put, ReadPart, Walked};
+use crate::store::{
+    Answer, Caller, Entry, Errno, FileId, Kind, NewFile, Op, Put, ReadPart, Walked,
+};
 
 /// Names of one request.
 const WALKED_NAMES: usize = 32;
@@ -16,8 +18,8 @@ const WALKED_NAMES: usize = 32;
 pub(super) enum Found {
     /// To the file.
     There(Entry),
-    /// To nothing, or to another file. With the number of the topmost directory that is not there, if
-    /// nothing else has its name.
+    /// To nothing, or to another file. With the number of the topmost directory that is not there,
+    /// if nothing else has its name.
     Gone(Option<u64>),
 }
 
@@ -67,12 +69,20 @@ impl Volume {
     /// Has the store look up all files that a call names.
     ///
     /// # Errors
-    /// `ESTALE`: not all are there under the names that they had here. Others: a request is lost, and
-    /// nobody knows.
-    pub(super) async fn find_all_again(&self, caller: &Caller, files: &[FileId]) -> Result<(), Errno> {
+    /// `ESTALE`: not all are there under the names that they had here. Others: a request is lost,
+    /// and nobody knows.
+    pub(super) async fn find_all_again(
+        &self,
+        caller: &Caller,
+        files: &[FileId],
+    ) -> Result<(), Errno> {
         let numbers: BTreeSet<u64> = {
             let table = self.table();
-            files.iter().filter_map(|file| table.number_of(*file)).filter(|number| *number != ROOT).collect()
+            files
+                .iter()
+                .filter_map(|file| table.number_of(*file))
+                .filter(|number| *number != ROOT)
+                .collect()
         };
         for number in &numbers {
             if let Found::Gone(_) = self.find_again(caller, *number).await? {
@@ -86,7 +96,11 @@ impl Volume {
     ///
     /// # Errors
     /// That is not known: a request is lost.
-    pub(super) async fn found_there(&self, caller: &Caller, put: &Put) -> Result<Option<Entry>, Errno> {
+    pub(super) async fn found_there(
+        &self,
+        caller: &Caller,
+        put: &Put,
+    ) -> Result<Option<Entry>, Errno> {
         let op = Op::Walk { from: put.directory, names: put.path.clone() };
         let Answer::Walked(Walked { entries, .. }) = self.ask_once(caller, op).await? else {
             return Err(Errno::EPROTO);
@@ -102,13 +116,20 @@ impl Volume {
             }
             NewFile::Regular { data } => {
                 let may_be = attributes.size == data.len() as u64;
-                attributes.kind == Kind::Regular && may_be && self.has_contents(caller, &entry, data).await?
+                attributes.kind == Kind::Regular
+                    && may_be
+                    && self.has_contents(caller, &entry, data).await?
             }
         };
         Ok(is_it.then_some(entry))
     }
 
-    async fn has_contents(&self, caller: &Caller, entry: &Entry, data: &[u8]) -> Result<bool, Errno> {
+    async fn has_contents(
+        &self,
+        caller: &Caller,
+        entry: &Entry,
+        data: &[u8],
+    ) -> Result<bool, Errno> {
         let part = ReadPart { place: entry.attributes.id.into(), range: 0..entry.attributes.size };
         let mut pieces = self.store.read(caller, vec![part]).await;
         let mut there = Vec::new();

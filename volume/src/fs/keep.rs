@@ -1,6 +1,6 @@
-//! Contents that are kept on the disk beside the memory: written when the disk has the time, read when the memory
-//! has not got them. A chunk belongs to a version of its file, so that what is found is what the server has, if that version
-//! still is the file's.
+//! Contents that are kept on the disk beside the memory: written when the disk has the time, read
+//! when the memory has not got them. A chunk belongs to a version of its file, so that what is
+//! found is what the server has, if that version still is the file's.
 
 use std::sync::Arc;
 

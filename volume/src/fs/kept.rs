@@ -1,6 +1,7 @@
-//! How much of names is kept: each directory's share is counted when it is entered and given back when it is dropped,
-//! and the directories that were not used for longest are dropped when the sum is too large. What is dropped is asked
-//! for again, and the kernel is made to forget the names that it was told of.
+//! How much of names is kept: each directory's share is counted when it is entered and given back
+//! when it is dropped, and the directories that were not used for longest are dropped when the sum
+//! is too large. What is dropped is asked for again, and the kernel is made to forget the names
+//! that it was told of.
 //!
 //! The sum of a volume is [`KEPT_BYTES`], and beside it [`OPEN_BYTES`] for open directories and
 //! [`AHEAD_BYTES`] for listings that nobody has asked for yet: about 150 MiB with all overhead,
@@ -119,7 +120,9 @@ pub(super) fn listed_bytes(names: &[Listed]) -> usize {
 
 /// The same with all that is remembered by it.
 pub(super) fn remembered_bytes(names: &[Listed]) -> usize {
-    listed_bytes(names) + names.iter().map(|listed| name_bytes(&listed.name)).sum::<usize>() + orders_bytes(names)
+    listed_bytes(names)
+        + names.iter().map(|listed| name_bytes(&listed.name)).sum::<usize>()
+        + orders_bytes(names)
 }
 
 pub(super) fn orders_bytes(names: &[Listed]) -> usize {
@@ -143,7 +146,11 @@ mod tests {
         share.names.clear();
         assert_eq!(now(), 8);
         let mut other = Charge::of(&sum);
-        assert!(other.add_within(12, 20) && !other.add_within(1, 20) && !other.add_within(usize::MAX, 20));
+        assert!(
+            other.add_within(12, 20)
+                && !other.add_within(1, 20)
+                && !other.add_within(usize::MAX, 20)
+        );
         assert_eq!((now(), other.bytes()), (20, 12));
         drop(other);
         drop(share);

@@ -1,8 +1,9 @@
-//! Directories as they are read: one listing for each open directory, which stays as it was when it was begun,
-//! with the attributes of its files; and directories that are listed before they are opened, as [`super::tours`] expects them.
+//! Directories as they are read: one listing for each open directory, which stays as it was when it
+//! was begun, with the attributes of its files; and directories that are listed before they are
+//! opened, as [`super::tours`] expects them.
 //!
-//! A directory that is larger than may be remembered is read part by part, as a program goes on in it: what is in memory of it
-//! is one part, and how far each part before it went.
+//! A directory that is larger than may be remembered is read part by part, as a program goes on in
+//! it: what is in memory of it is one part, and how far each part before it went.
 
 use std::{
     collections::HashSet,
@@ -18,16 +19,18 @@ use super::{
     readers::By,
     tours::{TourId, Tours},
 };
-use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, Listed, Listing, Op, Stamp};
+use crate::store::{
+    Answer, Caller, Entry, Errno, FileId, Kind, Leases, Listed, Listing, Op, Stamp,
+};
 
 #[cfg(doc)]
 use super::table::{Node, Table};
 
-/// Names of one answer: about 300 KiB with their attributes, so that a large directory takes few round trips and
-/// the first names do not wait for the last.
+/// Names of one answer: about 300 KiB with their attributes, so that a large directory takes few
+/// round trips and the first names do not wait for the last.
 const NAMES_AT_ONCE: u32 = 4096;
-/// Names of the first answer about a directory that nobody has asked for yet: most have fewer, and up to 192 such answers
-/// are under way at a time.
+/// Names of the first answer about a directory that nobody has asked for yet: most have fewer, and
+/// up to 192 such answers are under way at a time.
 const NAMES_AHEAD: u32 = 512;
 /// No directory has more names: a server that never ends keeps no program for ever.
 const MOST_NAMES: usize = 1 << 30;
@@ -106,8 +109,12 @@ impl Volume {
     pub fn open_directory(&self, caller: &Caller, number: u64) -> Result<u64, Errno> {
         self.file(number)?;
         let open = self.fresh_number();
-        let directory = Directory { number, caller: caller.clone(), reading: tokio::sync::Mutex::default() };
-        self.directories.lock().unwrap_or_else(PoisonError::into_inner).insert(open, Arc::new(directory));
+        let directory =
+            Directory { number, caller: caller.clone(), reading: tokio::sync::Mutex::default() };
+        self.directories
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(open, Arc::new(directory));
         Ok(open)
     }
 
@@ -116,16 +123,26 @@ impl Volume {
         self.directories.lock().unwrap_or_else(PoisonError::into_inner).remove(&open);
     }
 
-    /// The names from `offset` on, more than the kernel takes at once. Attributes are there only where they are true now.
+    /// The names from `offset` on, more than the kernel takes at once. Attributes are there only
+    /// where they are true now.
     ///
     /// # Errors
     /// Of reading the directory.
-    pub async fn read_directory(self: &Arc<Self>, open: u64, offset: u64) -> Result<Vec<Name>, Errno> {
+    pub async fn read_directory(
+        self: &Arc<Self>,
+        open: u64,
+        offset: u64,
+    ) -> Result<Vec<Name>, Errno> {
         self.read_names(open, offset, NAMES_FOR_THE_KERNEL).await
     }
 
     /// As [`Self::read_directory`], of so many files at most.
-    pub(super) async fn read_names(self: &Arc<Self>, open: u64, offset: u64, most: usize) -> Result<Vec<Name>, Errno> {
+    pub(super) async fn read_names(
+        self: &Arc<Self>,
+        open: u64,
+        offset: u64,
+        most: usize,
+    ) -> Result<Vec<Name>, Errno> {
         let directory = self.directory(open)?;
         let mut place = directory.reading.lock().await;
         // From its start it is read anew, as rewinddir(3) wants it.
@@ -144,7 +161,8 @@ impl Volume {
             *place = Some(Reading { from: 0, part, parts: vec![(0, 0)], open });
         }
         let Some(reading) = place.as_mut() else { return Err(Errno::EIO) };
-        let wanted = usize::try_from(offset.saturating_sub(2)).unwrap_or(MOST_NAMES).min(MOST_NAMES);
+        let wanted =
+            usize::try_from(offset.saturating_sub(2)).unwrap_or(MOST_NAMES).min(MOST_NAMES);
         self.go_to(&directory, reading, wanted).await?;
         let (before, listed) = (reading.from, &reading.part.names);
         let own = self.table().node(directory.number).map_or(0, |node| node.file.inode);
@@ -158,27 +176,53 @@ impl Volume {
         });
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let table = self.table();
-        let files = listed.iter().zip(before as u64 + 3..).skip(wanted - before).take(most).map(|(listed, next)| {
-            let known = listed.entry.and_then(|entry| table.of(entry.attributes.id)).filter(|node| self.is_good(node));
-            let known = known.filter(|node| !self.writes.is_dirty(node.file));
-            let entry = known.and_then(|node| {
-                node.attributes.map(|attributes| Entry { attributes, leases: node.leases, stamp: node.stamp })
-            });
-            // What stat(2) shows.
-            let inode = listed.entry.and_then(|entry| table.number_of(entry.attributes.id)).unwrap_or(listed.inode);
-            Name { name: listed.name.clone(), next, entry, inode, kind: listed.kind, seen: reading.part.seen }
-        });
+        let files = listed.iter().zip(before as u64 + 3..).skip(wanted - before).take(most).map(
+            |(listed, next)| {
+                let known = listed
+                    .entry
+                    .and_then(|entry| table.of(entry.attributes.id))
+                    .filter(|node| self.is_good(node));
+                let known = known.filter(|node| !self.writes.is_dirty(node.file));
+                let entry = known.and_then(|node| {
+                    node.attributes.map(|attributes| Entry {
+                        attributes,
+                        leases: node.leases,
+                        stamp: node.stamp,
+                    })
+                });
+                // What stat(2) shows.
+                let inode = listed
+                    .entry
+                    .and_then(|entry| table.number_of(entry.attributes.id))
+                    .unwrap_or(listed.inode);
+                Name {
+                    name: listed.name.clone(),
+                    next,
+                    entry,
+                    inode,
+                    kind: listed.kind,
+                    seen: reading.part.seen,
+                }
+            },
+        );
         Ok(dots.skip(from).chain(files).collect())
     }
 
     /// Reads on, or back, until a name is among those that are there, if there is one.
-    async fn go_to(self: &Arc<Self>, directory: &Directory, reading: &mut Reading, wanted: usize) -> Result<(), Errno> {
+    async fn go_to(
+        self: &Arc<Self>,
+        directory: &Directory,
+        reading: &mut Reading,
+        wanted: usize,
+    ) -> Result<(), Errno> {
         if wanted < reading.from {
-            let place = reading.parts.iter().rposition(|(from, _)| *from <= wanted).unwrap_or_default();
+            let place =
+                reading.parts.iter().rposition(|(from, _)| *from <= wanted).unwrap_or_default();
             reading.parts.truncate(place + 1);
             let (from, cookie) = reading.parts.last().copied().unwrap_or_default();
             reading.from = from;
-            reading.part = Part { names: Arc::default(), seen: Seen::default(), rest: Some(cookie) };
+            reading.part =
+                Part { names: Arc::default(), seen: Seen::default(), rest: Some(cookie) };
         }
         while wanted >= reading.from + reading.part.names.len() {
             // Behind the end there is nothing.
@@ -193,13 +237,17 @@ impl Volume {
             reading.part.names = Arc::default();
             reading.from = from;
             let changes = self.name_changes(file);
-            let (listing, rest) = self.ask_for_part(&directory.caller, file, cookie, NAMES_AT_ONCE).await?;
+            let (listing, rest) =
+                self.ask_for_part(&directory.caller, file, cookie, NAMES_AT_ONCE).await?;
             let seen = Seen { stamp: listing.directory.stamp, changes };
             if reading.parts.last().is_none_or(|(last, _)| last + NAMES_AT_ONCE as usize <= from) {
                 reading.parts.push((from, cookie));
             }
             reading.open.set(listed_bytes(&listing.names));
-            reading.part = self.with_pending(directory.number, Part { names: Arc::new(listing.names), seen, rest });
+            reading.part = self.with_pending(
+                directory.number,
+                Part { names: Arc::new(listing.names), seen, rest },
+            );
         }
         Ok(())
     }
@@ -207,15 +255,27 @@ impl Volume {
     /// Pending files come last, and in the place of others of their names.
     fn with_pending(&self, directory: u64, part: Part) -> Part {
         let table = self.table();
-        let Some(node) = table.node(directory).filter(|node| !node.pending_names.is_empty()) else { return part };
-        let others = part.names.iter().filter(|listed| !node.pending_names.contains_key(&listed.name)).cloned();
+        let Some(node) = table.node(directory).filter(|node| !node.pending_names.is_empty()) else {
+            return part;
+        };
+        let others = part
+            .names
+            .iter()
+            .filter(|listed| !node.pending_names.contains_key(&listed.name))
+            .cloned();
         let mut names: Vec<Listed> = others.collect();
         if part.rest.is_none() {
             let pending = node.pending_names.iter().filter_map(|(name, number)| {
                 let node = table.node(*number)?;
                 let attributes = node.attributes?;
                 let entry = Some(Entry { attributes, leases: node.leases, stamp: node.stamp });
-                Some(Listed { name: name.clone(), cookie: 0, kind: attributes.kind, inode: *number, entry })
+                Some(Listed {
+                    name: name.clone(),
+                    cookie: 0,
+                    kind: attributes.kind,
+                    inode: *number,
+                    entry,
+                })
             });
             names.extend(pending);
         }
@@ -233,7 +293,11 @@ impl Volume {
     }
 
     /// As [`Self::list_all`], for somebody who may go on with the directories in it or beside it.
-    async fn list_for_a_program(self: &Arc<Self>, caller: &Caller, file: FileId) -> Result<Part, Errno> {
+    async fn list_for_a_program(
+        self: &Arc<Self>,
+        caller: &Caller,
+        file: FileId,
+    ) -> Result<Part, Errno> {
         let tours = self.note_visited(file);
         tours.iter().for_each(|tour| self.list_ahead(caller, *tour));
         let part = self.list_all(caller, file, For::Program).await?;
@@ -245,7 +309,12 @@ impl Volume {
     }
 
     /// All names of a directory, remembered if its lease allows it; of a large one the first.
-    pub(super) async fn list_all(&self, caller: &Caller, file: FileId, wanted: For) -> Result<Part, Errno> {
+    pub(super) async fn list_all(
+        &self,
+        caller: &Caller,
+        file: FileId,
+        wanted: For,
+    ) -> Result<Part, Errno> {
         loop {
             let ended = self.listings.ended.notified();
             tokio::pin!(ended);
@@ -260,7 +329,12 @@ impl Volume {
         }
     }
 
-    async fn ask_for_listing(&self, caller: &Caller, file: FileId, wanted: For) -> Result<Part, Errno> {
+    async fn ask_for_listing(
+        &self,
+        caller: &Caller,
+        file: FileId,
+        wanted: For,
+    ) -> Result<Part, Errno> {
         let (changes, has_pending) = (self.name_changes(file), self.has_pending_names(file));
         let mut names: Vec<Listed> = Vec::new();
         let (mut cookie, mut first) = (0, None::<Entry>);
@@ -279,7 +353,8 @@ impl Volume {
                 For::Program => (OPEN_BYTES, LISTING_BYTES),
                 For::Later => (AHEAD_BYTES, AHEAD_BYTES / 2),
             };
-            let has_room = charge.add_within(bytes, most) && remembered_bytes(&names) + bytes <= most_of_one;
+            let has_room =
+                charge.add_within(bytes, most) && remembered_bytes(&names) + bytes <= most_of_one;
             names.extend(part.names);
             match rest {
                 None => {
@@ -333,7 +408,9 @@ impl Volume {
 
     /// The directories beside one, those that come after it first: a shell's pattern goes by name.
     fn siblings(&self, parent: FileId, directory: FileId) -> Vec<FileId> {
-        let Some(orders) = self.table().of(parent).and_then(|node| node.orders.clone()) else { return Vec::new() };
+        let Some(orders) = self.table().of(parent).and_then(|node| node.orders.clone()) else {
+            return Vec::new();
+        };
         let is_first = |by| orders.directories(by).first() == Some(&directory);
         let by = if is_first(By::Name) && !is_first(By::Listing) { By::Name } else { By::Listing };
         let after = orders.directories_after(directory, by);
@@ -343,7 +420,8 @@ impl Volume {
 
     fn note_listed(&self, tour: TourId, directory: FileId, names: &[Listed]) {
         let inside = names.iter().filter(|listed| listed.kind == Kind::Directory);
-        let inside: Vec<FileId> = inside.filter_map(|listed| Some(listed.entry?.attributes.id)).collect();
+        let inside: Vec<FileId> =
+            inside.filter_map(|listed| Some(listed.entry?.attributes.id)).collect();
         self.tours().listed(tour, directory, names.len(), &inside);
     }
 
@@ -364,14 +442,21 @@ impl Volume {
                 } else {
                     let (volume, caller) = (Arc::clone(self), caller.clone());
                     let is_ours = self.listings.claim(directory);
-                    tokio::spawn(async move { volume.list_one_ahead(&caller, tour, (directory, is_ours)).await });
+                    tokio::spawn(async move {
+                        volume.list_one_ahead(&caller, tour, (directory, is_ours)).await
+                    });
                 }
             }
         }
     }
 
     /// Asks for a listing, or waits for whoever does.
-    async fn list_one_ahead(self: Arc<Self>, caller: &Caller, tour: TourId, (directory, is_ours): (FileId, bool)) {
+    async fn list_one_ahead(
+        self: Arc<Self>,
+        caller: &Caller,
+        tour: TourId,
+        (directory, is_ours): (FileId, bool),
+    ) {
         match self.list_claimed(caller, directory, is_ours).await {
             Ok(part) => self.heard_of(caller, tour, directory, &part.names),
             // It counts for much, so that less is listed ahead until the program has come there.
@@ -381,7 +466,12 @@ impl Volume {
         self.list_ahead(caller, tour);
     }
 
-    async fn list_claimed(&self, caller: &Caller, directory: FileId, is_ours: bool) -> Result<Part, Errno> {
+    async fn list_claimed(
+        &self,
+        caller: &Caller,
+        directory: FileId,
+        is_ours: bool,
+    ) -> Result<Part, Errno> {
         if !is_ours {
             return self.list_all(caller, directory, For::Later).await;
         }
@@ -390,7 +480,13 @@ impl Volume {
         listed
     }
 
-    fn heard_of(self: &Arc<Self>, caller: &Caller, tour: TourId, directory: FileId, names: &[Listed]) {
+    fn heard_of(
+        self: &Arc<Self>,
+        caller: &Caller,
+        tour: TourId,
+        directory: FileId,
+        names: &[Listed],
+    ) {
         self.note_listed(tour, directory, names);
         self.expect_files_of(caller, tour, names);
     }
@@ -404,7 +500,8 @@ impl Volume {
         Some((names, seen))
     }
 
-    /// It holds if the directory was the same from the first part to the last, and nothing was heard of it since.
+    /// It holds if the directory was the same from the first part to the last, and nothing was
+    /// heard of it since.
     fn remember_listing(&self, first: &Entry, last: &Entry, names: &Arc<Vec<Listed>>) {
         let mut table = self.table();
         let is_one = first.attributes.version == last.attributes.version;

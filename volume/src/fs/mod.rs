@@ -1,27 +1,31 @@
-//! The file system of a volume, without FUSE in it: what the kernel asks, answered from memory as far as
-//! leases allow, else by the [`Store`].
+//! The file system of a volume, without FUSE in it: what the kernel asks, answered from memory as
+//! far as leases allow, else by the [`Store`].
 //!
 //! * `table`: files and what is remembered of them; no waiting in it
 //! * `names`, `attributes`, `acls`, `listing`, `files`: what the kernel can ask, by subject
 //! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
-//! * `tours`, `readers` and `order`: which directories and files are likely to be opened next, without waiting; `ahead` and `listing` fetch
-//!   these, `told` what somebody has named
+//! * `tours`, `readers` and `order`: which directories and files are likely to be opened next,
+//!   without waiting; `ahead` and `listing` fetch these, `told` what somebody has named
 //! * `kept`: how much of names is remembered; `surplus`: how many files
 //! * `at_hand`: how far a program would get without asking
 //! * `writing`: contents on their way out
-//! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`, `births` and `openings`: on their way to the store; `replay`: those
-//!   that a killed gateway has left; `reserved`: space that the store keeps free for them
-//! * `recalls`: what the store says on its own account, and what the kernel must forget; `recalled`:
-//!   recalls until they are answered; `forgetting`: marks and losses until the kernel has forgotten
+//! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`,
+//!   `births` and `openings`: on their way to the store; `replay`: those that a killed gateway has
+//!   left; `reserved`: space that the store keeps free for them
+//! * `recalls`: what the store says on its own account, and what the kernel must forget;
+//!   `recalled`: recalls until they are answered; `forgetting`: marks and losses until the kernel
+//!   has forgotten
 //!
 //! # What holds
 //!
-//! *Between a recall and its answer nothing old gets to the kernel.* An answer to the kernel that may be remembered is given while
-//! the table is locked ([`Volume::tell`]), and a recall takes its leases out of the table before it has the kernel forget: so the kernel
-//! got the answer before it is told to forget it, or gets it with the remark that it is not to be kept.
+//! *Between a recall and its answer nothing old gets to the kernel.* An answer to the kernel that
+//! may be remembered is given while the table is locked ([`Volume::tell`]), and a recall takes its
+//! leases out of the table before it has the kernel forget: so the kernel got the answer before it
+//! is told to forget it, or gets it with the remark that it is not to be kept.
 //!
-//! *What was written is on the server when close(2), fsync(2), or any other question about the file is answered.* Files of a directory that this session
-//! has just made, and that nobody else knows, are there a little later: before anybody else looks, and in the journal until then.
+//! *What was written is on the server when close(2), fsync(2), or any other question about the file
+//! is answered.* Files of a directory that this session has just made, and that nobody else knows,
+//! are there a little later: before anybody else looks, and in the journal until then.
 
 mod acls;
 mod ahead;
@@ -75,7 +79,8 @@ use tokio::{
 
 use crate::disk::DiskCache;
 use crate::store::{
-    Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Stamp, Store, StoreState, Watched,
+    Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Stamp, Store,
+    StoreState, Watched,
 };
 use at_hand::RoundTrip;
 use births::Births;
@@ -191,8 +196,8 @@ impl std::fmt::Debug for Volume {
 }
 
 impl Volume {
-    /// A volume on a store. What the receiver gets must be carried out in order: recalls wait for it. Needs to be called within the
-    /// runtime that is to work for it.
+    /// A volume on a store. What the receiver gets must be carried out in order: recalls wait for
+    /// it. Needs to be called within the runtime that is to work for it.
     ///
     /// What was read is also kept on the disk, if there is one to keep it.
     #[must_use]
@@ -227,15 +232,22 @@ impl Volume {
             round_trip: RoundTrip::default(),
             tasks: Mutex::default(),
         });
-        let listener = tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));
-        let sender = tokio::spawn(births::send(Arc::clone(&volume.births), Arc::downgrade(&volume)));
+        let listener =
+            tokio::spawn(recalls::listen(Arc::downgrade(&volume), volume.store.notices()));
+        let sender =
+            tokio::spawn(births::send(Arc::clone(&volume.births), Arc::downgrade(&volume)));
         let answers = (volume.store.clone(), volume.answers_wake());
-        let answerer = tokio::spawn(recalled::answer(Arc::downgrade(&volume), answers.0, answers.1));
-        let idle = tokio::spawn(reserved::give_back(Arc::clone(&volume.reservations), Arc::downgrade(&volume)));
+        let answerer =
+            tokio::spawn(recalled::answer(Arc::downgrade(&volume), answers.0, answers.1));
+        let idle = tokio::spawn(reserved::give_back(
+            Arc::clone(&volume.reservations),
+            Arc::downgrade(&volume),
+        ));
         let is_full = volume.table().is_full();
         let surplus = tokio::spawn(surplus::give_back(Arc::downgrade(&volume), is_full));
         let in_time = tokio::spawn(forgetting::forget_in_time(Arc::downgrade(&volume)));
-        let tasks = [listener, sender, answerer, idle, surplus, in_time].map(|task| task.abort_handle());
+        let tasks =
+            [listener, sender, answerer, idle, surplus, in_time].map(|task| task.abort_handle());
         volume.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         (volume, invalidations)
     }
@@ -249,7 +261,9 @@ impl Volume {
         };
         let mut store = self.store.state();
         if self.recalled().has_ended() {
-            store.fault.get_or_insert_with(|| "it recalls leases without end; nothing is remembered".to_owned());
+            store.fault.get_or_insert_with(|| {
+                "it recalls leases without end; nothing is remembered".to_owned()
+            });
         }
         State {
             store,
@@ -263,7 +277,8 @@ impl Volume {
         }
     }
 
-    /// Before a command runs on the server: returns when what was written here is there. What others hold back its executor asks for.
+    /// Before a command runs on the server: returns when what was written here is there. What
+    /// others hold back its executor asks for.
     ///
     /// # Errors
     /// Something is not there: the server is out of reach, or has refused it.
@@ -279,8 +294,8 @@ impl Volume {
         refusal.map_or(Ok(()), Err)
     }
 
-    /// Nothing more is sent, and who waits for the store waits no longer: the volume is unmounted. What is in the journal is sent
-    /// by the next volume that is given it.
+    /// Nothing more is sent, and who waits for the store waits no longer: the volume is unmounted.
+    /// What is in the journal is sent by the next volume that is given it.
     pub fn end(&self) {
         self.births.end();
         self.writes.end();
@@ -303,7 +318,8 @@ impl Volume {
         }
     }
 
-    /// After a command ran on the server of which nothing else is told: what it has changed is seen from now on.
+    /// After a command ran on the server of which nothing else is told: what it has changed is seen
+    /// from now on.
     pub async fn catch_up(self: &Arc<Self>) {
         let settled = self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await;
         if settled.is_err() || self.store.state().watched == Watched::LeaseEnd {
@@ -312,9 +328,14 @@ impl Volume {
         }
     }
 
-    /// Gives a reply to the kernel about a file that has been looked up by name, with the time that it may be kept. `parent` is the
-    /// number of the directory with that name.
-    pub fn tell<R>(&self, (parent, name): (u64, &OsStr), entry: &Entry, reply: impl FnOnce(Told) -> R) -> R {
+    /// Gives a reply to the kernel about a file that has been looked up by name, with the time that
+    /// it may be kept. `parent` is the number of the directory with that name.
+    pub fn tell<R>(
+        &self,
+        (parent, name): (u64, &OsStr),
+        entry: &Entry,
+        reply: impl FnOnce(Told) -> R,
+    ) -> R {
         let mut table = self.table();
         self.drop_surplus(&mut table);
         let number = table.looked_up(entry.attributes.id);
@@ -328,7 +349,12 @@ impl Volume {
     }
 
     /// The same for a file that the kernel has asked about by number.
-    pub fn tell_attributes<R>(&self, number: u64, attributes: Attributes, reply: impl FnOnce(Told) -> R) -> R {
+    pub fn tell_attributes<R>(
+        &self,
+        number: u64,
+        attributes: Attributes,
+        reply: impl FnOnce(Told) -> R,
+    ) -> R {
         let table = self.table();
         let attributes_life = self.attributes_life(&table, number, &attributes);
         let generation = table.node(number).map_or(0, |node| node.generation);
@@ -336,7 +362,12 @@ impl Volume {
     }
 
     /// The same for a name that is not there.
-    pub fn tell_absent<R>(&self, parent: u64, name: &OsStr, reply: impl FnOnce(Duration) -> R) -> R {
+    pub fn tell_absent<R>(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        reply: impl FnOnce(Duration) -> R,
+    ) -> R {
         let mut table = self.table();
         self.drop_surplus(&mut table);
         let is_known = table.known(parent, name) == Known::Absent;
@@ -347,8 +378,9 @@ impl Volume {
         reply(life)
     }
 
-    /// The same for names of a directory, until `take` says that there is no more room, or something was heard of a file since its
-    /// attributes were found. `give` has the reply, and how many were told.
+    /// The same for names of a directory, until `take` says that there is no more room, or
+    /// something was heard of a file since its attributes were found. `give` has the reply, and how
+    /// many were told.
     pub fn tell_all<R, T>(
         &self,
         parent: u64,
@@ -362,26 +394,36 @@ impl Volume {
         let name_life = self.names_life(&table, parent);
         let mut count = 0;
         for name in names {
-            let heard_since =
-                |entry: &Entry| table.of(entry.attributes.id).is_none_or(|node| node.stamp != entry.stamp);
+            let heard_since = |entry: &Entry| {
+                table.of(entry.attributes.id).is_none_or(|node| node.stamp != entry.stamp)
+            };
             if name.entry.as_ref().is_some_and(heard_since) {
                 break;
             }
             // What was listed may have been renamed or removed since.
             let (is_so, name_life) = match (name.entry, table.known(parent, &name.name)) {
                 (Some(entry), Known::File(file)) => (file == entry.attributes.id, name_life),
-                (Some(_), Known::Unknown) if table.has_names_of(parent, name.seen) => (true, name_life),
+                (Some(_), Known::Unknown) if table.has_names_of(parent, name.seen) => {
+                    (true, name_life)
+                }
                 (Some(_), Known::Unknown) => (true, Duration::ZERO),
                 _ => (false, Duration::ZERO),
             };
             let told = name.entry.filter(|_| is_so).map(|entry| {
                 let number = table.number(entry.attributes.id);
-                if !name_life.is_zero() || table.node(number).is_some_and(|node| node.at.is_none()) {
+                if !name_life.is_zero() || table.node(number).is_some_and(|node| node.at.is_none())
+                {
                     table.place(entry.attributes.id, parent, &name.name);
                 }
                 let attributes_life = self.attributes_life(&table, number, &entry.attributes);
                 let generation = table.node(number).map_or(0, |node| node.generation);
-                Told { number, generation, attributes: entry.attributes, attributes_life, name_life }
+                Told {
+                    number,
+                    generation,
+                    attributes: entry.attributes,
+                    attributes_life,
+                    name_life,
+                }
             });
             if !take(&mut into, name, told) {
                 break;
@@ -397,8 +439,9 @@ impl Volume {
         give(into, count)
     }
 
-    /// Forgets names beyond what may be kept, here and in the kernel. To be called before names are told: replies with
-    /// names that were told are given while the table is locked, so that the kernel has them by now and forgets them.
+    /// Forgets names beyond what may be kept, here and in the kernel. To be called before names are
+    /// told: replies with names that were told are given while the table is locked, so that the
+    /// kernel has them by now and forgets them.
     fn drop_surplus(&self, table: &mut Table) {
         for (number, names) in table.drop_surplus() {
             let _ = self.invalidate.send(Invalidate::of(number, Some(names)));
@@ -438,7 +481,9 @@ impl Volume {
 
     /// How long the kernel may remember what a lease of the file allows, if there is one.
     fn life(&self, leased: Option<&Node>) -> Duration {
-        leased.map(|node| self.good_until(node).saturating_duration_since(crate::clock::now())).unwrap_or_default()
+        leased
+            .map(|node| self.good_until(node).saturating_duration_since(crate::clock::now()))
+            .unwrap_or_default()
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -467,7 +512,8 @@ impl Volume {
         self.next_open.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Asks the store, and remembers what it says. Files that it does not know any more are looked up first.
+    /// Asks the store, and remembers what it says. Files that it does not know any more are looked
+    /// up first.
     async fn ask(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let files = op.files();
         let mut answer = self.ask_once(caller, op.clone()).await;
@@ -482,7 +528,12 @@ impl Volume {
     }
 
     /// As [`Self::ask`], about a file that may be reached only by an open handle of it.
-    async fn ask_of(&self, caller: &Caller, file: FileId, op: impl Fn(Place) -> Op) -> Result<Answer, Errno> {
+    async fn ask_of(
+        &self,
+        caller: &Caller,
+        file: FileId,
+        op: impl Fn(Place) -> Op,
+    ) -> Result<Answer, Errno> {
         match self.ask(caller, op(file.into())).await {
             // An open file goes on to work when its names are gone, or not to be reached any more.
             Err(errno @ (Errno::ESTALE | Errno::EACCES)) => {
@@ -497,6 +548,10 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner).iter().for_each(AbortHandle::abort);
+        self.tasks
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .for_each(AbortHandle::abort);
     }
 }

@@ -9,9 +9,12 @@ use super::{
     table::{Known, Node},
     unborn::What,
 };
-use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Leases, NewMode, Op, OpenFlags, Removal, Renaming};
+use crate::store::{
+    Answer, Caller, Entry, Errno, FileId, Kind, Leases, NewMode, Op, OpenFlags, Removal, Renaming,
+};
 
-/// After so many single questions about names of one directory, all of it is asked for: one answer serves the rest.
+/// After so many single questions about names of one directory, all of it is asked for: one answer
+/// serves the rest.
 const SINGLE_QUESTIONS: u32 = 3;
 
 /// The longest name that Linux file systems have.
@@ -22,13 +25,23 @@ impl Volume {
     ///
     /// # Errors
     /// `ENOENT`, to be remembered as [`Volume::tell_absent`] says; others.
-    pub async fn lookup(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+    pub async fn lookup(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: u64,
+        name: &OsStr,
+    ) -> Result<Entry, Errno> {
         let entry = self.look_up(caller, parent, name).await?;
         self.table().place(entry.attributes.id, parent, name);
         Ok(entry)
     }
 
-    async fn look_up(self: &Arc<Self>, caller: &Caller, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+    async fn look_up(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: u64,
+        name: &OsStr,
+    ) -> Result<Entry, Errno> {
         if name.len() > NAME_BYTES {
             // That there is no such name among those that are known says nothing of why.
             return Err(Errno::ENAMETOOLONG);
@@ -67,7 +80,12 @@ impl Volume {
         node.asked == SINGLE_QUESTIONS && !node.is_complete
     }
 
-    async fn walk_to(&self, caller: &Caller, directory: FileId, name: &OsStr) -> Result<Entry, Errno> {
+    async fn walk_to(
+        &self,
+        caller: &Caller,
+        directory: FileId,
+        name: &OsStr,
+    ) -> Result<Entry, Errno> {
         let op = Op::Walk { from: directory, names: vec![name.to_owned()] };
         let Answer::Walked(walked) = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
         let found = walked.entries.first().copied();
@@ -98,8 +116,9 @@ impl Volume {
             Known::Absent => Some(Err(Errno::ENOENT)),
             Known::Unknown => None,
             Known::File(file) => {
-                let node =
-                    table.of(file).filter(|node| node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node))?;
+                let node = table.of(file).filter(|node| {
+                    node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node)
+                })?;
                 let attributes = node.attributes?;
                 Some(Ok(Entry { attributes, leases: node.leases, stamp: node.stamp }))
             }
@@ -118,13 +137,16 @@ impl Volume {
         mode: NewMode,
     ) -> Result<Entry, Errno> {
         let new = (What::Directory, mode.masked);
-        if let Some((entry, _)) = self.conceive(caller, (parent, name), new, OpenFlags::empty()).await {
+        if let Some((entry, _)) =
+            self.conceive(caller, (parent, name), new, OpenFlags::empty()).await
+        {
             return Ok(entry);
         }
         let above = self.born(parent).await?;
         let op = Op::MakeDirectory { parent: above, name: name.to_owned(), mode };
         let asked = SystemTime::now();
-        let (entry, ()) = tokio::join!(self.made(caller, name, op), self.reserve_first(caller, above));
+        let (entry, ()) =
+            tokio::join!(self.made(caller, name, op), self.reserve_first(caller, above));
         let entry = entry?;
         self.births.set_clock(clock_offset((asked, SystemTime::now()), entry.attributes.ctime));
         self.table().is_own(&entry, caller, (parent, name));
@@ -143,12 +165,19 @@ impl Volume {
         (kind, rdev): (Kind, u64),
     ) -> Result<Entry, Errno> {
         if kind == Kind::Regular {
-            let (opened, entry) =
-                self.create(caller, (parent, name), mode, OpenFlags::WRITE | OpenFlags::EXCLUSIVE).await?;
+            let (opened, entry) = self
+                .create(caller, (parent, name), mode, OpenFlags::WRITE | OpenFlags::EXCLUSIVE)
+                .await?;
             self.release(opened.number, None).await?;
             return Ok(entry);
         }
-        let op = Op::MakeNode { parent: self.born(parent).await?, name: name.to_owned(), mode, kind, rdev };
+        let op = Op::MakeNode {
+            parent: self.born(parent).await?,
+            name: name.to_owned(),
+            mode,
+            kind,
+            rdev,
+        };
         self.made(caller, name, op).await
     }
 
@@ -165,7 +194,9 @@ impl Volume {
     ) -> Result<Entry, Errno> {
         // A symbolic link has no mode of its own.
         let new = (What::Symlink(target.to_owned()), 0);
-        if let Some((entry, _)) = self.conceive(caller, (parent, name), new, OpenFlags::empty()).await {
+        if let Some((entry, _)) =
+            self.conceive(caller, (parent, name), new, OpenFlags::empty()).await
+        {
             return Ok(entry);
         }
         let (name, target) = (name.to_owned(), target.to_owned());
@@ -177,11 +208,18 @@ impl Volume {
     ///
     /// # Errors
     /// Of the call.
-    pub async fn link(self: &Arc<Self>, caller: &Caller, file: u64, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+    pub async fn link(
+        self: &Arc<Self>,
+        caller: &Caller,
+        file: u64,
+        parent: u64,
+        name: &OsStr,
+    ) -> Result<Entry, Errno> {
         let file = self.born(file).await?;
         self.drain(file).await?;
         let (parent, name) = (self.born(parent).await?, name.to_owned());
-        let answer = self.ask_of(caller, file, |file| Op::Link { file, parent, name: name.clone() }).await?;
+        let answer =
+            self.ask_of(caller, file, |file| Op::Link { file, parent, name: name.clone() }).await?;
         self.note_made(answer, &name)
     }
 
@@ -230,7 +268,9 @@ impl Volume {
         self.bear_child(parent, name).await?;
         self.hold_open(caller, (parent, name)).await;
         let op = Op::Remove { parent: self.born(parent).await?, name: name.to_owned(), what };
-        let Answer::Removed { parent, .. } = self.ask(caller, op).await? else { return Err(Errno::EPROTO) };
+        let Answer::Removed { parent, .. } = self.ask(caller, op).await? else {
+            return Err(Errno::EPROTO);
+        };
         self.note_name(&parent, name, None);
         Ok(())
     }
@@ -253,15 +293,21 @@ impl Volume {
             self.hold_open(caller, (to, new_name)).await;
         }
         let at = (from, to);
-        let (from, to) = ((self.born(from).await?, name.to_owned()), (self.born(to).await?, new_name.to_owned()));
+        let (from, to) = (
+            (self.born(from).await?, name.to_owned()),
+            (self.born(to).await?, new_name.to_owned()),
+        );
         let answer = self.ask(caller, Op::Rename { from, to, how }).await?;
         let Answer::Renamed { from, to, file, other } = answer else { return Err(Errno::EPROTO) };
-        if how == Renaming::Replace && other.is_some_and(|other| other.attributes.id == file.attributes.id) {
+        if how == Renaming::Replace
+            && other.is_some_and(|other| other.attributes.id == file.attributes.id)
+        {
             // Both are names of one file: then rename(2) leaves them as they are.
             return Ok(());
         }
         self.table().place(file.attributes.id, at.1, new_name);
-        let exchanged = other.filter(|_| how == Renaming::Exchange).map(|entry| entry.attributes.id);
+        let exchanged =
+            other.filter(|_| how == Renaming::Exchange).map(|entry| entry.attributes.id);
         if let Some(exchanged) = exchanged {
             self.table().place(exchanged, at.0, name);
         }

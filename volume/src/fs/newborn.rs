@@ -1,9 +1,10 @@
-//! Files made and changed in memory, in directories that this session has made itself and that nobody else knows: no
-//! round trip for each of them. Each of these says whether it could be done so; if not, the file is born first, and
-//! the store is asked as for any other. `births` sends them.
+//! Files made and changed in memory, in directories that this session has made itself and that
+//! nobody else knows: no round trip for each of them. Each of these says whether it could be done
+//! so; if not, the file is born first, and the store is asked as for any other. `births` sends
+//! them.
 //!
-//! What is not possible in memory: anything where the server might say no by other reasons than mode and owner, or
-//! where others could tell the difference.
+//! What is not possible in memory: anything where the server might say no by other reasons than
+//! mode and owner, or where others could tell the difference.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -20,8 +21,8 @@ use super::{
     unborn::{Newborn, Own, Stage, What},
 };
 use crate::store::{
-    Acls, Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewFile, NewTime, OpenFlags, Removal, Time,
-    room_of_file,
+    Acls, Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewFile, NewTime, OpenFlags,
+    Removal, Time, room_of_file,
 };
 
 /// A larger file is written to the server while it grows.
@@ -78,7 +79,10 @@ impl Volume {
         let opened = open.map(|number| Opened { number, keeps_pages: false, is_direct });
         if let Some(opened) = opened {
             table.unborn.has_begun(number);
-            self.add_open(Open { is_direct, ..Open::new(entry.attributes.id, flags, caller) }, opened.number);
+            self.add_open(
+                Open { is_direct, ..Open::new(entry.attributes.id, flags, caller) },
+                opened.number,
+            );
         } else if self.births.note(&table, number) {
             table.is_ready(number, 0);
         } else {
@@ -95,7 +99,8 @@ impl Volume {
     fn may_make(&self, table: &Table, caller: &Caller, parent: u64, name: &OsStr) -> bool {
         let Some(node) = table.node(parent) else { return false };
         let (Some(own), Some(attributes)) = (&node.own, &node.attributes) else { return false };
-        let is_as_made = (attributes.uid, attributes.gid) == (own.attributes.uid, own.attributes.gid)
+        let is_as_made = (attributes.uid, attributes.gid)
+            == (own.attributes.uid, own.attributes.gid)
             && attributes.mode & MAY_MAKE == MAY_MAKE;
         // A default ACL makes other modes than the caller's.
         let is_plain = attributes.acls.is_none_or(|acls| !acls.contains(Acls::DEFAULT));
@@ -112,7 +117,9 @@ impl Volume {
     /// Whether names of a directory are made in memory, most likely.
     pub(super) fn may_be_made_in(&self, table: &Table, directory: &Node) -> bool {
         let number = table.number_of(directory.file);
-        directory.own.is_some() && directory.is_complete && number.is_some_and(|number| self.is_held(table, number))
+        directory.own.is_some()
+            && directory.is_complete
+            && number.is_some_and(|number| self.is_held(table, number))
     }
 
     /// Whether a directory of our own is ours alone, up to the one that the store knows.
@@ -122,24 +129,52 @@ impl Volume {
             let Some(node) = table.node(at) else { return false };
             if node.unborn.is_none() {
                 let needed = if node.is_directory() { Leases::ENTRIES } else { Leases::ATTRIBUTES };
-                return node.fault.is_none() && node.leases.contains(Leases::WRITE | needed) && self.is_good(node);
+                return node.fault.is_none()
+                    && node.leases.contains(Leases::WRITE | needed)
+                    && self.is_good(node);
             }
             let Some((parent, _)) = &node.at else { return false };
             at = *parent;
         }
     }
 
-    fn new_attributes(&self, table: &Table, parent: u64, own: &Own, (what, mode): (&What, u32)) -> Attributes {
+    fn new_attributes(
+        &self,
+        table: &Table,
+        parent: u64,
+        own: &Own,
+        (what, mode): (&What, u32),
+    ) -> Attributes {
         let now = self.births.now();
-        let new =
-            Attributes { mode, links: 1, size: 0, blocks: 0, atime: now, mtime: now, ctime: now, ..own.attributes };
+        let new = Attributes {
+            mode,
+            links: 1,
+            size: 0,
+            blocks: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            ..own.attributes
+        };
         match what {
             What::Regular(_) => Attributes { kind: Kind::Regular, ..new },
-            What::Symlink(target) => Attributes { kind: Kind::Symlink, mode: 0o777, size: target.len() as u64, ..new },
+            What::Symlink(target) => {
+                Attributes { kind: Kind::Symlink, mode: 0o777, size: target.len() as u64, ..new }
+            }
             What::Directory => {
-                let above = table.node(parent).and_then(|node| node.attributes).map_or(0, |parent| parent.mode);
+                let above = table
+                    .node(parent)
+                    .and_then(|node| node.attributes)
+                    .map_or(0, |parent| parent.mode);
                 let Attributes { links, size, blocks, .. } = own.attributes;
-                Attributes { kind: Kind::Directory, mode: mode | above & SETGID, links, size, blocks, ..new }
+                Attributes {
+                    kind: Kind::Directory,
+                    mode: mode | above & SETGID,
+                    links,
+                    size,
+                    blocks,
+                    ..new
+                }
             }
         }
     }
@@ -186,16 +221,26 @@ impl Volume {
     }
 
     /// Writes to an open file. `false`: it is not one of these (any more).
-    pub(super) fn write_newborn(&self, open: &Open, at: (u64, u64), data: &Bytes, appends: bool) -> bool {
+    pub(super) fn write_newborn(
+        &self,
+        open: &Open,
+        at: (u64, u64),
+        data: &Bytes,
+        appends: bool,
+    ) -> bool {
         let (number, offset) = at;
         let mut table = self.table();
         let now = self.births.now();
         let Some(file) = table.number_of(open.file) else { return false };
         let Some(node) = table.node_mut(file) else { return false };
-        let (Some(newborn), Some(attributes)) = (&mut node.unborn, &mut node.attributes) else { return false };
+        let (Some(newborn), Some(attributes)) = (&mut node.unborn, &mut node.attributes) else {
+            return false;
+        };
         let offset = if appends { attributes.size } else { offset };
         let end = offset.saturating_add(data.len() as u64);
-        let Some(end) = Some(end).filter(|end| *end <= NEWBORN_BYTES).and_then(|end| usize::try_from(end).ok()) else {
+        let Some(end) =
+            Some(end).filter(|end| *end <= NEWBORN_BYTES).and_then(|end| usize::try_from(end).ok())
+        else {
             return false;
         };
         if newborn.stage != Stage::Open(number) || !self.resize(newborn, end, false) {
@@ -205,7 +250,8 @@ impl Volume {
         contents[end - data.len()..end].copy_from_slice(data);
         newborn.is_noted = false;
         let size = contents.len() as u64;
-        *attributes = Attributes { size, blocks: blocks_of(size), mtime: now, ctime: now, ..*attributes };
+        *attributes =
+            Attributes { size, blocks: blocks_of(size), mtime: now, ctime: now, ..*attributes };
         true
     }
 
@@ -215,7 +261,9 @@ impl Volume {
         let grows = length.saturating_sub(contents.len());
         if grows > 0 {
             let permits = u32::try_from(grows).unwrap_or(u32::MAX);
-            let Ok(room) = Arc::clone(&self.writes.room).try_acquire_many_owned(permits) else { return false };
+            let Ok(room) = Arc::clone(&self.writes.room).try_acquire_many_owned(permits) else {
+                return false;
+            };
             self.writes.dirty.fetch_add(grows as u64, Ordering::Relaxed);
             match &mut newborn.room.bytes {
                 Some(all) => all.merge(room),
@@ -235,8 +283,11 @@ impl Volume {
             return None;
         }
         let table = self.table();
-        let What::Regular(contents) = &table.of(open.file)?.unborn.as_ref()?.what else { return None };
-        let within = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(contents.len());
+        let What::Regular(contents) = &table.of(open.file)?.unborn.as_ref()?.what else {
+            return None;
+        };
+        let within =
+            |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(contents.len());
         let end = offset.saturating_add(u64::from(size));
         Some(Bytes::copy_from_slice(&contents[within(offset)..within(end)]))
     }
@@ -245,12 +296,15 @@ impl Volume {
     pub(super) fn flush_newborn(&self, open: &Open) -> bool {
         let mut table = self.table();
         let Some(number) = table.number_of(open.file) else { return false };
-        let Some(newborn) = table.node(number).and_then(|node| node.unborn.as_ref()) else { return false };
+        let Some(newborn) = table.node(number).and_then(|node| node.unborn.as_ref()) else {
+            return false;
+        };
         if newborn.is_noted {
             return true;
         }
         // Without its lease nobody can promise that the server will take it.
-        if !newborn.is_here() || !self.is_held(&table, number) || !self.births.note(&table, number) {
+        if !newborn.is_here() || !self.is_held(&table, number) || !self.births.note(&table, number)
+        {
             return false;
         }
         if let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) {
@@ -265,10 +319,13 @@ impl Volume {
             return false;
         }
         let mut table = self.table();
-        let Some(file) = table.number_of(open.file).filter(|file| !table.unborn.is_demanded(*file)) else {
+        let Some(file) = table.number_of(open.file).filter(|file| !table.unborn.is_demanded(*file))
+        else {
             return false;
         };
-        let Some(newborn) = table.node_mut(file).and_then(|node| node.unborn.as_mut()) else { return false };
+        let Some(newborn) = table.node_mut(file).and_then(|node| node.unborn.as_mut()) else {
+            return false;
+        };
         if newborn.stage != Stage::Open(number) {
             return false;
         }
@@ -310,8 +367,8 @@ impl Volume {
         let attributes = node.attributes.as_mut()?;
         if let Some(size) = changes.size {
             let newborn = node.unborn.as_mut()?;
-            let is_open =
-                newborn.flags.contains(OpenFlags::WRITE) && open.is_some_and(|o| newborn.stage == Stage::Open(o));
+            let is_open = newborn.flags.contains(OpenFlags::WRITE)
+                && open.is_some_and(|o| newborn.stage == Stage::Open(o));
             let length = usize::try_from(size).ok().filter(|_| is_open && size <= NEWBORN_BYTES)?;
             if !self.resize(newborn, length, true) {
                 return None;
@@ -323,7 +380,8 @@ impl Volume {
         if let Some(newborn) = &mut node.unborn {
             newborn.is_noted = false;
         }
-        let is_waiting = node.unborn.as_ref().is_some_and(|newborn| newborn.stage == Stage::Waiting);
+        let is_waiting =
+            node.unborn.as_ref().is_some_and(|newborn| newborn.stage == Stage::Waiting);
         table.note_changed(number, *changes, order);
         if is_waiting {
             // What was noted at the close is another now; if that fails, it is noted as it was.
@@ -334,7 +392,8 @@ impl Volume {
         Some(changed)
     }
 
-    /// unlink(2) or rmdir(2) of what the store does not have: it never was. `None`: the store may have it.
+    /// unlink(2) or rmdir(2) of what the store does not have: it never was. `None`: the store may
+    /// have it.
     ///
     /// # Errors
     /// Of the call.
@@ -356,7 +415,10 @@ impl Volume {
         let is_empty = node.pending_names.is_empty();
         let may_write = |attributes: Attributes| attributes.mode & MAY_MAKE == MAY_MAKE;
         let may = newborn.caller == *caller || caller.uid == 0;
-        if !is_here || !may || !table.node(parent).and_then(|node| node.attributes).is_none_or(may_write) {
+        if !is_here
+            || !may
+            || !table.node(parent).and_then(|node| node.attributes).is_none_or(may_write)
+        {
             return None;
         }
         match (what, node.is_directory()) {
@@ -370,7 +432,12 @@ impl Volume {
     }
 
     /// A pending file that has not been sent, and is not to be.
-    pub(super) fn forget_newborn(&self, table: &mut Table, number: u64, (parent, name): (u64, &OsStr)) {
+    pub(super) fn forget_newborn(
+        &self,
+        table: &mut Table,
+        number: u64,
+        (parent, name): (u64, &OsStr),
+    ) {
         let Some(node) = table.node_mut(number) else { return };
         let Some(newborn) = node.unborn.take() else { return };
         node.fault = Some(Errno::ESTALE);
@@ -455,14 +522,17 @@ fn blocks_of(size: u64) -> u64 {
     size.div_ceil(4096) * 8
 }
 
-/// How far another machine's clock is ahead (or behind), as its time between two of ours tells: as little as may be.
+/// How far another machine's clock is ahead (or behind), as its time between two of ours tells: as
+/// little as may be.
 pub(super) fn clock_offset((asked, answered): (SystemTime, SystemTime), there: Time) -> i64 {
     let nanoseconds = |time: SystemTime| {
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
     };
-    let there = there.seconds.saturating_mul(1_000_000_000).saturating_add(there.nanoseconds.into());
-    let (least, most) = (there.saturating_sub(nanoseconds(answered)), there.saturating_sub(nanoseconds(asked)));
+    let there =
+        there.seconds.saturating_mul(1_000_000_000).saturating_add(there.nanoseconds.into());
+    let (least, most) =
+        (there.saturating_sub(nanoseconds(answered)), there.saturating_sub(nanoseconds(asked)));
     0.clamp(least.min(most), most)
 }
 

@@ -1,5 +1,6 @@
-//! Files that are open while they are made on the server: since somebody waits for them, for their size, or because they have been open
-//! for long. They are made as any other is, with what was written to them so far, and go on by their handles.
+//! Files that are open while they are made on the server: since somebody waits for them, for their
+//! size, or because they have been open for long. They are made as any other is, with what was
+//! written to them so far, and go on by their handles.
 
 use std::{
     sync::{Arc, PoisonError},
@@ -76,7 +77,8 @@ impl Volume {
         let mut pause = FIRST_PAUSE;
         let mut searches = 0;
         loop {
-            self.arrived_when(|table| !table.is_pending(parent) || table.refusal(parent).is_some()).await;
+            self.arrived_when(|table| !table.is_pending(parent) || table.refusal(parent).is_some())
+                .await;
             if self.births.is_over() {
                 return;
             }
@@ -92,7 +94,10 @@ impl Volume {
                 Ok(()) => break,
                 Err(Failed::Refused(Errno::ESTALE)) if searches < MOST_SEARCHES => {
                     searches += 1;
-                    let caller = self.table().node(number).and_then(|node| Some(node.unborn.as_ref()?.caller.clone()));
+                    let caller = self
+                        .table()
+                        .node(number)
+                        .and_then(|node| Some(node.unborn.as_ref()?.caller.clone()));
                     // Where it is not found, the next attempt says so.
                     let _ = self.find_again(&caller.unwrap_or_default(), parent).await;
                 }
@@ -103,7 +108,9 @@ impl Volume {
                 Err(Failed::Lost(errno)) => {
                     {
                         let mut table = self.table();
-                        if let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) {
+                        if let Some(newborn) =
+                            table.node_mut(number).and_then(|node| node.unborn.as_mut())
+                        {
                             newborn.may_be_there = true;
                         }
                         table.unborn.timeouts += u64::from(errno == Errno::ETIMEDOUT);
@@ -119,10 +126,14 @@ impl Volume {
         self.births.wake();
     }
 
-    /// The store does not take a file that is open. Once it was closed, by one of its descriptors, it stays pending.
+    /// The store does not take a file that is open. Once it was closed, by one of its descriptors,
+    /// it stays pending.
     fn is_refused_open(&self, number: u64, errno: Errno) {
         let mut table = self.table();
-        let is_noted = table.node(number).and_then(|node| node.unborn.as_ref()).is_some_and(|newborn| newborn.is_noted);
+        let is_noted = table
+            .node(number)
+            .and_then(|node| node.unborn.as_ref())
+            .is_some_and(|newborn| newborn.is_noted);
         if is_noted {
             table.refuse(number, errno);
         } else {
@@ -137,7 +148,8 @@ impl Volume {
             let mut table = self.table();
             table.node(parent).ok_or(Errno::EIO)?.fault.map_or(Ok(()), Err)?;
             let put = table.put_of(number).ok_or(Errno::EIO)?;
-            let newborn = table.node(number).and_then(|node| node.unborn.as_ref()).ok_or(Errno::EIO)?;
+            let newborn =
+                table.node(number).and_then(|node| node.unborn.as_ref()).ok_or(Errno::EIO)?;
             let flags = newborn.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
             let changes = put.changes;
             let known = (put, flags, newborn.caller.clone(), newborn.may_be_there);
@@ -160,8 +172,11 @@ impl Volume {
             Err(Errno::EBUSY) => Err(Errno::EAGAIN),
             answer => answer,
         };
-        let answer = answer.map_err(|errno| if is_lost(errno) { Failed::Lost(errno) } else { errno.into() })?;
-        let Answer::Opened { handle, entry, parent: above } = answer else { return Err(Errno::EPROTO.into()) };
+        let answer = answer
+            .map_err(|errno| if is_lost(errno) { Failed::Lost(errno) } else { errno.into() })?;
+        let Answer::Opened { handle, entry, parent: above } = answer else {
+            return Err(Errno::EPROTO.into());
+        };
         let place = Place { file: entry.attributes.id, handle: Some(handle) };
         let mut table = self.table();
         if let Some(node) = table.node_mut(number).filter(|_| is_found) {
@@ -198,7 +213,10 @@ impl Volume {
     fn exchange_open(&self, open: u64, place: Place) {
         let mut opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = opens.get_mut(&open) {
-            let new = Open { is_direct: known.is_direct, ..Open::new(place.file, known.flags, &known.caller) };
+            let new = Open {
+                is_direct: known.is_direct,
+                ..Open::new(place.file, known.flags, &known.caller)
+            };
             *new.handle.lock().unwrap_or_else(PoisonError::into_inner) = place.handle;
             *known = Arc::new(new);
         }

@@ -10,7 +10,8 @@ pub(super) struct Orders {
     directories: [Vec<FileId>; 3],
 }
 
-/// How the files of a directory are opened: behind which place of each order the last one stands; 0: there was none.
+/// How the files of a directory are opened: behind which place of each order the last one stands;
+/// 0: there was none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Cursor([usize; 3]);
 
@@ -45,9 +46,12 @@ fn after(all: &[FileId], one: FileId) -> &[FileId] {
 
 /// By name, as listed, by inode.
 fn orders(names: &[Listed], kind: Kind) -> [Vec<FileId>; 3] {
-    let id = |listed: &Listed| listed.entry.map(|entry| entry.attributes.id).filter(|_| listed.kind == kind);
+    let id = |listed: &Listed| {
+        listed.entry.map(|entry| entry.attributes.id).filter(|_| listed.kind == kind)
+    };
     let listed: Vec<FileId> = names.iter().filter_map(id).collect();
-    let mut by_name: Vec<_> = names.iter().filter_map(|listed| Some((&listed.name, id(listed)?))).collect();
+    let mut by_name: Vec<_> =
+        names.iter().filter_map(|listed| Some((&listed.name, id(listed)?))).collect();
     by_name.sort_unstable();
     let mut by_inode = listed.clone();
     by_inode.sort_unstable();
@@ -55,14 +59,17 @@ fn orders(names: &[Listed], kind: Kind) -> [Vec<FileId>; 3] {
 }
 
 impl Cursor {
-    /// Notes that a file is opened; the order in which it comes right after the one before, if there is one.
+    /// Notes that a file is opened; the order in which it comes right after the one before, if
+    /// there is one.
     pub fn opened(&mut self, orders: &Orders, file: FileId) -> Option<By> {
         let before = self.0;
         for by in By::ALL {
             let place = orders.files(by).iter().position(|other| *other == file);
             self.0[by as usize] = place.map_or(0, |place| place + 1);
         }
-        By::ALL.into_iter().find(|by| before[*by as usize] > 0 && self.0[*by as usize] == before[*by as usize] + 1)
+        By::ALL
+            .into_iter()
+            .find(|by| before[*by as usize] > 0 && self.0[*by as usize] == before[*by as usize] + 1)
     }
 }
 

@@ -32,20 +32,32 @@ pub(super) enum Doubt {
 
 /// Whether who has made a file may read it: what an open would say.
 fn is_readable(maker: &Caller, made: &Attributes) -> bool {
-    made.kind == Kind::Regular && maker.uid == made.uid && (maker.uid == 0 || made.mode & 0o400 != 0)
+    made.kind == Kind::Regular
+        && maker.uid == made.uid
+        && (maker.uid == 0 || made.mode & 0o400 != 0)
 }
 
 impl Volume {
     /// What became of one write, unless that is in doubt.
-    pub(super) fn landed(&self, number: u64, result: Result<Entry, Errno>, asked: Instant) -> Option<(u64, Doubt)> {
+    pub(super) fn landed(
+        &self,
+        number: u64,
+        result: Result<Entry, Errno>,
+        asked: Instant,
+    ) -> Option<(u64, Doubt)> {
         let may_be_there = {
             let table = self.table();
-            table.node(number).and_then(|node| node.unborn.as_ref()).map(|newborn| newborn.may_be_there)
+            table
+                .node(number)
+                .and_then(|node| node.unborn.as_ref())
+                .map(|newborn| newborn.may_be_there)
         };
         match (result, may_be_there) {
             (Ok(entry), Some(_)) => self.is_born(number, &entry, asked),
             (Err(Errno::EEXIST), Some(true)) => return Some((number, Doubt::Exists)),
-            (Err(Errno::ESTALE | Errno::ENOENT), Some(_)) => return Some((number, Doubt::NoDirectory)),
+            (Err(Errno::ESTALE | Errno::ENOENT), Some(_)) => {
+                return Some((number, Doubt::NoDirectory));
+            }
             (Err(errno), Some(_)) => self.is_refused(number, errno),
             (Err(Errno::ESTALE), None) => return Some((number, Doubt::Forgotten)),
             (result, None) => self.is_set(number, result, asked),
@@ -79,7 +91,8 @@ impl Volume {
     async fn compare(&self, number: u64) -> Result<(), Errno> {
         let (put, caller) = {
             let table = self.table();
-            let caller = table.node(number).and_then(|node| Some(node.unborn.as_ref()?.caller.clone()));
+            let caller =
+                table.node(number).and_then(|node| Some(node.unborn.as_ref()?.caller.clone()));
             let Some(known) = table.put_of(number).zip(caller) else { return Ok(()) };
             known
         };
@@ -107,19 +120,26 @@ impl Volume {
             let (number, above, caller, put) = {
                 let table = self.table();
                 let Some((number, node)) = table.unborn_child(parent, name) else { return Ok(()) };
-                let refused = node.unborn.as_ref().filter(|its| its.refusal().is_some() && its.may_be_there);
-                let Some((newborn, (above, _))) = refused.zip(table.path_below(number)) else { return Ok(()) };
+                let refused =
+                    node.unborn.as_ref().filter(|its| its.refusal().is_some() && its.may_be_there);
+                let Some((newborn, (above, _))) = refused.zip(table.path_below(number)) else {
+                    return Ok(());
+                };
                 let Some(put) = table.put_of(number) else { return Ok(()) };
                 (number, above, newborn.caller.clone(), put)
             };
             let asked = crate::clock::now();
             match self.found_there(&caller, &put).await {
-                Ok(Some(entry)) if self.table().take_refused(number) => self.is_born(number, &entry, asked),
+                Ok(Some(entry)) if self.table().take_refused(number) => {
+                    self.is_born(number, &entry, asked)
+                }
                 // The executor was started anew.
-                Err(Errno::ESTALE | Errno::EAGAIN) => match self.find_again(&caller, above).await? {
-                    Found::There(_) => continue,
-                    Found::Gone(_) => {}
-                },
+                Err(Errno::ESTALE | Errno::EAGAIN) => {
+                    match self.find_again(&caller, above).await? {
+                        Found::There(_) => continue,
+                        Found::Gone(_) => {}
+                    }
+                }
                 Err(errno) if is_lost(errno) => return Err(errno),
                 // There is none, nobody can reach it, or it is sent again meanwhile.
                 Ok(_) | Err(_) => {}
@@ -130,7 +150,11 @@ impl Volume {
     }
 
     /// The store does not know its directory by number, or a directory above it has gone.
-    async fn find_directory_of(&self, number: u64, known: &mut HashMap<u64, Found>) -> Result<(), Errno> {
+    async fn find_directory_of(
+        &self,
+        number: u64,
+        known: &mut HashMap<u64, Found>,
+    ) -> Result<(), Errno> {
         let (above, caller, searches) = {
             let mut table = self.table();
             let Some((above, _)) = table.path_below(number) else { return Ok(()) };
@@ -140,7 +164,9 @@ impl Volume {
                 table.wait_again(number, false);
                 return Ok(());
             }
-            let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) else { return Ok(()) };
+            let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.as_mut()) else {
+                return Ok(());
+            };
             newborn.searches += 1;
             (above, newborn.caller.clone(), newborn.searches)
         };
@@ -164,7 +190,8 @@ impl Volume {
 
     /// A directory whose attributes were to be set.
     async fn find_forgotten(&self, number: u64) -> Result<(), Errno> {
-        let caller = self.table().node(number).and_then(|node| Some(node.own.as_ref()?.maker.clone()));
+        let caller =
+            self.table().node(number).and_then(|node| Some(node.own.as_ref()?.maker.clone()));
         match self.find_again(&caller.unwrap_or_default(), number).await? {
             Found::There(_) => self.table().is_lost(number),
             Found::Gone(_) => self.is_set(number, Err(Errno::ESTALE), crate::clock::now()),
@@ -172,7 +199,8 @@ impl Volume {
         Ok(())
     }
 
-    /// The store does not take it. It stays pending, and whoever asks for it in a way that needs the store gets the error.
+    /// The store does not take it. It stays pending, and whoever asks for it in a way that needs
+    /// the store gets the error.
     fn is_refused(&self, number: u64, errno: Errno) {
         let mut table = self.table();
         let path = table.path_to(number).map(|names| names.iter().collect::<PathBuf>());
@@ -183,7 +211,9 @@ impl Volume {
     /// The store has it.
     fn is_born(&self, number: u64, entry: &Entry, asked: Instant) {
         let mut table = self.table();
-        let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.take()) else { return };
+        let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.take()) else {
+            return;
+        };
         self.take_over(&mut table, number, entry, asked);
         let Some(node) = table.node_mut(number) else { return };
         let (leases, is_directory) = (node.leases, node.is_directory());
@@ -192,7 +222,8 @@ impl Volume {
         if is_readable(&newborn.caller, &entry.attributes) {
             node.reader = Some(newborn.caller.uid);
         }
-        let is_leased = leases.contains(Leases::ATTRIBUTES) && (!is_directory || leases.contains(Leases::ENTRIES));
+        let is_leased = leases.contains(Leases::ATTRIBUTES)
+            && (!is_directory || leases.contains(Leases::ENTRIES));
         let doubtful = (!is_leased).then(|| table.take_told(entry.attributes.id));
         drop(table);
         if let (What::Regular(data), true) = (newborn.what, leases.contains(Leases::DATA))
@@ -226,7 +257,9 @@ impl Volume {
         if table.node(number).is_some_and(|node| node.changed.is_some()) {
             table.unborn.is_dirty(number, order);
         }
-        let Some((parent, name)) = table.node(number).and_then(|node| node.at.clone()) else { return };
+        let Some((parent, name)) = table.node(number).and_then(|node| node.at.clone()) else {
+            return;
+        };
         if let Some(node) = table.node_mut(parent) {
             node.pending_names.remove(&name);
         }
@@ -251,7 +284,8 @@ impl Volume {
                 self.is_outdated(number);
                 let (key, new) = ((entry.attributes.id, 0), entry.attributes);
                 // The contents are those of the version before, all that there are.
-                let same = before.filter(|before| before.size == new.size && new.size <= NEWBORN_BYTES);
+                let same =
+                    before.filter(|before| before.size == new.size && new.size <= NEWBORN_BYTES);
                 let kept = same.and_then(|before| self.chunks.get(key, before.version));
                 kept.into_iter().for_each(|kept| self.chunks.put(key, new.version, kept));
             }

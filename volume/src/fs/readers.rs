@@ -1,6 +1,7 @@
-//! Files that are fetched before they are opened: which ones, how many, and when there are enough. A reader is
-//! one program's going through files; what it is going to open is known from the order in which it did till now, or because
-//! somebody has said so. No waiting here; [`super::ahead`] fetches.
+//! Files that are fetched before they are opened: which ones, how many, and when there are enough.
+//! A reader is one program's going through files; what it is going to open is known from the order
+//! in which it did till now, or because somebody has said so. No waiting here; [`super::ahead`]
+//! fetches.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -92,7 +93,8 @@ impl Readers {
         id
     }
 
-    /// Somebody is going to say what will be opened. `opens`: certainly; else nothing is fetched before the first of them is.
+    /// Somebody is going to say what will be opened. `opens`: certainly; else nothing is fetched
+    /// before the first of them is.
     pub fn told(&mut self, opens: bool) -> ReaderId {
         self.add(LAST_WINDOW, None, opens)
     }
@@ -146,8 +148,8 @@ impl Readers {
         self.expect(id, files);
     }
 
-    /// What one more request is to fetch, and how many bytes that is. `limit_bytes`: of all that is there and was not opened yet.
-    /// `size`: how much of a file would be fetched; `None`: nothing.
+    /// What one more request is to fetch, and how many bytes that is. `limit_bytes`: of all that is
+    /// there and was not opened yet. `size`: how much of a file would be fetched; `None`: nothing.
     pub fn request(
         &mut self,
         id: ReaderId,
@@ -188,22 +190,32 @@ impl Reader {
         self.id
     }
 
-    fn request(&mut self, limit_bytes: u64, size: impl Fn(FileId) -> Option<u64>) -> Option<(Vec<FileId>, u64)> {
+    fn request(
+        &mut self,
+        limit_bytes: u64,
+        size: impl Fn(FileId) -> Option<u64>,
+    ) -> Option<(Vec<FileId>, u64)> {
         // Few large requests, not one more file with each that is opened.
         let has_enough = self.ahead.len() > self.window / 2 && self.reached.is_some();
-        if !self.opens || has_enough || self.requests >= REQUESTS || self.under_way_bytes >= UNDER_WAY_BYTES {
+        if !self.opens
+            || has_enough
+            || self.requests >= REQUESTS
+            || self.under_way_bytes >= UNDER_WAY_BYTES
+        {
             return None;
         }
         let (mut files, mut bytes) = (Vec::new(), 0);
         let ahead_bytes: u64 = self.ahead.iter().map(|(_, size)| size).sum();
-        while self.ahead.len() < self.window && files.len() < REQUEST_FILES && bytes < REQUEST_BYTES {
+        while self.ahead.len() < self.window && files.len() < REQUEST_FILES && bytes < REQUEST_BYTES
+        {
             let Some(file) = self.expected.front().copied() else { break };
             let its = size(file).unwrap_or(0);
             if ahead_bytes + bytes + its > limit_bytes || bytes > 0 && bytes + its > REQUEST_BYTES {
                 break;
             }
             self.expected.pop_front();
-            // Also what is there already: it is still to be opened, and no reason to look at all that follows.
+            // Also what is there already: it is still to be opened, and no reason to look at all
+            // that follows.
             self.ahead.push_back((file, its));
             if its > 0 {
                 files.push(file);
@@ -292,7 +304,10 @@ mod tests {
         assert_eq!(all, ids(0..5));
         // The first two are passed over.
         readers.opened(all[2]);
-        assert_eq!(readers.request(id, 5 << 20, |_| Some(1 << 20)).map(|(files, _)| files), Some(ids([5])));
+        assert_eq!(
+            readers.request(id, 5 << 20, |_| Some(1 << 20)).map(|(files, _)| files),
+            Some(ids([5]))
+        );
     }
 
     #[test]

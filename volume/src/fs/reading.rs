@@ -1,5 +1,6 @@
-//! Contents read: from the chunks that are kept, or from the store. What is read in order is read ahead, by
-//! a window that grows as long as it goes on in order; what is read here and there is fetched as it is asked for.
+//! Contents read: from the chunks that are kept, or from the store. What is read in order is read
+//! ahead, by a window that grows as long as it goes on in order; what is read here and there is
+//! fetched as it is asked for.
 
 use std::{
     collections::HashSet,
@@ -19,13 +20,15 @@ use super::{
 };
 use crate::store::{Caller, Entry, Errno, Leases, OpenFlags, Piece, Place, ReadPart};
 
-/// Chunks of one request at most: large enough to fill a link, small enough that several are under way.
+/// Chunks of one request at most: large enough to fill a link, small enough that several are under
+/// way.
 const REQUEST_CHUNKS: u64 = 4;
 
 /// How far it is read ahead at most, as far as the cache has room: a link of 1 Gbit/s at 250 ms.
 const AHEAD_CHUNKS: u64 = 32;
 
-/// A chunk that another reader fetched and that is not there then was given up again: with so small a cache nothing is kept.
+/// A chunk that another reader fetched and that is not there then was given up again: with so small
+/// a cache nothing is kept.
 const ATTEMPTS: usize = 3;
 
 /// How an open file has been read.
@@ -38,10 +41,12 @@ pub(super) struct Pattern {
 }
 
 impl Pattern {
-    /// Notes a read; how many chunks beyond it are wanted, or that it is one of those that are read here and there.
+    /// Notes a read; how many chunks beyond it are wanted, or that it is one of those that are read
+    /// here and there.
     fn next(&mut self, range: &Range<u64>, limit: u64) -> Option<u64> {
         // The kernel's own reading ahead has requests overtake each other a little.
-        let in_order = range.start <= self.end.saturating_add(CHUNK) && range.end.saturating_add(CHUNK) >= self.end;
+        let in_order = range.start <= self.end.saturating_add(CHUNK)
+            && range.end.saturating_add(CHUNK) >= self.end;
         let is_next = range.start >= self.end;
         self.end = if in_order { self.end.max(range.end) } else { range.end };
         if !in_order {
@@ -113,7 +118,8 @@ impl Volume {
         }
         if let (true, Some(pinned)) = (is_provisional(open.file), &open.pinned) {
             // It was opened while the store did not take it.
-            let within = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(pinned.len());
+            let within =
+                |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(pinned.len());
             return Ok(pinned.slice(within(offset)..within(offset.saturating_add(size.into()))));
         }
         let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
@@ -135,14 +141,19 @@ impl Volume {
         match (self.read_through(&open, range.clone()).await, &open.pinned) {
             // It has no name any more, and was opened from memory.
             (Err(Errno::ESTALE), Some(pinned)) => {
-                let within = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(pinned.len());
+                let within =
+                    |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(pinned.len());
                 Ok(pinned.slice(within(range.start)..within(range.end)))
             }
             (data, _) => data,
         }
     }
 
-    pub(super) async fn read_through(&self, open: &Open, range: Range<u64>) -> Result<Bytes, Errno> {
+    pub(super) async fn read_through(
+        &self,
+        open: &Open,
+        range: Range<u64>,
+    ) -> Result<Bytes, Errno> {
         let mut data = self.read_once(open, range.clone()).await;
         for _ in 0..MOST_SEARCHES {
             if !matches!(data, Err(Errno::ESTALE)) {
@@ -182,7 +193,9 @@ impl Volume {
     /// Version and size of a file whose contents may be remembered.
     fn steady(&self, open: &Open) -> Option<(u64, u64)> {
         let table = self.table();
-        let node = table.of(open.file).filter(|node| node.leases.contains(Leases::DATA | Leases::ATTRIBUTES))?;
+        let node = table
+            .of(open.file)
+            .filter(|node| node.leases.contains(Leases::DATA | Leases::ATTRIBUTES))?;
         let attributes = node.attributes.filter(|_| self.is_good(node))?;
         Some((attributes.version, attributes.size))
     }
@@ -204,13 +217,19 @@ impl Volume {
             let fetched = self.loaded.notified();
             tokio::pin!(fetched);
             fetched.as_mut().enable();
-            self.fetch_ahead(open, version, wanted.start..(wanted.end + ahead).min(size.div_ceil(CHUNK)));
+            self.fetch_ahead(
+                open,
+                version,
+                wanted.start..(wanted.end + ahead).min(size.div_ceil(CHUNK)),
+            );
             let mut waits = true;
             while waits {
                 if let Some(data) = self.out_of_chunks(open, version, &range) {
                     return Ok(Some(data));
                 }
-                waits = wanted.clone().any(|chunk| self.loading.is_claimed((open.file, chunk), version));
+                waits = wanted
+                    .clone()
+                    .any(|chunk| self.loading.is_claimed((open.file, chunk), version));
                 if waits {
                     fetched.as_mut().await;
                     fetched.set(self.loaded.notified());
@@ -226,8 +245,9 @@ impl Volume {
         for number in range.start / CHUNK..range.end.div_ceil(CHUNK) {
             let chunk = self.chunks.get((open.file, number), version)?;
             let base = number * CHUNK;
-            let within =
-                |offset: u64| usize::try_from(offset.saturating_sub(base)).unwrap_or(usize::MAX).min(chunk.len());
+            let within = |offset: u64| {
+                usize::try_from(offset.saturating_sub(base)).unwrap_or(usize::MAX).min(chunk.len())
+            };
             parts.push(chunk.slice(within(range.start)..within(range.end)));
         }
         Some(joined(parts))
@@ -238,8 +258,10 @@ impl Volume {
         let mut claimed: Option<Range<u64>> = None;
         for number in chunks {
             let key = (open.file, number);
-            let is_wanted = self.chunks.get(key, version).is_none() && self.loading.claim(key, version);
-            let is_full = claimed.as_ref().is_some_and(|range| range.end - range.start >= REQUEST_CHUNKS);
+            let is_wanted =
+                self.chunks.get(key, version).is_none() && self.loading.claim(key, version);
+            let is_full =
+                claimed.as_ref().is_some_and(|range| range.end - range.start >= REQUEST_CHUNKS);
             if !is_wanted || is_full {
                 claimed.take().into_iter().for_each(|range| self.fetch(open, version, range));
             }
@@ -255,7 +277,9 @@ impl Volume {
         tokio::spawn(async move {
             let mut next = chunks.start;
             let origin = Origin { caller: &open.caller, place: open.place() };
-            if let Err(errno) = volume.fetch_chunks(&origin, version, chunks.clone(), &mut next).await {
+            if let Err(errno) =
+                volume.fetch_chunks(&origin, version, chunks.clone(), &mut next).await
+            {
                 tracing::debug!(%errno, file = open.file.inode, "not read ahead");
             }
             chunks.for_each(|number| volume.loading.give_up((open.file, number), version));
@@ -286,7 +310,10 @@ impl Volume {
         let mut data = Arrived::default();
         while let Some(piece) = pieces.next().await {
             let piece = piece?;
-            if self.learn_from(&piece, asked).is_some_and(|entry| entry.attributes.version != version) {
+            if self
+                .learn_from(&piece, asked)
+                .is_some_and(|entry| entry.attributes.version != version)
+            {
                 return Ok(());
             }
             let is_last = piece.is_last;
@@ -323,7 +350,11 @@ impl Arrived {
             return None;
         }
         let surplus = self.bytes.saturating_sub(chunk_bytes);
-        let rest = self.pieces.last_mut().map(|last| last.split_off(last.len() - surplus)).filter(|_| surplus > 0);
+        let rest = self
+            .pieces
+            .last_mut()
+            .map(|last| last.split_off(last.len() - surplus))
+            .filter(|_| surplus > 0);
         self.bytes = surplus;
         Some(joined(std::mem::replace(&mut self.pieces, rest.into_iter().collect())))
     }

@@ -52,7 +52,8 @@ pub struct Invalidate {
     pub pages: bool,
     /// Parts of these that are being read: the kernel has their pages locked until they are there.
     pub busy: Vec<Range<u64>>,
-    /// And names, by the numbers of their directories; all names of all directories would do as well.
+    /// And names, by the numbers of their directories; all names of all directories would do as
+    /// well.
     pub names: Option<Names>,
     /// Files of which everything is forgotten, and their names given up where nobody uses them.
     pub let_go: Vec<u64>,
@@ -69,19 +70,36 @@ impl Invalidate {
 
     /// Names of all these directories; nobody waits.
     pub(super) fn of_names(names: Names) -> Self {
-        Self { number: ROOT, pages: false, busy: Vec::new(), names: Some(names), let_go: Vec::new(), done: None }
+        Self {
+            number: ROOT,
+            pages: false,
+            busy: Vec::new(),
+            names: Some(names),
+            let_go: Vec::new(),
+            done: None,
+        }
     }
 
     /// The same with contents and names of any directories; also what completes when it is carried
     /// out.
-    pub(super) fn awaited(number: u64, pages: bool, names: Option<Names>) -> (Self, oneshot::Receiver<()>) {
+    pub(super) fn awaited(
+        number: u64,
+        pages: bool,
+        names: Option<Names>,
+    ) -> (Self, oneshot::Receiver<()>) {
         let (done, is_done) = oneshot::channel();
-        (Self { number, pages, busy: Vec::new(), names, let_go: Vec::new(), done: Some(done) }, is_done)
+        (
+            Self { number, pages, busy: Vec::new(), names, let_go: Vec::new(), done: Some(done) },
+            is_done,
+        )
     }
 
     /// Attributes and contents of a file of which parts are being read; also what completes when it
     /// is carried out.
-    pub(super) fn beside_reads(number: u64, busy: Vec<Range<u64>>) -> (Self, oneshot::Receiver<()>) {
+    pub(super) fn beside_reads(
+        number: u64,
+        busy: Vec<Range<u64>>,
+    ) -> (Self, oneshot::Receiver<()>) {
         let (mut invalidate, is_done) = Self::awaited(number, true, None);
         invalidate.busy = busy;
         (invalidate, is_done)
@@ -89,7 +107,8 @@ impl Invalidate {
 
     /// All of these files, and names of directories; also what completes when it is carried out.
     pub(super) fn let_go(files: Vec<u64>, names: Names) -> (Self, oneshot::Receiver<()>) {
-        let (mut invalidate, is_done) = Self::awaited(ROOT, false, (!names.is_empty()).then_some(names));
+        let (mut invalidate, is_done) =
+            Self::awaited(ROOT, false, (!names.is_empty()).then_some(names));
         invalidate.let_go = files;
         (invalidate, is_done)
     }
@@ -132,11 +151,12 @@ pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
 }
 
 impl Volume {
-    /// After a command ran on the server: returns when nothing from before the store's notice with that stamp is remembered. `Changes`
-    /// tells whether there may be any, where nobody else does.
+    /// After a command ran on the server: returns when nothing from before the store's notice with
+    /// that stamp is remembered. `Changes` tells whether there may be any, where nobody else does.
     pub async fn caught_up(self: &Arc<Self>, stamp: Stamp, changes: Changes) {
         let mut heard = self.heard.subscribe();
-        let is_heard = tokio::time::timeout(LEASE_TIME, heard.wait_for(|heard| *heard >= stamp)).await.is_ok();
+        let is_heard =
+            tokio::time::timeout(LEASE_TIME, heard.wait_for(|heard| *heard >= stamp)).await.is_ok();
         let is_watched = self.store.state().watched != Watched::LeaseEnd;
         if !is_heard || (!is_watched && changes == Changes::Possible) {
             let round = self.lost(stamp, None);
@@ -144,8 +164,9 @@ impl Volume {
         }
     }
 
-    /// Before a command runs on the server: the rights to write that nobody here uses at the moment go back with it, so that they need not
-    /// be recalled. What was written is there already ([`Volume::settle`]).
+    /// Before a command runs on the server: the rights to write that nobody here uses at the moment
+    /// go back with it, so that they need not be recalled. What was written is there already
+    /// ([`Volume::settle`]).
     #[must_use]
     pub fn give_up_writing(&self) -> Vec<Returned> {
         let mut table = self.table();
@@ -153,11 +174,18 @@ impl Volume {
         let is_directory = |file| table.of(file).is_some_and(|node| node.own.is_some());
         // Of the others the recall is answered when they are written.
         taken.retain(|(file, _)| {
-            let is_used = if is_directory(*file) { !table.unborn.is_idle() } else { self.writes.is_dirty(*file) };
+            let is_used = if is_directory(*file) {
+                !table.unborn.is_idle()
+            } else {
+                self.writes.is_dirty(*file)
+            };
             !is_used
         });
         drop(table);
-        taken.into_iter().map(|(file, stamp)| Returned { file, leases: Leases::WRITE, stamp }).collect()
+        taken
+            .into_iter()
+            .map(|(file, stamp)| Returned { file, leases: Leases::WRITE, stamp })
+            .collect()
     }
 
     fn take_recall(self: &Arc<Self>, returned: Returned, share: Share) {
@@ -181,7 +209,9 @@ impl Volume {
     /// says, and it is given no answers.
     pub(super) fn end_as_broken(self: &Arc<Self>) {
         if self.recalled().end() {
-            tracing::error!("the server recalls leases without end: nothing is remembered any more");
+            tracing::error!(
+                "the server recalls leases without end: nothing is remembered any more"
+            );
             self.lost(Stamp(u64::MAX), None);
             self.heard.send_replace(Stamp(u64::MAX));
         }
@@ -205,7 +235,8 @@ impl Volume {
     /// with which the kernel gets pages, of a read or a write: it forgets them as soon as it has
     /// them. A lease that goes later takes them along.
     pub(super) fn forget_unleased_pages(&self, file: FileId) {
-        let is_leased = self.table().of(file).is_some_and(|node| node.leases.contains(Leases::DATA));
+        let is_leased =
+            self.table().of(file).is_some_and(|node| node.leases.contains(Leases::DATA));
         if !is_leased {
             self.forget_pages(file);
         }

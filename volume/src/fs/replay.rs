@@ -1,5 +1,5 @@
-//! Pending files that an earlier gateway has left in the journal, and what can be said and done about those that the server does not
-//! take.
+//! Pending files that an earlier gateway has left in the journal, and what can be said and done
+//! about those that the server does not take.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -97,7 +97,9 @@ impl Volume {
         for name in below {
             let next = match (at, way.last()) {
                 (Some(from), _) => self.above(&record.caller, from, name).await?,
-                (None, Some(Above::Pending(parent))) => self.table().pending_directory(*parent, name),
+                (None, Some(Above::Pending(parent))) => {
+                    self.table().pending_directory(*parent, name)
+                }
                 (None, _) => None,
             };
             let Some(next) = next else { return Ok(None) };
@@ -108,7 +110,12 @@ impl Volume {
     }
 
     /// A directory in one that the server has.
-    async fn above(&self, caller: &Caller, from: FileId, name: &OsStr) -> Result<Option<Above>, Errno> {
+    async fn above(
+        &self,
+        caller: &Caller,
+        from: FileId,
+        name: &OsStr,
+    ) -> Result<Option<Above>, Errno> {
         let pending = {
             let table = self.table();
             table.number_of(from).and_then(|parent| table.pending_directory(parent, name))
@@ -118,7 +125,8 @@ impl Volume {
         }
         match self.ask_once(caller, Op::Walk { from, names: vec![name.to_owned()] }).await {
             Ok(Answer::Walked(walked)) => {
-                let entry = walked.entries.first().filter(|entry| entry.attributes.kind == Kind::Directory);
+                let entry =
+                    walked.entries.first().filter(|entry| entry.attributes.kind == Kind::Directory);
                 Ok(entry.map(|entry| Above::Stored(entry.attributes.id, name.to_owned())))
             }
             Ok(_) => Err(Errno::EPROTO),
@@ -130,8 +138,12 @@ impl Volume {
     /// What was made here and is not on the server, since it does not take it, in words.
     pub(super) fn undelivered(&self) -> Option<String> {
         let refused = self.refused();
-        let unplaced =
-            self.births.unplaced().iter().map(|unplaced| (unplaced.path(), Errno::ESTALE)).collect::<Vec<_>>();
+        let unplaced = self
+            .births
+            .unplaced()
+            .iter()
+            .map(|unplaced| (unplaced.path(), Errno::ESTALE))
+            .collect::<Vec<_>>();
         let count = refused.len() + unplaced.len();
         let Some((path, errno)) = refused
             .iter()
@@ -148,7 +160,8 @@ impl Volume {
         ))
     }
 
-    /// Numbers, paths and reasons of all pending files that the store has refused, those above first.
+    /// Numbers, paths and reasons of all pending files that the store has refused, those above
+    /// first.
     fn refused(&self) -> Vec<(u64, PathBuf, Errno)> {
         let table = self.table();
         let mut refused: Vec<_> = table
@@ -164,8 +177,9 @@ impl Volume {
         refused
     }
 
-    /// Copies the pending files that the store does not take to a directory of this machine, under the paths that they have in the volume,
-    /// and forgets them when all are there. What is there already is not replaced. Their number. Blocks.
+    /// Copies the pending files that the store does not take to a directory of this machine, under
+    /// the paths that they have in the volume, and forgets them when all are there. What is there
+    /// already is not replaced. Their number. Blocks.
     ///
     /// # Errors
     /// Of the first that could not be copied: then nothing is forgotten.
@@ -248,8 +262,12 @@ impl Table {
             NewFile::Symlink { target } => What::Symlink(target),
             NewFile::Directory => What::Directory,
         };
-        let newborn =
-            Newborn { order, may_be_there: true, is_noted: true, ..Newborn::new(what, &caller, put.mode, own, file) };
+        let newborn = Newborn {
+            order,
+            may_be_there: true,
+            is_noted: true,
+            ..Newborn::new(what, &caller, put.mode, own, file)
+        };
         let bytes = newborn.bytes();
         let (number, _) = self.add_newborn(newborn, attributes, (parent, &name))?;
         if let Some(node) = self.node_mut(number) {

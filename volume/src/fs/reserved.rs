@@ -83,7 +83,12 @@ impl Reservations {
         self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, caller: &Caller, directory: FileId, then: impl FnOnce(&mut Reservation) -> T) -> T {
+    fn with<T>(
+        &self,
+        caller: &Caller,
+        directory: FileId,
+        then: impl FnOnce(&mut Reservation) -> T,
+    ) -> T {
         let mut all = self.all();
         then(all.entry(caller.clone()).or_insert_with(|| Reservation {
             directory,
@@ -104,7 +109,12 @@ impl Reservations {
         reservation.taken += bytes;
         reservation.used = crate::clock::now();
         let is_low = reservation.free < reservation.more() / 2;
-        let reserved = ReservedPart { of: Arc::clone(self), caller: caller.clone(), bytes, losses: reservation.losses };
+        let reserved = ReservedPart {
+            of: Arc::clone(self),
+            caller: caller.clone(),
+            bytes,
+            losses: reservation.losses,
+        };
         Some((reserved, is_low))
     }
 
@@ -184,7 +194,8 @@ impl Volume {
             return;
         }
         let _turn = self.reservations.asking.lock().await;
-        let has_some = self.reservations.all().get(caller).is_some_and(|reservation| reservation.free > 0);
+        let has_some =
+            self.reservations.all().get(caller).is_some_and(|reservation| reservation.free > 0);
         if !has_some {
             self.reserve_more(caller, directory, room_of_file(NEWBORN_BYTES)).await;
         }
@@ -195,7 +206,8 @@ impl Volume {
         let reservations = &self.reservations;
         let (more, is_refused) = reservations.with(caller, directory, |reservation| {
             reservation.directory = directory;
-            let is_refused = reservation.refused.is_some_and(|refused| refused.elapsed() < REFUSAL_LIFE);
+            let is_refused =
+                reservation.refused.is_some_and(|refused| refused.elapsed() < REFUSAL_LIFE);
             (reservation.more(), is_refused)
         });
         if is_refused {
@@ -227,7 +239,8 @@ impl Volume {
                 Err(_) => break,
             }
         }
-        reservations.with(caller, directory, |reservation| reservation.refused = Some(crate::clock::now()));
+        reservations
+            .with(caller, directory, |reservation| reservation.refused = Some(crate::clock::now()));
     }
 
     /// Gives back what has been free for [`IDLE`]. Returns whether some has been for less.

@@ -1,5 +1,5 @@
-//! What is known of files: which the kernel knows by which number, and what may be remembered of them under
-//! leases. No waiting here, and no store.
+//! What is known of files: which the kernel knows by which number, and what may be remembered of
+//! them under leases. No waiting here, and no store.
 //!
 //! Invariant: at most [`super::Settings::most_files`] files are held, but for those in use. A file
 //! is *held* from its first answer until it is given up ([`Table::take_surplus`]); an answer about
@@ -24,7 +24,9 @@ use super::{
     surplus::Surplus,
     unborn::{Newborn, Own, Unborn},
 };
-use crate::store::{Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Returned, Stamp};
+use crate::store::{
+    Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Returned, Stamp,
+};
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
@@ -32,7 +34,8 @@ pub const ROOT: u64 = 1;
 /// Numbers from here on stand for files whose own number is taken.
 const FIRST_ALIAS: u64 = 1 << 62;
 
-/// The generation of files that the store does not know yet: their inode is the kernel's number. It is never sent.
+/// The generation of files that the store does not know yet: their inode is the kernel's number. It
+/// is never sent.
 const UNBORN: u64 = u64::MAX;
 
 /// Files that a volume holds at most, where nothing else is said, at about 700 bytes each: a large
@@ -69,13 +72,15 @@ pub(super) struct Node {
     pub heard: Instant,
     /// Names that were looked up, under [`Leases::ENTRIES`]; `None`: there is no such name.
     pub names: HashMap<OsString, Option<FileId>>,
-    /// Names that the kernel may remember, there or not. They outlive `names`, and go when the kernel is made to forget them.
+    /// Names that the kernel may remember, there or not. They outlive `names`, and go when the
+    /// kernel is made to forget them.
     pub told: HashSet<OsString>,
     /// All names in order, under [`Leases::ENTRIES`].
     pub listing: Option<Arc<Vec<Listed>>>,
     /// Whether `names` has all that there are.
     pub is_complete: bool,
-    /// What lies in it in the orders of programs, as of the last listing, and how far that has been gone through.
+    /// What lies in it in the orders of programs, as of the last listing, and how far that has been
+    /// gone through.
     pub orders: Option<Arc<Orders>>,
     /// See `orders`.
     pub cursor: Cursor,
@@ -85,7 +90,8 @@ pub(super) struct Node {
     pub reader: Option<u32>,
     /// Where a symbolic link leads, under [`Leases::ATTRIBUTES`].
     pub target: Option<OsString>,
-    /// The kernel may have pages of it from before that are no longer true: dropped with the next open.
+    /// The kernel may have pages of it from before that are no longer true: dropped with the next
+    /// open.
     pub pages_doubtful: bool,
     /// When the lease of its contents was last recalled.
     pub pages_recalled: Option<Instant>,
@@ -95,11 +101,13 @@ pub(super) struct Node {
     pub generation: u64,
     /// The directory's number and the name that it was last found by.
     pub at: Option<(u64, OsString)>,
-    /// Of what this session has made; under [`Leases::WRITE`] its attributes are changed in memory, and names are made in a directory.
+    /// Of what this session has made; under [`Leases::WRITE`] its attributes are changed in memory,
+    /// and names are made in a directory.
     pub own: Option<Arc<Own>>,
     /// Of a file that the store does not know yet.
     pub unborn: Option<Box<Newborn>>,
-    /// Numbers of the files in it that the store does not know yet, by name. No lease counts for them.
+    /// Numbers of the files in it that the store does not know yet, by name. No lease counts for
+    /// them.
     pub pending_names: BTreeMap<OsString, u64>,
     /// What was changed of its attributes in memory.
     pub changed: Option<Box<Changes>>,
@@ -117,10 +125,12 @@ pub(super) struct Node {
     is_given_up: bool,
 }
 
-/// A file's attributes as they were shown when it was sent, and as the store has them. A program that looks twice, as tar
-/// does, must see the same twice: the store gives another time of change, and other sizes of directories.
+/// A file's attributes as they were shown when it was sent, and as the store has them. A program
+/// that looks twice, as tar does, must see the same twice: the store gives another time of change,
+/// and other sizes of directories.
 ///
-/// Invariant: `ours` is shown only as long as the store's version is that of `theirs`: nobody has changed the file since.
+/// Invariant: `ours` is shown only as long as the store's version is that of `theirs`: nobody has
+/// changed the file since.
 #[derive(Debug)]
 pub(super) struct Shown {
     ours: Attributes,
@@ -165,7 +175,8 @@ pub(super) struct Table {
     pub unborn: Unborn,
     /// What all names cost.
     kept: Sum,
-    /// So much may be kept; more than [`KEPT_BYTES`] only while names that can't be dropped are more.
+    /// So much may be kept; more than [`KEPT_BYTES`] only while names that can't be dropped are
+    /// more.
     most_kept: usize,
     /// So often a directory was used.
     uses: u64,
@@ -285,7 +296,10 @@ impl Table {
     /// Notes where a file was found. A pending file is nowhere else than where it was made.
     pub fn place(&mut self, file: FileId, parent: u64, name: &OsStr) {
         if let Some(node) = self.of_mut(file)
-            && node.at.as_ref().is_none_or(|(its, known)| (*its, known.as_os_str()) != (parent, name))
+            && node
+                .at
+                .as_ref()
+                .is_none_or(|(its, known)| (*its, known.as_os_str()) != (parent, name))
         {
             node.at = Some((parent, name.to_owned()));
         }
@@ -296,7 +310,8 @@ impl Table {
         if let Some(number) = self.number_of(file) {
             return number;
         }
-        let is_free = file.inode > ROOT && file.inode < FIRST_ALIAS && !self.nodes.contains_key(&file.inode);
+        let is_free =
+            file.inode > ROOT && file.inode < FIRST_ALIAS && !self.nodes.contains_key(&file.inode);
         let number = if is_free { file.inode } else { self.next_alias };
         self.next_alias += u64::from(!is_free);
         self.insert(number, file);
@@ -337,8 +352,10 @@ impl Table {
         self.remove_given_up(&above);
         let can_go = |node: &Node| !node.is_given_up && node.can_go() && !is_used(node.file);
         let others = self.nodes.iter().filter(|(number, _)| !above.contains(number));
-        let mut oldest: Vec<(Stamp, u64)> =
-            others.filter(|(_, node)| can_go(node)).map(|(number, node)| (node.stamp, *number)).collect();
+        let mut oldest: Vec<(Stamp, u64)> = others
+            .filter(|(_, node)| can_go(node))
+            .map(|(number, node)| (node.stamp, *number))
+            .collect();
         if oldest.len() > surplus_files {
             oldest.select_nth_unstable(surplus_files);
             oldest.truncate(surplus_files);
@@ -381,15 +398,23 @@ impl Table {
         let is_gone = |number: &u64, node: &Node| {
             node.is_given_up && node.lookups == 0 && node.can_go() && !above.contains(number)
         };
-        let gone: Vec<u64> =
-            self.nodes.iter().filter(|(number, node)| is_gone(number, node)).map(|(number, _)| *number).collect();
+        let gone: Vec<u64> = self
+            .nodes
+            .iter()
+            .filter(|(number, node)| is_gone(number, node))
+            .map(|(number, _)| *number)
+            .collect();
         gone.into_iter().for_each(|number| self.remove(number));
     }
 
     fn give_up(&mut self, number: u64, surplus: &mut Surplus) {
         let Some(node) = self.nodes.get_mut(&number) else { return };
         if !node.leases.is_empty() {
-            surplus.returned.push(Returned { file: node.file, leases: node.leases, stamp: node.stamp });
+            surplus.returned.push(Returned {
+                file: node.file,
+                leases: node.leases,
+                stamp: node.stamp,
+            });
         }
         node.lose(Leases::all());
         node.orders = None;
@@ -426,15 +451,18 @@ impl Table {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// Drops the names of the directories that were not used for longest, if too many are kept: a quarter of them, so that
-    /// this is rare. The leases stay, and names are asked for again. What the kernel was told of these directories, and
-    /// has to forget, since nobody will know any more to which names a recall applies.
+    /// Drops the names of the directories that were not used for longest, if too many are kept: a
+    /// quarter of them, so that this is rare. The leases stay, and names are asked for again. What
+    /// the kernel was told of these directories, and has to forget, since nobody will know any more
+    /// to which names a recall applies.
     pub fn drop_surplus(&mut self) -> Vec<(u64, Vec<OsString>)> {
         if self.kept_bytes() <= self.most_kept {
             return Vec::new();
         }
-        let droppable = self.nodes.iter().filter(|(_, node)| node.share.bytes() > 0 && !node.is_ahead());
-        let mut by_use: Vec<(u64, u64)> = droppable.map(|(number, node)| (node.share.used, *number)).collect();
+        let droppable =
+            self.nodes.iter().filter(|(_, node)| node.share.bytes() > 0 && !node.is_ahead());
+        let mut by_use: Vec<(u64, u64)> =
+            droppable.map(|(number, node)| (node.share.used, *number)).collect();
         by_use.sort_unstable();
         let mut to_forget = Vec::new();
         for (_, number) in by_use {
@@ -552,7 +580,8 @@ impl Table {
         may
     }
 
-    /// As [`Self::learn`], of what was made or changed in memory and has arrived as it was: what is shown of it stays.
+    /// As [`Self::learn`], of what was made or changed in memory and has arrived as it was: what is
+    /// shown of it stays.
     pub fn learn_sent(&mut self, entry: &Entry, asked: Instant) -> bool {
         let number = self.number(entry.attributes.id);
         if let Some(node) = self.nodes.get_mut(&number).filter(|node| !node.is_ahead()) {
@@ -592,7 +621,9 @@ impl Table {
     /// What is remembered of a name.
     pub fn known(&self, directory: u64, name: &OsStr) -> Known {
         let Some(node) = self.nodes.get(&directory) else { return Known::Unknown };
-        if let Some(pending) = node.pending_names.get(name).and_then(|number| self.nodes.get(number)) {
+        if let Some(pending) =
+            node.pending_names.get(name).and_then(|number| self.nodes.get(number))
+        {
             return Known::File(pending.file);
         }
         if !node.leases.contains(Leases::ENTRIES) {
@@ -622,7 +653,8 @@ impl Table {
         }
     }
 
-    /// A change of our own: the names are still true but for this one; the order of the listing is another.
+    /// A change of our own: the names are still true but for this one; the order of the listing is
+    /// another.
     pub fn renamed(&mut self, directory: FileId, name: &OsStr, file: Option<FileId>) {
         if let Some(node) = self.of_mut(directory) {
             node.listing = None;
@@ -651,7 +683,10 @@ impl Table {
         let mut taken = Vec::new();
         for file in files {
             self.writable.remove(&file);
-            let Some(node) = self.of_mut(file).filter(|node| node.leases.contains(Leases::WRITE)) else { continue };
+            let Some(node) = self.of_mut(file).filter(|node| node.leases.contains(Leases::WRITE))
+            else {
+                continue;
+            };
             node.lose(Leases::WRITE);
             taken.push((file, node.stamp));
         }
@@ -687,7 +722,8 @@ impl Table {
 
     /// How many files, and how many leases.
     pub fn counts(&self) -> (u64, u64) {
-        let leases = self.nodes.values().map(|node| u64::from(node.leases.bits().count_ones())).sum();
+        let leases =
+            self.nodes.values().map(|node| u64::from(node.leases.bits().count_ones())).sum();
         (self.nodes.len() as u64, leases)
     }
 }
@@ -695,7 +731,8 @@ impl Table {
 impl Node {
     /// Whether it is no more than what the store has said of it.
     fn can_go(&self) -> bool {
-        let is_held_back = self.is_ahead() || self.leases.contains(Leases::WRITE) || self.fault.is_some();
+        let is_held_back =
+            self.is_ahead() || self.leases.contains(Leases::WRITE) || self.fault.is_some();
         self.handles.is_empty() && !is_held_back
     }
 
@@ -718,7 +755,10 @@ impl Node {
     /// Remembers all names as they were listed.
     pub fn put_listing(&mut self, names: &Arc<Vec<Listed>>) {
         self.listing = Some(Arc::clone(names));
-        self.names = names.iter().filter_map(|l| Some((l.name.clone(), Some(l.entry?.attributes.id)))).collect();
+        self.names = names
+            .iter()
+            .filter_map(|l| Some((l.name.clone(), Some(l.entry?.attributes.id))))
+            .collect();
         // A name whose file can't be looked at is there all the same.
         self.is_complete = names.iter().all(|listed| listed.entry.is_some());
         if !self.is_complete {
@@ -755,7 +795,9 @@ impl Node {
 
     /// They did not arrive, and go with the next request.
     pub fn take_changes_back(&mut self) {
-        let Some(sent) = self.unborn.as_mut().and_then(|newborn| newborn.sent.take()) else { return };
+        let Some(sent) = self.unborn.as_mut().and_then(|newborn| newborn.sent.take()) else {
+            return;
+        };
         let since = self.changed.as_deref().copied().unwrap_or_default();
         self.changed = Some(Box::new(Changes {
             mode: since.mode.or(sent.mode),

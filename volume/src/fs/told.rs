@@ -1,6 +1,6 @@
-//! What somebody knows that a program is going to read, before it begins: its files are fetched and its trees listed
-//! meanwhile, and what the program asks for first comes first. Nothing waits for it, and nothing
-//! depends on it: what could not be found is the program's to find out.
+//! What somebody knows that a program is going to read, before it begins: its files are fetched and
+//! its trees listed meanwhile, and what the program asks for first comes first. Nothing waits for
+//! it, and nothing depends on it: what could not be found is the program's to find out.
 
 use std::{
     collections::BTreeMap,
@@ -53,19 +53,28 @@ impl Drop for Expectation {
 }
 
 impl Volume {
-    /// Begins to fetch what is going to be read by `caller`, in that order; needs to be called within the runtime that works for the volume.
-    /// What was fetched and not opened is bounded, by a share of the memory for contents.
+    /// Begins to fetch what is going to be read by `caller`, in that order; needs to be called
+    /// within the runtime that works for the volume. What was fetched and not opened is bounded, by
+    /// a share of the memory for contents.
     #[must_use]
     pub fn will_read(self: &Arc<Self>, caller: &Caller, expected: Vec<Expected>) -> Expectation {
         let has_files = expected.iter().any(|expected| matches!(expected, Expected::File(_)));
         let reader = self.readers().told(has_files);
         let tour = self.tours().told(reader);
         let (volume, caller) = (Arc::clone(self), caller.clone());
-        let task = tokio::spawn(async move { volume.find_expected(&caller, expected, (reader, tour)).await });
+        let task =
+            tokio::spawn(
+                async move { volume.find_expected(&caller, expected, (reader, tour)).await },
+            );
         Expectation { volume: Arc::clone(self), reader, tour, task: task.abort_handle() }
     }
 
-    async fn find_expected(self: Arc<Self>, caller: &Caller, expected: Vec<Expected>, of: (ReaderId, TourId)) {
+    async fn find_expected(
+        self: Arc<Self>,
+        caller: &Caller,
+        expected: Vec<Expected>,
+        of: (ReaderId, TourId),
+    ) {
         let mut finding = JoinSet::new();
         for (directory, names) in by_directory(expected) {
             if finding.len() >= DIRECTORIES_AT_ONCE {
@@ -80,8 +89,19 @@ impl Volume {
         while finding.join_next().await.is_some() {}
     }
 
-    fn expect_found(self: &Arc<Self>, caller: &Caller, found: &[Entry], (reader, tour): (ReaderId, TourId)) {
-        let of = |kind| found.iter().map(|entry| &entry.attributes).filter(move |a| a.kind == kind).map(|a| a.id);
+    fn expect_found(
+        self: &Arc<Self>,
+        caller: &Caller,
+        found: &[Entry],
+        (reader, tour): (ReaderId, TourId),
+    ) {
+        let of = |kind| {
+            found
+                .iter()
+                .map(|entry| &entry.attributes)
+                .filter(move |a| a.kind == kind)
+                .map(|a| a.id)
+        };
         let (files, directories): (Vec<FileId>, Vec<FileId>) =
             (of(Kind::Regular).collect(), of(Kind::Directory).collect());
         self.readers().expect(reader, &files);
@@ -91,21 +111,36 @@ impl Volume {
     }
 
     /// The files of a directory that a tour has come to, for whoever was told of that.
-    pub(super) fn expect_files_of(self: &Arc<Self>, caller: &Caller, tour: TourId, names: &[Listed]) {
+    pub(super) fn expect_files_of(
+        self: &Arc<Self>,
+        caller: &Caller,
+        tour: TourId,
+        names: &[Listed],
+    ) {
         let Some(reader) = self.tours().reader(tour) else { return };
         let files = names.iter().filter(|listed| listed.kind == Kind::Regular);
-        let files: Vec<FileId> = files.filter_map(|listed| Some(listed.entry?.attributes.id)).collect();
+        let files: Vec<FileId> =
+            files.filter_map(|listed| Some(listed.entry?.attributes.id)).collect();
         self.readers().expect(reader, &files);
         self.fetch_files_ahead(caller, reader);
     }
 
     /// Some names of a directory, as far as they are there.
-    async fn find(&self, caller: &Caller, directory: &[OsString], names: &[OsString]) -> Vec<Entry> {
+    async fn find(
+        &self,
+        caller: &Caller,
+        directory: &[OsString],
+        names: &[OsString],
+    ) -> Vec<Entry> {
         if names.len() < LISTED_FROM {
             let mut found = Vec::new();
             for name in names {
-                let path: Vec<OsString> =
-                    directory.iter().chain([name]).filter(|name| !name.is_empty()).cloned().collect();
+                let path: Vec<OsString> = directory
+                    .iter()
+                    .chain([name])
+                    .filter(|name| !name.is_empty())
+                    .cloned()
+                    .collect();
                 found.extend(self.walk_down(caller, &path).await);
             }
             return found;
@@ -116,7 +151,8 @@ impl Volume {
         names.iter().filter_map(|name| self.known_entry(parent, name)).collect()
     }
 
-    /// Goes down from the root in one step, not through symbolic links; every name on the way is remembered. Nobody is asked for what is.
+    /// Goes down from the root in one step, not through symbolic links; every name on the way is
+    /// remembered. Nobody is asked for what is.
     async fn walk_down(&self, caller: &Caller, path: &[OsString]) -> Result<Entry, Errno> {
         if let Some(known) = self.known_at(path) {
             return known.ok_or(Errno::ENOENT);
@@ -132,7 +168,8 @@ impl Volume {
         walked.error.map_or(Ok(at), Err)
     }
 
-    /// What a path leads to, as far as that is known: a file that the store knows, or `None` where there is none.
+    /// What a path leads to, as far as that is known: a file that the store knows, or `None` where
+    /// there is none.
     fn known_at(&self, path: &[OsString]) -> Option<Option<Entry>> {
         let table = self.table();
         let Some(node) = self.node_at(&table, path)? else { return Some(None) };
@@ -148,7 +185,8 @@ impl Volume {
     }
 }
 
-/// Names by the directory that they are in, which is the root for no names at all. What leads upwards is left out.
+/// Names by the directory that they are in, which is the root for no names at all. What leads
+/// upwards is left out.
 fn by_directory(expected: Vec<Expected>) -> BTreeMap<Vec<OsString>, Vec<OsString>> {
     let mut all: BTreeMap<Vec<OsString>, Vec<OsString>> = BTreeMap::new();
     for expected in expected {
@@ -176,8 +214,16 @@ mod tests {
     #[test]
     fn names_are_put_together_by_directory() {
         let file = |path: &str| Expected::File(path.into());
-        let found = by_directory(vec![file("d/b"), file("a"), file("d/./a"), file("../x"), file("/y"), file("")]);
-        let found: Vec<String> = found.iter().map(|(directory, names)| format!("{directory:?} {names:?}")).collect();
+        let found = by_directory(vec![
+            file("d/b"),
+            file("a"),
+            file("d/./a"),
+            file("../x"),
+            file("/y"),
+            file(""),
+        ]);
+        let found: Vec<String> =
+            found.iter().map(|(directory, names)| format!("{directory:?} {names:?}")).collect();
         assert_eq!(found, [r#"[] ["a", ""]"#, r#"["d"] ["b", "a"]"#]);
     }
 }

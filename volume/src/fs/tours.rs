@@ -1,9 +1,10 @@
-//! Directories that are listed before they are opened: whoever lists a directory and then one of those in it is
-//! likely to go through all of them (find, du, ls -R, grep -r, a shell's pattern), and would wait for one round trip after the other.
+//! Directories that are listed before they are opened: whoever lists a directory and then one of
+//! those in it is likely to go through all of them (find, du, ls -R, grep -r, a shell's pattern),
+//! and would wait for one round trip after the other.
 //!
-//! A tour is one such going through. What it expects stands in the order of a walk that goes down before it goes on, and is listed
-//! in parallel, the more at once the more of it was then opened. Here is which directories those are, without waiting; [`super::listing`]
-//! asks for them.
+//! A tour is one such going through. What it expects stands in the order of a walk that goes down
+//! before it goes on, and is listed in parallel, the more at once the more of it was then opened.
+//! Here is which directories those are, without waiting; [`super::listing`] asks for them.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -13,7 +14,8 @@ use crate::store::FileId;
 /// Directories that the first suspicion is worth.
 const FIRST_WINDOW: usize = 4;
 
-/// Directories at most that were listed and not opened yet, or are being listed: at 20 ms and 20 files in each some 200,000 files a second.
+/// Directories at most that were listed and not opened yet, or are being listed: at 20 ms and 20
+/// files in each some 200,000 files a second.
 const LAST_WINDOW: usize = 192;
 
 /// Names of them at most: a fraction of what the table remembers.
@@ -56,8 +58,9 @@ struct Tour {
 }
 
 impl Tours {
-    /// A program lists a directory, which is in `parent`. The tours that it is on, most often one; the directories beside it are expected
-    /// next if it is the first of one, as `siblings` gives them.
+    /// A program lists a directory, which is in `parent`. The tours that it is on, most often one;
+    /// the directories beside it are expected next if it is the first of one, as `siblings` gives
+    /// them.
     pub fn visited(
         &mut self,
         directory: FileId,
@@ -99,7 +102,8 @@ impl Tours {
     pub fn expect(&mut self, id: TourId, directories: &[FileId]) {
         let Some(tour) = self.get(id) else { return };
         let room = MAX_EXPECTED.saturating_sub(tour.members.len());
-        let new: Vec<FileId> = directories.iter().copied().filter(|d| tour.members.insert(*d)).take(room).collect();
+        let new: Vec<FileId> =
+            directories.iter().copied().filter(|d| tour.members.insert(*d)).take(room).collect();
         tour.expected.splice(..0, new.into_iter().rev());
     }
 
@@ -122,7 +126,14 @@ impl Tours {
         directories.truncate(MAX_EXPECTED);
         directories.reverse();
         let members = directories.iter().copied().collect();
-        self.tours.push(Tour { id, expected: directories, ahead: VecDeque::new(), window, members, reader: None });
+        self.tours.push(Tour {
+            id,
+            expected: directories,
+            ahead: VecDeque::new(),
+            window,
+            members,
+            reader: None,
+        });
         id
     }
 
@@ -152,11 +163,13 @@ impl Tours {
 impl Tour {
     fn visited(&mut self, directory: FileId) -> TourId {
         if let Some(place) = self.ahead.iter().position(|(ahead, _)| *ahead == directory) {
-            // Those before it were passed over, or will be opened in some other order.
-            // One that was too large to be listed ahead, or most of what may be, is a sign that others are.
+            // Those before it were passed over, or will be opened in some other order. One that was
+            // too large to be listed ahead, or most of what may be, is a sign that others are.
             let is_large = self.ahead.drain(..=place).any(|(_, names)| names >= MAX_NAMES);
             self.window = if is_large { FIRST_WINDOW } else { (self.window * 2).min(LAST_WINDOW) };
-        } else if let Some(place) = self.expected.iter().rposition(|expected| *expected == directory) {
+        } else if let Some(place) =
+            self.expected.iter().rposition(|expected| *expected == directory)
+        {
             self.expected.remove(place);
         }
         self.id

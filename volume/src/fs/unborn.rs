@@ -1,6 +1,6 @@
-//! Pending files: files that exist in memory and in the journal only, until the store has them. This
-//! module holds their states and the order in which they are sent. It does not wait and asks no
-//! store: `newborn` creates pending files, `births` sends them.
+//! Pending files: files that exist in memory and in the journal only, until the store has them.
+//! This module holds their states and the order in which they are sent. It does not wait and asks
+//! no store: `newborn` creates pending files, `births` sends them.
 //!
 //! # The states of a pending file
 //!
@@ -12,8 +12,9 @@
 //! | `Refused` | fixed, in the journal, may be there if it was before | tried again → `Waiting`; unlink (once it is known whether it is there) or `posh volumes recover` → gone |
 //!
 //! Invariant: a file whose close(2) succeeded (and a directory or symbolic link whose mkdir(2) or
-//! symlink(2) did) is in the journal and in one of these states until the store has answered that it
-//! exists, or the user has removed it. No error, and no lost request, ends a pending file by itself.
+//! symlink(2) did) is in the journal and in one of these states until the store has answered that
+//! it exists, or the user has removed it. No error, and no lost request, ends a pending file by
+//! itself.
 //!
 //! In the words of what is promised (`volume/tests/simulation` holds the promises):
 //!
@@ -49,7 +50,8 @@ use super::{
 };
 use crate::store::{Attributes, Caller, Changes, Entry, Errno, FileId, Leases, OpenFlags};
 
-/// Names of a path, as PATH_MAX has room for them: more are a circle, made by renaming at the same time.
+/// Names of a path, as PATH_MAX has room for them: more are a circle, made by renaming at the same
+/// time.
 const PATH_NAMES: usize = 2048;
 
 /// What files have that are made in a directory of our own making: what the directory itself got.
@@ -77,7 +79,8 @@ pub(super) struct Newborn {
     pub turn: u64,
     /// A request to create it was lost: the store may have it.
     pub may_be_there: bool,
-    /// How often in a row its directory was looked up anew and found, since the store did not know it.
+    /// How often in a row its directory was looked up anew and found, since the store did not know
+    /// it.
     pub searches: usize,
     /// What the request that is under way changes of its attributes.
     pub sent: Option<Changes>,
@@ -248,7 +251,10 @@ impl Unborn {
 
     /// Whether there is nothing to be sent: at most what the store has refused.
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.dirty.is_empty() && self.open.is_empty() && self.leaving.is_empty()
+        self.queue.is_empty()
+            && self.dirty.is_empty()
+            && self.open.is_empty()
+            && self.leaving.is_empty()
     }
 
     /// Whether there is something to be sent without anybody's asking for it.
@@ -272,14 +278,23 @@ impl Unborn {
             let unborn = table.node(*number).and_then(|node| node.unborn.as_ref());
             unborn.is_some_and(|unborn| unborn.since <= begun_before)
         };
-        let overdue = self.open.iter().filter(|(number, order)| **order <= self.demanded_open || is_old(number));
+        let overdue = self
+            .open
+            .iter()
+            .filter(|(number, order)| **order <= self.demanded_open || is_old(number));
         overdue.map(|(number, _)| *number).collect()
     }
 }
 
 impl Newborn {
     /// As it is made, or found in the journal.
-    pub fn new(what: What, caller: &Caller, mode: u32, own: Arc<Own>, file: Option<OwnedSemaphorePermit>) -> Self {
+    pub fn new(
+        what: What,
+        caller: &Caller,
+        mode: u32,
+        own: Arc<Own>,
+        file: Option<OwnedSemaphorePermit>,
+    ) -> Self {
         Self {
             what,
             caller: caller.clone(),
@@ -313,7 +328,8 @@ impl Newborn {
         }
     }
 
-    /// Whether it may be changed in memory: the store does not have it, and no request is under way.
+    /// Whether it may be changed in memory: the store does not have it, and no request is under
+    /// way.
     pub fn is_here(&self) -> bool {
         self.stage != Stage::Leaving && !self.may_be_there
     }
@@ -387,11 +403,15 @@ impl Table {
     /// The first of those that the store has refused and might take another time.
     pub fn first_to_retry(&self) -> Option<u64> {
         let refusal = |number: &u64| self.node(*number)?.unborn.as_ref()?.refusal();
-        self.unborn.refused.values().copied().find(|number| refusal(number).is_some_and(|errno| errno != Errno::ESTALE))
+        self.unborn
+            .refused
+            .values()
+            .copied()
+            .find(|number| refusal(number).is_some_and(|errno| errno != Errno::ESTALE))
     }
 
-    /// Others have removed directories, from `first` down to `directory`, in which there are pending files: they stay visible here,
-    /// as long as there are any.
+    /// Others have removed directories, from `first` down to `directory`, in which there are
+    /// pending files: they stay visible here, as long as there are any.
     pub fn keep_removed(&mut self, directory: u64, first: u64) {
         let mut at = directory;
         loop {
@@ -422,12 +442,16 @@ impl Table {
         }
     }
 
-    /// A directory that the store has just made: if nobody else knows it, its names may be made in memory from now on.
+    /// A directory that the store has just made: if nobody else knows it, its names may be made in
+    /// memory from now on.
     pub fn is_own(&mut self, entry: &Entry, maker: &Caller, (parent, name): (u64, &OsStr)) {
         let Some(number) = self.number_of(entry.attributes.id) else { return };
         self.place(entry.attributes.id, parent, name);
         let is_found = self.path_to(number).is_some();
-        let Some(node) = self.node_mut(number).filter(|node| is_found && node.stamp == entry.stamp) else { return };
+        let Some(node) = self.node_mut(number).filter(|node| is_found && node.stamp == entry.stamp)
+        else {
+            return;
+        };
         if node.leases.contains(Leases::WRITE | Leases::ENTRIES) && node.attributes.is_some() {
             node.own = Some(Arc::new(Own { maker: maker.clone(), attributes: entry.attributes }));
             node.is_complete = true;
@@ -453,7 +477,8 @@ impl Table {
         }
     }
 
-    /// Why the store does not take the first of those that it has refused, in a directory or below it.
+    /// Why the store does not take the first of those that it has refused, in a directory or below
+    /// it.
     pub fn refusal_below(&self, directory: u64) -> Option<Errno> {
         let refused = self.unborn.refused.values().copied();
         let mut below = refused.filter(|number| self.is_below(*number, directory));
@@ -499,7 +524,9 @@ impl Table {
     /// The store has refused it. It stays as it is, under its name.
     pub fn refuse(&mut self, number: u64, errno: Errno) {
         self.wait_again(number, false);
-        let Some(newborn) = self.node_mut(number).and_then(|node| node.unborn.as_mut()) else { return };
+        let Some(newborn) = self.node_mut(number).and_then(|node| node.unborn.as_mut()) else {
+            return;
+        };
         newborn.stage = Stage::Refused(errno);
         newborn.searches = 0;
         let (turn, bytes) = (newborn.turn, newborn.bytes());
@@ -510,7 +537,9 @@ impl Table {
     /// Takes a file out of those that are tried again. Whether it was one.
     pub fn take_refused(&mut self, number: u64) -> bool {
         let newborn = self.node(number).and_then(|node| node.unborn.as_ref());
-        let Some(turn) = newborn.filter(|its| its.refusal().is_some()).map(|its| its.turn) else { return false };
+        let Some(turn) = newborn.filter(|its| its.refusal().is_some()).map(|its| its.turn) else {
+            return false;
+        };
         self.unborn.withdraw(turn, 0);
         true
     }

@@ -17,11 +17,20 @@ pub(super) type Unsent = Vec<(u64, Bytes)>;
 impl Volume {
     /// What the store has with what is on its way to it. `unsent` was taken before, so that nothing
     /// is missing that arrives meanwhile.
-    pub(super) async fn read_beside(&self, open: &Open, range: Range<u64>, unsent: &Unsent) -> Result<Bytes, Errno> {
-        let is_whole = |(offset, data): &(u64, Bytes)| *offset <= range.start && range.end <= end_of(*offset, data);
+    pub(super) async fn read_beside(
+        &self,
+        open: &Open,
+        range: Range<u64>,
+        unsent: &Unsent,
+    ) -> Result<Bytes, Errno> {
+        let is_whole = |(offset, data): &(u64, Bytes)| {
+            *offset <= range.start && range.end <= end_of(*offset, data)
+        };
         if let Some((offset, data)) = unsent.last().filter(|last| is_whole(last)) {
             self.forget_unleased_pages(open.file);
-            return Ok(data.slice(within(data, *offset, range.start)..within(data, *offset, range.end)));
+            return Ok(
+                data.slice(within(data, *offset, range.start)..within(data, *offset, range.end))
+            );
         }
         let there = self.read_through(open, range.clone()).await?;
         Ok(merged(there, &range, unsent))
@@ -42,14 +51,16 @@ fn merged(there: Bytes, range: &Range<u64>, unsent: &Unsent) -> Bytes {
     let mut all = BytesMut::from(there);
     for (offset, data) in unsent {
         let (from, to) = (range.start.max(*offset), range.end.min(end_of(*offset, data)));
-        let length = |place: u64| usize::try_from(place.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        let length =
+            |place: u64| usize::try_from(place.saturating_sub(range.start)).unwrap_or(usize::MAX);
         if from >= to {
             continue;
         }
         if all.len() < length(to) {
             all.resize(length(to), 0);
         }
-        all[length(from)..length(to)].copy_from_slice(&data[within(data, *offset, from)..within(data, *offset, to)]);
+        all[length(from)..length(to)]
+            .copy_from_slice(&data[within(data, *offset, from)..within(data, *offset, to)]);
     }
     all.freeze()
 }
@@ -65,11 +76,19 @@ mod tests {
             ("abcdef", 10..16, vec![], "abcdef"),
             ("abcdef", 10..16, vec![part(0, "0123456789X")], "Xbcdef"),
             ("abcdef", 10..16, vec![part(12, "XX"), part(13, "YY")], "abXYYf"),
-            ("abcdef", 10..16, vec![part(15, "XYZ"), part(16, "Z"), part(0, "0123456789")], "abcdeX"),
+            (
+                "abcdef",
+                10..16,
+                vec![part(15, "XYZ"), part(16, "Z"), part(0, "0123456789")],
+                "abcdeX",
+            ),
             ("ab", 10..16, vec![part(14, "X")], "ab\0\0X"),
             ("", 10..16, vec![part(9, "012345678")], "123456"),
         ] {
-            assert_eq!(merged(Bytes::from_static(there.as_bytes()), &range, &unsent), expected.as_bytes());
+            assert_eq!(
+                merged(Bytes::from_static(there.as_bytes()), &range, &unsent),
+                expected.as_bytes()
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Contents on their way out. A write is answered when it is noted here, and sent at once, so that several are under way; what is on its way
-//! is bounded, and writers wait for room. Whoever wants to know anything else of the file waits until nothing of
-//! it is on its way ([`Volume::drain`]).
+//! Contents on their way out. A write is answered when it is noted here, and sent at once, so that
+//! several are under way; what is on its way is bounded, and writers wait for room. Whoever wants
+//! to know anything else of the file waits until nothing of it is on its way ([`Volume::drain`]).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,7 +16,8 @@ use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::{
-    MOST_SEARCHES, Volume, appending::is_doubtful, files::Open, found::is_lost, unborn::Which, unsent::Unsent,
+    MOST_SEARCHES, Volume, appending::is_doubtful, files::Open, found::is_lost, unborn::Which,
+    unsent::Unsent,
 };
 use crate::store::{Caller, Entry, Errno, FileId, OpenFlags, Write};
 
@@ -57,7 +58,8 @@ pub(super) struct Writes {
     pub(super) dirty: AtomicU64,
     /// Whenever something has arrived.
     arrived: Notify,
-    /// How many requests were given up since the store was out of reach for too long. They are made again.
+    /// How many requests were given up since the store was out of reach for too long. They are made
+    /// again.
     timeouts: AtomicU64,
     /// Somebody waits: it may be worth an attempt.
     wanted: Notify,
@@ -179,7 +181,9 @@ impl Writes {
 
     /// Whether all writes below a number have arrived.
     fn arrived_below(&self, file: FileId, number: u64) -> bool {
-        self.files().get(&file).is_none_or(|pending| pending.oldest().is_none_or(|oldest| oldest >= number))
+        self.files()
+            .get(&file)
+            .is_none_or(|pending| pending.oldest().is_none_or(|oldest| oldest >= number))
     }
 
     /// The next request of a file, if there is one that may go now.
@@ -227,7 +231,8 @@ impl Pending {
         while let Some(next) = self.queue.front() {
             let has_room = batch.bytes as usize + next.room.num_permits() <= BATCH_BYTES;
             let fits = batch.writes.is_empty() || has_room && batch.writes.len() < BATCH_WRITES;
-            let is_beside = |span: &Range<u64>| span.end <= next.range.start || next.range.end <= span.start;
+            let is_beside =
+                |span: &Range<u64>| span.end <= next.range.start || next.range.end <= span.start;
             let is_free = self.flying.iter().all(|flying| is_beside(&flying.span));
             if !fits || !is_free || next.caller != batch.caller {
                 break;
@@ -260,7 +265,13 @@ impl Volume {
     ///
     /// # Errors
     /// Of this write, where it is waited for.
-    pub async fn write(self: &Arc<Self>, open: u64, offset: u64, data: Bytes, from: Source) -> Result<(), Errno> {
+    pub async fn write(
+        self: &Arc<Self>,
+        open: u64,
+        offset: u64,
+        data: Bytes,
+        from: Source,
+    ) -> Result<(), Errno> {
         let number = open;
         let open = self.open_file(open)?;
         if data.is_empty() {
@@ -282,7 +293,13 @@ impl Volume {
         noted
     }
 
-    async fn note(self: &Arc<Self>, open: &Open, offset: u64, data: Bytes, appends: bool) -> Result<(), Errno> {
+    async fn note(
+        self: &Arc<Self>,
+        open: &Open,
+        offset: u64,
+        data: Bytes,
+        appends: bool,
+    ) -> Result<(), Errno> {
         let bytes = u32::try_from(data.len()).map_err(|_| Errno::EFBIG)?;
         let timeouts = self.writes.timeouts.load(Ordering::Relaxed);
         let room = tokio::select! {
@@ -324,7 +341,14 @@ impl Volume {
         } else {
             (Write::At { place, offset, data }, offset..end)
         };
-        pending.queue.push_back(Waiting { write, caller: open.caller.clone(), range, end, number, room });
+        pending.queue.push_back(Waiting {
+            write,
+            caller: open.caller.clone(),
+            range,
+            end,
+            number,
+            room,
+        });
         drop(files);
         drop(table);
         if is_new {
@@ -353,8 +377,9 @@ impl Volume {
         }
     }
 
-    /// Until the store has answered. A request that is lost is made again, as it was, before anything that is written to the same
-    /// place later: so nothing is missing between two writes that were taken, and they happen in their order.
+    /// Until the store has answered. A request that is lost is made again, as it was, before
+    /// anything that is written to the same place later: so nothing is missing between two writes
+    /// that were taken, and they happen in their order.
     async fn send(self: Arc<Self>, file: FileId, batch: Batch) {
         let mut batch = batch;
         let mut pause = FIRST_PAUSE;
@@ -376,8 +401,10 @@ impl Volume {
                     }
                     Ok(()) | Err(_) => {}
                 },
-                // In reach, and yet without an answer that means anything: once more could help, ever more could not.
-                Errno::EIO | Errno::EAGAIN if asked - *answered_since.get_or_insert(asked) < ANSWERED_PATIENCE => {}
+                // In reach, and yet without an answer that means anything: once more could help,
+                // ever more could not.
+                Errno::EIO | Errno::EAGAIN
+                    if asked - *answered_since.get_or_insert(asked) < ANSWERED_PATIENCE => {}
                 errno => {
                     self.note_fault(file, errno);
                     break;
@@ -402,10 +429,14 @@ impl Volume {
     async fn send_once(&self, file: FileId, batch: &mut Batch) -> Result<(), Errno> {
         if batch.is_doubtful {
             let (end, sent) = (batch.end_before.unwrap_or_default(), batch.writes.len());
-            batch.end_before = Some(self.take_out_arrived(&batch.caller, end, &mut batch.writes).await?);
+            batch.end_before =
+                Some(self.take_out_arrived(&batch.caller, end, &mut batch.writes).await?);
             batch.is_doubtful = false;
             if batch.writes.len() < sent {
-                tracing::warn!(inode = file.inode, "the answers to appends are lost: like bytes are there");
+                tracing::warn!(
+                    inode = file.inode,
+                    "the answers to appends are lost: like bytes are there"
+                );
                 self.note_fault(file, Errno::EIO);
             }
         } else if batch.end_before.is_none() {
@@ -435,11 +466,18 @@ impl Volume {
         if batch.writes.is_empty() { Ok(()) } else { Err(Errno::ESTALE) }
     }
 
-    async fn write_through(&self, open: &Open, offset: u64, data: Bytes, appends: bool) -> Result<(), Errno> {
+    async fn write_through(
+        &self,
+        open: &Open,
+        offset: u64,
+        data: Bytes,
+        appends: bool,
+    ) -> Result<(), Errno> {
         self.drain(open.file).await?;
         let bytes = data.len() as u64;
         let place = open.place();
-        let write = if appends { Write::Append { place, data } } else { Write::At { place, offset, data } };
+        let write =
+            if appends { Write::Append { place, data } } else { Write::At { place, offset, data } };
         let asked = crate::clock::now();
         let mut results = self.write_at_once(&open.caller, write).await?;
         let entry = results.pop().ok_or(Errno::EPROTO)??;
@@ -452,9 +490,15 @@ impl Volume {
     }
 
     /// An append that is lost is not made again: it may be there.
-    async fn write_at_once(&self, caller: &Caller, write: Write) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    async fn write_at_once(
+        &self,
+        caller: &Caller,
+        write: Write,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
         let file = match &write {
-            Write::At { place, .. } | Write::Append { place, .. } | Write::Set { place, .. } => place.file,
+            Write::At { place, .. } | Write::Append { place, .. } | Write::Set { place, .. } => {
+                place.file
+            }
             Write::Put(put) => put.directory,
         };
         let is_once = matches!(write, Write::Append { .. });
@@ -474,7 +518,8 @@ impl Volume {
     /// Returns when what was written to a file until now is on the server, or has failed there.
     ///
     /// # Errors
-    /// `ETIMEDOUT`: the server is out of reach for too long. What was written is sent all the same, when it is back.
+    /// `ETIMEDOUT`: the server is out of reach for too long. What was written is sent all the same,
+    /// when it is back.
     pub(super) async fn drain(&self, file: FileId) -> Result<(), Errno> {
         let timeouts = self.writes.timeouts.load(Ordering::Relaxed);
         self.drain_unless(file, || self.writes.timeouts.load(Ordering::Relaxed) != timeouts).await
@@ -488,7 +533,11 @@ impl Volume {
 
     /// Asks once that what is lost is sent again at once. Who asked again after each loss would
     /// keep a server that is out of reach from being waited for.
-    async fn drain_unless(&self, file: FileId, is_given_up: impl Fn() -> bool) -> Result<(), Errno> {
+    async fn drain_unless(
+        &self,
+        file: FileId,
+        is_given_up: impl Fn() -> bool,
+    ) -> Result<(), Errno> {
         let Some(number) = self.writes.next(file) else { return Ok(()) };
         self.writes.wanted.notify_waiters();
         loop {

@@ -18,8 +18,8 @@ use super::Users;
 use crate::{
     fs::{Name, ROOT, Told},
     store::{
-        Access, Acls, Allocation, AttributeChange, Caller, Errno, Kind, NewMode, NewTime, OpenFlags, RangeLock, Sought,
-        Time,
+        Access, Acls, Allocation, AttributeChange, Caller, Errno, Kind, NewMode, NewTime,
+        OpenFlags, RangeLock, Sought, Time,
     },
 };
 
@@ -54,7 +54,8 @@ pub(super) fn error(errno: Errno) -> fuser::Errno {
 
 /// With whose rights: on a mount for everybody with all groups of the process that asks.
 pub(super) fn caller(request: &Request, users: Users) -> Caller {
-    let groups = if users == Users::All && request.uid() != 0 { groups(request.pid()) } else { Vec::new() };
+    let groups =
+        if users == Users::All && request.uid() != 0 { groups(request.pid()) } else { Vec::new() };
     Caller { uid: request.uid(), gid: request.gid(), groups: groups.into() }
 }
 
@@ -79,7 +80,8 @@ pub(super) fn is_interrupted(thread: u32) -> bool {
 pub(super) fn is_killed(thread: u32) -> bool {
     const KILL: u64 = 1 << (nix::libc::SIGKILL - 1);
     let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return false };
-    (mask_in(&status, "SigPnd:") | mask_in(&status, "ShdPnd:")) & KILL != 0 || ends_by_signal(thread)
+    (mask_in(&status, "SigPnd:") | mask_in(&status, "ShdPnd:")) & KILL != 0
+        || ends_by_signal(thread)
 }
 
 /// It has begun to end, by a signal, and closes its files: `flags` and `exit_code` of
@@ -90,8 +92,11 @@ fn ends_by_signal(thread: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{thread}/stat")) else { return false };
     // The name before may have spaces and parentheses in it; `state` is the third field.
     let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
-    let field = |number: usize| fields.split(' ').nth(number - 3).and_then(|field| field.trim().parse::<u64>().ok());
-    field(9).is_some_and(|flags| flags & EXITING != 0) && field(52).is_some_and(|code| code & SIGNAL != 0)
+    let field = |number: usize| {
+        fields.split(' ').nth(number - 3).and_then(|field| field.trim().parse::<u64>().ok())
+    };
+    field(9).is_some_and(|flags| flags & EXITING != 0)
+        && field(52).is_some_and(|code| code & SIGNAL != 0)
 }
 
 /// A mask of signals in a text of /proc/PID/status.
@@ -123,8 +128,9 @@ pub(super) fn attr(told: &Told) -> FileAttr {
     }
 }
 
-/// A directory entry without attributes. fuser gives the kernel this number as the file's, too: the kernel heeds it for all names but `.`
-/// and `..`, and must not take what it knows by that number for a file that has become another.
+/// A directory entry without attributes. fuser gives the kernel this number as the file's, too: the
+/// kernel heeds it for all names but `.` and `..`, and must not take what it knows by that number
+/// for a file that has become another.
 pub(super) fn name_only(name: &Name) -> FileAttr {
     let is_dots = name.name == OsStr::new(".") || name.name == OsStr::new("..");
     let number = if is_dots { name.inode } else { name.inode | NOBODY };
@@ -167,7 +173,11 @@ pub(super) fn device(device: u32) -> u64 {
 fn system_time(time: Time) -> SystemTime {
     let nanoseconds = Duration::from_nanos(u64::from(time.nanoseconds));
     let seconds = Duration::from_secs(time.seconds.unsigned_abs());
-    let whole = if time.seconds < 0 { UNIX_EPOCH.checked_sub(seconds) } else { UNIX_EPOCH.checked_add(seconds) };
+    let whole = if time.seconds < 0 {
+        UNIX_EPOCH.checked_sub(seconds)
+    } else {
+        UNIX_EPOCH.checked_add(seconds)
+    };
     whole.and_then(|whole| whole.checked_add(nanoseconds)).unwrap_or(UNIX_EPOCH)
 }
 
@@ -176,8 +186,13 @@ pub(super) fn new_time(time: TimeOrNow) -> NewTime {
     let time = match time.duration_since(UNIX_EPOCH) {
         Ok(after) => Time { seconds: seconds(after), nanoseconds: after.subsec_nanos() },
         Err(before) => match before.duration() {
-            before if before.subsec_nanos() == 0 => Time { seconds: -seconds(before), nanoseconds: 0 },
-            before => Time { seconds: -seconds(before) - 1, nanoseconds: 1_000_000_000 - before.subsec_nanos() },
+            before if before.subsec_nanos() == 0 => {
+                Time { seconds: -seconds(before), nanoseconds: 0 }
+            }
+            before => Time {
+                seconds: -seconds(before) - 1,
+                nanoseconds: 1_000_000_000 - before.subsec_nanos(),
+            },
         },
     };
     NewTime::At(time)
@@ -218,7 +233,8 @@ pub(super) fn attribute_change(flags: i32) -> Option<AttributeChange> {
 /// Others mean something to the server's kernel, or are asked for with every `ls -l`. ACLs are
 /// where this kernel heeds them.
 pub(super) fn is_passed_on(attribute: &OsStr, users: Users) -> bool {
-    let is_open = [&b"user."[..], b"trusted."].iter().any(|prefix| attribute.as_bytes().starts_with(prefix));
+    let is_open =
+        [&b"user."[..], b"trusted."].iter().any(|prefix| attribute.as_bytes().starts_with(prefix));
     is_open || users == Users::All && Acls::named(attribute).is_some()
 }
 
@@ -262,7 +278,11 @@ pub(super) fn lock_range(start: u64, last: u64) -> Range<u64> {
 pub(super) fn lock(reply: ReplyLock, found: Option<RangeLock>) {
     let Some(found) = found else { return reply.locked(0, 0, libc::F_UNLCK, 0) };
     let typ = if found.access == Some(Access::Shared) { libc::F_RDLCK } else { libc::F_WRLCK };
-    let last = if found.range.end == u64::MAX { i64::MAX.cast_unsigned() } else { found.range.end.saturating_sub(1) };
+    let last = if found.range.end == u64::MAX {
+        i64::MAX.cast_unsigned()
+    } else {
+        found.range.end.saturating_sub(1)
+    };
     // A process of another machine has no number here.
     reply.locked(found.range.start, last, typ, 0);
 }

@@ -1,5 +1,5 @@
-//! The kernel's requests, one by one. What fuser's threads hand over is answered at once where nothing has to be
-//! waited for, else by the runtime.
+//! The kernel's requests, one by one. What fuser's threads hand over is answered at once where
+//! nothing has to be waited for, else by the runtime.
 
 use std::{
     ffi::OsStr,
@@ -11,10 +11,11 @@ use std::{
 
 use bytes::Bytes;
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    IoctlFlags, KernelConfig, LockOwner, OpenFlags as FuseOpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags as FuseOpenFlags,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
 };
 
 use super::{
@@ -37,7 +38,8 @@ const BACKGROUND: u16 = 64;
 /// with what it is made to forget ([`super::Kernel`]).
 const UNORDERED: Duration = Duration::ZERO;
 
-/// How often a process that waits for a lock is looked at: fuser can't be told that it was interrupted.
+/// How often a process that waits for a lock is looked at: fuser can't be told that it was
+/// interrupted.
 const LOOK_AT_WAITING: Duration = Duration::from_millis(100);
 
 /// What replies have in common where they say that something failed.
@@ -82,7 +84,14 @@ fn open_reply_flags(opened: &Opened) -> FopenFlags {
 fn add_name(reply: &mut ReplyDirectoryPlus, name: &Name, told: Option<Told>) -> bool {
     let Some(told) = told else {
         let nobody = convert::name_only(name);
-        return !reply.add(nobody.ino, name.next, &name.name, &Duration::ZERO, &nobody, Generation(0));
+        return !reply.add(
+            nobody.ino,
+            name.next,
+            &name.name,
+            &Duration::ZERO,
+            &nobody,
+            Generation(0),
+        );
     };
     let life = told.attributes_life.min(told.name_life);
     let generation = Generation(told.generation);
@@ -116,8 +125,12 @@ impl Filesystem for Adapter {
             // an ACL. The umask counts only where the directory has no default ACL, which the
             // server knows.
             let wanted = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
-            let lacks =
-                |_| io::Error::new(io::ErrorKind::Unsupported, "this kernel heeds no ACLs on mounts for everybody");
+            let lacks = |_| {
+                io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "this kernel heeds no ACLs on mounts for everybody",
+                )
+            };
             config.add_capabilities(wanted).map_err(lacks)?;
         }
         let _ = config.set_max_write(REQUEST_BYTES);
@@ -129,7 +142,8 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             match volume.lookup(&caller, parent.0, &name).await {
                 Ok(found) => entry(&volume, (parent.0, &name), &found, reply),
@@ -152,9 +166,15 @@ impl Filesystem for Adapter {
     fn getattr(&self, request: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
         self.answer(request, async move {
-            reply!(reply, volume.attributes(&caller, number.0).await, |reply: ReplyAttr, attributes| {
-                volume.tell_attributes(number.0, attributes, |told| reply.attr(&told.attributes_life, &attr(&told)));
-            });
+            reply!(
+                reply,
+                volume.attributes(&caller, number.0).await,
+                |reply: ReplyAttr, attributes| {
+                    volume.tell_attributes(number.0, attributes, |told| {
+                        reply.attr(&told.attributes_life, &attr(&told))
+                    });
+                }
+            );
         });
     }
 
@@ -178,11 +198,20 @@ impl Filesystem for Adapter {
     ) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
         let mode = mode.map(|mode| mode & 0o7777);
-        let changes = Changes { mode, uid, gid, size, atime: atime.map(new_time), mtime: mtime.map(new_time) };
+        let changes = Changes {
+            mode,
+            uid,
+            gid,
+            size,
+            atime: atime.map(new_time),
+            mtime: mtime.map(new_time),
+        };
         self.answer(request, async move {
             let changed = volume.change(&caller, number.0, open.map(|open| open.0), changes).await;
             reply!(reply, changed, |reply: ReplyAttr, attributes| {
-                volume.tell_attributes(number.0, attributes, |told| reply.attr(&UNORDERED, &attr(&told)));
+                volume.tell_attributes(number.0, attributes, |told| {
+                    reply.attr(&UNORDERED, &attr(&told))
+                });
             });
         });
     }
@@ -191,9 +220,13 @@ impl Filesystem for Adapter {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
         self.answer(request, async move {
             use std::os::unix::ffi::OsStrExt;
-            reply!(reply, volume.target(&caller, number.0).await, |reply: ReplyData, target: std::ffi::OsString| {
-                reply.data(target.as_bytes());
-            });
+            reply!(
+                reply,
+                volume.target(&caller, number.0).await,
+                |reply: ReplyData, target: std::ffi::OsString| {
+                    reply.data(target.as_bytes());
+                }
+            );
         });
     }
 
@@ -208,25 +241,46 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let new_mode = convert::new_mode(mode, umask, self.users);
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let what = (kind_of_mode(mode), convert::device(rdev));
             let made = volume.make_node(&caller, (parent.0, &name), new_mode, what).await;
-            reply!(reply, made, |reply, made: Entry| new_entry(&volume, (parent.0, &name), &made, reply));
+            reply!(reply, made, |reply, made: Entry| new_entry(
+                &volume,
+                (parent.0, &name),
+                &made,
+                reply
+            ));
         });
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
         let mode = convert::new_mode(mode, umask, self.users);
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let made = volume.make_directory(&caller, parent.0, &name, mode).await;
-            reply!(reply, made, |reply, made: Entry| new_entry(&volume, (parent.0, &name), &made, reply));
+            reply!(reply, made, |reply, made: Entry| new_entry(
+                &volume,
+                (parent.0, &name),
+                &made,
+                reply
+            ));
         });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let removed = volume.remove(&caller, parent.0, &name, Removal::File).await;
             reply!(reply, removed, |reply: ReplyEmpty, ()| reply.ok());
@@ -234,19 +288,33 @@ impl Filesystem for Adapter {
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let removed = volume.remove(&caller, parent.0, &name, Removal::Directory).await;
             reply!(reply, removed, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
 
-    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         let target = target.as_os_str().to_owned();
         self.answer(request, async move {
             let made = volume.symlink(&caller, parent.0, &name, &target).await;
-            reply!(reply, made, |reply, made: Entry| new_entry(&volume, (parent.0, &name), &made, reply));
+            reply!(reply, made, |reply, made: Entry| new_entry(
+                &volume,
+                (parent.0, &name),
+                &made,
+                reply
+            ));
         });
     }
 
@@ -269,16 +337,30 @@ impl Filesystem for Adapter {
             _ => return reply.error(fuser::Errno::EINVAL),
         };
         self.answer(request, async move {
-            let renamed = volume.rename(&caller, (parent.0, &name), (new_parent.0, &new_name), how).await;
+            let renamed =
+                volume.rename(&caller, (parent.0, &name), (new_parent.0, &new_name), how).await;
             reply!(reply, renamed, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
 
-    fn link(&self, request: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+    fn link(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        parent: INodeNo,
+        name: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let made = volume.link(&caller, number.0, parent.0, &name).await;
-            reply!(reply, made, |reply, made: Entry| new_entry(&volume, (parent.0, &name), &made, reply));
+            reply!(reply, made, |reply, made: Entry| new_entry(
+                &volume,
+                (parent.0, &name),
+                &made,
+                reply
+            ));
         });
     }
 
@@ -306,7 +388,8 @@ impl Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let mode = convert::new_mode(mode, umask, self.users);
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let created = volume.create(&caller, (parent.0, &name), mode, open_flags(flags)).await;
             if is_let_go() {
@@ -340,7 +423,11 @@ impl Filesystem for Adapter {
     ) {
         let volume = Arc::clone(&self.volume);
         self.answer(request, async move {
-            reply!(reply, volume.read(open.0, offset, size).await, |reply: ReplyData, data: Bytes| reply.data(&data));
+            reply!(
+                reply,
+                volume.read(open.0, offset, size).await,
+                |reply: ReplyData, data: Bytes| reply.data(&data)
+            );
         });
     }
 
@@ -380,10 +467,18 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn flush(&self, request: &Request, _: INodeNo, open: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(
+        &self,
+        request: &Request,
+        _: INodeNo,
+        open: FileHandle,
+        owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
         let volume = Arc::clone(&self.volume);
         self.answer(request, async move {
-            reply!(reply, volume.flush(open.0, Some(owner.0)).await, |reply: ReplyEmpty, ()| reply.ok());
+            reply!(reply, volume.flush(open.0, Some(owner.0)).await, |reply: ReplyEmpty, ()| reply
+                .ok());
         });
     }
 
@@ -404,19 +499,36 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn fsync(&self, request: &Request, _: INodeNo, open: FileHandle, datasync: bool, reply: ReplyEmpty) {
+    fn fsync(
+        &self,
+        request: &Request,
+        _: INodeNo,
+        open: FileHandle,
+        datasync: bool,
+        reply: ReplyEmpty,
+    ) {
         let volume = Arc::clone(&self.volume);
         self.answer(request, async move {
-            reply!(reply, volume.sync(open.0, synced(datasync)).await, |reply: ReplyEmpty, ()| reply.ok());
+            reply!(reply, volume.sync(open.0, synced(datasync)).await, |reply: ReplyEmpty, ()| {
+                reply.ok()
+            });
         });
     }
 
     fn opendir(&self, request: &Request, number: INodeNo, _: FuseOpenFlags, reply: ReplyOpen) {
         let opened = self.volume.open_directory(&self.caller(request), number.0);
-        reply!(reply, opened, |reply: ReplyOpen, open| reply.opened(FileHandle(open), FopenFlags::empty()));
+        reply!(reply, opened, |reply: ReplyOpen, open| reply
+            .opened(FileHandle(open), FopenFlags::empty()));
     }
 
-    fn readdir(&self, request: &Request, _: INodeNo, open: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(
+        &self,
+        request: &Request,
+        _: INodeNo,
+        open: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
         let volume = Arc::clone(&self.volume);
         self.answer(request, async move {
             let names = match volume.read_directory(open.0, offset).await {
@@ -424,7 +536,12 @@ impl Filesystem for Adapter {
                 Err(errno) => return reply.error(error(errno)),
             };
             for name in names {
-                if reply.add(INodeNo(name.inode), name.next, convert::file_type(name.kind), &name.name) {
+                if reply.add(
+                    INodeNo(name.inode),
+                    name.next,
+                    convert::file_type(name.kind),
+                    &name.name,
+                ) {
                     break;
                 }
             }
@@ -453,21 +570,38 @@ impl Filesystem for Adapter {
                         filled.ok();
                         return None;
                     }
-                    // An empty answer would be the end of the directory: the first file has changed meanwhile.
+                    // An empty answer would be the end of the directory: the first file has changed
+                    // meanwhile.
                     Some(filled)
                 };
-                let Some(filled) = volume.tell_all(number.0, &names, reply, add_name, give) else { return };
+                let Some(filled) = volume.tell_all(number.0, &names, reply, add_name, give) else {
+                    return;
+                };
                 reply = filled;
             }
         });
     }
 
-    fn releasedir(&self, _: &Request, _: INodeNo, open: FileHandle, _: FuseOpenFlags, reply: ReplyEmpty) {
+    fn releasedir(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        open: FileHandle,
+        _: FuseOpenFlags,
+        reply: ReplyEmpty,
+    ) {
         self.volume.close_directory(open.0);
         reply.ok();
     }
 
-    fn fsyncdir(&self, request: &Request, number: INodeNo, _: FileHandle, datasync: bool, reply: ReplyEmpty) {
+    fn fsyncdir(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        _: FileHandle,
+        datasync: bool,
+        reply: ReplyEmpty,
+    ) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
         self.answer(request, async move {
             let done = volume.sync_directory(&caller, number.0, synced(datasync)).await;
@@ -478,21 +612,26 @@ impl Filesystem for Adapter {
     fn statfs(&self, request: &Request, _: INodeNo, reply: ReplyStatfs) {
         let (volume, caller) = (Arc::clone(&self.volume), self.caller(request));
         self.answer(request, async move {
-            reply!(reply, volume.file_system(&caller).await, |reply: ReplyStatfs, about: crate::store::FileSystem| {
-                let block = u64::from(about.block_bytes.max(1));
-                let [all, free, available] = [about.bytes, about.bytes_free, about.bytes_available].map(|b| b / block);
-                let (files, files_free) = (about.files, about.files_free);
-                reply.statfs(
-                    all,
-                    free,
-                    available,
-                    files,
-                    files_free,
-                    about.block_bytes,
-                    about.name_bytes,
-                    about.block_bytes,
-                );
-            });
+            reply!(
+                reply,
+                volume.file_system(&caller).await,
+                |reply: ReplyStatfs, about: crate::store::FileSystem| {
+                    let block = u64::from(about.block_bytes.max(1));
+                    let [all, free, available] =
+                        [about.bytes, about.bytes_free, about.bytes_available].map(|b| b / block);
+                    let (files, files_free) = (about.files, about.files_free);
+                    reply.statfs(
+                        all,
+                        free,
+                        available,
+                        files,
+                        files_free,
+                        about.block_bytes,
+                        about.name_bytes,
+                        about.block_bytes,
+                    );
+                }
+            );
         });
     }
 
@@ -506,11 +645,14 @@ impl Filesystem for Adapter {
         _: u32,
         reply: ReplyEmpty,
     ) {
-        let Some(how) = convert::attribute_change(flags) else { return reply.error(fuser::Errno::EINVAL) };
+        let Some(how) = convert::attribute_change(flags) else {
+            return reply.error(fuser::Errno::EINVAL);
+        };
         if !convert::is_passed_on(name, self.users) {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         let value = Bytes::copy_from_slice(value);
         self.answer(request, async move {
             let done = volume.set_extended(&caller, number.0, (&name, value), how).await;
@@ -518,19 +660,33 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
         if !convert::is_passed_on(name, self.users) {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
         // With each look at a file: without a look at who asks.
-        if let Some(known) = Acls::named(name).and_then(|acl| self.volume.remembered_acl(number.0, acl)) {
+        if let Some(known) =
+            Acls::named(name).and_then(|acl| self.volume.remembered_acl(number.0, acl))
+        {
             return reply!(reply, known, |reply, value: Bytes| convert::sized(reply, &value, size));
         }
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
-            reply!(reply, volume.extended(&caller, number.0, &name).await, |reply, value: Bytes| {
-                convert::sized(reply, &value, size);
-            });
+            reply!(
+                reply,
+                volume.extended(&caller, number.0, &name).await,
+                |reply, value: Bytes| {
+                    convert::sized(reply, &value, size);
+                }
+            );
         });
     }
 
@@ -547,14 +703,16 @@ impl Filesystem for Adapter {
         if !convert::is_passed_on(name, self.users) {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
-        let (volume, caller, name) = (Arc::clone(&self.volume), self.caller(request), name.to_owned());
+        let (volume, caller, name) =
+            (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
             let done = volume.remove_extended(&caller, number.0, &name).await;
             reply!(reply, done, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
 
-    /// Asked only where the kernel does not check itself. The server will say when something is done.
+    /// Asked only where the kernel does not check itself. The server will say when something is
+    /// done.
     fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
         reply.ok();
     }
@@ -574,7 +732,8 @@ impl Filesystem for Adapter {
         let Some(access) = convert::access(typ) else { return reply.error(fuser::Errno::EINVAL) };
         let volume = Arc::clone(&self.volume);
         self.answer(request, async move {
-            let found = volume.test_lock(open.0, owner.0, convert::lock_range(start, end), access).await;
+            let found =
+                volume.test_lock(open.0, owner.0, convert::lock_range(start, end), access).await;
             reply!(reply, found, convert::lock);
         });
     }
@@ -592,8 +751,10 @@ impl Filesystem for Adapter {
         sleep: bool,
         reply: ReplyEmpty,
     ) {
-        // Locks of flock(2) come in the same words, over all the file and with an owner of their own.
-        let lock = RangeLock { range: convert::lock_range(start, end), access: convert::access(typ) };
+        // Locks of flock(2) come in the same words, over all the file and with an owner of their
+        // own.
+        let lock =
+            RangeLock { range: convert::lock_range(start, end), access: convert::access(typ) };
         let (volume, thread) = (Arc::clone(&self.volume), request.pid());
         let wait = if sleep { Wait::Yes } else { Wait::No };
         self.answer(request, async move {
@@ -622,7 +783,9 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let Some(how) = convert::allocation(mode) else { return reply.error(fuser::Errno::EOPNOTSUPP) };
+        let Some(how) = convert::allocation(mode) else {
+            return reply.error(fuser::Errno::EOPNOTSUPP);
+        };
         let volume = Arc::clone(&self.volume);
         self.answer(request, async move {
             let done = volume.allocate(open.0, offset..offset.saturating_add(length), how).await;
@@ -645,15 +808,27 @@ impl Filesystem for Adapter {
         reply.error(fuser::Errno::ENOTTY);
     }
 
-    fn lseek(&self, request: &Request, _: INodeNo, open: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(
+        &self,
+        request: &Request,
+        _: INodeNo,
+        open: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
         let (Some(what), Ok(offset)) = (convert::sought(whence), u64::try_from(offset)) else {
             return reply.error(fuser::Errno::EINVAL);
         };
         let volume = Arc::clone(&self.volume);
         self.answer(request, async move {
-            reply!(reply, volume.seek(open.0, offset, what).await, |reply: ReplyLseek, offset: u64| {
-                reply.offset(offset.cast_signed());
-            });
+            reply!(
+                reply,
+                volume.seek(open.0, offset, what).await,
+                |reply: ReplyLseek, offset: u64| {
+                    reply.offset(offset.cast_signed());
+                }
+            );
         });
     }
 
@@ -675,7 +850,8 @@ impl Filesystem for Adapter {
             // The answer has 32 bits.
             let length = length.min(u64::from(u32::MAX) & !0xfff);
             let copied = volume.copy((from.0, from_offset), (to.0, to_offset), length).await;
-            reply!(reply, copied, |reply: ReplyWrite, bytes| reply.written(u32::try_from(bytes).unwrap_or(u32::MAX)));
+            reply!(reply, copied, |reply: ReplyWrite, bytes| reply
+                .written(u32::try_from(bytes).unwrap_or(u32::MAX)));
         });
     }
 }

@@ -1,8 +1,9 @@
-//! Where the table finds what is about to end and whose files are whose, without looking at anybody else's.
+//! Where the table finds what is about to end and whose files are whose, without looking at anybody
+//! else's.
 //!
-//! Invariant: a file is in a session's index exactly if the session has a grant or an unanswered recall of it, and each
-//! recall has its place among the ends. [`super::LeaseTable::change`] and [`super::LeaseTable::drop_leases`] alone
-//! write here, so that this can't be otherwise.
+//! Invariant: a file is in a session's index exactly if the session has a grant or an unanswered
+//! recall of it, and each recall has its place among the ends. [`super::LeaseTable::change`] and
+//! [`super::LeaseTable::drop_leases`] alone write here, so that this can't be otherwise.
 
 use std::{collections::BTreeSet, time::Instant};
 

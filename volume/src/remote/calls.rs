@@ -1,5 +1,5 @@
-//! Calls that have no answer yet, by their numbers, and the open files of the session as its user knows them: their
-//! handles stay the same when the executor has to open them again.
+//! Calls that have no answer yet, by their numbers, and the open files of the session as its user
+//! knows them: their handles stay the same when the executor has to open them again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -66,7 +66,8 @@ impl Calls {
 
     /// Up to which number all changes have been answered.
     pub fn acknowledged(&self) -> u64 {
-        let change = self.waiting.iter().find(|(_, waiting)| waiting.is_change).map(|(number, _)| number);
+        let change =
+            self.waiting.iter().find(|(_, waiting)| waiting.is_change).map(|(number, _)| number);
         let first = change.into_iter().chain(self.writes.first()).min();
         first.map_or(self.last_number, |first| first - 1)
     }
@@ -98,12 +99,17 @@ impl Calls {
             let is_known = |sent_in| sent_in == epoch || sent_in >= since && !waiting.names_handles;
             waiting.sent_in.is_some_and(|sent_in| !is_known(sent_in))
         };
-        let lost: Vec<u64> =
-            self.waiting.iter().filter(|(_, waiting)| is_lost(waiting)).map(|(number, _)| *number).collect();
+        let lost: Vec<u64> = self
+            .waiting
+            .iter()
+            .filter(|(_, waiting)| is_lost(waiting))
+            .map(|(number, _)| *number)
+            .collect();
         for number in lost {
             let Some(waiting) = self.waiting.remove(&number) else { continue };
             // It may name handles that are no more, and is begun again.
-            let given = if waiting.is_repeatable { Given::Again } else { Given::Answer(Err(Errno::EIO)) };
+            let given =
+                if waiting.is_repeatable { Given::Again } else { Given::Answer(Err(Errno::EIO)) };
             let _ = waiting.answer.send(given);
         }
         self.waiting.values_mut().for_each(|waiting| waiting.sent_in = Some(epoch));
@@ -120,7 +126,14 @@ impl Calls {
         call.number = self.last_number;
         call.acknowledged = self.acknowledged().min(call.number - 1);
         let (answer, given) = oneshot::channel();
-        let waiting = Waiting { call: call.clone(), is_change, is_repeatable, sent_in: epoch, names_handles, answer };
+        let waiting = Waiting {
+            call: call.clone(),
+            is_change,
+            is_repeatable,
+            sent_in: epoch,
+            names_handles,
+            answer,
+        };
         self.waiting.insert(call.number, waiting);
         (call, given)
     }
@@ -140,10 +153,12 @@ struct Waited<'a> {
 
 impl Drop for Waited<'_> {
     fn drop(&mut self) {
-        let was_waiting = self.shared.calls.lock().expect("not poisoned").waiting.remove(&self.number).is_some();
+        let was_waiting =
+            self.shared.calls.lock().expect("not poisoned").waiting.remove(&self.number).is_some();
         let outgoing = self.shared.connection.borrow().outgoing.clone();
         if let (true, Some(outgoing)) = (was_waiting, outgoing) {
-            let _ = outgoing.try_send(ToVolume { kind: Some(to_volume::Kind::Cancel(self.number)) });
+            let _ =
+                outgoing.try_send(ToVolume { kind: Some(to_volume::Kind::Cancel(self.number)) });
         }
     }
 }
@@ -170,13 +185,20 @@ impl Shared {
             if let Ok(answer) = &answer
                 && !checked::fits(&op, answer)
             {
-                tracing::warn!(export = self.export, "the server answers with more than was asked for");
+                tracing::warn!(
+                    export = self.export,
+                    "the server answers with more than was asked for"
+                );
                 return Err(Errno::EIO);
             }
-            let (Op::Open { flags, .. } | Op::Create { flags, .. } | Op::CreateWhole { flags, .. }) = op else {
+            let (Op::Open { flags, .. } | Op::Create { flags, .. } | Op::CreateWhole { flags, .. }) =
+                op
+            else {
                 return answer;
             };
-            let Answer::Opened { handle, entry, parent } = answer? else { return Err(Errno::EPROTO) };
+            let Answer::Opened { handle, entry, parent } = answer? else {
+                return Err(Errno::EPROTO);
+            };
             // Of no session: it is opened again when it is used.
             let epoch = if is_earlier { 0 } else { self.connection.borrow().epoch };
             let mut calls = self.calls.lock().expect("not poisoned");
@@ -218,7 +240,8 @@ impl Shared {
         }
     }
 
-    /// Puts the executor's handles in place of ours; gives the session that they are of, if there are any.
+    /// Puts the executor's handles in place of ours; gives the session that they are of, if there
+    /// are any.
     async fn with_its_handles(&self, caller: &Caller, op: &mut Op) -> Result<Option<u64>, Errno> {
         let mut epoch = None;
         for place in places(op) {
@@ -230,10 +253,16 @@ impl Shared {
     }
 
     /// The same for writes.
-    pub async fn with_handles_of(&self, caller: &Caller, writes: &mut [Write]) -> Result<Option<u64>, Errno> {
+    pub async fn with_handles_of(
+        &self,
+        caller: &Caller,
+        writes: &mut [Write],
+    ) -> Result<Option<u64>, Errno> {
         let mut epoch = None;
         for write in writes {
-            let (Write::At { place, .. } | Write::Append { place, .. } | Write::Set { place, .. }) = write else {
+            let (Write::At { place, .. } | Write::Append { place, .. } | Write::Set { place, .. }) =
+                write
+            else {
                 continue;
             };
             epoch = self.its_handle(caller, place).await?.or(epoch);
@@ -242,7 +271,11 @@ impl Shared {
     }
 
     /// The executor's handle, opened again where it has forgotten it.
-    pub async fn its_handle(&self, caller: &Caller, place: &mut Place) -> Result<Option<u64>, Errno> {
+    pub async fn its_handle(
+        &self,
+        caller: &Caller,
+        place: &mut Place,
+    ) -> Result<Option<u64>, Errno> {
         let Some(handle) = place.handle else { return Ok(None) };
         let opened = self.opened(handle)?;
         let now = self.connection.borrow().epoch;
@@ -269,7 +302,13 @@ impl Shared {
 
     /// Forgets a handle; gives the executor's, and the session of it if that is the present one.
     fn closed(&self, handle: &mut Handle) -> Result<Option<u64>, Errno> {
-        let opened = self.calls.lock().expect("not poisoned").opened.remove(&handle.0).ok_or(Errno::EBADF)?;
+        let opened = self
+            .calls
+            .lock()
+            .expect("not poisoned")
+            .opened
+            .remove(&handle.0)
+            .ok_or(Errno::EBADF)?;
         *handle = opened.handle.1;
         Ok(Some(opened.handle.0).filter(|epoch| *epoch == self.connection.borrow().epoch))
     }

@@ -1,4 +1,5 @@
-//! The connection: made, kept alive, and made anew with the same session until there is nobody left to want it.
+//! The connection: made, kept alive, and made anew with the same session until there is nobody left
+//! to want it.
 
 use std::{
     collections::VecDeque,
@@ -10,7 +11,10 @@ use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
     codec::VOLUME_ANSWER_BYTES,
     untrusted::escaped,
-    volume::{Alive, Call, Hello, Reply, ToVolume, Welcome, from_volume, to_volume, volume_client::VolumeClient},
+    volume::{
+        Alive, Call, Hello, Reply, ToVolume, Welcome, from_volume, to_volume,
+        volume_client::VolumeClient,
+    },
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -92,7 +96,8 @@ fn disconnected(shared: &Shared, why: String, is_refused: bool) {
 async fn connect(shared: &Shared) -> Result<Link, Failed> {
     let passing = |why: String| Failed { why, is_final: false };
     let channel = tokio::time::timeout(CONNECT_TIMEOUT, shared.connector.connect()).await;
-    let channel = channel.map_err(|_| passing("no connection in time".to_owned()))?.map_err(passing)?;
+    let channel =
+        channel.map_err(|_| passing("no connection in time".to_owned()))?.map_err(passing)?;
     let mut client = VolumeClient::new(channel)
         .max_decoding_message_size(VOLUME_ANSWER_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -111,12 +116,15 @@ async fn connect(shared: &Shared) -> Result<Link, Failed> {
         let mut incoming = client.session(ReceiverStream::new(messages)).await?.into_inner();
         match incoming.message().await?.and_then(|message| message.kind) {
             Some(from_volume::Kind::Welcome(welcome)) => Ok((incoming, welcome)),
-            _ => Err(Status::failed_precondition("the executor does not speak of volumes as expected")),
+            _ => Err(Status::failed_precondition(
+                "the executor does not speak of volumes as expected",
+            )),
         }
     };
     let welcome = tokio::time::timeout(CONNECT_TIMEOUT, welcome).await;
-    let (incoming, welcome) =
-        welcome.map_err(|_| passing("no answer in time".to_owned()))?.map_err(|status| failed(&status))?;
+    let (incoming, welcome) = welcome
+        .map_err(|_| passing("no answer in time".to_owned()))?
+        .map_err(|status| failed(&status))?;
     take_up(shared, (client, outgoing.clone()), welcome, said).await?;
     Ok(Link { incoming, outgoing, beats: VecDeque::new(), heard: Instant::now() })
 }
@@ -124,7 +132,10 @@ async fn connect(shared: &Shared) -> Result<Link, Failed> {
 fn failed(status: &Status) -> Failed {
     let is_final = matches!(
         status.code(),
-        Code::Unauthenticated | Code::PermissionDenied | Code::InvalidArgument | Code::Unimplemented
+        Code::Unauthenticated
+            | Code::PermissionDenied
+            | Code::InvalidArgument
+            | Code::Unimplemented
     );
     Failed { why: escaped(status.message()).into_owned(), is_final }
 }
@@ -136,7 +147,10 @@ async fn take_up(
     welcome: Welcome,
     said: Instant,
 ) -> Result<(), Failed> {
-    let root = welcome.root.map(Into::into).ok_or_else(|| Failed { why: "no root".to_owned(), is_final: false })?;
+    let root = welcome
+        .root
+        .map(Into::into)
+        .ok_or_else(|| Failed { why: "no root".to_owned(), is_final: false })?;
     let lost = Stamp(welcome.lost);
     let before = shared.connection.borrow().clone();
     let is_first = before.epoch == 0;
@@ -171,7 +185,8 @@ async fn take_up(
     // The stream is read by nobody yet: more than its room must not be waited for here.
     tokio::spawn(async move {
         // Where nobody listens, nobody remembers anything either.
-        let forgotten = (!has_listener).then(|| Call { op: Some(Op::Forgotten(lost).into()), ..Call::default() });
+        let forgotten = (!has_listener)
+            .then(|| Call { op: Some(Op::Forgotten(lost).into()), ..Call::default() });
         for call in forgotten.into_iter().chain(calls) {
             if outgoing.send(ToVolume { kind: Some(to_volume::Kind::Call(call)) }).await.is_err() {
                 return;
@@ -231,7 +246,9 @@ async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
             }
         }
         from_volume::Kind::Alive(alive) => {
-            while let Some((id, sent)) = link.beats.front().copied().filter(|(id, _)| *id <= alive.id) {
+            while let Some((id, sent)) =
+                link.beats.front().copied().filter(|(id, _)| *id <= alive.id)
+            {
                 link.beats.pop_front();
                 if id == alive.id {
                     valid_until = Some(sent + LEASE_TIME);

@@ -1,7 +1,9 @@
-//! The store over a connection to an executor (`volume.proto`): calls that survive a broken connection, leases
-//! kept alive, bytes in parts. Whoever uses it says how a connection is made ([`Connector`]).
+//! The store over a connection to an executor (`volume.proto`): calls that survive a broken
+//! connection, leases kept alive, bytes in parts. Whoever uses it says how a connection is made
+//! ([`Connector`]).
 //!
-//! * `link`: the connection, made anew as often as needed; `calls`: what has no answer yet; `transfer`: bytes
+//! * `link`: the connection, made anew as often as needed; `calls`: what has no answer yet;
+//!   `transfer`: bytes
 
 mod calls;
 mod checked;
@@ -32,8 +34,8 @@ use crate::{
     fuse::Users,
     leases::LEASE_TIME,
     store::{
-        Answer, Caller, Entry, Errno, FileId, Notice, Notices, Op, Pieces, ReadPart, Stamp, Store, StoreState, Watched,
-        Write,
+        Answer, Caller, Entry, Errno, FileId, Notice, Notices, Op, Pieces, ReadPart, Stamp, Store,
+        StoreState, Watched, Write,
     },
 };
 
@@ -49,7 +51,8 @@ const NOTICES: usize = 4096;
 /// Makes connections to the executor.
 #[async_trait]
 pub trait Connector: Send + Sync + 'static {
-    /// A channel on which nothing has been sent. It is asked for anew when the last one has failed, and may be one that others use.
+    /// A channel on which nothing has been sent. It is asked for anew when the last one has failed,
+    /// and may be one that others use.
     ///
     /// # Errors
     /// Why not, in a sentence.
@@ -64,7 +67,8 @@ pub trait Connector: Send + Sync + 'static {
 /// How patient a volume is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// After so long without the executor operations fail with `ETIMEDOUT`. `None`: they wait for ever.
+    /// After so long without the executor operations fail with `ETIMEDOUT`. `None`: they wait for
+    /// ever.
     pub deadline: Option<Duration>,
 }
 
@@ -113,7 +117,8 @@ pub(crate) struct Shared {
 pub(crate) struct Connection {
     client: Option<VolumeClient<Channel>>,
     outgoing: Option<mpsc::Sender<ToVolume>>,
-    /// Counts the sessions that there have been on the other side: what one knew, the next does not.
+    /// Counts the sessions that there have been on the other side: what one knew, the next does
+    /// not.
     epoch: u64,
     /// Since that session changes are known by their numbers: what was begun is not begun again.
     since: u64,
@@ -144,7 +149,11 @@ impl Remote {
     ///
     /// # Errors
     /// [`CannotOpen`] when the executor is not in reach or refuses; later losses are mended.
-    pub async fn open(connector: Arc<dyn Connector>, export: &str, patience: Patience) -> Result<Self, CannotOpen> {
+    pub async fn open(
+        connector: Arc<dyn Connector>,
+        export: &str,
+        patience: Patience,
+    ) -> Result<Self, CannotOpen> {
         Self::open_for(connector, export, patience, Users::Own).await
     }
 
@@ -195,8 +204,8 @@ impl Remote {
         self.shared.connection.borrow().read_only
     }
 
-    /// Ends the session at once: what it had open is closed, its locks and leases are given back, and nobody waits for
-    /// their end. Nothing works any more afterwards.
+    /// Ends the session at once: what it had open is closed, its locks and leases are given back,
+    /// and nobody waits for their end. Nothing works any more afterwards.
     pub async fn close(&self) {
         let outgoing = self.shared.connection.borrow().outgoing.clone();
         if let Some(outgoing) = outgoing {
@@ -234,7 +243,11 @@ impl Store for Remote {
         transfer::read(self.shared.clone(), caller.clone(), parts)
     }
 
-    async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    async fn write(
+        &self,
+        caller: &Caller,
+        writes: Vec<Write>,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
         tracing::trace!(export = self.shared.export, writes = writes.len(), "writes");
         transfer::write(&self.shared, caller, writes).await
     }
@@ -276,7 +289,8 @@ impl Store for Remote {
 }
 
 impl Shared {
-    /// Completes when the executor has been out of reach for too long; never, where that is no reason to give up.
+    /// Completes when the executor has been out of reach for too long; never, where that is no
+    /// reason to give up.
     async fn out_of_patience(&self) {
         let began = Instant::now();
         let mut connection = self.connection.subscribe();
@@ -298,7 +312,10 @@ impl Shared {
             let deadline = if is_there { deadline.max(2 * HEARTBEAT) } else { deadline };
             // Who begins when it is long out of reach waits no longer than who was there first.
             let since = heard.unwrap_or(began);
-            let Some(left) = deadline.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) else { return };
+            let Some(left) = deadline.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
+            else {
+                return;
+            };
             let _ = tokio::time::timeout(left, connection.changed()).await;
         }
     }
@@ -306,7 +323,8 @@ impl Shared {
     /// Completes when that connection is not the session's any more.
     async fn is_replaced(&self, connection: &Connection) {
         let Some(its) = &connection.outgoing else { return };
-        let is_other = |now: &Connection| !now.outgoing.as_ref().is_some_and(|now| now.same_channel(its));
+        let is_other =
+            |now: &Connection| !now.outgoing.as_ref().is_some_and(|now| now.same_channel(its));
         // The sender is ours: it does not end.
         let _ = self.connection.subscribe().wait_for(is_other).await;
     }

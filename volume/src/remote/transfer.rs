@@ -1,5 +1,5 @@
-//! Bytes, beside the stream of calls. A read that breaks is asked for again from where it has come to; a write is
-//! asked for again with its number.
+//! Bytes, beside the stream of calls. A read that breaks is asked for again from where it has come
+//! to; a write is asked for again with its number.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -52,7 +52,8 @@ async fn read_some(
         shared.its_handle(caller, &mut part.place).await?;
         parts.push(part.into());
     }
-    let request = pb::ReadRequest { session: shared.name.clone(), caller: Some(caller.into()), parts };
+    let request =
+        pb::ReadRequest { session: shared.name.clone(), caller: Some(caller.into()), parts };
     let Some(mut client) = connection.client.clone() else { return Ok(()) };
     let mut replies = match while_it_lasts(shared, &connection, client.read(request)).await {
         None => return Ok(()),
@@ -69,7 +70,10 @@ async fn read_some(
             let mut piece = Piece::try_from(piece).map_err(|_| Errno::EPROTO)?;
             piece.part = *numbers.get(piece.part as usize).ok_or(Errno::EPROTO)?;
             if !left.get(&piece.part).is_some_and(|part| is_within(part, &piece)) {
-                tracing::warn!(export = shared.export, "the server sends bytes that were not asked for");
+                tracing::warn!(
+                    export = shared.export,
+                    "the server sends bytes that were not asked for"
+                );
                 return Err(Errno::EIO);
             }
             if piece.is_last {
@@ -90,11 +94,16 @@ fn is_within(part: &ReadPart, piece: &Piece) -> bool {
     let Ok(data) = &piece.data else { return true };
     let end = piece.offset.checked_add(data.len() as u64);
     // The end of the file, which may lie before what is left, has no bytes.
-    data.is_empty() || (piece.offset >= part.range.start && end.is_some_and(|end| end <= part.range.end))
+    data.is_empty()
+        || (piece.offset >= part.range.start && end.is_some_and(|end| end <= part.range.end))
 }
 
 /// See [`crate::Store::write`].
-pub async fn write(shared: &Shared, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+pub async fn write(
+    shared: &Shared,
+    caller: &Caller,
+    writes: Vec<Write>,
+) -> Result<Vec<Result<Entry, Errno>>, Errno> {
     let (begun, asked) = (Begun::new(shared), writes.len());
     let answer = tokio::select! {
         answer = write_until_answered(shared, caller, (begun.number, writes)) => answer,
@@ -113,8 +122,8 @@ pub async fn write(shared: &Shared, caller: &Caller, writes: Vec<Write>) -> Resu
     results.map(result).collect()
 }
 
-/// A write without an answer. The executor keeps the answers to all that come after it, too, so it ends also when nobody waits for
-/// it any more.
+/// A write without an answer. The executor keeps the answers to all that come after it, too, so it
+/// ends also when nobody waits for it any more.
 struct Begun<'a> {
     shared: &'a Shared,
     number: u64,
@@ -161,9 +170,14 @@ async fn write_until_answered(
     }
 }
 
-/// What comes of a request, as long as the session is on the connection that it was made on. A request that meets the end of its
-/// connection may get no answer at all, not even an error: h2 takes it and never sends it.
-async fn while_it_lasts<T>(shared: &Shared, connection: &Connection, answer: impl Future<Output = T>) -> Option<T> {
+/// What comes of a request, as long as the session is on the connection that it was made on. A
+/// request that meets the end of its connection may get no answer at all, not even an error: h2
+/// takes it and never sends it.
+async fn while_it_lasts<T>(
+    shared: &Shared,
+    connection: &Connection,
+    answer: impl Future<Output = T>,
+) -> Option<T> {
     tokio::select! {
         biased;
         answer = answer => Some(answer),
@@ -171,11 +185,17 @@ async fn while_it_lasts<T>(shared: &Shared, connection: &Connection, answer: imp
     }
 }
 
-/// An answer that is none. Where the connection has broken, waits until it is noticed, and all can be asked again.
+/// An answer that is none. Where the connection has broken, waits until it is noticed, and all can
+/// be asked again.
 async fn after(shared: &Shared, connection: &Connection, status: &Status) -> Result<(), Errno> {
     match status.code() {
-        Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => return Err(Errno::EINVAL),
-        Code::Internal | Code::ResourceExhausted | Code::PermissionDenied | Code::Unauthenticated => {
+        Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
+            return Err(Errno::EINVAL);
+        }
+        Code::Internal
+        | Code::ResourceExhausted
+        | Code::PermissionDenied
+        | Code::Unauthenticated => {
             return Err(Errno::EIO);
         }
         _ => {}

@@ -30,9 +30,11 @@ pub enum Answer {
     Made { entry: Entry, parent: Entry },
     /// The directory, and the file when it has other names or is open (`None`: it is gone).
     Removed { parent: Entry, file: Option<Entry> },
-    /// The directories, the file that was renamed, and what it has replaced (or been exchanged with) if that still is.
+    /// The directories, the file that was renamed, and what it has replaced (or been exchanged
+    /// with) if that still is.
     Renamed { from: Entry, to: Entry, file: Entry, other: Option<Entry> },
-    /// An open file. `parent` where it was created; [`Op::Create`] of a file that was there already changes no directory.
+    /// An open file. `parent` where it was created; [`Op::Create`] of a file that was there already
+    /// changes no directory.
     Opened { handle: Handle, entry: Entry, parent: Option<Entry> },
     /// Where data or a hole is.
     Offset(u64),
@@ -63,7 +65,9 @@ impl Answer {
             }
             Self::Made { entry, parent } => vec![*entry, *parent],
             Self::Removed { parent, file } => std::iter::once(*parent).chain(*file).collect(),
-            Self::Renamed { from, to, file, other } => [*from, *to, *file].into_iter().chain(*other).collect(),
+            Self::Renamed { from, to, file, other } => {
+                [*from, *to, *file].into_iter().chain(*other).collect()
+            }
             Self::Opened { entry, parent, .. } => std::iter::once(*entry).chain(*parent).collect(),
             Self::Done
             | Self::Target { .. }
@@ -84,8 +88,9 @@ pub struct Walked {
     pub from: Entry,
     /// The file of each name.
     pub entries: Vec<Entry>,
-    /// Why it ended before the last name: `ENOENT` (remembered under the last directory's [`Leases::ENTRIES`]), `ENOTDIR`
-    /// (also at a symbolic link, whose entry is then the last), `EACCES`, `EXDEV` where another file system is mounted, ...
+    /// Why it ended before the last name: `ENOENT` (remembered under the last directory's
+    /// [`Leases::ENTRIES`]), `ENOTDIR` (also at a symbolic link, whose entry is then the last),
+    /// `EACCES`, `EXDEV` where another file system is mounted, ...
     pub error: Option<Errno>,
 }
 

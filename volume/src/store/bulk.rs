@@ -32,8 +32,8 @@ pub struct Piece {
     pub data: Result<Bytes, Errno>,
     /// No more of this part.
     pub is_last: bool,
-    /// The file as it was before this was read, with the part's first piece and with its last: two that agree in `version` enclose
-    /// bytes that belong together.
+    /// The file as it was before this was read, with the part's first piece and with its last: two
+    /// that agree in `version` enclose bytes that belong together.
     pub entry: Option<Entry>,
 }
 
@@ -42,7 +42,8 @@ pub struct Piece {
 pub enum Write {
     /// Bytes at an offset.
     At { place: Place, offset: u64, data: Bytes },
-    /// Bytes at the end, wherever that then is. The new attributes' size tells where they came to lie.
+    /// Bytes at the end, wherever that then is. The new attributes' size tells where they came to
+    /// lie.
     Append { place: Place, data: Bytes },
     /// A new name with all that belongs to it.
     Put(Put),
@@ -55,8 +56,8 @@ pub enum Write {
 pub struct Put {
     /// A directory that exists.
     pub directory: FileId,
-    /// Down from there, so that what is put into a new directory may come in the same request. Not through symbolic links. The last is new: `EEXIST`
-    /// otherwise.
+    /// Down from there, so that what is put into a new directory may come in the same request. Not
+    /// through symbolic links. The last is new: `EEXIST` otherwise.
     pub path: Vec<OsString>,
     /// What it is.
     pub what: NewFile,

@@ -10,7 +10,8 @@ use bitflags::bitflags;
 
 use super::{Leases, Stamp};
 
-/// A file's name on the wire: it never means another file, also when the inode's number is used again.
+/// A file's name on the wire: it never means another file, also when the inode's number is used
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct FileId {
     /// The number that `ls -i` shows.
@@ -23,8 +24,8 @@ pub struct FileId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
-/// A file, and the open handle of it where there is one: an unlinked file is reached by no other way. Without a handle the
-/// store opens the file for this one call, with the caller's rights.
+/// A file, and the open handle of it where there is one: an unlinked file is reached by no other
+/// way. Without a handle the store opens the file for this one call, with the caller's rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The file.

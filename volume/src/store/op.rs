@@ -16,16 +16,20 @@ use super::{FileId, Handle, Kind, Place, Put, Returned, Stamp, Time};
 /// Sessions that one [`Op::EndSessions`] names at most.
 pub const ENDED_AT_ONCE: usize = 64;
 
-/// One thing to be done ([`Store::call`]). Directories are given by their ids, names are single components.
+/// One thing to be done ([`Store::call`]). Directories are given by their ids, names are single
+/// components.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Walks down names from a directory as far as it goes, not through symbolic links and not upwards. → [`Answer::Walked`].
+    /// Walks down names from a directory as far as it goes, not through symbolic links and not
+    /// upwards. → [`Answer::Walked`].
     Walk { from: FileId, names: Vec<OsString> },
     /// → [`Answer::Entry`].
     Attributes(Place),
-    /// Changes attributes, all or none as chown, chmod, truncate, utimensat in that order. → [`Answer::Entry`].
+    /// Changes attributes, all or none as chown, chmod, truncate, utimensat in that order. →
+    /// [`Answer::Entry`].
     Set { place: Place, changes: Changes },
-    /// Names of a directory with their attributes, without `.` and `..`, from `cookie` on (0: from the start). → [`Answer::Listing`].
+    /// Names of a directory with their attributes, without `.` and `..`, from `cookie` on (0: from
+    /// the start). → [`Answer::Listing`].
     List { directory: FileId, cookie: u64, limit: u32 },
     /// → [`Answer::Target`].
     ReadLink(FileId),
@@ -68,15 +72,16 @@ pub enum Op {
     ListAttributes(Place),
     /// → [`Answer::Entry`].
     RemoveAttribute { place: Place, name: OsString },
-    /// Takes, or gives back, a lock that holds among all sessions and against programs of the server. → [`Answer::Done`],
-    /// `EAGAIN` when another has it and `wait` is not asked.
+    /// Takes, or gives back, a lock that holds among all sessions and against programs of the
+    /// server. → [`Answer::Done`], `EAGAIN` when another has it and `wait` is not asked.
     Lock { place: Place, owner: u64, lock: Lock, wait: Wait },
     /// fcntl(2)'s F_GETLK: what is in the way of `lock`. → [`Answer::Locked`].
     TestLock { place: Place, owner: u64, lock: RangeLock },
-    /// Gives back all range locks that `owner` has of the file: one of its descriptors was closed. → [`Answer::Done`].
+    /// Gives back all range locks that `owner` has of the file: one of its descriptors was closed.
+    /// → [`Answer::Done`].
     Unlock { file: FileId, owner: u64 },
-    /// Gives leases back: what a recall asks for, or what is of no use any more. What it says is in force before
-    /// anything later of this session. → [`Answer::Done`].
+    /// Gives leases back: what a recall asks for, or what is of no use any more. What it says is in
+    /// force before anything later of this session. → [`Answer::Done`].
     Return(Vec<Returned>),
     /// Answers [`Notice::Lost`] with that stamp, or one that a break has kept back: nothing from
     /// before is relied on any more, in the kernel neither. The keeper's former process may have
@@ -87,10 +92,11 @@ pub enum Op {
     /// leases counts. Sessions that have ended, or never were, are no error. → [`Answer::Done`];
     /// `EBUSY` while a system call of theirs does not return.
     EndSessions(Vec<Bytes>),
-    /// What other programs of the server changed before this was asked has been recalled, and this session has answered all
-    /// recalls from before: whoever asks after an offloaded command has ended sees its effect from the answer on. With
-    /// [`Settling::Flush`] other sessions have also written what they held under [`Leases::WRITE`]: an offloaded command is going
-    /// to read. → [`Answer::Settled`].
+    /// What other programs of the server changed before this was asked has been recalled, and this
+    /// session has answered all recalls from before: whoever asks after an offloaded command has
+    /// ended sees its effect from the answer on. With [`Settling::Flush`] other sessions have also
+    /// written what they held under [`Leases::WRITE`]: an offloaded command is going to read. →
+    /// [`Answer::Settled`].
     Settle(Settling),
     /// Sets the caller's space reservation of this session, in bytes; 0 ends it. It is one for all
     /// directories of the export, on the file system of `directory`. Each [`Put`] of the caller is
@@ -139,7 +145,8 @@ impl Op {
         }
     }
 
-    /// Whether doing it twice is another thing than doing it once. A lock that is taken again is the same lock.
+    /// Whether doing it twice is another thing than doing it once. A lock that is taken again is
+    /// the same lock.
     #[must_use]
     pub fn is_change(&self) -> bool {
         !matches!(
@@ -164,8 +171,8 @@ impl Op {
         )
     }
 
-    /// Whether it can be asked for again when nobody knows whether it was done: the second time gives what the first would have,
-    /// and leaves what the first would have left.
+    /// Whether it can be asked for again when nobody knows whether it was done: the second time
+    /// gives what the first would have, and leaves what the first would have left.
     #[must_use]
     pub fn is_repeatable(&self) -> bool {
         match self {
@@ -173,7 +180,9 @@ impl Op {
             Self::Open { .. } | Self::Set { .. } => true,
             Self::Create { flags, .. } => !flags.contains(OpenFlags::EXCLUSIVE),
             Self::SetAttribute { how, .. } => *how == AttributeChange::Any,
-            Self::Allocate { how, .. } => !matches!(how, Allocation::CollapseRange | Allocation::InsertRange),
+            Self::Allocate { how, .. } => {
+                !matches!(how, Allocation::CollapseRange | Allocation::InsertRange)
+            }
             other => !other.is_change(),
         }
     }

@@ -8,7 +8,9 @@ use super::*;
 impl From<Answer> for pb::Answer {
     fn from(answer: Answer) -> Self {
         use pb::answer::Kind as To;
-        let entries = |entries: Vec<Entry>| pb::Entries { entries: entries.into_iter().map(Into::into).collect() };
+        let entries = |entries: Vec<Entry>| pb::Entries {
+            entries: entries.into_iter().map(Into::into).collect(),
+        };
         let kind = match answer {
             Answer::Done => To::Done(pb::Nothing {}),
             Answer::Entry(entry) => To::Entry(entry.into()),
@@ -16,15 +18,21 @@ impl From<Answer> for pb::Answer {
             Answer::Listing(listing) => To::Listing(listing.into()),
             Answer::Target { target, stamp } => To::Target(stamped(vec![bytes(&target)], stamp)),
             Answer::Made { entry, parent } => To::Made(entries(vec![entry, parent])),
-            Answer::Removed { parent, file } => To::Removed(entries(std::iter::once(parent).chain(file).collect())),
+            Answer::Removed { parent, file } => {
+                To::Removed(entries(std::iter::once(parent).chain(file).collect()))
+            }
             Answer::Renamed { from, to, file, other } => {
                 To::Renamed(entries([from, to, file].into_iter().chain(other).collect()))
             }
-            Answer::Opened { handle, entry, parent } => {
-                To::Opened(pb::Opened { handle: handle.0, entry: Some(entry.into()), parent: parent.map(Into::into) })
-            }
+            Answer::Opened { handle, entry, parent } => To::Opened(pb::Opened {
+                handle: handle.0,
+                entry: Some(entry.into()),
+                parent: parent.map(Into::into),
+            }),
             Answer::Offset(offset) => To::Offset(offset),
-            Answer::Copied { bytes, entry } => To::Copied(pb::Copied { bytes, entry: Some(entry.into()) }),
+            Answer::Copied { bytes, entry } => {
+                To::Copied(pb::Copied { bytes, entry: Some(entry.into()) })
+            }
             Answer::FileSystem(its) => To::FileSystem(pb::FileSystem {
                 block_bytes: its.block_bytes,
                 bytes: its.bytes,
@@ -35,7 +43,9 @@ impl From<Answer> for pb::Answer {
                 name_bytes: its.name_bytes,
             }),
             Answer::Value { value, stamp } => To::Value(stamped(vec![value], stamp)),
-            Answer::Names { names, stamp } => To::Names(stamped(names.iter().map(|name| bytes(name)).collect(), stamp)),
+            Answer::Names { names, stamp } => {
+                To::Names(stamped(names.iter().map(|name| bytes(name)).collect(), stamp))
+            }
             Answer::Locked(lock) => To::Locked(lock.as_ref().map(range_lock).unwrap_or_default()),
             Answer::Settled(stamp) => To::Settled(stamp.0),
         };
@@ -100,7 +110,11 @@ impl TryFrom<pb::Listing> for Listing {
             })
         };
         let names = listing.names.into_iter().map(listed).collect::<Result<_, Malformed>>()?;
-        Ok(Self { directory: needed(listing.directory, "directory")?, names, is_last: listing.is_last })
+        Ok(Self {
+            directory: needed(listing.directory, "directory")?,
+            names,
+            is_last: listing.is_last,
+        })
     }
 }
 
@@ -114,10 +128,15 @@ impl TryFrom<pb::Answer> for Answer {
             From::Entry(entry) => Self::Entry(entry.try_into()?),
             From::Walked(walked) => Self::Walked(walked.try_into()?),
             From::Listing(listing) => Self::Listing(listing.try_into()?),
-            From::Target(its) => Self::Target { target: text(&first(&its)), stamp: Stamp(its.stamp) },
+            From::Target(its) => {
+                Self::Target { target: text(&first(&its)), stamp: Stamp(its.stamp) }
+            }
             From::Made(its) => {
                 let mut its = its.entries.into_iter();
-                Self::Made { entry: needed(its.next(), "entry")?, parent: needed(its.next(), "parent")? }
+                Self::Made {
+                    entry: needed(its.next(), "entry")?,
+                    parent: needed(its.next(), "parent")?,
+                }
             }
             From::Removed(its) => {
                 let mut its = its.entries.into_iter();
@@ -139,7 +158,9 @@ impl TryFrom<pb::Answer> for Answer {
                 parent: its.parent.map(Entry::try_from).transpose()?,
             },
             From::Offset(offset) => Self::Offset(offset),
-            From::Copied(its) => Self::Copied { bytes: its.bytes, entry: needed(its.entry, "entry")? },
+            From::Copied(its) => {
+                Self::Copied { bytes: its.bytes, entry: needed(its.entry, "entry")? }
+            }
             From::FileSystem(its) => Self::FileSystem(FileSystem {
                 block_bytes: its.block_bytes,
                 bytes: its.bytes,
@@ -153,7 +174,12 @@ impl TryFrom<pb::Answer> for Answer {
             From::Names(its) => Self::Names { names: texts(&its.values), stamp: Stamp(its.stamp) },
             From::Locked(its) => {
                 let access = access_of(its.access)?;
-                Self::Locked(access.map(|access| RangeLock { range: its.start..its.end, access: Some(access) }))
+                Self::Locked(
+                    access.map(|access| RangeLock {
+                        range: its.start..its.end,
+                        access: Some(access),
+                    }),
+                )
             }
             From::Settled(stamp) => Self::Settled(Stamp(stamp)),
         })

@@ -48,9 +48,15 @@ impl From<Write> for pb::Write {
         use pb::write::Kind as To;
         let place_of = |place: Place| Some(place.into());
         let kind = match write {
-            Write::At { place, offset, data } => To::At(pb::Bytes { place: place_of(place), offset, data }),
-            Write::Append { place, data } => To::Append(pb::Bytes { place: place_of(place), offset: 0, data }),
-            Write::Set { place, changes } => To::Set(pb::Set { place: place_of(place), changes: Some(changes.into()) }),
+            Write::At { place, offset, data } => {
+                To::At(pb::Bytes { place: place_of(place), offset, data })
+            }
+            Write::Append { place, data } => {
+                To::Append(pb::Bytes { place: place_of(place), offset: 0, data })
+            }
+            Write::Set { place, changes } => {
+                To::Set(pb::Set { place: place_of(place), changes: Some(changes.into()) })
+            }
             Write::Put(put) => To::Put(put.into()),
         };
         Self { kind: Some(kind) }
@@ -81,11 +87,14 @@ impl TryFrom<pb::Write> for Write {
     fn try_from(write: pb::Write) -> Result<Self, Malformed> {
         use pb::write::Kind as From;
         Ok(match write.kind.ok_or(Malformed("write"))? {
-            From::At(at) => Self::At { place: needed(at.place, "place")?, offset: at.offset, data: at.data },
-            From::Append(at) => Self::Append { place: needed(at.place, "place")?, data: at.data },
-            From::Set(set) => {
-                Self::Set { place: needed(set.place, "place")?, changes: set.changes.unwrap_or_default().into() }
+            From::At(at) => {
+                Self::At { place: needed(at.place, "place")?, offset: at.offset, data: at.data }
             }
+            From::Append(at) => Self::Append { place: needed(at.place, "place")?, data: at.data },
+            From::Set(set) => Self::Set {
+                place: needed(set.place, "place")?,
+                changes: set.changes.unwrap_or_default().into(),
+            },
             From::Put(put) => Self::Put(put.try_into()?),
         })
     }

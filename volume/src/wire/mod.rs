@@ -1,5 +1,5 @@
-//! The store's words as messages (`volume.proto`), and back. What a peer sends that means nothing is refused as a
-//! whole ([`Malformed`]). Nothing is decided here.
+//! The store's words as messages (`volume.proto`), and back. What a peer sends that means nothing
+//! is refused as a whole ([`Malformed`]). Nothing is decided here.
 
 mod answer;
 mod bulk;
@@ -49,9 +49,12 @@ const ACLS_KNOWN: u32 = 1;
 /// Longest name of a file (NAME_MAX of Linux's file systems).
 const NAME_BYTES: usize = 255;
 
-/// A name that a server tells of: shown by this machine's kernel, it must be one component and lead nowhere else.
+/// A name that a server tells of: shown by this machine's kernel, it must be one component and lead
+/// nowhere else.
 fn file_name(bytes: &Bytes) -> Result<OsString, Malformed> {
-    let is_name = !bytes.is_empty() && bytes.len() <= NAME_BYTES && !bytes.iter().any(|byte| matches!(byte, 0 | b'/'));
+    let is_name = !bytes.is_empty()
+        && bytes.len() <= NAME_BYTES
+        && !bytes.iter().any(|byte| matches!(byte, 0 | b'/'));
     if !is_name || matches!(&bytes[..], b"." | b"..") {
         return Err(Malformed("name that is one"));
     }
@@ -258,12 +261,21 @@ impl TryFrom<pb::Entry> for Entry {
             acls: (its.acls & ACLS_KNOWN != 0).then(|| Acls::from_bits_truncate(its.acls)),
         };
         // A lease of a kind that is not known here is of no use here.
-        Ok(Self { attributes, leases: Leases::from_bits_truncate(entry.leases), stamp: Stamp(entry.stamp) })
+        Ok(Self {
+            attributes,
+            leases: Leases::from_bits_truncate(entry.leases),
+            stamp: Stamp(entry.stamp),
+        })
     }
 }
 
 fn notice(file: FileId, leases: Leases, stamp: Stamp) -> pb::Notice {
-    pb::Notice { file: Some(file.into()), leases: leases.bits(), stamp: stamp.0, ..pb::Notice::default() }
+    pb::Notice {
+        file: Some(file.into()),
+        leases: leases.bits(),
+        stamp: stamp.0,
+        ..pb::Notice::default()
+    }
 }
 
 /// Of its number; 0 is none.

@@ -24,19 +24,25 @@ impl From<Op> for pb::Op {
 fn kind_of(op: Op) -> pb::op::Kind {
     use pb::op::Kind as To;
     match op {
-        Op::Walk { from, names } => {
-            To::Walk(pb::Walk { from: Some(from.into()), names: names.iter().map(|name| bytes(name)).collect() })
-        }
+        Op::Walk { from, names } => To::Walk(pb::Walk {
+            from: Some(from.into()),
+            names: names.iter().map(|name| bytes(name)).collect(),
+        }),
         Op::Attributes(place) => To::Attributes(place.into()),
-        Op::Set { place, changes } => To::Set(pb::Set { place: Some(place.into()), changes: Some(changes.into()) }),
+        Op::Set { place, changes } => {
+            To::Set(pb::Set { place: Some(place.into()), changes: Some(changes.into()) })
+        }
         Op::List { directory, cookie, limit } => {
             To::List(pb::List { directory: Some(directory.into()), cookie, limit })
         }
         Op::ReadLink(file) => To::ReadLink(file.into()),
-        Op::MakeDirectory { .. } | Op::MakeNode { .. } | Op::Symlink { .. } | Op::Link { .. } => kind_of_make(op),
-        Op::Remove { parent, name, what } => {
-            To::Remove(pb::Remove { name: name_of(parent, &name), directory: what == Removal::Directory })
+        Op::MakeDirectory { .. } | Op::MakeNode { .. } | Op::Symlink { .. } | Op::Link { .. } => {
+            kind_of_make(op)
         }
+        Op::Remove { parent, name, what } => To::Remove(pb::Remove {
+            name: name_of(parent, &name),
+            directory: what == Removal::Directory,
+        }),
         Op::Rename { from, to, how } => {
             let (from, to) = (name_of(from.0, &from.1), name_of(to.0, &to.1));
             To::Rename(pb::Rename { from, to, how: how.number() })
@@ -51,11 +57,15 @@ fn kind_of(op: Op) -> pb::op::Kind {
         Op::CreateWhole { put, flags } => {
             To::CreateWhole(pb::CreateWhole { put: Some(put.into()), flags: flags.bits() })
         }
-        Op::Open { file, flags } => {
-            To::Open(pb::Open { file: Some(file.into()), flags: flags.bits(), ..pb::Open::default() })
-        }
+        Op::Open { file, flags } => To::Open(pb::Open {
+            file: Some(file.into()),
+            flags: flags.bits(),
+            ..pb::Open::default()
+        }),
         Op::Close(handle) => To::Close(handle.0),
-        Op::Sync { place, what } => To::Sync(pb::Sync { place: Some(place.into()), data_only: what == Synced::Data }),
+        Op::Sync { place, what } => {
+            To::Sync(pb::Sync { place: Some(place.into()), data_only: what == Synced::Data })
+        }
         Op::Allocate { place, range, how } => To::Allocate(pb::Allocate {
             place: Some(place.into()),
             start: range.start,
@@ -92,13 +102,18 @@ fn kind_of(op: Op) -> pb::op::Kind {
         }
         Op::Unlock { file, owner } => To::Unlock(pb::Unlock { file: Some(file.into()), owner }),
         Op::Return(returned) => {
-            let leases = returned.into_iter().map(|each| notice(each.file, each.leases, each.stamp)).collect();
+            let leases = returned
+                .into_iter()
+                .map(|each| notice(each.file, each.leases, each.stamp))
+                .collect();
             To::ReturnLeases(pb::ReturnLeases { leases })
         }
         Op::EndSessions(names) => To::EndSessions(pb::EndSessions { names }),
         Op::Forgotten(Stamp(lost)) => To::Forgotten(lost),
         Op::Settle(how) => To::Settle(how == Settling::Flush),
-        Op::Reserve { directory, bytes } => To::Reserve(pb::Reserve { directory: Some(directory.into()), bytes }),
+        Op::Reserve { directory, bytes } => {
+            To::Reserve(pb::Reserve { directory: Some(directory.into()), bytes })
+        }
     }
 }
 
@@ -113,15 +128,24 @@ fn kind_of_make(op: Op) -> pb::op::Kind {
             rdev,
             ..pb::Make::default()
         }),
-        Op::Symlink { parent, name, target } => {
-            To::Symlink(pb::Make { name: name_of(parent, &name), target: bytes(&target), ..pb::Make::default() })
-        }
-        Op::Link { file, parent, name } => {
-            To::Link(pb::Make { name: name_of(parent, &name), file: Some(file.into()), ..pb::Make::default() })
-        }
+        Op::Symlink { parent, name, target } => To::Symlink(pb::Make {
+            name: name_of(parent, &name),
+            target: bytes(&target),
+            ..pb::Make::default()
+        }),
+        Op::Link { file, parent, name } => To::Link(pb::Make {
+            name: name_of(parent, &name),
+            file: Some(file.into()),
+            ..pb::Make::default()
+        }),
         Op::MakeDirectory { parent, name, mode } => {
             let NewMode { masked: mode, withheld } = mode;
-            To::MakeDirectory(pb::Make { name: name_of(parent, &name), mode, withheld, ..pb::Make::default() })
+            To::MakeDirectory(pb::Make {
+                name: name_of(parent, &name),
+                mode,
+                withheld,
+                ..pb::Make::default()
+            })
         }
         _ => To::FileSystem(pb::Nothing {}),
     }
@@ -137,11 +161,14 @@ impl TryFrom<pb::Op> for Op {
     fn try_from(op: pb::Op) -> Result<Self, Malformed> {
         use pb::op::Kind as From;
         Ok(match op.kind.ok_or(Malformed("op"))? {
-            From::Walk(walk) => Self::Walk { from: needed(walk.from, "from")?, names: texts(&walk.names) },
-            From::Attributes(place) => Self::Attributes(place.try_into()?),
-            From::Set(set) => {
-                Self::Set { place: needed(set.place, "place")?, changes: set.changes.unwrap_or_default().into() }
+            From::Walk(walk) => {
+                Self::Walk { from: needed(walk.from, "from")?, names: texts(&walk.names) }
             }
+            From::Attributes(place) => Self::Attributes(place.try_into()?),
+            From::Set(set) => Self::Set {
+                place: needed(set.place, "place")?,
+                changes: set.changes.unwrap_or_default().into(),
+            },
             From::List(list) => {
                 let directory = needed(list.directory, "directory")?;
                 Self::List { directory, cookie: list.cookie, limit: list.limit }
@@ -169,17 +196,26 @@ impl TryFrom<pb::Op> for Op {
                 let what = if remove.directory { Removal::Directory } else { Removal::File };
                 Self::Remove { parent, name, what }
             }
-            From::Rename(rename) => {
-                Self::Rename { from: name(rename.from)?, to: name(rename.to)?, how: Renaming::of(rename.how)? }
-            }
+            From::Rename(rename) => Self::Rename {
+                from: name(rename.from)?,
+                to: name(rename.to)?,
+                how: Renaming::of(rename.how)?,
+            },
             From::Create(open) => {
                 let (parent, name) = name(open.name)?;
-                Self::Create { parent, name, mode: new_mode(open.mode, open.withheld), flags: flags(open.flags)? }
+                Self::Create {
+                    parent,
+                    name,
+                    mode: new_mode(open.mode, open.withheld),
+                    flags: flags(open.flags)?,
+                }
             }
             From::CreateWhole(whole) => {
                 Self::CreateWhole { put: needed(whole.put, "put")?, flags: flags(whole.flags)? }
             }
-            From::Open(open) => Self::Open { file: needed(open.file, "file")?, flags: flags(open.flags)? },
+            From::Open(open) => {
+                Self::Open { file: needed(open.file, "file")?, flags: flags(open.flags)? }
+            }
             From::Close(handle) => Self::Close(Handle(handle)),
             other => op_on_file(other)?,
         })
@@ -207,14 +243,18 @@ fn op_on_file(kind: pb::op::Kind) -> Result<Op, Malformed> {
             length: copy.length,
         },
         From::FileSystem(_) => Op::FileSystem,
-        From::GetAttribute(its) => Op::GetAttribute { place: needed(its.place, "place")?, name: text(&its.name) },
+        From::GetAttribute(its) => {
+            Op::GetAttribute { place: needed(its.place, "place")?, name: text(&its.name) }
+        }
         From::SetAttribute(its) => Op::SetAttribute {
             place: needed(its.place, "place")?,
             name: text(&its.name),
             value: its.value,
             how: AttributeChange::of(its.how)?,
         },
-        From::RemoveAttribute(its) => Op::RemoveAttribute { place: needed(its.place, "place")?, name: text(&its.name) },
+        From::RemoveAttribute(its) => {
+            Op::RemoveAttribute { place: needed(its.place, "place")?, name: text(&its.name) }
+        }
         From::ListAttributes(place) => Op::ListAttributes(place.try_into()?),
         From::Lock(its) => {
             let access = access_of(its.access)?;
@@ -235,7 +275,9 @@ fn op_on_file(kind: pb::op::Kind) -> Result<Op, Malformed> {
             };
             Op::Return(its.leases.into_iter().map(returned).collect::<Result<_, Malformed>>()?)
         }
-        From::Reserve(its) => Op::Reserve { directory: needed(its.directory, "directory")?, bytes: its.bytes },
+        From::Reserve(its) => {
+            Op::Reserve { directory: needed(its.directory, "directory")?, bytes: its.bytes }
+        }
         From::EndSessions(its) => Op::EndSessions(its.names),
         From::Forgotten(lost) => Op::Forgotten(Stamp(lost)),
         From::Settle(flush) => Op::Settle(if flush { Settling::Flush } else { Settling::Recalls }),

@@ -57,12 +57,14 @@ fn check(text: &str) {
     assert_eq!(shell(site.mount(0), text), plain, "{text}");
     site.settle(0);
     // On the server, too.
-    let shown =
-        |directory: &Path| shell(directory, "getfacl -cnpR . | grep -v '^#'; find . -printf '%p %m %U %G\\n' | sort");
+    let shown = |directory: &Path| {
+        shell(directory, "getfacl -cnpR . | grep -v '^#'; find . -printf '%p %m %U %G\\n' | sort")
+    };
     assert_eq!(shown(&site.origin()), shown(&site.plain()), "{text}");
 }
 
-const MADE: &str = "printf 'true\\n' > f; mkdir d; printf inner > d/inner; chown 20001:20100 f d d/inner
+const MADE: &str =
+    "printf 'true\\n' > f; mkdir d; printf inner > d/inner; chown 20001:20100 f d d/inner
     chmod 750 f d; chmod 640 d/inner;";
 
 #[test]
@@ -129,7 +131,10 @@ fn a_change_by_the_server_or_another_mount_is_heeded_at_once() {
         return;
     }
     let site = Site::new(2);
-    let may = || ["named", "group"].map(|who| shell(site.mount(0), &format!("as {who} 'cat d/inner'")) == "inner");
+    let may = || {
+        ["named", "group"]
+            .map(|who| shell(site.mount(0), &format!("as {who} 'cat d/inner'")) == "inner")
+    };
     shell(&site.origin(), MADE);
     site.catch_up(0);
     assert_eq!(may(), [false, true]);

@@ -29,7 +29,9 @@ const APPEND: &str = r#"awk -v w="$1" -v n="$2" 'BEGIN { while (i < n) {
 
 fn append_on_server(site: &Site, writer: usize, each: usize) {
     let arguments = ["-ec", APPEND, "sh", &writer.to_string(), &each.to_string()];
-    assert!(Command::new("sh").args(arguments).current_dir(site.origin()).status().unwrap().success());
+    assert!(
+        Command::new("sh").args(arguments).current_dir(site.origin()).status().unwrap().success()
+    );
 }
 
 fn record(writer: usize, number: usize) -> Vec<u8> {
@@ -49,7 +51,12 @@ fn assert_whole(log: &[u8], writers: usize, each: usize) {
     for (at, line) in log.split_inclusive(|byte| *byte == b'\n').enumerate() {
         let writer = usize::from(line[0].wrapping_sub(b'0'));
         assert!(writer < writers, "line {at}: {:?}", String::from_utf8_lossy(line));
-        assert_eq!(line, record(writer, next[writer]), "line {at}: {:?}", String::from_utf8_lossy(line));
+        assert_eq!(
+            line,
+            record(writer, next[writer]),
+            "line {at}: {:?}",
+            String::from_utf8_lossy(line)
+        );
         next[writer] += 1;
     }
     assert_eq!(next, vec![each + 1; writers]);
@@ -116,12 +123,19 @@ fn what_one_call_appends_is_whole_as_far_as_a_request_carries_it() {
                 let mut log = open_to_append(&path);
                 let data = vec![b'0' + writer; MOST + 1];
                 for round in 0..ROUNDS {
-                    let parts = [&data[1..=round + 1], &data[round + 2..3 * 4096], &data[3 * 4096..MOST - 3 * 4096]];
+                    let parts = [
+                        &data[1..=round + 1],
+                        &data[round + 2..3 * 4096],
+                        &data[3 * 4096..MOST - 3 * 4096],
+                    ];
                     let (whole, parts) = (&data[1..], parts.map(IoSlice::new));
                     let (written, wanted) = if round % 2 == 0 {
                         (log.write(whole).unwrap(), whole.len())
                     } else {
-                        (log.write_vectored(&parts).unwrap(), parts.iter().map(|part| part.len()).sum())
+                        (
+                            log.write_vectored(&parts).unwrap(),
+                            parts.iter().map(|part| part.len()).sum(),
+                        )
                     };
                     assert_eq!(written, wanted);
                 }
@@ -135,8 +149,8 @@ fn what_one_call_appends_is_whole_as_far_as_a_request_carries_it() {
     let mut rounds = 0;
     for run in runs {
         // Several of one writer may follow one another.
-        let count =
-            (0..=2 * ROUNDS).find_map(|l| (0..=2 * ROUNDS).find(|s| l * long + s * short == run).map(|s| l + s));
+        let count = (0..=2 * ROUNDS)
+            .find_map(|l| (0..=2 * ROUNDS).find(|s| l * long + s * short == run).map(|s| l + s));
         rounds += count.unwrap_or_else(|| panic!("{run} bytes of one writer"));
     }
     assert_eq!(rounds, 2 * ROUNDS);
@@ -149,7 +163,8 @@ fn a_flag_that_is_set_or_taken_later_counts() {
     for (first, then) in [(OFlag::empty(), OFlag::O_APPEND), (OFlag::O_APPEND, OFlag::empty())] {
         fs::write(site.mount(0).join("log"), "first\n").unwrap();
         let appends = first.contains(OFlag::O_APPEND);
-        let mut log = OpenOptions::new().append(appends).write(true).read(true).open(&path).unwrap();
+        let mut log =
+            OpenOptions::new().append(appends).write(true).read(true).open(&path).unwrap();
         fcntl(&log, FcntlArg::F_SETFL(then)).unwrap();
         open_to_append(&site.mount(1).join("log")).write_all(b"other\n").unwrap();
         log.write_all(b"own\n").unwrap();

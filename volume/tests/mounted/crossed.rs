@@ -53,7 +53,8 @@ fn cross(name: &str, appends: bool, step: Step) {
         for number in 0..2 * THREADS {
             let path = site.mount(usize::try_from(number % 2).unwrap()).join(name);
             scope.spawn(move || {
-                let file = OpenOptions::new().append(appends).write(true).read(true).open(&path).unwrap();
+                let file =
+                    OpenOptions::new().append(appends).write(true).read(true).open(&path).unwrap();
                 for round in 0..ROUNDS {
                     let began = Instant::now();
                     step(&file, number, round);
@@ -65,7 +66,8 @@ fn cross(name: &str, appends: bool, step: Step) {
         }
     });
     for mount in 0..2 {
-        let (seen, there) = (fs::read(site.mount(mount).join(name)), fs::read(site.origin().join(name)));
+        let (seen, there) =
+            (fs::read(site.mount(mount).join(name)), fs::read(site.origin().join(name)));
         assert!(seen.unwrap() == there.unwrap(), "{name} {mount}");
     }
 }
@@ -91,7 +93,9 @@ fn what_one_has_written_over_is_seen_through_a_file_that_the_other_holds_open() 
     let site = Site::new(2);
     let origin = site.origin().join("f");
     fs::write(&origin, vec![b'0'; 8192]).unwrap();
-    let open = |mount: usize| OpenOptions::new().write(true).read(true).open(site.mount(mount).join("f")).unwrap();
+    let open = |mount: usize| {
+        OpenOptions::new().write(true).read(true).open(site.mount(mount).join("f")).unwrap()
+    };
     let files = [open(0), open(1)];
     for round in 0..20_u8 {
         // The first change takes from the other what it had read; what that writes over then is
@@ -107,7 +111,10 @@ fn what_one_has_written_over_is_seen_through_a_file_that_the_other_holds_open() 
             for (other, file) in files.iter().enumerate() {
                 let mut seen = vec![0; 8192];
                 file.read_exact_at(&mut seen, 0).unwrap();
-                assert!(seen == fs::read(&origin).unwrap(), "round {round}: written by {number}, seen by {other}");
+                assert!(
+                    seen == fs::read(&origin).unwrap(),
+                    "round {round}: written by {number}, seen by {other}"
+                );
             }
         }
     }

@@ -36,13 +36,16 @@ fn byte(file: &File, at: u64) -> u8 {
 fn what_is_held_open_is_not_old_when_the_leases_have_ended() {
     let (silence, is_silent) = watch::channel(false);
     let until = Instant::now() + LEASE;
-    let site = Site::over(1, |inner| Arc::new(Silent { inner, is_silent: is_silent.clone(), until: Some(until) }));
+    let site = Site::over(1, |inner| {
+        Arc::new(Silent { inner, is_silent: is_silent.clone(), until: Some(until) })
+    });
     let names = ["read", "being-read"];
     names.iter().for_each(|name| fs::write(site.origin().join(name), vec![b'o'; LENGTH]).unwrap());
     let open = |name: &str| {
         let file = File::open(site.mount(0).join(name)).unwrap();
         // Without pages that nobody has asked for.
-        nix::fcntl::posix_fadvise(&file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_RANDOM).unwrap();
+        nix::fcntl::posix_fadvise(&file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_RANDOM)
+            .unwrap();
         assert_eq!((byte(&file, 0), byte(&file, LENGTH as u64 - 1)), (b'o', b'o'));
         file
     };

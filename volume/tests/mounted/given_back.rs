@@ -27,9 +27,11 @@ fn path(top: &Path, directory: u64, name: u64) -> std::path::PathBuf {
 fn sizes(top: &Path) -> Vec<(String, u64)> {
     let mut sizes = Vec::new();
     for directory in 0..DIRECTORIES {
-        let names: Vec<_> = fs::read_dir(top.join(format!("d{directory}"))).unwrap().map(Result::unwrap).collect();
-        let look =
-            |name: fs::DirEntry| (format!("{directory} {:?}", name.file_name()), name.metadata().unwrap().size());
+        let names: Vec<_> =
+            fs::read_dir(top.join(format!("d{directory}"))).unwrap().map(Result::unwrap).collect();
+        let look = |name: fs::DirEntry| {
+            (format!("{directory} {:?}", name.file_name()), name.metadata().unwrap().size())
+        };
         sizes.extend(names.into_iter().map(look));
     }
     sizes.sort();
@@ -61,10 +63,15 @@ fn what_was_given_back_is_looked_at_again() {
             let changed = round * 7 + directory;
             let name = |number: u64| (changed + number) % NAMES;
             // By a program of the server, and by another machine's.
-            fs::write(path(&site.origin(), directory, name(0)), vec![b'y'; changed as usize]).unwrap();
-            fs::write(path(site.mount(1), directory, name(1)), vec![b'z'; changed as usize + 1]).unwrap();
-            fs::rename(path(&site.origin(), directory, name(2)), site.origin().join(format!("d{directory}/n{round}")))
+            fs::write(path(&site.origin(), directory, name(0)), vec![b'y'; changed as usize])
                 .unwrap();
+            fs::write(path(site.mount(1), directory, name(1)), vec![b'z'; changed as usize + 1])
+                .unwrap();
+            fs::rename(
+                path(&site.origin(), directory, name(2)),
+                site.origin().join(format!("d{directory}/n{round}")),
+            )
+            .unwrap();
             fs::write(path(&site.origin(), directory, name(2)), "new").unwrap();
         }
         site.catch_up(0);

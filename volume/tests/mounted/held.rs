@@ -1,4 +1,5 @@
-//! What programs hold on to while something else is made of it: open files, and file systems that are mounted inside of a volume.
+//! What programs hold on to while something else is made of it: open files, and file systems that
+//! are mounted inside of a volume.
 
 use std::{
     fs::{self, File},
@@ -13,7 +14,8 @@ use crate::site::Site;
 
 /// By another process: the store hears of it as of any other program's changes.
 fn elsewhere(site: &Site, script: &str) {
-    let status = Command::new("sh").args(["-euc", script]).current_dir(site.origin()).status().unwrap();
+    let status =
+        Command::new("sh").args(["-euc", script]).current_dir(site.origin()).status().unwrap();
     assert!(status.success(), "{script}");
     site.catch_up(0);
 }
@@ -27,7 +29,8 @@ fn content(file: &File) -> String {
 
 /// All names with their attributes, as `ls -l` has them.
 fn listed(top: &Path) -> usize {
-    let all: Vec<fs::Metadata> = fs::read_dir(top).unwrap().map(|entry| entry.unwrap().metadata().unwrap()).collect();
+    let all: Vec<fs::Metadata> =
+        fs::read_dir(top).unwrap().map(|entry| entry.unwrap().metadata().unwrap()).collect();
     all.len()
 }
 
@@ -39,12 +42,20 @@ fn a_file_that_is_open_can_be_read_on_when_it_has_been_changed_and_listed() {
     let _ = listed(site.mount(0));
     let file = File::open(site.mount(0).join("f")).unwrap();
     assert_eq!(content(&file), "first\n");
-    for script in ["printf 'second\\n' >> f", "printf 'third\\n' > f; : > h", "chmod 600 f; rm g h"] {
+    for script in ["printf 'second\\n' >> f", "printf 'third\\n' > f; : > h", "chmod 600 f; rm g h"]
+    {
         elsewhere(&site, script);
         let _ = listed(site.mount(0));
         let real = fs::metadata(site.origin().join("f")).unwrap();
-        assert_eq!(content(&file), fs::read_to_string(site.origin().join("f")).unwrap(), "{script}");
-        assert_eq!((file.metadata().unwrap().size(), file.metadata().unwrap().mode()), (real.size(), real.mode()));
+        assert_eq!(
+            content(&file),
+            fs::read_to_string(site.origin().join("f")).unwrap(),
+            "{script}"
+        );
+        assert_eq!(
+            (file.metadata().unwrap().size(), file.metadata().unwrap().mode()),
+            (real.size(), real.mode())
+        );
     }
 }
 
@@ -52,7 +63,10 @@ fn a_file_that_is_open_can_be_read_on_when_it_has_been_changed_and_listed() {
 fn a_file_that_was_opened_from_memory_is_there_when_its_name_is_gone() {
     let site = Site::new(1);
     let path = site.mount(0).join("f");
-    for go in [|path: &Path| fs::remove_file(path), |path: &Path| fs::rename(path.with_extension("new"), path)] {
+    for go in [
+        |path: &Path| fs::remove_file(path),
+        |path: &Path| fs::rename(path.with_extension("new"), path),
+    ] {
         elsewhere(&site, "printf first > f; printf other > f.new");
         // Read once, it needs no server to be opened again.
         assert_eq!(fs::read(&path).unwrap(), b"first");
@@ -74,7 +88,10 @@ fn what_is_mounted_inside_stays_while_names_beside_it_change() {
     for script in ["mkdir x; : > d/y", "rm -r x d/y; mkdir d/z", ": > d/inner/below"] {
         elsewhere(&site, script);
         assert_eq!(listed(&inner), 1, "{script}");
-        assert_eq!(listed(&site.mount(0).join("d")), fs::read_dir(site.origin().join("d")).unwrap().count());
+        assert_eq!(
+            listed(&site.mount(0).join("d")),
+            fs::read_dir(site.origin().join("d")).unwrap().count()
+        );
         assert_eq!(fs::read(inner.join("own")).unwrap(), b"own", "{script}");
     }
     drop(unmounted);

@@ -41,7 +41,11 @@ impl Store for Counting {
         self.inner.read(caller, parts).await
     }
 
-    async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    async fn write(
+        &self,
+        caller: &Caller,
+        writes: Vec<Write>,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
         self.inner.write(caller, writes).await
     }
 
@@ -58,7 +62,8 @@ impl Store for Counting {
     }
 }
 
-/// Reads a file of the directory by a new volume with this disk; its contents, and how often the store was asked.
+/// Reads a file of the directory by a new volume with this disk; its contents, and how often the
+/// store was asked.
 async fn read_anew(directory: &Arc<Directory>, disk: &Path, name: &str) -> (Vec<u8>, usize) {
     let parts = Arc::new(AtomicUsize::new(0));
     let inner = DirectorySession::open(Arc::clone(directory), Liveness::Own);
@@ -71,8 +76,11 @@ async fn read_anew(directory: &Arc<Directory>, disk: &Path, name: &str) -> (Vec<
         }
         tokio::task::yield_now().await;
     };
-    let (volume, mut invalidations) =
-        Volume::new(store, Settings { sync: false, memory_bytes: 16 << 20, most_files: MAX_FILES }, Some(disk));
+    let (volume, mut invalidations) = Volume::new(
+        store,
+        Settings { sync: false, memory_bytes: 16 << 20, most_files: MAX_FILES },
+        Some(disk),
+    );
     let heard = tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
     let caller = Caller::default();
     let found = volume.lookup(&caller, 1, name.as_ref()).await.unwrap();
@@ -100,8 +108,13 @@ async fn what_was_read_is_on_the_disk_after_a_restart_until_it_changes() {
     let [origin, disk] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let contents: Vec<u8> = (0..3_500_000_u32).map(|number| (number / 7) as u8).collect();
     fs::write(origin.path().join("f"), &contents).unwrap();
-    let directory =
-        Directory::open(Machine::start().unwrap(), origin.path(), Rights::Own, Mutability::ReadWrite).unwrap();
+    let directory = Directory::open(
+        Machine::start().unwrap(),
+        origin.path(),
+        Rights::Own,
+        Mutability::ReadWrite,
+    )
+    .unwrap();
     let (first, asked) = read_anew(&directory, disk.path(), "f").await;
     assert!(first == contents && asked > 0, "{asked}");
     assert_eq!(read_anew(&directory, disk.path(), "f").await, (contents.clone(), 0));

@@ -40,7 +40,9 @@ impl Waiting {
     /// Until the kernel waits for an answer to what it asks.
     fn wait_until_held(&mut self, script: &str) {
         let began = Instant::now();
-        while fs::read_to_string(format!("/proc/{}/wchan", self.0.id())).unwrap() != "request_wait_answer" {
+        while fs::read_to_string(format!("/proc/{}/wchan", self.0.id())).unwrap()
+            != "request_wait_answer"
+        {
             assert!(began.elapsed() < PATIENCE, "{script} waits for nothing");
             assert!(self.0.try_wait().unwrap().is_none(), "{script} has ended");
             thread::sleep(Duration::from_millis(10));
@@ -68,7 +70,9 @@ impl Drop for Waiting {
 #[test]
 fn who_waits_for_a_silent_server_can_be_killed() {
     let (silence, is_silent) = watch::channel(false);
-    let site = Site::over(1, |inner| Arc::new(Silent { inner, is_silent: is_silent.clone(), until: None }));
+    let site = Site::over(1, |inner| {
+        Arc::new(Silent { inner, is_silent: is_silent.clone(), until: None })
+    });
     for name in ["a", "b", "c", "d", "e", "f"] {
         fs::create_dir(site.origin().join(name)).unwrap();
         fs::write(site.origin().join(name).join("old"), b"old").unwrap();
@@ -102,12 +106,18 @@ fn who_waits_for_a_silent_server_can_be_killed() {
 #[test]
 fn who_is_killed_does_not_wait_for_what_it_has_written() {
     let (silence, is_silent) = watch::channel(false);
-    let site = Site::over(1, |inner| Arc::new(Silent { inner, is_silent: is_silent.clone(), until: None }));
+    let site = Site::over(1, |inner| {
+        Arc::new(Silent { inner, is_silent: is_silent.clone(), until: None })
+    });
     fs::write(site.origin().join("f"), b"old").unwrap();
     site.catch_up(0);
     let script = "exec 3> f; echo ready; read go; echo new >&3";
     let mut command = Command::new("sh");
-    command.args(["-c", script]).current_dir(site.mount(0)).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+        .args(["-c", script])
+        .current_dir(site.mount(0))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let mut waiting = Waiting(command.spawn().unwrap());
     let (mut input, output) = (waiting.0.stdin.take().unwrap(), waiting.0.stdout.take().unwrap());
     let mut told = BufReader::new(output).lines();
@@ -119,5 +129,8 @@ fn who_is_killed_does_not_wait_for_what_it_has_written() {
     assert_eq!(waiting.end(script).signal(), Some(Signal::SIGTERM as i32));
     silence.send(false).unwrap();
     site.settle(0);
-    assert_eq!(fs::read(site.origin().join("f")).unwrap(), fs::read(site.mount(0).join("f")).unwrap());
+    assert_eq!(
+        fs::read(site.origin().join("f")).unwrap(),
+        fs::read(site.mount(0).join("f")).unwrap()
+    );
 }

@@ -11,7 +11,13 @@ use nix::{
 use crate::site::Site;
 
 fn range(kind: i32, from: i64, length: i64) -> libc::flock {
-    libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: from, l_len: length, l_pid: 0 }
+    libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: from,
+        l_len: length,
+        l_pid: 0,
+    }
 }
 
 fn open(path: &Path) -> File {
@@ -24,8 +30,11 @@ fn ranges_exclude_each_other_among_mounts_and_programs_of_the_server() {
     std::fs::write(site.origin().join("f"), b"0123456789").unwrap();
     let [one, other] = [0, 1].map(|number| open(&site.mount(number).join("f")));
     let here = open(&site.origin().join("f"));
-    let take = |file: &File, kind, from, length| fcntl(file, FcntlArg::F_SETLK(&range(kind, from, length)));
-    let there = |kind, from, length| fcntl(&here, FcntlArg::F_OFD_SETLK(&range(kind, from, length)));
+    let take = |file: &File, kind, from, length| {
+        fcntl(file, FcntlArg::F_SETLK(&range(kind, from, length)))
+    };
+    let there =
+        |kind, from, length| fcntl(&here, FcntlArg::F_OFD_SETLK(&range(kind, from, length)));
     take(&one, libc::F_WRLCK, 0, 10).unwrap();
     assert_eq!(take(&other, libc::F_RDLCK, 5, 10), Err(Errno::EAGAIN));
     assert_eq!(there(libc::F_RDLCK, 9, 1), Err(Errno::EAGAIN));
@@ -39,7 +48,9 @@ fn ranges_exclude_each_other_among_mounts_and_programs_of_the_server() {
     take(&other, libc::F_RDLCK, 0, 5).unwrap();
     assert_eq!(take(&one, libc::F_WRLCK, 0, 5), Err(Errno::EAGAIN));
     // Who waits gets it when the file is closed, by whichever descriptor of the process.
-    let waiting = std::thread::spawn(move || fcntl(&other, FcntlArg::F_SETLKW(&range(libc::F_WRLCK, 5, 5))).is_ok());
+    let waiting = std::thread::spawn(move || {
+        fcntl(&other, FcntlArg::F_SETLKW(&range(libc::F_WRLCK, 5, 5))).is_ok()
+    });
     drop(open(&site.mount(0).join("f")));
     assert!(waiting.join().unwrap());
 }
@@ -75,7 +86,10 @@ fn locks_of_an_open_file_go_with_it_and_those_of_a_process_stay() {
         fcntl(&one, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, 0, 10))).unwrap();
         let again = one.try_clone().unwrap();
         drop(one);
-        assert_eq!(fcntl(open(&path(1)), FcntlArg::F_OFD_SETLK(&range(libc::F_RDLCK, 0, 1))), Err(Errno::EAGAIN));
+        assert_eq!(
+            fcntl(open(&path(1)), FcntlArg::F_OFD_SETLK(&range(libc::F_RDLCK, 0, 1))),
+            Err(Errno::EAGAIN)
+        );
         drop(again);
         // The last close is told to the file system afterwards.
         let other = open(&path(1));
@@ -87,5 +101,8 @@ fn locks_of_an_open_file_go_with_it_and_those_of_a_process_stay() {
     drop(first);
     fcntl(&second, FcntlArg::F_SETLK(&range(libc::F_WRLCK, 0, 10))).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(200));
-    assert_eq!(fcntl(open(&path(1)), FcntlArg::F_SETLK(&range(libc::F_WRLCK, 0, 10))), Err(Errno::EAGAIN));
+    assert_eq!(
+        fcntl(open(&path(1)), FcntlArg::F_SETLK(&range(libc::F_WRLCK, 0, 10))),
+        Err(Errno::EAGAIN)
+    );
 }

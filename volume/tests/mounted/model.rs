@@ -51,26 +51,35 @@ fn call() -> impl Strategy<Value = Call> {
 
 /// What a program sees of it.
 fn carry_out(call: &Call, top: &Path) -> Result<String, Option<i32>> {
-    let path =
-        |name: u8| if name < 5 { top.join(name.to_string()) } else { top.join("0").join((name - 5).to_string()) };
+    let path = |name: u8| {
+        if name < 5 {
+            top.join(name.to_string())
+        } else {
+            top.join("0").join((name - 5).to_string())
+        }
+    };
     let done = |()| String::new();
     let outcome: io::Result<String> = match *call {
-        Call::Write { name, offset, length, value } => open(&path(name), OpenOptions::new().write(true))
-            .and_then(|file| file.write_all_at(&vec![value; usize::from(length)], u64::from(offset)).map(done)),
+        Call::Write { name, offset, length, value } => {
+            open(&path(name), OpenOptions::new().write(true)).and_then(|file| {
+                file.write_all_at(&vec![value; usize::from(length)], u64::from(offset)).map(done)
+            })
+        }
         Call::Append { name, length } => open(&path(name), OpenOptions::new().append(true))
-            .and_then(|mut file| io::Write::write_all(&mut file, &vec![b'a'; usize::from(length)]).map(done)),
-        Call::Truncate { name, length } => {
-            open(&path(name), OpenOptions::new().write(true)).and_then(|file| file.set_len(u64::from(length)).map(done))
-        }
-        Call::Read { name, offset, length } => open(&path(name), OpenOptions::new().read(true)).and_then(|file| {
-            let mut data = vec![0; usize::from(length)];
-            let read = file.read_at(&mut data, u64::from(offset))?;
-            data.truncate(read);
-            Ok(format!("{data:?}"))
-        }),
-        Call::Create { name } => {
-            open(&path(name), OpenOptions::new().write(true).create_new(true)).map(|_| String::new())
-        }
+            .and_then(|mut file| {
+                io::Write::write_all(&mut file, &vec![b'a'; usize::from(length)]).map(done)
+            }),
+        Call::Truncate { name, length } => open(&path(name), OpenOptions::new().write(true))
+            .and_then(|file| file.set_len(u64::from(length)).map(done)),
+        Call::Read { name, offset, length } => open(&path(name), OpenOptions::new().read(true))
+            .and_then(|file| {
+                let mut data = vec![0; usize::from(length)];
+                let read = file.read_at(&mut data, u64::from(offset))?;
+                data.truncate(read);
+                Ok(format!("{data:?}"))
+            }),
+        Call::Create { name } => open(&path(name), OpenOptions::new().write(true).create_new(true))
+            .map(|_| String::new()),
         Call::Remove { name } => fs::remove_file(path(name)).map(done),
         Call::MakeDirectory { name } => fs::create_dir(path(name)).map(done),
         Call::RemoveDirectory { name } => fs::remove_dir(path(name)).map(done),
@@ -84,7 +93,9 @@ fn carry_out(call: &Call, top: &Path) -> Result<String, Option<i32>> {
             format!("{:?} {:o} {size} {links}", found.file_type(), found.mode())
         }),
         Call::List { name } => fs::read_dir(path(name)).and_then(|entries| {
-            let mut names = entries.map(|entry| entry.map(|e| e.file_name())).collect::<io::Result<Vec<_>>>()?;
+            let mut names = entries
+                .map(|entry| entry.map(|e| e.file_name()))
+                .collect::<io::Result<Vec<_>>>()?;
             names.sort();
             Ok(format!("{names:?}"))
         }),

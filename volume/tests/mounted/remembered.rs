@@ -63,7 +63,11 @@ impl Store for Gate {
         self.inner.read(caller, parts).await
     }
 
-    async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    async fn write(
+        &self,
+        caller: &Caller,
+        writes: Vec<Write>,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
         self.inner.write(caller, writes).await
     }
 
@@ -88,7 +92,11 @@ fn first_processor() -> usize {
 /// A process that runs on one processor alone.
 fn start_there(directory: &Path, script: &str) -> Child {
     let processor = first_processor().to_string();
-    Command::new("taskset").args(["-c", &processor, "sh", "-c", script]).current_dir(directory).spawn().unwrap()
+    Command::new("taskset")
+        .args(["-c", &processor, "sh", "-c", script])
+        .current_dir(directory)
+        .spawn()
+        .unwrap()
 }
 
 /// Keeps that processor from everybody else as long as it lives.
@@ -99,7 +107,9 @@ impl Busy {
         let processor = first_processor().to_string();
         let script = "echo; while :; do :; done";
         let mut command = Command::new("chrt");
-        command.args(["--fifo", "1", "taskset", "-c", &processor, "sh", "-c", script]).stdout(Stdio::piped());
+        command
+            .args(["--fifo", "1", "taskset", "-c", &processor, "sh", "-c", script])
+            .stdout(Stdio::piped());
         let mut busy = command.spawn().unwrap();
         busy.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
         Self(busy)

@@ -68,7 +68,8 @@ fn tree(top: &Path) -> Vec<String> {
     while let Some(directory) = left.pop() {
         for entry in fs::read_dir(top.join(&directory)).unwrap() {
             let name = directory.join(entry.unwrap().file_name());
-            let (kind, path) = (fs::symlink_metadata(top.join(&name)).unwrap().file_type(), top.join(&name));
+            let (kind, path) =
+                (fs::symlink_metadata(top.join(&name)).unwrap().file_type(), top.join(&name));
             let what = match () {
                 () if kind.is_dir() => "directory".to_owned(),
                 () if kind.is_symlink() => format!("link to {:?}", fs::read_link(path).unwrap()),
@@ -116,7 +117,8 @@ fn compare(from: Made, to: Option<Made>) {
             let top = at(place, number);
             renameat_with(CWD, top.join("from").join(moved), CWD, top.join(other).join(over), flags)
         };
-        let what = format!("{moved} of a directory made {from:?} to {over} of one made {to:?}, {flags:?}");
+        let what =
+            format!("{moved} of a directory made {from:?} to {over} of one made {to:?}, {flags:?}");
         assert_eq!(call(&mount), call(&plain), "{what}");
         assert_eq!(tree(&at(&mount, number)), tree(&at(&plain, number)), "{what}");
         said.push(what);
@@ -182,9 +184,14 @@ fn directories_nest_beyond_the_longest_path() {
         );
         assert_eq!(run(site.mount(0), &steps), "text\n5\n", "{top}");
         site.settle(0);
-        let walk = format!("cd -P {top} && for i in $(seq {DEPTH}); do cd -P {name} || exit 1; done; cat moved");
+        let walk = format!(
+            "cd -P {top} && for i in $(seq {DEPTH}); do cd -P {name} || exit 1; done; cat moved"
+        );
         assert_eq!(run(&site.origin(), &walk), "text\n", "{top}");
-        assert_eq!(run(site.mount(0), &format!("rm -r {top} && ls {top} 2>&1 | grep -c 'No such'")), "1\n");
+        assert_eq!(
+            run(site.mount(0), &format!("rm -r {top} && ls {top} 2>&1 | grep -c 'No such'")),
+            "1\n"
+        );
     }
 }
 
@@ -219,6 +226,14 @@ fn paths_and_names_are_as_long_as_on_a_plain_directory() {
 
 /// What a shell in a directory says.
 fn run(directory: &Path, text: &str) -> String {
-    let output = std::process::Command::new("bash").args(["-c", text]).current_dir(directory).output().unwrap();
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    let output = std::process::Command::new("bash")
+        .args(["-c", text])
+        .current_dir(directory)
+        .output()
+        .unwrap();
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }

@@ -32,7 +32,8 @@ fn there(top: &Path) -> [bool; 4] {
 
 /// What there is below a directory: names, contents and sizes.
 fn picture(top: &Path) -> Vec<(PathBuf, Option<Vec<u8>>)> {
-    let mut names: Vec<_> = fs::read_dir(top).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names: Vec<_> =
+        fs::read_dir(top).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     let mut all = Vec::new();
     for name in names {
@@ -40,7 +41,11 @@ fn picture(top: &Path) -> Vec<(PathBuf, Option<Vec<u8>>)> {
         let found = fs::symlink_metadata(&path).unwrap();
         if found.is_dir() {
             all.push((name.clone().into(), None));
-            all.extend(picture(&path).into_iter().map(|(below, content)| (Path::new(&name).join(below), content)));
+            all.extend(
+                picture(&path)
+                    .into_iter()
+                    .map(|(below, content)| (Path::new(&name).join(below), content)),
+            );
         } else {
             let content = fs::read(&path).unwrap();
             assert_eq!(found.len(), content.len() as u64, "{}", path.display());
@@ -86,9 +91,14 @@ fn what_one_mount_does_the_other_sees_at_once() {
         change(site.mount(below(&mut random, 2)), &mut random);
         let real = picture(&site.origin());
         for mount in 0..2 {
-            assert_eq!(there(site.mount(mount)), there(&site.origin()), "mount {mount} after change {number}");
+            assert_eq!(
+                there(site.mount(mount)),
+                there(&site.origin()),
+                "mount {mount} after change {number}"
+            );
             assert_eq!(picture(site.mount(mount)), real, "mount {mount} after change {number}");
-            // All names are known now: also those that are not there are remembered without a question.
+            // All names are known now: also those that are not there are remembered without a
+            // question.
             there(site.mount(mount));
         }
     }
@@ -105,11 +115,18 @@ fn change_elsewhere(top: &Path, random: &mut TestRng) {
         2 => format!("mv -T {path} {other}"),
         3 => format!("ln {path} {other}"),
         4 => "mkdir d || rmdir d".to_owned(),
-        5 => format!("test -e {path} && printf changed | dd of={path} conv=notrunc bs=1 seek={offset}"),
+        5 => format!(
+            "test -e {path} && printf changed | dd of={path} conv=notrunc bs=1 seek={offset}"
+        ),
         _ => format!("test -e {path} && truncate -s {offset} {path}"),
     };
     // Most of them fail now and then, as there is no such file.
-    Command::new("sh").args(["-c", &script]).current_dir(top).stderr(Stdio::null()).status().unwrap();
+    Command::new("sh")
+        .args(["-c", &script])
+        .current_dir(top)
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
 }
 
 /// As an offloaded command's changes, after which the gateway asks.
@@ -142,8 +159,9 @@ fn changes_are_seen(site: &Site) {
     }
 }
 
-/// The kernel is told of each name then, also of those of which it was said that they are not there: of a directory that this session has made,
-/// and of one that was listed, nobody was asked. Needs root, who alone may mount something there.
+/// The kernel is told of each name then, also of those of which it was said that they are not
+/// there: of a directory that this session has made, and of one that was listed, nobody was asked.
+/// Needs root, who alone may mount something there.
 #[test]
 fn names_that_were_not_there_are_seen_when_a_run_has_made_them() {
     if !geteuid().is_root() {

@@ -36,7 +36,11 @@ impl Store for Silent {
         self.inner.read(caller, parts).await
     }
 
-    async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    async fn write(
+        &self,
+        caller: &Caller,
+        writes: Vec<Write>,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
         self.speaks().await;
         self.inner.write(caller, writes).await
     }

@@ -1,4 +1,5 @@
-//! A directory, and volumes mounted of it, each with a session of its own; taken out of the tree in the end.
+//! A directory, and volumes mounted of it, each with a session of its own; taken out of the tree in
+//! the end.
 
 use std::{
     fs,
@@ -47,14 +48,24 @@ impl Site {
         fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let origin = root.path().join("origin");
         fs::create_dir(&origin).unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         let rights = if geteuid().is_root() { Rights::Callers } else { Rights::Own };
         let directory = {
             let _entered = runtime.enter();
-            Directory::open(Machine::start().unwrap(), &origin, rights, Mutability::ReadWrite).unwrap()
+            Directory::open(Machine::start().unwrap(), &origin, rights, Mutability::ReadWrite)
+                .unwrap()
         };
-        let mut site =
-            Self { root, mounts: Vec::new(), below: Vec::new(), volumes: Vec::new(), runtime: Some(runtime) };
+        let mut site = Self {
+            root,
+            mounts: Vec::new(),
+            below: Vec::new(),
+            volumes: Vec::new(),
+            runtime: Some(runtime),
+        };
         for number in 0..mounts {
             site.add(&directory, number, &between);
         }
@@ -78,8 +89,11 @@ impl Site {
         }
         let store = between(store);
         let disk = DiskCache::open(&self.root.path().join(format!("disk{number}")), CACHE).unwrap();
-        let (volume, invalidations) =
-            Volume::new(store, Settings { sync: false, memory_bytes: CACHE, most_files: FILES }, Some(disk));
+        let (volume, invalidations) = Volume::new(
+            store,
+            Settings { sync: false, memory_bytes: CACHE, most_files: FILES },
+            Some(disk),
+        );
         let journal = Journal::open(&self.root.path().join(format!("journal{number}"))).unwrap();
         runtime.block_on(volume.keep_journal(journal)).unwrap();
         let wanted = Wanted { source: "test:origin", read_only: false, for_everybody: is_root };
@@ -90,7 +104,8 @@ impl Site {
         self.volumes.push(volume);
     }
 
-    /// Mounts something in a directory of a mount. The kernel can't be told then that all names are doubtful, which would take that along.
+    /// Mounts something in a directory of a mount. The kernel can't be told then that all names are
+    /// doubtful, which would take that along.
     pub fn mount_below(&mut self, number: usize) {
         let place = self.mounts[number].join("below");
         fs::create_dir(&place).unwrap();

@@ -64,15 +64,27 @@ fn names_are_made_and_moved() {
     assert_eq!(fs::read(dir.join("l")).unwrap(), b"f");
     assert_eq!(fs::read_link(dir.join("l")).unwrap().to_str(), Some("a/b/g"));
     fs::write(dir.join("other"), b"other").unwrap();
-    let exchange = |how| renameat2(nix::fcntl::AT_FDCWD, &dir.join("h"), nix::fcntl::AT_FDCWD, &dir.join("other"), how);
+    let exchange = |how| {
+        renameat2(
+            nix::fcntl::AT_FDCWD,
+            &dir.join("h"),
+            nix::fcntl::AT_FDCWD,
+            &dir.join("other"),
+            how,
+        )
+    };
     assert_eq!(exchange(RenameFlags::RENAME_NOREPLACE), Err(nix::errno::Errno::EEXIST));
     exchange(RenameFlags::RENAME_EXCHANGE).unwrap();
     assert_eq!(
         (fs::read(dir.join("h")).unwrap(), fs::read(dir.join("other")).unwrap()),
         (b"other".into(), b"f".into())
     );
-    assert_eq!(fs::remove_dir(dir.join("a")).unwrap_err().raw_os_error(), Some(nix::libc::ENOTEMPTY));
-    let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(
+        fs::remove_dir(dir.join("a")).unwrap_err().raw_os_error(),
+        Some(nix::libc::ENOTEMPTY)
+    );
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["a", "h", "l", "other"]);
     fs::remove_dir_all(dir.join("a")).unwrap();
@@ -83,7 +95,14 @@ fn names_are_made_and_moved() {
 fn attributes_are_those_of_the_server() {
     let site = Site::new(1);
     let (ours, theirs) = (site.mount(0).join("f"), site.origin().join("f"));
-    OpenOptions::new().write(true).create_new(true).mode(0o640).open(&ours).unwrap().write_all(&[1; 10_000]).unwrap();
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o640)
+        .open(&ours)
+        .unwrap()
+        .write_all(&[1; 10_000])
+        .unwrap();
     let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 123_456_789);
     let times = fs::FileTimes::new().set_modified(time).set_accessed(time);
     File::options().write(true).open(&ours).unwrap().set_times(times).unwrap();
@@ -91,7 +110,16 @@ fn attributes_are_those_of_the_server() {
     let (shown, real) = (fs::metadata(&ours).unwrap(), fs::metadata(&theirs).unwrap());
     let all = |found: &fs::Metadata| {
         let times = (found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec());
-        (found.ino(), found.mode(), found.uid(), found.gid(), found.nlink(), found.size(), found.blocks(), times)
+        (
+            found.ino(),
+            found.mode(),
+            found.uid(),
+            found.gid(),
+            found.nlink(),
+            found.size(),
+            found.blocks(),
+            times,
+        )
     };
     assert_eq!(all(&shown), all(&real));
     assert_eq!((shown.mode() & 0o7777, shown.mtime_nsec()), (0o604, 123_456_789));
@@ -103,7 +131,8 @@ fn attributes_are_those_of_the_server() {
 fn a_lock_is_seen_by_the_other_mount() {
     let site = Site::new(2);
     fs::write(site.mount(0).join("lock"), b"").unwrap();
-    let open = |number: usize| File::options().write(true).open(site.mount(number).join("lock")).unwrap();
+    let open =
+        |number: usize| File::options().write(true).open(site.mount(number).join("lock")).unwrap();
     let held = Flock::lock(open(0), FlockArg::LockExclusiveNonblock).unwrap();
     let (_, refused) = Flock::lock(open(1), FlockArg::LockExclusiveNonblock).unwrap_err();
     assert_eq!(refused, nix::errno::Errno::EWOULDBLOCK);
@@ -123,14 +152,17 @@ fn appends_of_two_mounts_are_all_there() {
             let path = site.mount(number).join("log");
             scope.spawn(move || {
                 let mut log = OpenOptions::new().append(true).open(path).unwrap();
-                (0..LINES).for_each(|line| log.write_all(format!("{number} {line:05}\n").as_bytes()).unwrap());
+                (0..LINES).for_each(|line| {
+                    log.write_all(format!("{number} {line:05}\n").as_bytes()).unwrap()
+                });
             });
         }
     });
     let text = fs::read_to_string(site.mount(0).join("log")).unwrap();
     let mut lines: Vec<&str> = text.lines().collect();
     for number in 0..2 {
-        let own: Vec<&&str> = lines.iter().filter(|line| line.starts_with(&number.to_string())).collect();
+        let own: Vec<&&str> =
+            lines.iter().filter(|line| line.starts_with(&number.to_string())).collect();
         assert!(own.len() == LINES && own.is_sorted(), "{number}: {} lines", own.len());
     }
     lines.dedup();
@@ -145,14 +177,20 @@ fn git_works_on_it() {
         git.current_dir(site.mount(0).join(dir))
             .env("GIT_CONFIG_GLOBAL", "/dev/null")
             .env("GIT_CONFIG_SYSTEM", "/dev/null");
-        git.args(["-c", "user.name=n", "-c", "user.email=e", "-c", "init.defaultBranch=main"]).args(arguments);
+        git.args(["-c", "user.name=n", "-c", "user.email=e", "-c", "init.defaultBranch=main"])
+            .args(arguments);
         let output = git.output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     };
     git(&["init", "-q", "one"], ".");
     for number in 0..20 {
-        fs::write(site.mount(0).join(format!("one/f{number}")), format!("{number}\n").repeat(1000)).unwrap();
+        fs::write(site.mount(0).join(format!("one/f{number}")), format!("{number}\n").repeat(1000))
+            .unwrap();
     }
     git(&["add", "."], "one");
     git(&["commit", "-q", "-m", "first"], "one");

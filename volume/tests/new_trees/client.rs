@@ -1,5 +1,5 @@
-//! Volumes without a kernel: what a program does by paths, in the calls that the kernel would make; and a
-//! store that counts, fails and holds back what it is asked for.
+//! Volumes without a kernel: what a program does by paths, in the calls that the kernel would make;
+//! and a store that counts, fails and holds back what it is asked for.
 
 use std::{
     collections::HashMap,
@@ -93,7 +93,9 @@ impl Store for Observed {
         self.creating.send_replace(true);
         let mut held = self.held.subscribe();
         held.wait_for(|held| !held).await.map_err(|_| Errno::EIO)?;
-        let lost = self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lost| lost.checked_sub(1));
+        let lost = self
+            .lost
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lost| lost.checked_sub(1));
         if lost.is_ok() && !self.is_lost_after.load(Ordering::Relaxed) {
             return Err(Errno::EIO);
         }
@@ -110,25 +112,37 @@ impl Store for Observed {
         self.inner.read(caller, parts).await
     }
 
-    async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    async fn write(
+        &self,
+        caller: &Caller,
+        writes: Vec<Write>,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
         self.writes.fetch_add(1, Ordering::Relaxed);
         let mut held = self.held.subscribe();
         held.wait_for(|held| !held).await.map_err(|_| Errno::EIO)?;
         if self.is_dead.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
-        let lost = self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lost| lost.checked_sub(1));
+        let lost = self
+            .lost
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lost| lost.checked_sub(1));
         if lost.is_ok() && !self.is_lost_after.load(Ordering::Relaxed) {
             return Err(Errno::EIO);
         }
-        if self.stale.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |stale| stale.checked_sub(1)).is_ok() {
+        if self
+            .stale
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |stale| stale.checked_sub(1))
+            .is_ok()
+        {
             return Ok(vec![Err(Errno::ESTALE); writes.len()]);
         }
         let mut results = Vec::new();
         for write in writes {
             let refused = *self.refused.lock().unwrap();
             let errno = match (&write, refused) {
-                (Write::Put(put), Some((name, errno))) if put.path.last().unwrap() == name => Some(errno),
+                (Write::Put(put), Some((name, errno))) if put.path.last().unwrap() == name => {
+                    Some(errno)
+                }
                 _ => None,
             };
             match (&write, errno) {
@@ -137,7 +151,12 @@ impl Store for Observed {
                     Self::check(&format!("{:?}", put.directory));
                     results.extend(self.inner.write(caller, vec![write]).await?);
                 }
-                (Write::Set { place, .. } | Write::At { place, .. } | Write::Append { place, .. }, _) => {
+                (
+                    Write::Set { place, .. }
+                    | Write::At { place, .. }
+                    | Write::Append { place, .. },
+                    _,
+                ) => {
                     Self::check(&format!("{place:?}"));
                     results.extend(self.inner.write(caller, vec![write]).await?);
                 }
@@ -190,14 +209,16 @@ impl Site {
         let path = top.path().join("export");
         std::fs::create_dir(&path).unwrap();
         let tmpfs = Some("tmpfs");
-        nix::mount::mount(tmpfs, &path, tmpfs, nix::mount::MsFlags::empty(), Some(options)).unwrap();
+        nix::mount::mount(tmpfs, &path, tmpfs, nix::mount::MsFlags::empty(), Some(options))
+            .unwrap();
         Some(Self::of(top, true))
     }
 
     fn of(top: TempDir, is_mount: bool) -> Self {
         let machine = Machine::start().unwrap();
         let path = top.path().join("export");
-        let directory = Directory::open(machine, &path, Rights::Own, Mutability::ReadWrite).unwrap();
+        let directory =
+            Directory::open(machine, &path, Rights::Own, Mutability::ReadWrite).unwrap();
         Self { directory, forgets: AtomicUsize::new(0), is_mount, top }
     }
 
@@ -209,7 +230,8 @@ impl Site {
         self.top.path().join("state").join(name)
     }
 
-    /// A volume of its own session, with the journal of that name. It keeps next to nothing of what it reads.
+    /// A volume of its own session, with the journal of that name. It keeps next to nothing of what
+    /// it reads.
     pub async fn client(&self, name: &str) -> Client {
         self.client_with(name, 1 << 20).await
     }
@@ -231,7 +253,8 @@ impl Site {
             forgets: AtomicUsize::new(self.forgets.load(Ordering::Relaxed)),
         });
         let settings = Settings { sync: false, memory_bytes, most_files: MAX_FILES };
-        let (volume, mut invalidations) = Volume::new(Arc::clone(&store) as Arc<dyn Store>, settings, None);
+        let (volume, mut invalidations) =
+            Volume::new(Arc::clone(&store) as Arc<dyn Store>, settings, None);
         tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
         let journal = loop {
             // The one before lets go of it when its last task has ended.
@@ -310,9 +333,14 @@ impl Client {
         self.volume.symlink(&self.caller, parent, name, target.as_ref()).await.map(drop)
     }
 
-    pub async fn create(&self, path: impl AsRef<Path>, flags: OpenFlags) -> Result<(Opened, u64), Errno> {
+    pub async fn create(
+        &self,
+        path: impl AsRef<Path>,
+        flags: OpenFlags,
+    ) -> Result<(Opened, u64), Errno> {
         let (parent, name) = self.parent(path.as_ref()).await?;
-        let (opened, entry) = self.volume.create(&self.caller, (parent, name), 0o644.into(), flags).await?;
+        let (opened, entry) =
+            self.volume.create(&self.caller, (parent, name), 0o644.into(), flags).await?;
         Ok((opened, self.volume.tell((parent, name), &entry, |told| told.number)))
     }
 
@@ -328,7 +356,8 @@ impl Client {
         let data = Bytes::copy_from_slice(data);
         self.volume.write(opened.number, 0, data, Source::Call).await?;
         let at = |seconds| Some(NewTime::At(Time { seconds, nanoseconds: 5 }));
-        let changes = Changes { mode: Some(0o600), atime: at(7), mtime: at(mtime), ..Changes::default() };
+        let changes =
+            Changes { mode: Some(0o600), atime: at(7), mtime: at(mtime), ..Changes::default() };
         self.volume.change(&self.caller, number, Some(opened.number), changes).await?;
         self.close(opened).await?;
         Ok(number)

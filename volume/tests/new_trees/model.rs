@@ -1,5 +1,5 @@
-//! Random calls in a new tree give what they give in a plain directory, also while another session looks, and after
-//! everything has been sent.
+//! Random calls in a new tree give what they give in a plain directory, also while another session
+//! looks, and after everything has been sent.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -222,7 +222,8 @@ async fn ours(call: &Call, client: &mut Client) -> Result<String, Errno> {
                     return Err(errno);
                 }
             };
-            let (source_at, target_at) = ((source.number, offset.into()), (target.number, u64::from(offset) / 2));
+            let (source_at, target_at) =
+                ((source.number, offset.into()), (target.number, u64::from(offset) / 2));
             let copied = client.volume.copy(source_at, target_at, length.into()).await?;
             client.close(source).await?;
             client.close(target).await?;
@@ -234,7 +235,9 @@ async fn ours(call: &Call, client: &mut Client) -> Result<String, Errno> {
             let data = client.read(path_of(name)).await?;
             return Ok(format!("{data:?}"));
         }
-        Call::Stat { name } | Call::OtherStats { name } => return Ok(seen(&client.stat(path_of(name)).await?)),
+        Call::Stat { name } | Call::OtherStats { name } => {
+            return Ok(seen(&client.stat(path_of(name)).await?));
+        }
         Call::List { name } | Call::OtherLists { name } => {
             let number = client.number(&path_of(name)).await?;
             if client.volume.attributes(&client.caller, number).await?.kind != Kind::Directory {
@@ -262,8 +265,10 @@ async fn file(client: &Client, name: u8) -> Result<u64, Errno> {
 }
 
 fn seen(found: &Attributes) -> String {
-    // A directory's size and links are matters of its file system; a time that was not given is nobody's.
-    let (size, links) = if found.kind == Kind::Directory { (0, 0) } else { (found.size, found.links) };
+    // A directory's size and links are matters of its file system; a time that was not given is
+    // nobody's.
+    let (size, links) =
+        if found.kind == Kind::Directory { (0, 0) } else { (found.size, found.links) };
     let mtime = Some(found.mtime.seconds).filter(|seconds| *seconds < 100_000);
     format!("{:?} {:o} {size} {links} {mtime:?}", found.kind, found.mode)
 }
@@ -272,11 +277,18 @@ fn seen(found: &Attributes) -> String {
 fn theirs(call: &Call, top: &Path, open: &mut Vec<(PathBuf, File)>) -> io::Result<String> {
     let path = |name: u8| top.join(path_of(name));
     let held = |open: &Vec<(PathBuf, File)>, name: u8| {
-        open.iter().find(|(path, _)| *path == path_of(name)).map(|(_, file)| file.try_clone().unwrap())
+        open.iter()
+            .find(|(path, _)| *path == path_of(name))
+            .map(|(_, file)| file.try_clone().unwrap())
     };
     match *call {
         Call::Create { name, length, stays_open } => {
-            let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(path(name))?;
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .mode(0o644)
+                .open(path(name))?;
             file.write_all_at(&vec![b'c'; usize::from(length)], 0)?;
             if stays_open {
                 open.retain(|(path, _)| *path != path_of(name));
@@ -300,7 +312,10 @@ fn theirs(call: &Call, top: &Path, open: &mut Vec<(PathBuf, File)>) -> io::Resul
         }
         Call::Mode { name, mode } => {
             if !fs::symlink_metadata(path(name))?.is_symlink() {
-                fs::set_permissions(path(name), fs::Permissions::from_mode(0o700 | u32::from(mode)))?;
+                fs::set_permissions(
+                    path(name),
+                    fs::Permissions::from_mode(0o700 | u32::from(mode)),
+                )?;
             }
         }
         Call::Times { name, seconds } => {
@@ -319,10 +334,20 @@ fn theirs(call: &Call, top: &Path, open: &mut Vec<(PathBuf, File)>) -> io::Resul
         Call::Link { from, to } => fs::hard_link(path(from), path(to))?,
         Call::Copy { from, to, offset, length } => {
             let source = regular(&path(from), OpenOptions::new().read(true))?;
-            let target = OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(path(to))?;
+            let target = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .mode(0o644)
+                .open(path(to))?;
             let (mut here, mut there) = (u64::from(offset), u64::from(offset) / 2);
-            let copied =
-                rustix::fs::copy_file_range(source, Some(&mut here), target, Some(&mut there), length as usize)?;
+            let copied = rustix::fs::copy_file_range(
+                source,
+                Some(&mut here),
+                target,
+                Some(&mut there),
+                length as usize,
+            )?;
             return Ok(copied.to_string());
         }
         Call::Symlink { name } => symlink("somewhere", path(name))?,
@@ -330,12 +355,15 @@ fn theirs(call: &Call, top: &Path, open: &mut Vec<(PathBuf, File)>) -> io::Resul
             regular(&path(name), OpenOptions::new().read(true))?;
             return Ok(format!("{:?}", fs::read(path(name))?));
         }
-        Call::Stat { name } | Call::OtherStats { name } => return Ok(shown(&fs::symlink_metadata(path(name))?)),
+        Call::Stat { name } | Call::OtherStats { name } => {
+            return Ok(shown(&fs::symlink_metadata(path(name))?));
+        }
         Call::List { name } | Call::OtherLists { name } => {
             if !fs::symlink_metadata(path(name))?.is_dir() {
                 return Err(Errno::ENOTDIR.into());
             }
-            let names = fs::read_dir(path(name))?.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let names = fs::read_dir(path(name))?
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap());
             let mut names: Vec<String> = names.collect();
             names.sort();
             return Ok(format!("{names:?}"));
@@ -372,7 +400,8 @@ fn regular(path: &Path, options: &OpenOptions) -> io::Result<File> {
 
 /// Names, kinds, modes and contents of a tree.
 fn picture(top: &Path) -> Vec<(PathBuf, String, Option<Vec<u8>>)> {
-    let mut names: Vec<PathBuf> = fs::read_dir(top).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut names: Vec<PathBuf> =
+        fs::read_dir(top).unwrap().map(|entry| entry.unwrap().path()).collect();
     names.sort();
     let mut all = Vec::new();
     for path in names {
@@ -388,7 +417,9 @@ fn picture(top: &Path) -> Vec<(PathBuf, String, Option<Vec<u8>>)> {
 
 fn is_open_elsewhere(call: &Call, open: &[(PathBuf, File)]) -> bool {
     // What a name is open as, after it has become another file's, is not what this is about.
-    let is_open = |name: u8| open.iter().any(|(path, _)| *path == path_of(name) || path.starts_with(path_of(name)));
+    let is_open = |name: u8| {
+        open.iter().any(|(path, _)| *path == path_of(name) || path.starts_with(path_of(name)))
+    };
     match *call {
         Call::Remove { name } | Call::RemoveDirectory { name } => is_open(name),
         Call::Rename { from, to } | Call::Link { from, to } => is_open(from) || is_open(to),

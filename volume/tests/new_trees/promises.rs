@@ -37,12 +37,18 @@ async fn a_tree_takes_a_few_requests() {
     for directory in 0..10 {
         let found = fs::metadata(site.path(&format!("t/{directory}"))).unwrap();
         assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (0o711, 77, 6));
-        assert_eq!(fs::read_link(site.path(&format!("t/{directory}/link"))).unwrap().to_str(), Some("7"));
+        assert_eq!(
+            fs::read_link(site.path(&format!("t/{directory}/link"))).unwrap().to_str(),
+            Some("7")
+        );
         for file in 0..100 {
             let path = format!("t/{directory}/{file}");
             let found = fs::metadata(site.path(&path)).unwrap();
             assert_eq!(fs::read(site.path(&path)).unwrap(), path.repeat(file).as_bytes());
-            assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (0o600, 1_000_000 + file as i64, 5));
+            assert_eq!(
+                (found.mode() & 0o7777, found.mtime(), found.mtime_nsec()),
+                (0o600, 1_000_000 + file as i64, 5)
+            );
             assert_eq!((found.atime(), found.atime_nsec()), (7, 5));
         }
     }
@@ -76,7 +82,10 @@ async fn what_was_made_is_shown_as_it_was_when_it_has_been_sent() {
     client.volume.settle().await.unwrap();
     for (name, seen) in names.into_iter().zip(look().await) {
         let found = fs::metadata(site.path(name)).unwrap();
-        let ctime = Time { seconds: found.ctime(), nanoseconds: u32::try_from(found.ctime_nsec()).unwrap() };
+        let ctime = Time {
+            seconds: found.ctime(),
+            nanoseconds: u32::try_from(found.ctime_nsec()).unwrap(),
+        };
         assert_eq!((seen.0, seen.2, seen.3), (ctime, found.len(), found.blocks()), "{name}");
     }
 }
@@ -91,7 +100,11 @@ async fn a_name_that_is_there_is_not_made_again() {
         client.make_directory(format!("t/{round}")).await.unwrap();
         let name = format!("t/{round}/f");
         let (open, _) = client.create(&name, NEW).await.unwrap();
-        client.volume.write(open.number, 0, Bytes::from_static(b"first"), Source::Call).await.unwrap();
+        client
+            .volume
+            .write(open.number, 0, Bytes::from_static(b"first"), Source::Call)
+            .await
+            .unwrap();
         assert_eq!(client.create(&name, NEW).await.map(drop), Err(Errno::EEXIST));
         client.close(open).await.unwrap();
         client.volume.settle().await.unwrap();
@@ -125,7 +138,10 @@ async fn how_changed_files_are_is_told_with_the_end_of_a_command() {
             .current_dir(site.path(""))
             .status()
             .unwrap();
-        client.volume.caught_up(client.store.mark().await, posh_volume::fs::Changes::Possible).await;
+        client
+            .volume
+            .caught_up(client.store.mark().await, posh_volume::fs::Changes::Possible)
+            .await;
         let before = client.asked();
         let new = client.stat("d/f").await.unwrap();
         assert_eq!(new.size, fs::metadata(site.path("d/f")).unwrap().len());
@@ -144,7 +160,10 @@ async fn a_copied_tree_takes_a_few_requests() {
     let client = site.client_with("a", 16 << 20).await;
     client.make_directory("from").await.unwrap();
     for file in 0..200 {
-        client.put(format!("from/{file}"), format!("{file}").repeat(file).as_bytes(), 5).await.unwrap();
+        client
+            .put(format!("from/{file}"), format!("{file}").repeat(file).as_bytes(), 5)
+            .await
+            .unwrap();
     }
     client.volume.drain_all().await.unwrap();
     let before = client.asked();
@@ -156,7 +175,12 @@ async fn a_copied_tree_takes_a_few_requests() {
         let (target, _) = client.create(format!("to/{file}"), NEW).await.unwrap();
         let mut copied = 0;
         loop {
-            match client.volume.copy((source.number, copied), (target.number, copied), 1 << 40).await.unwrap() {
+            match client
+                .volume
+                .copy((source.number, copied), (target.number, copied), 1 << 40)
+                .await
+                .unwrap()
+            {
                 0 => break,
                 more => copied += more,
             }
@@ -168,7 +192,10 @@ async fn a_copied_tree_takes_a_few_requests() {
     let asked = client.asked() - before;
     assert!(asked <= 20, "{asked} requests for 200 files");
     for file in 0..200 {
-        assert_eq!(fs::read(site.path(&format!("to/{file}"))).unwrap(), format!("{file}").repeat(file).as_bytes());
+        assert_eq!(
+            fs::read(site.path(&format!("to/{file}"))).unwrap(),
+            format!("{file}").repeat(file).as_bytes()
+        );
     }
 }
 
@@ -181,17 +208,26 @@ async fn whoever_looks_sees_all_that_was_made() {
         one.make_directory(format!("t/{round}")).await.unwrap();
         one.put(format!("t/{round}/f"), b"contents", 5).await.unwrap();
         let (open, _) = one.create(format!("t/{round}/open"), NEW).await.unwrap();
-        one.volume.write(open.number, 0, Bytes::from_static(b"so far"), Source::Call).await.unwrap();
+        one.volume
+            .write(open.number, 0, Bytes::from_static(b"so far"), Source::Call)
+            .await
+            .unwrap();
         let shown = one.stat(format!("t/{round}")).await.unwrap();
         match round % 4 {
             0 => assert_eq!(other.names(format!("t/{round}")).await.unwrap(), ["f", "open"]),
             1 => assert_eq!(other.read(format!("t/{round}/open")).await.unwrap(), b"so far"),
             2 => assert_eq!(other.stat(format!("t/{round}/f")).await.unwrap().size, 8),
-            _ => assert_eq!(other.create(format!("t/{round}/f"), NEW).await.map(drop), Err(Errno::EEXIST)),
+            _ => assert_eq!(
+                other.create(format!("t/{round}/f"), NEW).await.map(drop),
+                Err(Errno::EEXIST)
+            ),
         }
         assert_eq!(other.read(format!("t/{round}/f")).await.unwrap(), b"contents");
         assert_eq!(other.stat(format!("t/{round}")).await.unwrap().mtime, shown.mtime);
-        one.volume.write(open.number, 6, Bytes::from_static(b", and more"), Source::Call).await.unwrap();
+        one.volume
+            .write(open.number, 6, Bytes::from_static(b", and more"), Source::Call)
+            .await
+            .unwrap();
         one.close(open).await.unwrap();
         assert_eq!(other.read(format!("t/{round}/open")).await.unwrap(), b"so far, and more");
         assert_eq!(one.names(format!("t/{round}")).await.unwrap(), ["f", "open"]);
@@ -268,7 +304,10 @@ fn what_was_closed_survives_the_death_of_the_gateway() {
         assert_eq!(client.read("old/t/sub/f").await.unwrap(), b"contents");
         assert_eq!(fs::metadata(site.path("old/t/sub/f")).unwrap().mtime(), 123);
         assert_eq!(fs::read_link(site.path("old/t/link")).unwrap().to_str(), Some("sub/f"));
-        assert!(!site.path("old/t/sent").exists(), "it was on the server before, and removed there");
+        assert!(
+            !site.path("old/t/sent").exists(),
+            "it was on the server before, and removed there"
+        );
         // Nothing that is pending is in the way of what comes now.
         client.volume.drain_all().await.unwrap();
         assert_eq!(fs::read(site.path("old/t/taken")).unwrap(), b"theirs");
@@ -343,17 +382,27 @@ async fn what_the_server_refuses_is_never_silent() {
     let number = client.put("t/full", b"contents", 5).await.unwrap();
     client.put("t/other", b"other", 5).await.unwrap();
     client.volume.drain_all().await.unwrap();
-    assert_eq!(client.volume.settle().await, Err(Errno::ENOSPC), "a command on the server would not see it");
+    assert_eq!(
+        client.volume.settle().await,
+        Err(Errno::ENOSPC),
+        "a command on the server would not see it"
+    );
     assert_eq!(fs::read(site.path("t/other")).unwrap(), b"other");
     // What was closed is kept, and seen under its name; what needs the server gets the error.
     let (caller, volume) = (client.caller.clone(), &client.volume);
     assert_eq!(client.read("t/full").await.unwrap(), b"contents");
     assert_eq!(client.stat("t/full").await.unwrap().size, 8);
     assert_eq!(client.names("t").await.unwrap(), ["full", "other"]);
-    assert_eq!(volume.open(&caller, number, OpenFlags::READ | OpenFlags::WRITE).await, Err(Errno::ENOSPC));
+    assert_eq!(
+        volume.open(&caller, number, OpenFlags::READ | OpenFlags::WRITE).await,
+        Err(Errno::ENOSPC)
+    );
     let t = client.number("t".as_ref()).await.unwrap();
     let replace = Renaming::Replace;
-    assert_eq!(volume.rename(&caller, (t, "full".as_ref()), (t, "x".as_ref()), replace).await, Err(Errno::ENOSPC));
+    assert_eq!(
+        volume.rename(&caller, (t, "full".as_ref()), (t, "x".as_ref()), replace).await,
+        Err(Errno::ENOSPC)
+    );
     assert_eq!(volume.sync_directory(&caller, t, Synced::Everything).await, Err(Errno::ENOSPC));
     let lost = client.volume.state().lost.unwrap();
     assert!(lost.contains("t/full could not be made"), "{lost}");
@@ -399,7 +448,8 @@ async fn what_lies_in_a_directory_that_is_refused_is_kept_with_it_and_can_be_rem
     assert!(!site.path("u/directory").exists());
 }
 
-/// A request is lost, after or before it was carried out, and what was closed is on the server all the same, once.
+/// A request is lost, after or before it was carried out, and what was closed is on the server all
+/// the same, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_closed_is_sent_until_the_server_has_it() {
     for round in 0..20 {
@@ -412,10 +462,18 @@ async fn what_was_closed_is_sent_until_the_server_has_it() {
         client.put("t/d/f", b"contents", 77).await.unwrap();
         client.symlink("t/link", "d/f").await.unwrap();
         let (open, _) = client.create("t/open", NEW).await.unwrap();
-        client.volume.write(open.number, 0, Bytes::from_static(b"so far"), Source::Call).await.unwrap();
+        client
+            .volume
+            .write(open.number, 0, Bytes::from_static(b"so far"), Source::Call)
+            .await
+            .unwrap();
         client.volume.settle().await.unwrap();
         assert_eq!(client.store.lost.load(Ordering::Relaxed), 0, "nothing was lost");
-        client.volume.write(open.number, 6, Bytes::from_static(b", more"), Source::Call).await.unwrap();
+        client
+            .volume
+            .write(open.number, 6, Bytes::from_static(b", more"), Source::Call)
+            .await
+            .unwrap();
         client.close(open).await.unwrap();
         assert_eq!(fs::read(site.path("t/d/f")).unwrap(), b"contents");
         assert_eq!(fs::metadata(site.path("t/d/f")).unwrap().mtime(), 77);
@@ -435,16 +493,22 @@ async fn numbers_and_times_stay_when_a_file_is_born() {
     client.volume.write(open.number, 3, Bytes::from_static(b"data"), Source::Call).await.unwrap();
     assert_eq!(client.volume.read(open.number, 0, 100).await.unwrap(), b"\0\0\0data"[..]);
     client.close(open).await.unwrap();
-    let seen = |attributes: Attributes| (attributes.mode, attributes.size, attributes.mtime, attributes.atime);
+    let seen = |attributes: Attributes| {
+        (attributes.mode, attributes.size, attributes.mtime, attributes.atime)
+    };
     let client = &client;
     let told = |path: &'static str| async move {
         (client.number(path.as_ref()).await.unwrap(), seen(client.stat(path).await.unwrap()))
     };
-    let before = (told("t/sub/f").await, told("t/sub").await.0, client.stat("t/sub").await.unwrap().mtime);
+    let before =
+        (told("t/sub/f").await, told("t/sub").await.0, client.stat("t/sub").await.unwrap().mtime);
     assert_eq!(before.0.0, number);
     client.volume.drain_all().await.unwrap();
     assert!(site.path("t/sub/f").exists());
-    assert_eq!((told("t/sub/f").await, told("t/sub").await.0, client.stat("t/sub").await.unwrap().mtime), before);
+    assert_eq!(
+        (told("t/sub/f").await, told("t/sub").await.0, client.stat("t/sub").await.unwrap().mtime),
+        before
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -476,7 +540,11 @@ async fn large_files_are_written_while_they_grow() {
     let (open, _) = client.create("t/large", NEW).await.unwrap();
     let piece = Bytes::from(vec![7; 100_000]);
     for number in 0..30 {
-        client.volume.write(open.number, number * 100_000, piece.clone(), Source::Call).await.unwrap();
+        client
+            .volume
+            .write(open.number, number * 100_000, piece.clone(), Source::Call)
+            .await
+            .unwrap();
     }
     client.close(open).await.unwrap();
     assert_eq!(fs::read(site.path("t/large")).unwrap(), vec![7; 3_000_000]);
@@ -515,7 +583,8 @@ async fn an_open_file_that_was_made_when_the_gateway_was_killed_is_whole() {
     }
     assert_eq!(fs::read(site.path("t/log")).unwrap(), b"line\n");
     // Its task that waits for the answer keeps the journal.
-    let copied = Command::new("cp").arg("-r").args([site.state("a"), site.state("b")]).status().unwrap();
+    let copied =
+        Command::new("cp").arg("-r").args([site.state("a"), site.state("b")]).status().unwrap();
     assert!(copied.success());
     client.store.end_session();
     drop(client);
@@ -537,7 +606,11 @@ async fn what_is_changed_while_an_open_file_is_made_is_on_the_server() {
         client.store.lost.store(lost, Ordering::Relaxed);
         client.store.is_lost_after.store(true, Ordering::Relaxed);
         let (open, number) = client.create("t/log", NEW).await.unwrap();
-        client.volume.write(open.number, 0, Bytes::from_static(b"line\n"), Source::Call).await.unwrap();
+        client
+            .volume
+            .write(open.number, 0, Bytes::from_static(b"line\n"), Source::Call)
+            .await
+            .unwrap();
         client.store.held.send_replace(true);
         client.store.creating.subscribe().wait_for(|is_creating| *is_creating).await.unwrap();
         let at = |seconds| Some(NewTime::At(Time { seconds, nanoseconds: 5 }));

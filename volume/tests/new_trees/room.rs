@@ -57,7 +57,11 @@ async fn an_open_file_is_taken_when_others_have_filled_the_store() {
     }
     fs::remove_file(site.path("filled")).unwrap();
     for (file, open) in all.into_iter().enumerate() {
-        client.volume.write(open.number, 20_000, vec![b'd'; 10].into(), Source::Call).await.unwrap();
+        client
+            .volume
+            .write(open.number, 20_000, vec![b'd'; 10].into(), Source::Call)
+            .await
+            .unwrap();
         client.close(open).await.unwrap();
         assert_eq!(fs::read(site.path(&format!("t/{file}"))).unwrap().len(), 20_010, "{file}");
     }

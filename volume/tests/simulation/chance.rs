@@ -8,7 +8,9 @@ pub struct Chance(u64);
 impl Chance {
     /// A stream of its own for each `purpose` of one seed.
     pub fn new(seed: u64, purpose: u64) -> Self {
-        let mut chance = Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ purpose.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut chance = Self(
+            seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ purpose.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        );
         chance.next();
         chance
     }

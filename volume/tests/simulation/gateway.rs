@@ -61,7 +61,8 @@ impl Machine {
                 memory_bytes: 4 << 20,
                 most_files: MOST_FILES[self.seed as usize % MOST_FILES.len()],
             };
-            let (volume, mut invalidations) = Volume::new(Arc::clone(&link) as Arc<dyn Store>, settings, None);
+            let (volume, mut invalidations) =
+                Volume::new(Arc::clone(&link) as Arc<dyn Store>, settings, None);
             tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
             let journal = Journal::open(&disk).unwrap();
             let gateway = Gateway { volume, link, disk };
@@ -74,11 +75,15 @@ impl Machine {
             };
             match taken_up {
                 Ok(()) => {
-                    site.log.note(&format!("gateway {}-{process} is up, {count} records", self.number));
+                    site.log
+                        .note(&format!("gateway {}-{process} is up, {count} records", self.number));
                     return gateway;
                 }
                 Err(errno) => {
-                    site.log.note(&format!("gateway {}-{process} can't take its journal up: {errno}", self.number));
+                    site.log.note(&format!(
+                        "gateway {}-{process} can't take its journal up: {errno}",
+                        self.number
+                    ));
                     last = Some(gateway.kill());
                     sleep(Duration::from_secs(1)).await;
                 }
@@ -89,7 +94,10 @@ impl Machine {
 
 fn copy_journal(from: &Path, to: &Path, fault: Option<Fault>) {
     std::fs::create_dir(to).unwrap();
-    std::os::unix::fs::PermissionsExt::set_mode(&mut std::fs::metadata(to).unwrap().permissions(), 0o700);
+    std::os::unix::fs::PermissionsExt::set_mode(
+        &mut std::fs::metadata(to).unwrap().permissions(),
+        0o700,
+    );
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         if entry.file_name() == "sessions" {
@@ -150,7 +158,8 @@ impl Gateway {
     pub async fn create(&self, path: &str) -> Result<Opened, Errno> {
         let (parent, name) = self.parent(path).await?;
         let flags = OpenFlags::READ | OpenFlags::WRITE | OpenFlags::EXCLUSIVE;
-        let (opened, entry) = self.volume.create(&Self::caller(), (parent, name), 0o644.into(), flags).await?;
+        let (opened, entry) =
+            self.volume.create(&Self::caller(), (parent, name), 0o644.into(), flags).await?;
         self.volume.tell((parent, name), &entry, |_| ());
         Ok(opened)
     }

@@ -78,7 +78,8 @@ pub struct Link {
 impl Link {
     pub async fn connect(site: &Arc<Site>, client: u64, seed: u64) -> Arc<Self> {
         let mut chance = Chance::new(seed, 1000 + client);
-        let drift = i64::try_from(chance.below(2 * DRIFT_PPM + 1)).unwrap() - i64::try_from(DRIFT_PPM).unwrap();
+        let drift = i64::try_from(chance.below(2 * DRIFT_PPM + 1)).unwrap()
+            - i64::try_from(DRIFT_PPM).unwrap();
         let (notices, listener) = mpsc::channel(NOTICES);
         let root = loop {
             match site.running() {
@@ -93,7 +94,13 @@ impl Link {
             root,
             drift,
             chance: Mutex::new(chance),
-            connection: Shared::new(Connection { number: 0, epoch: 0, opened: Stamp::default(), to: None, heard: now }),
+            connection: Shared::new(Connection {
+                number: 0,
+                epoch: 0,
+                opened: Stamp::default(),
+                to: None,
+                heard: now,
+            }),
             held_until: Mutex::new(now),
             cut_until: Mutex::new(now),
             valid_until: Mutex::new(now),
@@ -182,7 +189,8 @@ impl Link {
     async fn take_up(self: &Arc<Self>, server: &Arc<Server>, said: Instant) {
         let before = self.connection.get();
         let (served, is_resumed) = server.welcome(self.client, before.opened);
-        let is_lost = self.site.is_rough.load(Ordering::Relaxed) && self.chance.lock().unwrap().happens(100);
+        let is_lost =
+            self.site.is_rough.load(Ordering::Relaxed) && self.chance.lock().unwrap().happens(100);
         if is_lost {
             self.site.log.note(&format!("link {} loses its welcome", self.client));
             return;
@@ -251,10 +259,15 @@ impl Link {
                     break;
                 }
             }
-            if let (Notice::Recall { file, leases, stamp }, Some(Fault::StaleRead)) = (&notice, self.site.fault)
+            if let (Notice::Recall { file, leases, stamp }, Some(Fault::StaleRead)) =
+                (&notice, self.site.fault)
                 && !leases.contains(Leases::WRITE)
             {
-                served.session.give_back(vec![Returned { file: *file, leases: *leases, stamp: *stamp }]);
+                served.session.give_back(vec![Returned {
+                    file: *file,
+                    leases: *leases,
+                    stamp: *stamp,
+                }]);
                 continue;
             }
             if self.notices.send(notice).await.is_err() {
@@ -265,7 +278,8 @@ impl Link {
 
     fn is_valid_from(&self, said: Instant) {
         let lease = i64::try_from(LEASE_TIME.as_micros()).unwrap();
-        let lease = Duration::from_micros(u64::try_from(lease + lease * self.drift / 1_000_000).unwrap());
+        let lease =
+            Duration::from_micros(u64::try_from(lease + lease * self.drift / 1_000_000).unwrap());
         *self.valid_until.lock().unwrap() = said + lease;
     }
 
@@ -317,7 +331,8 @@ impl Link {
 
     async fn connected(&self) -> Result<Connection, Errno> {
         let until = self.connection.borrow().heard + PATIENCE;
-        let found = timeout_at(until, self.connection.when(|connection| connection.to.is_some())).await;
+        let found =
+            timeout_at(until, self.connection.when(|connection| connection.to.is_some())).await;
         if self.is_dead() {
             std::future::pending::<()>().await;
         }
@@ -377,7 +392,11 @@ impl Link {
 
     /// Puts the server's handles in place of ours, opened again in a new session. `false`: that has
     /// changed meanwhile.
-    async fn give_its_handles(&self, request: &mut Request, connection: &Connection) -> Result<bool, Errno> {
+    async fn give_its_handles(
+        &self,
+        request: &mut Request,
+        connection: &Connection,
+    ) -> Result<bool, Errno> {
         let (caller, places) = match request {
             Request::Call(caller, Op::Close(handle)) => {
                 let opened = self.opened(*handle)?;
@@ -389,8 +408,12 @@ impl Link {
                 return Ok(true);
             }
             Request::Call(caller, op) => (caller.clone(), places(op)),
-            Request::Write(caller, writes) => (caller.clone(), writes.iter_mut().filter_map(place_of).collect()),
-            Request::Read(caller, parts) => (caller.clone(), parts.iter_mut().map(|part| &mut part.place).collect()),
+            Request::Write(caller, writes) => {
+                (caller.clone(), writes.iter_mut().filter_map(place_of).collect())
+            }
+            Request::Read(caller, parts) => {
+                (caller.clone(), parts.iter_mut().map(|part| &mut part.place).collect())
+            }
         };
         for place in places {
             let Some(handle) = place.handle else { continue };
@@ -401,7 +424,9 @@ impl Link {
             }
             let flags = opened.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
             let again = Request::Call(caller.clone(), Op::Open { file: opened.file, flags });
-            let Response::Call(answer) = Box::pin(self.deliver(again)).await? else { return Err(Errno::EPROTO) };
+            let Response::Call(answer) = Box::pin(self.deliver(again)).await? else {
+                return Err(Errno::EPROTO);
+            };
             let Answer::Opened { handle: new, .. } = answer? else { return Err(Errno::EPROTO) };
             let epoch = self.connection.borrow().epoch;
             if let Some(opened) = self.handles.lock().unwrap().1.get_mut(&handle.0) {
@@ -422,7 +447,9 @@ impl Link {
 
 fn place_of(write: &mut Write) -> Option<&mut Place> {
     match write {
-        Write::At { place, .. } | Write::Append { place, .. } | Write::Set { place, .. } => Some(place),
+        Write::At { place, .. } | Write::Append { place, .. } | Write::Set { place, .. } => {
+            Some(place)
+        }
         Write::Put(_) => None,
     }
 }
@@ -468,7 +495,8 @@ impl Store for Link {
                 let mut handles = self.handles.lock().unwrap();
                 handles.0 += 1;
                 let number = handles.0;
-                let opened = Opened { file: entry.attributes.id, flags: *flags, handle: (epoch, handle) };
+                let opened =
+                    Opened { file: entry.attributes.id, flags: *flags, handle: (epoch, handle) };
                 handles.1.insert(number, opened);
                 Ok(Answer::Opened { handle: Handle(number), entry, parent })
             }
@@ -485,7 +513,11 @@ impl Store for Link {
         Box::pin(tokio_stream::iter(pieces))
     }
 
-    async fn write(&self, caller: &Caller, writes: Vec<Write>) -> Result<Vec<Result<Entry, Errno>>, Errno> {
+    async fn write(
+        &self,
+        caller: &Caller,
+        writes: Vec<Write>,
+    ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
         match self.deliver(Request::Write(caller.clone(), writes)).await? {
             Response::Write(results) => results,
             _ => Err(Errno::EPROTO),

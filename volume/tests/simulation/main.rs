@@ -3,8 +3,8 @@
 //! connections break, messages are late, either side is killed and starts anew from its disk, and
 //! the disk is full. A seed decides all of it; `model` says what must hold whatever happens.
 //!
-//! * `chance`: numbers that a seed decides; `server`: the executor's process; `link`: the way to it;
-//!   `gateway`: the volume and its journal; `program`: what is done with it; `model`: what that
+//! * `chance`: numbers that a seed decides; `server`: the executor's process; `link`: the way to
+//!   it; `gateway`: the volume and its journal; `program`: what is done with it; `model`: what that
 //!   promises; `world`: one run; `shared`: a value that others wait for
 //!
 //! `cargo xtask simulate` runs as many seeds as one likes, by the environment:
@@ -51,8 +51,13 @@ fn tell(seed: u64, outcome: &world::Outcome) -> String {
 }
 
 /// The first seed that breaks something.
-fn first_broken(seeds: std::ops::Range<u64>, fault: Option<Fault>) -> Option<(u64, world::Outcome)> {
-    seeds.map(|seed| (seed, world::run(seed, fault))).find(|(_, outcome)| !outcome.broken.is_empty())
+fn first_broken(
+    seeds: std::ops::Range<u64>,
+    fault: Option<Fault>,
+) -> Option<(u64, world::Outcome)> {
+    seeds
+        .map(|seed| (seed, world::run(seed, fault)))
+        .find(|(_, outcome)| !outcome.broken.is_empty())
 }
 
 #[test]

@@ -31,7 +31,8 @@ impl State {
             (Self::Absent, Found::Absent) | (Self::Directory, Found::Directory) => true,
             (Self::File(promised), Found::File(is)) => promised == is,
             (Self::PartOf(promised), Found::File(is)) => {
-                is.len() <= promised.len() && is.iter().zip(promised).all(|(is, promised)| is == promised || *is == 0)
+                is.len() <= promised.len()
+                    && is.iter().zip(promised).all(|(is, promised)| is == promised || *is == 0)
             }
             _ => false,
         }
@@ -43,7 +44,9 @@ impl State {
             Self::Absent => "absent".to_owned(),
             Self::Directory => "a directory".to_owned(),
             Self::File(data) => format!("{:?} of {} bytes", beginning(data), data.len()),
-            Self::PartOf(data) => format!("a part of {:?} of {} bytes", beginning(data), data.len()),
+            Self::PartOf(data) => {
+                format!("a part of {:?} of {} bytes", beginning(data), data.len())
+            }
         }
     }
 }
@@ -114,7 +117,8 @@ impl Model {
 
     /// A path whose state is certain, or was never used.
     pub fn is_certain(&self, path: &str) -> bool {
-        !self.under_way.contains(path) && !self.doubts.iter().any(|doubt| doubt.paths.iter().any(|its| its == path))
+        !self.under_way.contains(path)
+            && !self.doubts.iter().any(|doubt| doubt.paths.iter().any(|its| its == path))
     }
 
     /// From now on one of these worlds may be: a call begins.
@@ -135,20 +139,30 @@ impl Model {
     /// What is found must be one of what may be.
     pub fn check(&mut self, place: &str, find: &dyn Fn(&str) -> Found) {
         let mut broken = Vec::new();
-        let doubtful: BTreeSet<&String> = self.doubts.iter().flat_map(|doubt| &doubt.paths).collect();
+        let doubtful: BTreeSet<&String> =
+            self.doubts.iter().flat_map(|doubt| &doubt.paths).collect();
         for (path, state) in self.known.iter().filter(|(path, _)| !doubtful.contains(path)) {
             let found = find(path);
             if !state.fits(&found) {
-                broken.push(format!("{place}: {path} must be {}, and is {}", state.shown(), found.shown()));
+                broken.push(format!(
+                    "{place}: {path} must be {}, and is {}",
+                    state.shown(),
+                    found.shown()
+                ));
             }
         }
         for doubt in &self.doubts {
             let found: Vec<Found> = doubt.paths.iter().map(|path| find(path)).collect();
-            let is_so = |world: &Vec<State>| world.iter().zip(&found).all(|(state, found)| state.fits(found));
+            let is_so = |world: &Vec<State>| {
+                world.iter().zip(&found).all(|(state, found)| state.fits(found))
+            };
             if !doubt.worlds.iter().any(is_so) {
                 let shown: Vec<String> = found.iter().map(Found::shown).collect();
-                let worlds: Vec<Vec<String>> =
-                    doubt.worlds.iter().map(|world| world.iter().map(State::shown).collect()).collect();
+                let worlds: Vec<Vec<String>> = doubt
+                    .worlds
+                    .iter()
+                    .map(|world| world.iter().map(State::shown).collect())
+                    .collect();
                 broken.push(format!(
                     "{place}: after {} {:?} may be one of {worlds:?}, and is {shown:?}",
                     doubt.call, doubt.paths
@@ -176,10 +190,14 @@ impl Model {
         for (record, (least, most)) in records {
             let count = counts.remove(record.as_str()).unwrap_or_default();
             if count < *least || count > *most {
-                broken.push(format!("{place}: {log} has {record:?} {count} times, and not {least} to {most} times"));
+                broken.push(format!(
+                    "{place}: {log} has {record:?} {count} times, and not {least} to {most} times"
+                ));
             }
         }
-        broken.extend(counts.keys().map(|line| format!("{place}: {log} has {line:?}, which nobody wrote so")));
+        broken.extend(
+            counts.keys().map(|line| format!("{place}: {log} has {line:?}, which nobody wrote so")),
+        );
         self.broken.extend(broken);
     }
 
@@ -192,11 +210,15 @@ impl Model {
             return;
         };
         let replaced = read.ended.and_then(|ended| {
-            settings.iter().find(|other| other.began > ended && other.ended.is_some_and(|ended| ended < began))
+            settings
+                .iter()
+                .find(|other| other.began > ended && other.ended.is_some_and(|ended| ended < began))
         });
         if let Some(newer) = replaced {
             let newer = &newer.value;
-            self.broken.push(format!("{who} reads {value:?} from {register} after {newer:?} was written and closed"));
+            self.broken.push(format!(
+                "{who} reads {value:?} from {register} after {newer:?} was written and closed"
+            ));
         }
     }
 }

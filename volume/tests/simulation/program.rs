@@ -42,7 +42,9 @@ impl Program {
             let gateways = &world.gateways[self.machine];
             let gateway = gateways.when(Option::is_some).await.unwrap();
             let is_dead = async {
-                let other = |now: &Option<Arc<Gateway>>| !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &gateway));
+                let other = |now: &Option<Arc<Gateway>>| {
+                    !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &gateway))
+                };
                 gateways.when(other).await;
             };
             tokio::select! {
@@ -75,7 +77,9 @@ impl Program {
     fn told<T>(&self, call: &str, result: &Result<T, Errno>) {
         match result {
             Ok(_) => self.note(&format!("{call} = 0")),
-            Err(errno) if is_break(*errno) || is_refusal(*errno) => self.note(&format!("{call} = {errno:?}")),
+            Err(errno) if is_break(*errno) || is_refusal(*errno) => {
+                self.note(&format!("{call} = {errno:?}"))
+            }
             Err(errno) => self.breaks(&format!("{call} = {errno:?}")),
         }
     }
@@ -114,7 +118,11 @@ impl Program {
 
     fn begin(&self, call: &str, paths: &[&str], worlds: Vec<Vec<State>>) {
         let paths = paths.iter().map(|path| (*path).to_owned()).collect();
-        self.world.model.lock().unwrap().begin(Doubt { call: format!("{}: {call}", self.name), paths, worlds });
+        self.world.model.lock().unwrap().begin(Doubt {
+            call: format!("{}: {call}", self.name),
+            paths,
+            worlds,
+        });
     }
 
     fn end(&self, paths: &[&str], states: Vec<State>) {
@@ -155,7 +163,9 @@ impl Program {
         };
         let mut written = Ok(());
         for piece in 0..pieces {
-            let at = |piece: u64| data.len() * usize::try_from(piece).unwrap() / usize::try_from(pieces).unwrap();
+            let at = |piece: u64| {
+                data.len() * usize::try_from(piece).unwrap() / usize::try_from(pieces).unwrap()
+            };
             let (from, to) = (at(piece), at(piece + 1));
             if from < to && written.is_ok() {
                 written = gateway.write(opened, from as u64, &data[from..to]).await;
@@ -184,7 +194,9 @@ impl Program {
         let found = self.world.found(path);
         if !state.fits(&found) {
             let (state, found) = (state.shown(), found.shown());
-            self.breaks(&format!("after {call} {path} must be {state} on the server, and is {found}"));
+            self.breaks(&format!(
+                "after {call} {path} must be {state} on the server, and is {found}"
+            ));
         }
     }
 
@@ -207,7 +219,9 @@ impl Program {
 
     async fn rename(&mut self, gateway: &Gateway) {
         let Some((from, moved)) = self.a_file() else { return };
-        let Some((to, replaced)) = self.a_certain_path().filter(|(to, _)| *to != from) else { return };
+        let Some((to, replaced)) = self.a_certain_path().filter(|(to, _)| *to != from) else {
+            return;
+        };
         let (after, before) = (vec![State::Absent, moved.clone()], vec![moved, replaced]);
         self.begin("rename", &[&from, &to], vec![before.clone(), after.clone()]);
         let renamed = gateway.rename(&from, &to).await;
@@ -243,7 +257,8 @@ impl Program {
             (State::File(data), Ok(Some(read))) if *data == read => Ok(()),
             (_, Ok(Some(read))) => {
                 let read = crate::model::Found::File(read).shown();
-                return self.breaks(&format!("read {path} gives {read}, and not {}", state.shown()));
+                return self
+                    .breaks(&format!("read {path} gives {read}, and not {}", state.shown()));
             }
             (_, read) => read.map(drop),
         };
@@ -298,7 +313,10 @@ impl Program {
         let its = ["a", "b"][self.machine];
         let certain = |world: &World| {
             let model = world.model.lock().unwrap();
-            let known = model.known.iter().filter(|(path, _)| path.starts_with(its) && model.is_certain(path));
+            let known = model
+                .known
+                .iter()
+                .filter(|(path, _)| path.starts_with(its) && model.is_certain(path));
             known.map(|(path, state)| (path.clone(), state.clone())).collect::<Vec<_>>()
         };
         let before = certain(&self.world);
@@ -321,8 +339,10 @@ impl Program {
         };
         promise(0, 1);
         let appended = async {
-            let opened =
-                gateway.open(log, OpenFlags::WRITE | OpenFlags::APPEND).await.inspect_err(|_| promise(0, 0))?;
+            let opened = gateway
+                .open(log, OpenFlags::WRITE | OpenFlags::APPEND)
+                .await
+                .inspect_err(|_| promise(0, 0))?;
             let size = gateway.size(log).await;
             let written = match size {
                 Ok(size) => gateway.append(opened, size, format!("{record}\n").as_bytes()).await,
@@ -365,7 +385,10 @@ impl Program {
             let mut model = self.world.model.lock().unwrap();
             let ended = Some(model.tick());
             let settings = model.registers.get_mut(register).unwrap();
-            settings.iter_mut().filter(|setting| setting.value == value).for_each(|setting| setting.ended = ended);
+            settings
+                .iter_mut()
+                .filter(|setting| setting.value == value)
+                .for_each(|setting| setting.ended = ended);
         }
         self.told(&format!("set {register} to {value}"), &set);
     }
@@ -391,7 +414,8 @@ impl Program {
         let read = gateway.read(register).await;
         self.told(&format!("get {register} = {:?}", read.as_ref().ok().and_then(shown)), &read);
         if let Ok(Some(read)) = read {
-            let value = String::from_utf8_lossy(&read[..read.len().min(VALUE_BYTES)]).trim_end().to_owned();
+            let value =
+                String::from_utf8_lossy(&read[..read.len().min(VALUE_BYTES)]).trim_end().to_owned();
             self.world.model.lock().unwrap().check_register(&self.name, register, began, &value);
         }
     }

@@ -153,12 +153,20 @@ pub struct Served {
 impl Site {
     /// After an earlier process that had these sessions.
     pub fn start_server(&self, former: BTreeSet<u64>) {
-        let named = former.iter().map(|client| Former { name: client.to_string(), tree: self.export.clone() });
-        let keeper = if self.fault == Some(Fault::NoGrace) { Keeper::default() } else { Keeper::after(named) };
+        let named = former
+            .iter()
+            .map(|client| Former { name: client.to_string(), tree: self.export.clone() });
+        let keeper = if self.fault == Some(Fault::NoGrace) {
+            Keeper::default()
+        } else {
+            Keeper::after(named)
+        };
         let keeper = Arc::new(keeper);
         let machine = Machine::without_threads(Arc::clone(&keeper));
-        let directory = Directory::open(machine, &self.export, Rights::Own, Mutability::ReadWrite).unwrap();
-        let server = Server { keeper, directory, sessions: Mutex::default(), former, is_over: false.into() };
+        let directory =
+            Directory::open(machine, &self.export, Rights::Own, Mutability::ReadWrite).unwrap();
+        let server =
+            Server { keeper, directory, sessions: Mutex::default(), former, is_over: false.into() };
         *self.server.lock().unwrap() = Some(Arc::new(server));
         self.log.note("the server starts");
     }
@@ -178,7 +186,9 @@ impl Site {
     }
 
     fn is_full(&self) -> bool {
-        self.full.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+        self.full
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+            .is_ok()
     }
 }
 
@@ -201,10 +211,15 @@ impl Server {
         }
         // Of one account per machine: what one has let lapse is not held against the other.
         let account = Account::named(if client.is_multiple_of(2) { "ada" } else { "bob" });
-        let session = DirectorySession::open_for(account, Arc::clone(&self.directory), Liveness::Served);
+        let session =
+            DirectorySession::open_for(account, Arc::clone(&self.directory), Liveness::Served);
         session.name(&client.to_string());
-        let served =
-            Arc::new(Served { session, requests: Mutex::default(), tasks: Mutex::default(), seen: Mutex::new(now) });
+        let served = Arc::new(Served {
+            session,
+            requests: Mutex::default(),
+            tasks: Mutex::default(),
+            seen: Mutex::new(now),
+        });
         sessions.insert(client, Arc::clone(&served));
         (served, false)
     }
@@ -238,7 +253,10 @@ impl Server {
                         let asked = site.log.tells_requests.then(|| shortened(&request));
                         let response = carry_out(&site, &session, request).await;
                         if let Some(asked) = asked {
-                            site.log.note(&format!("request {number}: {asked} = {}", shortened(&response)));
+                            site.log.note(&format!(
+                                "request {number}: {asked} = {}",
+                                shortened(&response)
+                            ));
                         }
                         its.set(Performed::Answered(response));
                     });
@@ -295,20 +313,32 @@ async fn carry_out(site: &Arc<Site>, session: &DirectorySession, request: Reques
             }
             Response::Write(Ok(results))
         }
-        Request::Read(caller, parts) => Response::Read(session.read(&caller, parts).await.collect().await),
+        Request::Read(caller, parts) => {
+            Response::Read(session.read(&caller, parts).await.collect().await)
+        }
     }
 }
 
-async fn call(site: &Site, session: &DirectorySession, caller: &Caller, op: Op) -> Result<Answer, Errno> {
+async fn call(
+    site: &Site,
+    session: &DirectorySession,
+    caller: &Caller,
+    op: Op,
+) -> Result<Answer, Errno> {
     let makes = match &op {
-        Op::MakeDirectory { .. } | Op::Symlink { .. } | Op::Link { .. } | Op::CreateWhole { .. } => true,
+        Op::MakeDirectory { .. }
+        | Op::Symlink { .. }
+        | Op::Link { .. }
+        | Op::CreateWhole { .. } => true,
         Op::Create { flags, .. } => flags.contains(OpenFlags::EXCLUSIVE),
         _ => false,
     };
     if makes && site.is_full() {
         return Err(Errno::ENOSPC);
     }
-    if let (Op::Rename { from, to, how: Renaming::Replace }, Some(Fault::HalfRename)) = (&op, site.fault) {
+    if let (Op::Rename { from, to, how: Renaming::Replace }, Some(Fault::HalfRename)) =
+        (&op, site.fault)
+    {
         // The new name is there, and the old one stays.
         let place = Place::from(file_of(session, caller, from).await?);
         let removed = Op::Remove { parent: to.0, name: to.1.clone(), what: Removal::File };
@@ -325,7 +355,9 @@ async fn file_of(
     at: &(FileId, std::ffi::OsString),
 ) -> Result<FileId, Errno> {
     let walk = Op::Walk { from: at.0, names: vec![at.1.clone()] };
-    let Answer::Walked(walked) = session.call(caller, walk).await? else { return Err(Errno::EPROTO) };
+    let Answer::Walked(walked) = session.call(caller, walk).await? else {
+        return Err(Errno::EPROTO);
+    };
     walked.entries.first().map(|entry| entry.attributes.id).ok_or(Errno::ENOENT)
 }
 
@@ -358,7 +390,9 @@ async fn write_one(
         }
         (Write::At { place, .. }, Some(Fault::LateWrite)) => {
             let entry = session.call(caller, Op::Attributes(*place)).await;
-            let Ok(Answer::Entry(entry)) = entry else { return session.write(caller, vec![write]).await };
+            let Ok(Answer::Entry(entry)) = entry else {
+                return session.write(caller, vec![write]).await;
+            };
             let (session, caller) = (session.clone(), caller.clone());
             tokio::spawn(async move {
                 sleep(Duration::from_secs(1)).await;

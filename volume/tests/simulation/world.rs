@@ -51,7 +51,12 @@ pub struct Weather {
 impl Weather {
     fn of(chance: &mut Chance) -> Self {
         if chance.happens(300) {
-            return Self { cuts: false, server_dies: false, gateways_die: false, disk_fills: false };
+            return Self {
+                cuts: false,
+                server_dies: false,
+                gateways_die: false,
+                disk_fills: false,
+            };
         }
         Self {
             cuts: chance.happens(700),
@@ -87,7 +92,11 @@ pub struct Outcome {
 
 pub fn run(seed: u64, fault: Option<Fault>) -> Outcome {
     let _watched = ends_in_time(seed);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let world = World::new(seed, fault);
         let ended = timeout(LONGEST_RUN, Arc::clone(&world).live(seed)).await;
@@ -114,11 +123,14 @@ fn ends_in_time(seed: u64) -> mpsc::Sender<()> {
 impl World {
     fn new(seed: u64, fault: Option<Fault>) -> Arc<Self> {
         let memory = Path::new("/dev/shm");
-        let top = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+        let top = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }
+            .unwrap();
         let export = top.path().join("export");
         std::fs::create_dir_all(export.join("shared")).unwrap();
         LOGS.iter().for_each(|log| std::fs::write(export.join(log), "").unwrap());
-        REGISTERS.iter().for_each(|register| std::fs::write(export.join(register), padded(INITIAL)).unwrap());
+        REGISTERS
+            .iter()
+            .for_each(|register| std::fs::write(export.join(register), padded(INITIAL)).unwrap());
         let mut chance = Chance::new(seed, 1);
         let weather = Weather::of(&mut chance);
         let count = if chance.happens(700) { 2 } else { 1 };
@@ -131,7 +143,12 @@ impl World {
             log: Log::new(),
         };
         let machines = (0..count)
-            .map(|number| Machine { number, top: top.path().to_owned(), processes: AtomicU64::new(0), seed })
+            .map(|number| Machine {
+                number,
+                top: top.path().to_owned(),
+                processes: AtomicU64::new(0),
+                seed,
+            })
             .collect();
         let model = Model {
             logs: LOGS.iter().map(|log| ((*log).to_owned(), BTreeMap::new())).collect(),
@@ -171,7 +188,11 @@ impl World {
     }
 
     async fn live(self: Arc<Self>, seed: u64) {
-        self.site.log.note(&format!("seed {seed}: {:?}, {} machines", self.weather, self.machines.len()));
+        self.site.log.note(&format!(
+            "seed {seed}: {:?}, {} machines",
+            self.weather,
+            self.machines.len()
+        ));
         let mut programs = Vec::new();
         for machine in 0..self.machines.len() {
             let count = 1 + self.chance.lock().unwrap().below(2);
@@ -187,7 +208,8 @@ impl World {
             gateway.set(Some(Arc::new(machine.start(&self.site, None).await)));
         }
         let trouble = tokio::spawn(Arc::clone(&self).make_trouble());
-        let programs: Vec<_> = programs.into_iter().map(|program| tokio::spawn(program.run())).collect();
+        let programs: Vec<_> =
+            programs.into_iter().map(|program| tokio::spawn(program.run())).collect();
         for program in programs {
             program.await.unwrap();
         }
@@ -232,7 +254,8 @@ impl World {
             let (pause, what, machine, time) = {
                 let mut chance = self.chance.lock().unwrap();
                 let longest = if chance.happens(150) { 50_000 } else { 4_000 };
-                let time = chance.between(Duration::from_millis(10), Duration::from_millis(longest));
+                let time =
+                    chance.between(Duration::from_millis(10), Duration::from_millis(longest));
                 let pause = chance.between(Duration::from_millis(10), Duration::from_secs(5));
                 let machine = usize::try_from(chance.below(self.machines.len() as u64)).unwrap();
                 (pause, chance.below(6), machine, time)
@@ -244,7 +267,10 @@ impl World {
                 (0, Some(gateway)) if weather.cuts => gateway.link.cut(time),
                 (1, Some(gateway)) if weather.cuts => gateway.link.hold(time),
                 (2, _) if weather.server_dies && self.site.running().is_some() => {
-                    if weather.cuts && self.machines.len() == 2 && self.chance.lock().unwrap().happens(500) {
+                    if weather.cuts
+                        && self.machines.len() == 2
+                        && self.chance.lock().unwrap().happens(500)
+                    {
                         self.restart_beside_a_cut(machine, time / 4).await;
                     } else {
                         self.kill_server(time / 4);
@@ -272,14 +298,17 @@ impl World {
             let time = chance.between(Duration::from_secs(1), Duration::from_secs(12));
             (register, chance.below(1_000_000), time, pause.min(Duration::from_secs(1)))
         };
-        let program = |machine: usize, name: &str| Program::new(Arc::clone(self), machine, name.to_owned(), number);
+        let program = |machine: usize, name: &str| {
+            Program::new(Arc::clone(self), machine, name.to_owned(), number)
+        };
         let (mut watcher, mut setter) = (program(machine, "w0"), program(1 - machine, "s0"));
         let _ = timeout(Duration::from_secs(3), watcher.get(&cut, register)).await;
         self.kill_server(pause);
         cut.link.cut(time);
         let watching = async {
             // Nobody asks a gateway that was killed.
-            let is_there = || self.gateways[machine].get().is_some_and(|now| Arc::ptr_eq(&now, &cut));
+            let is_there =
+                || self.gateways[machine].get().is_some_and(|now| Arc::ptr_eq(&now, &cut));
             for _ in 0..12 {
                 if !is_there() {
                     return;
@@ -326,7 +355,9 @@ impl World {
         self.site.log.note(&format!("{when}: settled"));
         self.compare_server(when);
         for (machine, gateway) in gateways.iter().enumerate() {
-            broken.extend(self.compare_shown(&format!("{when}, on machine {machine}"), gateway).await);
+            broken.extend(
+                self.compare_shown(&format!("{when}, on machine {machine}"), gateway).await,
+            );
         }
         self.model.lock().unwrap().broken.extend(broken);
     }
@@ -369,7 +400,11 @@ impl World {
                 }
             };
             if shown != before && shown != self.found(&path) {
-                broken.push(format!("{place}: {path} is shown as {}, and is {}", shown.shown(), before.shown()));
+                broken.push(format!(
+                    "{place}: {path} is shown as {}, and is {}",
+                    shown.shown(),
+                    before.shown()
+                ));
             }
         }
         broken

@@ -14,12 +14,13 @@ use crate::cargo;
 
 /// Checks licences, bans and sources; everything that is wrong is one error.
 ///
-/// cargo-deny does the same and looks for advisories. To build it takes many minutes of a test of twenty, and its database of
-/// advisories must be fetched, so it runs only where it is there.
+/// cargo-deny does the same and looks for advisories. To build it takes many minutes of a test of
+/// twenty, and its database of advisories must be fetched, so it runs only where it is there.
 pub fn check() -> Result<()> {
     let metadata = Metadata::read()?;
     let path = metadata.root().join("deny.toml");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let policy = Policy::read(&text)?;
     let used = metadata.used()?;
     let faults = policy.faults(&used, &packages::locked(metadata.root())?);
@@ -29,15 +30,28 @@ pub fn check() -> Result<()> {
 }
 
 fn with_cargo_deny() -> Result<()> {
-    let is_there = cargo::command(&["deny", "--version"]).output().is_ok_and(|output| output.status.success());
+    let is_there =
+        cargo::command(&["deny", "--version"]).output().is_ok_and(|output| output.status.success());
     if !is_there {
-        println!("advisories: NOT looked for: cargo-deny is not installed (cargo install cargo-deny --locked)");
+        println!(
+            "advisories: NOT looked for: cargo-deny is not installed (cargo install cargo-deny --locked)"
+        );
         return Ok(());
     }
-    cargo::must(cargo::command(&["deny", "--locked", "--offline", "check", "bans", "licenses", "sources"]))?;
+    cargo::must(cargo::command(&[
+        "deny",
+        "--locked",
+        "--offline",
+        "check",
+        "bans",
+        "licenses",
+        "sources",
+    ]))?;
     // The database is fetched where there is a network; elsewhere what was fetched before counts.
-    let advisories =
-        [&["deny", "--locked", "check", "advisories"][..], &["deny", "--locked", "--offline", "check", "advisories"]];
+    let advisories = [
+        &["deny", "--locked", "check", "advisories"][..],
+        &["deny", "--locked", "--offline", "check", "advisories"],
+    ];
     let fetch = cargo::command(&["deny", "--locked", "fetch", "db"]).output();
     match fetch.is_ok_and(|output| output.status.success()) {
         true => cargo::must(cargo::command(advisories[0])),
@@ -52,6 +66,10 @@ fn with_cargo_deny() -> Result<()> {
 /// Whether some version of the advisories is there.
 fn has_database() -> bool {
     let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from);
-    let home = home.or_else(|| std::env::var_os("HOME").map(|home| std::path::Path::new(&home).join(".cargo")));
-    home.is_some_and(|home| fs::read_dir(home.join("advisory-dbs")).is_ok_and(|mut entries| entries.next().is_some()))
+    let home = home.or_else(|| {
+        std::env::var_os("HOME").map(|home| std::path::Path::new(&home).join(".cargo"))
+    });
+    home.is_some_and(|home| {
+        fs::read_dir(home.join("advisory-dbs")).is_ok_and(|mut entries| entries.next().is_some())
+    })
 }

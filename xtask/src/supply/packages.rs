@@ -1,4 +1,5 @@
-//! The packages that the programs are made of: what `cargo metadata` says, and the checksums of Cargo.lock.
+//! The packages that the programs are made of: what `cargo metadata` says, and the checksums of
+//! Cargo.lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -85,7 +86,11 @@ impl Metadata {
             command.args(["--filter-platform", target]);
         }
         let output = command.output().context("cannot start cargo metadata")?;
-        ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "cargo metadata failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         serde_json::from_slice(&output.stdout).context("cargo metadata printed something else")
     }
 
@@ -94,17 +99,32 @@ impl Metadata {
         &self.workspace_root
     }
 
-    /// The packages that become part of a program of these packages, or build one; each with what it depends on.
+    /// The packages that become part of a program of these packages, or build one; each with what
+    /// it depends on.
     pub fn parts_of(&self, names: &[&str]) -> Result<Vec<(&Package, Vec<&Package>)>> {
         let options = names.iter().flat_map(|name| ["--package", *name]);
-        let built = built(&[&["--edges", "normal,build"], options.collect::<Vec<_>>().as_slice()].concat())?;
-        let is_built = |package: &&Package| built.contains(&(package.name.clone(), package.version.clone()));
-        let parts: BTreeMap<&str, &Package> =
-            self.packages.iter().filter(is_built).map(|package| (package.id.as_str(), package)).collect();
+        let built = built(
+            &[&["--edges", "normal,build"], options.collect::<Vec<_>>().as_slice()].concat(),
+        )?;
+        let is_built =
+            |package: &&Package| built.contains(&(package.name.clone(), package.version.clone()));
+        let parts: BTreeMap<&str, &Package> = self
+            .packages
+            .iter()
+            .filter(is_built)
+            .map(|package| (package.id.as_str(), package))
+            .collect();
         let needed = |id: &str| {
-            let edges = self.resolve.nodes.iter().find(|node| node.id == id).map(|node| node.deps.as_slice());
+            let edges = self
+                .resolve
+                .nodes
+                .iter()
+                .find(|node| node.id == id)
+                .map(|node| node.deps.as_slice());
             let edges = edges.unwrap_or_default().iter();
-            let edges = edges.filter(|edge| edge.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev")));
+            let edges = edges.filter(|edge| {
+                edge.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"))
+            });
             edges.filter_map(|edge| parts.get(edge.pkg.as_str()).copied()).collect()
         };
         Ok(parts.iter().map(|(id, package)| (*package, needed(id))).collect())
@@ -113,20 +133,25 @@ impl Metadata {
     /// The packages of which anything is built, tests and chores included.
     pub fn used(&self) -> Result<Vec<&Package>> {
         let built = built(&["--workspace", "--edges", "normal,build,dev"])?;
-        let is_built = |package: &&Package| built.contains(&(package.name.clone(), package.version.clone()));
+        let is_built =
+            |package: &&Package| built.contains(&(package.name.clone(), package.version.clone()));
         Ok(self.packages.iter().filter(is_built).collect())
     }
 }
 
-/// Names and versions by `cargo tree`, which knows what the features of each target choose; `cargo metadata` names
-/// packages that no build ever sees.
+/// Names and versions by `cargo tree`, which knows what the features of each target choose; `cargo
+/// metadata` names packages that no build ever sees.
 fn built(options: &[&str]) -> Result<BTreeSet<(String, String)>> {
     let mut command = cargo::command(&["tree", "--locked", "--prefix", "none", "--format", "{p}"]);
     for target in TARGETS {
         command.args(["--target", target]);
     }
     let output = command.args(options).output().context("cannot start cargo tree")?;
-    ensure!(output.status.success(), "cargo tree failed: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "cargo tree failed: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let text = String::from_utf8(output.stdout).context("cargo tree printed something else")?;
     let package = |line: &str| {
         let mut words = line.split(' ');

@@ -1,5 +1,5 @@
-//! deny.toml, and what it forbids of the packages. The file is cargo-deny's; of its keys these are the ones that
-//! are used, and others are refused, so that nothing stands there that nobody checks.
+//! deny.toml, and what it forbids of the packages. The file is cargo-deny's; of its keys these are
+//! the ones that are used, and others are refused, so that nothing stands there that nobody checks.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,10 @@ use super::packages::{Locked, Package};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    #[allow(dead_code, reason = "cargo-deny's: the targets are in the code, which builds for them")]
+    #[allow(
+        dead_code,
+        reason = "cargo-deny's: the targets are in the code, which builds for them"
+    )]
     graph: toml::Table,
     licenses: Licenses,
     bans: Bans,
@@ -61,7 +64,8 @@ pub struct Policy {
 impl Policy {
     /// Reads the file's text.
     pub fn read(text: &str) -> Result<Self> {
-        let file: File = toml::from_str(text).context("deny.toml has keys that are not checked, or lacks some")?;
+        let file: File = toml::from_str(text)
+            .context("deny.toml has keys that are not checked, or lacks some")?;
         let settings = [
             (file.bans.multiple_versions.as_str(), "allow"),
             (&file.bans.wildcards, "deny"),
@@ -72,7 +76,9 @@ impl Policy {
             bail!("deny.toml: \"{found}\" is not checked here, only \"{wanted}\"");
         }
         let licences = file.licenses.allow.iter();
-        let licences = licences.map(|name| Licensee::parse(name).with_context(|| format!("deny.toml: licence {name}")));
+        let licences = licences.map(|name| {
+            Licensee::parse(name).with_context(|| format!("deny.toml: licence {name}"))
+        });
         Ok(Self {
             licences: licences.collect::<Result<_>>()?,
             bans: file.bans.deny,
@@ -82,22 +88,27 @@ impl Policy {
 
     /// All that is wrong.
     pub fn faults(&self, used: &[&Package], locked: &[Locked]) -> Vec<String> {
-        let packages = used
-            .iter()
-            .flat_map(|package| [self.licence(package), self.ban(package), wildcard(package)].into_iter().flatten());
+        let packages = used.iter().flat_map(|package| {
+            [self.licence(package), self.ban(package), wildcard(package)].into_iter().flatten()
+        });
         packages.chain(locked.iter().filter_map(|entry| self.source(entry))).collect()
     }
 
     fn licence(&self, package: &Package) -> Option<String> {
         let Package { name, version, license, .. } = package;
-        let Some(license) = license else { return Some(format!("{name} {version}: no licence is given")) };
+        let Some(license) = license else {
+            return Some(format!("{name} {version}: no licence is given"));
+        };
         // As cargo-deny: some write `/` for OR.
         let expression = match Expression::parse_mode(license, ParseMode::LAX) {
             Ok(expression) => expression,
             Err(error) => return Some(format!("{name} {version}: {license}: {}", error.reason)),
         };
-        let is_allowed = |wanted: &spdx::LicenseReq| self.licences.iter().any(|allowed| allowed.satisfies(wanted));
-        (!expression.evaluate(is_allowed)).then(|| format!("{name} {version}: {license} is not allowed"))
+        let is_allowed = |wanted: &spdx::LicenseReq| {
+            self.licences.iter().any(|allowed| allowed.satisfies(wanted))
+        };
+        (!expression.evaluate(is_allowed))
+            .then(|| format!("{name} {version}: {license} is not allowed"))
     }
 
     fn ban(&self, package: &Package) -> Option<String> {
@@ -119,7 +130,10 @@ impl Policy {
 /// Any version of another's package.
 fn wildcard(package: &Package) -> Option<String> {
     let is_own = package.source.is_none();
-    let found = package.dependencies.iter().find(|needed| is_own && needed.req == "*" && needed.path.is_none());
+    let found = package
+        .dependencies
+        .iter()
+        .find(|needed| is_own && needed.req == "*" && needed.path.is_none());
     found.map(|needed| format!("{} wants any version of {}", package.name, needed.name))
 }
 
@@ -174,7 +188,10 @@ mod tests {
     #[test]
     fn bans_sources_and_wildcards() {
         let policy = Policy::read(TEXT).unwrap();
-        assert!(policy.ban(&package("ring", Some("MIT"))).is_some() && policy.ban(&package("rings", None)).is_none());
+        assert!(
+            policy.ban(&package("ring", Some("MIT"))).is_some()
+                && policy.ban(&package("rings", None)).is_none()
+        );
         let locked = |source: Option<&str>, checksum: Option<&str>| Locked {
             name: "a".to_owned(),
             version: "1.0.0".to_owned(),
@@ -196,10 +213,15 @@ mod tests {
             req: req.to_owned(),
             path: path.map(Into::into),
         };
-        let own = |dependency| Package { source: None, dependencies: vec![dependency], ..package("a", None) };
+        let own = |dependency| Package {
+            source: None,
+            dependencies: vec![dependency],
+            ..package("a", None)
+        };
         assert!(wildcard(&own(dependency("*", None))).is_some());
         assert!(
-            wildcard(&own(dependency("*", Some("/b")))).is_none() && wildcard(&own(dependency("^1", None))).is_none()
+            wildcard(&own(dependency("*", Some("/b")))).is_none()
+                && wildcard(&own(dependency("^1", None))).is_none()
         );
     }
 

@@ -1,5 +1,6 @@
-//! The directories of watched trees as they were before a command: kept until it ends, each by the one above it and its
-//! name. Whole paths would take up to 4 KB each, of which a tree has as many as it has directories.
+//! The directories of watched trees as they were before a command: kept until it ends, each by the
+//! one above it and its name. Whole paths would take up to 4 KB each, of which a tree has as many
+//! as it has directories.
 
 use std::{
     collections::HashMap,
@@ -11,7 +12,8 @@ use std::{
 
 use crate::runner::listing::{Entries, Time};
 
-/// What a name takes in a table, about: its slot there, the head of its own memory, and what grows ahead of need.
+/// What a name takes in a table, about: its slot there, the head of its own memory, and what grows
+/// ahead of need.
 pub const SLOT_BYTES: usize = 64;
 
 /// What a directory takes, besides its names.
@@ -57,7 +59,8 @@ impl Noted {
         At(self.directories.len() - 1)
     }
 
-    /// Who has read it: nobody since its last change, of the command's own ones; and when, where files are replaced.
+    /// Who has read it: nobody since its last change, of the command's own ones; and when, where
+    /// files are replaced.
     pub fn note_readers(&mut self, at: At, is_unread: bool, read_at: Option<Time>) {
         let directory = &mut self.directories[at.0];
         (directory.is_unread, directory.read_at) = (is_unread, read_at);
@@ -80,8 +83,8 @@ impl Noted {
         &self.directories[at.0].entries
     }
 
-    /// One of the command's own directories that nobody had read since its last change. Who reads it later is most often
-    /// the command itself: git looks which abbreviations are free.
+    /// One of the command's own directories that nobody had read since its last change. Who reads
+    /// it later is most often the command itself: git looks which abbreviations are free.
     pub fn is_unread(&self, at: At) -> bool {
         self.directories[at.0].is_unread
     }
@@ -110,7 +113,11 @@ pub struct Growing {
 impl Growing {
     /// Of it and of those in it, what nobody had read.
     pub fn unread(&self) -> impl Iterator<Item = PathBuf> {
-        let below = self.below.iter().filter(|(_, is_unread)| **is_unread).map(|(name, _)| self.top.join(name));
+        let below = self
+            .below
+            .iter()
+            .filter(|(_, is_unread)| **is_unread)
+            .map(|(name, _)| self.top.join(name));
         self.is_unread.then(|| self.top.clone()).into_iter().chain(below)
     }
 }

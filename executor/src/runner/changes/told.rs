@@ -41,7 +41,8 @@ impl Changes {
 
     /// As the contract has it.
     pub fn message(&self) -> Vec<ChangedDirectory> {
-        let bytes = |names: &[OsString]| names.iter().map(|name| name.as_bytes().to_vec().into()).collect();
+        let bytes =
+            |names: &[OsString]| names.iter().map(|name| name.as_bytes().to_vec().into()).collect();
         let bytes_of = |name: &OsString| name.as_bytes().to_vec().into();
         let kind = |(name, link): &(OsString, Option<OsString>)| NamedKind {
             name: bytes_of(name),

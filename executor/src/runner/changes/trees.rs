@@ -1,4 +1,5 @@
-//! Which parts of a stage's watched trees are looked at, and how: the contract's trees as directories here.
+//! Which parts of a stage's watched trees are looked at, and how: the contract's trees as
+//! directories here.
 
 use std::{
     collections::HashSet,
@@ -59,8 +60,8 @@ impl Trees {
         }
     }
 
-    /// Forgets what lies in no mount, by its name or by a link on the way: nobody remembers it, and without a view it is the
-    /// server's own.
+    /// Forgets what lies in no mount, by its name or by a link on the way: nobody remembers it, and
+    /// without a view it is the server's own.
     pub fn keep_inside(&mut self, view: &View, cwd: &OwnedFd, budget: &Budget) {
         let is_inside = |path: &PathBuf| {
             budget.spend(1 + path.components().count() / 8)
@@ -80,7 +81,8 @@ impl Trees {
     }
 
     pub fn replaced_in(&self, directory: &Path) -> Option<&Replaced> {
-        let holds = |tree: &Replaced| !tree.except.iter().any(|except| directory.starts_with(except));
+        let holds =
+            |tree: &Replaced| !tree.except.iter().any(|except| directory.starts_with(except));
         self.replaced.iter().find(|tree| directory.starts_with(&tree.top) && holds(tree))
     }
 }

@@ -25,7 +25,8 @@ use crate::harness::{Client, PATIENCE, pipeline, run};
 
 /// Connections of the crowd.
 const CROWD: usize = 10_000;
-/// As many of them as may be kept: of those who have said nothing, and of those who have begun a handshake.
+/// As many of them as may be kept: of those who have said nothing, and of those who have begun a
+/// handshake.
 const KEPT: [usize; 2] = [4096, 512];
 /// What all that may cost, in this process, which also has the crowd's own sockets.
 const MEMORY_MB: usize = 150;
@@ -66,7 +67,8 @@ async fn ten_thousand_connections_keep_nobody_out() {
     let grown_mb = memory_mb("self").saturating_sub(before_mb);
     assert!(grown_mb < MEMORY_MB, "{grown_mb} MB");
     // They were made in turns.
-    let kept = |first: usize| crowd.iter().skip(first).step_by(2).filter(|stream| is_open(stream)).count();
+    let kept =
+        |first: usize| crowd.iter().skip(first).step_by(2).filter(|stream| is_open(stream)).count();
     let open = || [kept(1), kept(0)];
     let is_thin = || open().iter().zip(KEPT).all(|(open, kept)| *open <= kept);
     let thinned = async {
@@ -122,7 +124,8 @@ async fn an_identity_has_so_many_connections() {
         client.describe(DescribeRequest { protocol: 1 }).await.unwrap();
         held.push(client);
     }
-    let refused = lab.client_of(&path).await.describe(DescribeRequest { protocol: 1 }).await.unwrap_err();
+    let refused =
+        lab.client_of(&path).await.describe(DescribeRequest { protocol: 1 }).await.unwrap_err();
     assert!(refused.message().contains("ada is at its limit of connections"), "{refused:?}");
     assert!(lab.client("bob").await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
     // One that ends makes room for another.
@@ -135,7 +138,8 @@ async fn an_identity_has_so_many_connections() {
     tokio::time::timeout(PATIENCE, has_room).await.expect("there is room again");
 }
 
-/// HTTP/2's SETTINGS_MAX_CONCURRENT_STREAMS, as the executor tells whoever is connected (RFC 9113, sections 4.1 and 6.5).
+/// HTTP/2's SETTINGS_MAX_CONCURRENT_STREAMS, as the executor tells whoever is connected (RFC 9113,
+/// sections 4.1 and 6.5).
 async fn calls_at_a_time(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> u32 {
     const SETTINGS: u8 = 4;
     const MAX_CONCURRENT_STREAMS: u16 = 3;
@@ -160,7 +164,8 @@ async fn a_stranger_has_few_calls_at_a_time() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let stream = TcpStream::connect((lab.host.host.as_str(), lab.host.port)).await.unwrap();
     let name = ServerName::try_from(lab.host.host.clone()).unwrap();
-    let stranger = TlsConnector::from(lab.without_certificate()).connect(name, stream).await.unwrap();
+    let stranger =
+        TlsConnector::from(lab.without_certificate()).connect(name, stream).await.unwrap();
     assert_eq!(timeout(PATIENCE, calls_at_a_time(stranger)).await.unwrap(), 4);
     let ada = Credentials::load(&lab.enrol("ada").await.unwrap(), &lab.host).unwrap();
     let ada = lab.connection(&ada).await;
@@ -183,7 +188,8 @@ async fn answers_that_nobody_reads_are_few() {
     let ask = |mut client: Client| async move {
         client.tools(ToolsRequest { names: vec!["cat".to_owned(); 4096] }).await.map(drop)
     };
-    let mut calls: Vec<_> = (0..2 * UNREAD).map(|_| tokio::spawn(ask(client(channel.clone())))).collect();
+    let mut calls: Vec<_> =
+        (0..2 * UNREAD).map(|_| tokio::spawn(ask(client(channel.clone())))).collect();
     let refused = async {
         while calls.iter().filter(|call| !call.is_finished()).count() > UNREAD {
             tokio::time::sleep(Duration::from_millis(20)).await;

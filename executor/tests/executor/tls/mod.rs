@@ -73,7 +73,10 @@ impl TlsLab {
         Self::with(identities, |_| {}).await
     }
 
-    async fn with(identities: &[Identity], change: impl FnOnce(&mut posh_executor::Config)) -> Self {
+    async fn with(
+        identities: &[Identity],
+        change: impl FnOnce(&mut posh_executor::Config),
+    ) -> Self {
         let [stores @ .., directory, home] = [(); 4].map(|()| TempDir::new().unwrap());
         administer::init(directory.path(), vec!["127.0.0.1".to_owned()]).unwrap();
         let mut config = config(stores[0].path());
@@ -89,13 +92,19 @@ impl TlsLab {
         config.identities = identities.to_vec();
         change(&mut config);
         let listener = TcpListener::bind(config.listen).await.unwrap();
-        let host = TlsHost { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
+        let host =
+            TlsHost { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
         let (stop, stopped) = oneshot::channel::<()>();
         let (changes, changed) = mpsc::channel(1);
         let shutdown = async move {
             let _ = stopped.await;
         };
-        let served = tokio::spawn(posh_executor::run_with_changes(config.clone(), changed, listener, shutdown));
+        let served = tokio::spawn(posh_executor::run_with_changes(
+            config.clone(),
+            changed,
+            listener,
+            shutdown,
+        ));
         Self { stores, directory, home, host, config, changes, _stop: stop, _served: served }
     }
 
@@ -141,7 +150,8 @@ impl TlsLab {
     ) -> (PathBuf, posh_executor::tls::authority::Issued) {
         let key = rcgen::KeyPair::generate().unwrap();
         let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
-        let issued = Authority::at(directory).issue_for(request.der(), name, valid_s.clone()).unwrap();
+        let issued =
+            Authority::at(directory).issue_for(request.der(), name, valid_s.clone()).unwrap();
         let credentials = Credentials {
             server: None,
             identity: name.to_owned(),
@@ -164,7 +174,8 @@ impl TlsLab {
             let (host, config) = (host.clone(), config.clone());
             async move {
                 let stream = TcpStream::connect((host.host.as_str(), host.port)).await?;
-                let name = ServerName::try_from(host.host.clone()).map_err(std::io::Error::other)?;
+                let name =
+                    ServerName::try_from(host.host.clone()).map_err(std::io::Error::other)?;
                 TlsConnector::from(config).connect(name, stream).await.map(TokioIo::new)
             }
         });
@@ -172,14 +183,20 @@ impl TlsLab {
     }
 
     /// A connection of whoever has these credentials, after the handshake.
-    async fn connection(&self, credentials: &Credentials) -> tokio_rustls::client::TlsStream<TcpStream> {
+    async fn connection(
+        &self,
+        credentials: &Credentials,
+    ) -> tokio_rustls::client::TlsStream<TcpStream> {
         let mut roots = RootCertStore::empty();
         roots.add(credentials.authority.clone().into()).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13]);
         let key = PrivateKeyDer::from_pem_slice(credentials.key.as_bytes()).unwrap();
         let config = config.unwrap().with_root_certificates(roots);
-        let mut config = config.with_client_auth_cert(vec![credentials.certificate.clone().into()], key).unwrap();
+        let mut config = config
+            .with_client_auth_cert(vec![credentials.certificate.clone().into()], key)
+            .unwrap();
         config.alpn_protocols = vec![b"h2".to_vec()];
         let stream = TcpStream::connect((self.host.host.as_str(), self.host.port)).await.unwrap();
         let name = ServerName::try_from(self.host.host.clone()).unwrap();
@@ -190,7 +207,8 @@ impl TlsLab {
         let mut roots = RootCertStore::empty();
         roots.add(Authority::at(self.directory.path()).certificate().unwrap()).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13]);
         let mut config = config.unwrap().with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec()];
         Arc::new(config)
@@ -210,7 +228,10 @@ async fn who_is_enrolled_runs_commands() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let client = lab.client("ada").await;
     fs::write(lab.stores[0].path().join("f"), "b\na\n").unwrap();
-    assert_eq!(run(&client, pipeline(&["cat f", "sort"]), bytes::Bytes::new()).await.text(), "a\nb\n");
+    assert_eq!(
+        run(&client, pipeline(&["cat f", "sort"]), bytes::Bytes::new()).await.text(),
+        "a\nb\n"
+    );
 }
 
 #[tokio::test]
@@ -235,7 +256,8 @@ async fn a_new_server_certificate_is_shown_without_a_restart() {
     let shown = || async {
         let stream = TcpStream::connect((lab.host.host.as_str(), lab.host.port)).await.unwrap();
         let name = ServerName::try_from(lab.host.host.clone()).unwrap();
-        let stream = TlsConnector::from(lab.without_certificate()).connect(name, stream).await.unwrap();
+        let stream =
+            TlsConnector::from(lab.without_certificate()).connect(name, stream).await.unwrap();
         stream.get_ref().1.peer_certificates().unwrap()[0].to_vec()
     };
     let before = shown().await;

@@ -70,7 +70,10 @@ async fn another_authority_counts_for_nothing() {
     let other = TempDir::new().unwrap();
     administer::init(other.path(), Vec::new()).unwrap();
     let (path, issued) = lab.forge("ada", other.path(), valid_s());
-    assert_refused(&refusal(&mut lab.client_of(&path).await).await, "has not issued the certificate");
+    assert_refused(
+        &refusal(&mut lab.client_of(&path).await).await,
+        "has not issued the certificate",
+    );
     // Not even if it had got into the register.
     lab.register().note("ada", &issued).unwrap();
     assert_refused(&refusal(&mut lab.client_of(&path).await).await, "is not accepted");
@@ -80,14 +83,20 @@ async fn another_authority_counts_for_nothing() {
 async fn what_the_authority_signed_counts_only_if_it_is_registered() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let (path, _) = lab.forge("ada", lab.directory.path(), valid_s());
-    assert_refused(&refusal(&mut lab.client_of(&path).await).await, "has not issued the certificate");
+    assert_refused(
+        &refusal(&mut lab.client_of(&path).await).await,
+        "has not issued the certificate",
+    );
 }
 
 #[tokio::test]
 async fn an_expired_certificate_is_told_so() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let path = lab.issue("ada", now_s() - 2 * HOUR_S..now_s() - HOUR_S);
-    assert_refused(&refusal(&mut lab.client_of(&path).await).await, "the certificate of `ada` has expired; run");
+    assert_refused(
+        &refusal(&mut lab.client_of(&path).await).await,
+        "the certificate of `ada` has expired; run",
+    );
 }
 
 #[tokio::test]
@@ -114,13 +123,18 @@ async fn a_revocation_counts_on_open_connections() {
     assert_refused(&refusal(&mut eve).await, "the certificate of `eve` was revoked");
     let started = eve.run(tokio_stream::once(RunInput::default())).await;
     assert_refused(&started.unwrap_err(), "was revoked");
-    assert_refused(&refusal(&mut lab.client_of(&lab.credentials("eve")).await).await, "was revoked");
+    assert_refused(
+        &refusal(&mut lab.client_of(&lab.credentials("eve")).await).await,
+        "was revoked",
+    );
     assert!(ada.describe(DescribeRequest { protocol: 1 }).await.is_ok());
 }
 
 /// A run that is at work until it is ended.
 async fn at_work(client: &Client) -> Call {
-    let mut call = Call::open(client, command(&["sh", "-c", "exec 9>lock; flock 9; echo ready; sleep 1000"])).await;
+    let mut call =
+        Call::open(client, command(&["sh", "-c", "exec 9>lock; flock 9; echo ready; sleep 1000"]))
+            .await;
     call.until_output("ready").await;
     call
 }
@@ -162,9 +176,15 @@ async fn what_began_over_a_certificate_that_was_replaced_twice_ends_with_a_revoc
         let channel = tls::channel(&lab.host, &path).await.unwrap();
         tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
     }
-    assert_eq!(run(&lab.client_of(&path).await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+    assert_eq!(
+        run(&lab.client_of(&path).await, pipeline(&["echo x"]), Bytes::new()).await.text(),
+        "x\n"
+    );
     administer::revoke(lab.directory.path(), "eve").unwrap();
-    assert_refused(&last_words(begun).await, "the executor ended this run: the certificate of `eve` was revoked");
+    assert_refused(
+        &last_words(begun).await,
+        "the executor ended this run: the certificate of `eve` was revoked",
+    );
     lock_is_free(lab.stores[0].path()).await;
 }
 
@@ -180,7 +200,10 @@ async fn what_goes_on_over_an_expired_certificate_ends_with_its_identity() {
     let mut changed = lab.config.clone();
     changed.identities = vec![identity("ada")];
     lab.changes.send(changed).await.unwrap();
-    assert_refused(&last_words(begun).await, "`eve` has no place in the configuration of this executor");
+    assert_refused(
+        &last_words(begun).await,
+        "`eve` has no place in the configuration of this executor",
+    );
 }
 
 #[tokio::test]
@@ -194,9 +217,15 @@ async fn a_changed_configuration_counts_at_once_and_ends_what_has_no_place_in_it
     changed.identities = vec![identity("ada"), identity("bob")];
     changed.identities[0].commands = Some(["cat".to_owned()].into());
     lab.changes.send(changed).await.unwrap();
-    assert_refused(&last_words(removed).await, "`eve` has no place in the configuration of this executor");
+    assert_refused(
+        &last_words(removed).await,
+        "`eve` has no place in the configuration of this executor",
+    );
     lock_is_free(lab.stores[0].path()).await;
-    assert_eq!(run(&lab.client("bob").await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+    assert_eq!(
+        run(&lab.client("bob").await, pipeline(&["echo x"]), Bytes::new()).await.text(),
+        "x\n"
+    );
     let refused = run(&ada, pipeline(&["echo x"]), Bytes::new()).await;
     assert!(refused.refusal().message.contains("ada may not run echo"), "{refused:?}");
     left.send(Kind::Chunk(Chunk { stream: IN, data: "still here".into() })).await;
@@ -206,7 +235,10 @@ async fn a_changed_configuration_counts_at_once_and_ends_what_has_no_place_in_it
 #[tokio::test]
 async fn an_identity_without_configuration_may_do_nothing() {
     let lab = TlsLab::start(&[identity("ada")]).await;
-    assert_refused(&refusal(&mut lab.client("bob").await).await, "`bob` has no place in the configuration");
+    assert_refused(
+        &refusal(&mut lab.client("bob").await).await,
+        "`bob` has no place in the configuration",
+    );
 }
 
 #[tokio::test]
@@ -264,11 +296,13 @@ async fn a_token_makes_nobody_somebody_else() {
     claim.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let signing_request = claim.serialize_request(&key).unwrap().der().to_vec().into();
     let request = EnrolRequest { secret: token.secret.to_vec().into(), signing_request };
-    let issued = EnrolmentClient::new(lab.stranger().await).enrol(request).await.unwrap().into_inner();
+    let issued =
+        EnrolmentClient::new(lab.stranger().await).enrol(request).await.unwrap().into_inner();
     assert_eq!(issued.identity, "ada");
     let text = String::from_utf8_lossy(&issued.certificate);
     assert!(text.contains("ada") && !text.contains("boss"), "{text}");
-    let known = lab.register().identity_of(&posh_proto::token::Fingerprint::of(&issued.certificate));
+    let known =
+        lab.register().identity_of(&posh_proto::token::Fingerprint::of(&issued.certificate));
     assert_eq!(known, Ok("ada".to_owned()));
 }
 
@@ -279,7 +313,9 @@ async fn enrolments_are_limited_in_number() {
     let guess = EnrolRequest { secret: vec![0; 16].into(), ..EnrolRequest::default() };
     let mut refused = 0;
     for _ in 0..100 {
-        refused += usize::from(enrolment.enrol(guess.clone()).await.unwrap_err().code() == Code::ResourceExhausted);
+        refused += usize::from(
+            enrolment.enrol(guess.clone()).await.unwrap_err().code() == Code::ResourceExhausted,
+        );
     }
     assert!(refused > 40, "{refused}");
 }
@@ -290,7 +326,10 @@ async fn a_stranger_may_say_little() {
     const MESSAGE_BYTES: usize = 60 << 10;
     let lab = TlsLab::start(&[identity("ada")]).await;
     let mut enrolment = EnrolmentClient::new(lab.stranger().await);
-    let request = |bytes: usize| EnrolRequest { signing_request: vec![0; bytes].into(), ..EnrolRequest::default() };
+    let request = |bytes: usize| EnrolRequest {
+        signing_request: vec![0; bytes].into(),
+        ..EnrolRequest::default()
+    };
     let large = enrolment.enrol(request(100 << 10)).await.unwrap_err();
     assert_eq!(large.code(), Code::OutOfRange, "{large:?}");
     // Its connection ends when 256 KiB have come.
@@ -300,7 +339,10 @@ async fn a_stranger_may_say_little() {
         if refused.code() != Code::InvalidArgument {
             break;
         }
-        assert!((answered + 1) * MESSAGE_BYTES <= 256 << 10, "{answered} were answered before: {refused:?}");
+        assert!(
+            (answered + 1) * MESSAGE_BYTES <= 256 << 10,
+            "{answered} were answered before: {refused:?}"
+        );
     }
     // Others have what is theirs.
     let client = lab.client("ada").await;
@@ -309,7 +351,8 @@ async fn a_stranger_may_say_little() {
 
 #[tokio::test]
 async fn a_token_is_not_shown_to_an_impostor() {
-    let (lab, impostor) = (TlsLab::start(&[identity("ada")]).await, TlsLab::start(&[identity("ada")]).await);
+    let (lab, impostor) =
+        (TlsLab::start(&[identity("ada")]).await, TlsLab::start(&[identity("ada")]).await);
     let token = lab.register().token_for("ada").unwrap();
     let why = impostor.enrol_with(&token, "ada").await.unwrap_err().to_string();
     assert!(why.contains("is not the executor that has made this token"), "{why}");
@@ -343,7 +386,10 @@ async fn plain_text_and_tls_do_not_mix() {
     // As the gateway does it: a connection is made, and the first call shows what is there.
     let mut reached = client(posh_reach::connect(&route).await.unwrap().channel);
     let why = posh_reach::why_mute(&route, refusal(&mut reached).await.message().to_owned()).await;
-    assert!(why.contains(&format!("http://{0} speaks TLS: its address is tls://{0}; run", tls.host)), "{why}");
+    assert!(
+        why.contains(&format!("http://{0} speaks TLS: its address is tls://{0}; run", tls.host)),
+        "{why}"
+    );
     let plain = Lab::start().await;
     let path = tls.enrol("ada").await.unwrap();
     let host = fs_mapper::config::TlsHost { host: "127.0.0.1".into(), port: plain.address.port() };

@@ -40,7 +40,10 @@ async fn a_call_that_was_opened_before_has_what_its_caller_has_now() {
     while run(&ada, pipeline(&["echo x"]), Bytes::new()).await.rejected.is_none() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    sender.send(RunInput { kind: Some(run_input::Kind::Spec(pipeline(&["echo x"]))) }).await.unwrap();
+    sender
+        .send(RunInput { kind: Some(run_input::Kind::Spec(pipeline(&["echo x"]))) })
+        .await
+        .unwrap();
     let mut messages = opened.await.unwrap().unwrap().into_inner();
     let first = messages.message().await.unwrap().unwrap().kind;
     assert!(matches!(first, Some(run_output::Kind::Rejected(_))), "{first:?}");
@@ -52,11 +55,13 @@ async fn rights_are_taken_away_while_an_export_hangs() {
     let around = tempfile::tempdir().unwrap();
     let path = around.path().join("data");
     fs::create_dir(&path).unwrap();
-    let hanging = Export { name: "hangs".into(), path, read_only: false, exec: false, coherence: None };
+    let hanging =
+        Export { name: "hangs".into(), path, read_only: false, exec: false, coherence: None };
     let lab = TlsLab::with(&[identity("ada")], |config| config.exports.push(hanging.clone())).await;
     let ada = lab.client("ada").await;
     let hung = Hung::over(around.path());
-    for (exports, commands) in [(&lab.config.exports[..], ["cat", "echo"]), (&lab.config.exports[..2], ["cat", "true"])]
+    for (exports, commands) in
+        [(&lab.config.exports[..], ["cat", "echo"]), (&lab.config.exports[..2], ["cat", "true"])]
     {
         let taken = if commands[1] == "echo" { "true" } else { "echo x" };
         assert!(run(&ada, pipeline(&[taken]), Bytes::new()).await.rejected.is_none());
@@ -101,7 +106,10 @@ async fn who_may_only_read_can_not_write() {
     // The runner of one who may is another one.
     assert_eq!(run(&bob, write(), Bytes::new()).await.text(), "new\n");
     assert_eq!(run(&ada, pipeline(&["cat f"]), Bytes::new()).await.text(), "new\n");
-    assert!(ada.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner().exports[0].read_only);
+    assert!(
+        ada.describe(DescribeRequest { protocol: 1 }).await.unwrap().into_inner().exports[0]
+            .read_only
+    );
 }
 
 #[tokio::test]
@@ -121,12 +129,14 @@ async fn only_listed_commands_run() {
 
 #[tokio::test]
 async fn a_thousand_commands_of_one_do_not_starve_another() {
-    let lab = TlsLab::with(&[identity("ada"), identity("bob")], |config| config.bounds.runs = 16).await;
+    let lab =
+        TlsLab::with(&[identity("ada"), identity("bob")], |config| config.bounds.runs = 16).await;
     let (ada, mut bob) = (lab.client("ada").await, lab.client("bob").await);
     let mut held = Vec::new();
     let mut refused = 0;
     for _ in 0..1000 {
-        let mut call = Call::open(&ada, command(&["sh", "-c", "echo ready; exec sleep 1000"])).await;
+        let mut call =
+            Call::open(&ada, command(&["sh", "-c", "echo ready; exec sleep 1000"])).await;
         match call.next().await.unwrap() {
             posh_proto::executor::run_output::Kind::Rejected(rejected) => {
                 assert_eq!(rejected.kind(), Kind::Overloaded);

@@ -1,4 +1,5 @@
-//! One authority after another: nobody is locked out who is there in time, and nobody else is let in.
+//! One authority after another: nobody is locked out who is there in time, and nobody else is let
+//! in.
 
 use std::{
     fs,
@@ -29,7 +30,8 @@ impl TlsLab {
     }
 
     fn finish(&self, forced: Forced) -> Result<String, String> {
-        administer::finish_rotation(self.directory.path(), forced).map_err(|error| error.to_string())
+        administer::finish_rotation(self.directory.path(), forced)
+            .map_err(|error| error.to_string())
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -51,7 +53,12 @@ impl TlsLab {
 
     async fn assert_works(&self, path: &Path) {
         let client = self.client_of(path).await;
-        assert_eq!(run(&client, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n", "{}", path.display());
+        assert_eq!(
+            run(&client, pipeline(&["echo x"]), Bytes::new()).await.text(),
+            "x\n",
+            "{}",
+            path.display()
+        );
     }
 
     async fn assert_refused(&self, path: &Path, words: &str) {
@@ -122,7 +129,12 @@ async fn whoever_renews_meanwhile_is_let_in_before_and_after() {
         let former = lab.signing();
         let said = lab.rotate();
         assert!(said.contains("ada (1 not renewed), bob (1 not renewed)"), "{said}");
-        assert!(administer::rotate(lab.directory.path()).unwrap_err().to_string().contains("is under way"));
+        assert!(
+            administer::rotate(lab.directory.path())
+                .unwrap_err()
+                .to_string()
+                .contains("is under way")
+        );
         let old = lab.kept(&ada);
         lab.assert_works(&ada).await;
         // Also over again: the certificate that is renewed may be one of either.
@@ -185,8 +197,7 @@ async fn whoever_did_not_renew_is_told_to_enrol_anew() {
     let said = lab.finish(Forced::Yes).unwrap();
     assert!(said.contains("ada (1 not renewed)") && said.contains("enrolled anew"), "{said}");
     // On connections that are open, too.
-    let words =
-        "the authority that has signed the certificate of `ada` was replaced meanwhile; run `posh-executor enroll";
+    let words = "the authority that has signed the certificate of `ada` was replaced meanwhile; run `posh-executor enroll";
     assert_refused(&mut open, words).await;
     lab.assert_refused(&ada, words).await;
     assert!(lab.renew(&ada).await.is_err());
@@ -240,8 +251,9 @@ async fn an_interrupted_rotation_works_and_goes_on() {
     lab.rotate();
     lab.assert_works(&ada).await;
     lab.renew(&ada).await.unwrap();
-    let states: Vec<_> =
-        ["ca.pem", "ca-next.pem", "server.pem"].map(|name| (name, fs::read(lab.file(name)).unwrap())).into();
+    let states: Vec<_> = ["ca.pem", "ca-next.pem", "server.pem"]
+        .map(|name| (name, fs::read(lab.file(name)).unwrap()))
+        .into();
     lab.finish(Forced::Yes).unwrap();
     // The register was written, and nothing else.
     for (name, content) in &states {

@@ -1,5 +1,5 @@
-//! What one identity's runs take before and while they are at work: names, terminals, open files, the record, and the
-//! time that their specifications are read.
+//! What one identity's runs take before and while they are at work: names, terminals, open files,
+//! the record, and the time that their specifications are read.
 
 use std::{
     fs,
@@ -9,8 +9,8 @@ use std::{
 use bytes::Bytes;
 use posh_executor::config::Commands;
 use posh_proto::executor::{
-    Descriptor, PathUse, Pty, RunInput, RunSpec, StatusRequest, ToolsRequest, descriptor::Source, rejected::Kind,
-    run_input, run_output,
+    Descriptor, PathUse, Pty, RunInput, RunSpec, StatusRequest, ToolsRequest, descriptor::Source,
+    rejected::Kind, run_input, run_output,
 };
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
@@ -46,11 +46,13 @@ async fn one_identity_does_not_take_all_terminals() {
     let with_terminals = |count: u32| {
         let mut spec = pipeline_with_input(&["cat"]);
         spec.ptys = (0..count).map(|number| Pty { id: 5000 + number, ..Pty::default() }).collect();
-        let ends = (0..count).map(|number| Descriptor { fd: 10 + number, source: Some(Source::Pty(5000 + number)) });
+        let ends = (0..count)
+            .map(|number| Descriptor { fd: 10 + number, source: Some(Source::Pty(5000 + number)) });
         spec.stages[0].descriptors.extend(ends);
         spec
     };
-    let all: usize = fs::read_to_string("/proc/sys/kernel/pty/max").unwrap().trim().parse().unwrap();
+    let all: usize =
+        fs::read_to_string("/proc/sys/kernel/pty/max").unwrap().trim().parse().unwrap();
     let (calls, why) = fill(&ada, &with_terminals(OF_ONE_RUN)).await;
     assert!(calls.len() * OF_ONE_RUN as usize <= all / 16, "{} runs: {why}", calls.len());
     assert!(why.contains("pseudo-terminals"), "{why}");
@@ -66,7 +68,8 @@ async fn one_identity_does_not_take_all_terminals() {
 async fn a_run_that_was_refused_may_be_tried_again_under_its_name() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let ada = lab.client("ada").await;
-    let named = |program: &str| RunSpec { run_id: "18-1".into(), grace_ms: 1000, ..pipeline(&[program]) };
+    let named =
+        |program: &str| RunSpec { run_id: "18-1".into(), grace_ms: 1000, ..pipeline(&[program]) };
     for _ in 0..3 {
         assert!(run(&ada, named("no-such-command-here"), Bytes::new()).await.rejected.is_some());
         let elsewhere = RunSpec { protocol: 0, ..named("true") };
@@ -89,7 +92,8 @@ async fn specifications_of_one_identity_are_decoded_few_at_a_time() {
     for _ in 0..AT_A_TIME {
         let (sender, receiver) = mpsc::channel::<RunInput>(1);
         let mut ada = ada.clone();
-        let call = tokio::spawn(async move { ada.run(ReceiverStream::new(receiver)).await.map(drop) });
+        let call =
+            tokio::spawn(async move { ada.run(ReceiverStream::new(receiver)).await.map(drop) });
         silent.push((sender, call));
     }
     // Behind them, on the same connection.
@@ -110,8 +114,13 @@ async fn specifications_of_one_identity_are_decoded_few_at_a_time() {
 async fn a_run_that_is_not_kept_has_nothing_to_do_with_one_of_its_name() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let ada = lab.client("ada").await;
-    let named = |program: &str, grace_ms| RunSpec { run_id: "18-1".into(), grace_ms, ..pipeline(&[program]) };
-    let waiting = RunSpec { run_id: "18-1".into(), grace_ms: 60_000, ..pipeline_with_input(&["cat"]) };
+    let named = |program: &str, grace_ms| RunSpec {
+        run_id: "18-1".into(),
+        grace_ms,
+        ..pipeline(&[program])
+    };
+    let waiting =
+        RunSpec { run_id: "18-1".into(), grace_ms: 60_000, ..pipeline_with_input(&["cat"]) };
     let _kept = starts(&ada, waiting).await.unwrap();
     assert!(run(&ada, named("no-such-command-here", 0), Bytes::new()).await.rejected.is_some());
     assert_eq!(run(&ada, named("echo x", 0), Bytes::new()).await.text(), "x\n");
@@ -185,7 +194,8 @@ async fn specifications_of_one_identity_hold_up_no_other_one() {
         .map(|_| {
             let (mut ada, long, names) = (ada.clone(), long.clone(), names.clone());
             tokio::spawn(async move {
-                let input = tokio_stream::once(RunInput { kind: Some(long) }).chain(tokio_stream::pending());
+                let input = tokio_stream::once(RunInput { kind: Some(long) })
+                    .chain(tokio_stream::pending());
                 let _ = ada.tools(ToolsRequest { names }).await;
                 let mut output = ada.run(input).await.unwrap().into_inner();
                 output.message().await
@@ -200,6 +210,7 @@ async fn specifications_of_one_identity_hold_up_no_other_one() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(longest < Duration::from_secs(2), "{longest:?}");
-    let own = lab.client("ada").await.status(StatusRequest {}).await.unwrap().into_inner().own.unwrap();
+    let own =
+        lab.client("ada").await.status(StatusRequest {}).await.unwrap().into_inner().own.unwrap();
     assert_eq!((own.runs, own.buffered_bytes), (0, 0));
 }

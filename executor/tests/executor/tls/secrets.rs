@@ -74,7 +74,8 @@ async fn a_register_that_others_can_write_lets_nobody_in() {
     let mut client = lab.client("ada").await;
     let path = lab.directory.path().join("register.json");
     for spoilt in [false, true, false, true, false] {
-        fs::set_permissions(&path, fs::Permissions::from_mode(if spoilt { 0o666 } else { 0o600 })).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(if spoilt { 0o666 } else { 0o600 }))
+            .unwrap();
         match client.describe(DescribeRequest { protocol: 1 }).await {
             Ok(_) => assert!(!spoilt),
             Err(status) => assert!(spoilt && status.message().contains("register"), "{status:?}"),

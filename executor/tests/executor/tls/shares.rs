@@ -11,8 +11,8 @@ use http_body_util::StreamBody;
 use posh_executor::tls::{administer, register::MAX_OF_ONE};
 use posh_proto::{
     executor::{
-        DescribeRequest, EnrolRequest, MountPoint, RunInput, RunSpec, StatusRequest, enrolment_client::EnrolmentClient,
-        run_input,
+        DescribeRequest, EnrolRequest, MountPoint, RunInput, RunSpec, StatusRequest,
+        enrolment_client::EnrolmentClient, run_input,
     },
     token::Fingerprint,
 };
@@ -30,7 +30,8 @@ use crate::{
 
 /// Calls with half a message each.
 const HALVES: usize = 600;
-/// What the executor may grow by, of their 140 MB: 32 MiB on the account, HTTP/2's window, and calls.
+/// What the executor may grow by, of their 140 MB: 32 MiB on the account, HTTP/2's window, and
+/// calls.
 const HALVES_MB: usize = 80;
 
 #[tokio::test]
@@ -68,7 +69,8 @@ async fn what_decoding_drops_is_refused() {
             client.ready().await.unwrap();
             let codec = tonic_prost::ProstCodec::<Padded, Padded>::default();
             let padded = tonic::Request::new(tokio_stream::once(Padded { padding: vec![7; 9000] }));
-            let mut answer = client.streaming(padded, method.parse().unwrap(), codec).await?.into_inner();
+            let mut answer =
+                client.streaming(padded, method.parse().unwrap(), codec).await?.into_inner();
             answer.message().await.map(|_| ())
         }
     };
@@ -83,7 +85,10 @@ async fn what_decoding_drops_is_refused() {
         let refused = ask(method).await.unwrap_err();
         assert!(refused.message().contains("has no field 1000"), "{method}: {refused:?}");
     }
-    assert_eq!(run(&lab.client_of(&path).await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+    assert_eq!(
+        run(&lab.client_of(&path).await, pipeline(&["echo x"]), Bytes::new()).await.text(),
+        "x\n"
+    );
 }
 
 #[tokio::test]
@@ -110,7 +115,8 @@ async fn half_message(channel: Channel, half: Bytes) {
 #[tokio::test(flavor = "multi_thread")]
 async fn half_messages_cost_a_fixed_amount() {
     let store = tempfile::tempdir().unwrap();
-    let mut executor = Program::start(&mut Command::new(env!("CARGO_BIN_EXE_posh-executor")), store.path());
+    let mut executor =
+        Program::start(&mut Command::new(env!("CARGO_BIN_EXE_posh-executor")), store.path());
     let address = executor.address();
     let memory_mb = || memory_mb(&executor.pid().to_string());
     let before_mb = memory_mb();
@@ -118,8 +124,10 @@ async fn half_messages_cost_a_fixed_amount() {
     half.extend((250_u32 << 10).to_be_bytes());
     half.resize(240 << 10, 0);
     let half = Bytes::from(half);
-    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
-    let halves: Vec<_> = (0..HALVES).map(|_| tokio::spawn(half_message(channel.clone(), half.clone()))).collect();
+    let channel =
+        Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    let halves: Vec<_> =
+        (0..HALVES).map(|_| tokio::spawn(half_message(channel.clone(), half.clone()))).collect();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let grown_mb = memory_mb().saturating_sub(before_mb);
     assert!(grown_mb < HALVES_MB, "{grown_mb} MB");
@@ -134,7 +142,8 @@ async fn a_right_token_is_taken_whatever_others_guess() {
     let token = lab.register().token_for("ada").unwrap();
     let enrolment = EnrolmentClient::new(lab.stranger().await);
     let guess = EnrolRequest { secret: vec![0; 16].into(), ..EnrolRequest::default() };
-    // A few at once: the address earns another attempt every half second, in which a busy machine answers few.
+    // A few at once: the address earns another attempt every half second, in which a busy machine
+    // answers few.
     let mut is_held_back = false;
     for _ in 0..60 {
         let mut guesses = tokio::task::JoinSet::new();
@@ -143,7 +152,9 @@ async fn a_right_token_is_taken_whatever_others_guess() {
             guesses.spawn(async move { enrolment.enrol(guess).await.unwrap_err() });
         }
         let refusals = guesses.join_all().await;
-        is_held_back |= refusals.iter().any(|refusal| refusal.message().starts_with("too many failed enrolments"));
+        is_held_back |= refusals
+            .iter()
+            .any(|refusal| refusal.message().starts_with("too many failed enrolments"));
     }
     assert!(is_held_back);
     // From the same address even.
@@ -162,13 +173,21 @@ async fn a_renewal_replaces_and_the_register_stays_small() {
     for _ in 0..10 {
         register.renew("bob", &present(), request.der()).unwrap();
     }
-    assert!(register.certificates().unwrap().len() <= 4, "{}", administer::list(lab.directory.path()).unwrap());
+    assert!(
+        register.certificates().unwrap().len() <= 4,
+        "{}",
+        administer::list(lab.directory.path()).unwrap()
+    );
     // Over and over with what was got.
     for _ in 0..5 {
         let channel = tls::channel(&lab.host, &path).await.unwrap();
         tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
     }
-    assert!(register.certificates().unwrap().len() <= 8, "{}", administer::list(lab.directory.path()).unwrap());
+    assert!(
+        register.certificates().unwrap().len() <= 8,
+        "{}",
+        administer::list(lab.directory.path()).unwrap()
+    );
     let mut client = lab.client_of(&path).await;
     assert!(client.describe(DescribeRequest { protocol: 1 }).await.is_ok());
     // The first was replaced twice: whoever has kept it is out.
@@ -212,7 +231,11 @@ async fn one_before_the_present_certificate_counts_in_case_an_answer_is_lost() {
     tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
     fs::write(&path, old).unwrap();
     assert!(lab.client_of(&path).await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
-    assert!(administer::list(lab.directory.path()).unwrap().contains("replaced, good for 24 hours more"));
+    assert!(
+        administer::list(lab.directory.path())
+            .unwrap()
+            .contains("replaced, good for 24 hours more")
+    );
 }
 
 #[tokio::test]
@@ -239,13 +262,15 @@ async fn one_certificate_is_revoked_with_what_was_got_over_it() {
     let (stolen, other) = (lab.enrol("ada").await.unwrap(), lab.home.path().join("other"));
     let token = lab.register().token_for("ada").unwrap();
     tls::enrol::enrol(&lab.host, &token, &other).await.unwrap();
-    let sha256 = Fingerprint::of(&Credentials::load(&stolen, &lab.host).unwrap().certificate).to_string();
+    let sha256 =
+        Fingerprint::of(&Credentials::load(&stolen, &lab.host).unwrap().certificate).to_string();
     let channel = tls::channel(&lab.host, &stolen).await.unwrap();
     tls::enrol::renew(channel, &lab.host, &stolen).await.unwrap();
     assert!(administer::list(lab.directory.path()).unwrap().contains(&sha256[..16]));
     assert!(administer::revoke_one(lab.directory.path(), "ada", &sha256[..4]).is_err());
     administer::revoke_one(lab.directory.path(), "ada", &sha256[..12]).unwrap();
-    let refused = lab.client_of(&stolen).await.describe(DescribeRequest { protocol: 1 }).await.unwrap_err();
+    let refused =
+        lab.client_of(&stolen).await.describe(DescribeRequest { protocol: 1 }).await.unwrap_err();
     assert!(refused.message().contains("was revoked"), "{refused:?}");
     assert!(lab.client_of(&other).await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
 }
@@ -266,7 +291,9 @@ async fn a_revocation_closes_connections() {
     administer::revoke(lab.directory.path(), "eve").unwrap();
     let revoked = Instant::now();
     let mut rest = Vec::new();
-    let _ = tokio::time::timeout(PATIENCE, streams[1].read_to_end(&mut rest)).await.expect("it is closed");
+    let _ = tokio::time::timeout(PATIENCE, streams[1].read_to_end(&mut rest))
+        .await
+        .expect("it is closed");
     // Keepalive, whose pings these do not answer, takes 8 s.
     assert!(revoked.elapsed() < Duration::from_secs(7), "{:?}", revoked.elapsed());
     streams[0].write_all(b"\0\0\0\x04\x01\0\0\0\0").await.unwrap();
@@ -277,7 +304,9 @@ async fn a_revocation_closes_connections() {
 async fn a_certificate_that_was_taken_back_meanwhile_gets_no_other_one() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let path = lab.enrol("ada").await.unwrap();
-    let present = posh_proto::token::Fingerprint::of(&Credentials::load(&path, &lab.host).unwrap().certificate);
+    let present = posh_proto::token::Fingerprint::of(
+        &Credentials::load(&path, &lab.host).unwrap().certificate,
+    );
     // As a call that was let in before the revocation, and comes to the register after it.
     let key = rcgen::KeyPair::generate().unwrap();
     let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();

@@ -11,7 +11,8 @@ use posh_proto::{
     PROTOCOL_VERSION,
     executor::{StatusRequest, executor_client::ExecutorClient},
     volume::{
-        Hello, ReadPart as WirePart, ReadRequest, ToVolume, WriteRequest, to_volume, volume_client::VolumeClient,
+        Hello, ReadPart as WirePart, ReadRequest, ToVolume, WriteRequest, to_volume,
+        volume_client::VolumeClient,
     },
 };
 use posh_reach::tls;
@@ -47,7 +48,12 @@ struct ByCertificate {
 impl ByCertificate {
     fn new(lab: &TlsLab, credentials: &std::path::Path) -> Arc<Self> {
         let (host, credentials) = (lab.host.clone(), credentials.to_owned());
-        Arc::new(Self { host, credentials, renewed: Notify::new(), connections: watch::Sender::new(0) })
+        Arc::new(Self {
+            host,
+            credentials,
+            renewed: Notify::new(),
+            connections: watch::Sender::new(0),
+        })
     }
 }
 
@@ -69,8 +75,14 @@ fn patience() -> Patience {
     Patience::default()
 }
 
-async fn volume_of(lab: &TlsLab, credentials: &std::path::Path, export: &str) -> Result<Remote, Errno> {
-    match timeout(AT_ONCE, Remote::open(ByCertificate::new(lab, credentials), export, patience())).await {
+async fn volume_of(
+    lab: &TlsLab,
+    credentials: &std::path::Path,
+    export: &str,
+) -> Result<Remote, Errno> {
+    match timeout(AT_ONCE, Remote::open(ByCertificate::new(lab, credentials), export, patience()))
+        .await
+    {
         Ok(Ok(remote)) => Ok(remote),
         Ok(Err(_)) | Err(_) => Err(Errno::EACCES),
     }
@@ -78,7 +90,9 @@ async fn volume_of(lab: &TlsLab, credentials: &std::path::Path, export: &str) ->
 
 async fn find(remote: &Remote, name: &str) -> FileId {
     let walk = Op::Walk { from: remote.root(), names: vec![name.into()] };
-    let Answer::Walked(walked) = remote.call(&Caller::default(), walk).await.unwrap() else { panic!("walked") };
+    let Answer::Walked(walked) = remote.call(&Caller::default(), walk).await.unwrap() else {
+        panic!("walked")
+    };
     walked.entries[0].attributes.id
 }
 
@@ -107,13 +121,16 @@ async fn assert_ended(lab: &TlsLab, remote: &Remote, place: Place) {
     let path = lab.stores[0].path().join("f");
     let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let unlocked = async {
-        while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+        while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+            .is_err()
+        {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     timeout(AT_ONCE, unlocked).await.expect("the lock is given back at once");
     let write = Write::At { place, offset: 0, data: Bytes::from_static(b"y") };
-    let written = timeout(Duration::from_secs(1), remote.write(&Caller::default(), vec![write])).await;
+    let written =
+        timeout(Duration::from_secs(1), remote.write(&Caller::default(), vec![write])).await;
     assert!(!matches!(written, Ok(Ok(results)) if results[0].is_ok()));
     assert_eq!(fs::read(path).unwrap(), b"x");
 }
@@ -130,7 +147,8 @@ async fn a_revocation_ends_a_session_with_its_locks() {
     find(&other, "f").await;
 }
 
-/// Who is at work may be the reason that it can't be read, and would keep a revocation from counting.
+/// Who is at work may be the reason that it can't be read, and would keep a revocation from
+/// counting.
 #[tokio::test]
 async fn a_register_that_can_not_be_read_for_long_ends_what_is_at_work() {
     let lab = TlsLab::start(&[identity("ada")]).await;
@@ -157,7 +175,10 @@ async fn a_session_goes_on_after_its_certificate_was_renewed() {
     tls::enrol::renew(tls::channel(&lab.host, &ada).await.unwrap(), &lab.host, &ada).await.unwrap();
     connector.renewed.notify_one();
     let mut connections = connector.connections.subscribe();
-    timeout(PATIENCE, connections.wait_for(|count| *count > 1)).await.expect("it connects anew").unwrap();
+    timeout(PATIENCE, connections.wait_for(|count| *count > 1))
+        .await
+        .expect("it connects anew")
+        .unwrap();
     find(&remote, "f").await;
     lab.a_day_later();
     let write = Write::At { place, offset: 0, data: Bytes::from_static(b"y") };
@@ -184,7 +205,8 @@ async fn a_session_ends_with_what_the_configuration_takes_away() {
     }
 }
 
-/// An administrator puts another directory in its place (`mv n n.old; mv n.new n`): with SIGHUP, and without.
+/// An administrator puts another directory in its place (`mv n n.old; mv n.new n`): with SIGHUP,
+/// and without.
 #[tokio::test]
 async fn a_session_ends_when_another_directory_is_at_its_path() {
     let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
@@ -204,7 +226,9 @@ async fn a_session_ends_when_another_directory_is_at_its_path() {
         }
         let file = fs::File::open(old.join("f")).unwrap();
         let unlocked = async {
-            while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+            while rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+                .is_err()
+            {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
@@ -219,11 +243,15 @@ async fn a_session_ends_when_another_directory_is_at_its_path() {
 
 #[tokio::test]
 async fn who_may_not_have_volumes_gets_none() {
-    let lab = TlsLab::start(&[Identity { volumes: false, ..identity("ada") }, identity("bob")]).await;
+    let lab =
+        TlsLab::start(&[Identity { volumes: false, ..identity("ada") }, identity("bob")]).await;
     let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.enrol("bob").await.unwrap());
     assert!(volume_of(&lab, &ada, "logs").await.is_err());
     assert!(volume_of(&lab, &bob, "logs").await.is_ok());
-    assert_eq!(run(&lab.client_of(&ada).await, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
+    assert_eq!(
+        run(&lab.client_of(&ada).await, pipeline(&["echo x"]), Bytes::new()).await.text(),
+        "x\n"
+    );
 }
 
 #[tokio::test]
@@ -281,8 +309,13 @@ async fn reads_that_nobody_takes_hold_up_no_other_identity() {
     let other = volume_of(&lab, &bob, "logs").await.unwrap();
     let place = open(&other, "f").await;
     let asked = Instant::now();
-    let mut pieces = other.read(&Caller::default(), vec![ReadPart { place, range: 0..1 << 20 }]).await;
-    let piece = timeout(PATIENCE, tokio_stream::StreamExt::next(&mut pieces)).await.unwrap().unwrap().unwrap();
+    let mut pieces =
+        other.read(&Caller::default(), vec![ReadPart { place, range: 0..1 << 20 }]).await;
+    let piece = timeout(PATIENCE, tokio_stream::StreamExt::next(&mut pieces))
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
     assert!(!piece.data.unwrap().is_empty());
     assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
     // And ada's own calls go on.
@@ -303,7 +336,10 @@ async fn a_session_has_one_connection_at_a_time() {
         };
         let (sender, receiver) = mpsc::channel(1);
         sender.send(ToVolume { kind: Some(to_volume::Kind::Hello(hello)) }).await.unwrap();
-        let opened = VolumeClient::new(channel.clone()).session(ReceiverStream::new(receiver)).await.unwrap();
+        let opened = VolumeClient::new(channel.clone())
+            .session(ReceiverStream::new(receiver))
+            .await
+            .unwrap();
         streams.push((sender, opened.into_inner()));
     }
     let (_, mut last) = streams.pop().unwrap();
@@ -325,9 +361,16 @@ impl Begun {
         let (message, frames) = mpsc::channel(1);
         let body = Body::new(StreamBody::new(ReceiverStream::new(frames)));
         let request = http::Request::post(format!("http://tls/posh.volume.v1.Volume/{method}"));
-        let request = request.header("content-type", "application/grpc").header("te", "trailers").body(body).unwrap();
+        let request = request
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(body)
+            .unwrap();
         let channel = channel.clone();
-        Self { message, answer: tokio::spawn(async move { channel.oneshot(request).await.unwrap() }) }
+        Self {
+            message,
+            answer: tokio::spawn(async move { channel.oneshot(request).await.unwrap() }),
+        }
     }
 
     /// Sends the message; says whether the call is refused.
@@ -361,10 +404,12 @@ async fn a_call_that_was_begun_before_has_what_its_caller_has_now() {
             let mut ada = ExecutorClient::new(channel.clone());
             ada.status(StatusRequest {}).await.unwrap();
             if is_changed {
-                let identities = vec![Identity { volumes: false, ..identity("ada") }, identity("bob")];
+                let identities =
+                    vec![Identity { volumes: false, ..identity("ada") }, identity("bob")];
                 let changed = posh_executor::Config { identities, ..lab.config.clone() };
                 lab.changes.send(changed).await.unwrap();
-                // It counts once a new session is refused, well before those that stand are looked at.
+                // It counts once a new session is refused, well before those that stand are looked
+                // at.
                 let hello = Hello {
                     protocol: PROTOCOL_VERSION,
                     session: Bytes::from_static(&[8; 16]),
@@ -391,7 +436,11 @@ async fn a_call_that_was_begun_before_has_what_its_caller_has_now() {
                     let parts = vec![WirePart { place, start: 0, end: 1 }];
                     begun.refuses(&ReadRequest { session, parts, ..ReadRequest::default() }).await
                 }
-                _ => begun.refuses(&WriteRequest { session, number: 9999, ..WriteRequest::default() }).await,
+                _ => {
+                    begun
+                        .refuses(&WriteRequest { session, number: 9999, ..WriteRequest::default() })
+                        .await
+                }
             };
             assert_eq!(refused, is_changed, "{method}");
         }

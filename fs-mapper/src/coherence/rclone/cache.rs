@@ -6,7 +6,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Copies that are looked at for one answer: a cache of more is not worth the time of every command.
+/// Copies that are looked at for one answer: a cache of more is not worth the time of every
+/// command.
 const MOST_COPIES: usize = 100_000;
 /// A metadata file is a few hundred bytes; fragments of a sparse copy add to it.
 const MOST_BYTES: u64 = 16 << 20;
@@ -45,8 +46,13 @@ impl Copy {
 impl Cache {
     /// Some copy of `inside`, or below it, that `wanted` says yes to. A name that
     /// the cache may write in another way is looked for everywhere.
-    pub(super) fn find(&self, inside: &Path, wanted: impl Fn(&Copy) -> bool) -> io::Result<Option<Copy>> {
-        let plain = inside.to_str().is_some_and(|text| text.bytes().all(|b| (b' '..0x7f).contains(&b)));
+    pub(super) fn find(
+        &self,
+        inside: &Path,
+        wanted: impl Fn(&Copy) -> bool,
+    ) -> io::Result<Option<Copy>> {
+        let plain =
+            inside.to_str().is_some_and(|text| text.bytes().all(|b| (b' '..0x7f).contains(&b)));
         let start = if plain { inside } else { Path::new("") };
         let mut queue = vec![start.to_owned()];
         let mut seen = 0;
@@ -59,11 +65,16 @@ impl Cache {
             };
             seen += 1;
             if seen > MOST_COPIES {
-                return Err(io::Error::other(format!("{} has too many files to look through", self.root.display())));
+                return Err(io::Error::other(format!(
+                    "{} has too many files to look through",
+                    self.root.display()
+                )));
             }
             if found.is_dir() {
                 match fs::read_dir(&place) {
-                    Ok(entries) => queue.extend(entries.flatten().map(|entry| inside.join(entry.file_name()))),
+                    Ok(entries) => {
+                        queue.extend(entries.flatten().map(|entry| inside.join(entry.file_name())))
+                    }
                     Err(error) if is_absent(&error) => {}
                     Err(error) => return Err(error),
                 }
@@ -79,9 +90,13 @@ impl Cache {
     fn read(&self, inside: PathBuf, found: &fs::Metadata) -> io::Result<Option<Copy>> {
         let recorded = found.modified()?;
         if found.len() > MOST_BYTES {
-            return Err(io::Error::other(format!("{} is too large", self.root.join(inside).display())));
+            return Err(io::Error::other(format!(
+                "{} is too large",
+                self.root.join(inside).display()
+            )));
         }
-        // Whoever may write there may have made it a FIFO, or longer than it was: what is more is no JSON.
+        // Whoever may write there may have made it a FIFO, or longer than it was: what is more is
+        // no JSON.
         let mut text = Vec::new();
         let file = trusted_path::open_regular(&self.root.join(&inside));
         match file.and_then(|file| file.take(MOST_BYTES).read_to_end(&mut text)) {
@@ -126,7 +141,8 @@ mod tests {
     }
 
     const DIRTY: &str = r#"{"Size": 1, "Fingerprint": "", "Dirty": true}"#;
-    const CLEAN: &str = r#"{"Size": 1, "Fingerprint": "1,2026-01-01 00:00:00 +0000 UTC", "Dirty": false}"#;
+    const CLEAN: &str =
+        r#"{"Size": 1, "Fingerprint": "1,2026-01-01 00:00:00 +0000 UTC", "Dirty": false}"#;
     const WEAK: &str = r#"{"Size": 1, "Fingerprint": "1", "Dirty": false}"#;
 
     #[test]
@@ -151,7 +167,10 @@ mod tests {
         check("weak", Copy::is_weak, Some("weak"));
         check("d/e", Copy::is_weak, None);
         // Nobody writes to it.
-        let made = std::process::Command::new("mkfifo").arg(cache.root.join("fifo")).status().expect("mkfifo(1)");
+        let made = std::process::Command::new("mkfifo")
+            .arg(cache.root.join("fifo"))
+            .status()
+            .expect("mkfifo(1)");
         assert!(made.success());
         let why = cache.find(Path::new("fifo"), Copy::is_dirty).expect_err("it is not opened");
         assert_eq!(why.to_string(), "not a regular file");

@@ -34,20 +34,28 @@ impl Daemon {
     /// Of the mount that a path lies on.
     pub(super) fn of(path: &Path) -> io::Result<Daemon> {
         let info = MountInfo::read().map_err(io::Error::other)?;
-        let around = info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
+        let around =
+            info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
         let mount = around.max_by_key(|mount| mount.mount_point.components().count()).cloned();
         let mount = mount.filter(|mount| mount.fs_type.starts_with("fuse")).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::Unsupported, format!("{} is on no rclone mount", path.display()))
+            io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("{} is on no rclone mount", path.display()),
+            )
         })?;
         let process = process_of(&mount).ok_or_else(|| {
-            let what = format!("the rclone process of {} is not to be found", mount.mount_point.display());
+            let what =
+                format!("the rclone process of {} is not to be found", mount.mount_point.display());
             io::Error::new(io::ErrorKind::Unsupported, what)
         })?;
         let (process, words) = process;
         let variables = process.strings("environ")?.into_iter().filter_map(|variable| {
             let bytes = variable.as_bytes();
             let equals = bytes.iter().position(|byte| *byte == b'=')?;
-            Some((OsStr::from_bytes(&bytes[..equals]).to_owned(), OsStr::from_bytes(&bytes[equals + 1..]).to_owned()))
+            Some((
+                OsStr::from_bytes(&bytes[..equals]).to_owned(),
+                OsStr::from_bytes(&bytes[equals + 1..]).to_owned(),
+            ))
         });
         let words = words.into_iter().filter(|word| !word.is_empty()).skip(1).collect();
         Ok(Daemon { mount, words, variables: variables.collect(), process: process.path() })
@@ -80,19 +88,33 @@ impl Daemon {
             true => Ok(Some(Cache { root })),
             false => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                format!("the cache of {} is not at {}", self.mount.mount_point.display(), root.display()),
+                format!(
+                    "the cache of {} is not at {}",
+                    self.mount.mount_point.display(),
+                    root.display()
+                ),
             )),
         }
     }
 
-    /// By the rules of rclone's documentation: below `--cache-dir`, by the name and path of the remote.
+    /// By the rules of rclone's documentation: below `--cache-dir`, by the name and path of the
+    /// remote.
     fn metadata_directory(&self) -> io::Result<PathBuf> {
-        let below = |variable: &str, rest: &str| self.variable(variable).map(|home| Path::new(home).join(rest));
+        let below = |variable: &str, rest: &str| {
+            self.variable(variable).map(|home| Path::new(home).join(rest))
+        };
         let caches = self.setting("cache-dir").map(PathBuf::from);
-        let caches = caches.or_else(|| below("XDG_CACHE_HOME", "rclone")).or_else(|| below("HOME", ".cache/rclone"));
+        let caches = caches
+            .or_else(|| below("XDG_CACHE_HOME", "rclone"))
+            .or_else(|| below("HOME", ".cache/rclone"));
         let source = self.mount.source.to_str().filter(|_| self.setting("devname").is_none());
-        let (Some(caches), Some((name, path))) = (caches, source.and_then(|source| source.split_once(':'))) else {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "the place of rclone's cache is not known"));
+        let (Some(caches), Some((name, path))) =
+            (caches, source.and_then(|source| source.split_once(':')))
+        else {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the place of rclone's cache is not known",
+            ));
         };
         let caches = self.process.join("cwd").join(caches);
         Ok(caches.join("vfsMeta").join(name).join(path.trim_matches('/')))
@@ -100,22 +122,30 @@ impl Daemon {
 
     /// Its remote control, if it has one.
     pub(super) fn remote_control(&self) -> io::Result<RemoteControl> {
-        let on = self.setting("rc").is_some_and(|value| matches!(value.as_str(), "" | "true" | "1"));
+        let on =
+            self.setting("rc").is_some_and(|value| matches!(value.as_str(), "" | "true" | "1"));
         if !on {
             let what = format!("rclone at {} runs without --rc", self.mount.mount_point.display());
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
-        RemoteControl::at(self.setting("rc-addr").as_deref().unwrap_or("localhost:5572"), &self.process)
+        RemoteControl::at(
+            self.setting("rc-addr").as_deref().unwrap_or("localhost:5572"),
+            &self.process,
+        )
     }
 
     /// How long after its last use a file waits before it is uploaded.
     pub(super) fn write_back(&self) -> Duration {
-        self.setting("vfs-write-back").and_then(|text| duration(&text)).unwrap_or(DEFAULT_WRITE_BACK)
+        self.setting("vfs-write-back")
+            .and_then(|text| duration(&text))
+            .unwrap_or(DEFAULT_WRITE_BACK)
     }
 
     /// How long the kernel keeps attributes and names.
     pub(super) fn attribute_life(&self) -> Duration {
-        self.setting("attr-timeout").and_then(|text| duration(&text)).unwrap_or(DEFAULT_ATTRIBUTE_LIFE)
+        self.setting("attr-timeout")
+            .and_then(|text| duration(&text))
+            .unwrap_or(DEFAULT_ATTRIBUTE_LIFE)
     }
 
     /// The value of `--name`, of `-o name=value` (mount.rclone), or of `RCLONE_NAME`;
@@ -124,7 +154,9 @@ impl Daemon {
         let mut found = None;
         for (index, word) in self.words.iter().enumerate() {
             let Some(word) = word.to_str() else { continue };
-            let next = || self.words.get(index + 1).and_then(|w| w.to_str()).filter(|w| !w.starts_with('-'));
+            let next = || {
+                self.words.get(index + 1).and_then(|w| w.to_str()).filter(|w| !w.starts_with('-'))
+            };
             if let Some(rest) = word.strip_prefix("--").and_then(|word| word.strip_prefix(name)) {
                 match rest.strip_prefix('=') {
                     Some(value) => found = Some(value.to_owned()),
@@ -154,7 +186,8 @@ impl Daemon {
 
 /// The process that serves the mount, and its words.
 fn process_of(mount: &MountEntry) -> Option<(Process, Vec<OsString>)> {
-    let names_it = |words: &[OsString]| words.iter().any(|word| Path::new(word) == mount.mount_point);
+    let names_it =
+        |words: &[OsString]| words.iter().any(|word| Path::new(word) == mount.mount_point);
     let running = Daemons::running(&NAMES, &[ROOT]);
     let daemon = running.serving(mount, &names_it).into_iter().next()?;
     Some((daemon.process.again().ok()?, daemon.words.clone()))
@@ -221,7 +254,8 @@ mod tests {
 
     #[test]
     fn paths_in_the_mount_and_in_the_cache() {
-        let daemon = daemon("mount cloud:bucket/top /mnt/w --vfs-cache-mode writes", &[("HOME", "/home/u")]);
+        let daemon =
+            daemon("mount cloud:bucket/top /mnt/w --vfs-cache-mode writes", &[("HOME", "/home/u")]);
         assert_eq!(daemon.inside(Path::new("/mnt/w/d/f")), Path::new("d/f"));
         assert_eq!(daemon.shown(Path::new("d/f")), Path::new("/mnt/w/d/f"));
         let expect = Path::new("/home/u/.cache/rclone/vfsMeta/cloud/bucket/top");

@@ -28,14 +28,18 @@ impl Peer {
         let end = Instant::now() + limit;
         loop {
             for table in ["tcp", "tcp6"] {
-                let table = fs::read_to_string(Path::new("/proc/thread-self/net").join(table)).unwrap_or_default();
+                let table = fs::read_to_string(Path::new("/proc/thread-self/net").join(table))
+                    .unwrap_or_default();
                 // The other end's own address is the one that was connected to.
                 if let Some(found) = find(&table, there, here) {
                     return Ok(found);
                 }
             }
             if Instant::now() >= end {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, format!("nobody answers at {there}")));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("nobody answers at {there}"),
+                ));
             }
             sleep(LOOK_AGAIN);
         }
@@ -52,7 +56,8 @@ impl Peer {
             Err(error) => return Err(error),
         };
         let own = PathBuf::from(format!("socket:[{}]", self.inode));
-        let mut targets = descriptors.flatten().filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+        let mut targets =
+            descriptors.flatten().filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
         if targets.any(|target| target == own) { Ok(()) } else { Err(self.refused()) }
     }
 
@@ -62,7 +67,10 @@ impl Peer {
     }
 
     fn refused(self) -> io::Error {
-        let why = format!("another program, of user {}, listens at the address of rclone's remote control", self.user);
+        let why = format!(
+            "another program, of user {}, listens at the address of rclone's remote control",
+            self.user
+        );
         io::Error::new(io::ErrorKind::PermissionDenied, why)
     }
 }
@@ -82,7 +90,9 @@ fn find(table: &str, own: SocketAddr, other: SocketAddr) -> Option<Peer> {
 fn address(text: &str) -> Option<SocketAddr> {
     let (words, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |start: usize| u32::from_str_radix(words.get(start..start + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let word = |start: usize| {
+        u32::from_str_radix(words.get(start..start + 8)?, 16).ok().map(u32::to_ne_bytes)
+    };
     let address: IpAddr = match words.len() {
         8 => word(0)?.into(),
         32 => {
@@ -109,8 +119,11 @@ mod tests {
    1: 0100007F:15C4 0100007F:9C41 01 00000000:00000000 00:00000000 00000000     0        0 0 1 0 20 4 30 10 -1
    2: 0100007F:15C4 0100007F:9C40 01 00000000:00000000 00:00000000 00000000  1000        0 12 1 0 20 4 30 10 -1
    3: 0100007F:9C40 0100007F:15C4 01 00000000:00000000 00:00000000 00000000  1001        0 13 1 0 20 4 30 10 -1\n";
-        let table =
-            if cfg!(target_endian = "little") { table.to_owned() } else { table.replace("0100007F", "7F000001") };
+        let table = if cfg!(target_endian = "little") {
+            table.to_owned()
+        } else {
+            table.replace("0100007F", "7F000001")
+        };
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
         assert_eq!(find(&table, at(5572), at(40_000)), Some(Peer { inode: 12, user: 1000 }));
         assert_eq!(find(&table, at(5572), at(40_001)), None, "not accepted");
@@ -141,11 +154,15 @@ mod tests {
             let to = if at.starts_with("[::1]") { "::1" } else { "127.0.0.1" };
             let stream = TcpStream::connect((to, port)).expect("it listens");
             let soon = Duration::from_millis(20);
-            assert_eq!(Peer::of(&stream, soon).expect_err("in the queue").kind(), io::ErrorKind::TimedOut);
+            assert_eq!(
+                Peer::of(&stream, soon).expect_err("in the queue").kind(),
+                io::ErrorKind::TimedOut
+            );
             let _accepted = listener.accept().expect("there is one");
             let peer = Peer::of(&stream, Duration::from_secs(10)).expect("accepted");
             peer.expect(Path::new("/proc/self")).expect("our own");
-            let why = peer.expect(&PathBuf::from(format!("/proc/{}", std::os::unix::process::parent_id())));
+            let why = peer
+                .expect(&PathBuf::from(format!("/proc/{}", std::os::unix::process::parent_id())));
             assert!(why.expect_err("not theirs").to_string().contains("another program"), "{at}");
         }
     }

@@ -23,20 +23,26 @@ pub(super) struct RemoteControl {
 }
 
 impl RemoteControl {
-    /// `host:port` as `--rc-addr` has it; only this machine's own addresses in figures, or `localhost`: what listens
-    /// elsewhere would be told the names of files in plain text, and its answer says where the cache lies.
+    /// `host:port` as `--rc-addr` has it; only this machine's own addresses in figures, or
+    /// `localhost`: what listens elsewhere would be told the names of files in plain text, and its
+    /// answer says where the cache lies.
     pub(super) fn at(text: &str, process: &Path) -> io::Result<Self> {
         let text = match text.split_once(':') {
             Some(("" | "localhost", port)) => format!("127.0.0.1:{port}"),
             _ => text.to_owned(),
         };
         let refused = || {
-            let what =
-                format!("rclone listens at {text}, and is asked only at an address of this machine (127.0.0.1, [::1])");
+            let what = format!(
+                "rclone listens at {text}, and is asked only at an address of this machine (127.0.0.1, [::1])"
+            );
             io::Error::new(io::ErrorKind::Unsupported, what)
         };
         let address: SocketAddr = text.parse().map_err(|_| refused())?;
-        if address.ip().is_loopback() { Ok(Self { address, process: process.to_owned() }) } else { Err(refused()) }
+        if address.ip().is_loopback() {
+            Ok(Self { address, process: process.to_owned() })
+        } else {
+            Err(refused())
+        }
     }
 
     /// Whether it answers.
@@ -103,8 +109,9 @@ mod tests {
     #[test]
     fn addresses() {
         let check = |text: &str, expect: Option<&str>| {
-            let found =
-                RemoteControl::at(text, Path::new("/proc/self")).ok().map(|control| control.address.to_string());
+            let found = RemoteControl::at(text, Path::new("/proc/self"))
+                .ok()
+                .map(|control| control.address.to_string());
             assert_eq!(found.as_deref(), expect, "{text}");
         };
         check("localhost:5572", Some("127.0.0.1:5572"));
@@ -113,7 +120,9 @@ mod tests {
         check("unix:///run/rclone.sock", None);
         check("example.org:5572", None);
         for elsewhere in ["192.0.2.7:5572", "0.0.0.0:5572", "[2001:db8::1]:5572", "[::]:5572"] {
-            let why = RemoteControl::at(elsewhere, Path::new("/proc/self")).expect_err(elsewhere).to_string();
+            let why = RemoteControl::at(elsewhere, Path::new("/proc/self"))
+                .expect_err(elsewhere)
+                .to_string();
             assert!(why.contains(elsewhere) && why.contains("address of this machine"), "{why}");
         }
     }
@@ -149,8 +158,12 @@ mod tests {
     fn answers() {
         let answer = |text: &str| answer_of("rc/noop", text.as_bytes());
         assert_eq!(answer("HTTP/1.0 200 OK\r\nA: b\r\n\r\n{\"a\": 1}").expect("an answer")["a"], 1);
-        let refusal = answer("HTTP/1.1 401 Unauthorized\r\n\r\nno").expect_err("refused").to_string();
-        assert_eq!(refusal, "rclone's remote control answers rc/noop with \"HTTP/1.1 401 Unauthorized\"");
+        let refusal =
+            answer("HTTP/1.1 401 Unauthorized\r\n\r\nno").expect_err("refused").to_string();
+        assert_eq!(
+            refusal,
+            "rclone's remote control answers rc/noop with \"HTTP/1.1 401 Unauthorized\""
+        );
         assert!(answer("").is_err());
     }
 }

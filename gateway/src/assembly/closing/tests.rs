@@ -16,7 +16,12 @@ const WAIT4: i64 = nix::libc::SYS_wait4;
 const STAGE_PROGRAM: &str = "/opt/posh-stage";
 
 /// A stage with these (descriptor, pipe, writes) and queued bytes in what it writes.
-pub(in crate::assembly) fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u64, words: &[&str]) -> Enlisted {
+pub(in crate::assembly) fn stage(
+    pid: Pid,
+    ends: &[(u32, u64, bool)],
+    queued: u64,
+    words: &[&str],
+) -> Enlisted {
     let descriptors = ends.iter().map(|&(fd, inode, writes)| Descriptor {
         fd,
         kind: Kind::Pipe,
@@ -51,8 +56,15 @@ pub(in crate::assembly) fn stage(pid: Pid, ends: &[(u32, u64, bool)], queued: u6
     }
 }
 
-fn process(pid: Pid, state: char, executable: &str, ends: &[(u32, u64, bool)], call: Option<i64>) -> Process {
-    let pipe_ends = ends.iter().map(|&(fd, inode, writes)| PipeEnd { inode, fd, reads: !writes, writes });
+fn process(
+    pid: Pid,
+    state: char,
+    executable: &str,
+    ends: &[(u32, u64, bool)],
+    call: Option<i64>,
+) -> Process {
+    let pipe_ends =
+        ends.iter().map(|&(fd, inode, writes)| PipeEnd { inode, fd, reads: !writes, writes });
     Process {
         pid,
         parent: if pid == SHELL { 1 } else { SHELL },
@@ -106,8 +118,12 @@ fn look_at(stages: &[Enlisted], processes: Vec<Process>) -> Closing {
             outputs: &[].into(),
             fed_here: &|_, pipe| pipe == FED_HERE,
             asks: &|pid| pid == ASKS,
-            watched: &|process| Duration::from_millis(if process.session == SLEPT_LONG { 20 } else { 0 }),
-            slept: &|process| Duration::from_millis(if process.session == SLEPT_LONG { 20 } else { 0 }),
+            watched: &|process| {
+                Duration::from_millis(if process.session == SLEPT_LONG { 20 } else { 0 })
+            },
+            slept: &|process| {
+                Duration::from_millis(if process.session == SLEPT_LONG { 20 } else { 0 })
+            },
             asks_a_server: &|process| process.started == ASKS_A_SERVER,
             answers_within: Duration::from_millis(100),
         },
@@ -131,7 +147,8 @@ fn one_writer_and_one_reader_are_joined() {
 #[test]
 fn a_subshell_that_keeps_the_read_end_is_a_boundary() {
     // cat f | { head -1; wc -l; }
-    let found = look(&pair(), vec![process(SHELL, 'S', "/bin/bash", &[(0, 7, false)], Some(WAIT4))]);
+    let found =
+        look(&pair(), vec![process(SHELL, 'S', "/bin/bash", &[(0, 7, false)], Some(WAIT4))]);
     assert_eq!((found.edges, found.pending.len()), (vec![], 0));
 }
 
@@ -154,7 +171,10 @@ fn a_shell_whose_child_ends_goes_on() {
     // cat $(cat names) | wc: the writer has read its words, and waits for who wrote them.
     let reader = || [stage(21, &[(0, 7, false)], 0, &[])];
     let shell = || process(30, 'S', "/bin/bash", &[(1, 7, true)], Some(WAIT4));
-    let child = |state: char, executable: &str| Process { parent: 30, ..process(31, state, executable, &[], None) };
+    let child = |state: char, executable: &str| Process {
+        parent: 30,
+        ..process(31, state, executable, &[], None)
+    };
     assert_eq!(patience(&look(&reader(), vec![shell(), child('R', "")])), [(0, Awaited::Work)]);
     assert_eq!(patience(&look(&reader(), vec![shell(), child('Z', "")])), [(0, Awaited::Work)]);
     // { cat a > b; cat c; } | wc: it may take long.
@@ -178,7 +198,8 @@ fn a_stage_program_that_has_not_enlisted_is_waited_for() {
 
 #[test]
 fn a_shell_that_still_expands_words_is_waited_for() {
-    // cat f | grep x /slow/mount/*: the child lists the directory; with $(...) it reads another pipe.
+    // cat f | grep x /slow/mount/*: the child lists the directory; with $(...) it reads another
+    // pipe.
     let writer = [stage(20, &[(1, 7, true)], 0, &[])];
     let shell = || process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4));
     let child = |call| process(30, 'S', "/bin/bash", &[(0, 7, false)], Some(call));
@@ -191,7 +212,8 @@ fn a_shell_that_still_expands_words_is_waited_for() {
 
 #[test]
 fn a_pipe_that_a_shell_above_has_itself_is_not_waited_for() {
-    // x=$(wc -l < f) with errors into a pipe: the shell reads another pipe, and has this one as its descriptor 2.
+    // x=$(wc -l < f) with errors into a pipe: the shell reads another pipe, and has this one as its
+    // descriptor 2.
     let errors = [stage(20, &[(2, 7, true)], 0, &[])];
     let shell = process(SHELL, 'S', "/bin/bash", &[(2, 7, true)], Some(nix::libc::SYS_read));
     assert!(look(&errors, vec![Process { sleeps_in_pipe: true, ..shell }]).pending.is_empty());
@@ -199,9 +221,11 @@ fn a_pipe_that_a_shell_above_has_itself_is_not_waited_for() {
 
 #[test]
 fn a_pipe_out_of_the_session_is_not_waited_for() {
-    // cat f | { read l; ...; } with errors into somebody else's pipe: the group reads, and holds that pipe too.
+    // cat f | { read l; ...; } with errors into somebody else's pipe: the group reads, and holds
+    // that pipe too.
     let writer = [stage(20, &[(1, 7, true), (2, 8, true)], 0, &[])];
-    let group = process(30, 'S', "/bin/bash", &[(0, 7, false), (2, 8, true)], Some(nix::libc::SYS_read));
+    let group =
+        process(30, 'S', "/bin/bash", &[(0, 7, false), (2, 8, true)], Some(nix::libc::SYS_read));
     assert!(look(&writer, vec![Process { sleeps_in_pipe: true, ..group }]).pending.is_empty());
 }
 
@@ -239,7 +263,8 @@ fn process_substitution_is_joined_though_the_shell_lends_its_end() {
 
 #[test]
 fn output_and_errors_into_one_pipe_are_one_edge() {
-    let stages = [stage(20, &[(1, 7, true), (2, 7, true)], 0, &[]), stage(21, &[(0, 7, false)], 0, &[])];
+    let stages =
+        [stage(20, &[(1, 7, true), (2, 7, true)], 0, &[]), stage(21, &[(0, 7, false)], 0, &[])];
     assert_eq!(look(&stages, vec![]).edges, [edge((0, 1), (1, 0))]);
 }
 
@@ -249,20 +274,25 @@ fn groups_run_from_source_to_sink() {
     let edges = [edge((2, 1), (1, 0)), edge((1, 1), (0, 0))];
     assert_eq!(groups(4, &edges), [vec![2, 1, 0], vec![3]]);
     assert_eq!(edges_of(&[2, 1, 0], &edges), [edge((0, 1), (1, 0)), edge((1, 1), (2, 0))]);
-    assert_eq!(edges_of(&[2, 1, 0], &[edges[1], edges[0]]), [edge((0, 1), (1, 0)), edge((1, 1), (2, 0))]);
+    assert_eq!(
+        edges_of(&[2, 1, 0], &[edges[1], edges[0]]),
+        [edge((0, 1), (1, 0)), edge((1, 1), (2, 0))]
+    );
 }
 
 #[test]
 fn a_writer_that_has_said_that_it_stays_is_not_waited_for() {
     let pending = |pipe| {
         let reader = stage(12, &[(0, pipe, false)], 0, &[]);
-        look(&[reader], vec![process(20, 'R', "/usr/bin/python3", &[(1, pipe, true)], None)]).pending
+        look(&[reader], vec![process(20, 'R', "/usr/bin/python3", &[(1, pipe, true)], None)])
+            .pending
     };
     assert!(!pending(FED_HERE + 1).is_empty());
     assert!(pending(FED_HERE).is_empty());
 }
 
-/// `coproc cat f; read -u ${COPROC[0]} line`: the shell writes to what the stage reads, and reads what it writes.
+/// `coproc cat f; read -u ${COPROC[0]} line`: the shell writes to what the stage reads, and reads
+/// what it writes.
 #[test]
 fn a_shell_that_waits_for_the_stage_is_not_waited_for() {
     let read = nix::libc::SYS_read;
@@ -283,14 +313,16 @@ fn a_shell_that_waits_for_the_stage_is_not_waited_for() {
     assert_eq!(patience(&found), [(0, Awaited::Answer)]);
 }
 
-/// `coproc { while read x; do grep x f; done; }`: between the two is a shell that waits for the stage to end.
+/// `coproc { while read x; do grep x f; done; }`: between the two is a shell that waits for the
+/// stage to end.
 #[test]
 fn a_coprocess_that_waits_for_the_stage_is_not_waited_for() {
     let enlisted = [stage(20, &[(0, 7, false), (1, 8, true)], 0, &[])];
     let mut waiting = process_of(&enlisted[0]);
     waiting.parent = 30;
     let mut shell = process(SHELL, 'S', "/bin/bash", &[(60, 7, true), (63, 8, false)], None);
-    (shell.sleeps_in_pipe, shell.system_call, shell.parent) = (true, Some((nix::libc::SYS_read, 63)), 9);
+    (shell.sleeps_in_pipe, shell.system_call, shell.parent) =
+        (true, Some((nix::libc::SYS_read, 63)), 9);
     let other = Process { parent: 1, ..process(9, 'S', "/bin/bash", &[], Some(WAIT4)) };
     let between = process(30, 'S', "/bin/bash", &[(0, 7, false), (1, 8, true)], Some(WAIT4));
     let found = look_at(&enlisted, vec![waiting, shell, other, between]);
@@ -301,12 +333,16 @@ fn a_coprocess_that_waits_for_the_stage_is_not_waited_for() {
 fn what_was_stopped_is_not_waited_for() {
     let [writer, _] = pair();
     let waited = |state| {
-        patience(&look(std::slice::from_ref(&writer), vec![process(21, state, STAGE_PROGRAM, &[(0, 7, false)], None)]))
+        patience(&look(
+            std::slice::from_ref(&writer),
+            vec![process(21, state, STAGE_PROGRAM, &[(0, 7, false)], None)],
+        ))
     };
     assert_eq!((waited('S'), waited('T')), (vec![(0, Awaited::Enlistment)], vec![]));
 }
 
-/// `head -n "$(wc -l < f)" g | tail`: the writer's words wait for another stage, which is about to be let go.
+/// `head -n "$(wc -l < f)" g | tail`: the writer's words wait for another stage, which is about to
+/// be let go.
 #[test]
 fn a_shell_that_waits_for_another_stage_is_waited_for() {
     let [tail, wc] = [stage(20, &[(0, 7, false)], 0, &[]), stage(21, &[(1, 8, true)], 0, &[])];
@@ -316,13 +352,17 @@ fn a_shell_that_waits_for_another_stage_is_waited_for() {
     assert_eq!(patience(&look(&[tail, wc], vec![expands, shell])), [(0, Awaited::Answer)]);
 }
 
-/// `coproc cat | tr a b` as one pipeline: the shell waits for the last stage, which reads from the first.
+/// `coproc cat | tr a b` as one pipeline: the shell waits for the last stage, which reads from the
+/// first.
 #[test]
 fn a_shell_that_waits_for_the_end_of_the_stage_s_pipeline_is_not_waited_for() {
-    let [cat, tr] =
-        [stage(20, &[(0, 7, false), (1, 9, true)], 0, &[]), stage(21, &[(0, 9, false), (1, 8, true)], 0, &[])];
+    let [cat, tr] = [
+        stage(20, &[(0, 7, false), (1, 9, true)], 0, &[]),
+        stage(21, &[(0, 9, false), (1, 8, true)], 0, &[]),
+    ];
     let mut shell = process(SHELL, 'S', "/bin/bash", &[(60, 7, true), (63, 8, false)], None);
-    (shell.sleeps_in_pipe, shell.system_call, shell.parent) = (true, Some((nix::libc::SYS_read, 63)), 9);
+    (shell.sleeps_in_pipe, shell.system_call, shell.parent) =
+        (true, Some((nix::libc::SYS_read, 63)), 9);
     let other = Process { parent: 1, ..process(9, 'S', "/bin/bash", &[], Some(WAIT4)) };
     assert_eq!(patience(&look(&[cat, tr], vec![shell, other])), []);
 }
@@ -335,7 +375,12 @@ fn a_shell_that_reads_what_nobody_may_ever_write_is_waited_for_briefly() {
     let main = || Process { parent: 1, ..process(SHELL, 'S', "/bin/bash", &[], Some(WAIT4)) };
     let group = |session| {
         let group = process(30, 'S', "/bin/bash", &[(0, 7, false)], Some(nix::libc::SYS_read));
-        Process { sleeps_in_pipe: true, session, system_call: Some((nix::libc::SYS_read, 5)), ..group }
+        Process {
+            sleeps_in_pipe: true,
+            session,
+            system_call: Some((nix::libc::SYS_read, 5)),
+            ..group
+        }
     };
     assert_eq!(patience(&look(&writer, vec![main(), group(1)])), [(0, Awaited::Answer)]);
     assert_eq!(patience(&look(&writer, vec![main(), group(SLEPT_LONG)])), []);
@@ -364,7 +409,8 @@ fn nobody_is_waited_for_at_a_pipe_that_somebody_keeps() {
     assert_eq!(patience(&look(&reader, vec![child()])), [(0, Awaited::Work)]);
     let waits = look(&reader, vec![child(), keeps('S', Some(WAIT4))]);
     let stopped = look(&reader, vec![child(), keeps('T', None)]);
-    let remote = look(&reader, vec![child(), process(99, 'S', STAGE_PROGRAM, &[(1, 7, true)], None)]);
+    let remote =
+        look(&reader, vec![child(), process(99, 'S', STAGE_PROGRAM, &[(1, 7, true)], None)]);
     assert_eq!([patience(&waits), patience(&stopped), patience(&remote)], [[], [], []]);
     // What a shell has above its standard streams it lends to a process substitution.
     let lends = process(30, 'S', "/bin/bash", &[(63, 7, true)], Some(WAIT4));
@@ -375,12 +421,14 @@ fn nobody_is_waited_for_at_a_pipe_that_somebody_keeps() {
 #[test]
 fn a_stage_program_that_sleeps_is_not_waited_for() {
     let writer = [stage(20, &[(1, 7, true)], 0, &[])];
-    let other = |session| Process { session, ..process(30, 'S', STAGE_PROGRAM, &[(0, 7, false)], None) };
+    let other =
+        |session| Process { session, ..process(30, 'S', STAGE_PROGRAM, &[(0, 7, false)], None) };
     let waited = |session| patience(&look(&writer, vec![other(session)]));
     assert_eq!((waited(1), waited(SLEPT_LONG)), (vec![(0, Awaited::Enlistment)], vec![]));
 }
 
-/// The gateway takes long over what the command's annotation says, or the shell's child over a disk.
+/// The gateway takes long over what the command's annotation says, or the shell's child over a
+/// disk.
 #[test]
 fn a_process_that_has_asked_this_gateway_or_waits_for_a_disk_is_awaited_however_long_it_sleeps() {
     let writer = [stage(20, &[(1, 5, true)], 0, &[])];
@@ -391,7 +439,11 @@ fn a_process_that_has_asked_this_gateway_or_waits_for_a_disk_is_awaited_however_
     for executable in [STAGE_PROGRAM, "/bin/bash"] {
         let asks = look(&writer, vec![reader(ASKS, 'S', executable)]);
         assert_eq!(patience(&asks), vec![(0, Awaited::Enlistment)], "{executable}");
-        assert_eq!(patience(&look(&writer, vec![reader(21, 'S', executable)])), vec![], "{executable}");
+        assert_eq!(
+            patience(&look(&writer, vec![reader(21, 'S', executable)])),
+            vec![],
+            "{executable}"
+        );
         let reads_a_disk = look(&writer, vec![reader(21, 'D', executable)]);
         assert_eq!(patience(&reads_a_disk), vec![(0, Awaited::Answer)], "{executable}");
     }

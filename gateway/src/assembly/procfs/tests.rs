@@ -61,7 +61,10 @@ fn only_a_reaper_above_the_root_has_orphans_of_its_session() {
     }
     let found = find();
     for pid in [not_ours, ours] {
-        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::SIGKILL);
+        let _ = nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(pid as i32),
+            nix::sys::signal::SIGKILL,
+        );
     }
     for mut shell in [other, root] {
         shell.kill().unwrap();
@@ -80,35 +83,53 @@ fn what_a_session_was_given_may_be_used_by_who_started_it_and_by_its_other_child
         // Who waits reads on later, and writes nothing meanwhile.
         (format!("exec 3<&0; sh -c '{ready}' <&3 & wait"), true, false),
         (format!("exec 3<&0; sh -c '{ready}' <&3 3<&- & {leave}; wait"), false, false),
-        (format!("exec 3<&0; (sleep 100; :) <&3 & sh -c '{ready}' <&3 3<&- & {leave}; wait"), true, true),
+        (
+            format!("exec 3<&0; (sleep 100; :) <&3 & sh -c '{ready}' <&3 3<&- & {leave}; wait"),
+            true,
+            true,
+        ),
     ] {
         let output = tempfile::NamedTempFile::new().unwrap();
         let (input, mut write) = std::io::pipe().unwrap();
-        let pipe =
-            pipe_inode(&fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&input))).unwrap());
+        let pipe = pipe_inode(
+            &fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&input)))
+                .unwrap(),
+        );
         let mut outer = Command::new("sh");
-        outer.args(["-c", &script]).stdin(input).stdout(Stdio::piped()).stderr(output.reopen().unwrap());
+        outer
+            .args(["-c", &script])
+            .stdin(input)
+            .stdout(Stdio::piped())
+            .stderr(output.reopen().unwrap());
         let mut outer = outer.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(outer.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let is_root = |pid: &Pid| {
             fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| {
-                words.ends_with(b"ready; sleep 100; :\0") && !words.windows(4).any(|four| four == b"wait")
+                words.ends_with(b"ready; sleep 100; :\0")
+                    && !words.windows(4).any(|four| four == b"wait")
             })
         };
         let root = children(outer.id()).into_iter().find(is_root).unwrap();
-        let wanted =
-            Wanted { pipes: pipe.into_iter().collect(), files: [output.path().to_owned()].into(), ..Wanted::default() };
+        let wanted = Wanted {
+            pipes: pipe.into_iter().collect(),
+            files: [output.path().to_owned()].into(),
+            ..Wanted::default()
+        };
         // The outer shell may not wait yet.
         let deadline = Instant::now() + Duration::from_secs(10);
         let found = loop {
             let snapshot = Snapshot::take(&[root], &wanted, &mut Orphans::default());
             // Whoever began within the same tick as the session counts as one of its own that was
             // cut off.
-            let inside = || snapshot.processes().filter(|p| p.pid != root && !snapshot.is_ancestor(root, p.pid));
-            let reads = |p: &Process| p.pipe_ends.iter().any(|end| Some(end.inode) == pipe && end.reads);
+            let inside = || {
+                snapshot.processes().filter(|p| p.pid != root && !snapshot.is_ancestor(root, p.pid))
+            };
+            let reads =
+                |p: &Process| p.pipe_ends.iter().any(|end| Some(end.inode) == pipe && end.reads);
             let waits = |p: &Process| p.pid == outer.id() && p.waits_for_children();
-            let writes = |p: &Process| p.files.iter().any(|file| file == output.path()) && !waits(p);
+            let writes =
+                |p: &Process| p.files.iter().any(|file| file == output.path()) && !waits(p);
             let found = (
                 inside().any(reads) || snapshot.is_read_outside(pipe.unwrap()),
                 inside().any(writes) || snapshot.is_written_outside(output.path()),
@@ -117,8 +138,13 @@ fn what_a_session_was_given_may_be_used_by_who_started_it_and_by_its_other_child
                 break found;
             }
         };
-        for pid in children(outer.id()).into_iter().flat_map(|pid| [children(pid), vec![pid]].concat()) {
-            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::SIGKILL);
+        for pid in
+            children(outer.id()).into_iter().flat_map(|pid| [children(pid), vec![pid]].concat())
+        {
+            let _ = nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(pid as i32),
+                nix::sys::signal::SIGKILL,
+            );
         }
         outer.kill().unwrap();
         outer.wait().unwrap();
@@ -130,13 +156,18 @@ fn what_a_session_was_given_may_be_used_by_who_started_it_and_by_its_other_child
 #[test]
 fn a_snapshot_sees_our_own_pipe() {
     let (read, write) = nix::unistd::pipe().unwrap();
-    let inode =
-        pipe_inode(&fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read))).unwrap());
+    let inode = pipe_inode(
+        &fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read)))
+            .unwrap(),
+    );
     let wanted = Wanted { pipes: inode.into_iter().collect(), ..Wanted::default() };
     let me = std::process::id();
     let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());
     let ends = &snapshot.get(me).unwrap().pipe_ends;
-    assert_eq!((ends.iter().filter(|e| e.reads).count(), ends.iter().filter(|e| e.writes).count()), (1, 1));
+    assert_eq!(
+        (ends.iter().filter(|e| e.reads).count(), ends.iter().filter(|e| e.writes).count()),
+        (1, 1)
+    );
     drop((read, write));
 }
 
@@ -159,7 +190,9 @@ fn around(hidden: (Pid, Pid), holder: Pid) -> Snapshot {
         Process { started: 500, session: 1, pipe_ends, ..Process::asleep(pid, parent) }
     };
     let opaque = Process { is_opaque: true, session: 99, ..process(hidden) };
-    let others = [(10, 1), (11, 10), (20, 10), (21, 20), (30, 1), (40, 1), (41, 40)].into_iter().map(process);
+    let others = [(10, 1), (11, 10), (20, 10), (21, 20), (30, 1), (40, 1), (41, 40)]
+        .into_iter()
+        .map(process);
     let mut snapshot = Snapshot::of(others.filter(|p| p.pid != hidden.0).chain([opaque]));
     (snapshot.roots, snapshot.made) = ([10, 20, 40].into(), [(7, 501)].into());
     snapshot
@@ -231,7 +264,11 @@ fn a_process_goes_on_when_its_first_thread_has_ended() {
     let script = "import ctypes, threading, time\n\
         threading.Thread(target=lambda: time.sleep(100)).start()\n\
         ctypes.CDLL(None).pthread_exit(None)";
-    let mut child = Command::new("/usr/bin/python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new("/usr/bin/python3")
+        .args(["-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let ours = child.stdout.take().unwrap();
     let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ours));
     let pipe = pipe_inode(&fs::read_link(link).unwrap()).unwrap();
@@ -277,7 +314,8 @@ fn a_thread_may_have_descriptors_of_its_own() {
 
 #[test]
 fn the_making_of_a_pipe_is_known_or_not_told() {
-    let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let mut child =
+        std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&input));
     let pipe = pipe_inode(&fs::read_link(link).unwrap()).unwrap();
@@ -306,10 +344,15 @@ fn who_waits_has_what_it_enlisted_with() {
     let mut stage = stage(pid, &[(0, 7, false), (1, 8, true), (4, 9, false)], 0, &[]);
     // A pipe with a name.
     stage.descriptors[1].path = PathBuf::from("/tmp/fifo");
-    let wanted = Wanted { pipes: [7, 8].into(), waiting: [(pid, Arc::new(stage))].into(), ..Wanted::default() };
+    let wanted = Wanted {
+        pipes: [7, 8].into(),
+        waiting: [(pid, Arc::new(stage))].into(),
+        ..Wanted::default()
+    };
     let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());
     let process = snapshot.get(pid).unwrap();
-    let ends: Vec<_> = process.pipe_ends.iter().map(|end| (end.inode, end.fd, end.reads, end.writes)).collect();
+    let ends: Vec<_> =
+        process.pipe_ends.iter().map(|end| (end.inode, end.fd, end.reads, end.writes)).collect();
     assert_eq!((process.parent, ends), (me, vec![(7, 0, true, false)]));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -318,13 +361,15 @@ fn who_waits_has_what_it_enlisted_with() {
 #[test]
 fn who_is_without_is_not_looked_at_while_it_runs_its_program() {
     // It has our pipe as its input.
-    let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let mut child =
+        std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
     let pid = child.id();
     let (ours, me) = (child.stdin.take().unwrap(), std::process::id());
     let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ours));
     let pipes: HashSet<u64> = pipe_inode(&fs::read_link(link).unwrap()).into_iter().collect();
     let found = |without: &[Pid], program: &Path| {
-        let (without, stage_programs) = (without.iter().copied().collect(), [program.to_owned()].into());
+        let (without, stage_programs) =
+            (without.iter().copied().collect(), [program.to_owned()].into());
         let wanted = Wanted { pipes: pipes.clone(), without, stage_programs, ..Wanted::default() };
         let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());
         let process = snapshot.get(pid).unwrap();

@@ -18,7 +18,9 @@ impl Relay<'_> {
     }
 
     pub(super) fn signal_join(&self, stage: usize, signal: u32) {
-        if let (Some(joining), Ok(signal)) = (self.joining(stage), Number::try_from(signal.cast_signed())) {
+        if let (Some(joining), Ok(signal)) =
+            (self.joining(stage), Number::try_from(signal.cast_signed()))
+        {
             joining.signal(signal);
         }
     }
@@ -33,7 +35,8 @@ impl Relay<'_> {
     }
 
     async fn credit_part(&mut self, stage: usize, part: usize, bytes: u64) {
-        let input = self.stages.get(&stage).and_then(|s| s.join.as_ref()).and_then(|j| j.inputs.get(part));
+        let input =
+            self.stages.get(&stage).and_then(|s| s.join.as_ref()).and_then(|j| j.inputs.get(part));
         if let Some(&(run, stream)) = input.filter(|stream| self.joined.contains_key(*stream)) {
             self.send_to(run, run_input::Kind::Credit(Credit { stream, bytes }));
         }
@@ -60,7 +63,8 @@ impl Relay<'_> {
     async fn join_over(&mut self, stage: usize, status: Status) {
         let Some(join) = self.stages.get_mut(&stage).and_then(|s| s.join.as_mut()) else { return };
         join.ended = Some(status);
-        let unread: Vec<Stream> = join.inputs.iter().copied().filter(|s| self.joined.contains_key(s)).collect();
+        let unread: Vec<Stream> =
+            join.inputs.iter().copied().filter(|s| self.joined.contains_key(s)).collect();
         for (run, stream) in unread {
             self.send_to(run, run_input::Kind::Closed(stream));
         }

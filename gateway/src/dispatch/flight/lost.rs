@@ -45,7 +45,9 @@ impl Relay<'_> {
         tracing::warn!(executor = %executor.name, why, kept = order.is_some(), "lost while commands ran there");
         self.why_lost.insert(run, why.clone());
         match order {
-            Some(_) if self.runs[run].is_dropped_over_and_over() => self.run_gone(run, Gone::OutOfReach).await,
+            Some(_) if self.runs[run].is_dropped_over_and_over() => {
+                self.run_gone(run, Gone::OutOfReach).await
+            }
             Some(order) => {
                 let (events, silence) = (self.events.clone(), self.runs[run].silence());
                 let allowance = self.runs[run].allowance.clone();
@@ -58,7 +60,8 @@ impl Relay<'_> {
         }
     }
 
-    /// Its executor says more than it was asked for: what it says is worth nothing, and nothing goes on with it.
+    /// Its executor says more than it was asked for: what it says is worth nothing, and nothing
+    /// goes on with it.
     pub(super) async fn run_broken(&mut self, run: usize, why: &str) {
         self.runs[run].abandon();
         let executor = self.gateway.executors.get(self.runs[run].executor);
@@ -66,7 +69,8 @@ impl Relay<'_> {
         for command in self.unended(run) {
             let name = &self.stages[&self.commands[&command].0].name;
             let place = format!("executor {} at {}", executor.name, executor.address);
-            let message = format!("posh: {name}: {place} is broken: {why}; its output is incomplete");
+            let message =
+                format!("posh: {name}: {place} is broken: {why}; its output is incomplete");
             self.part_ended(command, PartEnd::Lost(message));
         }
         self.end_streams(run).await;
@@ -89,16 +93,24 @@ impl Relay<'_> {
         theirs.all(|(_, (stage, part))| self.stages[stage].parts[*part].is_some())
     }
 
-    /// Commands of a run that have not told their ends, or not the end of what they wrote: a status may come first.
+    /// Commands of a run that have not told their ends, or not the end of what they wrote: a status
+    /// may come first.
     pub(super) fn unended(&self, run: usize) -> Vec<(usize, u32)> {
         let is_whole = |stage: usize| {
-            let mut joined = self.joined.iter().filter(|(stream, place)| stream.0 == run && place.0 == stage);
-            let mut feeds = self.feeds.iter().filter(|(stream, place)| stream.0 == run && place.0 == stage);
-            joined.next().is_none() && feeds.all(|(stream, place)| self.outputs[place].has_ended(*stream))
+            let mut joined =
+                self.joined.iter().filter(|(stream, place)| stream.0 == run && place.0 == stage);
+            let mut feeds =
+                self.feeds.iter().filter(|(stream, place)| stream.0 == run && place.0 == stage);
+            joined.next().is_none()
+                && feeds.all(|(stream, place)| self.outputs[place].has_ended(*stream))
         };
-        let is_unended =
-            |&(stage, part): &(usize, usize)| self.stages[&stage].parts[part].is_none() || !is_whole(stage);
-        let theirs = self.commands.iter().filter(|(key, place)| key.0 == run && !self.stages[&place.0].finished);
+        let is_unended = |&(stage, part): &(usize, usize)| {
+            self.stages[&stage].parts[part].is_none() || !is_whole(stage)
+        };
+        let theirs = self
+            .commands
+            .iter()
+            .filter(|(key, place)| key.0 == run && !self.stages[&place.0].finished);
         theirs.filter(|(_, place)| is_unended(place)).map(|(key, _)| *key).collect()
     }
 
@@ -128,15 +140,17 @@ impl Relay<'_> {
         }
     }
 
-    /// Has all stages that the loss concerns run their commands here, if every one of them can; nothing is
-    /// changed otherwise.
+    /// Has all stages that the loss concerns run their commands here, if every one of them can;
+    /// nothing is changed otherwise.
     async fn run_again(&mut self, run: usize, gone: Option<Gone>) -> bool {
         let (stages, runs) = self.concerned(run);
         let mut orders = BTreeMap::new();
         // What nobody has seen need not be the same again.
-        let is_unseen = stages.iter().all(|&s| self.delivered.range((s, 0)..=(s, u32::MAX)).next().is_none());
+        let is_unseen =
+            stages.iter().all(|&s| self.delivered.range((s, 0)..=(s, u32::MAX)).next().is_none());
         for &stage in &stages {
-            let repeats = |r: &Reading| again::repeats_itself(r) || (is_unseen && again::only_reads(r));
+            let repeats =
+                |r: &Reading| again::repeats_itself(r) || (is_unseen && again::only_reads(r));
             if !self.readings[stage].as_ref().is_ok_and(repeats) || self.spent.contains(&stage) {
                 return false;
             }
@@ -145,8 +159,9 @@ impl Relay<'_> {
         }
         let view = self.gateway.view();
         let world = crate::dispatch::world(self.gateway, &view);
-        let commands =
-            stages.iter().map(|&s| Some((&*self.pipeline.stages[s].enlisted, self.readings[s].as_ref().ok()?)));
+        let commands = stages
+            .iter()
+            .map(|&s| Some((&*self.pipeline.stages[s].enlisted, self.readings[s].as_ref().ok()?)));
         let commands: Vec<_> = commands.flatten().collect();
         if !again::mounts_answer(&world, &commands).await {
             return false;
@@ -154,10 +169,19 @@ impl Relay<'_> {
         runs.iter().for_each(|run| self.runs[*run].abandon());
         let executor = self.gateway.executors.get(self.runs[run].executor);
         for (stage, delivered) in orders {
-            let reason = format!("executor {} at {} was lost while it ran there", executor.name, executor.address);
-            tracing::warn!(stage, reason, bytes = delivered.iter().map(|d| d.bytes).sum::<u64>(), "run again here");
+            let reason = format!(
+                "executor {} at {} was lost while it ran there",
+                executor.name, executor.address
+            );
+            tracing::warn!(
+                stage,
+                reason,
+                bytes = delivered.iter().map(|d| d.bytes).sum::<u64>(),
+                "run again here"
+            );
             self.signal_join(stage, nix::libc::SIGKILL.cast_unsigned());
-            let (enlisted, reading) = (&self.pipeline.stages[stage].enlisted, self.readings[stage].as_ref().ok());
+            let (enlisted, reading) =
+                (&self.pipeline.stages[stage].enlisted, self.readings[stage].as_ref().ok());
             let written = Written::by(self.gateway, enlisted, reading, std::iter::empty());
             let state = self.stages.get_mut(&stage).expect("concerned stages are remote");
             state.finished = true;
@@ -170,9 +194,11 @@ impl Relay<'_> {
         true
     }
 
-    /// Stages that a lost run leaves unfinished, with all that they are joined to on servers, and their runs.
+    /// Stages that a lost run leaves unfinished, with all that they are joined to on servers, and
+    /// their runs.
     fn concerned(&self, run: usize) -> (BTreeSet<usize>, BTreeSet<usize>) {
-        let mut stages: BTreeSet<usize> = self.unended(run).iter().map(|command| self.commands[command].0).collect();
+        let mut stages: BTreeSet<usize> =
+            self.unended(run).iter().map(|command| self.commands[command].0).collect();
         let mut runs = BTreeSet::from([run]);
         loop {
             let before = (stages.len(), runs.len());
@@ -203,11 +229,14 @@ impl Relay<'_> {
             delivered.push(Delivered { fd: *fd, bytes, digest, ..Delivered::default() });
         }
         for (&(run, id), _) in self.commands.iter().filter(|(_, (s, _))| *s == stage) {
-            for (_, fd, file) in again::redirects(&self.specs[run]).filter(|(command, ..)| *command == id) {
+            for (_, fd, file) in
+                again::redirects(&self.specs[run]).filter(|(command, ..)| *command == id)
+            {
                 // Two must never write one file.
                 gone.filter(|gone| gone.is_dead())?;
                 let written = &self.runs[run].written_files;
-                let before = written.iter().find(|written| (written.stage, written.fd) == (id, fd))?;
+                let before =
+                    written.iter().find(|written| (written.stage, written.fd) == (id, fd))?;
                 let file_offset = Some(again::written_from(file, before)?);
                 delivered.push(Delivered { fd, file_offset, ..Delivered::default() });
             }
@@ -220,14 +249,20 @@ impl Relay<'_> {
 
     /// Descriptors of a stage's command that are one with `fd`.
     fn written_through(&self, stage: usize, fd: u32) -> Vec<u32> {
-        let Some((&(run, id), _)) = self.commands.iter().find(|(_, (s, _))| *s == stage) else { return Vec::new() };
+        let Some((&(run, id), _)) = self.commands.iter().find(|(_, (s, _))| *s == stage) else {
+            return Vec::new();
+        };
         let command = self.specs[run].stages.iter().find(|command| command.id == id);
         let others = command.into_iter().flat_map(|command| &command.descriptors);
-        others.filter(|other| other.source == Some(Source::DuplicateOf(fd))).map(|other| other.fd).collect()
+        others
+            .filter(|other| other.source == Some(Source::DuplicateOf(fd)))
+            .map(|other| other.fd)
+            .collect()
     }
 
-    /// A command that reads and whose reader on the server is not at its end yet may have to run again: its
-    /// stage program must be there then. Only in a pipeline as `a | b`, since a shell waits for such as a whole.
+    /// A command that reads and whose reader on the server is not at its end yet may have to run
+    /// again: its stage program must be there then. Only in a pipeline as `a | b`, since a shell
+    /// waits for such as a whole.
     pub(super) fn is_held(&self, stage: usize) -> bool {
         if self.stages[&stage].gone || !self.readings[stage].as_ref().is_ok_and(again::only_reads) {
             return false;

@@ -32,11 +32,22 @@ pub(super) struct Noted {
 
 impl Noted {
     /// For these runs, in their order, each with its executor's name.
-    pub fn new(tracer: Tracer, calls: Vec<(String, Call)>, pipeline: &Pipeline, lowered: &Lowered) -> Self {
+    pub fn new(
+        tracer: Tracer,
+        calls: Vec<(String, Call)>,
+        pipeline: &Pipeline,
+        lowered: &Lowered,
+    ) -> Self {
         let calls = calls.into_iter().filter(|_| tracer.is_on());
-        let runs = calls.map(|(executor, call)| RunTrace::new(tracer.clone(), executor, call)).collect();
-        let mut noted =
-            Self { tracer, runs, commands: HashMap::new(), streams: HashMap::new(), stages: HashMap::new() };
+        let runs =
+            calls.map(|(executor, call)| RunTrace::new(tracer.clone(), executor, call)).collect();
+        let mut noted = Self {
+            tracer,
+            runs,
+            commands: HashMap::new(),
+            streams: HashMap::new(),
+            stages: HashMap::new(),
+        };
         if noted.tracer.is_on() {
             noted.name_all(pipeline, lowered);
         }
@@ -44,19 +55,30 @@ impl Noted {
     }
 
     fn name_all(&mut self, pipeline: &Pipeline, lowered: &Lowered) {
-        let name = |stage: usize| format!("{} (stage {})", pipeline.stages[stage].enlisted.name, stage + 1);
+        let name = |stage: usize| {
+            format!("{} (stage {})", pipeline.stages[stage].enlisted.name, stage + 1)
+        };
         for (command, (stage, part)) in &lowered.commands {
-            let is_split = lowered.commands.values().filter(|(other, _)| other == stage).count() > 1;
+            let is_split =
+                lowered.commands.values().filter(|(other, _)| other == stage).count() > 1;
             let part = if is_split { format!(" part {}", part + 1) } else { String::new() };
             self.commands.insert(*command, name(*stage) + &part);
         }
         for ((stage, fd), streams) in &lowered.outputs {
-            self.streams.extend(streams.iter().map(|stream| (*stream, format!("descriptor {fd} of {}", name(*stage)))));
+            self.streams.extend(
+                streams
+                    .iter()
+                    .map(|stream| (*stream, format!("descriptor {fd} of {}", name(*stage)))),
+            );
         }
         for (stage, join) in &lowered.joins {
-            self.streams.extend(join.inputs.iter().map(|stream| (*stream, format!("a part of {}", name(*stage)))));
+            self.streams.extend(
+                join.inputs.iter().map(|stream| (*stream, format!("a part of {}", name(*stage)))),
+            );
         }
-        self.stages.extend(pipeline.stages.iter().enumerate().filter_map(|(i, stage)| Some((i, stage.times?))));
+        self.stages.extend(
+            pipeline.stages.iter().enumerate().filter_map(|(i, stage)| Some((i, stage.times?))),
+        );
     }
 
     pub fn chunk(&mut self, run: usize) {
@@ -65,7 +87,11 @@ impl Noted {
 
     pub fn exited(&mut self, run: usize, exited: &Exited) {
         let command = self.commands.get(&(run, exited.stage));
-        self.runs.get_mut(run).zip(command).into_iter().for_each(|(run, command)| run.exited(command, exited));
+        self.runs
+            .get_mut(run)
+            .zip(command)
+            .into_iter()
+            .for_each(|(run, command)| run.exited(command, exited));
     }
 
     pub fn finished(&mut self, run: usize, times: Option<RunTimes>) {
@@ -105,7 +131,9 @@ impl Ending {
         if self.tracer.is_on() {
             let now_ns = self.tracer.now_ns();
             let mut span = Event::span("refreshing the mount", self.since_ns, now_ns);
-            for (key, count) in [("files", tally.files), ("listings", tally.listings), ("removed", tally.removed)] {
+            for (key, count) in
+                [("files", tally.files), ("listings", tally.listings), ("removed", tally.removed)]
+            {
                 span = if count > 0 { span.with(key, count) } else { span };
             }
             self.tracer.add(self.row.clone(), span);
@@ -121,7 +149,8 @@ impl Relay<'_> {
             return;
         }
         let hear = async {
-            while !(self.stages.values().all(|s| s.gone) && self.runs.iter().all(RunState::is_over)) {
+            while !(self.stages.values().all(|s| s.gone) && self.runs.iter().all(RunState::is_over))
+            {
                 let Some(event) = incoming.recv().await else { return };
                 self.last_word(event);
             }
@@ -129,9 +158,13 @@ impl Relay<'_> {
         let _ = tokio::time::timeout(LAST_WORDS, hear).await;
         let streams = std::mem::take(&mut self.noted.streams);
         for (index, run) in self.noted.runs.drain(..).enumerate() {
-            run.tell(|stream| streams.get(&(index, stream)).cloned().unwrap_or_else(|| format!("stream {stream}")));
+            run.tell(|stream| {
+                streams.get(&(index, stream)).cloned().unwrap_or_else(|| format!("stream {stream}"))
+            });
         }
-        for (place, times) in self.noted.stages.iter().filter(|(place, _)| self.stages.contains_key(*place)) {
+        for (place, times) in
+            self.noted.stages.iter().filter(|(place, _)| self.stages.contains_key(*place))
+        {
             self.noted.tracer.stood_in(*place, &self.pipeline.stages[*place].enlisted, times);
         }
     }
@@ -140,15 +173,23 @@ impl Relay<'_> {
     fn last_word(&mut self, event: Happened) {
         match event {
             Happened::Stage(stage, Some(FromStage::Times(times))) => self.noted.stage(stage, times),
-            Happened::Stage(stage, None) => drop(self.stages.entry(stage).and_modify(|state| state.gone = true)),
-            Happened::Run(run, Ok(Some(RunOutput { kind: Some(run_output::Kind::Finished(finished)) }))) => {
+            Happened::Stage(stage, None) => {
+                drop(self.stages.entry(stage).and_modify(|state| state.gone = true))
+            }
+            Happened::Run(
+                run,
+                Ok(Some(RunOutput { kind: Some(run_output::Kind::Finished(finished)) })),
+            ) => {
                 self.noted.finished(run, finished.times);
             }
             Happened::Run(run, Ok(None) | Err(_)) => {
                 self.noted.over(run);
                 let _ = self.runs[run].lost();
             }
-            Happened::Stage(..) | Happened::Run(..) | Happened::Join(..) | Happened::Resumed(..) => {}
+            Happened::Stage(..)
+            | Happened::Run(..)
+            | Happened::Join(..)
+            | Happened::Resumed(..) => {}
         }
     }
 }

@@ -161,7 +161,11 @@ mod tests {
             outgoing.send(Kind::Credit(Credit { stream: 2, bytes: 3 }));
         }
         outgoing.send(Kind::End(1));
-        assert!(lock(&outgoing.waiting).words.len() < 10, "{:?}", lock(&outgoing.waiting).words.len());
+        assert!(
+            lock(&outgoing.waiting).words.len() < 10,
+            "{:?}",
+            lock(&outgoing.waiting).words.len()
+        );
         let (mut data, mut credit) = (Vec::new(), 0);
         loop {
             match taken.recv().await.unwrap().kind.unwrap() {

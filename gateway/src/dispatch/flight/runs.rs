@@ -9,8 +9,8 @@ use std::{
 };
 
 use posh_proto::executor::{
-    Credit, Descriptor, Exited, Resume, RunInput, RunOutput, RunSpec, Signal, Stage, WrittenFile, descriptor::Source,
-    run_input, run_output,
+    Credit, Descriptor, Exited, Resume, RunInput, RunOutput, RunSpec, Signal, Stage, WrittenFile,
+    descriptor::Source, run_input, run_output,
 };
 use posh_reach::Allowance;
 use tokio::{sync::mpsc, task::AbortHandle};
@@ -23,8 +23,8 @@ use crate::{executors::Connection, plan::ExecutorId};
 const ACKNOWLEDGED_MESSAGES: u64 = 64;
 const ACKNOWLEDGED_BYTES: usize = 64 << 10;
 
-/// A connection that took a run up again and was lost sooner did so in vain, and after so many of these the run is
-/// given up.
+/// A connection that took a run up again and was lost sooner did so in vain, and after so many of
+/// these the run is given up.
 const LASTS: Duration = Duration::from_secs(2);
 const MOST_IN_VAIN: u32 = 8;
 
@@ -66,8 +66,8 @@ struct Kept {
 }
 
 impl RunState {
-    /// What an executor tells of offsets counts for the files that it was asked to tell of: the shell's other
-    /// descriptors, its script among them, are not its own to move.
+    /// What an executor tells of offsets counts for the files that it was asked to tell of: the
+    /// shell's other descriptors, its script among them, are not its own to move.
     pub fn keep_shared_offsets(&self, exited: &mut Exited) {
         keep_offsets(&self.shared_files, exited);
     }
@@ -133,7 +133,9 @@ impl RunState {
     /// Counts what came, and tells the executor now and then.
     pub fn received(&mut self, message: &RunOutput) {
         match &message.kind {
-            Some(run_output::Kind::Exited(_)) => self.commands_left = self.commands_left.saturating_sub(1),
+            Some(run_output::Kind::Exited(_)) => {
+                self.commands_left = self.commands_left.saturating_sub(1)
+            }
             Some(run_output::Kind::Finished(_)) => {
                 self.finished = true;
                 // The executor listens until we have no more to say.
@@ -178,8 +180,14 @@ impl RunState {
     }
 
     /// It goes on by another connection.
-    pub fn resumed(&mut self, connection: Arc<Connection>, input: mpsc::Sender<RunInput>, listener: Listener) {
-        (self.connection, self.input, self.listener) = (connection, Some(Outgoing::new(input)), listener);
+    pub fn resumed(
+        &mut self,
+        connection: Arc<Connection>,
+        input: mpsc::Sender<RunInput>,
+        listener: Listener,
+    ) {
+        (self.connection, self.input, self.listener) =
+            (connection, Some(Outgoing::new(input)), listener);
         self.resumed = Some(Instant::now());
     }
 
@@ -231,7 +239,9 @@ impl Drop for Listener {
 impl Kept {
     fn note(&mut self, kind: &run_input::Kind) {
         match kind {
-            run_input::Kind::Credit(credit) => *self.credits.entry(credit.stream).or_default() += credit.bytes,
+            run_input::Kind::Credit(credit) => {
+                *self.credits.entry(credit.stream).or_default() += credit.bytes
+            }
             run_input::Kind::Closed(stream) => drop(self.closed.insert(*stream)),
             run_input::Kind::End(stream) => drop(self.ended.insert(*stream)),
             run_input::Kind::Signal(signal) => self.signals.push(*signal),
@@ -252,7 +262,12 @@ fn shared_files(spec: &RunSpec) -> BTreeSet<(u32, u32)> {
             Some(Source::File(file)) => file.report_offset,
             _ => false,
         };
-        stage.descriptors.iter().filter(is_meant).map(|descriptor| (id, descriptor.fd)).collect::<Vec<_>>()
+        stage
+            .descriptors
+            .iter()
+            .filter(is_meant)
+            .map(|descriptor| (id, descriptor.fd))
+            .collect::<Vec<_>>()
     };
     spec.stages.iter().flat_map(of_stage).collect()
 }
@@ -267,7 +282,8 @@ mod tests {
     fn only_files_that_were_asked_for_are_moved() {
         let file = |report_offset| Some(Source::File(File { report_offset, ..File::default() }));
         let descriptor = |fd, source| Descriptor { fd, source };
-        let descriptors = vec![descriptor(0, file(true)), descriptor(1, file(false)), descriptor(2, None)];
+        let descriptors =
+            vec![descriptor(0, file(true)), descriptor(1, file(false)), descriptor(2, None)];
         let stage = Stage { id: 7, descriptors, ..Stage::default() };
         let shared = shared_files(&RunSpec { stages: vec![stage], ..RunSpec::default() });
         assert_eq!(shared, BTreeSet::from([(7, 0)]));

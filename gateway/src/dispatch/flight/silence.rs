@@ -1,5 +1,6 @@
-//! Runs whose executor says nothing after a signal by which a user or a shell wants a command to end. Here, it would have ended at
-//! once, or gone on to write; who is silent may be out of reach, or keep the caller waiting for as long as it likes.
+//! Runs whose executor says nothing after a signal by which a user or a shell wants a command to
+//! end. Here, it would have ended at once, or gone on to write; who is silent may be out of reach,
+//! or keep the caller waiting for as long as it likes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +12,8 @@ use tokio::time::Instant;
 
 use super::{PartEnd, Relay};
 
-/// Many times what a command needs to remove its temporary files, and what a message takes over the slowest link.
+/// Many times what a command needs to remove its temporary files, and what a message takes over the
+/// slowest link.
 const SILENCE: Duration = Duration::from_secs(5);
 /// What comes so soon was on its way before the signal was known there.
 const UNDER_WAY: Duration = Duration::from_secs(1);
@@ -31,7 +33,12 @@ struct Silence {
 
 impl Silences {
     /// A stage of these runs is sent a signal.
-    pub(super) fn signalled(&mut self, stage: usize, signal: u32, runs: impl Iterator<Item = usize>) {
+    pub(super) fn signalled(
+        &mut self,
+        stage: usize,
+        signal: u32,
+        runs: impl Iterator<Item = usize>,
+    ) {
         if ![SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM].contains(&signal.cast_signed()) {
             return;
         }
@@ -44,8 +51,14 @@ impl Silences {
     /// The executor says something of a run.
     pub(super) fn heard(&mut self, run: usize) {
         // Who was killed does not go on, whatever is said.
-        let goes_on = |silence: &Silence| !silence.signals.values().any(|signal| *signal == SIGKILL.cast_unsigned());
-        if self.runs.get(&run).is_some_and(|silence| silence.since.elapsed() > UNDER_WAY && goes_on(silence)) {
+        let goes_on = |silence: &Silence| {
+            !silence.signals.values().any(|signal| *signal == SIGKILL.cast_unsigned())
+        };
+        if self
+            .runs
+            .get(&run)
+            .is_some_and(|silence| silence.since.elapsed() > UNDER_WAY && goes_on(silence))
+        {
             self.runs.remove(&run);
         }
     }
@@ -89,7 +102,10 @@ impl Relay<'_> {
                 "posh: {name}: executor {} at {} does not answer; its output is incomplete",
                 executor.name, executor.address
             );
-            let end = silence.signals.get(&stage).map_or(PartEnd::Lost(message), |signal| PartEnd::Silent(*signal));
+            let end = silence
+                .signals
+                .get(&stage)
+                .map_or(PartEnd::Lost(message), |signal| PartEnd::Silent(*signal));
             self.part_ended(command, end);
         }
         self.end_streams(run).await;

@@ -34,6 +34,7 @@ fn write_seeds(target: &Target) {
     let Some(directory) = std::env::var_os("POSH_FUZZ_SEEDS").map(PathBuf::from) else { return };
     for (number, seed) in (target.seeds)().into_iter().enumerate() {
         let file = directory.join(format!("seed-{number:03}"));
-        std::fs::write(&file, seed).unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+        std::fs::write(&file, seed)
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
     }
 }

@@ -28,16 +28,24 @@ impl Writer {
         }
     }
 
-    pub(super) fn filter(&mut self, index: usize, files: &[File], (piped, redirects): (bool, &str), around: Around) {
+    pub(super) fn filter(
+        &mut self,
+        index: usize,
+        files: &[File],
+        (piped, redirects): (bool, &str),
+        around: Around,
+    ) {
         let (text, reads) = FILTERS[index];
         let before = self.complaints;
         let from_stdin = files.is_empty();
-        let complains =
-            reads == Reads::Checks || reads == Reads::Compressed && from_stdin || reads != Reads::All && !self.are_text;
+        let complains = reads == Reads::Checks
+            || reads == Reads::Compressed && from_stdin
+            || reads != Reads::All && !self.are_text;
         self.complaints += usize::from(complains);
         let stops = !self.reads_all(reads) && from_stdin && around.shared_pipe;
         let binary = self.are_text && text.starts_with("gzip -n9");
-        let (text, reads) = if around.quiet && complains || stops || binary { FILTERS[0] } else { (text, reads) };
+        let (text, reads) =
+            if around.quiet && complains || stops || binary { FILTERS[0] } else { (text, reads) };
         let operands = self.operands(text, reads, files, around);
         // tr has no operands; others take the second for their output.
         let operands = match text.split(' ').next() {
@@ -46,18 +54,28 @@ impl Writer {
             _ => operands,
         };
         let text = text.replace('@', prefix(around));
-        // Where text ends and binary data begins, in a pipe, depends for grep on how much came with one read.
+        // Where text ends and binary data begins, in a pipe, depends for grep on how much came with
+        // one read.
         let text = match text.split_once(' ') {
-            Some((grep, rest)) if from_stdin && !self.are_text && grep.ends_with("grep") => format!("{grep} -a {rest}"),
+            Some((grep, rest)) if from_stdin && !self.are_text && grep.ends_with("grep") => {
+                format!("{grep} -a {rest}")
+            }
             _ => text,
         };
-        let text = if text.contains('%') { text.replace(" %", &operands) } else { text + &operands };
+        let text =
+            if text.contains('%') { text.replace(" %", &operands) } else { text + &operands };
         let text = only_the_last_complains(text, around);
         self.at_once |= text.contains(" | ") && self.complaints > before;
         self.compound(&text, redirects);
     }
 
-    pub(super) fn operands(&mut self, text: &str, reads: Reads, files: &[File], around: Around) -> String {
+    pub(super) fn operands(
+        &mut self,
+        text: &str,
+        reads: Reads,
+        files: &[File],
+        around: Around,
+    ) -> String {
         let single = matches!(text.split(' ').next(), Some("tr" | "uniq" | "base64"));
         let mut files = files.to_vec();
         if single {
@@ -99,7 +117,13 @@ impl Writer {
                 Side::Stdin if around.shared_pipe => self.text += "/dev/null",
                 Side::Stdin => self.text += "-",
                 Side::Process(stages) => {
-                    let inner = Around { quiet: true, alone: false, shared_pipe: false, third: false, ..around };
+                    let inner = Around {
+                        quiet: true,
+                        alone: false,
+                        shared_pipe: false,
+                        third: false,
+                        ..around
+                    };
                     let stages = without_stdin(stages);
                     let text = self.nested(|w| {
                         w.pipeline(&stages, inner, None);
@@ -127,7 +151,8 @@ impl Writer {
             return;
         }
         let name = if append { self.appended() } else { self.fresh("out") };
-        let _ = write!(self.text, "tee {}{}{name}", if append { "-a " } else { "" }, prefix(around));
+        let _ =
+            write!(self.text, "tee {}{}{name}", if append { "-a " } else { "" }, prefix(around));
         made.push(name);
     }
 
@@ -195,7 +220,8 @@ impl Writer {
     }
 }
 
-/// Of a few commands in a pipe, where errors go where the output goes: two that complain have no order.
+/// Of a few commands in a pipe, where errors go where the output goes: two that complain have no
+/// order.
 fn only_the_last_complains(text: String, around: Around) -> String {
     if around.merged { text.replace(" | ", " 2> /dev/null | ") } else { text }
 }

@@ -27,11 +27,14 @@ impl Writer {
             Input::Third => String::new(),
             // It would make files where there are none.
             Input::Both(file) => match file {
-                File::Mount(index, _) if !self.gone.contains(index) => format!(" <> {}", self.word(*file, around)),
+                File::Mount(index, _) if !self.gone.contains(index) => {
+                    format!(" <> {}", self.word(*file, around))
+                }
                 _ => String::new(),
             },
             Input::Closed if around.quiet => String::new(),
-            // The pipe of a `$(...)` within would take the free number, and its command read from itself for ever.
+            // The pipe of a `$(...)` within would take the free number, and its command read from
+            // itself for ever.
             Input::Closed if matches!(stage.body, Body::Group(..)) => " < /dev/null".into(),
             Input::Closed => {
                 self.complaints += 1;
@@ -40,7 +43,12 @@ impl Writer {
         }
     }
 
-    pub(super) fn output(&mut self, output: Output, around: Around, made: &mut Vec<String>) -> String {
+    pub(super) fn output(
+        &mut self,
+        output: Output,
+        around: Around,
+        made: &mut Vec<String>,
+    ) -> String {
         let on_mount = prefix(around);
         match output {
             Output::Null => return " > /dev/null".into(),
@@ -65,7 +73,13 @@ impl Writer {
         String::new()
     }
 
-    pub(super) fn errors(&mut self, stage: &Stage, compound: bool, around: Around, made: &mut Vec<String>) -> String {
+    pub(super) fn errors(
+        &mut self,
+        stage: &Stage,
+        compound: bool,
+        around: Around,
+        made: &mut Vec<String>,
+    ) -> String {
         let group = matches!(stage.body, Body::Group(..));
         match stage.errors {
             Errors::Null => " 2> /dev/null".into(),
@@ -98,7 +112,8 @@ impl Writer {
             }
             File::Parts => format!("{ways}part-*"),
             File::Written(index) => {
-                let complete: Vec<&String> = self.written.iter().filter(|n| !self.busy.contains(*n)).collect();
+                let complete: Vec<&String> =
+                    self.written.iter().filter(|n| !self.busy.contains(*n)).collect();
                 if complete.is_empty() || around.quiet {
                     return self.word(File::Mount(index, false), around);
                 }
@@ -116,7 +131,9 @@ impl Writer {
             }
             File::Local => "\"$L\"/local".into(),
             // What reads it compressed does not ask here; to others it is binary.
-            File::Compressed(number) if self.are_text => self.word(File::Mount(number, false), around),
+            File::Compressed(number) if self.are_text => {
+                self.word(File::Mount(number, false), around)
+            }
             File::Compressed(number) => compressed(number, ways),
             File::Missing | File::Directory if around.quiet => format!("{ways}list"),
             File::Missing => {
