@@ -2,7 +2,7 @@
 //! one set of features and one target directory serve every chore.
 
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
@@ -10,8 +10,7 @@ use anyhow::{Context, Result, ensure};
 /// `cargo`, in the workspace's root.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
-    command.current_dir(root).args(arguments);
+    command.current_dir(root().expect("xtask lies in the workspace")).args(arguments);
     command
 }
 
@@ -35,4 +34,14 @@ pub fn line(command: &Command) -> String {
 pub fn become_program(program: &Path, task: &str, arguments: &[String]) -> Result<ExitCode> {
     let error = Command::new(program).arg(task).args(arguments).exec();
     Err(error).with_context(|| format!("cannot start {}", program.display()))
+}
+
+/// The root of the workspace.
+///
+/// # Errors
+/// This program was built elsewhere than in the workspace.
+pub fn root() -> Result<PathBuf> {
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
+    Ok(root.to_owned())
 }

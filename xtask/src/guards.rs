@@ -96,7 +96,7 @@ impl Part {
 /// Takes out every guard whose description or test holds `filter`: one after the other in each of
 /// `jobs` copies of the tree.
 pub fn run(filter: Option<&str>, part: Option<Part>, jobs: usize) -> Result<ExitCode> {
-    let root = root()?;
+    let root = cargo::root()?;
     let is_wanted = |guard: &Guard| {
         filter.is_none_or(|part| guard.what.contains(part) || guard.test.contains(part))
     };
@@ -146,12 +146,6 @@ fn take_out(tree: &Copy, guards: &[Guard]) -> Result<usize> {
         );
     }
     Ok(kept)
-}
-
-fn root() -> Result<PathBuf> {
-    let root =
-        Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
-    Ok(root.to_owned())
 }
 
 fn table(root: &Path) -> Result<Vec<Guard>> {
@@ -317,7 +311,7 @@ mod tests {
     /// What `cargo xtask guards` needs before it can begin: a change of the source shows here.
     #[test]
     fn every_guard_and_its_test_are_where_the_table_says() {
-        let root = root().unwrap();
+        let root = cargo::root().unwrap();
         let guards = table(&root).unwrap();
         for guard in &guards {
             let source = fs::read_to_string(root.join(&guard.file)).unwrap();
@@ -365,7 +359,7 @@ mod tests {
 
     #[test]
     fn every_attack_of_the_table_has_a_test() {
-        let root = root().unwrap();
+        let root = cargo::root().unwrap();
         let text = fs::read_to_string(root.join("docs/security.md")).unwrap();
         let attacks = attacks(&text);
         assert!(attacks.len() >= MIN_ATTACKS, "{} attacks", attacks.len());

@@ -12,6 +12,7 @@ mod setup;
 mod simulate;
 mod supply;
 mod test;
+mod tidy;
 mod volumes;
 
 use std::process::ExitCode;
@@ -97,6 +98,12 @@ enum Chore {
         #[arg(long)]
         fault: Option<String>,
     },
+    /// Checks habits that neither rustfmt nor clippy knows: names, widths, lengths, circles.
+    Tidy {
+        /// Print every finding, not only those of checks that have too many.
+        #[arg(long)]
+        all: bool,
+    },
     /// Takes guards out, one after the other, and looks whether the tests of attacks notice.
     Guards {
         /// Only guards whose description or test holds this.
@@ -174,6 +181,10 @@ fn run(chore: Chore) -> Result<ExitCode> {
                 seed.is_some(),
                 fault.as_deref(),
             )
+        }
+        Chore::Tidy { all } => {
+            tidy::run(&cargo::root()?, all)?;
+            Ok(ExitCode::SUCCESS)
         }
         Chore::Guards { filter, jobs, part } => {
             setup::toolchain()?;

@@ -12,6 +12,7 @@ use crate::cargo;
 use crate::programs;
 use crate::setup::{self, Need};
 use crate::supply;
+use crate::tidy;
 
 /// Tests (and steps, which count as one each) that passed and failed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,7 @@ pub fn run(full: bool, filter: Option<&str>) -> Result<ExitCode> {
             "warnings",
         ]))?;
         sum.check("supply chain", supply::check());
+        sum.check("tidy", cargo::root().and_then(|root| tidy::run(&root, false)));
     }
     // Integration tests start the programs themselves, which `cargo test` alone does not build.
     for build in programs::builds(&["--quiet"])? {
