@@ -1,6 +1,6 @@
-//! Embeds `commands/*.yaml`: writes a table of file name, names of the commands in
-//! it, and text. The names are found here so that a program which starts need not
-//! parse a file before its command is asked for; a test compares them with the parser's.
+//! Embeds `commands/*.yaml` as a table of file name, command names and text. The names are
+//! extracted at build time, so that a program parses a file only when one of its commands is asked
+//! for; a test compares them with the parser's.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

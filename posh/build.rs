@@ -1,7 +1,6 @@
-//! Builds the preloaded library from the crate `hook`, which `posh` carries in
-//! itself. Cargo can't: the programs are static, and a C library can't be, so it
-//! needs flags of its own; and a library inside the program is found
-//! wherever the program is, and is always of the same version.
+//! Builds the preloaded library from the crate `hook`; `posh` embeds it. Cargo can't build it:
+//! posh's programs are static, and a C library can't be, so that it needs other flags. An embedded
+//! library is found wherever the program is, and always has its version.
 
 use std::{
     env, fs,
@@ -10,7 +9,7 @@ use std::{
     process::Command,
 };
 
-/// The library is for processes of this C library; elsewhere posh has only its other door.
+/// Targets whose C library the hook is for; elsewhere posh has only shims on PATH.
 const SERVED: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
 
 fn main() {
@@ -18,8 +17,7 @@ fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("hook").join("src");
     println!("cargo::rerun-if-changed={}", root.display());
     println!("cargo::rerun-if-env-changed=RUSTC");
-    // `posh` itself may be built for musl, for the sake of its start, on a machine with the other C
-    // library.
+    // `posh` itself may be built for musl, to start faster, on a machine with glibc.
     let (host, target) = (variable("HOST"), variable("TARGET"));
     let target = if target == host.replace("-gnu", "-musl") { host } else { target };
     if !SERVED.contains(&target.as_str()) {
@@ -36,9 +34,9 @@ fn main() {
     if let Ok(linker) = env::var("RUSTC_LINKER") {
         rustc.arg(format!("-Clinker={linker}"));
     }
-    // Without unwinding, and not linked to the C library: every process has one, of whatever
-    // version. Small, with few segments, and names found by the fast hash: the loader does its work
-    // for every program (measured: 0.04 ms less than with relro and opt-level 3).
+    // Without unwinding, and not linked to the C library, since every process has one, of any
+    // version. Small, with few segments, and a hash table of symbols (measured: 0.04 ms less than
+    // with relro and opt-level 3 for every program that loads it).
     rustc.args([
         "-Copt-level=s",
         "-Clto=fat",
@@ -47,8 +45,8 @@ fn main() {
         "-Cstrip=symbols",
     ]);
     rustc.args(["-Ctarget-feature=-crt-static", "-Cforce-unwind-tables=no", "-Crelro-level=off"]);
-    // The few names of the C library are found at the start: the loader would look for them on the
-    // stack of whoever executes first, and take kilobytes of it.
+    // The few symbols of the C library are bound at the start: lazily, the loader would resolve
+    // them on the stack of the thread that executes first, and take kilobytes of it.
     let link = [
         "-nostdlib",
         "-Wl,-soname,libposh_hook.so",

@@ -1,5 +1,5 @@
-//! Compiles the contract with protox, so that no `protoc` is needed, and writes down which
-//! fields it has, for the check of messages before they are decoded (`src/codec.rs`).
+//! Compiles the contract with protox, so that no `protoc` is needed, and generates a table of its
+//! fields for the check of encoded messages (`src/codec.rs`).
 
 use std::{env, fmt::Write as _, fs, path::PathBuf};
 
@@ -59,7 +59,8 @@ fn schema(descriptors: &FileDescriptorSet) -> Result<String, std::fmt::Error> {
                 );
                 writeln!(
                     text,
-                    "Field {{ number: {number}, name: {name:?}, is_repeated: {is_repeated}, slot: {slot}, shape: {shape} }},"
+                    "Field {{ number: {number}, name: {name:?}, is_repeated: {is_repeated}, \
+                     slot: {slot}, shape: {shape} }},"
                 )?;
             }
             text += "] },\n";

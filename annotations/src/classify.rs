@@ -1,5 +1,5 @@
-//! From the words of one invocation to what they mean: finds the annotation
-//! that fits, and evaluates its keywords.
+//! Classifies one invocation: finds the annotation that fits its words, and evaluates the
+//! annotation's keywords.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -14,8 +14,8 @@ use crate::library::Library;
 use crate::model::{Annotation, Body, Command, Joiner, Keep, Reason, Size, Subject, ValueType};
 use crate::words::{self, Given, Manner, Misfit, Why};
 
-/// Variables that count for every command: the language of messages, the order
-/// of characters, and how getopt reads words.
+/// Environment variables on which every command depends: locale (messages, collation) and getopt's
+/// parsing mode.
 const ENVIRONMENT_OF_ALL: [&str; 4] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT"];
 
 /// An invocation and how its words were read: first those before the
@@ -41,15 +41,15 @@ struct Walk<'a> {
     library: &'a Library,
     argv: &'a [OsString],
     environment: Environment<'a>,
-    /// What was read before the subcommand's name.
+    /// Options and files read before the subcommand's name, outermost command first.
     outer: Vec<(Facts<'a>, Gathered)>,
 }
 
-/// Why an annotation does not take an invocation.
+/// Reason why an annotation does not accept an invocation.
 enum Refusal {
-    /// The next one may.
+    /// The next annotation may accept it.
     Misfit(Misfit),
-    /// None may.
+    /// No annotation may accept it.
     Final(Unknown),
 }
 
@@ -149,7 +149,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The annotation's own reason to stay, if one holds and counts.
+    /// The annotation's first local reason that applies and that the library does not ignore.
     fn stays_here(&self, facts: &Facts<'a>) -> Option<&'a Reason> {
         let given = facts.reading.given.iter();
         let of_flags =
@@ -342,7 +342,7 @@ fn letters(facts: &Facts<'_>) -> String {
     short.map(|letter| char::from(*letter)).collect()
 }
 
-/// One option as words of its own, whatever bundle it stood in.
+/// One option as separate words, even if it was given in a bundle.
 fn written(facts: &Facts<'_>, given: &Given) -> Vec<OsString> {
     let mut name = facts.bytes(given.name).to_vec();
     let in_bundle = given.name.end - given.name.start == 1 && name != b"-";
@@ -366,7 +366,7 @@ fn written(facts: &Facts<'_>, given: &Given) -> Vec<OsString> {
     values
 }
 
-/// Adds what the words before the subcommand say.
+/// Merges the facts of an outer command's words before the subcommand into `invocation`.
 fn add_outer(invocation: &mut Invocation, outer: &Facts<'_>, before: Gathered, writes_below: bool) {
     let changed = before.working_dir.is_some();
     let writes = writes_below || invocation.current_dir == CurrentDir::Writes;
@@ -397,7 +397,7 @@ fn add_outer(invocation: &mut Invocation, outer: &Facts<'_>, before: Gathered, w
     invocation.remote_arguments.clear();
 }
 
-/// The last touches: what holds for all commands, each thing once.
+/// Adds what holds for every command, then sorts and deduplicates the lists.
 fn settle(invocation: &mut Invocation) {
     if invocation.working_dir.is_some() {
         invocation.current_dir = CurrentDir::Unused;

@@ -1,5 +1,5 @@
-//! From YAML to checked annotations: every fault is reported with its place, and
-//! checking goes on after each, so that one reading finds them all.
+//! Compiles YAML to checked annotations. Every fault is reported with its place, and checking
+//! continues after each, so that one pass finds them all.
 //!
 //! The reference of what is accepted is `docs/annotations.md`.
 
@@ -19,14 +19,14 @@ use fields::{Entry, Fields};
 use scope::Scope;
 pub(crate) use shared::Lookup;
 
-/// What becomes of regular expressions, which take longer than all the rest.
+/// Treatment of regular expressions, whose compilation takes longer than the rest of checking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// They are left for later; those that ship with posh were tried by a test.
+    /// Compiled at first use; a test compiles those that ship with posh.
     Trusted,
-    /// Ready to be used.
+    /// Compiled now.
     Ready,
-    /// Tried, and what is wrong with them is said.
+    /// Compiled now, and faults are reported.
     Full,
 }
 
@@ -103,12 +103,12 @@ fn long_names(omissions: &[Omission]) -> Vec<String> {
     flags.filter_map(|flag| flag.strip_prefix("--")).map(str::to_owned).collect()
 }
 
-/// What reading the parts of one annotation needs.
+/// State for compiling one annotation.
 struct Compiler<'f> {
     faults: &'f mut Faults,
     scope: Scope,
     depth: Depth,
-    /// While it is read whether an operand exists, operands cannot be named.
+    /// Operands can't be named: set while the condition for an operand's existence is read.
     options_only: bool,
 }
 

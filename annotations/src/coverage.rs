@@ -11,7 +11,7 @@ use crate::model::{Annotation, Body, Command};
 /// tool of this machine, so they run here.
 const OF_EVERY_TOOL: [&str; 2] = ["--help", "--version"];
 
-/// What an annotation knows of its command's flags.
+/// Comparison of a command's annotation with the flags that its `--help` prints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coverage {
     /// With its subcommand.
@@ -20,9 +20,9 @@ pub struct Coverage {
     pub listed: Vec<String>,
     /// Flags that --help names and that are left out on purpose, with the reason.
     pub explained: Vec<(String, String)>,
-    /// Flags that --help names and of which the annotation says nothing.
+    /// Flags that --help names and the annotation does not mention.
     pub unexplained: Vec<String>,
-    /// Flags that the annotation lists and --help does not name: hidden ones, or slips.
+    /// Flags that the annotation lists and --help does not name: hidden flags or typos.
     pub beyond_help: Vec<String>,
 }
 

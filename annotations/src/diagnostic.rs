@@ -1,4 +1,4 @@
-//! Faults of annotation files, for people: where, and what.
+//! Faults of annotation files, with their places, for users.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use crate::document::Place;
 /// One fault of one annotation file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Diagnostic {
-    /// The file, as it was named to us.
+    /// The file, by the name that the caller gave.
     pub file: PathBuf,
     /// Line, from 1; 0 when the file could not be read at all.
     pub line: usize,
     /// Column in characters, from 1; 0 when the file could not be read at all.
     pub column: usize,
-    /// What is wrong, without capital and full stop.
+    /// Description of the fault, without capital and full stop.
     pub message: String,
 }
 

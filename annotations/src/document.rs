@@ -21,14 +21,14 @@ pub struct Place {
 /// One node of the document.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// Where it begins.
+    /// Place of its first character.
     pub place: Place,
-    /// What it is.
+    /// Kind and value.
     pub content: Content,
 }
 
-/// What a node is. Numbers and booleans are text: the language's keywords decide
-/// what a word means, not YAML's guess.
+/// Kind and value of a node. Numbers and booleans are text: the annotation language's keywords
+/// decide a word's meaning, not YAML's type inference.
 #[derive(Debug, Clone)]
 pub enum Content {
     /// Nothing, `null` or `~`.
@@ -163,7 +163,7 @@ impl Node {
         }
     }
 
-    /// What to call it in a message.
+    /// Name of this kind of node in a message.
     pub fn kind(&self) -> &'static str {
         match self.content {
             Content::Null => "nothing",

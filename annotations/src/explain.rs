@@ -1,5 +1,5 @@
-//! How one invocation is read, as text for people: every word and what it is
-//! taken for, then what follows for standard input, splitting, status and so on.
+//! Explains how one invocation is read: the role of every word, then the consequences for standard
+//! input, splitting, status and so on.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -118,7 +118,7 @@ fn kind(file: &FileUse) -> &'static str {
     }
 }
 
-/// What follows from the words, a label and a value each; what is as usual is left out.
+/// Labels and values of what follows from the words; defaults are left out.
 fn consequences(invocation: &Invocation, argv: &[OsString]) -> Vec<(&'static str, String)> {
     let mut lines = vec![("standard input", stdin(invocation.stdin).to_owned())];
     let mut add = |label, value: String| {
@@ -155,7 +155,7 @@ fn consequences(invocation: &Invocation, argv: &[OsString]) -> Vec<(&'static str
     lines
 }
 
-/// What its guards look for, once each.
+/// Reasons of the invocation's guards, without adjacent duplicates.
 fn guards(invocation: &Invocation) -> String {
     let mut reasons: Vec<String> =
         invocation.guards.iter().map(|guard| format!("not: {}", guard.reason)).collect();

@@ -1,5 +1,5 @@
-//! One invocation as conditions see it: its options and operands by number,
-//! their values as bytes, and its environment.
+//! Values that conditions test: an invocation's options and operands by number, their values as
+//! bytes, and its environment.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use crate::words::{Piece, Reading};
 /// Looks up a variable of the command.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// A reading with its operands dealt out.
+/// A reading whose operands are assigned to PARAMS entries.
 pub struct Facts<'a> {
     pub annotation: &'a Annotation,
     pub argv: &'a [OsString],
@@ -22,14 +22,14 @@ pub struct Facts<'a> {
     pub environment: Environment<'a>,
     /// For each of the reading's operands, the number of its PARAMS entry.
     pub dealt: Vec<usize>,
-    /// Which conditions hold, by their addresses: all live in annotations for `'a`. Each looks
-    /// through all words, and is asked for every word, so that a long command line would take the
-    /// square of its length.
+    /// Cached results of conditions, by address: all live in annotations for `'a`. Each condition
+    /// scans all words and is evaluated for every word, so that without the cache a long command
+    /// line would take quadratic time.
     known: RefCell<HashMap<*const Condition, bool>>,
 }
 
 impl<'a> Facts<'a> {
-    /// Deals the operands out to the PARAMS entries.
+    /// Assigns the operands to the PARAMS entries.
     ///
     /// # Errors
     /// A sentence, when there are too few or too many.
@@ -49,13 +49,13 @@ impl<'a> Facts<'a> {
             let count = facts.reading.operands.iter().filter(after(side)).count();
             let dealt = facts.deal(side, count)?;
             facts.dealt.extend(dealt);
-            // They may be about operands.
+            // Their conditions may be about operands.
             facts.known.get_mut().clear();
         }
         Ok(facts)
     }
 
-    /// What is known before the operands are dealt out.
+    /// Facts before the operands are assigned.
     pub fn undealt(
         annotation: &'a Annotation,
         argv: &'a [OsString],
@@ -108,7 +108,7 @@ impl<'a> Facts<'a> {
             .collect())
     }
 
-    /// Whether a condition holds.
+    /// Returns true if the condition holds.
     pub fn holds(&self, condition: &'a Condition) -> bool {
         match condition {
             Condition::Always => true,

@@ -9,31 +9,31 @@ use crate::invocation::{FileKind, FileUse};
 use crate::model::{ChangesDir, Dash, Size, ValueRule, ValueType};
 use crate::words::Piece;
 
-/// What the words say of files.
+/// Files that the words of an invocation name.
 #[derive(Debug, Default)]
 pub struct Gathered {
     /// In the order of argv.
     pub uses: Vec<FileUse>,
     /// Arguments that mean standard input, operands only.
     pub stdin_operands: Vec<usize>,
-    /// Some word means standard input.
+    /// True if some word means standard input.
     pub names_stdin: bool,
-    /// The value of an option means standard input: it is no stream of lines then.
+    /// True if an option's value means standard input: it is no stream of lines then.
     pub stdin_in_option: bool,
     /// Operands that are files, standard input included.
     pub file_operands: usize,
-    /// What the invocation changes its directory to before all else, and whether
-    /// something relative to it is written.
+    /// Directory that the invocation changes to first (`git -C DIR`), and whether it writes
+    /// something relative to it.
     pub working_dir: Option<OsString>,
     pub writes_below_working_dir: bool,
 }
 
-/// Why the files can't be told.
+/// Reason why the files can't be determined.
 #[derive(Debug)]
 pub enum Fault {
     /// The words do not fit.
     Shape(String),
-    /// It must stay here.
+    /// The invocation must run locally.
     Stays(String),
 }
 
@@ -101,8 +101,8 @@ fn relative_to_changed(candidate: &Candidate<'_>, changed: Option<ChangesDir>) -
     }
 }
 
-/// A relative path behind an option that changed the directory lies below that
-/// directory, which is listed already, or else we can't tell where.
+/// Handles a relative path after an option that changed the directory. It lies below that
+/// directory, which is listed already; otherwise its place is unknown and the command stays local.
 fn below_changed(
     candidate: &Candidate<'_>,
     path: &[u8],

@@ -1,5 +1,5 @@
-//! What an annotation says of one concrete invocation: plain data, made by
-//! [`crate::Library::classify`] and read by the gateway's planner.
+//! Facts about one concrete invocation: plain data, made by [`crate::Library::classify`] and read
+//! by the gateway's planner.
 
 use std::ffi::OsString;
 
@@ -12,10 +12,10 @@ pub struct Invocation {
     pub command: String,
     /// Every file the arguments name, in the order of argv.
     pub files: Vec<FileUse>,
-    /// What the command does with the current directory when no argument names it
-    /// (`needs_current_dir`); an operand that defaults to `.` counts here.
+    /// Use of the current directory when no argument names it (`needs_current_dir`); an operand
+    /// that defaults to `.` counts here.
     pub current_dir: CurrentDir,
-    /// What the command does with its standard input.
+    /// Use of standard input.
     pub stdin: StdinUse,
     /// Bytes out for each byte in: 0.5 for `filters_input` unless a number is given,
     /// above 1 for what expands (paper §5.2).
@@ -42,7 +42,7 @@ pub struct Invocation {
     pub side_effects: bool,
     /// Needs the network (never offloaded).
     pub needs_network: bool,
-    /// What a terminal changes for it.
+    /// Dependence of the output on a terminal.
     pub terminal: TerminalUse,
     /// Which version of the tool an executor must have.
     pub tool_version: ToolVersion,
@@ -56,25 +56,24 @@ pub struct Invocation {
     pub shows: Vec<FileAttribute>,
     /// Names that it looks for in its directory and in every directory above (`.git`).
     pub searches_up: Vec<String>,
-    /// Words put in after `argv[0]` (or the subcommand) where its files are on a remote file system
-    /// and it runs on their server (`when_remote`): it is to do there what it does on such a file
+    /// Words inserted after `argv[0]` (or the subcommand) when its files are on a remote file
+    /// system and it runs on their server (`when_remote`), so that it behaves as on a remote file
     /// system.
     pub remote_arguments: Vec<OsString>,
-    /// Of a tree that it may change, all that it does change: paths relative to the tree's top,
-    /// which is the directory that has what it looks for upwards. Empty: anything in the tree.
+    /// Everything that it changes in a tree that it may change: paths relative to the tree's top,
+    /// the directory that contains one of [`Invocation::searches_up`]. Empty: anything in the tree.
     pub changes_only: Vec<String>,
-    /// Directories, relative to the same, that only ever get further entries, as do the directories
-    /// in them: what was there keeps its name and content (git's objects).
+    /// Directories, relative to the same top, to which entries are only ever added, in
+    /// subdirectories too: existing entries keep name and content (git's objects).
     pub only_grows: Vec<String>,
-    /// Trees, relative to the same, that the command keeps for itself: nobody asks for the times of
-    /// their directories, and seldom does anybody list them (`.git`).
+    /// Trees, relative to the same top, that are private to the command: nobody asks for the times
+    /// of their directories, and they are seldom listed (`.git`).
     pub own_directories: Vec<String>,
-    /// Outside of those, it changes no file in its place: one that changes is removed and made
-    /// anew, so that its directory tells of it.
+    /// Outside of those it changes no file in place: it removes the file and creates a new one, so
+    /// that the directory's times show the change.
     pub replaces_files: bool,
-    /// Tests on files near its directory ([`Invocation::working_dir`], else the current one), for
-    /// the executor to make. In the order of the annotation; the first that does not pass keeps the
-    /// invocation here.
+    /// Tests on files near its directory ([`Invocation::working_dir`], else the current one), made
+    /// by the executor in the annotation's order. The first that fails keeps the invocation local.
     pub guards: Vec<Guard>,
     /// The directory that it changes to before all else (`git -C DIR`), as written and also in
     /// [`Invocation::files`]; `None`: the current directory.
@@ -90,14 +89,14 @@ pub struct Guard {
     /// Relative to each directory found; absolute, or starting with `~/`: one file of the user, and
     /// also in [`Invocation::client_files`].
     pub files: Vec<String>,
-    /// What must not be found.
+    /// Condition that makes the guard fail.
     pub test: GuardTest,
-    /// Why it stays here then: a sentence for `explain`.
+    /// Reason for running locally then: a sentence for `explain`.
     pub reason: String,
 }
 
-/// What keeps an invocation here. The texts of settings are `section.key` or `section.key=value`
-/// with `*` for any text, and are those of files in the form of git-config(1).
+/// Condition that keeps an invocation local. The patterns of settings are `section.key` or
+/// `section.key=value` with `*` for any text, and apply to files in the form of git-config(1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuardTest {
     /// One of the files exists.
@@ -128,8 +127,8 @@ impl GuardTest {
         patterns.iter().chain(more)
     }
 
-    /// The use of a setting of the user by a [`GuardTest::SettingsAllowed`]; `None` if it does not
-    /// pass, or if this is another test.
+    /// How a [`GuardTest::SettingsAllowed`] admits one of the user's settings; `None` if the
+    /// setting fails the test, or if this is another test.
     #[must_use]
     pub fn admits(&self, setting: &Setting) -> Option<Admitted> {
         let Self::SettingsAllowed { allowed, withheld } = self else { return None };
@@ -145,9 +144,9 @@ impl GuardTest {
 /// See [`GuardTest::admits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admitted {
-    /// It goes along with the command.
+    /// Sent with the command.
     Sent,
-    /// It stays on this machine.
+    /// Kept on this machine.
     Withheld,
 }
 
@@ -216,13 +215,13 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// Whether the command may change the file or something below it.
+    /// Returns true if the command may change the file or something below it.
     #[must_use]
     pub fn writes(self) -> bool {
         matches!(self, Self::OutputFile | Self::OutputDir | Self::NewDir | Self::InoutFile)
     }
 
-    /// Whether the command may use everything below the path.
+    /// Returns true if the command may use everything below the path.
     #[must_use]
     pub fn recursive(self) -> bool {
         matches!(self, Self::InputDir | Self::OutputDir)
@@ -262,7 +261,7 @@ pub struct Split {
     /// Words put in after `argv[0]` (or the subcommand) of each part when the
     /// operands are split (`when_split`): `-H` for grep, whose output would else lose its names.
     pub add_arguments: Vec<OsString>,
-    /// What joins the outputs; `None` is plain concatenation in order.
+    /// How the outputs are joined; `None` is plain concatenation in order.
     pub aggregator: Option<Aggregator>,
     /// How the split goes on in this command when the parts before it have to be merged, so that
     /// they can't be joined in order; `None`: it does not.
@@ -272,7 +271,7 @@ pub struct Split {
     pub whole_files: bool,
 }
 
-/// What makes one output out of the outputs of the parts; `docs/annotations.md` says more of each.
+/// How the outputs of the parts become one; `docs/annotations.md` says more of each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Aggregator {
     /// A command that takes the parts as file operands after these words: `sort -m -k2`.
@@ -323,7 +322,7 @@ pub enum LineEnds {
     Always,
 }
 
-/// What a terminal on stdout or stdin changes.
+/// Effect of a terminal on stdout or stdin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TerminalUse {
     /// Nothing.
@@ -337,26 +336,26 @@ pub enum TerminalUse {
 /// Which version of the tool an executor must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ToolVersion {
-    /// The same version line.
+    /// Equal version line.
     Same,
-    /// The same major version.
+    /// Equal major version.
     Compatible,
     /// Any.
     Any,
 }
 
-/// What kind of reason an annotation has for keeping an invocation here.
+/// Kind of an annotation's reason for keeping an invocation local.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Because {
-    /// Elsewhere it might not do what it does here, or it is not understood.
+    /// Its behaviour on another machine might differ, or is not known.
     Exactness,
-    /// It would do the same elsewhere: single names are made, removed and changed through the mount
-    /// as fast, and what the mount has cached of them stays right.
+    /// Offloading gains nothing: the mount creates, removes and changes single names as fast, and
+    /// its cache of them stays right.
     CheapThroughMount,
     /// It asks the user, or opens an editor.
     Asks,
-    /// It prints what a mount may show otherwise than the server has it: owners, inode numbers,
-    /// blocks.
+    /// It prints attributes that a mount may show differently from the server: owners, inode
+    /// numbers, blocks.
     MountDiffers,
 }
 
@@ -389,7 +388,7 @@ pub enum Unknown {
         command: String,
         /// The annotation's own sentence.
         reason: String,
-        /// What kind of reason it is.
+        /// Kind of the reason.
         because: Because,
     },
     /// The words do not fit any annotation (a missing operand, a bad value).
@@ -397,7 +396,7 @@ pub enum Unknown {
     Shape {
         /// `cut`
         command: String,
-        /// What did not fit.
+        /// Description of the mismatch.
         reason: String,
     },
 }

@@ -1,11 +1,9 @@
-//! What posh knows of commands: the annotation language, the files that ship
-//! with it, and the reading of one invocation by it. A leaf: nothing here looks
-//! at the file system beyond reading annotation files.
+//! Annotations of commands: the language, the files that ship with posh, and the classification of
+//! invocations. A leaf crate: it reads annotation files and nothing else of the file system.
 //!
-//! The language's reference is `docs/annotations.md`. The way of an invocation:
-//! [`Library::classify`] finds the command (`library`, which has it parsed by
-//! `document` and checked by `compile` into `model`), reads the words (`words`),
-//! deals out operands and answers conditions (`facts`), finds the files (`files`)
+//! The language's reference is `docs/annotations.md`. [`Library::classify`] finds the command
+//! (`library`, which has it parsed by `document` and checked by `compile` into `model`), reads the
+//! words (`words`), assigns operands and evaluates conditions (`facts`), finds the files (`files`)
 //! and evaluates the keywords (`classify`).
 #![forbid(unsafe_code)]
 

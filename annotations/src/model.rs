@@ -1,5 +1,5 @@
-//! A checked annotation as data: what [`crate::compile`] makes of the YAML, and
-//! what [`crate::words`] and [`crate::classify`] read invocations by.
+//! A checked annotation as data: made from YAML by [`crate::compile`], used by [`crate::words`] and
+//! [`crate::classify`] to read invocations.
 
 use std::sync::OnceLock;
 
@@ -14,7 +14,7 @@ use crate::invocation::{
 #[derive(Debug)]
 pub struct Command {
     pub body: Body,
-    /// Flags left out on purpose.
+    /// Flags left out deliberately.
     pub omissions: Vec<Omission>,
     /// The words that print the list of flags; `None`: `NAME --help`.
     pub help: Option<Vec<String>>,
@@ -24,7 +24,7 @@ pub struct Command {
 pub enum Body {
     /// Tried in order.
     Annotations(Vec<Annotation>),
-    /// The options before the subcommand's name, and what holds for every subcommand.
+    /// Options before the subcommand's name, and keywords that apply to every subcommand.
     Subcommands(Box<Annotation>),
 }
 
@@ -103,7 +103,7 @@ pub struct Opt {
     pub stays_here: Option<Reason>,
 }
 
-/// Why an invocation stays here.
+/// Reason why an invocation runs locally.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reason {
     pub text: String,
@@ -124,7 +124,7 @@ pub struct Param {
     pub after_dashes: bool,
 }
 
-/// What the words given for an option or operand are.
+/// Type and form of the words given for an option or operand.
 #[derive(Debug)]
 pub struct ValueRule {
     /// One per word; the last one holds for all further words.
@@ -143,7 +143,7 @@ pub enum ValueType {
     File(FileKind),
 }
 
-/// What the value `-` means.
+/// Meaning of the value `-`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dash {
     File,
@@ -217,7 +217,7 @@ impl<T> Default for Cases<T> {
     }
 }
 
-/// What must hold of an invocation.
+/// A predicate on an invocation.
 #[derive(Debug, Default)]
 pub enum Condition {
     Always,
@@ -283,14 +283,14 @@ impl Pattern {
         Self { source, regex: OnceLock::new() }
     }
 
-    /// What is wrong with it.
+    /// The error of the regular expression, if it does not compile.
     pub fn fault(&self) -> Option<String> {
         let error = Regex::new(&self.source).err()?;
         // The last line of the message names the fault; the others draw it.
         error.to_string().lines().last().map(|line| line.trim_start_matches("error: ").to_owned())
     }
 
-    /// Compiles it now.
+    /// Compiles it now instead of at first use.
     pub fn prepare(&self) {
         self.regex();
     }

@@ -254,7 +254,8 @@ impl Reader<'_> {
         }
     }
 
-    /// What a backslash makes of the next byte: nothing of a newline.
+    /// The byte that a backslash and the next byte stand for; none for a newline. `None` if the
+    /// escape is invalid.
     fn escaped(&mut self) -> Option<Option<u8>> {
         Some(Some(match self.next() {
             b'\n' => return Some(None),

@@ -1,13 +1,12 @@
-//! Reads the words of one invocation by an annotation's options, as GNU
-//! getopt_long does: which words are options, which are their values, which are operands.
-//! Says nothing of what the values mean.
+//! Reads the words of one invocation by an annotation's options, as GNU getopt_long does: separates
+//! options, their values and operands. The meaning of values is left to [`crate::facts`].
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use crate::model::{Annotation, Numeric, Opt, Size};
 
-/// A part of one argument: `argv[argument][start..end]`, in bytes.
+/// Part of one argument: `argv[argument][start..end]`, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     pub argument: usize,
@@ -41,7 +40,7 @@ pub struct Reading {
     pub dashes: Option<usize>,
 }
 
-/// A word that the annotation does not account for.
+/// A word that does not fit the annotation.
 #[derive(Debug)]
 pub struct Misfit {
     /// How far reading came: argument and byte.
@@ -355,7 +354,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What ends the operands of `find`.
+/// Returns true if the word ends the operands of `find`.
 fn begins_expression(word: &[u8]) -> bool {
     matches!(word, b"(" | b")" | b"!" | b",") || (word.len() > 1 && word[0] == b'-')
 }

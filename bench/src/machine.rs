@@ -1,5 +1,5 @@
-//! Where and when a benchmark ran: what a reader must know to compare its
-//! figures with others. Reads /proc and asks git and date; changes nothing.
+//! Describes the machine and time of a benchmark, for comparison with other figures. Reads /proc,
+//! and runs git and date; changes nothing.
 
 use std::fs;
 use std::process::Command;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 /// One machine at one time.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Machine {
-    /// Its processor, as the kernel names it.
+    /// Processor model, as the kernel reports it.
     pub processor: String,
-    /// Cores that may be used.
+    /// Usable cores.
     pub cores: usize,
     /// Memory, MiB.
     pub memory_mib: u64,
@@ -21,16 +21,16 @@ pub struct Machine {
     pub load_before: f64,
     /// The niceness at which everything ran.
     pub nice: i32,
-    /// When it began, UTC.
+    /// Start of the benchmark, UTC.
     pub date: String,
     /// The commit that was built.
     pub commit: String,
-    /// Files differed from that commit.
+    /// The working tree differed from that commit.
     pub modified: bool,
 }
 
 impl Machine {
-    /// This one, now. What can't be found out is said so in its place.
+    /// This machine, now. Unknown values are reported as such.
     pub fn describe() -> Machine {
         let unknown = || "unknown".to_owned();
         let status = git(&["status", "--porcelain"]);

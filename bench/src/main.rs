@@ -1,6 +1,5 @@
-//! The benchmarks' program: each subcommand is one benchmark, or a helper
-//! process that a benchmark starts on its own machines. Building the programs
-//! that are measured is xtask's matter.
+//! The benchmarks' program: each subcommand is one benchmark, or a helper process that a benchmark
+//! starts on its own machines.
 
 mod fairness;
 mod machine;
@@ -28,10 +27,10 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// What posh itself costs: per command, per stage, per byte, in memory and at the start.
+    /// Cost of posh itself: per command, per stage, per byte, in memory and at the start.
     Overhead(overhead::Options),
-    /// What one identity, or a stranger, can take from another identity: its latencies beside each
-    /// kind of abuse.
+    /// Effect of one identity's or a stranger's abuse on another identity: its latencies beside
+    /// each kind of abuse.
     Fairness(fairness::Options),
     /// Abuses an executor until it is killed.
     #[command(hide = true)]
@@ -56,7 +55,7 @@ enum Task {
     /// Copies a file to another one over a TCP connection of its own on the loopback interface.
     #[command(hide = true)]
     Tcp {
-        /// What is sent.
+        /// File to send.
         from: PathBuf,
         /// Where it arrives.
         to: PathBuf,

@@ -1,6 +1,5 @@
-//! Paired runs: the same commands under bash and under posh, in turns, each
-//! command timed inside the shell that runs it, so that the shells' own start
-//! does not count.
+//! Paired runs: the same commands under bash and under posh, in turns. Each command is timed inside
+//! the shell that runs it, so that the shells' own start does not count.
 
 use std::fs;
 use std::process::Stdio;
@@ -12,41 +11,41 @@ use posh_integration::oracle::{Door, Script, Under};
 use crate::sample::Samples;
 use crate::site::Site;
 
-/// Where a script leaves its times.
+/// File for a script's times.
 const TIMES: &str = "/tmp/times";
-/// No run takes as long, not even on a busy machine.
+/// Timeout of a run, far above its time on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What is run in turns.
+/// Description of paired runs.
 #[derive(Debug, Clone)]
 pub struct Paired<'a> {
     /// One command line for the shell; it must succeed.
     pub command: &'a str,
-    /// Done before each command, outside of the time.
+    /// Command before each timed one, not timed.
     pub before_each: &'a str,
-    /// So many at the start of each run are not counted: they fill the caches.
+    /// Commands at the start of each run that are not counted: they fill the caches.
     pub warm_up: usize,
-    /// How many are counted in each run.
+    /// Commands that are counted in each run.
     pub times: usize,
-    /// How many runs under each shell.
+    /// Runs under each shell.
     pub rounds: usize,
-    /// How posh sees the commands.
+    /// Interception of the commands.
     pub door: Door,
 }
 
-/// What paired runs gave, milliseconds: one median per run.
+/// Times of paired runs, milliseconds: one median per run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Under bash alone.
     pub bash: Samples,
     /// Under posh.
     pub posh: Samples,
-    /// What posh took more than bash, pair by pair.
+    /// Extra time under posh, pair by pair.
     pub extra: Samples,
 }
 
 impl Paired<'_> {
-    /// Runs all rounds; which of the two begins changes from round to round.
+    /// Runs all rounds; which of the two begins alternates.
     pub fn run(&self, site: &Site) -> Result<Outcome> {
         let (mut bash, mut posh) = (Vec::new(), Vec::new());
         for round in 0..self.rounds {
@@ -67,7 +66,7 @@ impl Paired<'_> {
     fn once(&self, site: &Site, under: Under) -> Result<f64> {
         let script = Script::new(self.text()).door(self.door);
         let mut command = script.command(site.host(), under);
-        // Neither pipe nor file: what a command's output is makes a difference to posh.
+        // /dev/null: posh treats pipes and files differently.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let times = site.host().path(TIMES);
         let _ = fs::remove_file(&times);
@@ -76,7 +75,7 @@ impl Paired<'_> {
             bail!("not over after {LIMIT:?}: {}", self.command);
         }
         if !process.wait()?.success() {
-            // Once more, with its messages.
+            // Again, to show its messages.
             let again = script.run(site.host(), under)?;
             bail!("this failed: {}\n{again}", self.command);
         }

@@ -1,5 +1,5 @@
-//! Helper processes: a reader that takes its time, and a plain TCP copy to
-//! compare with. They run on a benchmark's machine, started by path.
+//! Helper processes: a slow reader, and a plain TCP copy for comparison. They run on a benchmark's
+//! machine, started by path.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -10,16 +10,15 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-/// One read: as large as posh's own chunks.
+/// Size of reads: that of posh's own chunks.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Time for every stream to fill what it may have under way before anything is read.
+/// Pause before the first read, in which every stream fills its window.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The reader rests after so many bytes, so that the streams behind it are always full.
+/// Bytes between pauses of the reader, so that the streams behind it are always full.
 const REST_EVERY_BYTES: u64 = 64 << 20;
 const REST: Duration = Duration::from_millis(20);
 
-/// Reads `parts` of `part_bytes`, of which each begins with its number, and prints how many bytes
-/// came.
+/// Reads `parts` of `part_bytes`, each beginning with its number, and prints the number of bytes.
 pub fn consume(parts: u64, part_bytes: u64) -> Result<()> {
     let mut input = io::stdin().lock();
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -52,7 +51,7 @@ pub fn consume(parts: u64, part_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads everything and keeps nothing.
+/// Reads and discards everything.
 pub fn discard() -> Result<()> {
     copy(&mut io::stdin().lock(), &mut io::sink())?;
     Ok(())

@@ -1,5 +1,5 @@
-//! What a benchmark found: printed as a table, kept as JSON. Targets stand beside
-//! the figures; nothing here says whether they are met.
+//! Results of a benchmark: printed as a table, stored as JSON. Targets are shown beside the
+//! figures, without a verdict.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::machine::{Machine, load};
 use crate::sample::{Samples, Summary};
 
-/// What was aimed at.
+/// Target of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
@@ -25,15 +25,15 @@ pub enum Target {
 /// One figure.
 #[derive(Debug, Serialize)]
 pub struct Measurement {
-    /// In words.
+    /// Description.
     pub what: String,
-    /// Of all its numbers.
+    /// Unit of all its numbers.
     pub unit: &'static str,
     /// See [`Target`].
     pub target: Target,
-    /// What was found.
+    /// Statistics of the samples.
     pub summary: Summary,
-    /// From so many samples.
+    /// Number of samples.
     pub count: usize,
     /// The samples themselves.
     pub samples: Samples,
@@ -44,9 +44,9 @@ pub struct Measurement {
 pub struct Report {
     /// Its name.
     pub benchmark: &'static str,
-    /// How the figures came about.
+    /// Method of the measurement.
     pub method: &'static str,
-    /// Where and when.
+    /// Machine and time.
     pub machine: Machine,
     /// The load average of the last minute after it.
     pub load_after: f64,
@@ -55,7 +55,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty one.
+    /// An empty report.
     pub fn new(benchmark: &'static str, method: &'static str) -> Report {
         Report {
             benchmark,
@@ -66,7 +66,7 @@ impl Report {
         }
     }
 
-    /// Adds a figure, and says it at once.
+    /// Adds a figure, and prints it at once.
     pub fn add(
         &mut self,
         what: impl Into<String>,

@@ -1,4 +1,4 @@
-//! Samples and what is told of them: the median, and how far they lie apart.
+//! Samples and their statistics: the median, and their spread.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +9,11 @@ pub struct Samples(Vec<f64>);
 /// The spread of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The middle one.
+    /// Median.
     pub median: f64,
-    /// A quarter of the samples is below.
+    /// Lower quartile.
     pub lower_quartile: f64,
-    /// A quarter of the samples is above.
+    /// Upper quartile.
     pub upper_quartile: f64,
     /// The least.
     pub least: f64,
@@ -22,7 +22,7 @@ pub struct Summary {
 }
 
 impl Samples {
-    /// None without samples, or with one that is no number.
+    /// `None` without samples, or with one that is not finite.
     pub fn new(values: Vec<f64>) -> Option<Samples> {
         let sound = !values.is_empty() && values.iter().all(|v| v.is_finite());
         sound.then_some(Samples(values))
@@ -33,17 +33,17 @@ impl Samples {
         Samples(vec![value])
     }
 
-    /// How many.
+    /// Number of samples.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// The middle one.
+    /// Median.
     pub fn median(&self) -> f64 {
         self.summary().median
     }
 
-    /// Each changed in the same way.
+    /// Applies a function to each sample.
     pub fn map(&self, change: impl Fn(f64) -> f64) -> Samples {
         Samples(self.0.iter().copied().map(change).collect())
     }

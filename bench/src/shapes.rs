@@ -1,4 +1,4 @@
-//! The table of docs/waits.md: what each shape of processes and pipes takes under bash and under
+//! The table of docs/waits.md: the times of each shape of processes and pipes under bash and under
 //! posh, over a link.
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Where overheads are measured: one machine in namespaces of its own, executors
-//! on its loopback interface, and their exports seen through bind mounts, so that
-//! neither network nor mount adds to what posh costs. Everything is gone when it
-//! is dropped, and when this process ends in any other way.
+//! The machine for measuring overheads: one machine in namespaces of its own, executors on its
+//! loopback interface, and their exports as bind mounts, so that neither network nor mount adds to
+//! posh's cost. Everything is removed when it is dropped, and when this process ends in any other
+//! way.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,7 +19,7 @@ use posh_integration::services::{self, EXECUTOR_PORT, Service};
 use posh_integration::workload::Store;
 use posh_integration::{Host, network};
 
-/// Of an executor with certificates.
+/// Directory of the certificates of an executor with TLS.
 const CERTIFICATES: &str = "/run/posh-tls";
 const EXECUTOR_CONFIG: &str = "/run/executor.toml";
 
@@ -31,8 +31,8 @@ pub struct Site {
 }
 
 impl Site {
-    /// Makes a machine with `count` executors: number N serves `/srv/sN`, which is
-    /// mounted at `/mnt/sN`. No gateway runs yet.
+    /// Makes a machine with `count` executors: number N serves `/srv/sN`, which is mounted at
+    /// `/mnt/sN`. No gateway runs yet.
     pub fn start(programs: &Programs, count: usize) -> Result<Site> {
         let host = Host::start("bench", programs)?;
         network::raise_loopback(&host)?;
@@ -51,7 +51,8 @@ impl Site {
             write!(
                 table,
                 "[[executor]]\nname = \"store{number}\"\naddress = \"http://{address}\"\n\n\
-                 [[mount]]\npath = \"{}\"\nexecutor = \"store{number}\"\nexport = \"s{number}\"\n\n",
+                 [[mount]]\npath = \"{}\"\nexecutor = \"store{number}\"\n\
+                 export = \"s{number}\"\n\n",
                 path.display()
             )?;
         }
@@ -59,7 +60,7 @@ impl Site {
         Ok(Site { executors, host })
     }
 
-    /// The same with one executor that knows its users by certificates.
+    /// Like [`Site::start`], with one executor that knows its users by certificates.
     pub fn with_certificates(programs: &Programs) -> Result<Site> {
         let mut site = Site::start(programs, 1)?;
         site.executors.clear();
@@ -71,7 +72,8 @@ impl Site {
         ))?;
         let config = format!(
             "listen = \"127.0.0.1:{EXECUTOR_PORT}\"\n[tls]\ndir = \"{CERTIFICATES}\"\n\
-             [[export]]\nname = \"s1\"\npath = \"{}\"\n[[identity]]\nname = \"bench\"\nuser = \"root\"\ntrust_caller_ids = true\n",
+             [[export]]\nname = \"s1\"\npath = \"{}\"\n[[identity]]\nname = \"bench\"\n\
+             user = \"root\"\ntrust_caller_ids = true\n",
             server_path(1).display()
         );
         services::write_file(host, EXECUTOR_CONFIG, config.as_bytes())?;
@@ -99,7 +101,7 @@ impl Site {
         &self.host
     }
 
-    /// The directory `name`, made anew on each of the first `count` servers.
+    /// A new directory `name` on each of the first `count` servers.
     pub fn stores(&self, name: &str, count: usize) -> Result<Vec<Store<'_>>> {
         let store = |number| {
             let (directory, mount) =
@@ -111,8 +113,8 @@ impl Site {
         (1..=count).map(store).collect()
     }
 
-    /// A file of the first server, with `size_bytes` that were really written; its path through the
-    /// mount.
+    /// Makes a file of `size_bytes` on the first server, without holes; returns its path through
+    /// the mount.
     pub fn file(&self, name: &str, size_bytes: u64) -> Result<PathBuf> {
         const BLOCK_BYTES: usize = 1 << 20;
         let mut file = fs::File::create(self.host.path(server_path(1).join(name)))?;
@@ -127,8 +129,8 @@ impl Site {
         Ok(mount_path(1).join(name))
     }
 
-    /// A file of the first server that holds `first` and then zeros without blocks; its path
-    /// through the mount.
+    /// Makes a file on the first server that has `first` and then a hole; returns its path through
+    /// the mount.
     pub fn sparse_file(&self, name: &str, size_bytes: u64, first: u8) -> Result<PathBuf> {
         let mut file = fs::File::create(self.host.path(server_path(1).join(name)))?;
         file.write_all(&[first])?;
@@ -136,17 +138,17 @@ impl Site {
         Ok(mount_path(1).join(name))
     }
 
-    /// The process of executor number `number`, as this process numbers it.
+    /// Process id of executor number `number`, in this process's namespace.
     pub fn executor(&self, number: usize) -> u32 {
         self.executors[number - 1].process.id()
     }
 
-    /// The running gateway's process.
+    /// Process id of the running gateway.
     pub fn gateway(&self) -> Result<Option<u32>> {
         Ok(self.host.processes()?.into_iter().find(|p| p.program == "posh-gateway").map(|p| p.pid))
     }
 
-    /// Runs a script under posh and takes its report; a failure is an error.
+    /// Runs a script under posh and returns its report; a failure is an error.
     pub fn explained(&self, text: &str) -> Result<Report> {
         let outcome = Script::new(text).run(&self.host, Under::PoshExplained)?;
         if !outcome.status.success() {
@@ -155,7 +157,7 @@ impl Site {
         Ok(outcome.report().clone())
     }
 
-    /// Makes sure that all annotated commands of a script run where the measurement means them to.
+    /// Requires that all annotated commands of a script run remotely or locally, as intended.
     pub fn expect_placement(&self, text: &str, offloaded: bool) -> Result<()> {
         let report = self.explained(text)?;
         let mut stages = report.pipelines.iter().flat_map(|p| &p.stages).peekable();

@@ -1,6 +1,6 @@
-//! Measures an executor that is running: `stream ADDR MOUNT=EXPORT STREAMS CALLS
-//! COMMAND...` runs COMMAND STREAMS times at once, and says how fast the output
-//! came; then CALLS times `cat`, one after the other.
+//! Measures a running executor: `stream ADDR MOUNT=EXPORT STREAMS CALLS COMMAND...` runs COMMAND
+//! STREAMS times at once, and reports the throughput of the output; then runs `cat` CALLS times,
+//! one after the other.
 #![allow(clippy::unwrap_used, reason = "a measuring tool: any failure ends it")]
 
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Accounts of the server that change while the executor runs: whoever leaves a group loses the
-//! rights of that group also in runs, sessions and calls of the executor.
+//! Follows changes of the server's accounts while the executor runs: a user who leaves a group
+//! loses that group's rights also in runs, sessions and calls of the executor.
 
 use std::{
     fs::Metadata,
@@ -11,20 +11,20 @@ use tokio::{sync::mpsc, time};
 
 use crate::{
     Config,
-    callers::{NoUser, UnixUser},
+    identity::{NoUser, UnixUser},
 };
 
-/// The files of nsswitch.conf(5)'s service `files`, and that file.
+/// Files of nsswitch.conf(5)'s service `files`, and nsswitch.conf itself.
 const DATABASES: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf"];
 
-/// How often these are looked at.
+/// Interval at which these are checked.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How often accounts are looked up where none of these has changed: directory services keep theirs
-/// elsewhere.
+/// Interval at which accounts are looked up although no file has changed: directory services keep
+/// theirs elsewhere.
 const LOOK_UP: Duration = Duration::from_secs(300);
 
-/// When account databases have changed, as far as their files tell.
+/// Watches account databases for changes, as far as their files tell.
 pub struct Accounts {
     seen: Stamps,
     looked_up: Instant,
@@ -34,14 +34,14 @@ pub struct Accounts {
 type Stamps = [Option<(u64, u64, i64, i64, u64)>; DATABASES.len()];
 
 impl Accounts {
-    /// From now on. The accounts that are in use must have been looked up later than this.
+    /// Watches from now on. Look up the accounts in use after this.
     pub async fn watch() -> Self {
         let mut interval = time::interval(LOOK);
         interval.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         Self { seen: stamps().await, looked_up: Instant::now(), interval }
     }
 
-    /// Waits until accounts may be others than they were.
+    /// Waits until accounts may have changed.
     pub async fn changed(&mut self) {
         loop {
             self.interval.tick().await;
@@ -66,9 +66,9 @@ async fn stamps() -> Stamps {
 }
 
 impl Config {
-    /// This configuration with its accounts resolved again. An identity whose account is gone is
-    /// none any more. Where a look-up fails, and for the user of the executor's own callers, an
-    /// account stays as it was.
+    /// This configuration with its accounts looked up again. An identity whose account is gone is
+    /// removed. An account stays as it was if its look-up fails, and so does the user of
+    /// `[confinement]` if it is gone.
     #[must_use]
     pub fn with_accounts_of_now(&self) -> Self {
         let mut now = self.clone();
@@ -101,8 +101,7 @@ impl Config {
     }
 }
 
-/// Tells of the configuration whenever its accounts have changed, and of the configurations that
-/// come from `anew`.
+/// Sends the configuration whenever its accounts have changed, and each configuration from `anew`.
 pub async fn follow(
     configured: Config,
     mut anew: mpsc::Receiver<Config>,

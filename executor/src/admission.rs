@@ -1,6 +1,6 @@
-//! Who is let in: from what a connection has proved to a [`Caller`]. Asked at every call,
-//! so that what the register and the configuration say counts at once, also on
-//! connections that are open already.
+//! Admission: maps what a connection has proved to a [`Caller`]. Decided at every call, so that
+//! changes of the register and the configuration apply at once, also to connections that are
+//! already open.
 
 use std::{
     sync::{Arc, Mutex, RwLock},
@@ -12,33 +12,34 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Status, body::Body, codegen::http, service::Interceptor};
 
 use crate::{
+    accept::Peer,
     audit::AuditLog,
     callers::{Caller, Callers},
     load::{ConnectionShare, Load},
     metered::{Accounts, Arrived, Charge, Charged, Largest, Metered},
     tls::{
-        accept::Peer,
         register::Invalid,
         serving::{Proof, Serving},
     },
 };
 
-/// The calls by which more than one message comes.
+/// Calls with a stream of requests.
 const STREAMS: [&str; 2] = ["/posh.executor.v1.Executor/Run", "/posh.volume.v1.Volume/Session"];
 
-/// For who shows no certificate.
-const NO_CERTIFICATE: &str = "this executor wants to know who calls, and this workstation has no certificate for it; \
-                              run `posh-executor enroll NAME` there and `posh enroll ADDRESS TOKEN` here";
+/// Answer to a peer without a certificate.
+const NO_CERTIFICATE: &str = "this executor wants to know who calls, and this workstation has no \
+                              certificate for it; run `posh-executor enroll NAME` there and \
+                              `posh enroll ADDRESS TOKEN` here";
 
-/// How often it is asked whether who has a run at work may still be here: one stat(2), unless the
+/// Interval at which the identity of running work is checked again: one stat(2), unless the
 /// register has changed.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A register that can't be read for so long ends what is at work: nobody knows any more what was
+/// A register that is unreadable for so long ends running work: nobody knows any more what was
 /// revoked.
 const REGISTER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Since when the register can't be read.
+/// Time since which the register is unreadable.
 #[derive(Debug, Default)]
 struct Unread(Mutex<Option<Instant>>);
 
@@ -56,10 +57,10 @@ impl Unread {
     }
 }
 
-/// Decides about connections, calls and runs at work.
+/// Decides about connections, calls and running work.
 #[derive(Clone)]
 pub struct Admission {
-    /// Another one after the configuration was read anew.
+    /// Replaced when the configuration is read again.
     callers: Arc<RwLock<Arc<Callers>>>,
     tls: Option<Arc<Serving>>,
     unread: Arc<Unread>,
@@ -72,7 +73,7 @@ pub struct Admission {
     audit: AuditLog,
 }
 
-/// Why somebody is not let in: a sentence for its user.
+/// Reason of a denial: a sentence for the user.
 #[derive(Debug)]
 pub struct Denied(pub String);
 
@@ -83,7 +84,7 @@ impl From<Invalid> for Denied {
 }
 
 impl Admission {
-    /// By these callers; without TLS all are anybody.
+    /// Without TLS every peer is `anybody`.
     pub fn new(
         callers: Callers,
         tls: Option<Arc<Serving>>,
@@ -110,7 +111,7 @@ impl Admission {
         }
     }
 
-    /// From now on these may come; it counts for calls, and for the runs of who may come no more.
+    /// Replaces the callers, for new calls and for running work.
     pub fn change(&self, callers: Callers) {
         *self.callers.write().expect("not poisoned") = Arc::new(callers);
     }
@@ -119,9 +120,9 @@ impl Admission {
         self.callers.read().expect("not poisoned").clone()
     }
 
-    /// Waits until who has proved this may no longer be here: revoked, replaced twice, or without a
-    /// place in the configuration. A certificate that has expired, or a register that can't be read
-    /// for a moment, ends nothing that is at work.
+    /// Waits until this proof no longer admits: its certificate is revoked, or replaced twice, or
+    /// its identity is not in the configuration. An expired certificate, or a register that is
+    /// unreadable for a moment, ends no running work.
     pub async fn removed(&self, proof: &Proof) -> Denied {
         if !matches!(proof, Proof::Certificate(_)) {
             return std::future::pending().await;
@@ -134,9 +135,9 @@ impl Admission {
         }
     }
 
-    /// What who has proved this may do at this moment with what is at work already. `None`: nothing
-    /// else is known than when it began, since the register can't be read just now; only for
-    /// [`REGISTER_PATIENCE`], since who is at work may be the reason.
+    /// Rights that this proof gives running work at this moment. `None`: as at its start, since the
+    /// register is unreadable just now; only for [`REGISTER_PATIENCE`], since the running work may
+    /// be the reason.
     pub fn standing(&self, proof: &Proof) -> Result<Option<Arc<Caller>>, Denied> {
         match (proof, &self.tls) {
             (Proof::NotAsked, None) => Ok(Some(self.callers().anybody.clone())),
@@ -145,10 +146,10 @@ impl Admission {
                     Ok(name) => {
                         self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name))
                     }
-                    // What is at work began with a certificate that was known: unknown since is one
-                    // that later renewals have removed, which no revocation could name any more.
+                    // Running work began with a known certificate: unknown now means that later
+                    // renewals have removed it, and no revocation could name it any more.
                     Err(ended @ (Invalid::Revoked(_) | Invalid::Unknown)) => Err(ended.into()),
-                    // What has begun may go on, as far as the configuration lets its identity.
+                    // Running work may go on, as far as the configuration admits its identity.
                     Err(
                         Invalid::Expired(name) | Invalid::Superseded(name) | Invalid::Retired(name),
                     ) => self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name)),
@@ -166,7 +167,7 @@ impl Admission {
         known
     }
 
-    /// Who has proved this.
+    /// The caller that this proof identifies.
     pub fn caller(&self, proof: &Proof) -> Result<Arc<Caller>, Denied> {
         let certificate = match (proof, &self.tls) {
             (Proof::NotAsked, None) => return Ok(self.callers().anybody.clone()),
@@ -177,24 +178,24 @@ impl Admission {
         self.callers().identity(&certificate).ok_or_else(|| unplaced(&certificate))
     }
 
-    /// Room for a connection that has proved this.
+    /// A slot for a connection with this proof.
     pub fn connection(&self, proof: &Proof) -> Result<ConnectionShare, Denied> {
         let caller = self.caller(proof)?;
         self.load.admit_connection(&caller).map_err(Denied)
     }
 
-    /// The account of what a caller's runs have queued.
+    /// The caller's account of messages that its runs have queued.
     pub fn queued(&self, caller: &Caller) -> Arc<Semaphore> {
         self.queued.account(caller.identity.as_ref())
     }
 
-    /// The account of large frames that a caller's runs have not sent.
+    /// The caller's account of large frames that its runs have not sent.
     pub fn frames(&self, caller: &Caller) -> Arc<Semaphore> {
         self.frames.account(caller.identity.as_ref())
     }
 
-    /// Has what a request brings counted, and says who is charged for the answer. A stranger's is
-    /// bounded by its connection; who is refused here, hears of it from the call itself.
+    /// Meters the request's body, and returns the account that is charged for the answer. A
+    /// stranger's body is bounded by its connection. The call itself reports a refusal.
     pub fn meter(&self, mut request: http::Request<Body>) -> (http::Request<Body>, Charged) {
         let proof =
             request.extensions().get().map_or(Proof::Nothing, |peer: &Peer| peer.proof.clone());
@@ -229,7 +230,7 @@ fn unplaced(identity: &str) -> Denied {
 impl Interceptor for Admission {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         let peer = request.extensions().get::<Peer>();
-        // Every transport of ours says who its peer is: without, nothing is known.
+        // Every transport of ours sets its peer; without a peer, nothing is proved.
         let proof = peer.map_or(&Proof::Nothing, |peer| &peer.proof);
         match self.caller(proof) {
             Ok(caller) => {

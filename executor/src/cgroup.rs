@@ -1,9 +1,9 @@
 //! A cgroup per run (cgroups(7), version 2), where the system has delegated one to the executor:
 //! bounds of memory and processes for all that a run starts, and an end for all of it at once.
 //!
-//! Delegated is what the system says so of (`user.delegate` or `trusted.delegate`, as systemd's
-//! `Delegate=yes` sets it), or what the configuration names. Nothing is done in any other, whatever
-//! rights we have: others manage it.
+//! A cgroup is delegated if its attribute says so (`user.delegate` or `trusted.delegate`, as
+//! systemd's `Delegate=yes` sets it), or if the configuration names it. Any other is left alone,
+//! whatever rights we have: others manage it.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -18,18 +18,19 @@ use fs_mapper::mountinfo::MountInfo;
 
 use crate::config::{Confinement, machine_memory_bytes};
 
-/// The executor's own processes are there: a cgroup that hands controllers on has none itself.
+/// Child of the executor's own processes: a cgroup that enables controllers for its children must
+/// contain no process itself (cgroups(7), "no internal processes").
 const OWN: &str = "executor";
-/// What a run's is called, and a number.
+/// Prefix of the name of a run's cgroup.
 const RUN: &str = "run-";
-/// What bounds runs, if it is there to be handed on.
+/// Controllers that bound runs, if they can be enabled.
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
-/// What was killed is gone within milliseconds, unless a dead disk holds it; it is looked for so
-/// often and then left to the next start.
+/// Attempts to remove a cgroup: killed processes are gone within milliseconds, unless a dead disk
+/// holds them. The next start removes the rest.
 const REMOVALS: u32 = 50;
 const BETWEEN_REMOVALS: Duration = Duration::from_millis(20);
 
-/// A cgroup below which runs get theirs.
+/// The delegated cgroup, parent of the runs' cgroups.
 #[derive(Debug)]
 pub struct Cgroups {
     directory: PathBuf,
@@ -39,15 +40,15 @@ pub struct Cgroups {
     next: AtomicU64,
 }
 
-/// One run's. Dropping it kills what is left in it.
+/// Cgroup of one run. Dropping it kills what is left in it.
 #[derive(Debug)]
 pub struct RunCgroup(PathBuf);
 
 impl Cgroups {
-    /// Takes possession of what was delegated, if anything was.
+    /// Takes over the delegated cgroup, if there is one.
     ///
     /// # Errors
-    /// The configuration names a cgroup that can't be used: why.
+    /// The reason why the configured cgroup can't be used.
     pub fn take(confinement: &Confinement) -> Result<Option<Self>, String> {
         let directory = match &confinement.cgroup {
             Some(named) => Some(named.clone()),
@@ -60,7 +61,11 @@ impl Cgroups {
                 Err(format!("cannot {what} the cgroup {}: {error}", directory.display()))
             }
             Err((what, error)) => {
-                tracing::warn!(%error, "cannot {what} the cgroup {}, which was delegated", directory.display());
+                tracing::warn!(
+                    %error,
+                    "cannot {what} the cgroup {}, which was delegated",
+                    directory.display()
+                );
                 Ok(None)
             }
         }
@@ -83,7 +88,7 @@ impl Cgroups {
         };
         let controllers = offered.filter(enable).collect();
         for entry in fs::read_dir(directory).map_err(|error| ("list", error))?.flatten() {
-            // Of an executor that was killed.
+            // Left by an executor that was killed.
             if entry.file_name().to_string_lossy().starts_with(RUN) {
                 remove(&entry.path());
             }
@@ -97,10 +102,11 @@ impl Cgroups {
         })
     }
 
-    /// A new one, for a run of so many commands, and the file by which its first process enters it.
+    /// Creates a cgroup for a run of so many commands, and opens the file by which its first
+    /// process enters it.
     ///
     /// # Errors
-    /// Of the file system of cgroups.
+    /// Errors of cgroupfs.
     pub fn make(&self, commands: usize) -> io::Result<(RunCgroup, OwnedFd)> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("{RUN}{}-{number}", std::process::id()));
@@ -108,7 +114,7 @@ impl Cgroups {
         let run = RunCgroup(path);
         let bounds = [
             ("memory", "memory.max", self.memory_of(commands)),
-            // One more watches over them.
+            // The supervisor is one more process.
             ("pids", "pids.max", self.max_processes.saturating_add(1)),
         ];
         for (controller, file, bound) in bounds {
@@ -120,14 +126,14 @@ impl Cgroups {
         Ok((run, entrance.into()))
     }
 
-    /// As many times the bound of one command, but never more than half of the machine unless that
-    /// is one's bound.
+    /// `commands` times the bound of one command, but at most half of the machine's memory, unless
+    /// the bound of one command is more.
     fn memory_of(&self, commands: usize) -> u64 {
         let most = self.max_memory_bytes.max(machine_memory_bytes() / 2);
         self.max_memory_bytes.saturating_mul(commands as u64).min(most)
     }
 
-    /// What it bounds, as `posh status` says it.
+    /// Description of the bounds for `posh status`.
     #[must_use]
     pub fn words(&self) -> String {
         match self.controllers.is_empty() {
@@ -137,10 +143,10 @@ impl Cgroups {
     }
 }
 
-/// Called by the first process of a run, through what [`Cgroups::make`] opened.
+/// Enters the cgroup: called by a run's first process, with the file that [`Cgroups::make`] opened.
 ///
 /// # Errors
-/// Of the file system of cgroups.
+/// Errors of cgroupfs.
 pub fn enter(entrance: OwnedFd) -> io::Result<()> {
     io::Write::write_all(&mut File::from(entrance), b"0")
 }
@@ -157,7 +163,7 @@ impl Drop for RunCgroup {
 
 /// Kills what is left in a run's cgroup, and removes it.
 fn remove(run: &Path) {
-    // Before Linux 5.14 there is no such file; the run's own processes are killed by others, too.
+    // `cgroup.kill` needs Linux 5.14; the run's own processes are killed by other means, too.
     let _ = fs::write(run.join("cgroup.kill"), "1");
     for _ in 0..REMOVALS {
         match fs::remove_dir(run) {
@@ -181,8 +187,8 @@ fn make(directory: &Path) -> io::Result<()> {
     })
 }
 
-/// The directory of the cgroup that we are in; after a restart in place that is the one which was
-/// delegated.
+/// Directory of our own cgroup, or of its delegated parent if we are in [`OWN`], as after a restart
+/// in place.
 fn own() -> Option<PathBuf> {
     let about = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = about.lines().find_map(|line| line.strip_prefix("0::/"))?;

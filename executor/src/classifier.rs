@@ -1,6 +1,5 @@
-//! Reading what callers ask for, away from the runtime's threads: a long command line takes its
-//! time, and everybody else's messages must not wait for it. What is read, and what it means, is
-//! the matter of others.
+//! Analyses callers' requests off the runtime's threads: a long command line takes time, and other
+//! callers' messages must not wait for it. The analysis itself is passed in.
 
 use std::{
     collections::HashMap,
@@ -14,15 +13,15 @@ use tokio::{runtime::Handle, sync::Semaphore, task::AbortHandle};
 
 use crate::{callers::Caller, error::Refusal};
 
-/// Requests of one identity that are read at a time. The others of it wait, so that the threads
-/// which read are at most as many as there are identities at work.
+/// Requests of one identity that are analysed at a time. More of it wait, which bounds the threads
+/// by the number of active identities.
 const READS_OF_ONE: usize = 2;
 
-/// Who reads how many.
+/// Runs analyses, each in a turn of its identity.
 #[derive(Debug)]
 pub struct Classifier(Turns);
 
-/// So many things of each identity at a time.
+/// Concurrency limit per identity.
 #[derive(Debug)]
 pub struct Turns {
     of_one: usize,
@@ -30,19 +29,19 @@ pub struct Turns {
     rivals: Arc<Rivals>,
 }
 
-/// A turn that passes by itself.
+/// A turn that ends after a time.
 #[derive(Debug)]
 pub struct Passing {
     lasts: AbortHandle,
     rivals: Arc<Rivals>,
-    /// Whose it is, as an account of the volumes.
+    /// Identity that holds it, as an account of the volumes.
     name: String,
     began: Instant,
     has_waited: bool,
 }
 
 impl Passing {
-    /// Ends it, after its rest.
+    /// Ends the turn, after its rest.
     pub fn end(self) {
         let Self { lasts, rivals, name, began, has_waited } = self;
         let (now, used) = (Instant::now(), began.elapsed());
@@ -65,17 +64,17 @@ impl Default for Classifier {
 }
 
 impl Turns {
-    /// Nothing is at work.
+    /// With rivals of its own.
     pub fn new(of_one: usize) -> Self {
         Self::beside(of_one, Arc::default())
     }
 
-    /// The same with rivals that other work is counted for, too.
+    /// Like `new`, but shares rivals with other work.
     pub fn beside(of_one: usize, rivals: Arc<Rivals>) -> Self {
         Self { of_one, shares: Mutex::default(), rivals }
     }
 
-    /// Those of one identity.
+    /// The semaphore of one identity.
     pub fn share_of(&self, caller: &Caller) -> Arc<Semaphore> {
         let mut shares = self.shares.lock().expect("not poisoned");
         if let Some(share) = shares.get(&caller.identity).and_then(Weak::upgrade) {
@@ -89,15 +88,15 @@ impl Turns {
 }
 
 impl Turns {
-    /// Waits for a turn of `caller`'s. It passes after `longest` or when it is ended, whichever
-    /// comes first: its holder may itself wait for a later turn. If it had to be waited for and
-    /// another identity is at work, it lasts as long again as it was used, which leaves the
-    /// processors to the other.
+    /// Waits for a turn of `caller`. It ends after `longest` or by [`Passing::end`], whichever
+    /// comes first: its holder may itself wait for a later turn. If it had to wait and another
+    /// identity is active, the turn lasts as long again as it was used, which leaves the processors
+    /// to the other.
     pub async fn passing(&self, caller: &Caller, longest: Duration) -> Passing {
         let share = self.share_of(caller);
         let (turn, has_waited) = match share.clone().try_acquire_owned() {
             Ok(turn) => (Ok(turn), false),
-            // It is never closed.
+            // The semaphore is never closed.
             Err(_) => (share.acquire_owned().await, true),
         };
         let lasts = tokio::spawn(async move {
@@ -111,7 +110,7 @@ impl Turns {
 }
 
 impl Classifier {
-    /// Has something of `caller`'s read when it is its turn.
+    /// Runs `reading` in a turn of `caller`.
     pub async fn read<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -127,7 +126,7 @@ impl Classifier {
             .await
             .map_err(|closed| failed(closed.to_string()))?;
         let reading = tokio::task::spawn_blocking(move || {
-            // Held until it has been read, also when nobody waits any more.
+            // Held until the analysis ends, even if nobody awaits it any more.
             let _turn = turn;
             reading()
         });
@@ -144,7 +143,7 @@ mod tests {
     use super::*;
     use crate::{Config, config::Confinement, policy::Policy};
 
-    /// The shortest of some times that it takes to read a command of so many words.
+    /// Shortest of several times for analysing a command of so many words.
     fn time_of(policy: &Policy, program: &str, word: &str, count: usize) -> Duration {
         let words = std::iter::once(program).chain(std::iter::repeat_n(word, count));
         let argv = words.map(|word| word.to_owned().into()).collect();
@@ -164,7 +163,7 @@ mod tests {
         for (program, word) in [("sort", "-k1,1"), ("cat", "f"), ("grep", "-ex"), ("sort", "f")] {
             let (short, long) =
                 (time_of(&policy, program, word, 4_000), time_of(&policy, program, word, 32_000));
-            // Eight times the words; were it the square, 64 times the time.
+            // Eight times the words: quadratic analysis would take 64 times as long.
             assert!(
                 long < short * 24 + Duration::from_millis(20),
                 "{program} {word}: {short:?}, {long:?}"
@@ -172,7 +171,7 @@ mod tests {
         }
     }
 
-    /// How long the third of some turns waits after the second one's end.
+    /// Time that the third of three turns waits after the second one's end.
     async fn third_waits(bob_is_at_work: bool) -> Duration {
         const USED: Duration = Duration::from_millis(50);
         let anybody = Caller::anybody(&Config::new(Vec::new()));
@@ -200,7 +199,7 @@ mod tests {
     #[tokio::test]
     async fn beside_others_a_turn_of_several_rests() {
         assert!(third_waits(true).await >= Duration::from_millis(50));
-        // Nobody has to be fair to himself. A busy machine may take its time.
+        // Without rivals there is no rest. A busy machine may be slow.
         let mut alone = Vec::new();
         while alone.len() < 20 && alone.iter().all(|waited| *waited > Duration::from_millis(25)) {
             alone.push(third_waits(false).await);
@@ -235,7 +234,7 @@ mod tests {
         for _ in 0..READS_OF_ONE {
             beginnings.recv().await.unwrap();
         }
-        // Another one's turn comes all the same.
+        // Another identity's turn comes all the same.
         assert!(classifier.read(&bob, || Ok(())).await.is_ok());
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(beginnings.try_recv().is_err());

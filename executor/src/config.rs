@@ -4,9 +4,12 @@
 mod confinement;
 mod identity;
 mod limits;
+mod tls;
 
+pub use crate::level::Level;
 pub(crate) use confinement::machine_memory_bytes;
-pub use confinement::{Commands, Confinement, Level};
+pub use confinement::{Commands, Confinement};
+pub use tls::{DEFAULT_DIRECTORY, TlsConfig};
 
 use std::{
     collections::HashSet,
@@ -33,27 +36,26 @@ pub use identity::{Identity, check_identity};
 pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
 use crate::{
-    callers::UnixUser,
     error::{Attempt as _, Error},
-    tls::TlsConfig,
+    identity::UnixUser,
 };
 
-/// How long running commands may still take after SIGTERM.
+/// Time that running commands have after SIGTERM.
 const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 
-/// A directory that is served answers within this time.
+/// Time within which an export's directory must answer.
 pub(crate) const EXPORT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where an executor listens unless told otherwise.
+/// Address to listen on by default.
 #[must_use]
 pub fn default_listen() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 7400))
 }
 
-/// What the command line says of the rights of commands.
+/// Command-line arguments about the rights of commands.
 #[derive(Debug, Clone, Default)]
 pub struct RightsArguments {
-    /// Whose rights commands have.
+    /// Account that commands run as.
     pub user: Option<String>,
     /// See [`Confinement::trust_caller_ids`].
     pub trust_caller_ids: bool,
@@ -62,7 +64,7 @@ pub struct RightsArguments {
 }
 
 impl RightsArguments {
-    /// Puts them into `confinement`; gives the mistakes.
+    /// Applies them to `confinement`; returns the mistakes.
     fn apply(self, confinement: &mut Confinement) -> Vec<String> {
         let mut mistakes = Vec::new();
         match self.user.as_deref().map(user_to_become) {
@@ -79,7 +81,7 @@ impl RightsArguments {
     }
 }
 
-/// An account whose rights this process can take, or why not.
+/// An account whose rights this process can take; else the reason.
 fn user_to_become(name: &str) -> Result<UnixUser, String> {
     let user = UnixUser::named(name).map_err(|error| error.to_string())?;
     if !geteuid().is_root() && Uid::from_raw(user.uid) != geteuid() {
@@ -100,7 +102,7 @@ pub struct Export {
     pub read_only: bool,
     /// Programs in it may be started, by commands that no annotation confines to their files.
     pub exec: bool,
-    /// What keeps this machine's own view of it true; by its file system when `None`.
+    /// Adapter that keeps this machine's own view of it coherent; by its file system when `None`.
     pub coherence: Option<Adapter>,
 }
 
@@ -109,20 +111,20 @@ pub struct Export {
 pub struct Unserved {
     /// The name that mount tables use.
     pub name: String,
-    /// As it is configured.
+    /// The path as configured.
     pub path: PathBuf,
-    /// The directory's fault, for whoever asks for the export.
+    /// The directory's fault, for callers that ask for the export.
     pub fault: &'static str,
     /// A sentence for the administrator: path, fault and remedy.
     pub hint: String,
 }
 
-/// What an executor serves, where and within which bounds.
+/// Configuration of an executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// The file that it was read from.
     pub file: Option<PathBuf>,
-    /// Where to listen; [`crate::run`] takes a bound listener and ignores it.
+    /// Address to listen on; [`crate::run`] takes a bound listener and ignores it.
     pub listen: SocketAddr,
     /// Serve plain text also on addresses that others can reach.
     pub allow_plaintext: bool,
@@ -134,28 +136,27 @@ pub struct Config {
     pub volumes: bool,
     /// Certificates on both sides; plain text when `None`.
     pub tls: Option<TlsConfig>,
-    /// Who may come; only with `tls`.
+    /// Identities that are admitted; only with `tls`.
     pub identities: Vec<Identity>,
-    /// How much of the machine may be used at a time; more is refused as overload.
+    /// Shares of the machine; requests beyond are refused as overload.
     pub bounds: Bounds,
     /// A file that gets a line for every run.
     pub audit: Option<PathBuf>,
-    /// A directory that outlives this process, where sessions of volumes are recorded: the next
-    /// process waits with changes until their holders are back. Nothing is recorded when `None`.
+    /// A directory that outlives this process, for records of volume sessions: the next process
+    /// delays changes until their holders are back. Nothing is recorded when `None`.
     pub state: Option<PathBuf>,
-    /// How long running commands may still take once told to shut down.
+    /// Time that running commands have after a signal to shut down.
     pub drain: Duration,
-    /// What runs, and how it is confined.
+    /// Commands that may run, and their confinement.
     pub confinement: Confinement,
     /// The `posh-executor` program that is started as a runner; this very
     /// program when `None`. Tests that run an executor in process need it.
     pub runner_program: Option<PathBuf>,
 }
 
-/// The directory of records of volume sessions by default: `/run/posh-executor` for root, else
-/// `posh-executor` in `$XDG_STATE_HOME` or `~/.local/state`, or `/tmp/posh-executor-UID` for who
-/// has no home. A runtime directory of a user ends with the user's last login, which a process may
-/// outlive.
+/// Default directory of records of volume sessions: `/run/posh-executor` for root, else
+/// `posh-executor` in `$XDG_STATE_HOME` or `~/.local/state`, or `/tmp/posh-executor-UID` without a
+/// home. A user's runtime directory ends with the last login, which a process may outlive.
 #[must_use]
 pub fn default_state() -> PathBuf {
     if geteuid().is_root() {
@@ -163,7 +164,7 @@ pub fn default_state() -> PathBuf {
     }
     let base =
         std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    // Whoever changes to another user may keep the variables of the first.
+    // A process that has changed its user may have kept the variables of the first.
     let is_own = |home: &PathBuf| {
         std::fs::metadata(home).is_ok_and(|found| found.uid() == geteuid().as_raw())
     };
@@ -234,7 +235,7 @@ impl Config {
         }
         if mistakes.is_empty() {
             config.leave_out_unserved();
-            // No file can be read again that mends this.
+            // Without a file, no reload can mend this.
             if config.exports.is_empty() {
                 mistakes.extend(config.unserved.iter().map(|unserved| unserved.hint.clone()));
             }
@@ -242,15 +243,15 @@ impl Config {
         if mistakes.is_empty() { Ok(config) } else { Err(Error::Config(mistakes.join("\n"))) }
     }
 
-    /// A configuration of those `exports` that can be served, for one connection of who asked for
-    /// them, who is told which those are.
+    /// A configuration for one connection, of those `exports` that can be served. The caller is
+    /// told which those are.
     #[must_use]
     pub fn for_stdio(exports: Vec<(String, PathBuf)>, read_only: bool) -> Self {
         let mut config = Self::empty(default_listen(), false);
-        // Who logs in may run whatever there is without us; fences are made where commands are
-        // understood.
+        // A user who logs in may run any program without us. Commands that annotations understand
+        // are still fenced.
         config.confinement.commands = Commands::Any;
-        // Nor is it more than the login has: whoever logs in as root can take any id.
+        // Nor does it exceed the rights of the login: root can take any id.
         config.confinement.require = Level::None;
         config.confinement.trust_caller_ids = geteuid().is_root();
         for (name, path) in exports {
@@ -300,7 +301,7 @@ impl Config {
         Err(Error::Config(all.trim_end().to_owned()))
     }
 
-    /// The keys whose values differ in `other` and are only read at a start.
+    /// The keys whose values differ in `other` and apply only at a start.
     #[must_use]
     pub fn fixed_in(&self, other: &Self) -> Vec<&'static str> {
         let ours = |config: &Self| Confinement {
@@ -334,7 +335,7 @@ impl Config {
         }
     }
 
-    /// Refuses to give root's rights to whoever reaches the port, unless that is spelled out.
+    /// Refuses to give root's rights to callers, unless the configuration names root.
     ///
     /// # Errors
     /// [`Error::RootUser`].
@@ -349,7 +350,7 @@ impl Config {
         if lack_user && geteuid().is_root() { Err(Error::RootUser) } else { Ok(()) }
     }
 
-    /// Whether whoever reaches the port has root's rights, because the configuration says so.
+    /// Returns true if anybody who reaches the port has root's rights, as configured.
     pub(crate) fn serves_root_to_anybody(&self) -> bool {
         self.tls.is_none()
             && geteuid().is_root()
@@ -375,7 +376,7 @@ impl Config {
         }
     }
 
-    /// Adds an export, at whose directory nobody has looked yet, or says what is wrong with it.
+    /// Adds an export without access to its directory, or returns the mistake.
     fn add_export(&mut self, export: Export) -> Option<String> {
         let Export { name, path, .. } = &export;
         if self.exports.iter().any(|other| other.name == *name) {
@@ -391,7 +392,7 @@ impl Config {
         None
     }
 
-    /// Looks at the exports' directories, all at the same time, and leaves out those that can't be
+    /// Checks the exports' directories, all at the same time, and leaves out those that can't be
     /// served.
     fn leave_out_unserved(&mut self) {
         let looks: Vec<_> = self
@@ -415,8 +416,8 @@ impl Config {
 
 type Look = Result<PathBuf, Unusable>;
 
-/// Finds out the path of an export's directory as it is now: links that are put on the way later
-/// are not followed. A file system that hangs holds up nothing but a thread that is left behind.
+/// Resolves the path of an export's directory now: links that are put on it later are not followed.
+/// A file system that hangs blocks only a thread, which is left behind.
 fn begin_look(path: PathBuf) -> Result<mpsc::Receiver<Look>, Unusable> {
     let (told, answer) = mpsc::sync_channel(1);
     let look = move || {
@@ -437,7 +438,7 @@ fn wait_for_look(answer: &mpsc::Receiver<Look>, deadline: Instant) -> Look {
     answer.recv_timeout(left).unwrap_or(Err(Unusable::Silent))
 }
 
-/// Why an export's directory can't be served, and what to do; goes on behind its path and name.
+/// Reason why an export's directory can't be served, and the remedy; follows its path and name.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error("does not exist; make the directory, or take the export out")]
@@ -447,7 +448,8 @@ enum Unusable {
     #[error("is not a directory; name one, or take the export out")]
     NoDirectory,
     #[error(
-        "leads through a link that others can change: {0}; name the directory itself, or take the export out"
+        "leads through a link that others can change: {0}; name the directory itself, or take the \
+         export out"
     )]
     Linked(io::Error),
     #[error(
@@ -458,7 +460,7 @@ enum Unusable {
 }
 
 impl Unusable {
-    /// Without the server's path.
+    /// The fault, without the server's path.
     fn fault(&self) -> &'static str {
         match self {
             Self::Missing => "its directory does not exist",
@@ -470,15 +472,15 @@ impl Unusable {
     }
 }
 
-/// Without links. Those that others than root and this process's user can have made are refused.
+/// Resolves links, and refuses those that others than root and this process's user can have made.
 fn without_links(path: &Path) -> io::Result<PathBuf> {
     let directory = trusted_path::open_shared_directory(path, geteuid().as_raw())?;
     std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()))
 }
 
-/// Keys of the file itself.
-const KNOWN: &str = "listen, allow_plaintext, volumes, max_runs, drain_seconds, audit, state, tls, identity, \
-                     limits, confinement, export";
+/// Top-level keys.
+const KNOWN: &str = "listen, allow_plaintext, volumes, max_runs, drain_seconds, audit, state, tls, \
+                     identity, limits, confinement, export";
 
 /// Walks the parsed document and collects mistakes with their places.
 struct Reader<'a> {
@@ -533,7 +535,7 @@ impl Reader<'_> {
         if let Err(error) = config.check_address(config.listen) {
             self.mistake(listen_at.clone(), error.to_string());
         }
-        // An identity without a user is told with its place; a user that is wrong, too.
+        // An identity without a user is reported with its place; so is a user that is wrong.
         let has_user = table
             .get_ref()
             .get("confinement")
@@ -597,7 +599,10 @@ impl Reader<'_> {
                 other => {
                     self.mistake(
                         key.span(),
-                        format!("unknown key `{other}` of [[export]] (known: name, path, read_only, exec, coherence)"),
+                        format!(
+                            "unknown key `{other}` of [[export]] (known: name, path, read_only, \
+                             exec, coherence)"
+                        ),
                     );
                 }
             }
@@ -667,12 +672,13 @@ impl Reader<'_> {
         number.map(|number| number as usize)
     }
 
-    /// A number of commands, of which the kernel bears [`limits::MOST_PROCESSES`].
+    /// A number of commands, at most [`limits::MOST_PROCESSES`].
     fn processes(&mut self, key: &str, value: &Entry<'_>) -> Option<usize> {
         let count = self.positive(key, value)?;
         if count > limits::MOST_PROCESSES {
             let most = limits::MOST_PROCESSES;
-            let why = "the kernel keeps a filter of system calls for each command, and stalls when more end at once";
+            let why = "the kernel keeps a filter of system calls for each command, and stalls when \
+                       more end at once";
             self.mistake(value.span(), format!("`{key}` must be at most {most}: {why}"));
             return None;
         }
@@ -818,7 +824,7 @@ mod tests {
         );
         let hint = "/nonexistent-directory of export `b` does not exist; make the directory, or take the export out";
         assert_eq!(config.unserved[0].hint, hint);
-        // What is wrong with the file itself still is.
+        // Mistakes in the file itself are still reported.
         let twice = format!("{text}[[export]]\nname = \"b\"\npath = \"/nonexistent-directory\"\n");
         assert!(mistakes(&twice).contains("export `b` is named twice"));
     }

@@ -1,5 +1,5 @@
-//! What this machine is: the facts by which a gateway decides whether a command
-//! would give the same answer here.
+//! Facts about this machine by which a gateway decides if a command would give the same answer on
+//! it.
 
 use std::{path::Path, process::Stdio, sync::OnceLock, time::Duration};
 
@@ -12,7 +12,7 @@ use tokio::{process::Command, sync::OnceCell};
 
 use crate::{callers::Caller, pool::Pool, runner::wire::Reached, tools};
 
-/// `locale -a` reads one directory; something is wrong when it takes longer.
+/// `locale -a` reads one directory; a longer run is a fault.
 const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The locales, read once: installing one needs a restart to be seen.
@@ -56,13 +56,13 @@ impl Machine {
     }
 }
 
-/// A name that no other start of an executor has: random(4).
+/// An id of this start of the executor: random(4).
 fn new_instance() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().to_owned()
 }
 
 async fn read_locales() -> Vec<String> {
-    // What every C library has without any file.
+    // Locales that every C library has built in.
     let built_in = || vec!["C".to_owned(), "POSIX".to_owned()];
     let Some(program) = tools::find("locale") else { return built_in() };
     let mut command = Command::new(program);

@@ -1,5 +1,5 @@
-//! The gRPC service by which a gateway gets its certificate: with a token the first, with
-//! a certificate the next one.
+//! The gRPC service that issues certificates to gateways: the first for a token, each next one for
+//! the one before.
 
 use std::{
     collections::HashMap,
@@ -14,22 +14,22 @@ use posh_proto::executor::{
 use tonic::{Request, Response, Status};
 
 use crate::{
+    accept::{Peer, Source},
     admission::{Admission, Denied, peer_name},
     audit::{AuditLog, CertificateEvent},
     tls::{
-        accept::{Peer, Source},
         authority::Issued,
         register::{Invalid, Register},
         serving::{Proof, Serving},
     },
 };
 
-/// Failed attempts of one source address that may come at once, and how fast there may be more. A
-/// token has 128 bits, and one that is right is always taken: this only keeps the log short.
+/// Failed attempts of one source address, at once and over time. A token has 128 bits, and a right
+/// one is always accepted: this only keeps the log short.
 const FAILURES: Rate = Rate { at_once: 20, interval: Duration::from_millis(500) };
 
-/// Renewals of one identity, which are signing and writing a file: some tens of workstations that
-/// renew once in two months.
+/// Renewals of one identity, each of which signs and writes a file: enough for some tens of
+/// workstations that renew once in two months.
 const RENEWALS: Rate = Rate { at_once: 20, interval: Duration::from_secs(30) };
 
 /// Sources or identities that are counted; beyond, the one that was idle longest is forgotten.
@@ -38,7 +38,7 @@ const COUNTED: usize = 4096;
 /// A request of ours has some 250 bytes.
 const MAX_REQUEST_BYTES: usize = 16 << 10;
 
-/// The service; without TLS there is none.
+/// The service; unimplemented without TLS.
 pub struct Enrolments {
     tls: Option<Arc<Serving>>,
     admission: Admission,
@@ -47,14 +47,14 @@ pub struct Enrolments {
     renewals: Mutex<Buckets<String>>,
 }
 
-/// So many at once, and one more in each interval.
+/// A token bucket's size, and the interval in which one token is added.
 #[derive(Debug, Clone, Copy)]
 struct Rate {
     at_once: u32,
     interval: Duration,
 }
 
-/// What is left of a rate for each key.
+/// Token buckets by key.
 struct Buckets<K> {
     rate: Rate,
     by: HashMap<K, Bucket>,
@@ -132,7 +132,7 @@ impl Enrolment for Enrolments {
         let peer = request.extensions().get::<Peer>().cloned();
         let EnrolRequest { secret, signing_request } = request.into_inner();
         require_size(&signing_request)?;
-        // A guess costs a hash, and not the file.
+        // A guess costs a hash, and no access to the file.
         if !register.has_token(&secret) {
             return Err(self.failed(peer.as_ref(), &Invalid::Token));
         }
@@ -187,7 +187,7 @@ fn require_size(signing_request: &[u8]) -> Result<(), Status> {
     Err(Status::invalid_argument("the signing request is too long"))
 }
 
-/// Signing and files are not for the runtime's threads.
+/// Runs blocking work, signing and file access, off the runtime's threads.
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, crate::tls::TlsError> + Send + 'static,
 ) -> Result<T, Status> {

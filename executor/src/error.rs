@@ -1,13 +1,17 @@
 //! The crate's one error type, and the refusal of a single run, which is an
 //! answer to the gateway rather than a failure of the executor.
 
+mod tls;
+
 use std::{io, net::SocketAddr};
 
 use posh_proto::executor::{Rejected, RunOutput, rejected, run_output};
 
-use crate::config::Level;
+pub use tls::TlsError;
 
-/// What ends the executor, or keeps it from starting.
+use crate::level::Level;
+
+/// An error that ends the executor, or keeps it from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Every mistake of the configuration, one per line.
@@ -15,30 +19,32 @@ pub enum Error {
     Config(String),
     /// Plain text was asked for on an address that others can reach.
     #[error(
-        "refusing to serve plain text on {0}, which is not a loopback address: listen on 127.0.0.1, or pass \
-         --allow-plaintext (allow_plaintext = true) in a closed network"
+        "refusing to serve plain text on {0}, which is not a loopback address: listen on \
+         127.0.0.1, or pass --allow-plaintext (allow_plaintext = true) in a closed network"
     )]
     Plaintext(SocketAddr),
-    /// Nobody is named whose rights commands have, and the executor's own are root's.
+    /// The configuration names no user for commands, and the executor runs as root.
     #[error(
-        "refusing to run everybody's commands as root: pass --user NAME (user = \"NAME\" of [confinement]) with an \
-         account that has just the rights that they need, or --user root if that is meant"
+        "refusing to run everybody's commands as root: pass --user NAME (user = \"NAME\" of \
+         [confinement]) with an account that has just the rights that they need, or --user root if \
+         that is meant"
     )]
     RootUser,
-    /// Commands can't be confined here as the configuration demands.
+    /// The machine can't confine commands as the configuration demands.
     #[error(
-        "refusing to serve: the confinement `{require}` is required, and this machine reaches {reached}; \
-         --require {reached_level} (require = \"{reached_level}\" of [confinement]) accepts less"
+        "refusing to serve: the confinement `{require}` is required, and this machine reaches \
+         {reached}; --require {reached_level} (require = \"{reached_level}\" of [confinement]) \
+         accepts less"
     )]
     Confinement {
         /// The level demanded.
         require: Level,
-        /// The level that there is.
+        /// The level reached.
         reached_level: Level,
-        /// What there is, and what is missing.
+        /// Description of the level reached, and of what is missing.
         reached: String,
     },
-    /// The cgroup that the configuration names is of no use.
+    /// The cgroup that the configuration names can't be used.
     #[error(
         "{0}: `cgroup` of [confinement] names a cgroup of version 2 that is this program's to use"
     )]
@@ -46,7 +52,7 @@ pub enum Error {
     /// A system call failed.
     #[error("cannot {attempt}")]
     Io {
-        /// What was attempted, with the object's name.
+        /// The attempt, with the object's name.
         attempt: String,
         /// The system's answer.
         #[source]
@@ -54,13 +60,13 @@ pub enum Error {
     },
     /// Certificates, keys or the register.
     #[error(transparent)]
-    Tls(#[from] crate::tls::TlsError),
+    Tls(#[from] TlsError),
     /// The gRPC server ended with an error.
     #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Adds what was attempted to an [`io::Error`].
+/// Adds the attempt to an [`io::Error`].
 pub(crate) trait Attempt<T> {
     /// Turns the error into [`Error::Io`].
     fn attempting(self, attempt: impl FnOnce() -> String) -> Result<T, Error>;
@@ -72,7 +78,7 @@ impl<T, E: Into<io::Error>> Attempt<T> for Result<T, E> {
     }
 }
 
-/// Why a run is not done here; nothing of it has run.
+/// Reason why a run is refused; nothing of it has run.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Refusal {

@@ -1,10 +1,9 @@
-//! What no view shows, although it may lie in what all of them show (`/opt`, `/usr`): the exports,
-//! which have their own mount points, and the executor's own files. A view covers them before it
-//! makes anything that a client has named.
+//! Paths that no view shows, although they may lie in directories that all views show (`/opt`,
+//! `/usr`): the exports, which have their own mount points, and the executor's own files. A view
+//! covers them before it makes anything that a client has named.
 //!
-//! Nothing that waits for a disk is done for a view: an export of somebody else's that hangs holds
-//! up nobody. Where the paths lead is looked at when the configuration is read, and what else they
-//! are called by the list of mounts.
+//! Making a view waits for no disk: another identity's export that hangs holds up nobody. Paths are
+//! resolved when the configuration is read; their other names come from the list of mounts.
 
 use std::{
     collections::BTreeSet,
@@ -14,10 +13,10 @@ use std::{
 
 use fs_mapper::mountinfo::{MountEntry, MountInfo, MountInfoError};
 
-use crate::{Config, runner::is_shown, tools::PATH};
+use crate::{Config, identity::PATH, runner::is_shown};
 
-/// What programs are made of, beside the directories of PATH. Whoever exports these, or what they
-/// lie in, exports what everybody has.
+/// Directories that programs need, beside those of PATH. An export of one of these, or of a parent
+/// of one, shows only what every view shows.
 const PROGRAMS: [&str; 18] = [
     "/bin",
     "/sbin",
@@ -39,19 +38,18 @@ const PROGRAMS: [&str; 18] = [
     "/etc",
 ];
 
-/// The exports of a configuration and the files of its executor, by the names that they have
-/// without links.
+/// Exports of a configuration and files of its executor, with links resolved.
 ///
-/// Invariant: no export's file system is asked for anything. An export's path was looked at when
-/// the configuration was read, within a limit; one that hangs now would hold up whoever asks.
+/// Invariant: no export's file system is accessed. An export's path was resolved when the
+/// configuration was read, within a limit; one that hangs now would block the caller.
 #[must_use]
 pub fn paths(config: &Config) -> BTreeSet<PathBuf> {
     let own = own_files(config).into_iter().map(|path| fs::canonicalize(&path).unwrap_or(path));
     own.chain(exports(config)).collect()
 }
 
-/// Exports and the executor's own files under their configured names, without a look at any of
-/// them: their file systems may hang.
+/// Exports and the executor's own files under their configured names. Accesses none of them: their
+/// file systems may hang.
 #[must_use]
 pub fn configured_paths(config: &Config) -> BTreeSet<PathBuf> {
     own_files(config).into_iter().chain(exports(config)).collect()
@@ -72,7 +70,7 @@ fn own_files(config: &Config) -> Vec<PathBuf> {
             .flatten()
             .cloned(),
     );
-    // The file beside the record; see `audit::chain`.
+    // The head file of the record; see `audit::chain`.
     all.extend(config.audit.iter().map(|audit| {
         let mut name = audit.clone().into_os_string();
         name.push(".head");
@@ -81,7 +79,8 @@ fn own_files(config: &Config) -> Vec<PathBuf> {
     all
 }
 
-/// Where the server shows them besides, shallow ones first. To be called in the server's tree.
+/// Places of these paths in what views show of the server, shallow ones first. To be called in the
+/// server's tree.
 ///
 /// # Errors
 /// The list of mounts can't be read.
@@ -107,7 +106,7 @@ fn holds_programs(path: &Path) -> bool {
     PATH.split(':').chain(PROGRAMS).any(|needed| Path::new(needed).starts_with(path))
 }
 
-/// By what other names the same directory, or a part of it, is mounted.
+/// Other names by which the same directory, or a part of it, is mounted.
 fn other_names(path: &Path, mounts: &[&MountEntry]) -> Vec<PathBuf> {
     let around = mounts.iter().filter(|mount| path.starts_with(&mount.mount_point));
     let Some(around) = around.max_by_key(|mount| mount.mount_point.as_os_str().len()) else {
@@ -149,7 +148,7 @@ mod tests {
             ("/srv/disk/data/pay", vec![]),
             ("/srv/logs", vec!["/opt/old"]),
             ("/usr/src", vec!["/usr/src"]),
-            // All commands need that.
+            // All commands need these.
             ("/usr", vec![]),
             ("/usr/share", vec![]),
             ("/usr/local", vec![]),

@@ -1,33 +1,34 @@
 //! The executor: runs parts of pipelines next to the data that they read.
 //!
-//! A gateway sends one `Run` per part (see `executor.proto`); this crate checks
-//! it, joins its commands with kernel pipes, starts them inside a mount
-//! namespace that shows the workstation's paths, and streams what comes out.
+//! A gateway sends one `Run` per part (see `executor.proto`); this crate checks it, joins its
+//! commands with kernel pipes, starts them inside a mount namespace that shows the workstation's
+//! paths, and streams their output.
 //!
 //! Reading order, which is also the way of one run:
 //!
-//! * [`config`] and `server`: from listening to drained, [`run`]; or, started by ssh,
-//!   for the one connection that is there ([`run_stdio`], `stdio`)
-//! * [`callers`]: who asks, and what they may
-//! * [`tls`], `admission`, `enrolment`: how a connection proves who it is, and what follows
-//! * `runtimes`: a runtime for each identity, so that what one computes holds up no other
-//! * `load`, `metered`: whether there is room, for runs and for messages that are not whole yet
-//! * [`audit`]: what was done here, in a file that shows changes
+//! * [`config`] and `server`: from listening to drained, [`run`]; or, started by ssh, for one
+//!   connection ([`run_stdio`], `stdio`)
+//! * [`callers`]: identity of a caller, and its rights
+//! * [`tls`], `admission`, `enrolment`: proof of a connection's identity, and its admission
+//! * `runtimes`: a runtime for each identity, so that one's computations hold up no other
+//! * `load`, `metered`: admission control, for runs and for incomplete messages
+//! * [`audit`]: the audit record, in a tamper-evident file
 //! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
-//! * `wiring`: checks a `RunSpec` and says who holds which end of which pipe
+//! * `wiring`: checks a `RunSpec` and assigns each end of each pipe to its holder
 //! * `run`: one run in the daemon: pipes, outlets, inlets, merges, credit
-//! * `own_mounts`: exports that this machine mounts from elsewhere, and so remembers things of
-//! * `classifier`: has the words of commands read, away from the runtime's threads
-//! * `policy`: what may run, and what of the mounts it reaches
+//! * `own_mounts`: exports on network mounts of this machine, which cache
+//! * `classifier`: analyses commands' words, off the runtime's threads
+//! * `policy`: allowed commands, and their access to the mounts
 //! * `pool`: the runners, one per mount table
-//! * `hidden`: what no view shows of the directories that all of them have
-//! * [`runner`]: the other program of this binary. It builds the namespace,
-//!   checks paths, forks and reaps. The daemon itself never forks.
-//! * [`verify`]: a third program of it, which tells what files commands use that their annotations
-//!   do not name
+//! * `hidden`: paths that no view shows, although their directories are in all views
+//! * [`runner`]: the other program of this binary. It builds the namespace, checks paths, forks and
+//!   reaps. The daemon itself never forks.
+//! * [`verify`]: a third program of this binary, which reports files that commands use although
+//!   their annotations do not name them
 //! * `volume`: files for mounts that gateways serve themselves
 //! * `sys`: the only file with `unsafe`
 
+mod accept;
 pub mod accounts;
 mod admission;
 pub mod audit;
@@ -39,6 +40,8 @@ mod describe;
 mod enrolment;
 mod error;
 mod hidden;
+pub mod identity;
+pub mod level;
 mod load;
 mod metered;
 mod own_mounts;

@@ -1,6 +1,6 @@
-//! How much of the machine is in use, by whom, and whether there is room for more. A run
-//! is admitted with all that it will need, or refused at once with the limit in the way;
-//! nothing waits here, since the workstation can run the commands itself.
+//! Admission control: use of the machine by identity, and room for more. A run is admitted with all
+//! that it will need, or refused at once with the limit that it exceeds. Nothing queues, since the
+//! workstation can run the commands itself.
 
 mod pressure;
 
@@ -25,44 +25,45 @@ use crate::{
     error::Refusal,
 };
 
-/// An identity that uses something already may have three times what would be left free. One
-/// greedy identity so gets three quarters, two get 43 % each: there is always something left
-/// for one that comes later ("dynamic thresholds", Choudhury and Hahne, 1998).
+/// An identity with running work may have three times what would be left free. So one greedy
+/// identity gets three quarters, two get 43 % each, and something is always left for a later one
+/// ("dynamic thresholds", Choudhury and Hahne, 1998).
 const SHARE_OF_FREE: usize = 3;
 
-/// Calls that are open at a time, of all: a call that waits for its first message costs some 10 KB,
-/// and a frame of up to 32 KiB where its account is full.
-/// Far more than runs, so that a run too many is refused in words.
+/// Calls open at a time, of all identities: one that waits for its first message costs some 10 KB,
+/// and a frame of up to 32 KiB where its account is full. Far more than runs, so that a run too
+/// many gets a refusal with a message.
 const OPEN_CALLS: usize = 4096;
-/// Those of one identity.
+/// Calls open at a time, of one identity.
 const OPEN_CALLS_OF_ONE: usize = 2048;
 
 /// The kernel's default of kernel.pty.max.
 const USUAL_PTYS: usize = 4096;
-/// Of the machine's pseudo-terminals for all runs, and of these for one of several identities.
+/// Part of the machine's pseudo-terminals that runs may use, and of these, one of several
+/// identities.
 const PART_OF_PTYS: usize = 4;
 
-/// Connections of one identity where its own limit says nothing: each workstation has one or two,
-/// and each costs up to its HTTP/2 window.
+/// Connections of one identity without a limit of its own: each workstation has one or two, and
+/// each costs up to its HTTP/2 window.
 const CONNECTIONS_OF_ONE: usize = 16;
 
-/// Calls that may come at once, in seconds' worth of the steady rate.
+/// Burst of calls, in seconds of the steady rate.
 const BURST_S: f64 = 2.0;
 
-/// What a run needs.
+/// Resources that a run needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Need {
     /// Its commands.
     pub processes: usize,
-    /// What may be held for its streams, here and in pipes, and for its specification.
+    /// Bytes held for its streams, by the executor and in pipes, and for its specification.
     pub buffered_bytes: usize,
-    /// What it has open in this program.
+    /// Its open files in this program.
     pub descriptors: usize,
     /// Pseudo-terminals, of the machine's.
     pub ptys: usize,
 }
 
-/// What runs may take of what belongs to this program or to the machine.
+/// Resources of this program and of the machine that runs share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Files that may be open.
@@ -72,7 +73,8 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// So many open files, and a quarter of the machine's pseudo-terminals: logins need some too.
+    /// With so many open files, and a quarter of the machine's pseudo-terminals: logins need some
+    /// too.
     #[must_use]
     pub fn of_machine(descriptors: usize) -> Self {
         let ptys = fs::read_to_string("/proc/sys/kernel/pty/max")
@@ -81,8 +83,8 @@ impl Capacity {
         Self { descriptors, ptys: (ptys.unwrap_or(USUAL_PTYS) / PART_OF_PTYS).max(1) }
     }
 
-    /// What one of several may have, also who is the first: what one run takes is not bounded
-    /// otherwise.
+    /// Bounds of descriptors and pseudo-terminals of one identity where several share the machine,
+    /// also for the first one: nothing else bounds what one run takes.
     fn of_one(self, is_shared: bool) -> (Option<usize>, Option<usize>) {
         let descriptors = self.descriptors - self.descriptors / (SHARE_OF_FREE + 1);
         match is_shared {
@@ -92,12 +94,12 @@ impl Capacity {
     }
 }
 
-/// The accounts of all identities; `None` is who needs no identity.
+/// Accounts of all identities; `None` stands for callers without one.
 #[derive(Debug)]
 pub struct Load {
     bounds: Bounds,
     capacity: Capacity,
-    /// Others may come that must find room.
+    /// Several identities share the machine.
     is_shared: AtomicBool,
     state: Mutex<State>,
     running: watch::Sender<usize>,
@@ -125,30 +127,30 @@ struct Account {
     calls: Option<Bucket>,
 }
 
-/// Calls that may still be made, filling up steadily.
+/// Token bucket of calls.
 #[derive(Debug)]
 struct Bucket {
     left: f64,
     since: Instant,
 }
 
-/// One limit, as it is asked whether there is room.
+/// One limit, for one request for more.
 pub(crate) struct Limit {
-    /// In words.
+    /// Its name in messages.
     pub name: &'static str,
-    /// How many more.
+    /// Amount requested.
     pub want: usize,
-    /// Those of who asks.
+    /// Amount that the caller has.
     pub own: usize,
-    /// The asker's own bound.
+    /// The caller's own bound.
     pub own_limit: Option<usize>,
-    /// Those of all.
+    /// Amount that all have.
     pub whole: usize,
     /// The executor's bound.
     pub whole_limit: usize,
 }
 
-/// The room that a run has; given back when dropped.
+/// Room for a run; returned when dropped.
 #[derive(Debug)]
 pub struct RunShare {
     load: Arc<Load>,
@@ -156,7 +158,7 @@ pub struct RunShare {
     need: Need,
 }
 
-/// The room of bytes that wait; given back when dropped.
+/// Room for waiting bytes; returned when dropped.
 #[derive(Debug)]
 pub struct BytesShare {
     load: Arc<Load>,
@@ -164,14 +166,14 @@ pub struct BytesShare {
     need: Need,
 }
 
-/// The room that a connection has; given back when dropped.
+/// Room for a connection; returned when dropped.
 #[derive(Debug)]
 pub struct ConnectionShare {
     load: Arc<Load>,
     identity: Option<String>,
 }
 
-/// The room that an open call has; given back when dropped.
+/// Room for an open call; returned when dropped.
 #[derive(Debug)]
 pub struct CallShare {
     load: Arc<Load>,
@@ -179,7 +181,7 @@ pub struct CallShare {
 }
 
 impl Load {
-    /// Nothing is in use. `is_shared` when there are several identities to be fair to.
+    /// With nothing in use. `is_shared` if several identities share the machine.
     #[must_use]
     pub fn new(bounds: Bounds, capacity: Capacity, is_shared: bool) -> Self {
         Self {
@@ -192,12 +194,12 @@ impl Load {
         }
     }
 
-    /// Whether there are several identities to be fair to from now on.
+    /// Sets if several identities share the machine from now on.
     pub(crate) fn share(&self, is_shared: bool) {
         self.is_shared.store(is_shared, Ordering::Relaxed);
     }
 
-    /// Room for a run, or why there is none.
+    /// Room for a run, or the reason of its refusal.
     pub(crate) fn admit_run(
         self: &Arc<Self>,
         caller: &Caller,
@@ -232,7 +234,7 @@ impl Load {
         Ok(RunShare { load: self.clone(), identity: caller.identity.clone(), need })
     }
 
-    /// Room for bytes that wait for something, or why there is none.
+    /// Room for waiting bytes, or the reason of a refusal.
     pub(crate) fn hold(
         self: &Arc<Self>,
         caller: &Caller,
@@ -257,7 +259,7 @@ impl Load {
         Ok(BytesShare { load: self.clone(), identity: caller.identity.clone(), need })
     }
 
-    /// The limits of what a run needs, of which so much is in use by who asks and by all.
+    /// The limits of a run's needs, given the use of the caller and of all.
     fn limits_of(&self, caller: &Caller, (own, whole): (Need, Need), need: Need) -> [Limit; 4] {
         let (descriptors, ptys) = self.capacity.of_one(self.is_shared.load(Ordering::Relaxed));
         let limit = |name, of: fn(&Need) -> usize, own_limit, whole_limit| Limit {
@@ -282,7 +284,7 @@ impl Load {
         ]
     }
 
-    /// Room for a connection, or why there is none.
+    /// Room for a connection, or the reason of its refusal.
     pub(crate) fn admit_connection(
         self: &Arc<Self>,
         caller: &Caller,
@@ -309,7 +311,7 @@ impl Load {
         Ok(ConnectionShare { load: self.clone(), identity: caller.identity.clone() })
     }
 
-    /// Room for a call that stays open, or why there is none.
+    /// Room for a call that stays open, or the reason of its refusal.
     pub(crate) fn admit_open_call(self: &Arc<Self>, caller: &Caller) -> Result<CallShare, String> {
         let mut state = self.state.lock().expect("not poisoned");
         let limit = Limit {
@@ -329,9 +331,9 @@ impl Load {
         Ok(CallShare { load: self.clone(), identity: caller.identity.clone() })
     }
 
-    /// Whether others must be what the machine is busy with. One identity's commands make as much
-    /// load as they like, and must not keep from the machine who has none at work, or fewer than
-    /// its part.
+    /// Returns true if others must cause the machine's load. The commands of one identity may make
+    /// as much load as they like, but must not keep an identity from the machine that runs nothing,
+    /// or less than its share.
     fn is_below_share(&self, state: &State, own: Usage) -> bool {
         if !self.is_shared.load(Ordering::Relaxed) {
             return false;
@@ -340,7 +342,7 @@ impl Load {
         own.runs == 0 || own.need.processes.saturating_mul(at_work) < state.whole.need.processes
     }
 
-    /// Counts a call; refuses one too many in too short a time.
+    /// Counts a call; refuses one beyond the rate.
     pub(crate) fn admit_call(&self, caller: &Caller) -> Result<(), Refusal> {
         let Some(rate) = caller.limits.calls_per_second else { return Ok(()) };
         let mut state = self.state.lock().expect("not poisoned");
@@ -370,13 +372,13 @@ impl Load {
         let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
     }
 
-    /// Runs that are under way.
+    /// Number of running runs.
     #[must_use]
     pub fn running(&self) -> usize {
         *self.running.borrow()
     }
 
-    /// What `caller` may know of it: its own account, and the sum of all.
+    /// Status for `caller`: its own account, and the sum of all.
     #[must_use]
     pub fn status(&self, caller: &Caller) -> StatusReply {
         let (load_average, memory_pressure) = self.pressure.now();
@@ -456,7 +458,7 @@ impl Usage {
 }
 
 impl Limit {
-    /// Which limit is in the way, if one is.
+    /// Message about the limit that is exceeded, if one is.
     pub fn refusal(&self, who: &str, is_shared: bool) -> Option<String> {
         let Self { name, want, own, own_limit, whole, whole_limit } = self;
         if own_limit.is_some_and(|limit| own + want > limit) {
@@ -466,7 +468,7 @@ impl Limit {
         if *want > free {
             return Some(format!("the executor is at its limit of {name}"));
         }
-        // Whoever has nothing yet may take what there is.
+        // An identity that has nothing yet may take all that is free.
         if is_shared && *own > 0 && own + want > (free - want).saturating_mul(SHARE_OF_FREE) {
             return Some(format!(
                 "{who} has its share of the executor's {name}; the rest is for others"
@@ -477,7 +479,7 @@ impl Limit {
 }
 
 impl RunShare {
-    /// Gives back what the run needed to begin: all descriptors but so many, and so many bytes.
+    /// Returns what only the start needed: all descriptors but so many, and so many bytes.
     pub(crate) fn has_begun(&mut self, descriptors: usize, specification_bytes: usize) {
         let over = Need {
             descriptors: self.need.descriptors.saturating_sub(descriptors),
@@ -517,7 +519,7 @@ impl Drop for BytesShare {
 }
 
 impl ConnectionShare {
-    /// The identity that has it; `None` where nobody proves one.
+    /// Its identity; `None` without a proven one.
     pub(crate) fn identity(&self) -> Option<&str> {
         self.identity.as_deref()
     }
@@ -623,7 +625,7 @@ mod tests {
         let admit = |caller: &Caller, processes: usize| {
             load.admit_run(caller, Need { processes, buffered_bytes: 1, ..Need::default() })
         };
-        // Nobody says who made it, but who has nothing at work has not.
+        // The cause of the load is unknown, but an identity without running work has not made it.
         let of_ada = admit(&ada, 20).unwrap();
         let refused = admit(&ada, 1).unwrap_err();
         assert!(

@@ -1,6 +1,6 @@
-//! The program `posh-executor`: reads its arguments and either serves, or is a
-//! runner that another `posh-executor` started. Exit codes live here: 0 after
-//! an orderly end, 1 when serving failed, 2 when the configuration is wrong.
+//! The program `posh-executor`: reads its arguments and either serves, or is a runner that another
+//! `posh-executor` started. Exit codes: 0 after an orderly end, 1 when serving failed, 2 when the
+//! configuration is wrong.
 
 use std::{
     ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, thread, time::Duration,
@@ -22,17 +22,16 @@ use tokio::{
 };
 use tracing_subscriber::EnvFilter;
 
-/// Worker threads at most: streams are bounded by the network, and the cores
-/// belong to the commands.
+/// Worker threads at most: the network bounds streams, and the cores belong to the commands.
 const MAX_WORKERS: usize = 4;
 
 /// Handshakes and strangers keep one processor busy at most: some thousand handshakes a second.
 const STRANGERS_WORKERS: usize = 1;
 
-/// And at that niceness, so that their floods cost nobody else a processor.
+/// Niceness of these workers, so that floods of strangers cost others no processor.
 const STRANGERS_NICE: i32 = 10;
 
-/// Beyond the longest orderly end, before the process ends all the same.
+/// Time beyond the longest orderly end, after which the process exits all the same.
 const END_SLACK: Duration = Duration::from_secs(2);
 
 /// Runs parts of shell pipelines next to the data
@@ -42,13 +41,25 @@ struct Arguments {
     #[command(subcommand)]
     role: Option<Role>,
     /// Read everything from this file (see docs/executor.md)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["stdio", "listen", "export", "read_only", "allow_plaintext", "user", "trust_caller_ids", "require", "state"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "stdio", "listen", "export", "read_only", "allow_plaintext", "user",
+            "trust_caller_ids", "require", "state",
+        ]
+    )]
     config: Option<PathBuf>,
     /// Address and port to listen on
     #[arg(long, value_name = "ADDR", default_value_t = config::default_listen())]
     listen: SocketAddr,
     /// Serve the one connection on standard input and output, and end with it: for ssh
-    #[arg(long, conflicts_with_all = ["listen", "allow_plaintext", "user", "trust_caller_ids", "require", "state"])]
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "listen", "allow_plaintext", "user", "trust_caller_ids", "require", "state",
+        ]
+    )]
     stdio: bool,
     /// Serve directory DIR under NAME, or /DIR or ~/DIR under that very text; may be repeated
     #[arg(long, value_name = "[NAME=]DIR", value_parser = config::parse_export)]
@@ -198,9 +209,9 @@ fn main() -> ExitCode {
         }
         Some(role) => return tell(administer(role)),
     }
-    // What an executor behind ssh says is for the error message of a gateway, not for a log.
+    // Behind ssh, the output is for the error message of a gateway, not for a log.
     let level = if arguments.stdio { "warn" } else { "info" };
-    // Whoever read the log may be gone; to say so there would be a panic.
+    // The log's reader may be gone; to report that on standard error would panic.
     tracing_subscriber::fmt()
         .log_internal_errors(false)
         .with_env_filter(
@@ -227,7 +238,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The commands of an administrator: what to print, and a hint for who reads it.
+/// Runs an administrator's command; returns its output, and a hint for the user.
 fn administer(role: Role) -> Result<(String, String), TlsError> {
     let absolute = |place: Place| std::path::absolute(&place.dir).unwrap_or(place.dir);
     let text = match role {
@@ -290,7 +301,7 @@ fn with_state(mut config: Config) -> Config {
 async fn read_anew(file: PathBuf, mut hangup: unix::Signal, changed: mpsc::Sender<Config>) {
     while hangup.recv().await.is_some() {
         let file = file.clone();
-        // It looks up accounts, which may take its time.
+        // Looking up accounts may take a while.
         let loaded = tokio::task::spawn_blocking(move || Config::load(&file).map(with_state)).await;
         match loaded
             .map_err(anyhow::Error::from)
@@ -306,9 +317,9 @@ async fn read_anew(file: PathBuf, mut hangup: unix::Signal, changed: mpsc::Sende
     }
 }
 
-/// Waits for the signals that end the executor on a thread of its own, which nothing that the
-/// executor does can hold up. If it has not ended in order by the time that it takes at most, the
-/// thread ends it.
+/// Waits for the signals that end the executor, on a thread of its own, which nothing in the
+/// executor can block. If the executor has not ended in its longest time, the thread ends the
+/// process.
 fn heed_signals(is_stdio: bool, longest_end: Duration) -> anyhow::Result<oneshot::Receiver<()>> {
     let (told, shutdown) = oneshot::channel();
     let runtime = runtime::Builder::new_current_thread()
@@ -320,13 +331,13 @@ fn heed_signals(is_stdio: bool, longest_end: Duration) -> anyhow::Result<oneshot
         unix::signal(unix::SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt =
         unix::signal(unix::SignalKind::interrupt()).context("cannot handle SIGINT")?;
-    // A write beyond a limit on file sizes is an error (EFBIG) and not the end: a caller of a
-    // volume chooses where it writes. The handler stays when this is dropped.
+    // A write beyond a limit on file sizes must fail with EFBIG and not kill the process: a caller
+    // of a volume chooses where it writes. The handler stays when this is dropped.
     drop(
         unix::signal(unix::SignalKind::from_raw(nix::libc::SIGXFSZ))
             .context("cannot handle SIGXFSZ")?,
     );
-    // sshd, or whoever stands for it, is going: runs end in order before we do.
+    // sshd, or its stand-in, is ending: end runs in order before us.
     let hangup = is_stdio.then(|| unix::signal(unix::SignalKind::hangup())).transpose();
     let mut hangup = hangup.context("cannot handle SIGHUP")?;
     drop(entered);
@@ -344,7 +355,7 @@ fn heed_signals(is_stdio: bool, longest_end: Duration) -> anyhow::Result<oneshot
         }
         let _ = told.send(());
         tokio::time::sleep(longest_end + END_SLACK).await;
-        // Nothing is said: the log may be what it hangs on.
+        // No message: the log may be what hangs.
         std::process::exit(1);
     };
     thread::Builder::new()
@@ -380,8 +391,7 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
     let shutdown = async move {
         let _ = told.await;
     };
-    // Identities have runtimes of their own: this one serves handshakes and whoever has proved
-    // nothing.
+    // Identities have runtimes of their own: this one serves handshakes and peers without proof.
     let serves_strangers = config.tls.is_some();
     let workers = match serves_strangers {
         true => STRANGERS_WORKERS,

@@ -1,18 +1,18 @@
-//! The bytes of requests on their way in. A message that has not come whole is held by its call, on
-//! the account of whoever sends it: its length is reserved as soon as it is known, and where there
-//! is no room, nothing more of the call is read until there is. So what unfinished messages hold is
-//! bounded for each account, HTTP/2's own windows aside, and one identity's unfinished messages
-//! never wait for another's. A message that does not come to its end in time ends its call.
+//! Metering of request and answer bytes. An incomplete message is held by its call, on the account
+//! of its sender: its length is reserved as soon as it is known, and without room nothing more of
+//! the call is read until there is some. So the memory of incomplete messages is bounded for each
+//! account, HTTP/2's own windows aside, and one identity's incomplete messages never wait for
+//! another's. A message that isn't complete in time ends its call.
 //!
 //! tonic reads the messages of a stream into one buffer, which stays as large as the largest of
-//! them until the stream ends. So a stream keeps a charge for that, apart from the unfinished
+//! them until the stream ends. So a stream keeps a charge for that, apart from the incomplete
 //! messages of unary calls ([`Largest`]).
 //!
-//! And what of calls is on its way out: a call has its place among its identity's open calls until
-//! its answer was taken, not only until it was made. A frame of an answer is on the account of
-//! whoever asked until HTTP/2 asks for the next one, which it does when the peer's window has room
-//! for what went before; where the account has no room, the answer waits. So what peers leave
-//! untaken is bounded for each identity, whatever call it belongs to.
+//! Answers are metered too: a call stays among its identity's open calls until its answer was
+//! taken, not only until it was made. A frame of an answer is on the caller's account until HTTP/2
+//! asks for the next one, which it does when the peer's window has room for the frames before;
+//! where the account has no room, the answer waits. So untaken answers are bounded for each
+//! identity, whatever call they belong to.
 
 use std::{
     any::Any,
@@ -42,24 +42,24 @@ const UNFINISHED_BYTES: usize = 128 << 20;
 /// The largest messages of request streams, likewise.
 const STREAM_BYTES: usize = 64 << 20;
 
-/// Of each stream this much is on nobody's account: tonic's buffer has it from the beginning.
+/// Bytes of each stream without a charge: tonic's buffer has them from the beginning.
 const STREAM_FREE_BYTES: usize = 8 << 10;
 
-/// Messages of runs in their queues, likewise. Apart from those below: what is queued waits for
-/// these.
+/// Messages of runs in their queues, likewise. Apart from `UNTAKEN_BYTES`: queued messages wait for
+/// those.
 const QUEUED_BYTES: usize = 64 << 20;
 
 /// Frames of answers that were not taken, likewise.
 const UNTAKEN_BYTES: usize = 64 << 20;
 
-/// Permits of the messages of a unary call. They stay on the account until the call's request has
-/// ended and its handler, which charges them elsewhere, drops this.
+/// Permits of the messages of a unary call. They stay on the account until the request has ended
+/// and its handler, which charges the bytes elsewhere, drops this.
 #[derive(Debug, Clone, Default)]
 pub struct Arrived(Arc<Mutex<Vec<OwnedSemaphorePermit>>>);
 
 impl Arrived {
-    /// What messages hold whose fields take so many bytes: on the wire they may have had more, in
-    /// numbers that are longer than they need be.
+    /// Memory of messages whose fields take so many bytes: they may have had more on the wire, in
+    /// varints that are longer than necessary.
     pub fn holds(&self, fields_bytes: usize) -> usize {
         let on_the_wire = self
             .0
@@ -81,9 +81,9 @@ pub struct Largest(Arc<Mutex<Stream>>);
 struct Stream {
     account: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
-    /// Of the largest message.
+    /// Bytes of the largest message.
     largest: usize,
-    /// For messages up to here there is room otherwise.
+    /// Messages up to this size have room otherwise.
     covered: usize,
 }
 
@@ -107,7 +107,7 @@ impl Stream {
 }
 
 impl Largest {
-    /// On that account of streams.
+    /// On this account of streams.
     pub fn on(account: Arc<Semaphore>) -> Self {
         Self(Arc::new(Mutex::new(Stream {
             account,
@@ -117,7 +117,7 @@ impl Largest {
         })))
     }
 
-    /// From now on there is room for messages up to that size with what the call was admitted with.
+    /// From now on, messages up to that size are covered by what the call was admitted with.
     pub fn cover(&self, bytes: usize) {
         let mut stream = self.0.lock().expect("not poisoned");
         stream.covered = bytes;
@@ -126,7 +126,7 @@ impl Largest {
         }
     }
 
-    /// No longer. False: the account has no room for it, and the stream must go.
+    /// Ends [`Self::cover`]. False: the account has no room for it, and the stream must end.
     pub fn uncover(&self) -> bool {
         let mut stream = self.0.lock().expect("not poisoned");
         stream.covered = STREAM_FREE_BYTES;
@@ -142,21 +142,21 @@ impl Largest {
     }
 }
 
-/// The account of a request's messages.
+/// The account that a request's messages are charged to.
 pub enum Charge {
-    /// All of a unary call's, until the handler drops it.
+    /// All messages of a unary call, until the handler drops it.
     Unary(Arc<Semaphore>, Arrived),
-    /// The largest of a stream's.
+    /// The largest message of a stream.
     Stream(Largest),
 }
 
-/// One account's part is at most this, as much as a volume has under way, and at least two of the
+/// Bounds of one account: at most the data that a volume has in flight, and at least two of the
 /// largest messages.
 const MOST_OF_ONE: usize = 32 << 20;
 pub const LEAST_OF_ONE: usize = 2 * VOLUME_BYTES;
 
-/// From a message's first byte to its last, the wait for room included, and from a call's beginning
-/// to the end of its first message: the largest takes 34 s at 1 Mbit/s.
+/// Time from a message's first byte to its last, the wait for room included, and from a call's
+/// beginning to the end of its first message: the largest takes 34 s at 1 Mbit/s.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The head of a message: a flag and its length.
@@ -165,7 +165,7 @@ const HEAD_BYTES: usize = 5;
 /// Waits for room on an account.
 pub type Acquire = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
 
-/// Accounts of bytes, by identity. Who needs none has one account with all others that need none.
+/// Accounts of bytes, by identity. Callers without identity share one account.
 #[derive(Debug)]
 pub struct Accounts {
     of_one: usize,
@@ -173,23 +173,23 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Of unfinished messages, for so many identities.
+    /// Accounts of unfinished messages, for so many identities.
     pub fn of_unfinished(identities: usize) -> Self {
         Self::sharing(UNFINISHED_BYTES, identities)
     }
 
-    /// Of request streams, for so many identities.
+    /// Accounts of request streams, for so many identities.
     pub fn of_streams(identities: usize) -> Self {
         let of_one = (STREAM_BYTES / identities.max(1)).clamp(2 * LEAST_OF_ONE, MOST_OF_ONE);
         Self { of_one, accounts: Mutex::default() }
     }
 
-    /// Of runs' messages that HTTP/2 has not asked for, for so many identities.
+    /// Accounts of runs' messages that HTTP/2 has not asked for, for so many identities.
     pub fn of_queued(identities: usize) -> Self {
         Self::sharing(QUEUED_BYTES, identities)
     }
 
-    /// Of frames that were not taken, for so many identities.
+    /// Accounts of untaken frames, for so many identities.
     pub fn of_untaken(identities: usize) -> Self {
         Self::sharing(UNTAKEN_BYTES, identities)
     }
@@ -209,24 +209,24 @@ impl Accounts {
     }
 }
 
-/// A request's body; whatever is in the way of the call's being served ends it.
+/// A request's body; ends the call if that can't be served.
 pub struct Metered {
     body: Body,
     charge: Charge,
     refused: Option<Status>,
-    /// What has come and was not passed on.
+    /// Bytes received and not passed on.
     pending: Bytes,
     head: Vec<u8>,
-    /// Bytes of the present message that are missing.
+    /// Missing bytes of the current message.
     left: usize,
     acquire: Option<Acquire>,
     deadline: Option<Pin<Box<Sleep>>>,
-    /// The call's place among the open ones: a call is open until both its halves are over.
+    /// The call's place among the open ones: a call is open until both directions have ended.
     _share: Option<Arc<CallShare>>,
 }
 
 impl Metered {
-    /// Charged to that; a call that is refused ends with that status.
+    /// Charged to `charge`; a refused call ends with the status `refused`.
     pub fn new(
         body: Body,
         charge: Charge,
@@ -248,7 +248,7 @@ impl Metered {
         }
     }
 
-    /// How much of what has come may be passed on; reserves what the last message needs.
+    /// Number of received bytes that may be passed on; reserves room for the last message.
     fn advance(&mut self) -> usize {
         let mut at = 0;
         while at < self.pending.len() && self.acquire.is_none() {
@@ -272,7 +272,7 @@ impl Metered {
         at
     }
 
-    /// The head is there.
+    /// Handles a complete head.
     fn begin(&mut self) {
         let length = u32::from_be_bytes([self.head[1], self.head[2], self.head[3], self.head[4]]);
         self.left = usize::try_from(length).unwrap_or(usize::MAX);
@@ -282,7 +282,7 @@ impl Metered {
         }
         self.deadline
             .get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + MESSAGE_TIMEOUT)));
-        // What is larger is refused by its head, without its bytes.
+        // Larger messages are refused by their head, without their bytes.
         if self.left > VOLUME_BYTES {
             return;
         }
@@ -299,7 +299,7 @@ impl Metered {
         }
     }
 
-    /// There is room for the message whose head was read.
+    /// Keeps the permit of the message whose head was read.
     fn keep(&self, permit: OwnedSemaphorePermit) {
         match &self.charge {
             Charge::Unary(_, Arrived(arrived)) => {
@@ -310,7 +310,7 @@ impl Metered {
     }
 
     fn finish(&mut self) {
-        // Of a unary call more may follow, which nobody wants: the time goes on until the call's
+        // After a unary call's message more may come, unwanted: the timeout runs until the call's
         // end.
         if let Charge::Stream(_) = self.charge {
             self.deadline = None;
@@ -342,7 +342,7 @@ impl http_body::Body for Metered {
             if let Some(acquire) = &mut this.acquire {
                 let permit = ready!(acquire.as_mut().poll(cx));
                 this.acquire = None;
-                // It is never closed.
+                // The semaphore is never closed.
                 permit.into_iter().for_each(|permit| this.keep(permit));
             }
             let ready = this.advance();
@@ -369,7 +369,7 @@ impl http_body::Body for Metered {
     }
 }
 
-/// Counts what calls hold, from the request's first byte until the answer's last one was taken.
+/// Meters calls, from the request's first byte until the answer's last one was taken.
 #[derive(Clone)]
 pub struct MeterLayer(pub Admission);
 
@@ -412,14 +412,14 @@ where
     }
 }
 
-/// Whatever an answer is charged with.
+/// Something that is released with the answer.
 #[derive(Clone)]
 struct KeptUntilSent(
     #[expect(dead_code, reason = "given back with the answer")] Arc<dyn Any + Send + Sync>,
 );
 
-/// Has something kept until the answer has gone out: until then HTTP/2 holds it, for as long as
-/// whoever asked leaves its window closed.
+/// Keeps `charge` until the answer has gone out: until then HTTP/2 holds the answer, for as long as
+/// the caller leaves its window closed.
 pub fn kept_until_sent<T>(
     mut response: Response<T>,
     charge: impl Send + Sync + 'static,
@@ -438,22 +438,21 @@ pub struct Charged {
     pub untaken: Option<Arc<Semaphore>>,
 }
 
-/// Room for the next frame: of a chunk, or of what is put together of smaller messages. It is there
-/// before the frame is made, since a frame that waits takes as much memory as one that is not
-/// taken.
+/// Room for the next frame, of a chunk or of several small messages. Reserved before the frame is
+/// made, since a waiting frame takes as much memory as an untaken one.
 const FRAME_BYTES: u32 = 288 << 10;
 
-/// An answer's body. HTTP/2 asks for the next frame, or drops it, when what went before has a place
-/// in the peer's window.
+/// An answer's body. HTTP/2 asks for the next frame, or drops the body, when the frames before have
+/// a place in the peer's window.
 struct Answer {
     body: Body,
     account: Option<Arc<Semaphore>>,
-    /// Waits for room for the next frame.
+    /// Pending reservation for the next frame.
     room: Option<Acquire>,
-    /// One that is larger than that, and waits for its own. Of such there are few: their calls are
-    /// charged for them.
+    /// A frame larger than [`FRAME_BYTES`], and its pending reservation. These are few: their calls
+    /// are charged for them.
     large: Option<(Frame<Bytes>, Acquire)>,
-    /// Of the last frame.
+    /// Permit of the last frame.
     untaken: Option<OwnedSemaphorePermit>,
     _share: Option<Arc<CallShare>>,
     _kept: Option<KeptUntilSent>,
@@ -468,8 +467,8 @@ impl Answer {
         Self { body, account, room: None, large: None, untaken: None, _share: share, _kept: kept }
     }
 
-    /// Room is only had while the body is asked for a frame: whoever has none to send keeps nothing
-    /// of it.
+    /// Room is held only while the body is asked for a frame: without a frame to send, nothing is
+    /// kept.
     fn poll_room(
         &mut self,
         account: &Arc<Semaphore>,
@@ -478,7 +477,7 @@ impl Answer {
         let room = self
             .room
             .get_or_insert_with(|| Box::pin(account.clone().acquire_many_owned(FRAME_BYTES)));
-        // It is never closed.
+        // The semaphore is never closed.
         let permit = ready!(room.as_mut().poll(cx)).ok();
         self.room = None;
         Poll::Ready(permit)
@@ -510,8 +509,8 @@ impl http_body::Body for Answer {
                 this.untaken = room;
                 return Poll::Ready(Some(Ok(frame)));
             }
-            // All at once, since nobody may wait for more with what he has. Who is larger than an
-            // account has all of it.
+            // Reserved at once, since a wait for more while holding some could deadlock. A frame
+            // larger than an account takes all of it.
             drop(room);
             let whole = u32::try_from(bytes.min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
             this.large = Some((frame, Box::pin(account.acquire_many_owned(whole))));
@@ -623,7 +622,7 @@ mod tests {
             }
             assert_eq!(held(), charged);
         }
-        // The run that it has begun was admitted with room for it.
+        // The run of this stream was admitted with room for its messages.
         largest.cover(100_000);
         assert_eq!(held(), 0);
         assert!(largest.uncover());
@@ -685,7 +684,7 @@ mod tests {
         let [(first, _), .., (last, made)] = &mut answers[..] else { panic!("five") };
         assert!(tokio::time::timeout(SOON, last.frame()).await.is_err());
         assert_eq!(made.load(Ordering::Relaxed), 0);
-        // Each asks for the next frame when the one before was taken; who waits longer comes first.
+        // Each asks for the next frame once the one before was taken; the longest wait ends first.
         let (of_last, of_first) = tokio::join!(last.collect(), first.collect());
         assert_eq!(
             [of_last, of_first].map(|body| body.unwrap().to_bytes().len()),
@@ -725,11 +724,11 @@ mod tests {
             {
                 passed += frame.unwrap().into_data().unwrap().len();
             }
-            // Two of the largest have room, of the others nothing but the head goes on.
+            // There is room for two of the largest; of the others only the head is passed on.
             assert_eq!(passed, if count < 2 { half.len() } else { HEAD_BYTES }, "{count}");
             open.push((sender, body));
         }
-        // Time goes by.
+        // The timeout expires.
         open[0].1.deadline = Some(Box::pin(sleep_until(Instant::now())));
         let late = open[0].1.frame().await.unwrap().unwrap_err();
         assert_eq!(late.code(), tonic::Code::DeadlineExceeded);

@@ -1,10 +1,9 @@
-//! Exports that this machine itself mounts from elsewhere (a proxy near a cloud's
-//! storage): it remembers things too. What it remembers is dropped before
-//! commands read there, and what they wrote is waited for afterwards, until
-//! others can see it. Exports on local disks cost one poll(2).
+//! Exports on network mounts of this machine (a proxy near a cloud's storage), which cache. Caches
+//! are invalidated before commands read; afterwards the executor waits until other machines can see
+//! what the commands wrote. Exports on local disks cost one poll(2).
 //!
-//! Invariant: which mounts those are is decided by the exports' own paths and the table of mounts.
-//! The paths that a run names are text here, until they are looked at with its user's rights.
+//! Invariant: the exports' own paths and the mount table decide which mounts those are. Paths that
+//! a run names are text, until they are looked up with its user's rights.
 
 use std::{
     ffi::OsStr,
@@ -28,15 +27,15 @@ use tokio::task::spawn_blocking;
 
 use crate::{Export, callers::Caller, error::Refusal, runner::wire::ViewUser, sys::ActingAs};
 
-/// A mount that does not forget in this time is not used: the gateway waits not much longer for a
-/// run to start.
+/// Timeout for invalidating a mount's caches; then the run is refused. The gateway waits not much
+/// longer for a run to start.
 const RENEW_LIMIT: Duration = Duration::from_secs(5);
 
-/// Paths of one run that are looked at one by one. Of a run with more the whole mount is meant, of
-/// which the kernel drops what it does not use.
+/// Paths of one run that are invalidated one by one. Beyond that the whole mount is invalidated:
+/// the kernel drops what it does not use.
 const MAX_PATHS: usize = 1000;
 
-/// Bytes of a path that the kernel looks up.
+/// Longest path that the kernel looks up.
 const PATH_MAX: usize = 4096;
 
 /// The paths of one run that lie on such mounts.
@@ -58,7 +57,7 @@ struct Used {
 }
 
 impl OwnMounts {
-    /// Finds out which there are.
+    /// Finds these mounts.
     pub async fn of(
         caller: &Caller,
         mounts: &[MountPoint],
@@ -88,7 +87,7 @@ impl OwnMounts {
             Used { adapter, top, paths }
         });
         let user = caller.user.as_ref().map(Into::into);
-        // Times of files are those of the kernel's last tick.
+        // File times have the resolution of a kernel tick.
         Ok(Self {
             used: used.collect(),
             user,
@@ -96,12 +95,12 @@ impl OwnMounts {
         })
     }
 
-    /// No such export is used.
+    /// Returns true if the run uses no such mount.
     pub fn is_empty(&self) -> bool {
         self.used.is_empty()
     }
 
-    /// Drops what is remembered; to be done before anything of the run looks at a file.
+    /// Invalidates caches; call it before anything of the run looks at a file.
     pub async fn renew(&self) -> Result<(), Refusal> {
         if self.is_empty() {
             return Ok(());
@@ -120,7 +119,7 @@ impl OwnMounts {
         .await
     }
 
-    /// Waits until what was written is where others see it; the error says what is not.
+    /// Waits until other machines can see the run's writes; the error names those that they can't.
     pub async fn publish(self) -> Result<(), String> {
         let work = spawn_blocking(move || {
             let publish = |used: &Used| used.adapter.coherence().publish(&used.top, self.since);
@@ -139,8 +138,8 @@ async fn within_limit<T>(work: tokio::task::JoinHandle<Result<T, String>>) -> Re
     Err(Refusal::new(Kind::Stale, format!("commands there may see an old state: {reason}")))
 }
 
-/// The mounts of this machine that remember things: the one that the export lies on, and those
-/// within it where this user's commands get in, since links may lead there.
+/// The caching mounts: the one on which the export lies, and those within it that this user's
+/// commands can enter, since links may lead there.
 fn tops_of(export: &Export, uid: u32) -> Vec<(Adapter, Export, PathBuf)> {
     if let Some(adapter) = export.coherence {
         let is_meant = adapter != Adapter::Bind;
@@ -164,12 +163,12 @@ fn tops_of(export: &Export, uid: u32) -> Vec<(Adapter, Export, PathBuf)> {
 pub struct MountWatch(File);
 
 impl MountWatch {
-    /// Changes count from now on.
+    /// Notices changes from now on.
     pub fn begin() -> std::io::Result<Self> {
         File::open("/proc/thread-self/mountinfo").map(Self)
     }
 
-    /// Something was mounted or unmounted since.
+    /// Returns true if something was mounted or unmounted since.
     pub fn has_changed(&self) -> bool {
         // proc_pid_mountinfo(5): a change since the file was opened is an exceptional condition.
         let mut asked = [PollFd::new(self.0.as_fd(), PollFlags::POLLPRI)];
@@ -177,9 +176,8 @@ impl MountWatch {
     }
 }
 
-/// What is mounted below a directory just now, so that it can be told from what is there at another
-/// time: a mount's number may be given to another one once it is gone, but not its device as well,
-/// as long as a view has it. Blocks.
+/// Mounts below a directory, for comparison with those at another time: the id of a mount that is
+/// gone may be reused, but not together with its device, as long as a view has that mount. Blocks.
 pub fn mounted_below(directory: &Path) -> Vec<MountEntry> {
     below(&mount_table(), directory).cloned().collect()
 }
@@ -202,10 +200,10 @@ fn below<'a>(table: &'a [MountEntry], directory: &'a Path) -> impl Iterator<Item
     })
 }
 
-/// What is mounted, but for what is covered.
+/// The visible mounts: without those that are covered.
 type MountTable = Arc<Vec<MountEntry>>;
 
-/// The current mount table, read anew only after a change.
+/// The current mount table; read again only after a change.
 fn mount_table() -> MountTable {
     static KNOWN: Mutex<Option<(MountWatch, MountTable)>> = Mutex::new(None);
     let mut known = KNOWN.lock().expect("not poisoned");
@@ -214,7 +212,7 @@ fn mount_table() -> MountTable {
     {
         return table.clone();
     }
-    // Begun before it is read, so that no change is missed.
+    // Opened before the read, so that no change is missed.
     let watch = MountWatch::begin();
     let info = MountInfo::read()
         .inspect_err(|error| tracing::warn!(%error, "cannot read the table of mounts"));
@@ -223,8 +221,8 @@ fn mount_table() -> MountTable {
     table
 }
 
-/// Which of the paths lie on a mount of this machine; its top, if one of them can't be told from
-/// its text, leads around it, or there are too many.
+/// Those of the paths that lie on a mount of this machine; the mount's top, if the text of one path
+/// does not tell where it leads, or there are too many.
 fn paths_on<'a>(
     top: &Path,
     named: &[PathBuf],
@@ -245,7 +243,7 @@ fn paths_on<'a>(
             if path.starts_with(top) {
                 found.push(path);
             } else {
-                // It, or a link in it, may lead there.
+                // The path, or a link in it, may lead there.
                 return vec![top.to_owned()];
             }
             if found.len() > MAX_PATHS {
@@ -258,7 +256,7 @@ fn paths_on<'a>(
     if found.is_empty() { vec![top.to_owned()] } else { found }
 }
 
-/// The paths that stages are known to use, absolute: as many as count.
+/// The paths that stages are known to use, absolute; no more than matter.
 fn named_paths(stages: &[Stage]) -> Vec<PathBuf> {
     let of_stage = |stage: &Stage| {
         let cwd = path_of(&stage.cwd).to_owned();
@@ -269,7 +267,7 @@ fn named_paths(stages: &[Stage]) -> Vec<PathBuf> {
         let paths = stage.paths.iter().map(|used| &used.path);
         let trees = stage.watched_trees.iter().map(|tree| &tree.path);
         let all = std::iter::once(&stage.cwd).chain(paths).chain(files).chain(trees);
-        // Longer ones lead nowhere.
+        // The kernel does not look up longer ones.
         let all = all.filter(|path| stage.cwd.len() + path.len() < PATH_MAX);
         all.take(MAX_PATHS + 2).map(|path| cwd.join(path_of(path))).collect::<Vec<_>>()
     };
@@ -305,7 +303,7 @@ mod tests {
         check("/srv", ("/mnt/w/d", "f"), &["/srv/w/sub/d", "/srv/w/sub/d/f"]);
         check("/srv", ("/mnt/w", "."), &["/srv/w/sub"]);
         check("/srv/w", ("/home/u", "../../mnt/w/f"), &["/srv/w"]);
-        // Only the whole of it is sure to hold what is meant.
+        // Only the whole mount is sure to contain the path.
         check("/srv/w/sub/inner", ("/mnt/w", "inner/f"), &["/srv/w/sub/inner"]);
         check("/srv/w", ("/home/u", "/mnt/other/f"), &["/srv/w"]);
     }

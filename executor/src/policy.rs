@@ -1,9 +1,9 @@
-//! What a gateway may have run here, and what of the mounts each command reaches: decided by this
-//! server's own reading of the command's words, whatever the gateway says of it. A gateway that
-//! does not keep to its annotations (`tar --to-command`, `sort --compress-program`, LD_PRELOAD) is
-//! refused before anything is looked at.
+//! Policy: decides which commands may run, and which parts of the mounts each may access, by this
+//! server's own analysis of the command's words, whatever the gateway says. A gateway that does not
+//! keep to its annotations (`tar --to-command`, `sort --compress-program`, LD_PRELOAD) is refused
+//! before any file is accessed.
 //!
-//! Not decided here: where paths lead, which only the runner can see (`fence`, `paths`).
+//! Path resolution is left to the runner, which alone can see the files (`fence`, `paths`).
 
 use std::{
     collections::HashSet,
@@ -31,12 +31,12 @@ use crate::{
     tools,
 };
 
-/// Variables that count for every command, and so come with every run.
+/// Variables that matter to every command, and so come with every run.
 const COMMON_ENVIRONMENT: [&str; 7] =
     ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME", "TERM"];
 
-/// Variables by which another program or library is started than the one that is named. They come
-/// with no run, not even of commands that nothing is known of.
+/// Variables that make a command start or load another program or library than the named one. No
+/// run has them, not even one of an unknown command.
 const LOADING: [&str; 14] = [
     "LD_*",
     "GLIBC_TUNABLES",
@@ -57,39 +57,39 @@ const LOADING: [&str; 14] = [
 /// The one file of the system that the workstation may replace for every command: its time zone.
 const LOCALTIME: &str = "/etc/localtime";
 
-/// The word by which programs are asked which version they are.
+/// Argument that asks a program for its version.
 const VERSION: &[u8] = b"--version";
 
-/// Of one client file, as much as a gateway sends, and of all those of a run.
+/// Most bytes of one client file, as a gateway sends it, and of all those of a run.
 const CLIENT_FILE_BYTES: usize = 256 << 10;
 const CLIENT_FILES_BYTES: usize = 1 << 20;
 
-/// Begins the names of client files that lie in the user's home.
+/// Prefix of client files in the user's home.
 const IN_HOME: &str = "~/";
 
-/// What may run, and what it reaches.
+/// Decides about commands and their access.
 pub struct Policy {
     commands: Commands,
     library: Library,
-    /// Rules of exactness are switched off in a debug build: gateways then ask for what annotations
-    /// keep to themselves.
+    /// Rules of exactness are switched off in a debug build: gateways then send commands that
+    /// annotations keep local.
     is_lax: bool,
 }
 
 impl Policy {
-    /// Reads the annotations of the server's own; the second is what is wrong with them, sentence
-    /// by sentence.
+    /// Loads the server's annotations; the second value is their mistakes, one sentence each.
     pub fn new(confinement: &Confinement) -> (Self, Vec<String>) {
         let (mut library, mistakes) = Library::load(&confinement.annotations);
-        // A reason of where it is faster, not of what it does: gateways make names here themselves.
+        // `CheapThroughMount` is about speed, not about semantics; gateways create names on
+        // executors, too.
         library.ignore_reasons(vec![Because::CheapThroughMount]);
         let is_lax = Rule::ALL.iter().any(|rule| !rule::holds(*rule));
         let policy = Self { commands: confinement.commands.clone(), library, is_lax };
         (policy, mistakes.iter().map(ToString::to_string).collect())
     }
 
-    /// Today's annotations with the commands of `confinement`, whose own annotations can't be read
-    /// in time.
+    /// The current annotations with the commands of `confinement`, whose own annotations can't be
+    /// read in time.
     #[must_use]
     pub fn with_commands_of(&self, confinement: &Confinement) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl Policy {
         }
     }
 
-    /// Whether a command of that name may run at all.
+    /// Returns true if a command of that name may run at all.
     pub fn allows(&self, name: &str) -> bool {
         match &self.commands {
             Commands::Annotated => self.knows(name),
@@ -108,8 +108,8 @@ impl Policy {
         }
     }
 
-    /// What the stages of a run reach, in their order, or why one does not run here. Each gets the
-    /// guards of its annotation, whatever the gateway has sent.
+    /// Access of a run's stages, in their order, or the refusal of one. Each stage gets the guards
+    /// of its annotation, whatever the gateway has sent.
     pub fn fences(
         &self,
         stages: &mut [Stage],
@@ -120,7 +120,7 @@ impl Policy {
             .iter_mut()
             .map(|stage| self.fence(stage, &mut listed).map_err(|refusal| refusal.at(stage.id)))
             .collect::<Result<_, _>>()?;
-        // Nobody has described what other commands read.
+        // Files that other commands read are not annotated.
         let is_open = self.is_lax || self.commands == Commands::Any;
         let is_described = !is_open && fences.iter().all(|fence| !fence.everything);
         client_files.iter().try_for_each(|file| check_client_file(file, &listed, is_described))?;
@@ -162,19 +162,19 @@ impl Policy {
                 })
             }
             Err(_) if self.is_lax || self.commands == Commands::Any => Ok(everything),
-            // Listed by the administrator, although nobody has described it.
+            // Listed by the administrator, although not annotated.
             Err(_) if !self.knows(name) => Ok(everything),
             Err(refusal) => Err(refusal),
         }
     }
 
-    /// Whether an annotation has that name.
+    /// Returns true if there is an annotation for that name.
     pub fn knows(&self, name: &str) -> bool {
         self.library.commands().any(|known| known == name)
     }
 
-    /// Reads the words of a command, if that tells what files it reaches; else a sentence on why
-    /// not.
+    /// Analyses the words of a command, if they tell which files it accesses; else returns a
+    /// sentence with the reason.
     pub fn understand(
         &self,
         name: &str,
@@ -194,7 +194,7 @@ impl Policy {
         Ok(invocation)
     }
 
-    /// Reads a command as this server's annotations do.
+    /// Analyses a command by this server's annotations.
     fn read(&self, stage: &Stage) -> Result<Invocation, Refusal> {
         let argv: Vec<OsString> =
             stage.argv.iter().map(|word| OsString::from_vec(word.to_vec())).collect();
@@ -221,17 +221,19 @@ impl Policy {
     }
 }
 
-/// `NAME --version` with no variables but the common ones: gateways compare what it says with their
-/// own program's. No annotation names what it reaches, and it is given nothing.
+/// `NAME --version` with only the common variables: gateways compare the output with their own
+/// program's. No annotation says what it accesses, and it is given nothing.
 fn asks_for_version(stage: &Stage) -> bool {
     let is_common = |name: &[u8]| is_one_of(name, &COMMON_ENVIRONMENT);
-    matches!(&stage.argv[..], [name, word] if *name == stage.program.as_bytes() && word[..] == *VERSION)
-        && stage.env.iter().all(|variable| is_common(&variable.name))
+    matches!(
+        &stage.argv[..],
+        [name, word] if *name == stage.program.as_bytes() && word[..] == *VERSION
+    ) && stage.env.iter().all(|variable| is_common(&variable.name))
 }
 
-/// Adds the guards that keep what lies in an export from starting programs or leading elsewhere. A
-/// gateway that keeps to its annotations has sent the same, and each test is made once. Gives which
-/// of the stage's they are.
+/// Adds the guards that keep files of an export from starting programs or leading elsewhere. A
+/// gateway that keeps to its annotations has sent equal ones, and each test is made once. Returns
+/// their indices among the stage's guards.
 fn add_guards(stage: &mut Stage, invocation: &Invocation) -> Vec<u32> {
     let mut places = Vec::new();
     for guard in &invocation.guards {
@@ -240,8 +242,8 @@ fn add_guards(stage: &mut Stage, invocation: &Invocation) -> Vec<u32> {
             GuardTest::Executable => Test::Executable,
             GuardTest::AllExist => Test::AllExist,
             GuardTest::SettingsAllowed { .. } => Test::SettingsAllowed,
-            // Whether the result is the workstation's: it is the gateway that knows how its mount
-            // shows files.
+            // This decides if the result equals the workstation's: only the gateway knows how its
+            // mount shows files.
             GuardTest::SettingRequired(_) => continue,
         };
         let files = guard.files.iter().filter_map(|file| file_of_guard(stage, file));
@@ -271,7 +273,7 @@ fn add_guards(stage: &mut Stage, invocation: &Invocation) -> Vec<u32> {
     places
 }
 
-/// The home is the one that the command is told; without one it looks for no such file.
+/// The home is the command's `HOME`; without one the command looks for no such file.
 fn file_of_guard(stage: &Stage, file: &str) -> Option<Bytes> {
     let Some(below) = file.strip_prefix("~/") else { return Some(file.to_owned().into()) };
     let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..])?;
@@ -279,8 +281,8 @@ fn file_of_guard(stage: &Stage, file: &str) -> Option<Bytes> {
     path.is_absolute().then(|| path.into_os_string().into_vec().into())
 }
 
-/// A name that holds `=` would be another variable for the command than for whoever looks at names
-/// here, and of two of one name each may look at another one.
+/// With `=` in its name, a variable would be another one to the command than to these checks; of
+/// two with one name, each may use another one.
 fn check_variables(stage: &Stage) -> Result<(), Refusal> {
     let mut names = HashSet::new();
     for EnvVar { name, .. } in &stage.env {
@@ -300,8 +302,7 @@ fn check_variables(stage: &Stage) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The home that a command is told is where its guards look: a relative one would be another place
-/// for the command.
+/// Guards look in the command's `HOME`: a relative one would be another directory to the command.
 fn check_home(stage: &Stage) -> Result<(), Refusal> {
     let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..]);
     let is_plain = home.is_none_or(|home| {
@@ -315,8 +316,8 @@ fn check_home(stage: &Stage) -> Result<(), Refusal> {
     Err(refuse(format!("HOME of {} is no plain absolute path", stage.program)))
 }
 
-/// The program is a name. What it is called by may be anything (`exec -a`) but the name of another
-/// program: there are files that are many programs, by the name that they are called by.
+/// The program is a name. argv[0] may be anything (`exec -a`) but the name of another program:
+/// multi-call binaries choose by it.
 fn check_name(stage: &Stage) -> Result<(), Refusal> {
     let name = &stage.program;
     if name.is_empty() || name.contains('/') {
@@ -325,7 +326,7 @@ fn check_name(stage: &Stage) -> Result<(), Refusal> {
     let called = stage.argv.first().and_then(|word| Path::new(OsStr::from_bytes(word)).file_name());
     let called = called.unwrap_or_default().to_string_lossy();
     let called = called.strip_prefix('-').unwrap_or(&called);
-    // git takes `git-log` as `git log`, whether there is such a program or not.
+    // git runs `git-log` as `git log`, even if there is no such program.
     let is_part = called.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('-'));
     if called != name && (is_part || tools::find(called).is_some()) {
         return Err(refuse(format!(
@@ -335,8 +336,8 @@ fn check_name(stage: &Stage) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The path that an annotation's name of a client file means to a command; none in a home that it
-/// does not know.
+/// The path that an annotation's name of a client file has for a command; `None` below a home that
+/// it does not know.
 fn client_path(stage: &Stage, name: &str) -> Option<PathBuf> {
     let Some(rest) = name.strip_prefix(IN_HOME) else { return Some(name.into()) };
     let home = stage.env.iter().find(|variable| variable.name == b"HOME"[..])?;
@@ -358,8 +359,8 @@ fn check_size(client_files: &[ClientFile]) -> Result<(), Refusal> {
     }
 }
 
-/// A client file lies in no place of the server's, and is one that the annotations of the run's
-/// commands list. A command that nobody has described may have any.
+/// A client file replaces no file of the server, and is listed by an annotation of the run's
+/// commands. An unannotated command may have any.
 fn check_client_file(
     file: &ClientFile,
     listed: &[PathBuf],
@@ -378,14 +379,14 @@ fn check_client_file(
     )))
 }
 
-/// What a command reaches by its words.
+/// Access that a command needs by its words.
 pub fn grants(invocation: &Invocation) -> Vec<Grant> {
     let mut grants: Vec<Grant> = Vec::new();
     for file in &invocation.files {
         let access = match file.kind {
             FileKind::InputFile | FileKind::InputDir | FileKind::ListFile => Access::Read,
             FileKind::OutputFile => Access::Output,
-            // What a command works in, it does not remove.
+            // A command does not remove its working directory.
             FileKind::OutputDir if invocation.working_dir.as_ref() == Some(&file.path) => {
                 Access::Within
             }
@@ -404,8 +405,7 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
     if !invocation.searches_up.is_empty() {
         let up_to = invocation.searches_up.clone();
         grants.push(Grant { up_to: up_to.clone(), ..grant(directory, access) });
-        // What is the command's own it keeps in order also where it only asks: git writes its index
-        // anew.
+        // A command may update its own directories even when it only reads: git rewrites its index.
         for below in &invocation.own_directories {
             grants.push(Grant {
                 up_to: up_to.clone(),
@@ -417,7 +417,7 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
     grants
 }
 
-/// What a command starts, as this server's annotations say.
+/// Programs that a command starts, according to this server's annotations.
 pub fn starts(invocation: &Invocation) -> Vec<String> {
     invocation.runs.iter().chain(&invocation.helpers).cloned().collect()
 }
@@ -430,12 +430,13 @@ fn has_terminal(stage: &Stage) -> bool {
     stage.descriptors.iter().any(|descriptor| matches!(descriptor.source, Some(Source::Pty(_))))
 }
 
-/// Whether a variable can have another program or library started than the one that is named.
+/// Returns true if a variable can make a command start or load another program or library than the
+/// named one.
 pub fn is_loading(name: &[u8]) -> bool {
     is_one_of(name, &LOADING)
 }
 
-/// By names, or prefixes with `*` at their end.
+/// Matches names, or prefixes that end with `*`.
 fn is_one_of<T: AsRef<str>>(name: &[u8], patterns: &[T]) -> bool {
     patterns.iter().map(AsRef::as_ref).any(|pattern| match pattern.strip_suffix('*') {
         Some(prefix) => name.starts_with(prefix.as_bytes()),

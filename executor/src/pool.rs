@@ -1,9 +1,8 @@
 //! The runners: one per mount table, started when first needed, ended when idle.
 //!
-//! Making a namespace costs some milliseconds and a dozen mounts, forking inside
-//! one a fraction of that. The key of a runner is all that its view is made of,
-//! the identity of the exports' directories included: what was mounted anew on
-//! the server is seen by the next run.
+//! Making a namespace costs some milliseconds and a dozen mounts, forking inside one a fraction of
+//! that. The key of a runner covers all that its view is made of, the exports' directories
+//! included: the next run sees what was mounted anew on the server.
 //!
 //! Invariant: a view is kept under a key only if its exports' directories are those of the key, and
 //! nothing was mounted or unmounted between the making of the key and that of the view.
@@ -64,27 +63,27 @@ use crate::{
 /// A runner without runs for this long is ended.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// How often idle runners are looked for.
+/// Interval of the search for idle runners.
 const RETIRE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Mount tables served at a time; each is two processes and some twenty mounts.
 const MAX_RUNNERS: usize = 64;
 
-/// Of these, one identity has so many in use: each has temporary files in memory (`tmp_bytes`). A
+/// Runners that one identity has in use: each has temporary files in memory (`tmp_bytes`). A
 /// workstation has one mount table, and a view for each set of configuration files that its
 /// commands read.
 const MAX_VIEWS_OF_ONE: usize = 6;
 
-/// What small temporary files need, whichever view it is.
+/// Least memory for temporary files, enough for small ones, in any view.
 const LEAST_TMP_BYTES: u64 = 16 << 20;
 
 /// Building a view takes milliseconds, unless a file system it touches hangs.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A view is made anew so often when the mounts have changed meanwhile.
+/// Attempts at making a view while mounts change.
 const ATTEMPTS: usize = 4;
 
-/// Until a runner's guard has noticed its keeper's death.
+/// Time until a runner's guard has noticed the death of its keeper.
 const DEATH_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The owner of all runners.
@@ -97,24 +96,24 @@ pub struct Pool {
     /// The soft limit of open files that commands start with.
     open_files: u64,
     slots: Mutex<HashMap<Vec<u8>, Arc<Slot>>>,
-    /// What no view shows by its own name.
+    /// Paths that no view shows by their own names.
     hidden: Mutex<Vec<Vec<u8>>>,
 }
 
-/// A place for one runner, also while it is being started.
+/// A place for one runner, also while that is being started.
 struct Slot {
     /// The identity that it was made for.
     holder: Option<String>,
-    /// How many halves smaller its temporary files may be than those of its identity's first view:
-    /// so all views of one have less than twice `tmp_bytes`, however many there are.
+    /// Number of halvings of its temporary files' bound, against that of its identity's first view:
+    /// so all views of one identity have less than twice `tmp_bytes`, however many there are.
     tmp_halves: u32,
     runner: tokio::sync::Mutex<Option<Runner>>,
     runs: AtomicUsize,
     last_used: Mutex<Instant>,
 }
 
-/// A running runner; dropping it closes the control socket, which ends it. It says
-/// nothing more on it: when there is something to read, that is the end.
+/// A running runner; dropping it closes the control socket, which ends it. It sends nothing more on
+/// the socket: readable means that it has ended.
 struct Runner {
     control: UnixStream,
     reached: Reached,
@@ -125,15 +124,15 @@ struct Runner {
 pub struct Lease(Arc<Slot>);
 
 impl Lease {
-    /// Of a runner that nobody has started, and how many runs are on it.
+    /// A lease of a runner that is not started, and a count of its runs.
     #[cfg(test)]
     pub fn of_test() -> (Self, impl Fn() -> usize) {
         let slot = Arc::new(Slot::of(None, 0, 1));
         (Self(slot.clone()), move || slot.runs.load(Ordering::Relaxed))
     }
 
-    /// After a run was lost before it had started: forgets the runner if it is
-    /// dead, which its guard tells within moments.
+    /// After a run was lost before its start: forgets the runner if it is dead, which its guard
+    /// reports within moments.
     pub async fn forget_if_dead(&self) {
         let mut runner = self.0.runner.lock().await;
         if let Some(suspect) = runner.as_ref()
@@ -152,7 +151,7 @@ impl Drop for Lease {
 }
 
 impl Pool {
-    /// Finds out, by trying, how far runs can be isolated here.
+    /// Finds out, by trying, how far runs can be isolated on this machine.
     pub async fn new(config: &Config, open_files: u64) -> Self {
         let program =
             config.runner_program.clone().unwrap_or_else(|| PathBuf::from("/proc/self/exe"));
@@ -187,7 +186,7 @@ impl Pool {
                     }
                     return pool;
                 }
-                // The first reason is the one that helps: it has asked for most.
+                // The first reason helps most: that attempt asked for most.
                 Err(refusal) => {
                     pool.no_namespaces = pool.no_namespaces.take().or(Some(refusal.message))
                 }
@@ -196,8 +195,8 @@ impl Pool {
         pool
     }
 
-    /// From now on a run's view does not show these by their own names, besides those of before:
-    /// commands that run already may use what is no export any more.
+    /// Hides these paths in new views by their own names, besides those of before: running commands
+    /// may still use a directory that is no export any more.
     pub fn hide(&self, paths: BTreeSet<PathBuf>) {
         let mut hidden = self.hidden.lock().expect("not poisoned");
         hidden.extend(paths.into_iter().map(|path| path.into_os_string().into_vec()));
@@ -205,19 +204,19 @@ impl Pool {
         hidden.dedup();
     }
 
-    /// How far commands are confined here.
+    /// Confinement that commands have.
     pub fn confinement(&self) -> Reached {
         self.reached.clone()
     }
 
-    /// Why runs can't see the workstation's paths, when they can't.
+    /// Reason why runs can't see the workstation's paths, if they can't.
     pub fn no_namespaces(&self) -> Option<&str> {
         self.no_namespaces.as_deref()
     }
 
-    /// Begins to find out which view a run of `caller` has that sees `mounts`: its exports'
-    /// directories are looked at meanwhile, away from the runtime's threads, since an export may be
-    /// on a network file system that hangs.
+    /// Begins to compute the view of a run of `caller` that sees `mounts`: its exports' directories
+    /// are accessed meanwhile, off the runtime's threads, since an export may be on a network file
+    /// system that hangs.
     pub fn identify(
         &self,
         caller: &Caller,
@@ -238,8 +237,8 @@ impl Pool {
         Ok(Identified::begin(spec, holder))
     }
 
-    /// Opens a supervisor for one run with this view. Runners are shared only
-    /// by runs with the same user, exports and rights: all that is part of the key.
+    /// Opens a supervisor for one run with this view. Only runs with the same user, exports and
+    /// rights share a runner: all that is part of the key.
     pub async fn open(&self, identified: &Identified) -> Result<(UnixStream, Lease), Refusal> {
         match self.open_one(identified).await? {
             Some(opened) => return Ok(opened),
@@ -259,7 +258,7 @@ impl Pool {
         Err(Refusal::new(Kind::Stale, why))
     }
 
-    /// Gives `None` if the new view is not the one that its key stands for.
+    /// Returns `None` if the new view is not the one that its key stands for.
     async fn open_one(
         &self,
         identified: &Identified,
@@ -348,7 +347,7 @@ impl Pool {
     }
 }
 
-/// The least that no view of `holder` has.
+/// The least number of halvings that no view of `holder` has.
 fn free_halves(slots: &HashMap<Vec<u8>, Arc<Slot>>, holder: Option<&String>) -> u32 {
     let own =
         || slots.values().filter(|slot| slot.holder.as_ref() == holder).map(|slot| slot.tmp_halves);
@@ -365,13 +364,13 @@ fn with_less_tmp(spec: &ViewSpec, halves: u32) -> ViewSpec {
     ViewSpec { bounds: Bounds { tmp_bytes, ..spec.bounds }, ..spec.clone() }
 }
 
-/// For one more view of `holder`. Views in use are nobody's to end, and alone decide about shares;
-/// idle ones make way, first those of whoever has most of them.
+/// Makes room for one more view of `holder`. Views in use can't be ended, and alone count as
+/// shares; idle ones are evicted, first those of the identity that has most of them.
 fn make_room(
     slots: &mut HashMap<Vec<u8>, Arc<Slot>>,
     holder: Option<&String>,
 ) -> Result<(), Refusal> {
-    // Who needs no identity is alone.
+    // Callers without identity do not share.
     let is_shared = holder.is_some();
     let in_use = || slots.values().filter(|slot| !slot.is_idle_for(Duration::ZERO));
     let own = in_use().filter(|slot| slot.holder.as_ref() == holder).count();
@@ -381,7 +380,7 @@ fn make_room(
     {
         return Err(Refusal::new(Kind::Overloaded, why));
     }
-    // Those that are idle count, too: they take memory, though nobody waits for them.
+    // Idle ones count, too: they take memory, though no run waits for them.
     while is_shared
         && slots.values().filter(|slot| slot.holder.as_ref() == holder).count() >= MAX_VIEWS_OF_ONE
     {
@@ -410,7 +409,7 @@ fn limit_of_views(whole: usize, own: usize, own_limit: Option<usize>) -> Limit {
     Limit { name: "views (mount tables)", want: 1, own, own_limit, whole, whole_limit: MAX_RUNNERS }
 }
 
-/// A run's view while its exports are looked at.
+/// A run's view while its exports are accessed.
 pub struct Identifying(JoinHandle<Result<Identified, Refusal>>);
 
 /// A run's view, and its key among the runners.
@@ -429,9 +428,9 @@ struct MadeOf {
 }
 
 impl MadeOf {
-    /// A view just made of these directories is the one that the key stands for.
+    /// Returns true if a view just made of these directories is the one that the key stands for.
     fn is_still(&self, directories: &[DirectoryId]) -> bool {
-        // Without a mount namespace there is nothing that could be another one.
+        // Without a mount namespace there is only one view.
         directories.is_empty() || (directories == self.directories && !self.watch.has_changed())
     }
 }
@@ -445,14 +444,14 @@ impl Identified {
         Identifying(tokio::task::spawn_blocking(identify))
     }
 
-    /// Whom its commands run as, where that is told.
+    /// The user that its commands run as, if one is configured.
     pub fn user(&self) -> Option<&ViewUser> {
         self.spec.user.as_ref()
     }
 }
 
 impl Identifying {
-    /// Waits for that, for a while.
+    /// Waits for the view, with a timeout.
     pub async fn wait(self) -> Result<Identified, Refusal> {
         match tokio::time::timeout(BUILD_TIMEOUT, self.0).await {
             Ok(Ok(done)) => done,
@@ -529,12 +528,12 @@ async fn introduce(control: &mut UnixStream, spec: &ViewSpec) -> io::Result<View
     }
 }
 
-/// The mounts with the directories that they are of, shallow paths first.
+/// The mounts with their exports' directories, shallow paths first.
 fn view_mounts(caller: &Caller, mounts: &[MountPoint]) -> Result<Vec<ViewMount>, Refusal> {
     let mut views = Vec::with_capacity(mounts.len());
     for mount in mounts {
         let path = PathBuf::from(OsString::from_vec(mount.path.to_vec()));
-        // Components drop `.`, double and trailing slashes; none may be left out.
+        // Components drop `.`, double and trailing slashes: with any of these the comparison fails.
         if !path.is_absolute()
             || path.components().collect::<PathBuf>().as_os_str() != path.as_os_str()
             || has_parent(&path)
@@ -549,8 +548,8 @@ fn view_mounts(caller: &Caller, mounts: &[MountPoint]) -> Result<Vec<ViewMount>,
             let why = caller.why_unserved(&mount.export).unwrap_or_else(unknown);
             return Err(Refusal::new(Kind::UnknownExport, why));
         };
-        // Before anybody looks at it. That it also leads nowhere else is for the caller's rights to
-        // say.
+        // Checked as text, before any access. The lookup with the caller's rights makes sure that
+        // it leads nowhere else.
         let sub_path = PathBuf::from(OsString::from_vec(mount.sub_path.to_vec()));
         if sub_path.is_absolute() || has_parent(&sub_path) {
             let message =
@@ -579,18 +578,18 @@ fn has_parent(path: &Path) -> bool {
     path.components().any(|component| component == std::path::Component::ParentDir)
 }
 
-/// The view's description, and which directories its exports are just now, with what is mounted
-/// below them.
+/// Hash of the view's description, of its exports' current directories, and of the mounts below
+/// them.
 fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf), Refusal> {
     let watch = MountWatch::begin().map_err(|error| spawn_failed(&error))?;
     let mut directories = Vec::with_capacity(spec.mounts.len());
-    // A view is as large as the files that the workstation shows in it; of its key nobody needs
-    // more than that it is another one.
+    // Hashed, since a view's description is as large as the files that the workstation shows in it,
+    // and a key only has to differ.
     let mut key = Sha256::new();
     let encoded = spec.encode_to_vec();
     key.update(encoded.len().to_le_bytes());
     key.update(encoded);
-    // Each identity has views of its own, so that it is clear whose share they are.
+    // Each identity has views of its own, so that their shares are clear.
     key.update(holder.unwrap_or_default().as_bytes());
     key.update([0]);
     for mount in &spec.mounts {
@@ -599,8 +598,8 @@ fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf), Re
         key.update(id.device.to_le_bytes());
         key.update(id.inode.to_le_bytes());
         directories.push(id);
-        // A view has copies of these: what is mounted later it does not show, and what is unmounted
-        // it goes on showing.
+        // A view has copies of these mounts: it does not show later ones, and keeps those that are
+        // unmounted.
         for mounted in mounted_below(path_of(&mount.directory)) {
             let MountEntry { mount_id, device: (major, minor), root, mount_point, .. } = &mounted;
             [*mount_id, *major, *minor].iter().for_each(|number| key.update(number.to_le_bytes()));
@@ -719,7 +718,7 @@ mod tests {
     #[test]
     fn idle_views_go_first_and_never_those_in_use() {
         let mut views = Views::default();
-        // Its own idle ones make way for each other.
+        // An identity's own idle views make way for its new ones.
         assert_eq!((views.fill("ada", 0), views.of("ada")), (2 * MAX_RUNNERS, MAX_VIEWS_OF_ONE));
         assert!(views.add("eve", 0).is_ok());
         (0..MAX_RUNNERS)
@@ -729,7 +728,7 @@ mod tests {
             (views.of("bob"), views.of("eve"), views.0.len()),
             (MAX_VIEWS_OF_ONE, 1, MAX_RUNNERS)
         );
-        // Who has its share ends nobody's.
+        // An identity that has its share ends no view of another.
         assert!(views.add("bob", 1).is_err());
         assert_eq!(views.of("eve"), 1);
     }

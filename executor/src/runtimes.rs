@@ -1,15 +1,15 @@
-//! One tokio runtime for each identity, on a thread of its own. The connections of nobody in
-//! particular (plain text, strangers) and the handshakes stay on the program's common runtime.
+//! One tokio runtime for each identity, on a thread of its own. Connections without identity (plain
+//! text, strangers) and handshakes stay on the program's common runtime.
 //!
-//! Invariant: all that an identity's connections make this process compute (TLS records, HTTP/2
+//! Invariant: all work that an identity's connections cause in this process (TLS records, HTTP/2
 //! frames, messages, handlers, and the tasks and blocking calls that handlers start) runs on that
-//! identity's runtime. So it is the kernel's scheduler that divides the processors between
-//! identities, not the order of tasks in one queue; one identity keeps one processor busy with
-//! asynchronous work at most, and blocking calls that hang use up its own threads alone.
+//! identity's runtime. So the kernel's scheduler divides the processors between identities, not the
+//! order of tasks in one queue; one identity keeps at most one processor busy with asynchronous
+//! work, and blocking calls that hang use up its own threads alone.
 //!
 //! A thread and a process inherit the niceness of the thread that starts them (clone(2)), and the
-//! common runtime has a lower priority than these. So the threads are started by one that has the
-//! priority of whoever made the [`Runtimes`].
+//! common runtime has a lower priority than these. So a thread starts them that has the priority of
+//! the [`Runtimes`]' creator.
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -27,11 +27,11 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Each is a thread, an epoll instance and some 100 KB once its identity has connected. Beyond
-/// that number identities share the runtimes that there are.
+/// Each is a thread, an epoll instance and some 100 KB once its identity has connected. Beyond that
+/// number identities share the existing runtimes.
 const MAX_RUNTIMES: usize = 256;
 
-/// Threads for blocking calls of one identity: looking at exports, reading command lines.
+/// Blocking threads of one identity: they access exports and analyse command lines.
 const BLOCKING_THREADS: usize = 32;
 
 /// Connections of one identity that wait for its runtime.
@@ -43,13 +43,13 @@ type Server<C> = dyn Fn(ReceiverStream<C>) -> Pin<Box<dyn Future<Output = ()>>> 
 /// The body of a thread.
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The runtimes, started when their identities first connect. They end with this.
+/// The runtimes, started when their identities first connect. Dropping this ends them.
 pub struct Runtimes<C> {
     server: Arc<Server<C>>,
     starter: Starter,
     /// By identity.
     queues: Mutex<Queues<C>>,
-    /// Servers that are at work.
+    /// Number of running servers.
     at_work: watch::Sender<usize>,
     over: watch::Sender<bool>,
 }
@@ -60,7 +60,7 @@ struct Queues<C> {
     is_closed: bool,
 }
 
-/// A thread that starts threads. It ends with this.
+/// A thread that starts threads. Dropping this ends it.
 struct Starter(channels::Sender<ThreadToStart>);
 
 struct ThreadToStart {
@@ -69,7 +69,7 @@ struct ThreadToStart {
     started: channels::SyncSender<io::Result<()>>,
 }
 
-/// One server at work.
+/// Counts one running server.
 struct AtWork(watch::Sender<usize>);
 
 impl<C: Send + 'static> Runtimes<C> {
@@ -92,10 +92,10 @@ impl<C: Send + 'static> Runtimes<C> {
         })
     }
 
-    /// Has a connection served by the runtime of its identity; waits while that has no room for it.
+    /// Passes a connection to the runtime of its identity; waits while that has no room for it.
     pub async fn serve(&self, identity: &str, connection: C) {
         match self.queue_of(identity) {
-            // The server has ended.
+            // A failed send means that the server has ended.
             Ok(queue) => drop(queue.send(connection).await),
             Err(error) => {
                 tracing::error!(identity, %error, "cannot start a runtime; a connection is closed")
@@ -150,7 +150,7 @@ impl<C: Send + 'static> Runtimes<C> {
                 let serving = async {
                     server(ReceiverStream::new(receiver)).await;
                     drop(at_work);
-                    // Runs go on without a connection, until all is over.
+                    // Runs go on without a connection, until the executor ends.
                     std::future::pending::<()>().await;
                 };
                 tokio::select! {
@@ -215,7 +215,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// A connection is what it has its server do.
+    /// Each connection is work for its server.
     fn runtimes() -> Runtimes<Work> {
         let made = Runtimes::new(|mut connections: ReceiverStream<Work>| async move {
             while let Some(work) = connections.next().await {

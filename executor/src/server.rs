@@ -1,5 +1,4 @@
-//! From a bound listener, or the one connection that there is, to the last run's end:
-//! the only entry points.
+//! The entry points: serve from a bound listener, or one connection, until the last run has ended.
 
 use std::{
     collections::BTreeSet,
@@ -38,6 +37,7 @@ use tower::util::MapResponseLayer;
 
 use crate::{
     Config, Error, Stdio,
+    accept::{Connection, Incoming},
     admission::Admission,
     audit::AuditLog,
     callers::Callers,
@@ -55,66 +55,63 @@ use crate::{
     run::KeptRuns,
     runtimes::Runtimes,
     service::{ARRIVALS_OF_ONE, HEARD_OUT_OF_ONE, Service, Shared, TOOLS_OF_ONE, launches_of_one},
-    tls::{
-        accept::{Connection, Incoming},
-        serving::Serving,
-    },
+    tls::serving::Serving,
     tools::Tools,
     volume::{self, VolumeService, Volumes},
 };
 
-/// What one stream may have in flight towards here: a write of a volume, 4 MiB at most. What
-/// commands write goes the other way, by the gateway's windows.
+/// Bytes in flight on one stream towards the executor: a write of a volume, 4 MiB at most. Output
+/// of commands goes the other way, by the gateway's windows.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 
-/// For all streams of a connection together: 50 ms at 1.3 Gbit/s. A call that is not read yet holds
-/// what has come for it, so that this is what a connection can make the executor hold.
+/// Bytes in flight on all streams of a connection together: 50 ms at 1.3 Gbit/s. Unread calls hold
+/// what has arrived for them, so that a connection can make the executor hold this much.
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
-/// Frames that come here: twice the least that HTTP/2 has, which costs little per byte. What a call
-/// holds beside its account is one frame, so that larger ones would be the way around the account
-/// (`metered`). Frames that go out are as large as the gateway takes them.
+/// Size of incoming frames: twice the minimum of HTTP/2, which costs little per byte. A call holds
+/// one frame beside its account, so that larger ones would get around the account (`metered`).
+/// Outgoing frames are as large as the gateway takes them.
 const MAX_FRAME_BYTES: u32 = 32 << 10;
 
-/// A frozen or vanished peer is noticed after the two together. Our ping waits behind what
-/// is on its way already, and the kernel would take megabytes: seconds, on a slow link.
+/// A frozen or vanished peer is noticed after the two together. Our ping waits behind data already
+/// on its way, and the kernel would accept megabytes: seconds, on a slow link.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(6);
-/// What the kernel takes of a connection before it has been sent: 2 s at 1 Mbit/s, and far
-/// more than the fastest link sends between two writes.
+/// Unsent bytes of a connection that the kernel accepts: 2 s at 1 Mbit/s, and far more than the
+/// fastest link sends between two writes.
 const UNSENT_BYTES: u32 = 256 << 10;
-/// Behind ssh nobody can say how much is taken. sshd holds up to 2 MiB, 17 s at 1 Mbit/s.
+/// Behind ssh the unsent bytes are unknown. sshd holds up to 2 MiB, 17 s at 1 Mbit/s.
 const STDIO_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Calls on one connection at a time; above `max_runs`, so that a run too many is
-/// refused in words rather than left waiting.
+/// Calls on one connection at a time; above `max_runs`, so that a run too many gets a refusal with
+/// a message instead of waiting.
 const MAX_CONCURRENT_CALLS: u32 = 4096;
 
-/// Streams that a peer may reset before we have seen them: a loop of cancelled
-/// pipelines is no attack.
+/// Streams that a peer may reset before we have seen them: a loop of cancelled pipelines is no
+/// attack.
 const MAX_RESETS: usize = 4096;
 
-/// Of one call's headers, each with 32 bytes more than its text: a gateway sends some 300 bytes.
-/// They stay with the call, and an identity has 2,048 calls.
+/// Size of one call's headers, each with 32 bytes more than its text: a gateway sends some 300
+/// bytes. They stay with the call, and an identity has 2,048 calls.
 const HEADER_BYTES: u32 = 4 << 10;
 
-/// The same for a connection without a certificate that counts: each call takes some 10 KB, and its
+/// These bounds for a connection without a valid certificate: each call takes some 10 KB, and its
 /// frame 15 bytes.
 const STRANGERS_CALLS: u32 = 4;
 const STRANGERS_RESETS: usize = 16;
 const STRANGERS_HEADER_BYTES: u32 = 8 << 10;
 
-/// After runs are told to die: until their processes are reaped.
+/// Time for killed runs until their processes are reaped.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After the last run: until its last messages are with the client and the
-/// connections, told to go away, are closed.
+/// Time after the last run until its last messages are with the client and the connections, told to
+/// go away, are closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// For the records of sessions that are left then.
+/// Time for the records of sessions that are left then.
 const RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often the record is told of revocations: one stat(2), unless the register has changed.
+/// Interval of recording revocations: one stat(2), unless the register has changed.
 const REVOCATIONS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Descriptors that are not for runs: the listener, connections, runners, files.
@@ -124,7 +121,7 @@ const RESERVED_DESCRIPTORS: u64 = 512;
 /// commands end within `config.drain`, and kills what is left.
 ///
 /// Logs `listening on ADDR` once it is clear that commands can be confined as the configuration
-/// demands: who connects then, is served.
+/// demands: clients that connect then are served.
 ///
 /// # Errors
 /// [`Error::Plaintext`] when the listener's address needs `allow_plaintext`; [`Error::RootUser`];
@@ -138,8 +135,8 @@ pub async fn run(
     run_with_changes(config, changes, listener, shutdown).await
 }
 
-/// The same, taking over what can be changed of each further configuration: who may come, with all
-/// that they may, and what runs. Of the rest the log says that it takes a restart.
+/// Like [`run`], but applies each further configuration as far as it can change: identities with
+/// their rights, and commands. The log says of the rest that it takes a restart.
 ///
 /// # Errors
 /// As those of [`run`].
@@ -154,7 +151,8 @@ pub async fn run_with_changes(
     config.check_user()?;
     if config.serves_root_to_anybody() {
         tracing::warn!(
-            "whoever reaches {address} is root below the exports: the user is root, and nothing is asked"
+            "whoever reaches {address} is root below the exports: the user is root, and nothing is \
+             asked"
         );
     }
     // Its connections inherit it.
@@ -171,7 +169,7 @@ pub async fn run_with_changes(
     let (drain, draining) = watch::channel(false);
     let for_one = services.clone();
     if tls.is_some() {
-        // Who has an identity is served elsewhere.
+        // Connections with an identity have runtimes of their own.
         services.builder = for_strangers(services.builder);
     }
     let runtimes = Runtimes::new(move |connections: ReceiverStream<Connection>| {
@@ -206,8 +204,8 @@ async fn serve_one(
     }
 }
 
-/// Serves `config` on one connection until that is over or `shutdown` completes. What
-/// still runs when the connection is over is killed: nobody can get its results.
+/// Serves `config` on one connection until that has ended or `shutdown` completes. Runs that are
+/// left when the connection has ended are killed: nobody can get their results.
 ///
 /// # Errors
 /// When the peer has gone already, or the gRPC server fails.
@@ -218,14 +216,14 @@ pub async fn run_stdio(
 ) -> Result<(), Error> {
     connection.greet().await?;
     let (connection, over) = connection.watched();
-    // A server without further connections in prospect would say goodbye to this one.
+    // Without further connections in prospect, the server would send GOAWAY on this one.
     let incoming =
         tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
     let (shared, admission) = share(config, None).await?;
     let kill = shared.kill.clone();
     let end = async {
         tokio::select! {
-            // Also those that would outlive another connection: no other one comes to ask for them.
+            // Kept runs are killed, too: no other connection will come to ask for them.
             _ = over => drop(kill.send_replace(true)),
             () = shutdown => {}
         }
@@ -234,7 +232,7 @@ pub async fn run_stdio(
     serve(services, incoming, (watch::Sender::new(false), None), end).await
 }
 
-/// All that answers calls. Clones share everything.
+/// All services. Clones share everything.
 #[derive(Clone)]
 struct Services {
     shared: Arc<Shared>,
@@ -339,16 +337,16 @@ where
     ended
 }
 
-/// The longest that an executor takes to end after it was told to, by its own account: whoever
-/// waits longer may end it.
+/// The longest time that an executor takes to end after a signal; a supervisor that has waited
+/// longer may kill it.
 #[must_use]
 pub fn longest_end(drain: Duration) -> Duration {
     const LAST_RECORD: Duration = Duration::from_secs(5);
     drain + KILL_TIMEOUT + FLUSH_TIMEOUT + RECORDS_TIMEOUT + LAST_RECORD
 }
 
-/// Records what administrators have taken back, and rotations of the authority, for ever. They do
-/// it by programs of their own, and the files tell.
+/// Records revocations and rotations of the authority, for ever. Administrators make them by
+/// programs of their own; the files show them.
 async fn record_administration(tls: Option<&Serving>, audit: &AuditLog) {
     let Some(tls) = tls else { return std::future::pending().await };
     let mut interval = tokio::time::interval(REVOCATIONS_INTERVAL);
@@ -389,10 +387,10 @@ fn check_confinement(shared: &Shared) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes over configurations that come later, for ever.
+/// Applies later configurations, for ever.
 ///
-/// Invariant: whatever is waited for has a limit, and comes before the first change; then all of it
-/// changes at once. So rights that were taken away count although a file system hangs.
+/// Invariant: each wait has a limit and precedes the first change; then everything changes at once.
+/// So revoked rights are lost even while a file system hangs.
 async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) -> Infallible {
     while let Some(changed) = changes.recv().await {
         if let Err(error) = changed.check_user() {
@@ -401,12 +399,12 @@ async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) 
         }
         tell_unserved(&changed);
         let (policy, hidden) = tokio::join!(policy_of(&shared, &changed), hidden_of(&changed));
-        // Before anybody may have them.
+        // Before any caller may have these exports.
         shared.pool.hide(hidden);
         let callers = Callers::new(&changed);
         shared.load.share(callers.are_several());
         shared.change(callers, policy);
-        // It waits for file systems, which holds up nothing else.
+        // It waits for file systems, which blocks nothing else.
         tokio::spawn(volume::end_replaced(shared.clone()));
         let later = shared.config.fixed_in(&changed);
         shared.audit.reconfigured(changed.identities.len(), &later);
@@ -422,8 +420,8 @@ async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) 
     std::future::pending().await
 }
 
-/// What may run from now on. Where the annotations' directories do not answer, the annotations stay
-/// as they were.
+/// The policy from now on. If the annotations' directories do not answer, the annotations stay as
+/// they were.
 async fn policy_of(shared: &Shared, changed: &Config) -> Policy {
     let confinement = changed.confinement.clone();
     let reading = tokio::task::spawn_blocking(move || Policy::new(&confinement));
@@ -443,7 +441,7 @@ async fn policy_of(shared: &Shared, changed: &Config) -> Policy {
     }
 }
 
-/// What no view shows from now on.
+/// Paths that no view shows from now on.
 async fn hidden_of(changed: &Config) -> BTreeSet<PathBuf> {
     let config = changed.clone();
     let looking = tokio::task::spawn_blocking(move || hidden::paths(&config));
@@ -465,7 +463,7 @@ fn tell_unserved(config: &Config) {
     }
 }
 
-/// Makes new certificates in time, where there are any; for ever.
+/// Renews certificates in time, if there are any; for ever.
 async fn keep_fresh(tls: Option<&Serving>) {
     match tls {
         Some(tls) => tls.keep_fresh().await,
@@ -490,7 +488,7 @@ async fn share(
     ));
     let audit = AuditLog::open(config.audit.as_deref())?;
     let admission = Admission::new(callers, tls, load.clone(), audit.clone());
-    // Before the first runner, which is to be in it.
+    // Before the first runner, which must be in it.
     let cgroups = Cgroups::take(&config.confinement).map_err(Error::Cgroup)?;
     let rivals: Arc<Rivals> = Arc::default();
     let shared = Shared {
@@ -508,7 +506,7 @@ async fn share(
         launches: Turns::beside(launches_of_one(), rivals.clone()),
         heard_out: Turns::new(HEARD_OUT_OF_ONE),
         kept: KeptRuns::default(),
-        // Where nobody may have volumes nothing is recorded.
+        // Without volumes nothing is recorded.
         volumes: Volumes::beside(rivals, config.state.as_deref().filter(|_| config.volumes)),
         audit,
         draining: false.into(),
@@ -519,8 +517,8 @@ async fn share(
     Ok((Arc::new(shared), admission))
 }
 
-/// Raises this process's limit of open files as far as it goes; gives the soft
-/// limit from before, which commands get, and the hard one.
+/// Raises this process's limit of open files as far as it goes; returns the former soft limit,
+/// which commands get, and the hard one.
 fn raise_open_files() -> (u64, u64) {
     static ORIGINAL: OnceLock<(u64, u64)> = OnceLock::new();
     *ORIGINAL.get_or_init(|| {
@@ -543,7 +541,8 @@ fn builder(keepalive_timeout: Duration) -> Server {
         .http2_max_header_list_size(HEADER_BYTES)
 }
 
-/// Who has proved nothing makes one call, and hears for any other one why not.
+/// Limits for strangers: a peer without proof makes one call, and gets the reason for refusing
+/// others.
 fn for_strangers(builder: Server) -> Server {
     builder
         .max_concurrent_streams(STRANGERS_CALLS)

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     Config,
+    accept::Peer,
     admission::{Admission, peer_name},
     audit::AuditLog,
     callers::{Caller, Callers, caller_of},
@@ -29,7 +30,7 @@ use crate::{
     pool::Pool,
     run,
     runner::wire::Reached,
-    tls::{accept::Peer, serving::Proof},
+    tls::serving::Proof,
     tools::Tools,
     volume::Volumes,
 };
@@ -37,60 +38,59 @@ use crate::{
 /// Names in one `Tools` request; each may cost reading a file.
 const MAX_TOOL_NAMES: usize = 4096;
 
-/// `Tools` requests of one identity from their beginning until their answers have gone out: some
-/// 0.5 MB each. A gateway makes one when it connects.
+/// `Tools` requests of one identity, each from its start until its answer has gone out: some 0.5 MB
+/// each. A gateway makes one when it connects.
 pub const TOOLS_OF_ONE: usize = 4;
 
-/// Specifications of one identity from when they are decoded until their commands run: up to 4 MB
-/// each, and the work of starting them. The others wait as they came, on the account of unfinished
-/// messages.
+/// Specifications of one identity, each from its decoding until its commands run: up to 4 MB each,
+/// and the work of starting them. Others wait undecoded, on the account of unfinished messages.
 pub const ARRIVALS_OF_ONE: usize = 16;
 
-/// Calls of one identity that are answered and whose clients have not said that they have no more
-/// to say: each holds some 40 KB. A gateway says so a round trip after the answer.
+/// Answered calls of one identity whose clients have not ended their requests: each holds some 40
+/// KB. A gateway does so a round trip after the answer.
 pub const HEARD_OUT_OF_ONE: usize = 256;
 
-/// Runs of one identity whose commands are being started: its forks keep half of the processors
-/// busy, or the one that there is, and others' commands start beside them.
+/// Runs of one identity that are starting commands: their forks keep half of the processors busy,
+/// or the only one, and others' commands start beside them.
 pub fn launches_of_one() -> usize {
     (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)
 }
 
-/// What all calls share.
+/// State shared by all calls.
 pub struct Shared {
     pub config: Config,
-    /// Who uses how much.
+    /// Admission control.
     pub load: Arc<Load>,
     pub pool: Pool,
-    /// Another one after the configuration was read anew.
+    /// Replaced when the configuration is read again.
     pub policy: RwLock<Arc<Policy>>,
-    /// Whose requests are read when.
+    /// Analysis of requests in turns.
     pub classifier: Classifier,
-    /// Who may be here.
+    /// Admission of identities.
     pub admission: Admission,
-    /// Where every run gets one of its own.
+    /// Parent of the runs' cgroups.
     pub cgroups: Option<Cgroups>,
     pub machine: Machine,
     pub tools: Tools,
-    /// Who is being told of them.
+    /// Turns of identities to ask about tools.
     pub tool_turns: Turns,
-    /// Whose specifications are in memory before they are charged.
+    /// Turns of identities to have specifications in memory that are not charged yet.
     pub arrivals: Turns,
-    /// Turns of identities to have a large specification read and started.
+    /// Turns of identities to have a large specification analysed and started.
     pub large: Turns,
     /// Turns of identities to start commands.
     pub launches: Turns,
     /// See [`HEARD_OUT_OF_ONE`].
     pub heard_out: Turns,
-    /// Runs that outlive their connections for a while, and what became of them.
+    /// Runs that outlive their connections for a while, and their results.
     pub kept: run::KeptRuns,
-    /// Who did what.
+    /// The audit record.
     pub audit: AuditLog,
     /// Mounts that gateways serve from here.
     pub volumes: Volumes,
-    /// No new runs from now on.
+    /// Refuse new runs.
     pub draining: AtomicBool,
-    /// Turns true when running commands are to be killed.
+    /// Turns true to kill running commands.
     pub kill: watch::Sender<bool>,
 }
 
@@ -167,7 +167,7 @@ impl Executor for Service {
 }
 
 impl Service {
-    /// Refuses a call too many.
+    /// Refuses calls beyond the caller's rate.
     fn count(&self, caller: &Caller) -> Result<(), Status> {
         self.0
             .load
@@ -177,26 +177,26 @@ impl Service {
 }
 
 impl Shared {
-    /// How far commands are confined here.
+    /// Confinement that commands have.
     pub fn confinement(&self) -> Reached {
         let mut reached = self.pool.confinement();
         reached.has.extend(self.cgroups.as_ref().map(Cgroups::words));
         reached
     }
 
-    /// What may run just now.
+    /// The current policy.
     pub fn policy(&self) -> Arc<Policy> {
         self.policy.read().expect("not poisoned").clone()
     }
 
-    /// From now on these may come, and run what that says: both at the same moment.
+    /// Replaces callers and policy at the same moment.
     pub fn change(&self, callers: Callers, policy: Policy) {
         let mut current = self.policy.write().expect("not poisoned");
         self.admission.change(callers);
         *current = Arc::new(policy);
     }
 
-    /// Whether new runs are refused because the executor ends.
+    /// Returns true if new runs are refused because the executor is ending.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }

@@ -1,6 +1,6 @@
-//! The one connection of an executor that ssh has started: its own standard input
-//! and output. Takes them away from the numbers 0 and 1, so that no command and no
-//! stray message can get at them, and tells when the connection is over.
+//! The one connection of an executor that ssh has started: its own standard input and output. Moves
+//! them away from descriptors 0 and 1, so that no command and no stray message can reach them, and
+//! signals the connection's end.
 
 use std::{
     fs::OpenOptions,
@@ -26,12 +26,13 @@ use tokio::{
 use tonic::transport::server::Connected;
 
 use crate::{
+    accept::Peer,
     error::{Attempt as _, Error},
-    tls::{accept::Peer, serving::Proof},
+    tls::serving::Proof,
 };
 
-/// Standard input and output as a connection. sshd gives a command pipes or a
-/// socket; of anything else nothing tells when it is ready.
+/// Standard input and output as a connection. sshd gives a command pipes or a socket; other files
+/// can't be polled.
 pub struct Stdio {
     input: Input,
     output: Output,
@@ -77,12 +78,12 @@ impl Stdio {
         })
     }
 
-    /// Says that what follows is the executor's: until here, start-up files may have written.
+    /// Marks the start of the executor's output: start-up files may have written before.
     pub(crate) async fn greet(&mut self) -> Result<(), Error> {
         self.write_all(STDIO_GREETING).await.attempting(|| "write to standard output".to_owned())
     }
 
-    /// The same, and what resolves once nobody uses it any more.
+    /// Like `self`, with a receiver that resolves once the connection is dropped.
     pub(crate) fn watched(mut self) -> (Self, oneshot::Receiver<()>) {
         let (open, over) = oneshot::channel();
         self.open = Some(open);
@@ -175,7 +176,7 @@ impl AsyncWrite for Stdio {
 impl Connected for Stdio {
     type ConnectInfo = Peer;
 
-    /// Whoever has started this process.
+    /// The peer is the process that has started this one.
     fn connect_info(&self) -> Peer {
         Peer { address: None, proof: Proof::NotAsked }
     }

@@ -1,11 +1,10 @@
 //! System calls that neither std nor nix offers safely: the crate's only
 //! `unsafe` code.
 //!
-//! Why it is needed: a runner must fork (posix_spawn can't hold a child back
-//! until all its siblings are set up, nor close, ignore and limit exactly what a
-//! shell's child has), receive descriptors, and set mounts read-only. Each
-//! function here is safe to call under the condition that its words state; the
-//! runner keeps them by having one thread.
+//! A runner must fork (posix_spawn can't hold a child back until all its siblings are set up, nor
+//! close, ignore and limit exactly what a shell's child has), receive descriptors, and set mounts
+//! read-only. Each function is safe to call under the condition that its comment states; the runner
+//! keeps them by having one thread.
 #![allow(unsafe_code, reason = "the one file for it, see above")]
 
 use std::{
@@ -26,7 +25,7 @@ use nix::{
 };
 use posh_proto::executor::WindowSize;
 
-use crate::runner::wire::ViewUser;
+use crate::identity::ViewUser;
 
 /// The number of signals on Linux.
 const SIGNALS: i32 = 64;
@@ -38,16 +37,16 @@ pub fn fork() -> nix::Result<ForkResult> {
     unsafe { nix::unistd::fork() }
 }
 
-/// Ends the process at once, running nothing that was registered for its end.
+/// Ends the process at once, without handlers registered for its exit.
 pub fn exit_now(status: i32) -> ! {
     // SAFETY: _exit has no preconditions.
     unsafe { libc::_exit(status) }
 }
 
-/// Gives this process exactly the descriptors in `wanted` (each a source and the
-/// number that it shall have), whatever numbers the sources have; all others are
-/// closed on exec. `kept` are two more to be used until then. Must be called in a
-/// child that is about to exec: what owned one of those numbers has lost it.
+/// Gives this process exactly the descriptors in `wanted` (each a source and its future number),
+/// whatever numbers the sources have; all others are closed on exec. `kept` are two more to be used
+/// until then. Must be called in a child that is about to exec: owners of those numbers have lost
+/// them.
 pub fn install_descriptors(
     wanted: &[(BorrowedFd<'_>, RawFd)],
     kept: [BorrowedFd<'_>; 2],
@@ -100,7 +99,7 @@ pub fn set_signals(ignored: u64, blocked: u64) {
     }
 }
 
-/// Sets a resource limit, lowered to what this process may have at most.
+/// Sets a resource limit, lowered to this process's hard limit.
 pub fn set_limit(resource: u32, soft: u64, hard: u64) -> nix::Result<()> {
     let wanted = libc::rlimit { rlim_cur: soft.min(hard), rlim_max: hard };
     // SAFETY: both structures live across the calls; unknown resources give EINVAL.
@@ -135,9 +134,9 @@ pub fn set_nice(nice: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
-/// Takes every capability that is not in `kept` (bit n is capability n) out of the bounding set, so
-/// that no program started from here on has it, whoever runs it. What the kernel does not know is
-/// passed over.
+/// Drops every capability that is not in `kept` (bit n is capability n) from the bounding set, so
+/// that no program started from now on has it, whatever its user. Capabilities that the kernel does
+/// not know are skipped.
 pub fn bound_capabilities(kept: u64) -> nix::Result<()> {
     for number in (0..u64::from(u64::BITS)).filter(|number| kept & (1 << number) == 0) {
         // SAFETY: no pointers.
@@ -150,8 +149,8 @@ pub fn bound_capabilities(kept: u64) -> nix::Result<()> {
     Ok(())
 }
 
-/// Gives up every capability that is not in `kept`; of those, only what this process may have
-/// stays. In force from now on are those of `effective`.
+/// Gives up every capability that is not in `kept`; of those, only permitted ones stay. From now on
+/// those in `effective` are in force.
 pub fn keep_capabilities(kept: u64, effective: u64) -> nix::Result<()> {
     const VERSION_3: u32 = 0x2008_0522;
     #[repr(C)]
@@ -184,8 +183,8 @@ pub fn keep_capabilities(kept: u64, effective: u64) -> nix::Result<()> {
     }
 }
 
-/// While it lives, this thread looks files up with a user's rights instead of root's. It is for
-/// this thread alone, which ends it.
+/// While it lives, this thread accesses files with a user's rights instead of root's. Applies to
+/// this thread alone, which must drop it.
 pub struct ActingAs {
     uid: Uid,
     gid: Gid,
@@ -206,10 +205,10 @@ impl ActingAs {
         let groups = nix::unistd::getgroups()?.into_iter().map(Gid::as_raw).collect();
         let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
         set_groups_of_thread(&user.groups)?;
-        // Each gives what was before. The group first: another user may not change it.
+        // Each call returns the former id. The group first: another user may not change it.
         let acting =
             Self { gid: setfsgid(gid), uid: setfsuid(uid), groups, _not_send: PhantomData };
-        // They report no failure: only asking again shows it.
+        // They report no failure: only a second call shows it.
         match setfsgid(gid) == gid && setfsuid(uid) == uid {
             true => Ok(Some(acting)),
             false => Err(Errno::EPERM),
@@ -232,14 +231,14 @@ fn set_groups_of_thread(groups: &[libc::gid_t]) -> nix::Result<()> {
         .map(drop)
 }
 
-/// Whether a change of all user ids to others than root's leaves the permitted capabilities.
+/// Sets if the permitted capabilities survive a change of all user ids from root's to others.
 pub fn keep_capabilities_of_others(keep: bool) -> nix::Result<()> {
     // SAFETY: no pointers.
     Errno::result(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, libc::c_ulong::from(keep), 0, 0, 0) })
         .map(drop)
 }
 
-/// The version of Landlock that the kernel offers; an error if it has none.
+/// ABI version of Landlock in the kernel; an error without Landlock.
 pub fn landlock_version() -> nix::Result<i32> {
     const VERSION: libc::c_uint = 1;
     // SAFETY: with this flag there is no structure to be read.
@@ -249,9 +248,8 @@ pub fn landlock_version() -> nix::Result<i32> {
     Errno::result(version).map(|version| i32::try_from(version).unwrap_or(i32::MAX))
 }
 
-/// Puts a filter of system calls on this process, which must have one thread and may get no new
-/// privileges. `pass` is the call's sixth argument, of which the kernel knows nothing: it is for
-/// filters that are there already.
+/// Installs a seccomp filter on this process, which must have one thread and no_new_privs. `pass`
+/// is the call's sixth argument, which the kernel ignores: filters already installed check it.
 pub fn install_filter(program: &[seccompiler::sock_filter], pass: u64) -> nix::Result<()> {
     #[repr(C)]
     struct Program {
@@ -316,12 +314,12 @@ fn wait(pid: i32) -> nix::Result<Option<Ended>> {
     Ok((pid != 0).then(|| Ended::new(pid, status, &usage)))
 }
 
-/// How this child has ended, if it has. It is not reaped: its number, and that of its group, stay
-/// its own.
+/// Status of this child, if it has ended. Does not reap it: its pid, and that of its group, stay
+/// reserved.
 pub fn ended(pid: Pid) -> nix::Result<Option<Ended>> {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: both structures live across the call, and zero is valid for both. The call has one
-    // argument more than libc's function. What is read of the first one is what waitid(2) fills in.
+    // SAFETY: both structures live across the call, and zero is valid for both. The system call has
+    // one argument more than libc's function. Only fields that waitid(2) fills in are read.
     let (found, code, value, usage) = unsafe {
         let mut info: libc::siginfo_t = mem::zeroed();
         let mut usage: libc::rusage = mem::zeroed();
@@ -401,13 +399,13 @@ pub fn receive_descriptors(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     Ok(received)
 }
 
-/// As long as this lives, the kernel kills this process when something comes on a socket or its
-/// other end is closed or shut down, whatever the process is doing, also where it waits for a file
-/// system. Nothing must be left on it to be read.
+/// While this lives, the kernel kills this process when data arrives on a socket or its other end
+/// is closed or shut down, whatever the process is doing, even if it waits for a file system. No
+/// unread data may be left on the socket.
 pub struct Deadly<'a>(BorrowedFd<'a>);
 
 impl<'a> Deadly<'a> {
-    /// Begins it. What came before shows when the socket is read.
+    /// Begins it. Data that came before shows when the socket is read.
     pub fn begin(socket: BorrowedFd<'a>) -> nix::Result<Self> {
         // SAFETY: these requests take numbers only.
         unsafe {
@@ -436,7 +434,7 @@ impl Drop for Deadly<'_> {
     }
 }
 
-/// Of fcntl(2); the libc crate has it not for all systems.
+/// From fcntl(2); the libc crate lacks it for some systems.
 const F_SETSIG: libc::c_int = 10;
 
 /// Reads one byte; false at the end.
@@ -450,7 +448,7 @@ pub fn has_byte(pipe: &OwnedFd) -> io::Result<bool> {
 }
 
 /// Replaces this process; returns only the error. The kernel takes three arguments; of the six that
-/// a filter of system calls sees, the last is `pass`.
+/// a seccomp filter sees, the last is `pass`.
 pub fn exec(program: &CString, argv: &[CString], env: &[CString], pass: u64) -> Errno {
     let pointers = |words: &[CString]| -> Vec<*const libc::c_char> {
         words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect()
@@ -472,8 +470,8 @@ pub fn exec(program: &CString, argv: &[CString], env: &[CString], pass: u64) -> 
     Errno::last()
 }
 
-/// Begins to observe a process that waits to be started: it goes on meanwhile, its children are
-/// observed too, and all of them end with this process.
+/// Begins to trace a process that waits to be started: it keeps running, its children are traced
+/// too, and all of them are killed when this process ends.
 pub fn observe(pid: Pid) -> nix::Result<()> {
     let options = libc::PTRACE_O_TRACESECCOMP
         | libc::PTRACE_O_TRACEEXEC
@@ -488,7 +486,7 @@ pub fn observe(pid: Pid) -> nix::Result<()> {
     .map(drop)
 }
 
-/// Lets an observed thread that has stopped go on, with a signal unless that is 0.
+/// Continues a stopped tracee, with a signal unless that is 0.
 pub fn go_on(pid: Pid, signal: i32) -> nix::Result<()> {
     // SAFETY: this request takes numbers only.
     Errno::result(unsafe {
@@ -497,16 +495,15 @@ pub fn go_on(pid: Pid, signal: i32) -> nix::Result<()> {
     .map(drop)
 }
 
-/// Leaves an observed thread stopped by job control as it is, until it is continued as others are.
+/// Leaves a tracee in its job control stop, until a SIGCONT continues it.
 pub fn stay_stopped(pid: Pid) -> nix::Result<()> {
     // SAFETY: this request takes numbers only.
     Errno::result(unsafe { libc::ptrace(libc::PTRACE_LISTEN, pid.as_raw(), 0_usize, 0_usize) })
         .map(drop)
 }
 
-/// Waits for the next thing that happens to any child or observed thread: its number, and the
-/// status as wait(2) gives it, which may name signals that have no names. ECHILD when there is
-/// nobody left.
+/// Waits for the next event of any child or tracee: its pid, and the status as wait(2) gives it,
+/// which may name signals that have no names. ECHILD when none is left.
 pub fn wait_for_any() -> nix::Result<(Pid, i32)> {
     let mut status = 0;
     loop {

@@ -1,6 +1,6 @@
-//! Which commands this executor has, and what identifies them: the place on a fixed PATH and the
-//! SHA-256 of the file. What `NAME --version` says is told by a run like any other (`policy`):
-//! nothing is started here.
+//! Commands that this executor has, and their identities: the path on a fixed PATH and the SHA-256
+//! of the file. The output of `NAME --version` takes a run like any other (`policy`): this module
+//! starts nothing.
 
 use std::{
     collections::HashMap,
@@ -15,19 +15,15 @@ use nix::unistd::{AccessFlags, access};
 use posh_proto::executor::Tool;
 use sha2::{Digest as _, Sha256};
 
-use crate::runner;
-
-/// Where commands are looked for; theirs is the workstation's own, which says
-/// nothing here.
-pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+use crate::{identity::PATH, runner};
 
 /// Identities kept; a gateway asks for some hundred names.
 const MAX_CACHED: usize = 4096;
 
-/// The program that `name` is on the fixed PATH, which must be a plain name.
+/// The program that `name`, a plain name, is on the fixed PATH.
 ///
-/// A link such as /usr/local/bin/x -> /home/u/x is none: in a view, it leads into what a client has
-/// mounted there.
+/// A link such as /usr/local/bin/x -> /home/u/x does not count: in a view, it leads into what a
+/// client has mounted there.
 pub fn find(name: &str) -> Option<PathBuf> {
     if name.is_empty() || name.contains('/') || name.contains('\0') {
         return None;
@@ -41,7 +37,7 @@ fn is_program(path: &Path) -> bool {
         && fs::canonicalize(path).is_ok_and(|path| runner::is_shown(&path))
 }
 
-/// What makes a file the same as it was.
+/// Identity of an unchanged file.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Stamp {
     path: PathBuf,
@@ -50,15 +46,15 @@ struct Stamp {
     inode: u64,
 }
 
-/// Identities of programs, remembered as long as their files stay as they are.
+/// Hashes of programs, cached as long as their files do not change.
 #[derive(Default)]
 pub struct Tools {
     hashes: Mutex<HashMap<Stamp, Vec<u8>>>,
 }
 
 impl Tools {
-    /// Describes these commands, of which `may_run` says whether they are to be told of: each once,
-    /// however often it is named. Reads files.
+    /// Describes these commands, those for which `may_run` is false as missing: each once, however
+    /// often it is named. Reads files.
     pub fn describe_all(&self, names: Vec<String>, may_run: impl Fn(&str) -> bool) -> Vec<Tool> {
         let mut known: HashMap<String, Tool> = HashMap::new();
         let mut describe = |name: String| {
@@ -75,7 +71,7 @@ impl Tools {
         names.into_iter().map(&mut describe).collect()
     }
 
-    /// Describes the command `name`. Reads its file, unless it is known.
+    /// Describes the command `name`. Reads its file, unless its hash is cached.
     pub fn describe(&self, name: String) -> Tool {
         let missing = Tool { name: name.clone(), ..Tool::default() };
         let Some(path) = find(&name).and_then(|path| fs::canonicalize(path).ok()) else {

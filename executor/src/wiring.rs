@@ -1,6 +1,5 @@
-//! Checks a `RunSpec` before anything is made for it: numbers that name nothing,
-//! ends that two would read, bounds. What passes is a [`Wiring`], in which every
-//! end of every pipe has its holder.
+//! Checks a `RunSpec` before anything is made for it: unknown ids, ends with two readers, bounds.
+//! The result is a [`Wiring`], in which every end of every pipe has its holder.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -43,7 +42,7 @@ pub struct Wiring {
     pub merges: Vec<Merge>,
     pub inlets: Vec<Inlet>,
     pub outlets: Vec<Outlet>,
-    /// The ends that stages have, each once.
+    /// The ends that stages hold, each once.
     pub stage_ends: Vec<End>,
     pub stages: Vec<Stage>,
 }
@@ -54,7 +53,7 @@ pub fn descriptors_to_begin(spec: &RunSpec) -> usize {
 }
 
 impl Wiring {
-    /// Takes the spec apart, or says what is wrong with it.
+    /// Checks and converts the spec, or returns its mistake.
     pub fn check(spec: RunSpec) -> Result<Self, Refusal> {
         if spec.protocol != PROTOCOL_VERSION {
             let message = other_version("the gateway", spec.protocol, "this executor");
@@ -70,7 +69,7 @@ impl Wiring {
             checker.stage(stage).map_err(|refusal| refusal.at(stage.id))?;
         }
         checker.streams(&spec)?;
-        // Nobody would use the others.
+        // Pipes without any end in use are dropped.
         let is_used = |id: &u32| {
             let ends = [EndKind::PipeRead, EndKind::PipeWrite]
                 .map(|kind| End { kind: kind.into(), id: *id });
@@ -115,7 +114,7 @@ fn require_bounds(spec: &RunSpec) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A tree has one place, and all that is named in it lies there.
+/// A tree has a plain absolute path, and all names in it are plain.
 fn require_plain_tree(tree: &WatchedTree) -> Result<(), Refusal> {
     let path = Path::new(OsStr::from_bytes(&tree.path));
     let is_plain = |name: &&String| {
@@ -139,7 +138,7 @@ fn require_plain_tree(tree: &WatchedTree) -> Result<(), Refusal> {
     }
 }
 
-/// What a number names.
+/// Kind of object that an id names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Named {
     Pipe,
@@ -221,7 +220,7 @@ impl Checker {
         }
         for &source in spec.outlets.iter().flat_map(|outlet| &outlet.sources) {
             match self.names.get(&source) {
-                // The daemon has the other side of the pty, which no stage has.
+                // The daemon has the master side of the pty, which no stage has.
                 Some(Named::Pty) => self.own(EndKind::PipeRead, source)?,
                 _ => {
                     self.require(source, Named::Pipe)?;
@@ -249,16 +248,16 @@ impl Checker {
     }
 }
 
-/// Refuses merges that lead a pipe back into itself, through however many others: its end would
-/// never come, and the run would outlive its commands.
+/// Refuses merges that lead a pipe back into itself, through however many others: it would never
+/// reach end of file, and the run would outlive its commands.
 ///
-/// Each pipe is read by one merge at most, so that there is one way onwards from each.
+/// Each pipe is read by one merge at most, so that each has one successor.
 fn require_no_circle(merges: &[Merge]) -> Result<(), Refusal> {
     let onwards = |merge: &Merge| {
         merge.sources.iter().map(|source| (*source, merge.pipe)).collect::<Vec<_>>()
     };
     let next: HashMap<u32, u32> = merges.iter().flat_map(onwards).collect();
-    // By the pipe at which a walk began that has passed them: that one, or one before.
+    // Start of the walk that has passed each pipe: the current one, or an earlier one.
     let mut passed: HashMap<u32, u32> = HashMap::new();
     for &start in next.keys() {
         let mut pipe = start;
@@ -269,7 +268,7 @@ fn require_no_circle(merges: &[Merge]) -> Result<(), Refusal> {
                         "pipe {pipe} is merged into itself: its end would never come"
                     )));
                 }
-                // What follows was walked before, and has an end.
+                // The rest was walked before, and ends.
                 Some(_) => break,
                 None => pipe = following,
             }
@@ -383,7 +382,7 @@ mod tests {
             );
         }
         assert!(check(&[(&[30, 31], 32), (&[32, 33], 34), (&[34], 35), (&[36], 37)]).is_ok());
-        // As long as there may be pipes.
+        // A chain of thousands of pipes.
         let mut long = spec();
         long.pipes.extend(1000..9000);
         long.merges =

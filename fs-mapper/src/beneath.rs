@@ -1,14 +1,11 @@
-//! Names on a mount, reached by descriptors from the mount's root.
+//! Access to names on a mount through descriptors, from the mount's root down.
 //!
-//! A server tells which names of its mount have changed, and can make any directory there a link,
-//! or have a call on it wait, at any time. A path that was found to lie on the mount may lead
-//! elsewhere a moment later. So each call here walks from the root's descriptor with openat2(2),
-//! through no link and into no other mount, and acts on what the walk has found; what can't be
-//! reached so is an error. Who may be told of which mount is not decided here.
+//! A server reports which names of its mount have changed. At any time it can replace a directory
+//! with a symlink, or make a call block. A path that was found on the mount may lead off it a
+//! moment later. So each call walks from the root's descriptor with openat2(2), follows no symlink,
+//! crosses no mount, and acts on the descriptor that it reaches; any other path is an error. This
+//! module does not decide which server may report changes of which mount.
 
-use crate::coherence::EntryKind;
-use crate::mountinfo::MountInfo;
-use crate::table::{Mount, MountState};
 use rustix::fs::{
     AtFlags, CWD, Dir, Gid, Mode, OFlags, ResolveFlags, StatxFlags, chownat, fstat, linkat,
     openat2, readlinkat, statx, unlinkat,
@@ -23,12 +20,22 @@ use std::path::{Path, PathBuf};
 
 const NO_LINKS: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
 const BENEATH: ResolveFlags = NO_LINKS.union(ResolveFlags::BENEATH).union(ResolveFlags::NO_XDEV);
-/// Opens nothing: no server is asked to open a file, and no FIFO or device notices.
+/// O_PATH: the server sees no open, and FIFOs and devices do not notice.
 const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const DIRECTORY: OFlags = HANDLE.union(OFlags::DIRECTORY);
 
-/// The root of a mount. Paths are the workstation's; the last name of one may be a link, which is
-/// then what a call is about.
+/// Kind of a directory entry.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EntryKind {
+    /// Neither a directory nor a symlink.
+    File,
+    /// A directory.
+    Directory,
+    /// A symlink and its target; the target is empty if the mount does not show it.
+    Link(PathBuf),
+}
+
+/// Root of a mount. Paths are the workstation's; a symlink as last component is not followed.
 #[derive(Debug)]
 pub struct MountRoot {
     handle: OwnedFd,
@@ -36,46 +43,23 @@ pub struct MountRoot {
 }
 
 impl MountRoot {
-    /// An error if what is mounted there is not the mount that the table knows.
-    pub fn open(mount: &Mount) -> io::Result<Self> {
-        let root = Self::at(mount.path.as_path())?;
-        match root.is_of(mount)? {
-            true => Ok(root),
-            false => Err(io::Error::new(
-                io::ErrorKind::StaleNetworkFileHandle,
-                "another mount is there by now",
-            )),
-        }
-    }
-
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let handle = openat2(CWD, path, DIRECTORY, Mode::empty(), NO_LINKS)?;
         Ok(Self { handle, path: path.to_owned() })
     }
 
-    fn is_of(&self, mount: &Mount) -> io::Result<bool> {
+    /// Mount ID of the opened root (statx(2), `STATX_MNT_ID`).
+    pub(crate) fn mount_id(&self) -> io::Result<u64> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let id = statx(&self.handle, "", flags, StatxFlags::MNT_ID)?.stx_mnt_id;
-        match (mount.kernel_id, mount.state) {
-            (Some(known), _) => Ok(id == u64::from(known)),
-            // A directory within a network mount.
-            (None, MountState::Mounted) => {
-                let info = MountInfo::read().map_err(io::Error::other)?;
-                let found = info.entries().iter().find(|entry| u64::from(entry.mount_id) == id);
-                Ok(found.is_some_and(|entry| {
-                    entry.fs_type == mount.fs_type && entry.source == mount.source
-                }))
-            }
-            (None, state) => Ok(state == MountState::PlainDirectory),
-        }
+        Ok(statx(&self.handle, "", flags, StatxFlags::MNT_ID)?.stx_mnt_id)
     }
 
-    /// As lstat(2) has it.
+    /// Attributes as of lstat(2).
     pub fn metadata(&self, path: &Path) -> io::Result<Metadata> {
         self.handle(path, HANDLE)?.metadata()
     }
 
-    /// What this machine sees there.
+    /// Entry kind as this machine sees it.
     pub fn kind(&self, path: &Path) -> io::Result<EntryKind> {
         let handle = self.handle(path, HANDLE)?;
         let kind = handle.metadata()?.file_type();
@@ -89,8 +73,8 @@ impl MountRoot {
         })
     }
 
-    /// Opens a file or directory without waiting, creating or changing anything.
-    /// `None` if it is not there, or is nothing that has cached content (a link, a socket).
+    /// Opens a file or directory without blocking, creating or changing anything. Returns `None` if
+    /// it does not exist or has no cached content (a symlink, a socket).
     pub(crate) fn open_itself(&self, path: &Path) -> io::Result<Option<File>> {
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let opened = match self.open_with(path, flags | OFlags::RDONLY) {
@@ -105,8 +89,7 @@ impl MountRoot {
         }
     }
 
-    /// Has the kernel ask the file system for a name's attributes now. One that has gone is no
-    /// error.
+    /// Makes the kernel fetch a name's attributes from the file system. A missing name is no error.
     pub(crate) fn look_at(&self, path: &Path) -> io::Result<()> {
         match self.open_with(path, HANDLE) {
             Ok(handle) => look_at(&handle),
@@ -115,13 +98,13 @@ impl MountRoot {
         }
     }
 
-    /// The same for a directory's names, as far as so many.
+    /// Like `look_at`, but for the names in a directory, at most `most` of them.
     pub(crate) fn look_at_entries(&self, dir: &Path, most: usize) -> io::Result<()> {
         let listed = self.handle(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
         for name in names(&listed)?.take(most) {
             match openat2(&listed, name?, HANDLE, Mode::empty(), BENEATH) {
                 Ok(handle) => look_at(&handle)?,
-                // It has gone meanwhile; on another mount it is no entry of this one.
+                // The name was removed meanwhile, or another mount covers it.
                 Err(Errno::NOENT | Errno::XDEV) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -129,7 +112,7 @@ impl MountRoot {
         Ok(())
     }
 
-    /// What a directory lists.
+    /// Names in a directory, without `.` and `..`.
     pub(crate) fn list(
         &self,
         dir: &Path,
@@ -137,15 +120,15 @@ impl MountRoot {
         names(&self.handle(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?)
     }
 
-    /// Sets a directory's group to what it is: the smallest change of its attributes.
+    /// Sets a directory's group to its current value: the smallest change of attributes.
     pub(crate) fn set_same_group(&self, dir: &Path) -> io::Result<()> {
         let dir = self.handle(dir, DIRECTORY)?;
         let group = Gid::from_raw(fstat(&dir)?.st_gid);
         Ok(chownat(&dir, "", None, Some(group), AtFlags::EMPTY_PATH)?)
     }
 
-    /// Whether nothing has the name, which the kernel looks up anew for that: link(2) wants it to
-    /// be free, notices what is there before the other mount, and can never make anything (EXDEV).
+    /// Returns true if the name is free, after a fresh lookup by the kernel: link(2) needs a free
+    /// name and reports EEXIST before EXDEV. It can never create anything (EXDEV).
     pub(crate) fn is_free(&self, path: &Path) -> io::Result<bool> {
         let (parent, name) = match self.parent(path) {
             Err(error)
@@ -161,13 +144,13 @@ impl MountRoot {
         Ok(linkat(CWD, "/", &parent, name, AtFlags::empty()) != Err(Errno::EXIST))
     }
 
-    /// Removes a directory that is empty.
+    /// Removes an empty directory.
     pub fn remove_directory(&self, path: &Path) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         Ok(unlinkat(&parent, name, AtFlags::REMOVEDIR)?)
     }
 
-    /// Removes a name that is no directory.
+    /// Removes a name that is not a directory.
     pub fn remove_file(&self, path: &Path) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         Ok(unlinkat(&parent, name, AtFlags::empty())?)
@@ -183,7 +166,7 @@ impl MountRoot {
         openat2(&self.handle, below, flags, Mode::empty(), BENEATH).map(File::from)
     }
 
-    /// The directory that has a name.
+    /// Parent directory and last component of a path.
     fn parent<'p>(&self, path: &'p Path) -> io::Result<(File, &'p OsStr)> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Errno::INVAL.into());
@@ -192,8 +175,8 @@ impl MountRoot {
     }
 }
 
-/// Has the kernel ask the file system for the attributes now, whatever it
-/// remembers (statx(2), AT_STATX_FORCE_SYNC); its caches follow the answer.
+/// Makes the kernel fetch attributes from the file system even if it has them cached (statx(2),
+/// AT_STATX_FORCE_SYNC). Its caches take the new values.
 pub(crate) fn look_at(file: impl AsFd) -> io::Result<()> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     statx(file, "", flags, StatxFlags::BASIC_STATS)?;
@@ -280,13 +263,13 @@ mod tests {
 
     #[test]
     fn only_the_mount_that_the_table_knows_is_acted_on() {
-        let info = MountInfo::read().expect("readable");
+        let info = crate::mountinfo::MountInfo::read().expect("readable");
         let config = crate::config::Config::default();
         let table = crate::MountTable::new(&config, &info);
         let proc = table.mounts.iter().find(|mount| mount.path.as_path() == Path::new("/proc"));
         let mut proc = proc.expect("it is mounted").clone();
-        MountRoot::open(&proc).expect("the very mount");
+        proc.open_root().expect("the very mount");
         proc.kernel_id = proc.kernel_id.map(|id| id + 1);
-        assert!(MountRoot::open(&proc).is_err());
+        assert!(proc.open_root().is_err());
     }
 }

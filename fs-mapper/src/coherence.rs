@@ -1,7 +1,6 @@
-//! Nothing stale, nothing overwritten: what has to happen on a mount before a
-//! command runs behind its back on the server, and after. One adapter per file
-//! system type. Every call may block for as long as the mount does: the caller
-//! brings the thread and the deadline.
+//! Cache coherence of mounts: nothing stale, nothing overwritten. Covers the steps before and after
+//! a command runs on the server, bypassing the mount. One adapter per file system type. Every call
+//! may block for as long as the mount does: the caller provides the thread and the deadline.
 
 mod bind;
 mod generic;
@@ -12,46 +11,36 @@ mod rclone;
 mod sshfs;
 mod volume;
 
+pub use crate::beneath::EntryKind;
 use crate::beneath::MountRoot;
 use crate::kind;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// What a run has changed on the server.
+/// Change that a run made on the server.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Change {
-    /// A file's content or attributes, or that it is there at all: for a file
-    /// that was removed, this makes the mount forget it.
+    /// Content, attributes or existence of a file. For a file that was removed, the mount forgets
+    /// it.
     FileWritten(PathBuf),
-    /// Names in a directory were made, removed or renamed; what became of those
-    /// that are no longer there, or were there before, is told by other changes.
+    /// Names in a directory were created, removed or renamed. Other changes report removed names
+    /// and names that existed before.
     ListingChanged(PathBuf),
-    /// One name in its directory was made, or removed.
+    /// One name was created or removed in its directory.
     NameChanged(PathBuf),
-    /// A name that was there before is another thing now, or has other content or attributes.
+    /// An existing name now has another type, content or attributes.
     EntryIs(PathBuf, EntryKind),
-    /// Anything in a directory, but nothing in those below it.
+    /// Anything in a directory, but not in its subdirectories.
     EntriesChanged(PathBuf),
-    /// A file or directory is gone.
+    /// A file or directory was removed.
     Removed(PathBuf),
     /// Anything on the mount that this path lies on.
     Anything(PathBuf),
 }
 
-/// What a name is.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum EntryKind {
-    /// Neither a directory nor a link.
-    File,
-    /// A directory.
-    Directory,
-    /// A symbolic link, and what is in it: nothing, where that is not shown.
-    Link(PathBuf),
-}
-
 impl Change {
-    /// What it is about.
+    /// Path that changed.
     pub fn path(&self) -> &Path {
         match self {
             Change::FileWritten(path)
@@ -64,7 +53,7 @@ impl Change {
         }
     }
 
-    /// The same of another path.
+    /// Like `self`, but for another path.
     #[must_use]
     pub fn at(&self, path: PathBuf) -> Change {
         match self {
@@ -79,79 +68,78 @@ impl Change {
     }
 }
 
-/// The longest that an sshfs mount remembers anything: 20 s in its daemon (`dcache_timeout`, as it
-/// is unless set), 1 s in the kernel, and a little more.
+/// Upper bound of an sshfs mount's cache lifetime: 20 s in its daemon (default of
+/// `dcache_timeout`), 1 s in the kernel, plus a margin.
 pub const SSHFS_MEMORY: Duration = Duration::from_secs(22);
-/// How long the kernel remembers names of mounts with libfuse's own times, and a little more.
+/// Lifetime of names in the kernel with libfuse's default timeouts, plus a margin.
 pub const KERNEL_MEMORY: Duration = Duration::from_millis(1100);
 
-/// What a mount goes on showing of a name that is gone.
+/// Cache entry that a mount still shows for a removed name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// It has gone here too, or is there again.
+    /// None: the name is gone from the mount too, or exists again.
     Nothing,
-    /// A directory, which the mount forgets when it is removed through it, or in time.
+    /// A directory. The mount forgets it on rmdir(2) through the mount, or when the entry expires.
     Directory,
-    /// A symbolic link, likewise.
+    /// A symlink. As for a directory, with unlink(2).
     Link,
 }
 
-/// Whether a file that the shell has opened for writing may be written on the
-/// server instead.
+/// Permission to write a file on the server although the shell has opened it for writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteBehind {
-    /// Yes: an open descriptor holds nothing back that would come later.
+    /// Yes: an open descriptor holds back no data that would arrive later.
     Allowed,
-    /// No: the file system uploads its own copy on close and would overwrite
-    /// the server's. The bytes come back through the local descriptor, and a
-    /// command that itself writes files on such a mount runs here.
+    /// No: on close, the file system uploads its own copy and would overwrite the server's. The
+    /// bytes come back through the local descriptor, and a command that itself writes files on such
+    /// a mount runs locally.
     ThroughLocalDescriptor,
 }
 
-/// Keeps the caches of one kind of mount true. Paths are the workstation's.
+/// Cache coherence for one file system type. Paths are the workstation's.
 pub trait Coherence: Send + Sync {
-    /// Brings what this machine has written to a file through the mount to the
-    /// server, before a command reads it there. A file that is not there is
-    /// settled. An error means that the server may not have it: run here.
+    /// Flushes this machine's writes to a file through the mount to the server, before a command
+    /// reads it on the server. A missing file counts as flushed. On an error, the server may lack
+    /// data: run the command locally.
     fn settle(&self, path: &Path) -> io::Result<()>;
-    /// Asked before a command on the server changes a file, or what is below a
-    /// directory, by its name: whether this machine can be made to see that, and
-    /// has nothing of its own that would overwrite it. An error means: run here.
+    /// Called before a command on the server changes a file, or files below a directory, by name.
+    /// Checks that this machine can be made to see the change and has no pending data that would
+    /// overwrite it. On an error, run the command locally.
     fn hand_over(&self, path: &Path) -> io::Result<()>;
-    /// Makes the mount forget what it remembers of something that a command has
-    /// changed on the server. It changes no content and no name there. An error means that this
-    /// machine may see the old state for as long as the mount's caches live.
+    /// Invalidates the mount's cache for a change that a command made on the server. Changes no
+    /// content and no name on the server. On an error, this machine may see the old state until the
+    /// mount's caches expire.
     ///
-    /// The path is a server's word: it is reached from the mount's root alone, as in all that has
-    /// to do with changes here.
+    /// The path comes from a server and is untrusted: reach it only from the mount's root, as with
+    /// all changes in this module.
     fn refresh(&self, on: &MountRoot, change: &Change) -> io::Result<()>;
-    /// Makes the mount forget a name that is gone, as far as it can without waiting.
+    /// Makes the mount forget a removed name, as far as possible without waiting.
     fn forget_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
         self.refresh(on, &Change::Removed(path.to_owned())).map(|()| Left::Nothing)
     }
-    /// The same for one of many names: the kernel may remember it for [`KERNEL_MEMORY`] more.
+    /// Like `forget_removed`, but as one of many names: the kernel may keep it for
+    /// [`KERNEL_MEMORY`].
     fn forget_one_of_many_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
         self.forget_removed(on, path)
     }
-    /// Whether redirects may be written on the server.
+    /// Returns whether redirects may be written on the server.
     fn write_behind(&self) -> WriteBehind;
-    /// For an executor whose export is itself such a mount: makes this machine
-    /// forget what it remembers of the mount that `top` lies on, before
-    /// commands read there what others have written. An error means that a
-    /// command could see an old state. The paths are those that the commands name,
-    /// which must not be looked up here: whoever named them may have fewer rights.
+    /// For an executor whose export is itself such a mount: invalidates this machine's cache of the
+    /// mount that holds `top`, before commands read others' writes from it. On an error, a command
+    /// could see an old state. The paths come from commands. Don't look them up with this process's
+    /// rights: the commands' user may have fewer.
     fn renew(&self, top: &Path, paths: &[PathBuf]) -> io::Result<()>;
-    /// The rest of it, with the rights of whoever has named the paths: has the kernel look
-    /// at them anew, as far as it did not forget them.
+    /// Second half of `renew`, with the rights of the commands' user: makes the kernel look up the
+    /// paths again, as far as it did not forget them.
     fn look_again(&self, _paths: &[PathBuf]) -> io::Result<()> {
         Ok(())
     }
-    /// For such an executor, after its commands: waits until what they have
-    /// written since then to the mount of `path` is where others can see it.
+    /// For such an executor, after its commands: waits until their writes since `since` to the
+    /// mount of `path` are visible to others.
     fn publish(&self, path: &Path, since: SystemTime) -> io::Result<()>;
 }
 
-/// The adapters, by the names that `coherence` in `mounts.toml` knows.
+/// Adapters, with the names that `coherence` in `mounts.toml` accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Adapter {
     /// `fuse.sshfs`
@@ -162,7 +150,7 @@ pub enum Adapter {
     Nfs,
     /// `fuse.posh`
     Volume,
-    /// The same files by the local kernel: a bind mount or a plain directory.
+    /// Same files through the local kernel: a bind mount or a plain directory.
     Bind,
     /// Everything else.
     Generic,
@@ -179,7 +167,7 @@ impl Adapter {
         Adapter::Generic,
     ];
 
-    /// Its name in `mounts.toml`.
+    /// Name in `mounts.toml`.
     pub fn name(self) -> &'static str {
         match self {
             Adapter::Sshfs => "sshfs",
@@ -191,7 +179,7 @@ impl Adapter {
         }
     }
 
-    /// The adapter that a file system type needs.
+    /// Default adapter of a file system type.
     pub fn of(fs_type: &str) -> Adapter {
         match fs_type {
             "fuse.sshfs" => Adapter::Sshfs,
@@ -203,7 +191,7 @@ impl Adapter {
         }
     }
 
-    /// What it does.
+    /// Implementation of the adapter.
     pub fn coherence(self) -> &'static dyn Coherence {
         match self {
             Adapter::Sshfs => &sshfs::Sshfs,
@@ -216,7 +204,7 @@ impl Adapter {
     }
 }
 
-/// Why an executor can't promise a true view of an export.
+/// Error for an export whose caches can't be invalidated.
 fn unknown_daemon(path: &Path) -> io::Error {
     let message =
         format!("{} is on a mount that cannot be made to forget what it remembers", path.display());

@@ -1,6 +1,6 @@
-//! `mounts.toml`: what the user says about executors, mounts and the gateway.
-//! Reading validates everything and reports every mistake at once; nothing here
-//! looks at a mount or at the network. docs/configuration.md has every key.
+//! `mounts.toml`: the user's configuration of executors, mounts and the gateway. Reading validates
+//! everything and reports every mistake at once, without access to mounts or the network.
+//! docs/configuration.md has every key.
 
 mod address;
 mod allow;
@@ -26,11 +26,10 @@ use crate::path::ExecutorName;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A configuration without mistakes. `Config::default()` is "none": no
-/// executor, so that everything runs here.
+/// A configuration without mistakes. `Config::default()` has no executor: everything runs locally.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Config {
-    /// The file it was read from; empty for the default.
+    /// File that it was read from; empty for the default.
     pub file: PathBuf,
     /// In the file's order.
     pub executors: Vec<ExecutorConfig>,
@@ -45,26 +44,25 @@ pub struct Config {
 /// One `[[executor]]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecutorConfig {
-    /// What `[[mount]]` calls it.
+    /// Name that `[[mount]]` uses.
     pub name: ExecutorName,
-    /// How it is reached.
+    /// Address of the executor.
     pub address: Address,
-    /// Commands there may be given what was written elsewhere: by commands here or on other
-    /// machines, or into files that are not its own.
+    /// Allows its commands to receive input that was written elsewhere: by commands on this machine
+    /// or others, or into files that the executor doesn't own.
     pub takes_input: bool,
-    /// How it came to be known.
+    /// Source of the entry.
     pub origin: Origin,
 }
 
-/// Where an executor is known from.
+/// Source of an executor's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// The file names it.
+    /// An `[[executor]]` in the file.
     Configured,
-    /// An sshfs mount that the file does not name: to be asked only when a command touches the
-    /// mount.
+    /// An sshfs mount that the file does not name: contacted only when a command touches the mount.
     Sshfs {
-        /// The ssh of that mount and its options, instead of [`GatewayConfig::ssh_command`].
+        /// ssh command and options of that mount, instead of [`GatewayConfig::ssh_command`].
         ssh_command: Vec<String>,
     },
 }
@@ -76,12 +74,12 @@ pub struct MountConfig {
     pub path: PathBuf,
     /// One of [`Config::executors`].
     pub executor: ExecutorName,
-    /// As the executor names it. One that ssh starts is told what to serve, by this: an
-    /// absolute path on its machine, or `~` or `~/...` for what is below the login's home.
+    /// Export name on the executor. Over ssh, the directory to serve: an absolute path, or `~` or
+    /// `~/...` below the login's home.
     pub export: String,
     /// The directory below the export that is mounted; empty for its root.
     pub sub_path: PathBuf,
-    /// The adapter to use whatever the file system type says.
+    /// Adapter that overrides the file system type's.
     pub coherence: Option<Adapter>,
     /// Where the entry begins in the file.
     pub position: Position,
@@ -90,33 +88,32 @@ pub struct MountConfig {
 /// The `[gateway]` table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayConfig {
-    /// Into how many parts one machine's share of a splittable stage is cut.
+    /// Number of parts into which one machine's share of a splittable stage is split.
     pub split: u32,
-    /// What places the stages.
+    /// Placement algorithm for stages.
     pub scheduler: Scheduler,
-    /// A gateway that was started by itself ends after so long without work, in seconds.
+    /// Idle time after which an automatically started gateway exits, in seconds.
     pub idle_timeout_s: u64,
     /// Further directories of annotation files, absolute.
     pub annotations: Vec<PathBuf>,
-    /// The program that is ssh, and its first arguments; never empty.
+    /// Program and first arguments of ssh; never empty.
     pub ssh_command: Vec<String>,
-    /// Whether sshfs mounts that have no owner get the server that they come from.
+    /// Offloads to the servers of sshfs mounts that have no owner.
     pub sshfs: bool,
 }
 
 /// Values of `scheduler`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scheduler {
-    /// Where the data lives: Algorithms 1 and 2 of the POSH paper (§5).
+    /// Run where the data is: Algorithms 1 and 2 of the POSH paper (§5).
     Greedy,
-    /// The same, but commands whose files a volume has at hand run here, if that takes less time
-    /// than asking their server.
+    /// Like `Greedy`, but a command whose files a volume has cached runs locally if that takes less
+    /// time than asking their server.
     #[default]
     Cost,
 }
 
-/// A gateway that nobody has used for ten minutes is one that nobody misses: it
-/// starts again within milliseconds.
+/// Ten minutes: starting the gateway again takes milliseconds.
 const DEFAULT_IDLE_TIMEOUT_S: u64 = 600;
 
 impl Default for GatewayConfig {
@@ -132,10 +129,10 @@ impl Default for GatewayConfig {
     }
 }
 
-/// Directories that annotation files are looked for in besides those that ship, a later one over an
-/// earlier one: /etc/posh/annotations, ~/.config/posh/annotations (or below $XDG_CONFIG_HOME), and
-/// what a configuration names. One that somebody else could change is an error instead: annotations
-/// say what commands do.
+/// Directories of annotation files besides the built-in ones; later ones override earlier ones:
+/// /etc/posh/annotations, ~/.config/posh/annotations (or below $XDG_CONFIG_HOME), and the
+/// configuration's. A directory that another user could change is an error, as annotations define
+/// the meaning of commands.
 pub fn annotation_directories(config: Option<&Config>) -> Vec<Result<PathBuf, Untrusted>> {
     let mut directories = find::annotations(|name| std::env::var_os(name), Path::new("/etc"));
     directories
@@ -147,31 +144,31 @@ pub fn annotation_directories(config: Option<&Config>) -> Vec<Result<PathBuf, Un
     directories.into_iter().map(judged).collect()
 }
 
-/// Where the credentials for `tls://` executors are: ~/.config/posh/tls, or below
-/// $XDG_CONFIG_HOME. None where there is no home.
+/// Directory of the credentials for `tls://` executors: ~/.config/posh/tls, or below
+/// $XDG_CONFIG_HOME. `None` without a home directory.
 pub fn credentials_directory() -> Option<PathBuf> {
     find::user_directory(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
         .map(|dir| dir.join("posh/tls"))
 }
 
-/// Why a directory's file was not allowed, or that not taken back.
+/// Error of [`Config::allow`] and [`Config::deny`].
 #[derive(Debug, thiserror::Error)]
 pub enum NotAllowed {
-    /// Somebody else may have written it.
+    /// Another user may have written it.
     #[error("{}: {}", .0.file.display(), .0.source)]
     Unusable(#[from] Unusable),
-    /// What no directory's file may say, or other mistakes.
+    /// Forbidden keys for a directory's file, or other mistakes.
     #[error(transparent)]
     Mistakes(#[from] ConfigErrors),
-    /// There is no place to keep it.
+    /// No directory for the register.
     #[error("neither XDG_STATE_HOME nor HOME is set")]
     NoHome,
-    /// It can't be kept.
+    /// The register can't be written.
     #[error("can't note what is allowed of {}: {source}", file.display())]
     Register {
         /// The directory's file.
         file: PathBuf,
-        /// The system's words.
+        /// System error.
         source: std::io::Error,
     },
 }
@@ -200,40 +197,41 @@ impl Config {
         Config::load_found(&Config::named(path).map_err(|why| ConfigErrors::unusable(&why))?)
     }
 
-    /// Reads and validates what was found, by the same descriptor that is judged once more.
+    /// Reads and validates a found file, after checking its trust again on the descriptor that is
+    /// read.
     pub fn load_found(found: &Found) -> Result<Config, ConfigErrors> {
         let text =
             find::read(found, effective_user()).map_err(|why| ConfigErrors::unusable(&why))?;
         read::read(&text, &found.file, found.scope)
     }
 
-    /// Validates a text. `file` is what the messages call it, and relative
-    /// `annotations` are taken from its directory.
+    /// Validates a text. `file` is its name in messages, and relative `annotations` start at its
+    /// directory.
     pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigErrors> {
         read::read(text, file, Scope::Own)
     }
 
-    /// The file that applies when none is named on the command line: $POSH_CONFIG, ./mounts.toml if
+    /// Finds the file that applies when the command line names none: $POSH_CONFIG, ./mounts.toml if
     /// the user has allowed it, ~/.config/posh/mounts.toml (or below $XDG_CONFIG_HOME),
-    /// /etc/posh/mounts.toml. The first is an error where it can't be used, so that a wrong name is
-    /// not silently passed over.
+    /// /etc/posh/mounts.toml. If $POSH_CONFIG is set but unusable, returns an error, so that a
+    /// wrong name is not silently ignored.
     pub fn find() -> Result<Search, Unusable> {
         surrounded(find::find)
     }
 
-    /// A file that the user has named: it and every directory on the way to it belong to root or
-    /// the user, and nobody else can write them.
+    /// Opens a file that the user has named. The file and every directory of its path must belong
+    /// to root or the user, and be writable by nobody else.
     pub fn named(path: &Path) -> Result<Found, Unusable> {
         find::named(path, effective_user())
     }
 
-    /// A directory's file, which must be allowed as it is now.
+    /// Opens a directory's file, which must be allowed with its current contents.
     pub fn allowed(path: &Path) -> Result<Found, Unusable> {
         surrounded(|around| find::allowed(path, around))
     }
 
-    /// Allows a directory's file as it is now, if [`Scope::Directory`] lets all of it count; gives
-    /// its path.
+    /// Allows a directory's file with its current contents, if they are valid for
+    /// [`Scope::Directory`]. Returns its path.
     pub fn allow(path: &Path) -> Result<PathBuf, NotAllowed> {
         let user = effective_user();
         let (file, text) = find::read_in_directory(path, user)?;
@@ -244,11 +242,11 @@ impl Config {
         Ok(file)
     }
 
-    /// Takes that back; gives whether it was allowed.
+    /// Revokes [`Config::allow`]. Returns whether the file was allowed.
     pub fn deny(path: &Path) -> Result<bool, NotAllowed> {
         let register = Register::of(set_variable, effective_user()).ok_or(NotAllowed::NoHome)?;
         let failed = |source| NotAllowed::Register { file: path.to_owned(), source };
-        // The file may be gone; its directory names it all the same.
+        // The file may be gone; its directory and name still identify it.
         let absolute = std::path::absolute(path).map_err(failed)?;
         let directory = absolute.parent().and_then(|parent| parent.canonicalize().ok());
         let file =
@@ -256,7 +254,7 @@ impl Config {
         register.deny(&file.unwrap_or(absolute)).map_err(failed)
     }
 
-    /// What the mounts of an executor name as their exports, each once, in order.
+    /// Exports that an executor's mounts name, sorted and without duplicates.
     pub fn exports_of(&self, executor: &ExecutorName) -> Vec<String> {
         let mounts = self.mounts.iter().filter(|mount| mount.executor == *executor);
         mounts.map(|mount| mount.export.clone()).collect::<BTreeSet<_>>().into_iter().collect()

@@ -1,12 +1,13 @@
-//! The processes that serve FUSE mounts, such as sshfs and rclone. Their words say which program
-//! gets to the server, and where a cache is: who is believed has the gateway start what they like.
+//! Processes that serve FUSE mounts, such as sshfs and rclone. Their arguments name the program
+//! that connects to the server, and the cache directory: a trusted daemon controls which program
+//! the gateway starts.
 //!
-//! Invariant: the words of a process are read only if it has exactly our own rights (or is root's,
-//! where root's are asked for), and they are believed only of a mount whose connection to the
-//! kernel it holds. Its name, its program's and its words say nothing: whoever the user has
-//! confined can give them to a program of their own, and end the real one. A mount whose process
-//! has ended is nobody's. So the options that the words hold, a command for ssh among them, come
-//! from a program that could have started the same itself.
+//! Invariant: a process's arguments are read only if it has exactly our own rights (or is root's,
+//! if the caller accepts root's), and trusted only for a mount whose FUSE connection it holds.
+//! Process name, program name and arguments prove nothing: a confined program can copy them, and
+//! kill the real daemon. A mount whose process has ended belongs to nobody. So the options in the
+//! arguments, such as a command for ssh, come from a program that could have started the command
+//! itself.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,36 +21,35 @@ use crate::rights::{Rights, at_once};
 /// fdinfo of a connection has five short lines.
 const MOST_INFO_BYTES: u64 = 1 << 16;
 
-/// Processes of some programs.
+/// Running processes of some programs.
 #[derive(Debug, Default)]
 pub(crate) struct Daemons {
     daemons: Vec<Daemon>,
-    /// What another process of these programs has that we have not.
+    /// Restriction that another process of these programs has and we have not.
     pub(crate) refused: Option<&'static str>,
 }
 
-/// A process that may be believed of the mounts that it serves.
+/// A process that is trusted for the mounts that it serves.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     pub(crate) process: Process,
-    /// Its command line, with the program's name.
+    /// Command line, including the program's name.
     pub(crate) words: Vec<OsString>,
     held: Held,
 }
 
-/// What the descriptors of `/dev/fuse` that a process has are connections of (fuse(4)).
+/// Connections of a process's `/dev/fuse` descriptors (fuse(4)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// These: the minor device numbers of their mounts, of which there are none if it has no such
-    /// descriptors.
+    /// Minor device numbers of their mounts; empty without such descriptors.
     Connections(Vec<u32>),
-    /// The kernel does not tell (before Linux 6.16), or not us.
+    /// Not shown by the kernel (before Linux 6.16), or not to us.
     Untold,
 }
 
 impl Daemons {
-    /// The processes that execute one of `programs`, with our own rights or those of one of the
-    /// users `others`.
+    /// Finds processes that execute one of `programs`, with our own rights or as one of the users
+    /// `others`.
     pub(crate) fn running(programs: &[&str], others: &[u32]) -> Daemons {
         let mut found = Daemons::default();
         let Ok(own) = Rights::own() else { return found };
@@ -58,14 +58,14 @@ impl Daemons {
                 true => {
                     own.keep_here(&process, at_once).unwrap_or(Some("rights that can't be told"))
                 }
-                // Another user's can't be the same.
+                // Another user's rights differ by definition.
                 false => None,
             };
             if lacks.is_some() {
                 found.refused = lacks;
                 continue;
             }
-            // A process that is believed can only lose rights, and its words would be read for
+            // A trusted process can only lose rights, and a cached command line would be read for
             // nothing.
             let held = Held::of(&process);
             if let Ok(words) = process.strings("cmdline") {
@@ -75,8 +75,8 @@ impl Daemons {
         found
     }
 
-    /// Those that serve a mount: that hold its connection. Where the kernel does not tell of any,
-    /// those of which it tells nothing, and whose words name the mount.
+    /// Daemons that hold a mount's connection. If the kernel shows none, those whose connections it
+    /// hides and whose arguments name the mount.
     pub(crate) fn serving(
         &self,
         mount: &MountEntry,

@@ -1,6 +1,5 @@
-//! /proc/self/mountinfo (proc_pid_mountinfo(5)): what is mounted where in this
-//! mount namespace, and which of it a path lookup can reach. Who owns a mount
-//! is not known here.
+//! /proc/self/mountinfo (proc_pid_mountinfo(5)): the mounts of this mount namespace, and those that
+//! a path lookup can reach. Knows nothing of owners.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -8,7 +7,7 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Why the list of mounts is not known.
+/// Error on reading the list of mounts.
 #[derive(Debug, thiserror::Error)]
 pub enum MountInfoError {
     /// The file could not be read.
@@ -19,7 +18,7 @@ pub enum MountInfoError {
     Line {
         /// From 1.
         line: usize,
-        /// What is missing or malformed.
+        /// Missing or malformed field.
         what: &'static str,
     },
 }
@@ -33,13 +32,13 @@ pub struct MountEntry {
     pub parent_id: u32,
     /// Major and minor number of the file system.
     pub device: (u32, u32),
-    /// The directory of the file system that is mounted; `/` unless it is a bind mount.
+    /// Directory of the file system that is mounted; `/` unless it is a bind mount.
     pub root: PathBuf,
-    /// Where, as this process sees it.
+    /// Mount point, as this process sees it.
     pub mount_point: PathBuf,
     /// Such as `ext4` or `fuse.sshfs`.
     pub fs_type: String,
-    /// Such as `host:/export`; bytes, of whatever encoding.
+    /// Such as `host:/export`; bytes of any encoding.
     pub source: OsString,
     /// Options of the mount and of the file system, joined by a comma.
     pub options: String,
@@ -74,8 +73,8 @@ impl MountInfo {
         &self.entries
     }
 
-    /// The mounts that a path lookup can reach, at most one per mount point, in
-    /// the kernel's order: not those under or below a later mount.
+    /// Mounts that a path lookup can reach, at most one per mount point, in the kernel's order: not
+    /// those under or below a later mount.
     pub fn visible(&self) -> Vec<&MountEntry> {
         let tree = Tree::new(&self.entries);
         let reached =
@@ -84,10 +83,10 @@ impl MountInfo {
     }
 }
 
-/// The mounts as the kernel links them: by (parent mount, mount point).
+/// Mounts as the kernel links them: by (parent mount, mount point).
 struct Tree<'m> {
     entries: &'m [MountEntry],
-    /// A parent that is not in the list (that of the root, in a chroot of others too) is `None`.
+    /// `None` for a parent outside the list: that of the root, in a chroot of other mounts too.
     children: HashMap<(Option<usize>, &'m Path), usize>,
 }
 
@@ -98,20 +97,20 @@ impl<'m> Tree<'m> {
         let mut children = HashMap::new();
         for (index, entry) in entries.iter().enumerate() {
             let parent = by_id.get(&entry.parent_id).copied().filter(|parent| *parent != index);
-            // Two on one parent and path are rare (propagation); the later one is on top.
+            // Two mounts on one parent and path are rare (propagation); the later one is on top.
             children.insert((parent, entry.mount_point.as_path()), index);
         }
         Tree { entries, children }
     }
 
-    /// The mount that holds a path of real directories, as path lookup crosses mounts.
+    /// Finds the mount of a path without symlinks, crossing mounts as path lookup does.
     fn lookup(&self, path: &Path) -> Option<usize> {
         let mut ancestors: Vec<&Path> = path.ancestors().collect();
         ancestors.reverse();
         let mut mount = None;
         for path in ancestors {
-            // A mount stacked on another has it as its parent, at the same path. Each
-            // step goes to another mount; the bound is for a list that loops.
+            // A stacked mount has the one below as its parent, at the same path. Each step goes to
+            // another mount; the bound is for a cyclic list.
             for _ in 0..=self.entries.len() {
                 match self.children.get(&(mount, path)) {
                     Some(upper) => mount = Some(*upper),
@@ -152,19 +151,19 @@ fn device(field: &[u8]) -> Option<(u32, u32)> {
     Some((number(&field[..colon])?, number(&field[colon + 1..])?))
 }
 
-/// No path of the kernel's holds a NUL, which ends paths elsewhere.
+/// Decodes a path. The kernel's paths hold no NUL, which would terminate them in system calls.
 fn path(field: &[u8]) -> Option<PathBuf> {
     let bytes = decode(field);
     (!bytes.contains(&0)).then(|| PathBuf::from(OsString::from_vec(bytes)))
 }
 
-/// Types and options are ASCII but for what a FUSE daemon chooses to say.
+/// Types and options are ASCII unless a FUSE daemon chose other bytes.
 fn text(field: &[u8]) -> String {
     String::from_utf8_lossy(&decode(field)).into_owned()
 }
 
-/// Undoes the kernel's escapes: a backslash and three octal digits stand for a
-/// byte (blank, tab, newline, backslash, in some fields `#`). Never before splitting.
+/// Decodes the kernel's escapes: a backslash and three octal digits for a byte (blank, tab,
+/// newline, backslash, in some fields `#`). Split fields before decoding.
 fn decode(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -183,8 +182,8 @@ fn decode(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The directory below `host:` in the source of an NFS mount: there the root
-/// field is always `/`, and a bind mount's directory is in the source.
+/// Directory after `host:` in the source of an NFS mount. The root field is always `/` for NFS; the
+/// source has a bind mount's directory.
 pub(crate) fn nfs_directory(source: &OsStr) -> Option<PathBuf> {
     let bytes = source.as_bytes();
     let host =

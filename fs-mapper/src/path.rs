@@ -1,12 +1,11 @@
-//! The names of things: a path as the workstation sees it and a path as an
-//! executor names it are different types, so that one cannot be sent where the
-//! other is meant. No look at any file system here.
+//! Path types. A workstation's path and an executor's path have different types, so that neither is
+//! used for the other. No access to file systems.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-/// A mount of one [`MountTable`](crate::MountTable). It means nothing in
-/// another table: keep the executor and export when a table is replaced.
+/// Index of a mount in one [`MountTable`](crate::MountTable). Invalid in another table: keep the
+/// executor and export when a table is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MountId(pub(crate) usize);
 
@@ -17,12 +16,12 @@ impl MountId {
     }
 }
 
-/// An executor, by the name that `mounts.toml` gives it.
+/// Name of an executor in `mounts.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExecutorName(pub(crate) String);
 
 impl ExecutorName {
-    /// A name; it is not checked against any configuration.
+    /// Makes a name without checking it against a configuration.
     pub fn new(name: impl Into<String>) -> Self {
         ExecutorName(name.into())
     }
@@ -39,8 +38,8 @@ impl fmt::Display for ExecutorName {
     }
 }
 
-/// An absolute path as the workstation sees it. It may hold `..` below a mount
-/// point, where only the owner's kernel can say what that means.
+/// An absolute path on the workstation. It may hold `..` below a mount point, which only the
+/// owner's kernel can resolve.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientPath(PathBuf);
 
@@ -56,18 +55,18 @@ impl ClientPath {
         &self.0
     }
 
-    /// Gives up the type: from here on the caller answers for it.
+    /// Drops the type: from now on the caller must keep the paths apart.
     pub fn into_path_buf(self) -> PathBuf {
         self.0
     }
 
-    /// Whether a `..` is left in it.
+    /// Returns true if the path holds a `..`.
     pub fn is_uncertain(&self) -> bool {
         self.0.components().any(|part| part == Component::ParentDir)
     }
 }
 
-/// A path as an executor names it: relative to the root of an export.
+/// A path on an executor: relative to the root of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExportPath {
     /// The export's name on its executor.
@@ -82,7 +81,7 @@ impl fmt::Display for ExportPath {
     }
 }
 
-/// As `Path::join`, but without the slash that joining an empty path leaves at the end.
+/// Like `Path::join`, but without a trailing slash if `rest` is empty.
 pub(crate) fn joined(base: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { base.to_path_buf() } else { base.join(rest) }
 }

@@ -1,22 +1,20 @@
-//! The mount points that matter, as a sorted list of paths: who is exactly
-//! here, what lies below, what is the longest prefix. Pure; shared by the whole
-//! table and by the stage program's short list.
+//! Mount points as a sorted list of paths: exact match, longest prefix, and everything below a
+//! directory. Pure; used by the whole table and by the stage program's short list.
 //!
-//! Paths are bytes with a slash at the end (`/mnt/logs/`), which makes "below"
-//! the same as "begins with", and all places below a directory neighbours in
-//! the sorted list: one binary search answers each question.
+//! Paths are bytes with a trailing slash (`/mnt/logs/`). So "below" is a prefix match, and all
+//! places below a directory are neighbours in the list: one binary search answers each query.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What a lookup may do below a place.
+/// Access that a lookup may make below a mount point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Terrain {
-    /// A local disk: look.
+    /// A local disk: look up names.
     Local,
-    /// An executor's: touch nothing, the executor resolves the rest.
+    /// An executor's: no access, the executor resolves the rest.
     Owned,
-    /// A network or FUSE mount without owner, an automounter, /proc: touch nothing.
+    /// A network or FUSE mount without owner, an automounter, /proc: no access.
     Closed,
 }
 
@@ -26,29 +24,29 @@ pub(crate) struct Place {
     /// With a slash at the end.
     pub(crate) dir: Vec<u8>,
     pub(crate) terrain: Terrain,
-    /// What the maker of the list calls it.
+    /// Index in the caller's list.
     pub(crate) index: usize,
 }
 
-/// What is known of a directory.
+/// Knowledge about a directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found<'p> {
-    /// It is a place.
+    /// A mount point.
     Here(&'p Place),
-    /// There are places below it, so it is a real directory and no symlink.
+    /// A mount point lies below it, so it is a real directory and no symlink.
     Above,
     /// Nothing.
     Unknown,
 }
 
-/// Places, each directory at most once.
+/// Mount points, at most one per directory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Places {
     sorted: Vec<Place>,
 }
 
 impl Places {
-    /// Sorts the places; of several in one directory the first stays.
+    /// Sorts the places; of several in one directory the first is kept.
     pub(crate) fn new(mut places: Vec<Place>) -> Self {
         places.sort_by(|a, b| a.dir.cmp(&b.dir));
         places.dedup_by(|later, first| later.dir == first.dir);
@@ -59,7 +57,7 @@ impl Places {
         self.sorted.iter()
     }
 
-    /// `dir` with a slash at the end, as in all of these.
+    /// Looks up a directory, given with a trailing slash.
     pub(crate) fn at(&self, dir: &[u8]) -> Found<'_> {
         let next = self.sorted.partition_point(|place| place.dir.as_slice() < dir);
         match self.sorted.get(next) {
@@ -69,7 +67,7 @@ impl Places {
         }
     }
 
-    /// The place with the longest path that holds `dir`.
+    /// Finds the place with the longest path that is a prefix of `dir`.
     pub(crate) fn around(&self, dir: &[u8]) -> Option<&Place> {
         let mut prefix = dir;
         loop {
@@ -88,14 +86,14 @@ impl Places {
     }
 }
 
-/// The directory around one, both with a slash at the end; `None` for the root.
+/// Parent directory, both with a trailing slash; `None` for the root.
 pub(crate) fn parent(dir: &[u8]) -> Option<&[u8]> {
     let name_end = dir.len().checked_sub(1)?;
     let slash = dir[..name_end].iter().rposition(|byte| *byte == b'/')?;
     Some(&dir[..=slash])
 }
 
-/// The bytes of an absolute path with one slash at the end.
+/// Bytes of an absolute path with one trailing slash.
 pub(crate) fn dir_of(path: &Path) -> Vec<u8> {
     let mut dir = path.as_os_str().as_bytes().to_vec();
     if dir.last() != Some(&b'/') {
@@ -104,7 +102,7 @@ pub(crate) fn dir_of(path: &Path) -> Vec<u8> {
     dir
 }
 
-/// The reverse of [`dir_of`].
+/// Inverse of [`dir_of`].
 pub(crate) fn path_of(dir: &[u8]) -> PathBuf {
     let end = if dir.len() > 1 && dir.ends_with(b"/") { dir.len() - 1 } else { dir.len() };
     PathBuf::from(std::ffi::OsStr::from_bytes(&dir[..end]))

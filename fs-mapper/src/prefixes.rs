@@ -1,23 +1,22 @@
-//! The stage program's quick look: could this word of an argv reach an owned
-//! mount? It knows a short list of paths only, and errs towards "perhaps".
-//! The looking itself is `posh_hook::look`, which the exec hook does too; here
-//! the list is chosen from the table, and written.
+//! The stage program's quick check: could this word of an argv name something on an owned mount? It
+//! knows only a short list of paths, and errs towards "perhaps". `posh_hook::look`, which the exec
+//! hook also uses, does the check; this module selects the list from the table and encodes it.
 
 use crate::places::{Place, Places, Terrain, parent, path_of};
 use posh_hook::look::{self, Arena, Look, PlaceKind};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The owned mount points, and those that must not be touched.
+/// Owned mount points, and those that lookups must not touch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Prefixes {
-    /// In path order, each once; of the form that `posh_hook::look::Places` reads.
+    /// Sorted and without duplicates, in the format of `posh_hook::look::Places`.
     text: Vec<u8>,
 }
 
 impl Prefixes {
-    /// From the table's places: what is not local, and what is mounted inside of that.
-    /// `mount_id` tells what is mounted in one of the first, by [`Place::index`].
+    /// Selects the table's mount points that are not local, and those mounted inside them.
+    /// `mount_id` gives the mount ID for a [`Place::index`] of `places`.
     pub(crate) fn of(
         places: &Places,
         automounts: &Places,
@@ -27,7 +26,7 @@ impl Prefixes {
             let outer = parent(&place.dir).and_then(|dir| places.around(dir));
             outer.is_some_and(|outer| outer.terrain != Terrain::Local)
         };
-        // A path that the automounter will mount comes first: it is an owner's to be.
+        // An automounter's path comes first: it will belong to an owner.
         let awaited =
             automounts.iter().map(|place| Place { terrain: Terrain::Owned, ..place.clone() });
         let needed =
@@ -55,23 +54,23 @@ impl Prefixes {
         self.places().owned().map(path_of).collect()
     }
 
-    /// Bytes for the session file: per path a letter for its kind, of an owned one the number of
-    /// its mount where that is known, the path, a NUL.
+    /// Encodes for the session file. Per path: a letter for its kind, the mount ID if owned and
+    /// known, the path, a NUL.
     pub fn encode(&self) -> Vec<u8> {
         self.text.clone()
     }
 
-    /// The reverse; `None` when it was not made by `encode`.
+    /// Inverse of `encode`; `None` for any other text.
     pub fn decode(text: &[u8]) -> Option<Prefixes> {
         look::Places::read(text).map(|_| Prefixes { text: text.to_vec() })
     }
 
-    /// Whether a directory as from getcwd(3) lies on an owned mount. No system call.
+    /// Returns true if a directory, as from getcwd(3), is on an owned mount. Makes no system call.
     pub fn cwd_is_owned(&self, cwd: &Path) -> bool {
         look::is_owned(self.places(), cwd.as_os_str().as_bytes())
     }
 
-    /// Whether one word of an argv could name something on an owned mount, see
+    /// Returns true if one word of an argv could name something on an owned mount, see
     /// [`Look::may_touch`]. `cwd` as from getcwd(3).
     pub fn may_touch(&self, word: &[u8], cwd: &Path) -> bool {
         let mut memory = vec![0; look::ARENA_BYTES];

@@ -1,12 +1,11 @@
-//! What the kernel tells of other processes (proc(5)). Each decides itself what much of that says,
-//! and how long it is.
+//! Processes in /proc (proc(5)). A process chooses much of its own content there, and the length.
 //!
 //! Invariants:
-//! * A process is held by its directory in /proc, which the kernel never gives to a later process
-//!   of the same number: what is read through it is that process's, or an error.
-//! * Of a file whose length its process chooses (`cmdline` and `environ`: prctl(2), PR_SET_MM_MAP,
-//!   makes them as long as its address space) no more than [`MOST_BYTES`] are read, and one that is
-//!   longer tells nothing.
+//! * A process is identified by a descriptor of its directory in /proc, which the kernel never
+//!   reuses for a later process with the same ID: reads through it return that process's data, or
+//!   an error.
+//! * A process chooses the length of `cmdline` and `environ` (prctl(2), PR_SET_MM_MAP, makes them
+//!   as long as its address space). At most [`MOST_BYTES`] are read, and a longer file is an error.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -17,11 +16,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat, readlinkat};
 
-/// No program of a user's needs longer words or variables.
+/// No user's program needs more arguments or variables.
 pub const MOST_BYTES: u64 = 4 << 20;
-/// The user's and the group's numbers are among the first lines of `status`.
+/// User and group IDs are among the first lines of `status`.
 const FIRST_LINES: u64 = 4096;
-/// root's.
+/// root's user ID.
 const ROOT: u32 = 0;
 
 /// A process, which may end at any time.
@@ -32,15 +31,15 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process of this number.
+    /// Opens the process with this ID.
     ///
     /// # Errors
-    /// There is none.
+    /// No process has it.
     pub fn open(number: u32) -> io::Result<Self> {
         Self::at(number.to_string())
     }
 
-    /// This one.
+    /// Opens this process.
     ///
     /// # Errors
     /// /proc is not mounted.
@@ -48,8 +47,8 @@ impl Process {
         Self::at("self".to_owned())
     }
 
-    /// All that run now and whose four user ids are ours, or all one of `others`. Those of other
-    /// users are not asked for anything: each could make us wait, or believe what they like.
+    /// Running processes whose four user IDs are all ours, or all one of `others`. Reads nothing
+    /// else of other users' processes: each could block us or mislead us.
     pub fn of_users(others: &[u32]) -> impl Iterator<Item = Process> {
         let own = rustix::process::geteuid().as_raw();
         let is_number = |name: &OsStr| name.as_bytes().iter().all(u8::is_ascii_digit);
@@ -57,8 +56,8 @@ impl Process {
         let names = entries.map(|entry| entry.file_name()).filter(move |name| is_number(name));
         let processes = names.filter_map(|name| Self::at(name.into_string().ok()?).ok());
         processes.filter(move |process| {
-            // The directory is its effective user's, or root's where the process may not be looked
-            // at (proc(5)).
+            // The directory belongs to the effective user, or to root if the process is not
+            // dumpable (proc(5)).
             let owner = fstat(&process.directory).map(|found| found.st_uid);
             owner.is_ok_and(|owner| owner == own || owner == ROOT || others.contains(&owner))
                 && process.is_ours(others)
@@ -71,35 +70,35 @@ impl Process {
         Ok(Self { number, directory })
     }
 
-    /// The same process, for another thread.
+    /// Duplicates the handle, for another thread.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// No descriptors are left.
     pub(crate) fn again(&self) -> io::Result<Self> {
         Ok(Self { number: self.number.clone(), directory: self.directory.try_clone()? })
     }
 
-    /// Its directory in /proc, by its number.
+    /// Path of its directory in /proc, by its ID.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         Path::new("/proc").join(&self.number)
     }
 
-    /// Its number; `None` for this one.
+    /// Process ID; `None` for this process.
     #[must_use]
     pub fn number(&self) -> Option<u32> {
         self.number.parse().ok()
     }
 
-    /// Its directory in /proc.
+    /// Descriptor of its directory in /proc.
     pub(crate) fn directory(&self) -> &OwnedFd {
         &self.directory
     }
 
-    /// One of its files.
+    /// Reads one of its files.
     ///
     /// # Errors
-    /// It has ended, may not be looked at, or the file has more than `most` bytes.
+    /// The process has ended or may not be read, or the file has more than `most` bytes.
     pub fn read(&self, name: &str, most: u64) -> io::Result<Vec<u8>> {
         let content = self.beginning(name, most + 1)?;
         match content.len() as u64 > most {
@@ -121,16 +120,16 @@ impl Process {
         Ok(openat(&self.directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into())
     }
 
-    /// Where one of its links leads.
+    /// Target of one of its links.
     ///
     /// # Errors
-    /// It has ended, or may not be looked at.
+    /// The process has ended or may not be read.
     pub fn link(&self, name: &str) -> io::Result<PathBuf> {
         let target = readlinkat(&self.directory, name, Vec::new())?;
         Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
     }
 
-    /// The words or variables of `cmdline` or `environ`, empty ones too.
+    /// Arguments or variables from `cmdline` or `environ`, including empty ones.
     ///
     /// # Errors
     /// As [`Process::read`].
@@ -140,7 +139,7 @@ impl Process {
         Ok(text.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect())
     }
 
-    /// Whether it runs with this user's rights alone, or with those of one of `others` alone.
+    /// Returns true if all its user IDs are this user's, or all one of `others`.
     #[must_use]
     pub fn is_ours(&self, others: &[u32]) -> bool {
         let own = rustix::process::geteuid().as_raw();
@@ -148,7 +147,7 @@ impl Process {
             .is_some_and(|ids| ids == [own; 4] || others.iter().any(|other| ids == [*other; 4]))
     }
 
-    /// Real, effective, saved and file system user id.
+    /// Real, effective, saved and file system user ID.
     fn user_ids(&self) -> Option<[u32; 4]> {
         let status = self.beginning("status", FIRST_LINES).ok()?;
         let status = String::from_utf8_lossy(&status);
@@ -158,8 +157,7 @@ impl Process {
         ids.try_into().ok()
     }
 
-    /// Whether the program that it executes has one of these names, also when a newer one has taken
-    /// the file's place.
+    /// Returns true if its executable has one of these names, even if a newer file has replaced it.
     #[must_use]
     pub fn runs(&self, names: &[&str]) -> bool {
         let Ok(program) = self.link("exe") else { return false };
@@ -228,7 +226,7 @@ print('begun', flush=True)
 time.sleep(100)
 "#;
 
-    /// What it says first is "begun".
+    /// Its first line of output is "begun".
     pub(crate) fn with_long(file: &str, length: u64) -> Command {
         let mut command = Command::new("python3");
         command.args(["-c", LENGTHENS, file, &length.to_string()]);

@@ -1,5 +1,5 @@
-//! What a path is: a file on a mount that an executor owns (and its name
-//! there), or local and why.
+//! Resolution of a path: a file on a mount that an executor owns (with its name on the executor),
+//! or local and the reason.
 
 use crate::path::{ClientPath, ExecutorName, ExportPath, MountId, joined};
 use crate::places::{Terrain, dir_of};
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 pub enum Resolution {
     /// An executor owns it.
     Owned(Owned),
-    /// It is this machine's business.
+    /// The path is local.
     Local {
-        /// Why, with a sentence for the user as its `Display`.
+        /// The reason; its `Display` is a sentence for the user.
         reason: LocalReason,
     },
 }
@@ -32,18 +32,18 @@ pub struct Owned {
     pub client_path: ClientPath,
     /// As the executor names it.
     pub export_path: ExportPath,
-    /// A `..` is left below the mount point: only the executor's kernel can say
-    /// where it leads, perhaps out of the mount.
+    /// A `..` is left below the mount point: only the executor's kernel can resolve it, perhaps to
+    /// a path outside the mount.
     pub uncertain: bool,
-    /// The path as given passes a symlink on the local disk, which the executor
-    /// does not have: the word must be rewritten there, or the stage runs here.
+    /// The given path passes a symlink on the local disk, which the executor does not have: rewrite
+    /// the word, or run the stage locally.
     pub through_symlink: bool,
 }
 
-/// Why a path has no owner.
+/// Reason why a path has no owner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LocalReason {
-    /// On a local disk, whether it exists or not. Named as it was given.
+    /// On a local disk, existing or not. The path is as given.
     #[error("{} is not on a mount with an executor", .0.display())]
     NotOnMount(PathBuf),
     /// On a network or FUSE mount that the configuration does not name.
@@ -55,7 +55,10 @@ pub enum LocalReason {
         fs_type: String,
     },
     /// Inside an owned mount, but on another file system that is mounted there.
-    #[error("{} ({fs_type}) is mounted inside {} and is not part of it", mount.display(), outer.display())]
+    #[error(
+        "{} ({fs_type}) is mounted inside {} and is not part of it",
+        mount.display(), outer.display()
+    )]
     Boundary {
         /// The inner mount point.
         mount: PathBuf,
@@ -70,7 +73,7 @@ pub enum LocalReason {
     /// The automounter has not mounted it yet: see [`MountTable::trigger_automount`].
     #[error("{} has not been mounted by the automounter yet", .0.display())]
     Automount(PathBuf),
-    /// In /proc, where links mean something else to every process.
+    /// In /proc, where links depend on the process.
     #[error("{} is a view of one process", .0.display())]
     ProcessView(PathBuf),
     /// More than 40 symlinks, as the kernel counts (path_resolution(7)).
@@ -81,19 +84,18 @@ pub enum LocalReason {
     Invalid(PathBuf),
 }
 
-/// Directories that one call remembers; a call with more is one of `find`, whose
-/// directories do not come back anyway.
+/// Limit on cached directories per call. A call with more comes from `find`, whose directories do
+/// not recur.
 const MAX_CACHED_DIRECTORIES: usize = 1024;
 
-/// Resolves many paths of one call: the directories that they share are walked
-/// once, so that each further name costs one readlink(2) on a local disk and
-/// nothing on an owned mount. Keep it no longer than that call: it does not see
-/// links that change.
+/// Resolves many paths of one call. Walks shared directories once, so each further name costs one
+/// readlink(2) on a local disk and nothing on an owned mount. Drop it after the call: it does not
+/// notice changed symlinks.
 pub struct Resolver<'t> {
     table: &'t MountTable,
-    /// `None` when the caller's directory is no absolute path.
+    /// `None` if the current directory is not absolute.
     start: Option<Position>,
-    /// By the text before the last slash, that slash included.
+    /// Keyed by the text up to and including the last slash.
     directories: HashMap<Vec<u8>, Position>,
 }
 
@@ -126,7 +128,7 @@ impl<'t> Resolver<'t> {
         let start = self.start.as_ref()?;
         let name_start = text.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
         let (dir, name) = text.split_at(name_start);
-        // A last component that is no name says something about the one before it.
+        // A last component `.`, `..` or empty refers to the component before it.
         let plain = !matches!(name, b"" | b"." | b"..");
         if dir.is_empty() || !plain {
             let mut position = start.clone();

@@ -1,19 +1,19 @@
-//! The rights of a process, as far as the kernel tells others (proc_pid_status(5)). Commands that
-//! run on servers have the rights of the gateway's user there, and the words of a program that
-//! serves a mount say what the gateway starts. A process that has been given less than the gateway
-//! (a changed root directory, another mount or user namespace, fewer capabilities, other groups,
-//! filters of system calls, a security label) must not get them back by way of the gateway.
+//! Rights of a process, as far as the kernel shows them to others (proc_pid_status(5)). Offloaded
+//! commands have the rights of the gateway's user on the server, and the arguments of a FUSE daemon
+//! choose what the gateway starts. A process with fewer rights than the gateway (a changed root
+//! directory, another mount or user namespace, fewer capabilities, other groups, seccomp filters, a
+//! security label) must not regain them through the gateway.
 //!
 //! Invariants:
-//! * A command is offloaded, and a daemon's words are believed, only if its process has exactly our
-//!   own rights.
-//! * No process makes us wait for longer than [`LIMIT`]: its root directory may be on a file system
-//!   that never answers. It is looked at last, when nothing else differs, without a question to
-//!   that file system; and who does not answer is taken to have other rights.
+//! * A command is offloaded, and a daemon's arguments are trusted, only if its process has exactly
+//!   our own rights.
+//! * No process blocks us for longer than [`LIMIT`]: its root directory may be on a file system
+//!   that never answers. The root is compared last, only if nothing else differs, and without a
+//!   request to that file system. On a timeout the process counts as having other rights.
 //!
-//! A Landlock domain is not shown. Who enters one has `no_new_privs`, which is compared, or
-//! `CAP_SYS_ADMIN`. So a gateway that has `no_new_privs` itself offloads nothing; what root
-//! confines without it is not seen.
+//! The kernel does not show Landlock domains. A process that enters one has `no_new_privs`, which
+//! is compared, or `CAP_SYS_ADMIN`. So a gateway that has `no_new_privs` itself offloads nothing. A
+//! domain that root enters without `no_new_privs` goes unnoticed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,8 +27,8 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statat, statx};
 
 use crate::process::Process;
 
-/// Lines of `/proc/PID/status` that are compared, and what it is if they differ. A kernel that
-/// lacks one lacks it in both.
+/// Compared lines of `/proc/PID/status`, and the words for a difference. A kernel without a line
+/// lacks it for both processes.
 const COMPARED: [(&str, &str); 8] = [
     ("Uid", "another user"),
     ("Gid", "another group"),
@@ -41,49 +41,49 @@ const COMPARED: [(&str, &str); 8] = [
 ];
 const GROUPS: &str = "Groups";
 
-/// Namespaces that decide which files a path names, and what the user may do.
+/// Namespaces that determine which files a path names, and the user's rights.
 const NAMESPACES: [(&str, &str); 2] =
     [("mnt", "another mount namespace"), ("user", "another user namespace")];
 
-/// The kernel lets a process have 65,536 groups of ten digits each.
+/// A process may have 65,536 groups of ten digits each.
 const MOST_STATUS_BYTES: u64 = 1 << 20;
-/// More than any security module has.
+/// Longer than any security module's label.
 const MOST_LABEL_BYTES: u64 = 1 << 16;
 
-/// How long a process's root directory is waited for.
+/// Timeout for looking up a process's root directory.
 pub const LIMIT: Duration = Duration::from_secs(1);
-/// Nobody minds to wait so long while others can't go on.
+/// Acceptable delay while blocking other tasks.
 const SHORT: Duration = Duration::from_millis(1);
-/// Each keeps a thread that can't be ended.
+/// Limit on blocked threads, none of which can be ended.
 const MOST_UNANSWERED: usize = 16;
 
-/// Does what may take up to [`LIMIT`] such that others go on meanwhile.
+/// Runs work that may block for up to [`LIMIT`] without blocking other tasks.
 pub type Aside = fn(&mut dyn FnMut());
 
-/// For who has nobody else to let go on.
+/// Runs the work directly, for a caller without other tasks.
 pub fn at_once(work: &mut dyn FnMut()) {
     work();
 }
 
-/// What this process has.
+/// Rights of this process.
 #[derive(Debug)]
 pub struct Rights {
     at_hand: AtHand,
     root: Root,
 }
 
-/// What the kernel tells of a process by itself.
+/// Rights that the kernel shows without the risk of blocking.
 #[derive(Debug)]
 struct AtHand {
-    /// By inode; `None` where the kernel has none of the kind.
+    /// Inode numbers; `None` if the kernel lacks the namespace type.
     namespaces: [Option<u64>; NAMESPACES.len()],
     status: [Option<String>; COMPARED.len()],
-    /// Of a Linux security module; `None` where there is none.
+    /// Label of a Linux security module; `None` without one.
     label: Option<Vec<u8>>,
 }
 
-/// A root directory: device and inode, and the mount that it is seen through, as a bind of the same
-/// directory may show other files.
+/// Root directory: device, inode and mount. The mount matters as a bind mount of the same directory
+/// may show other files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Root {
     device: (u32, u32),
@@ -92,7 +92,7 @@ struct Root {
 }
 
 impl Rights {
-    /// Those of this process.
+    /// Reads this process's rights.
     ///
     /// # Errors
     /// /proc is not mounted.
@@ -101,8 +101,8 @@ impl Rights {
         Ok(Self { at_hand: AtHand::of(&process)?, root: Root::of(&process)? })
     }
 
-    /// What a process has other than these for a command of it to be offloaded, or for its words to
-    /// be believed; in words that follow "it runs with".
+    /// Difference that forbids offloading a process's command or trusting its arguments, in words
+    /// that follow "it runs with".
     ///
     /// # Errors
     /// As [`Rights::difference`].
@@ -116,10 +116,11 @@ impl Rights {
         Ok(self.difference(process, aside)?.or(unknown))
     }
 
-    /// How those of another process differ from these, in words that follow "it runs with".
+    /// Difference between another process's rights and these, in words that follow "it runs with".
     ///
     /// # Errors
-    /// It has ended, has rights that this process has not, or its root directory does not answer.
+    /// The process has ended, has rights that this process lacks, or its root directory does not
+    /// answer.
     pub fn difference(&self, process: &Process, aside: Aside) -> io::Result<Option<&'static str>> {
         if let Some(words) = self.at_hand.difference(&AtHand::of(process)?) {
             return Ok(Some(words));
@@ -165,8 +166,8 @@ impl AtHand {
     }
 }
 
-/// All groups that count where a file is opened. root's login has its own group among the others,
-/// and what systemd starts has not: that is the same.
+/// All groups that count for opening a file. root's login shell has its own group among the
+/// supplementary ones, and systemd's services do not: both are equal.
 fn groups(others: &str, own: &str) -> String {
     let own = own.split_whitespace().last();
     let mut all: Vec<&str> = others.split_whitespace().chain(own).collect();
@@ -176,8 +177,8 @@ fn groups(others: &str, own: &str) -> String {
 }
 
 impl Root {
-    /// To open a directory by O_PATH asks a FUSE file system for nothing, and neither does this
-    /// statx(2).
+    /// Opening a directory with O_PATH sends no request to a FUSE file system, and neither does
+    /// this statx(2).
     fn of(process: &Process) -> io::Result<Self> {
         let root =
             openat(process.directory(), "root", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -191,19 +192,19 @@ impl Root {
     }
 }
 
-/// Looks at root directories, which may never answer, by threads that wait for the next one to look
-/// at: to start one takes as long as all the rest.
+/// Thread pool that looks up root directories, which may never answer. Idle threads are reused:
+/// starting one takes as long as the rest of a comparison.
 #[derive(Debug)]
 struct Looks {
     look: fn(&Process) -> io::Result<Root>,
     idle: Mutex<Vec<Looker>>,
-    /// Threads that nobody waits for any more.
+    /// Number of threads whose answer nobody awaits any more.
     unanswered: AtomicUsize,
 }
 
 static LOOKS: Looks = Looks::by(Root::of);
 
-/// One of the threads.
+/// Thread of the pool.
 #[derive(Debug)]
 struct Looker {
     ask: SyncSender<Process>,
@@ -241,7 +242,7 @@ impl Looks {
 
     fn start(&'static self) -> io::Result<Looker> {
         let (ask, asked) = mpsc::sync_channel(1);
-        // Without room, so that a thread whose answer came too late learns of it.
+        // A rendezvous channel: a thread whose answer is late notices.
         let (sender, answer) = mpsc::sync_channel(0);
         thread::Builder::new().name("looks".to_owned()).spawn(move || {
             for process in asked {

@@ -1,7 +1,6 @@
-//! sshfs mounts that no configuration names: their source says which login has the
-//! data, and the process that serves them with which options ssh got there. They
-//! become executors and mounts like configured ones, unless something about them is
-//! not known: then commands on them stay here, for that reason.
+//! sshfs mounts that the configuration does not name. The mount's source has the login, and its
+//! daemon's arguments have ssh's options. They become executors and mounts like configured ones. If
+//! anything about a mount is unknown, its commands run locally and the reason says so.
 
 mod arguments;
 mod processes;
@@ -17,22 +16,22 @@ use std::path::{Path, PathBuf};
 
 const FS_TYPE: &str = "fuse.sshfs";
 
-/// A mount that is left alone, and why.
+/// A mount that is not used, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOut {
     /// The mount point.
     pub path: PathBuf,
-    /// A sentence.
+    /// Reason, for the user.
     pub reason: String,
 }
 
-/// Whether there is an sshfs mount of this user.
+/// Returns true if this user has an sshfs mount.
 pub fn is_mounted(info: &MountInfo) -> bool {
     own_mounts(info).next().is_some()
 }
 
-/// The configuration with this user's sshfs mounts in it that it does not name, unless it
-/// says `sshfs = "off"`; and those that are left alone. Looks at processes if there are any.
+/// Adds this user's unnamed sshfs mounts to the configuration, unless it says `sshfs = "off"`. Also
+/// returns the mounts that are left out. Reads processes only if there are such mounts.
 pub fn adopted(config: &Config, info: &MountInfo) -> (Config, Vec<LeftOut>) {
     if !config.gateway.sshfs || unnamed(config, info).next().is_none() {
         return (config.clone(), Vec::new());
@@ -40,7 +39,7 @@ pub fn adopted(config: &Config, info: &MountInfo) -> (Config, Vec<LeftOut>) {
     adopt(config, info, &Daemons::running(processes::PROGRAMS, &[]))
 }
 
-/// The same with given processes.
+/// Like `adopted`, but with given processes.
 fn adopt(config: &Config, info: &MountInfo, daemons: &Daemons) -> (Config, Vec<LeftOut>) {
     let mut with = config.clone();
     let mut left_out = Vec::new();
@@ -68,7 +67,7 @@ fn unnamed<'i>(config: &'i Config, info: &'i MountInfo) -> impl Iterator<Item = 
         .filter(|entry| !config.mounts.iter().any(|mount| mount.path == entry.mount_point))
 }
 
-/// Mounts of another user got there by that user's keys, which are not ours to use.
+/// Another user's mount uses that user's keys, which we must not use.
 fn own_mounts(info: &MountInfo) -> impl Iterator<Item = &MountEntry> {
     let user = format!("user_id={}", rustix::process::geteuid().as_raw());
     let is_own = move |entry: &&MountEntry| entry.options.split(',').any(|option| option == user);
@@ -76,7 +75,7 @@ fn own_mounts(info: &MountInfo) -> impl Iterator<Item = &MountEntry> {
     info.visible().into_iter().filter(whole).filter(is_own)
 }
 
-/// Login, directory there and ssh's words.
+/// Login, directory on the server, and ssh's command line.
 fn owner(entry: &MountEntry, daemons: &Daemons) -> Result<(Login, String, Vec<String>), String> {
     let source = entry.source.to_str().ok_or("its source is not UTF-8")?;
     let names_it =
@@ -102,7 +101,7 @@ fn not_found(refused: Option<&str>) -> String {
     }
 }
 
-/// `[USER@]HOST:PATH`: who and where, and the directory as an export is named.
+/// Splits `[USER@]HOST:PATH` into user, host and directory, the last in the form of an export.
 fn parts(source: &str) -> Result<((Option<&str>, &str), String), String> {
     let odd = || format!("its source {source:?} is not of the form [user@]host:path");
     let (host_end, path_start) = match source.find("]:") {
@@ -115,7 +114,7 @@ fn parts(source: &str) -> Result<((Option<&str>, &str), String), String> {
     let directory = match path {
         "" => "~".to_owned(),
         _ if path.starts_with('/') => path.to_owned(),
-        // Over sftp a tilde is a name like any other.
+        // sftp does not expand a tilde.
         _ => format!("~/{path}"),
     };
     let directory = server_directory(&directory)
@@ -123,7 +122,7 @@ fn parts(source: &str) -> Result<((Option<&str>, &str), String), String> {
     Ok(((user, host), directory))
 }
 
-/// The executor for a login, made if there is none yet that is reached in the same way.
+/// Finds the executor for a login and ssh command, or adds one.
 fn executor(
     executors: &mut Vec<ExecutorConfig>,
     login: Login,

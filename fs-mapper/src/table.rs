@@ -1,7 +1,8 @@
-//! The mount table: what the configuration says joined to what is mounted.
+//! Mount table: the configuration joined with mountinfo.
 
 mod build;
 
+use crate::beneath::MountRoot;
 use crate::coherence::{Adapter, Coherence};
 use crate::config::{Config, MountConfig};
 use crate::kind;
@@ -11,69 +12,101 @@ use crate::places::{Place, Places, Terrain, dir_of, parent};
 use crate::prefixes::Prefixes;
 use crate::resolve::{Resolution, Resolver};
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 
-/// Who has the data of a mount.
+/// Owner of a mount's data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// The executor.
     pub executor: ExecutorName,
-    /// Its name for the directory tree.
+    /// Export name on the executor.
     pub export: String,
-    /// What of the export is mounted; empty for its root.
+    /// Directory below the export that is mounted; empty for its root.
     pub sub_path: PathBuf,
-    /// The adapter that the configuration asks for.
+    /// Adapter from the configuration.
     pub coherence: Option<Adapter>,
 }
 
-/// What is at a mount's path now.
+/// State of a mount's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MountState {
     /// Something is mounted there, or the path lies inside a network mount.
     Mounted,
-    /// Nothing is, and the configuration says `coherence = "bind"`: the
-    /// directory itself is what the executor serves.
+    /// Nothing is mounted, and the configuration says `coherence = "bind"`: the executor serves the
+    /// directory itself.
     PlainDirectory,
-    /// An automounter waits there for the first access.
+    /// An automounter awaits the first access.
     Automount,
-    /// Nothing is: paths below it are local.
+    /// Nothing is mounted: paths below it are local.
     NotMounted,
 }
 
 /// A mount, as `posh mounts` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Its place in the table.
+    /// Index in the table.
     pub id: MountId,
     /// The mount point, symlinks resolved.
     pub path: ClientPath,
-    /// As `mounts.toml` has it, when a symlink makes that another path.
+    /// Path in `mounts.toml`, if symlinks change it.
     pub configured_as: Option<PathBuf>,
     /// Such as `fuse.sshfs`; empty when nothing is mounted.
     pub fs_type: String,
     /// Such as `host:/export`; empty when nothing is mounted.
     pub source: OsString,
-    /// `None`: a mount of this machine alone.
+    /// `None` for a mount without an executor.
     pub owner: Option<Owner>,
-    /// Whether something is there.
+    /// State of the path.
     pub state: MountState,
     /// `mnt_id` in /proc/PID/fdinfo of a file on it; `None` when nothing is mounted.
     pub kernel_id: Option<u32>,
 }
 
 impl Mount {
-    /// Something is mounted there now (or a plain directory stands for it).
+    /// Returns true if it is mounted, or a plain directory stands for it.
     pub fn mounted(&self) -> bool {
         matches!(self.state, MountState::Mounted | MountState::PlainDirectory)
     }
 
-    /// Which adapter keeps this mount's caches true.
+    /// Adapter for this mount's cache coherence.
     pub fn adapter(&self) -> Adapter {
         let configured = self.owner.as_ref().and_then(|owner| owner.coherence);
         configured.unwrap_or_else(|| Adapter::of(&self.fs_type))
     }
 
-    /// What keeps this mount's caches true. Its calls block.
+    /// Opens the mount's root directory.
+    ///
+    /// # Errors
+    /// ESTALE if another mount has taken its place, or the error of openat2(2) or statx(2).
+    pub fn open_root(&self) -> io::Result<MountRoot> {
+        let root = MountRoot::at(self.path.as_path())?;
+        match self.is_at(root.mount_id()?)? {
+            true => Ok(root),
+            false => Err(io::Error::new(
+                io::ErrorKind::StaleNetworkFileHandle,
+                "another mount is there by now",
+            )),
+        }
+    }
+
+    fn is_at(&self, mount_id: u64) -> io::Result<bool> {
+        match (self.kernel_id, self.state) {
+            (Some(known), _) => Ok(mount_id == u64::from(known)),
+            // A directory within a network mount.
+            (None, MountState::Mounted) => {
+                let info = MountInfo::read().map_err(io::Error::other)?;
+                let mut entries = info.entries().iter();
+                let found = entries.find(|entry| u64::from(entry.mount_id) == mount_id);
+                Ok(found.is_some_and(|entry| {
+                    entry.fs_type == self.fs_type && entry.source == self.source
+                }))
+            }
+            (None, state) => Ok(state == MountState::PlainDirectory),
+        }
+    }
+
+    /// Cache coherence of this mount. Its calls block.
     pub fn coherence(&self) -> &'static dyn Coherence {
         self.adapter().coherence()
     }
@@ -89,8 +122,7 @@ impl Mount {
     }
 }
 
-/// Two entries of `mounts.toml` that turn out to be one directory, because of a
-/// symlink. The first one counts.
+/// Two entries of `mounts.toml` for one directory, because of a symlink. The first one counts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "line {}: {} is the same directory as {}, which is in line {}; only the first counts",
@@ -99,17 +131,17 @@ impl Mount {
 pub struct SamePlace {
     /// The entry that counts.
     pub first: MountConfig,
-    /// The entry that is passed over.
+    /// The entry that is ignored.
     pub second: MountConfig,
 }
 
-/// Path → owner, at one moment. Make a new one when mounts change.
+/// Map from path to owner, as of one moment. Make a new one when mounts change.
 #[derive(Debug, Clone)]
 pub struct MountTable {
     config: Config,
     /// By path.
     pub(crate) mounts: Vec<Mount>,
-    /// Every mount point that a lookup can meet; indices into `mounts`.
+    /// Mount points that a lookup can meet; indices into `mounts`.
     pub(crate) places: Places,
     /// Configured paths where nothing is mounted (yet).
     pub(crate) absent: Places,
@@ -117,8 +149,8 @@ pub struct MountTable {
 }
 
 impl MountTable {
-    /// Joins the two. Symlinks in configured paths are resolved here, by
-    /// looking at local disks only.
+    /// Joins configuration and mountinfo. Resolves symlinks in configured paths, on local disks
+    /// only.
     pub fn new(config: &Config, info: &MountInfo) -> MountTable {
         let (mut mounts, problems) = build::mounts(config, info);
         mounts.sort_by_cached_key(|mount| dir_of(mount.path.as_path()));
@@ -137,36 +169,35 @@ impl MountTable {
         MountTable { config: config.clone(), mounts, places, absent, problems }
     }
 
-    /// What `posh mounts` shows, in path order: configured mounts, bind mounts
-    /// of parts of them, and network or FUSE mounts without an owner.
+    /// Mounts for `posh mounts`, in path order: configured mounts, bind mounts of parts of them,
+    /// and network or FUSE mounts without an owner.
     pub fn mounts(&self) -> impl Iterator<Item = &Mount> {
         self.mounts.iter().filter(|mount| mount.owner.is_some() || kind::is_remote(&mount.fs_type))
     }
 
-    /// Entries of the configuration that are passed over, for a warning.
+    /// Ignored entries of the configuration, for a warning.
     pub fn problems(&self) -> &[SamePlace] {
         &self.problems
     }
 
-    /// A mount that a resolution by this very table named.
+    /// Mount by an ID from this table.
     pub fn mount(&self, id: MountId) -> &Mount {
         &self.mounts[id.0]
     }
 
-    /// The mount of an open file, by `mnt_id` of its /proc/PID/fdinfo: exact,
-    /// where the path of a descriptor is only a hint. `None` also for mounts
-    /// that no path leads to any more.
+    /// Mount of an open file, by `mnt_id` of its /proc/PID/fdinfo: exact, where a descriptor's path
+    /// is only a hint. Returns `None` also for mounts that no path reaches any more.
     pub fn by_kernel_id(&self, kernel_id: u32) -> Option<&Mount> {
         self.mounts.iter().find(|mount| mount.kernel_id == Some(kernel_id))
     }
 
-    /// Who owns a path. `cwd` as from getcwd(3). Blocks on local disks only.
+    /// Resolves a path to its owner. `cwd` as from getcwd(3). Blocks on local disks only.
     pub fn resolve(&self, path: &Path, cwd: &Path) -> Resolution {
         Resolver::new(self, cwd).resolve(path)
     }
 
-    /// Every mount, owned or not, strictly below a directory, in path order:
-    /// what a recursive argument would also walk.
+    /// Mounts, owned or not, strictly below a directory, in path order: a recursive command would
+    /// also walk them.
     pub fn nested(&self, path: &ClientPath) -> Vec<&Mount> {
         self.places
             .below(&dir_of(path.as_path()))
@@ -175,7 +206,7 @@ impl MountTable {
             .collect()
     }
 
-    /// The short list for the stage program.
+    /// Short list of mount points for the stage program.
     pub fn prefixes(&self) -> Prefixes {
         let awaited = self
             .absent
@@ -185,17 +216,17 @@ impl MountTable {
         Prefixes::of(&self.places, &Places::new(awaited.cloned().collect()), mount_id)
     }
 
-    /// Makes the automounter mount a path that
-    /// [`LocalReason::Automount`](crate::LocalReason::Automount) named, and reads the mounts again.
-    /// Blocks as long as the mount takes; a mount that fails shows in the new table as one that is
-    /// still awaited.
+    /// Makes the automounter mount a path from
+    /// [`LocalReason::Automount`](crate::LocalReason::Automount), and reads mountinfo again. Blocks
+    /// for as long as the mount takes. After a failed mount, the new table still has the path as an
+    /// automount.
     pub fn trigger_automount(&self, path: &Path) -> Result<MountTable, MountInfoError> {
-        // Opening a directory mounts it, where stat(2) of the mount point does not.
+        // Opening a directory triggers the automount; stat(2) of the mount point does not.
         let _mounted_or_not = std::fs::read_dir(path);
         Ok(MountTable::new(&self.config, &MountInfo::read()?))
     }
 
-    /// The owned mount that a mount lies inside of.
+    /// Owned mount that contains a mount point.
     pub(crate) fn owner_around(&self, mount: &Mount) -> Option<&Mount> {
         let dir = dir_of(mount.path.as_path());
         let outer = self.places.around(parent(&dir)?)?;

@@ -1,9 +1,8 @@
-//! Path lookup as the kernel does it (path_resolution(7)), but only as far down
-//! as local disks go: readlink(2) above mount points, nothing but text below them.
+//! Path lookup as in the kernel (path_resolution(7)), but on local disks only: readlink(2) above
+//! mount points, text below them.
 //!
-//! What is known without asking: a directory that holds a mount point, or that
-//! getcwd(3) named, is a real one. Everything else on a local disk costs one
-//! readlink, which also tells whether it exists.
+//! A directory that contains a mount point, or that getcwd(3) returned, is known to be real. Every
+//! other name on a local disk costs one readlink, which also shows if it exists.
 
 use crate::places::{Found, Place, Places, Terrain, dir_of, parent, path_of};
 use std::ffi::OsStr;
@@ -11,10 +10,10 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// As many as Linux follows in one lookup (MAXSYMLINKS).
+/// Linux's limit per lookup (MAXSYMLINKS).
 const MAX_LINKS: u8 = 40;
 
-/// Whether a symlink that is the last component of a path is followed.
+/// Treatment of a symlink as last component of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastLink {
     /// As open(2) does.
@@ -26,29 +25,29 @@ pub enum LastLink {
 /// How a lookup ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// As far as can be told without touching a mount, it is there.
+    /// It exists, as far as can be told without touching a mount.
     Open,
-    /// A component does not exist, is no directory, or may not be searched.
+    /// A component does not exist, is not a directory, or can't be searched.
     Missing,
     /// More than [`MAX_LINKS`].
     TooManyLinks,
 }
 
-/// Where a lookup has come to.
+/// State of a lookup.
 #[derive(Debug, Clone)]
 pub(crate) struct Position {
-    /// Real directories, as far as they are known, with a slash at the end. On
-    /// a local disk the last one may be a file.
+    /// Real path as far as known, with a trailing slash. On a local disk, the last component may be
+    /// a file.
     dir: Vec<u8>,
-    /// What follows below a mount point, as text: no slash at either end.
+    /// Rest of the path below a mount point, as text: no slash at either end.
     tail: Vec<u8>,
     pub(crate) terrain: Terrain,
-    /// The index of the place around `dir`.
+    /// Index of the place around `dir`.
     pub(crate) index: Option<usize>,
     pub(crate) end: End,
-    /// A symlink on a local disk was followed.
+    /// The lookup followed a symlink on a local disk.
     pub(crate) through_symlink: bool,
-    /// A `..` is in the tail.
+    /// The tail contains a `..`.
     pub(crate) uncertain: bool,
     /// `dir` is known to be a directory.
     is_dir: bool,
@@ -56,7 +55,7 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// A directory as from getcwd(3).
+    /// Starts at a directory as from getcwd(3).
     pub(crate) fn at(places: &Places, dir: &Path) -> Position {
         let mut position = Position {
             dir: dir_of(dir),
@@ -73,7 +72,7 @@ impl Position {
         position
     }
 
-    /// The whole path that it stands for.
+    /// Whole path.
     pub(crate) fn path(&self) -> PathBuf {
         let mut path = path_of(&self.dir);
         if !self.tail.is_empty() {
@@ -166,8 +165,8 @@ impl Position {
         }
     }
 
-    /// Follows the last component of `dir` if it is a symlink; `above` is the
-    /// length of the directory that has it.
+    /// Follows the last component of `dir` if it is a symlink; `above` is the length of its parent
+    /// directory.
     fn follow(&mut self, places: &Places, above: usize) {
         let name_end = self.dir.len() - 1;
         match std::fs::read_link(OsStr::from_bytes(&self.dir[..name_end])) {
@@ -179,7 +178,7 @@ impl Position {
                 self.dir.truncate(above);
                 self.walk(places, target.as_os_str().as_bytes(), LastLink::Follow);
             }
-            // EINVAL: it is there and is no symlink.
+            // EINVAL: it exists and is not a symlink.
             Err(error) if error.kind() == ErrorKind::InvalidInput => {}
             Err(_) => self.end = End::Missing,
         }

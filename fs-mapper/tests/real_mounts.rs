@@ -6,7 +6,7 @@
 use fs_mapper::coherence::{Adapter, Change};
 use fs_mapper::config::Config;
 use fs_mapper::mountinfo::MountInfo;
-use fs_mapper::{ClientPath, MountRoot, MountTable, Resolution};
+use fs_mapper::{ClientPath, MountTable, Resolution};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -197,7 +197,7 @@ fn sshfs_is_settled_and_refreshed() {
         let table = table(&mount(&path, "data"));
         let mount = table.mounts().find(|mount| mount.owner.is_some()).expect("the mount");
         assert_eq!((mount.fs_type.as_str(), mount.mounted()), ("fuse.sshfs", true));
-        let (coherence, on) = (mount.coherence(), MountRoot::open(mount).expect("the mount"));
+        let (coherence, on) = (mount.coherence(), mount.open_root().expect("the mount"));
         let written = |name: &str| {
             coherence.refresh(&on, &Change::FileWritten(path.join(name))).expect("a refresh")
         };
@@ -242,8 +242,7 @@ fn sshfs_names_are_refreshed() {
         let lab = sshfs(base);
         let (server, path) = (lab.server.clone(), lab.mount.clone());
         let table = table(&mount(&path, "data"));
-        let on =
-            MountRoot::open(table.mounts().find(|mount| mount.owner.is_some()).expect("the mount"));
+        let on = table.mounts().find(|mount| mount.owner.is_some()).expect("the mount").open_root();
         let (coherence, on) = (Adapter::of("fuse.sshfs").coherence(), on.expect("opened"));
         let refresh = |change: Change| coherence.refresh(&on, &change).expect("a refresh");
         fs::create_dir(path.join("dir")).expect("a directory");

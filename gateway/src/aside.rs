@@ -1,6 +1,5 @@
-//! Work that may take long, or hang with a server that is away, while the gateway goes on with
-//! everything else: its tasks share one thread, and another one takes over that thread's work
-//! meanwhile.
+//! Work that may take long, or hang with an unreachable server, while the gateway goes on. Its
+//! tasks share one thread; another thread takes them over meanwhile (`block_in_place`).
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -12,19 +11,19 @@ use tokio::{
     sync::oneshot,
 };
 
-/// Nobody minds to wait so long. It is many times what handing over the thread's work takes.
+/// Acceptable delay without `block_in_place`: many times the cost of handing over the thread's
+/// tasks.
 const SHORT: Duration = Duration::from_millis(1);
 
-/// Work that takes the longer the more processes there are: it goes aside as soon as it has taken
-/// long once.
+/// Work that grows with the number of processes: it goes aside once it has taken long.
 #[derive(Debug, Default)]
 pub struct Growing {
-    /// The last time, in nanoseconds.
+    /// Duration of the last run, in nanoseconds.
     took: AtomicU64,
 }
 
 impl Growing {
-    /// Does it.
+    /// Runs the work.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         let done = if self.took() > SHORT { aside(work) } else { work() };
@@ -35,23 +34,24 @@ impl Growing {
         done
     }
 
-    /// How long it took the last time.
+    /// Duration of the last run.
     pub fn took(&self) -> Duration {
         Duration::from_nanos(self.took.load(Ordering::Relaxed))
     }
 }
 
-/// Does it.
+/// Runs work that may block, by `block_in_place` on a multi-threaded runtime.
 pub fn aside<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
-        // Nobody else is there to go on.
+        // There is no other thread to continue on.
         _ => work(),
     }
 }
 
-/// Has work done that may never end: in a thread of its own, and none of tokio's pool, of which
-/// [`aside`] needs one for the gateway to go on. Without an answer nothing came of it.
+/// Runs work that may never end in a thread of its own. It must not use tokio's pool, which
+/// [`aside`] needs for the gateway to go on. The receiver fails if the work panicked or no thread
+/// could be started.
 pub fn in_own_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> oneshot::Receiver<T> {

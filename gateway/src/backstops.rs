@@ -1,7 +1,6 @@
-//! Waits that ended by their last limit. Every wait of a stage for its directive ends by an event,
-//! or by evidence that no event is near (`assembly::waits`); a limit that is reached all the same
-//! is a fault of posh. It is counted, logged and shown by `posh status`, and a laboratory fails
-//! where one was reached.
+//! Waits that ended by a backstop. Every wait of a stage for its directive should end by an event,
+//! or by evidence that no event is near (`assembly::waits`); a reached backstop is a fault of posh.
+//! It is counted, logged and shown by `posh status`, and makes a laboratory fail.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -12,22 +11,22 @@ use posh_proto::BACKSTOP;
 
 use crate::enlisted::Enlisted;
 
-/// Which limit.
+/// A backstop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backstop {
-    /// Of a pipeline's assembly as a whole.
+    /// A pipeline's assembly as a whole.
     Assembly,
-    /// A stage program was started and did not enlist.
+    /// A started stage program that did not enlist.
     Enlistment,
-    /// A stage did not acknowledge its directive.
+    /// A stage that did not acknowledge its directive.
     Acknowledgement,
 }
 
 impl Backstop {
-    /// All of them.
+    /// All backstops.
     pub const ALL: [Self; 3] = [Self::Assembly, Self::Enlistment, Self::Acknowledgement];
 
-    /// As `posh status` calls it.
+    /// Name in `posh status`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,7 +37,7 @@ impl Backstop {
     }
 }
 
-/// How often each was reached since the gateway's start.
+/// Counts since the gateway's start.
 #[derive(Debug, Default)]
 pub struct Backstops {
     counts: [AtomicU64; Backstop::ALL.len()],
@@ -46,20 +45,20 @@ pub struct Backstops {
 }
 
 impl Backstops {
-    /// A stage has waited in vain.
+    /// Counts and logs a reached backstop.
     pub fn reached(&self, backstop: Backstop, stage: &Enlisted) {
         self.counts[backstop as usize].fetch_add(1, Ordering::Relaxed);
         tracing::error!(limit = backstop.name(), command = stage.name, pid = stage.pid, BACKSTOP);
     }
 
-    /// A stage has waited for its pipeline, without the time in which whom it waited for had no
+    /// Notes a stage's wait for its pipeline, without the time in which the awaited process had no
     /// processor.
     pub fn waited(&self, time: Duration) {
         self.longest_us
             .fetch_max(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// The longest of these times.
+    /// Longest such wait.
     pub fn longest(&self) -> Duration {
         Duration::from_micros(self.longest_us.load(Ordering::Relaxed))
     }

@@ -1,6 +1,6 @@
-//! The user's configuration files that a command reads: those that go along with a run, without the
-//! settings that it has no need of, those that must be the same on the executor's machine, and the
-//! guards, by which an executor finds out if what is configured there lets the command run there.
+//! The user's configuration files that a command reads: files sent along with a run, reduced to the
+//! settings that it needs; files that must be the same on the executor's machine; and guards, by
+//! which an executor checks if the configuration on its machine lets the command run there.
 
 use std::{
     collections::BTreeMap,
@@ -28,18 +28,18 @@ use crate::{
     zone::{self, Zone},
 };
 
-/// For all of a command's files, which lie on this machine, or where a link leads.
+/// Timeout for all of a command's files, which are local or linked elsewhere.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// They are sent with every run, and no one writes so much by hand.
+/// Size limit: the files are sent with every run, and hand-written ones are smaller.
 const CLIENT_FILE_BYTES: u64 = 256 << 10;
 
-/// A command's configuration files, read once: what was checked is what is sent.
+/// A command's configuration files, read once: the checked content is the sent content.
 #[derive(Debug, Default)]
 pub struct ClientFiles {
-    /// Those that exist, as the executor is to show them.
+    /// Existing files, as the executor must show them.
     pub sent: Vec<ClientFile>,
-    /// Those that the executor must have too.
+    /// Files that the executor must have too.
     compared: Vec<Compared>,
 }
 
@@ -47,14 +47,14 @@ pub struct ClientFiles {
 #[derive(Debug)]
 struct Compared {
     path: Bytes,
-    /// Empty where it does not exist.
+    /// Empty if the file does not exist.
     sha256: Bytes,
 }
 
 /// Reads a command's configuration files.
 ///
 /// # Errors
-/// The file that can't be sent, or is not read in time, or the setting that keeps the command on
+/// The file that can't be sent or is not read in time, or the setting that keeps the command on
 /// this machine.
 pub fn read(
     own_files: &Shares,
@@ -91,7 +91,7 @@ pub fn read(
 /// Content and permissions of a file; `None` if it does not exist.
 type Content = Result<Option<(Vec<u8>, u32)>, String>;
 
-/// The file of the zone that TZ names, for a command that shows times.
+/// Time zone file that TZ names, for a command that shows times.
 fn zone(enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<PathBuf>, String> {
     match zone::of(enlisted, invocation).filter(|_| rule::holds(Rule::Identity)) {
         Some(Zone::Named(file)) => Ok(Some(file)),
@@ -119,7 +119,7 @@ fn sent(
     Ok(Some(ClientFile { path: bytes(path.as_os_str()), content: content.into(), mode }))
 }
 
-/// The settings of a file that the command may need, as a file of their own.
+/// Settings of a file that the command may need, as a file of their own.
 fn allowed_part(path: &Path, content: &[u8], guards: &[&Annotated]) -> Result<Vec<u8>, String> {
     let shown = path.display();
     let stays = |guard: &Annotated, found: String| format!("{} ({found})", guard.reason);
@@ -149,7 +149,7 @@ fn compared(path: &Path, content: Content) -> Result<Compared, String> {
     Ok(Compared { path: bytes(path.as_os_str()), sha256: sha256.unwrap_or_default() })
 }
 
-/// Blocks.
+/// Reads a file. Blocks.
 fn content(path: &Path, command: &str) -> Content {
     let refuse = |why: &str| format!("{command} reads {}, which {why}", path.display());
     let file = match trusted_path::open_regular(path) {
@@ -172,7 +172,7 @@ fn content(path: &Path, command: &str) -> Content {
     }
 }
 
-/// `None` is below a home directory that the command does not know.
+/// Path of a configuration file; `None` below an unknown home directory.
 fn client_path(enlisted: &Enlisted, name: &str) -> Option<PathBuf> {
     match name.strip_prefix("~/") {
         Some(rest) => enlisted
@@ -183,15 +183,20 @@ fn client_path(enlisted: &Enlisted, name: &str) -> Option<PathBuf> {
     }
 }
 
-/// Tells if a test asks for settings by which git's index is the same whoever looks at the files.
+/// Returns true if a test requires settings that make git's index independent of the machine that
+/// reads the files.
 fn is_about_the_index(test: &GuardTest) -> bool {
     const SETTINGS: [&str; 2] = ["core.checkStat=minimal", "core.trustctime=false"];
-    matches!(test, GuardTest::SettingRequired(all) if all.iter().all(|setting| SETTINGS.contains(&setting.as_str())))
+    matches!(
+        test,
+        GuardTest::SettingRequired(all)
+            if all.iter().all(|setting| SETTINGS.contains(&setting.as_str()))
+    )
 }
 
-/// The annotation's guards, without those about git's index where both sides see the same inodes
-/// (`same_index`), and two more: files that this machine has not must not be found there among the
-/// server's own, and those of `same_files`, as the zone that TZ names, must be the same there.
+/// Guards of the annotation, without those about git's index if both sides see the same inodes
+/// (`same_index`), plus two more. Files that this machine lacks must not exist among the server's
+/// own. Files of `same_files`, and TZ's zone, must be the same on the server.
 #[must_use]
 pub fn guards(
     enlisted: &Enlisted,

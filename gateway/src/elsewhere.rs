@@ -1,16 +1,16 @@
-//! What a run would be that does not show the workstation's paths (the rule `paths` left
-//! out, in debug builds): the exports stand below another directory, and the words of the
-//! commands are changed to match. Tests show with it that this is not enough.
+//! Ablation of the rule `paths` (in debug builds): a run that does not show the workstation's
+//! paths. The exports appear below another directory, and the commands' words are adapted. Tests
+//! use it to show that adapting words is not enough.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
 use bytes::Bytes;
 use posh_proto::executor::{RunSpec, descriptor::Source};
 
-/// Where the exports stand then.
+/// Directory above the exports.
 const DIRECTORY: &[u8] = b"/elsewhere";
 
-/// Changes a run accordingly.
+/// Adapts a run.
 pub fn move_to(spec: &mut RunSpec) {
     let mounts: Vec<Bytes> = spec.mounts.iter().map(|mount| mount.path.clone()).collect();
     let moved = |path: &mut Bytes| {

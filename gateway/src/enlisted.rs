@@ -1,5 +1,5 @@
-//! One intercepted command as its stage program described it: plain values, made
-//! from the wire message once, so that nothing behind this file sees protobuf.
+//! One intercepted command as its stage program described it: plain values, converted from the wire
+//! message once, so that no other code sees protobuf.
 
 use std::{
     borrow::Cow,
@@ -11,23 +11,23 @@ use std::{
 
 use posh_proto::stage::{self as wire, descriptor::Kind as WireKind};
 
-use crate::plan::NOTHING_ON_MOUNTS;
+use crate::model::NOTHING_ON_MOUNTS;
 
-/// A process id of this machine.
+/// Process ID on this machine.
 pub type Pid = u32;
 
-/// Everything that the shell had prepared for the command.
+/// Everything that the shell prepared for the command.
 #[derive(Debug, Clone)]
 pub struct Enlisted {
-    /// The session it belongs to.
+    /// Session ID.
     pub session: String,
-    /// The stage program's process, which is the command's in the shell's eyes.
+    /// Process of the stage program, which the shell takes for the command's.
     pub pid: Pid,
-    /// As found on PATH.
+    /// Name on PATH.
     pub name: String,
-    /// The real program on this machine.
+    /// Path of the real program on this machine.
     pub program: PathBuf,
-    /// Final words, `argv[0]` included.
+    /// Arguments, including `argv[0]`.
     pub argv: Vec<OsString>,
     /// The environment, in order.
     pub env: Vec<(OsString, OsString)>,
@@ -47,16 +47,17 @@ pub struct Enlisted {
     pub nice: i32,
     /// Inode of its mount namespace.
     pub mount_namespace: u64,
-    /// Of the terminal it writes to, if it does.
+    /// Size of the terminal that it writes to, if it does.
     pub window: Option<Window>,
-    /// It has started nobody, also not as the shell's child that it was before its exec: for a
-    /// process substitution among its redirects.
+    /// It has no children, not even from before its exec as the shell's child: for a process
+    /// substitution among its redirects.
     pub childless: bool,
-    /// Why it runs here whatever it is joined with: it may replace a file that somebody here has
-    /// open.
+    /// Reason for running locally whatever its neighbours are: it may replace a file that a local
+    /// process has open.
     pub must_stay: Option<String>,
-    /// Why it runs here wherever its output goes, unless something is piped to it: nothing of it is
-    /// on an owned mount, by the quick look or by its annotation, or a volume has it at hand.
+    /// Reason for running locally wherever its output goes, unless its input is piped: none of its
+    /// files are on an owned mount, by the quick look or by its annotation, or a volume has them
+    /// cached.
     pub stays: Option<Cow<'static, str>>,
 }
 
@@ -72,30 +73,30 @@ pub struct Window {
 /// One open descriptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Its number.
+    /// Descriptor number.
     pub fd: u32,
-    /// What it is.
+    /// Type of the file.
     pub kind: Kind,
-    /// What /proc/self/fd says of it.
+    /// Path in /proc/self/fd.
     pub path: PathBuf,
-    /// Device and inode; for pipes the inode names the pipe.
+    /// Device and inode; a pipe's inode identifies it.
     pub identity: (u64, u64),
-    /// As fcntl(F_GETFL) gives them.
+    /// Flags of fcntl(F_GETFL).
     pub flags: u32,
-    /// Of a file, in bytes.
+    /// Offset in a file, in bytes.
     pub offset: u64,
-    /// Of a file: whether it is on an owned mount; what can't be told counts as such.
+    /// File on an owned mount; unknown files count as such.
     pub on_mount: bool,
-    /// Of a file: it may have been opened before the command, so that its name may be another
-    /// file's (`fresh`).
+    /// The file may have been opened before the command, so its name may now be another file's
+    /// (`fresh`).
     pub is_older: bool,
-    /// Bytes waiting in a pipe.
+    /// Bytes queued in a pipe.
     pub queued_bytes: u64,
-    /// Lower numbered descriptor with the very same open file description, if known.
+    /// Lower descriptor with the same open file description, if known.
     pub same_as: Option<u32>,
 }
 
-/// What a descriptor is.
+/// Type of a descriptor's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -115,10 +116,10 @@ pub enum Kind {
 }
 
 impl Enlisted {
-    /// What a process says that is about to execute a command: enough to tell whether that stays
-    /// here, and nothing more. It is believed to be in the gateway's own mount namespace: of
-    /// another one it would hear that it stays, too, or become a stage, which says. `None` where
-    /// another command may have to do with it, or it can't be seen.
+    /// A process's description of a command that it is about to execute: just enough to decide if
+    /// the command runs locally. Assumes the gateway's own mount namespace: in another one, the
+    /// answer is to run locally too, or the process becomes a stage, which reports its namespace.
+    /// `None` if another command may be involved, or the process can't be inspected.
     #[must_use]
     pub fn about_to_execute(
         question: wire::Question,
@@ -134,7 +135,7 @@ impl Enlisted {
             let path = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
             descriptors.push(Descriptor::without_details(fd, Kind::File, path, 0));
         }
-        // Which of the two it writes to which pipe does not matter.
+        // The order of descriptors and pipes does not matter.
         let pipes = (1..=2).filter(|fd| question.streams & 1 << fd == 0).zip(question.writes);
         descriptors.extend(
             pipes.map(|(fd, pipe)| {
@@ -161,7 +162,7 @@ impl Enlisted {
             argv,
             env: Vec::new(),
             cwd,
-            // One that every mount takes.
+            // Accepted by every mount.
             umask: 0o777,
             descriptors,
             ignored_signals: 0,
@@ -176,20 +177,20 @@ impl Enlisted {
         })
     }
 
-    /// The descriptor of that number, if it is open.
+    /// Descriptor of that number, if open.
     #[must_use]
     pub fn descriptor(&self, fd: u32) -> Option<&Descriptor> {
         self.descriptors.iter().find(|d| d.fd == fd)
     }
 
-    /// A variable of its environment; the first one counts, as for getenv(3).
+    /// Variable of its environment; the first one counts, as for getenv(3).
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<&OsStr> {
         self.env.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_os_str())
     }
 
-    /// Descriptors above 2 that the words name (`/dev/fd/63`, `/proc/self/fd/63`):
-    /// process substitution.
+    /// Descriptors above 2 that the words name (`/dev/fd/63`, `/proc/self/fd/63`): process
+    /// substitution.
     pub fn named_descriptors(&self) -> impl Iterator<Item = &Descriptor> {
         self.argv
             .iter()
@@ -199,7 +200,7 @@ impl Enlisted {
     }
 }
 
-/// The number in `/dev/fd/N` and its like.
+/// Number in `/dev/fd/N` and similar paths.
 #[must_use]
 pub fn descriptor_named_by(path: &OsStr) -> Option<u32> {
     let path = Path::new(path);
@@ -230,19 +231,19 @@ impl Descriptor {
         }
     }
 
-    /// One that a shell would open, of which the text is all that is known.
+    /// Descriptor that a shell would open, known only from the text.
     #[must_use]
     pub fn imagined(fd: u32, kind: Kind, path: PathBuf, flags: i32) -> Self {
         Self { kind, flags: flags.cast_unsigned(), ..Self::without_details(fd, kind, path, 0) }
     }
 
-    /// Whether reading is allowed.
+    /// Returns true if reading is allowed.
     #[must_use]
     pub fn reads(&self) -> bool {
         self.access() != nix::libc::O_WRONLY
     }
 
-    /// Whether writing is allowed.
+    /// Returns true if writing is allowed.
     #[must_use]
     pub fn writes(&self) -> bool {
         self.access() != nix::libc::O_RDONLY

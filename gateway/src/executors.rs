@@ -1,6 +1,6 @@
-//! The executors that are known and the warm connection to each: made before the
-//! first pipeline needs it, or, for one that only an sshfs mount names, by the first
-//! that does; with what the executor said of itself. The way there is `posh_reach`'s matter.
+//! Known executors and their warm connections, with each executor's description of itself. A
+//! connection is made before the first pipeline needs it, or, for an executor that only an sshfs
+//! mount names, by the first pipeline that does. `posh_reach` does the connecting.
 
 use std::{
     collections::HashMap,
@@ -24,16 +24,16 @@ use tokio::{
 };
 use tonic::transport::Channel;
 
-use crate::{plan::ExecutorId, shares::Shares};
+use crate::{model::ExecutorId, shares::Shares};
 
-/// What the answers may take, once there is a connection.
+/// Timeout for the executor's answers on a new connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(8);
-/// Pauses between attempts, doubling.
+/// Bounds of the pause between attempts, which doubles.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(20);
-/// Between attempts where nobody has asked for posh: a server counts failed logins.
+/// Pause between attempts to an unconfigured executor: a server counts failed logins.
 const UNASKED_PAUSE: Duration = Duration::from_secs(60);
-/// How long the first pipeline waits for a connection that is being made.
+/// Time that the first pipeline waits for a connection in progress.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A live connection.
@@ -41,44 +41,44 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Connection {
     /// The client; clones share the connection.
     pub client: Server,
-    /// What the executor is and serves.
+    /// The executor's description of itself.
     pub about: DescribeReply,
     /// Its commands, by name.
     pub tools: HashMap<String, Tool>,
-    /// What `NAME --version` has said there, by name.
+    /// Version lines of the executor's commands, by name.
     pub versions: Mutex<HashMap<String, String>>,
-    /// The shortest of a few round trips.
+    /// Round-trip time.
     pub rtt: Duration,
 }
 
-/// How it stands with an executor.
+/// State of an executor.
 #[derive(Debug, Clone)]
 pub enum State {
-    /// No command has needed it yet.
+    /// Not needed by any command yet.
     Asleep,
-    /// The first attempt is under way.
+    /// The first attempt is in progress.
     Connecting,
-    /// In reach.
+    /// Connected.
     Ready(Arc<Connection>),
-    /// Not in reach, and why.
+    /// Unreachable, with the reason.
     Unreachable(String),
 }
 
 /// One executor.
 #[derive(Debug)]
 pub struct Executor {
-    /// Its place among those that are or were known.
+    /// Index among present and former executors.
     pub id: ExecutorId,
     /// Its name in the mount table.
     pub name: ExecutorName,
-    /// Where it is, as the configuration says.
+    /// Address in the configuration.
     pub address: String,
-    /// It may be sent what was written elsewhere (`takes_input`).
+    /// May receive input that was written elsewhere (`takes_input`).
     pub takes_input: bool,
-    /// What refreshes of its mounts may cost.
+    /// Limits on the cost of refreshing its mounts.
     pub shares: Shares,
     route: Route,
-    /// Only an sshfs mount names it: it is left alone until it is wanted.
+    /// Named only by an sshfs mount: not contacted until needed.
     unasked: bool,
     state: watch::Sender<State>,
     retry: Notify,
@@ -92,7 +92,7 @@ pub struct Executors(Arc<Registry>);
 #[derive(Debug)]
 struct Registry {
     commands: Arc<Vec<String>>,
-    /// By id, and so nothing is taken out: what the mount table has lost stays, retired.
+    /// Indexed by ID, so nothing is removed: an executor that has left the mount table is retired.
     known: RwLock<Vec<Known>>,
 }
 
@@ -104,7 +104,7 @@ struct Known {
 }
 
 impl Executors {
-    /// Starts to connect to each. `commands` are those whose identity matters.
+    /// Starts connecting to each. `commands` are those whose identity matters.
     #[must_use]
     pub fn start(config: &Config, commands: &Arc<Vec<String>>) -> Self {
         let executors =
@@ -113,7 +113,7 @@ impl Executors {
         executors
     }
 
-    /// The mount table has become another: executors that are reached as before stay connected.
+    /// Adopts a new mount table: executors with an unchanged route stay connected.
     pub fn update(&self, config: &Config) {
         let mut known = self.0.known.write().unwrap_or_else(PoisonError::into_inner);
         let wanted: Vec<_> = config
@@ -135,7 +135,7 @@ impl Executors {
         for new in wanted {
             match known.iter_mut().find(|old| is_same(old, &new)) {
                 Some(old) if old.current => {}
-                // A mount that comes and goes is not another one each time.
+                // A mount that reappears gets its former executor.
                 Some(old) => *old = Known::begin(Arc::clone(&old.executor), &self.0.commands),
                 None => {
                     let executor = Executor::new(ExecutorId(known.len()), new.0, new.1);
@@ -145,26 +145,26 @@ impl Executors {
         }
     }
 
-    /// One of them.
+    /// Executor by its ID.
     #[must_use]
     pub fn get(&self, id: ExecutorId) -> Arc<Executor> {
         Arc::clone(&self.0.known.read().unwrap_or_else(PoisonError::into_inner)[id.0].executor)
     }
 
-    /// By the mount table's name.
+    /// Executor by its name in the mount table.
     #[must_use]
     pub fn named(&self, name: &ExecutorName) -> Option<Arc<Executor>> {
         self.all().into_iter().find(|e| e.name == *name)
     }
 
-    /// Those of the mount table.
+    /// Executors of the current mount table.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Executor>> {
         let known = self.0.known.read().unwrap_or_else(PoisonError::into_inner);
         known.iter().filter(|k| k.current).map(|k| Arc::clone(&k.executor)).collect()
     }
 
-    /// To the connected one that is farthest away.
+    /// Largest round-trip time of the connected executors.
     #[must_use]
     pub fn slowest_round_trip(&self) -> Duration {
         let round_trips =
@@ -183,7 +183,7 @@ impl Known {
         Self { executor, task: task.abort_handle(), current: true }
     }
 
-    /// Runs that are under way keep their connection.
+    /// Retires an executor; its runs keep their connection.
     fn retire(&self) {
         self.task.abort();
         let why = "it is in the mount table no more";
@@ -211,13 +211,13 @@ impl Executor {
         if self.unasked { State::Asleep } else { State::Connecting }
     }
 
-    /// Its state now.
+    /// Current state.
     #[must_use]
     pub fn state(&self) -> State {
         self.state.borrow().clone()
     }
 
-    /// Its state, once an attempt that is being made has come to its end, or after a little while.
+    /// State after an attempt in progress has ended, or after a short timeout.
     pub async fn settled(&self) -> State {
         let mut state = self.state.subscribe();
         let settled = state.wait_for(|s| !matches!(s, State::Connecting));
@@ -227,10 +227,10 @@ impl Executor {
         }
     }
 
-    /// The connection, waiting a little for one that is being made.
+    /// Returns the connection, waiting briefly for one in progress.
     ///
     /// # Errors
-    /// The sentence for explain.
+    /// A sentence for explain.
     pub async fn connection(&self) -> Result<Arc<Connection>, String> {
         self.want();
         match self.settled().await {
@@ -240,8 +240,8 @@ impl Executor {
         }
     }
 
-    /// One that sleeps is woken, and waited for; one that was out of reach is tried again
-    /// when its time has come, and nobody waits for that.
+    /// Wakes a sleeping executor, which callers wait for. An unreachable one is tried again after
+    /// its pause, without callers waiting.
     fn want(&self) {
         self.state.send_if_modified(|state| {
             let asleep = matches!(state, State::Asleep);
@@ -255,9 +255,8 @@ impl Executor {
         }
     }
 
-    /// The connection by which to reach the process that `planned` led to: one that was lost is
-    /// used for nothing more, since what is sent there may wait as long again. `None` where there
-    /// is none at this moment.
+    /// Connection to the same executor process as `planned`. A lost connection is not used again,
+    /// as a request on it may hang as long again. `None` if there is no such connection now.
     #[must_use]
     pub fn in_place_of(&self, planned: Arc<Connection>) -> Option<Arc<Connection>> {
         match &*self.state.borrow() {
@@ -268,14 +267,14 @@ impl Executor {
         }
     }
 
-    /// A run found the connection broken: try anew.
+    /// Notes a connection that a run found broken, and reconnects.
     pub fn lost(&self, connection: &Arc<Connection>, why: &str) {
         if self.broke(connection, why) {
             self.retry.notify_one();
         }
     }
 
-    /// The connection that follows a lost one, whenever there is one.
+    /// Waits for the connection that follows a lost one.
     pub async fn next_connection(&self, lost: &Arc<Connection>) -> Arc<Connection> {
         let mut state = self.state.subscribe();
         loop {
@@ -287,7 +286,7 @@ impl Executor {
         }
     }
 
-    /// Whether it was the one in use.
+    /// Notes a broken connection; returns true if it was the current one.
     fn broke(&self, connection: &Arc<Connection>, why: &str) -> bool {
         let is_current =
             matches!(&*self.state.borrow(), State::Ready(c) if Arc::ptr_eq(c, connection));
@@ -298,8 +297,8 @@ impl Executor {
         is_current
     }
 
-    /// Whether it is there for one connection only, as one that ssh has started: another connection
-    /// finds another executor.
+    /// Returns true if the executor serves one connection only, as if started by ssh: another
+    /// connection reaches another executor.
     #[must_use]
     pub fn ends_with_connection(&self) -> bool {
         matches!(self.route.address, Address::Ssh(_))
@@ -317,14 +316,19 @@ impl Executor {
             }
             match greet(&self.route, &commands).await {
                 Ok((connection, carrier)) => {
-                    tracing::info!(executor = %self.name, address = self.address, rtt = ?connection.rtt, "connected");
+                    tracing::info!(
+                        executor = %self.name,
+                        address = self.address,
+                        rtt = ?connection.rtt,
+                        "connected"
+                    );
                     pause = RETRY_FIRST;
                     let began = Instant::now();
                     self.keep(Arc::new(connection), carrier).await;
                     if self.unasked {
                         self.state.send_replace(State::Asleep);
                     }
-                    // Mostly it was one link that broke; who breaks each at once is given time.
+                    // Usually a single link broke; pause if connections break at once.
                     if began.elapsed() >= RETRY_FIRST {
                         continue;
                     }
@@ -339,7 +343,7 @@ impl Executor {
         }
     }
 
-    /// Until the connection is found to be broken, or is.
+    /// Keeps the connection until it is reported broken, or breaks.
     async fn keep(&self, connection: Arc<Connection>, mut carrier: Carrier) {
         self.state.send_replace(State::Ready(Arc::clone(&connection)));
         tokio::select! {
@@ -357,7 +361,7 @@ impl Executor {
     }
 }
 
-/// Connects and asks what the pipelines will need to know.
+/// Connects and asks for everything that pipelines need to know.
 async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), String> {
     let Reached { channel, carrier, .. } =
         posh_reach::connect(route).await.map_err(|error| error.sentence())?;
@@ -370,7 +374,7 @@ async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrie
 
 async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String> {
     let mut client = Server::new(channel);
-    // Both at once: a first command waits for the answers.
+    // In parallel: a first command waits for the answers.
     let mut second = client.clone();
     let tools = second.tools(ToolsRequest { names: commands.to_vec() });
     let asked = Instant::now();

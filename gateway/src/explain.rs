@@ -1,5 +1,5 @@
-//! Planning without running (`posh explain`): the words come from a parsed
-//! command line, the descriptors are imagined, the rest is as for live stages.
+//! Planning without running (`posh explain`): the words come from a parsed command line, the
+//! descriptors are made up, the rest is as for live stages.
 
 use std::{
     ffi::OsString,
@@ -11,10 +11,10 @@ use std::{
 use posh_annotations::Aggregator;
 
 use crate::{
-    assembly::Edge,
     dispatch,
     enlisted::{Descriptor, Enlisted, Kind},
     facts::Reading,
+    model::Edge,
     plan::{Join, Site, Steps},
     report::{PipelineReport, StageReport},
     state::Gateway,
@@ -23,17 +23,17 @@ use crate::{
 /// One stage of a command line.
 #[derive(Debug, Clone)]
 pub struct PlannedStage {
-    /// Its words.
+    /// Arguments.
     pub argv: Vec<OsString>,
     /// `< FILE`
     pub stdin: Option<PathBuf>,
     /// `> FILE`
     pub stdout: Option<PathBuf>,
-    /// Why its words can't be known without running.
+    /// Reason why its words can't be known without running.
     pub unknowable: Option<String>,
 }
 
-/// What would run where.
+/// Plans a command line and returns the placements.
 pub async fn plan_only(
     gateway: &Arc<Gateway>,
     cwd: &Path,
@@ -50,7 +50,7 @@ pub async fn plan_only(
     dispatch::plan_only(gateway, &imagined, &edges, &reasons, split).await
 }
 
-/// A stage as its process would describe it.
+/// Makes up the description that a stage's process would send.
 async fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enlisted {
     let name = stage.argv.first().map(|w| w.to_string_lossy().into_owned()).unwrap_or_default();
     let name = name.rsplit('/').next().unwrap_or_default().to_owned();
@@ -87,7 +87,7 @@ fn descriptor(fd: u32, cwd: &Path, file: Option<&Path>, access: i32) -> Descript
     let (kind, path) = match file {
         Some(path) if path == Path::new("/dev/null") => (Kind::Null, path.to_owned()),
         Some(path) => (Kind::File, cwd.join(path)),
-        // To the next stage, or to nobody: like a terminal that the command does not ask.
+        // To the next stage or to nowhere: like a terminal that the command does not query.
         None => (Kind::Pipe, PathBuf::from("pipe:[0]")),
     };
     Descriptor {
@@ -104,7 +104,7 @@ fn descriptor(fd: u32, cwd: &Path, file: Option<&Path>, access: i32) -> Descript
     }
 }
 
-/// The report of a stage whose words are not known.
+/// Report of a stage with unknown words.
 #[must_use]
 pub fn unknowable(stage: &Enlisted, reason: &str) -> StageReport {
     StageReport {
@@ -120,7 +120,7 @@ pub fn unknowable(stage: &Enlisted, reason: &str) -> StageReport {
     }
 }
 
-/// How the outputs of a split stage become one, in words.
+/// Description of a split stage's join.
 #[must_use]
 pub fn joined(
     gateway: &Gateway,

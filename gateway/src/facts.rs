@@ -1,6 +1,6 @@
-//! From live stages to what the planner needs: each command is read by its
-//! annotation, each path resolved, each descriptor looked at, and every rule of
-//! exactness that can't be kept becomes a sentence for staying here.
+//! From live stages to the planner's input: resolves each command by its annotation, resolves each
+//! path, and inspects each descriptor. Every rule of exactness that can't be kept becomes a reason
+//! for running locally.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,66 +21,66 @@ use posh_annotations::{
 use posh_proto::rule::{self, Rule};
 
 use crate::{
-    assembly::Edge,
     client_files::{self, ClientFiles},
     enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
     executors::{Executors, State},
+    model::Edge,
     ownership,
     plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
     shares::Shares,
     zone::{self, Zone},
 };
 
-/// For a look above a mount: directories of this machine, mostly.
+/// Timeout for a lookup above a mount: mostly local directories.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Everything that a classification looks at.
+/// Input of a classification.
 pub struct World<'a> {
     /// Path → owner.
     pub table: &'a MountTable,
-    /// What is known of commands.
+    /// Annotations of commands.
     pub library: &'a Library,
     /// Executors of the configuration.
     pub executors: &'a Executors,
-    /// Inode of the mount namespace in which `table` is true.
+    /// Inode of the mount namespace that `table` describes.
     pub mount_namespace: u64,
-    /// What is asked of this machine's own directories, which may lead to mounts that hang.
+    /// Limits on lookups in local directories, which may lead to mounts that hang.
     pub own_files: &'a Shares,
 }
 
 impl World<'_> {
-    /// An executor's place in the configuration, by its name.
+    /// ID of an executor, by its name.
     #[must_use]
     pub fn executor_id(&self, name: &ExecutorName) -> Option<ExecutorId> {
         self.executors.named(name).map(|e| e.id)
     }
 }
 
-/// A command as its annotation and the mount table read it.
+/// A command, resolved by its annotation and the mount table.
 #[derive(Debug)]
 pub struct Reading {
-    /// By the annotation.
+    /// Result of the annotation.
     pub invocation: Invocation,
-    /// Owner of each of `invocation.files`; `None` where the word names no place
-    /// of its own (a descriptor, /dev/null).
+    /// Owner of each of `invocation.files`; `None` if the word is not a path of its own (a
+    /// descriptor, /dev/null).
     pub places: Vec<Option<Place>>,
-    /// Owner of the current directory, where the command uses it.
+    /// Owner of the current directory, if the command uses it.
     pub cwd: Option<Place>,
-    /// The user's configuration files that it reads.
+    /// The user's configuration files that the command reads.
     pub client_files: ClientFiles,
 }
 
-/// Whose a path is.
+/// Owner of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// An executor's: whose, where, on which mount.
+    /// Owned by an executor: its ID, the path, the mount.
     At(ExecutorId, ClientPath, MountId),
-    /// This machine's, and why.
+    /// Local, with the reason.
     Here(String),
 }
 
 impl Place {
-    /// Where on a mount.
+    /// Path on a mount.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
@@ -90,10 +90,10 @@ impl Place {
     }
 }
 
-/// Reads a command.
+/// Resolves a command.
 ///
 /// # Errors
-/// Why it stays here.
+/// Reason for running it locally.
 pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     if stage.mount_namespace != world.mount_namespace {
         return Err("it runs in another mount namespace than the gateway".to_owned());
@@ -135,7 +135,7 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     Ok(reading)
 }
 
-/// How far away the executor of a mount is, if it is in reach.
+/// Round-trip time to the executor of a mount, if it is reachable.
 #[must_use]
 pub fn round_trip_to(world: &World<'_>, mount: &Mount) -> Option<Duration> {
     match world.executors.get(owner_id(world, mount)?).state() {
@@ -144,7 +144,7 @@ pub fn round_trip_to(world: &World<'_>, mount: &Mount) -> Option<Duration> {
     }
 }
 
-/// What a command shows of files must look there as it looks here.
+/// Checks that file attributes that a command shows look the same on the server.
 fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
     if !rule::holds(Rule::MountDifferences) {
         return Ok(());
@@ -164,11 +164,11 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> 
     Ok(())
 }
 
-/// What an sftp server takes away from the permissions of every new file, whatever
-/// the umask of whoever makes it: login.defs(5) and pam_umask(8) give no less.
+/// Permissions that an sftp server always clears on new files, whatever the creator's umask:
+/// defaults of login.defs(5) and pam_umask(8) clear no less.
 const SFTP_UMASK: u32 = 0o022;
 
-/// A command must not make files with more permissions than the mount would give them.
+/// Checks that a command creates no files with more permissions than the mount would give them.
 fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
     let files =
         reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
@@ -187,25 +187,25 @@ fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result
     Ok(())
 }
 
-/// Whether a mount shows an attribute as the server has it. The same kernel's
-/// file system does. sshfs passes on permissions, sizes of directories and the
-/// order of their entries (seen up to 3,000 entries; above 10,000 find(1) sorts
-/// by inode number on local disks). Of others only permissions are certain.
+/// Returns true if a mount shows an attribute as the server has it. A bind mount does. sshfs passes
+/// on permissions, sizes of directories and the order of their entries (observed up to 3,000
+/// entries; above 10,000 find(1) sorts by inode number on local disks). Of other file systems only
+/// permissions are certain.
 fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
     let through_sshfs = matches!(attribute, FileAttribute::Order | FileAttribute::DirSize);
     match mount.adapter() {
-        // What lies below is looked at by the executor.
+        // The executor checks symlinks below.
         Adapter::Sshfs if attribute == FileAttribute::Symlinks => true,
         Adapter::Bind => true,
-        // It passes on what the server says of a file; the device is this machine's, and times of
-        // access are noted here.
+        // It passes on the server's attributes, but the device is local, and access times are
+        // recorded locally.
         Adapter::Volume => !matches!(attribute, FileAttribute::Device | FileAttribute::AccessTime),
         Adapter::Sshfs => through_sshfs || attribute == FileAttribute::Mode,
         Adapter::Rclone | Adapter::Nfs | Adapter::Generic => attribute == FileAttribute::Mode,
     }
 }
 
-/// The same of a place; what is here is shown as it is.
+/// Like `shown_alike`, but for a place; local files are shown as they are.
 #[must_use]
 pub fn shows(world: &World<'_>, place: &Place, attribute: FileAttribute) -> bool {
     match place {
@@ -236,20 +236,20 @@ pub fn owner_id(world: &World<'_>, mount: &Mount) -> Option<ExecutorId> {
     world.executor_id(&mount.owner.as_ref()?.executor)
 }
 
-/// Whether what a command prints depends on the machine's time zone.
+/// Returns true if a command's output depends on the machine's time zone.
 #[must_use]
 pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
     zone::of(stage, invocation) == Some(Zone::Machine)
 }
 
-/// Whether the mount of a place follows symbolic links by rules of its own:
-/// Debian's sshfs refuses absolute ones and those with `..` (`contain_symlinks`).
+/// Returns true if the mount of a place restricts symlinks: Debian's sshfs refuses absolute ones
+/// and those with `..` (`contain_symlinks`).
 #[must_use]
 pub fn contains_symlinks(world: &World<'_>, place: &Place) -> bool {
     matches!(place, Place::At(_, _, mount) if world.table.mount(*mount).adapter() == Adapter::Sshfs)
 }
 
-/// What a command looks for upwards (`.git`) must not lie above the mount, where
+/// Checks that nothing that a command searches for upwards (`.git`) lies above the mount, where
 /// only this machine could find it. A mount may lie in another one, which may hang.
 fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
     if reading.invocation.searches_up.is_empty() {
@@ -279,7 +279,7 @@ fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Resul
     }
 }
 
-/// Where a command begins to look upwards, and the mount in which that is.
+/// Start directory of a command's upward search, and its mount.
 fn search<'w>(
     world: &World<'w>,
     stage: &Enlisted,
@@ -291,7 +291,7 @@ fn search<'w>(
     Some((start, world.table.mount(owned.mount)))
 }
 
-/// What it finds must be the user's own, as this machine sees it.
+/// Checks that the search result is the user's own, as this machine sees it.
 fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
     if reading.invocation.searches_up.is_empty() || !rule::holds(Rule::Identity) {
         return Ok(());
@@ -311,7 +311,7 @@ fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result
     )
 }
 
-/// Whether what lies below a path counts too.
+/// Extent of a path's use: itself, or everything below it too.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     Whole,
@@ -379,9 +379,9 @@ fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), String
     }
 }
 
-/// Whether nothing that a command names, uses or has open is on a mount: what it reads comes from
-/// here unless it is piped to it, and what it writes is no more than that. The quick look that it
-/// had takes its current directory for something that it uses.
+/// Returns true if no file that a command names, uses or has open is on a mount. Then its input is
+/// local or piped, and its output is no larger. The quick look before counted the current directory
+/// as used.
 #[must_use]
 pub fn is_all_here(stage: &Enlisted, reading: &Reading) -> bool {
     let is_elsewhere = |place: &Place| matches!(place, Place::At(..));
@@ -390,7 +390,7 @@ pub fn is_all_here(stage: &Enlisted, reading: &Reading) -> bool {
     !places.any(is_elsewhere) && open.next().is_none() && reading.invocation.output_weight <= 1.0
 }
 
-/// What the pipeline around a stage looks like from its place.
+/// The pipeline around a stage.
 pub struct Surroundings<'a> {
     /// Pipes between waiting stages.
     pub edges: &'a [Edge],
@@ -412,7 +412,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// The planner's view of one stage; refusals of executors are filled in by the caller.
+/// Facts about one stage for the planner; the caller adds executors' refusals.
 #[must_use]
 pub fn stage_facts(
     world: &World<'_>,
@@ -461,13 +461,13 @@ pub fn stage_facts(
     }
 }
 
-/// posh's own code tells lines apart by their bytes, uniq by the order of the locale.
+/// posh's own code compares lines by bytes, uniq by the locale's collation.
 fn counts_equal_lines(invocation: &Invocation) -> bool {
     let split = invocation.split.as_ref();
     split.is_some_and(|s| s.aggregator == Some(Aggregator::UniqCount))
 }
 
-/// Whether the order of its locale is that of bytes.
+/// Returns true if the stage's locale collates by bytes.
 pub fn collates_by_bytes(stage: &Enlisted) -> bool {
     let set = ["LC_ALL", "LC_COLLATE", "LANG"]
         .into_iter()
@@ -475,8 +475,8 @@ pub fn collates_by_bytes(stage: &Enlisted) -> bool {
     set.is_none_or(|locale| ["C", "POSIX", "C.UTF-8", "C.utf8"].iter().any(|name| locale == *name))
 }
 
-/// What the annotation alone says of splitting a command; it runs anywhere, and no operand has an
-/// owner.
+/// Facts about splitting a command, from its annotation alone. It runs anywhere, and no operand has
+/// an owner.
 #[must_use]
 pub fn splitting(invocation: &Invocation) -> StageFacts {
     let split = invocation.split.as_ref().filter(|s| joins_itself(invocation, s));
@@ -504,7 +504,8 @@ pub fn splitting(invocation: &Invocation) -> StageFacts {
     }
 }
 
-/// A merging command must be the annotated one, whose presence and version are known everywhere.
+/// Returns true unless the merging command differs from the annotated one, whose presence and
+/// version are known everywhere.
 fn joins_itself(invocation: &Invocation, split: &Split) -> bool {
     match &split.aggregator {
         Some(Aggregator::Merge { words, .. }) => {
@@ -532,8 +533,8 @@ fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), Strin
     }
 }
 
-/// Of devices, posh knows terminals and /dev/null; what a command says when it
-/// writes to another one (/dev/full) only the command itself knows.
+/// Checks outputs: posh handles terminals and /dev/null. Errors of other devices (/dev/full) are
+/// known only to the command itself.
 fn check_devices(stage: &Enlisted) -> Result<(), String> {
     let strange =
         [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).find(|d| d.kind == Kind::Other);
@@ -543,9 +544,9 @@ fn check_devices(stage: &Enlisted) -> Result<(), String> {
     }
 }
 
-/// `cat a all >> all`: the command itself notices only if its output is opened where its input is.
-/// Of single files, the executor tells whether they are an output that is written through the mount
-/// (`lower::Builder::local_output`), as the command does here: by where their names lead.
+/// `cat a all >> all`: the command notices only if its output is opened on the same machine as its
+/// input. For single files, the executor checks whether they are an output that is written through
+/// the mount (`lower::Builder::local_output`), as the command does locally: by resolved paths.
 fn check_output_is_not_input(
     world: &World<'_>,
     stage: &Enlisted,
@@ -585,8 +586,8 @@ fn reads_its_output(stage: &Enlisted, reading: &Reading) -> bool {
     is_read && path(0) == path(1)
 }
 
-/// Whether two names in what rclone mounts are certainly of two files: there are no links in that,
-/// only clouds that take upper and lower case for the same.
+/// Returns true if two names on an rclone mount are certainly different files: it has no links, but
+/// some clouds ignore case.
 fn are_two_files(one: &ClientPath, other: &Path) -> bool {
     let plain = |path: &Path| {
         let goes_up = path.components().any(|part| part == std::path::Component::ParentDir);
@@ -596,9 +597,9 @@ fn are_two_files(one: &ClientPath, other: &Path) -> bool {
     one.is_some() && other.is_some() && one != other
 }
 
-/// A word such as `/dev/stdin` is the descriptor itself where that is a pipe or a terminal. A
-/// regular file is opened anew by it (proc_pid_fd(5)), at its beginning, which an executor does
-/// only if it has opened the file.
+/// Checks words such as `/dev/stdin`. A pipe or terminal is the descriptor itself, but a regular
+/// file is opened anew (proc_pid_fd(5)), at its beginning. An executor does so only if it has
+/// opened the file itself.
 fn check_named_descriptors(
     world: &World<'_>,
     stage: &Enlisted,
@@ -617,7 +618,7 @@ fn check_named_descriptors(
     Ok(())
 }
 
-/// Where standard input, and descriptors that the words name, come from.
+/// Source of standard input, after checking descriptors that the words name.
 fn flow_in(
     world: &World<'_>,
     stage: &Enlisted,
@@ -684,8 +685,8 @@ fn flow_out(world: &World<'_>, stage: &Enlisted, around: &Surroundings<'_>) -> F
     }
 }
 
-/// The executor that owns the file behind a descriptor. The kernel gives the
-/// path, so it has no symlinks; a deleted file has no path there any more.
+/// Executor that owns the file of a descriptor. The kernel's path has no symlinks; a deleted file
+/// has no path on the server.
 #[must_use]
 pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorId> {
     if descriptor.kind != Kind::File
@@ -699,13 +700,13 @@ pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorI
     }
 }
 
-/// The same, where that file is certain to be the one that has the name now.
+/// Like `file_site`, but only if the file certainly still has the name.
 #[must_use]
 pub fn site_by_name(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorId> {
     file_site(world, descriptor).filter(|_| !descriptor.is_older)
 }
 
-/// Whether an output file on a mount may be opened on the server instead.
+/// Returns true if an output file on a mount may be opened on the server instead.
 #[must_use]
 pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surroundings<'_>) -> bool {
     let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) else {
@@ -717,7 +718,7 @@ pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surround
         && world.table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed
 }
 
-/// What the files demand, and the splittable operands with their owners.
+/// Machine that the files require, and the splittable operands with their owners.
 fn need_of(
     stage: &Enlisted,
     reading: &Reading,
@@ -760,8 +761,8 @@ fn need_of(
     Ok((need, operands))
 }
 
-/// Parts write one after the other: where a reader could tell (one description
-/// for output and errors), or each would open the file itself, nothing is split.
+/// Returns true if a stage's outputs allow a split: parts write one after the other. A reader must
+/// not notice (one open file description for stdout and stderr).
 fn can_be_split(stage: &Enlisted) -> bool {
     let Some(out) = stage.descriptor(1) else { return false };
     let Some(err) = stage.descriptor(2) else { return true };

@@ -1,9 +1,9 @@
-//! Redirects whose files a server may open by their names.
+//! Redirects whose files a server may open by name.
 //!
-//! A file that is open here and the file that has its name on the server are one file only if
-//! nobody has given the name away since the shell's open(2): a command of posh, another machine, a
-//! second mount of the same export. No file system tells. So a server opens the file of a redirect
-//! by its name only if the descriptor is *fresh*; every other file is read and written through the
+//! A file that is open locally and the file with its name on the server are the same only if the
+//! name was not reused since the shell's open(2): by a command of posh, another machine, or a
+//! second mount of the same export. No file system reports that. So a server opens a redirect's
+//! file by name only if the descriptor is *fresh*; every other file is read and written through the
 //! shell's own descriptor.
 //!
 //! Invariant: a fresh descriptor was opened by the stage's own process, between its fork for this
@@ -11,19 +11,19 @@
 //! server opens the file. The shell could as well have opened the file a moment later.
 //!
 //! Proof. When the pipeline is complete and none of its commands runs yet, the parent is a shell
-//! that sleeps until a child ends, or until one of them writes (`$(...)`), and all its children are
-//! commands of this pipeline: it does nothing itself, and waits for nothing else that it has
-//! started. What the parent has not open then, and did not have when the stage enlisted, the stage
-//! has opened itself. It has no children, and has waited for none: the kernel would have added
+//! that sleeps until a child ends or writes (`$(...)`), and all its children are commands of this
+//! pipeline: it does nothing itself, and waits for nothing else that it has started. What the
+//! parent does not have open then, and did not have open when the stage enlisted, the stage has
+//! opened itself. The stage has no children, and has waited for none: the kernel would have added
 //! their page faults to its account. An output that a server opens is as empty as the shell has
 //! left it (`executor/src/runner/paths.rs`).
 //!
-//! Not told apart: a subshell in the background that opens a file by `exec < f`, tells somebody so
-//! or waits in a builtin alone, and then becomes a command by `exec` within [`LONGEST_SETUP`],
-//! while its shell has come to `wait`.
+//! Not detected: a background subshell that opens a file by `exec < f`, then informs another
+//! process or waits in a builtin alone, and then becomes a command by `exec` within
+//! [`LONGEST_SETUP`], while its shell has come to `wait`.
 //!
-//! fish is no such shell: it opens redirects itself, before it starts a command, and closes its
-//! copies, and its background commands look like others (they let SIGINT be, and have no process
+//! fish does not qualify: it opens redirects itself, before it starts a command, and closes its
+//! copies. Its background commands look like others (they don't ignore SIGINT, and have no process
 //! group of their own unless fish is interactive).
 
 use std::{collections::HashSet, fs, path::Path, sync::Arc, time::Duration};
@@ -43,19 +43,19 @@ use crate::{
     open_files,
 };
 
-/// Programs that open redirects after a fork, or close their copies only when the command has ended
-/// (dash), and wait for what they start in the foreground.
+/// Shells that open redirects after a fork, or close their copies only when the command has ended
+/// (dash), and wait for foreground commands.
 const SHELLS: [&str; 4] = ["bash", "dash", "zsh", "zsh5"];
 /// Clock ticks of proc_pid_stat(5), USER_HZ.
 const TICKS_PER_SECOND: u64 = 100;
-/// How often, and how far apart, a shell is looked at that does not wait yet.
+/// Number and interval of looks at a shell that does not wait yet.
 const LOOKS: u32 = 8;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(500);
-/// A process that is older has done more than to open its redirects. Those of one command may take
-/// some round trips each.
+/// Maximum age: an older process has done more than open its redirects. Those of one command may
+/// take some round trips each.
 const LONGEST_SETUP: Duration = Duration::from_secs(2);
 
-/// Notes in a stage's descriptors which of its files on mounts are not fresh.
+/// Marks a stage's files on mounts that are not fresh.
 pub fn note(stage: &mut Enlisted, shell: Option<Pid>) {
     let is_concerned = |file: &Descriptor| file.kind == Kind::File && file.on_mount;
     if !rule::holds(Rule::Coherence) || !stage.descriptors.iter().any(is_concerned) {
@@ -68,8 +68,8 @@ pub fn note(stage: &mut Enlisted, shell: Option<Pid>) {
     }
 }
 
-/// Looks once more when a pipeline is complete: descriptors are fresh only if the shell of each
-/// stage sleeps until a child ends, and has no child at work but the commands of this pipeline.
+/// Checks again when a pipeline is complete: descriptors are fresh only if each stage's shell
+/// sleeps until a child ends, and its only running children are commands of this pipeline.
 pub async fn confirm(pipeline: &mut Pipeline) {
     let is_concerned =
         |file: &Descriptor| file.kind == Kind::File && file.on_mount && !file.is_older;
@@ -86,7 +86,7 @@ pub async fn confirm(pipeline: &mut Pipeline) {
             if is_waited_for {
                 break;
             }
-            // It may be on its way from its fork(2) to its wait(2).
+            // It may be between its fork(2) and its wait(2).
             tokio::time::sleep(BETWEEN_LOOKS).await;
             is_waited_for = sleeps_for(parent, &own, &pipes);
         }
@@ -101,9 +101,10 @@ fn pipes_of(stage: &Enlisted) -> impl Iterator<Item = u64> {
     stage.descriptors.iter().filter(|end| end.kind == Kind::Pipe).map(|end| end.identity.1)
 }
 
-/// Whether a shell sleeps until a child ends or one of the pipes has something, and all its
-/// children are these processes, or joined to them by one of the pipes. One that has just ended has
-/// acted, too. A pipe that the shell has itself joins more than the commands of one pipeline.
+/// Returns true if a shell sleeps until a child ends or one of `pipes` has data, and all its
+/// children are `own` processes or joined to them by one of `pipes`. A child that has just ended
+/// counts as having acted. A pipe that the shell itself holds joins more than the commands of one
+/// pipeline.
 fn sleeps_for(shell: Pid, own: &HashSet<Pid>, pipes: &HashSet<u64>) -> bool {
     let Ok(open) = fs::read_dir(format!("/proc/{shell}/fd")) else { return false };
     let links = open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -119,8 +120,8 @@ fn sleeps_for(shell: Pid, own: &HashSet<Pid>, pipes: &HashSet<u64>) -> bool {
         && children_of(shell).into_iter().all(|child| own.contains(&child) || is_joined(child))
 }
 
-/// The shell that has forked the process for this command and waits for it; `None` if that is not
-/// certain. `session` is the session's own shell.
+/// Shell that forked the process for this command and waits for it; `None` if uncertain. `session`
+/// is the session's own shell.
 fn waiting_shell(stage: &Enlisted, session: Pid) -> Option<Pid> {
     let ignores = |signal: i32| stage.ignored_signals & 1 << (signal - 1) != 0;
     let stat = read_stat(stage.pid)?;
@@ -135,7 +136,7 @@ fn waiting_shell(stage: &Enlisted, session: Pid) -> Option<Pid> {
     is_certain.then_some(parent)
 }
 
-/// Whether it has no process group of its own, or the one that has the terminal.
+/// Returns true if it shares its parent's process group, or has the terminal's.
 fn is_in_foreground(process: &Stat, parent: Option<&Stat>) -> bool {
     process.group == process.foreground
         || parent.is_some_and(|parent| parent.group == process.group)

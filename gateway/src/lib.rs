@@ -19,6 +19,7 @@ mod fresh;
 pub mod join;
 pub mod log;
 pub mod lower;
+pub mod model;
 pub mod plan;
 pub mod report;
 pub mod service;

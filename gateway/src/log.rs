@@ -1,11 +1,11 @@
-//! The log's way out. An event is one line, whatever names and words of others it holds: what they
-//! could do to a terminal that shows the log, or to a line of it, is spelled out.
+//! Log output. An event is one line, whatever names and words of others it contains: control
+//! characters, which could affect a terminal or fake a line, are escaped.
 
 use std::io::{self, Write};
 
 use posh_proto::untrusted::escaped;
 
-/// Takes one event with each write, as tracing-subscriber gives them.
+/// Expects one event per write, as from tracing-subscriber.
 #[derive(Debug)]
 pub struct Log<W>(pub W);
 

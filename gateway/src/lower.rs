@@ -1,6 +1,5 @@
-//! From a plan to what goes on the wire: one run per executor, with kernel pipes
-//! between the stages that are joined there, and a table that says which stream
-//! belongs to which descriptor of which stage program.
+//! From a plan to wire messages: one run per executor, with kernel pipes between stages that are
+//! joined on the server, and a table that maps streams to descriptors of stage programs.
 
 mod join;
 
@@ -35,54 +34,52 @@ use crate::{
     zone::LOCALTIME,
 };
 
-/// Bytes of an output that may be under way unread: a link of 20 ms and
-/// 600 Mbit/s holds 1.5 MB; eight outputs that wait for their turn stay well
-/// below the gateway's memory budget.
+/// Limit on unread bytes of an output: a link of 20 ms and 600 Mbit/s holds 1.5 MB, and eight
+/// buffered outputs stay well below the gateway's memory budget.
 pub const OUTPUT_CREDIT_BYTES: u64 = 4 << 20;
-/// More than the time between two ticks of any server's clock (jiffies, time(7)).
+/// More than the clock tick of any server (jiffies, time(7)).
 const BEYOND_A_TICK: Duration = Duration::from_millis(10);
-/// Variables that count for every command: messages, collation, argument order, and `~`.
+/// Variables that affect every command: messages, collation, argument order, and `~`.
 const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME"];
 
-/// A stream of a run.
+/// A stream of a run: (run, stream).
 pub type Stream = (usize, u32);
-/// What a join on this machine writes, in place of a run's streams: to descriptor 1, and to
-/// descriptor 2.
+/// Run index of a local aggregator's output: streams for descriptors 1 and 2.
 pub const JOINED: usize = usize::MAX;
 
-/// A join on this machine.
+/// A local aggregator.
 #[derive(Debug)]
 pub struct JoinedHere {
-    /// What it does.
+    /// Recipe of the aggregator.
     pub recipe: Recipe,
     /// The commands of the recipe.
     pub programs: Vec<Program>,
-    /// What it reads, part by part.
+    /// Its input streams, part by part.
     pub inputs: Vec<Stream>,
 }
 
-/// What to start, and how its streams join the stage programs.
+/// Runs to start, and the connection of their streams to the stage programs.
 #[derive(Debug, Default)]
 pub struct Lowered {
     /// One per executor.
     pub runs: Vec<Run>,
-    /// What each descriptor of a stage program gets, in order: (stage, fd) → streams.
+    /// Streams for each descriptor of a stage program, in order: (stage, fd) → streams.
     pub outputs: BTreeMap<(usize, u32), Vec<Stream>>,
-    /// What each descriptor of a stage program feeds.
+    /// Stream that each descriptor of a stage program feeds.
     pub inputs: BTreeMap<(usize, u32), Stream>,
-    /// Stages whose parts are joined by an aggregator on this machine.
+    /// Stages whose parts are joined by a local aggregator.
     pub joins: BTreeMap<usize, JoinedHere>,
-    /// Which stage, and which of its parts, a remote command is: (run, wire id) → (stage, part).
-    /// Commands of an aggregator are counted after the parts.
+    /// Stage and part of each remote command: (run, wire ID) → (stage, part). An aggregator's
+    /// commands are numbered after the parts.
     pub commands: HashMap<(usize, u32), (usize, usize)>,
 }
 
-/// One executor's share.
+/// One executor's run.
 #[derive(Debug)]
 pub struct Run {
-    /// Whose.
+    /// Executor of the run.
     pub executor: ExecutorId,
-    /// What.
+    /// Specification of the run.
     pub spec: RunSpec,
     next: u32,
 }
@@ -108,7 +105,8 @@ pub struct Builder<'a> {
     readings: &'a [Result<Reading, String>],
     plan: &'a Plan,
     lowered: Lowered,
-    /// What the parts of a stage write for an aggregator: streams to this machine, pipes on theirs.
+    /// Outputs of a stage's parts for an aggregator: streams to this machine, or pipes on the
+    /// server.
     part_streams: HashMap<usize, Vec<Stream>>,
     part_pipes: HashMap<usize, Vec<u32>>,
     /// Executors whose machines are in another time zone.
@@ -119,7 +117,7 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Everything that the lowering looks at.
+    /// Makes a builder.
     #[must_use]
     pub fn new(
         world: &'a World<'a>,
@@ -143,14 +141,14 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The same with these executors in other time zones than this machine.
+    /// Sets the executors in other time zones than this machine's.
     #[must_use]
     pub fn with_other_zones(mut self, executors: BTreeSet<ExecutorId>) -> Self {
         self.other_zones = executors;
         self
     }
 
-    /// The runs. `id` names them in all programs' logs.
+    /// Builds the runs. `id` identifies them in all programs' logs.
     #[must_use]
     pub fn build(mut self, id: &str) -> Lowered {
         for placement in &self.plan.placements {
@@ -204,7 +202,7 @@ impl<'a> Builder<'a> {
             .expect("made for every part")
     }
 
-    /// Pipes on the servers for every fused edge: part by part, or all parts into one.
+    /// Adds pipes on the servers for every fused edge: part by part, or all parts into one.
     fn lay_pipes(&mut self) {
         for (index, edge) in
             self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i])
@@ -236,7 +234,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The words with which a command runs on a server.
+    /// Arguments of a command on a server.
     fn argv(&self, enlisted: &Enlisted, reading: &Reading, part: &Part) -> Vec<OsString> {
         let mut words = argv_of(&enlisted.argv, &reading.invocation, part);
         let is_remote = |place: &Place| match place {
@@ -293,14 +291,14 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Whether files have the same inode numbers here and on the server.
+    /// Returns true if files have the same inode numbers locally and on the server.
     fn has_same_inodes(&self, reading: &Reading) -> bool {
         let mut places = reading.places.iter().flatten().chain(&reading.cwd);
         let same = places.all(|place| facts::shows(self.world, place, FileAttribute::Inode));
         same || !rule::holds(Rule::GitIndex)
     }
 
-    /// Where this machine has something else mounted inside of what an executor serves.
+    /// Local mount points inside an executor's exports.
     fn covered(&self, executor: ExecutorId) -> Vec<Bytes> {
         let table = self.world.table;
         let serves = |mount: &&Mount| {
@@ -311,7 +309,7 @@ impl<'a> Builder<'a> {
         others.map(|mount| bytes(mount.path.as_path().as_os_str())).collect()
     }
 
-    /// The executor's file to which its output is written through the mount here.
+    /// Executor's file that the command's output is written to through the local mount.
     fn local_output(&self, place: &CommandPlace, enlisted: &Enlisted) -> Bytes {
         let output = enlisted.descriptor(1).filter(|output| {
             facts::file_site(self.world, output) == Some(place.executor)
@@ -320,8 +318,8 @@ impl<'a> Builder<'a> {
         output.map_or_else(Bytes::new, |output| bytes(output.path.as_os_str()))
     }
 
-    /// This machine's time zone, for a command that shows times and an executor that has another
-    /// one.
+    /// This machine's time zone file, for a command that shows times and an executor with another
+    /// zone.
     fn zone(
         &self,
         enlisted: &Enlisted,
@@ -376,7 +374,7 @@ impl<'a> Builder<'a> {
         Some(WireDescriptor { fd, source: Some(source) })
     }
 
-    /// The end of a pipe on the server.
+    /// End of a pipe on the server.
     fn joined(&self, place: &CommandPlace, fd: u32) -> Option<Source> {
         for (index, edge) in
             self.shape.edges.iter().enumerate().filter(|(i, _)| self.plan.fused[*i])
@@ -391,7 +389,7 @@ impl<'a> Builder<'a> {
         None
     }
 
-    /// A redirect that the server opens itself, at the offset where the shell's is.
+    /// A redirect that the server opens itself, at the shell's offset.
     fn file_there(&self, place: &CommandPlace, local: &Descriptor) -> Option<File> {
         if !place.is_whole || facts::site_by_name(self.world, local) != Some(place.executor) {
             return None;
@@ -448,7 +446,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// What of F_GETFL another open(2) can repeat: access mode, O_APPEND, O_NONBLOCK.
+/// Flags of F_GETFL that another open(2) can repeat: access mode, O_APPEND, O_NONBLOCK.
 const ACCESS_AND_STATUS: u32 =
     (nix::libc::O_ACCMODE | nix::libc::O_APPEND | nix::libc::O_NONBLOCK).cast_unsigned();
 
@@ -457,11 +455,11 @@ struct CommandPlace {
     number: usize,
     run: usize,
     executor: ExecutorId,
-    /// What it writes is all that the stage writes.
+    /// Its output is the stage's whole output.
     is_whole: bool,
 }
 
-/// An earlier standard descriptor that this output shares its description with.
+/// Earlier standard descriptor that shares this output's open file description.
 fn same_output(enlisted: &Enlisted, local: &Descriptor) -> Option<u32> {
     let one = enlisted.descriptor(1).filter(|_| local.fd == 2)?;
     if !rule::holds(Rule::Stderr) {
@@ -478,7 +476,7 @@ fn bytes(text: &OsStr) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-/// What a command has of its own process, without descriptors and paths.
+/// Process attributes of a command, without descriptors and paths.
 fn bare(id: u32, enlisted: &Enlisted, invocation: &Invocation) -> Stage {
     let limit = |&(resource, soft, hard): &(u32, u64, u64)| ResourceLimit { resource, soft, hard };
     Stage {
@@ -495,8 +493,7 @@ fn bare(id: u32, enlisted: &Enlisted, invocation: &Invocation) -> Stage {
     }
 }
 
-/// The words of one part of a command with the words `argv`: its own operands, and what
-/// `when_split` adds.
+/// Arguments of one part of a command: its own operands, and those of `when_split`.
 #[must_use]
 pub fn argv_of(argv: &[OsString], invocation: &Invocation, part: &Part) -> Vec<OsString> {
     let mut words = argv.to_vec();
@@ -509,12 +506,12 @@ pub fn argv_of(argv: &[OsString], invocation: &Invocation, part: &Part) -> Vec<O
     words
 }
 
-/// How many words the command's name has, its subcommand's included.
+/// Number of words of the command's name, including a subcommand.
 fn words_of_command(invocation: &Invocation, words: &[OsString]) -> usize {
     invocation.command.split(' ').count().min(words.len())
 }
 
-/// Trees that the command may change, on mounts that remember anything.
+/// Trees that the command may change, on mounts with caches.
 fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
     let tree = |(path, mount): &(PathBuf, MountId)| WatchedTree {
         path: bytes(path.as_os_str()),
@@ -536,7 +533,7 @@ fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
     places.map(|place| tree(&place)).chain(made).collect()
 }
 
-/// Directories that the command makes, on mounts that remember anything.
+/// Directories that the command creates, on mounts with caches.
 #[must_use]
 pub fn made_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, MountId)> {
     let is_remembered =
@@ -555,7 +552,7 @@ pub fn made_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Mount
     made.collect()
 }
 
-/// Trees that the command may change, as this machine sees them.
+/// Trees that the command may change, as paths on this machine.
 #[must_use]
 pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, MountId)> {
     let invocation = &reading.invocation;
@@ -571,7 +568,7 @@ pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Mo
         Place::At(_, path, mount) => Some((path.as_path().to_owned(), *mount)),
         Place::Here(_) => None,
     });
-    // Volumes are told by their executor.
+    // Executors report changes on volumes to the volumes.
     watched
         .filter(|(_, mount)| {
             !matches!(table.mount(*mount).adapter(), Adapter::Bind | Adapter::Volume)
@@ -593,7 +590,7 @@ fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
     forwarded.map(|(name, value)| EnvVar { name: bytes(name), value: bytes(value) }).collect()
 }
 
-/// A name, or a prefix with `*` at its end.
+/// Matches a name, or a prefix followed by `*`.
 fn matches(pattern: &str, name: &OsStr) -> bool {
     match pattern.strip_suffix('*') {
         Some(prefix) => name.as_bytes().starts_with(prefix.as_bytes()),
@@ -601,8 +598,8 @@ fn matches(pattern: &str, name: &OsStr) -> bool {
     }
 }
 
-/// Names that a command makes in directories, of the files that it copies there: `cp a d` makes
-/// `d/a`, with `--parents` all of the path, and of a directory's content (`d/.`) anything.
+/// Names that a command creates in directories for the files that it copies: `cp a d` creates
+/// `d/a`, with `--parents` the whole path, and for a directory's content (`d/.`) anything.
 fn names_made(reading: &Reading) -> impl Iterator<Item = PathBuf> {
     let of_kind =
         |kind: FileKind| reading.invocation.files.iter().filter(move |file| file.kind == kind);
@@ -632,8 +629,8 @@ fn made_by(directory: &Path, source: &OsStr) -> BTreeSet<PathBuf> {
     below.into_iter().chain([beside]).collect()
 }
 
-/// Whether a command may put another file where the mount shows a link: beside a file that it
-/// writes by its name. Of trees its executor tells what each name is.
+/// Returns true if a command may replace a file beside one that it writes by name, where the mount
+/// shows a symlink. For trees, the executor reports each name's type.
 fn puts_beside(world: &World<'_>, file: &FileUse, place: Option<&Place>) -> bool {
     let is_one = file.kind.writes() && !file.kind.recursive() && file.kind != FileKind::NewDir;
     let is_sshfs = |mount: MountId| world.table.mount(mount).adapter() == Adapter::Sshfs;

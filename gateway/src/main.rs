@@ -45,7 +45,7 @@ struct Arguments {
 fn main() -> ExitCode {
     posh_gateway::keep_little();
     let arguments = Arguments::parse();
-    // Whoever read the log may be gone; to say so there would be a panic.
+    // Standard error may be closed; reporting that on it would panic.
     tracing_subscriber::fmt()
         .log_internal_errors(false)
         .with_env_filter(
@@ -69,10 +69,10 @@ fn main() -> ExitCode {
 fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let found = configuration(arguments)?;
     let config = Config::load_found(&found)?;
-    // A command's message passes through half a dozen tasks. With a second thread each of them
-    // wakes it, to find nothing left to do or to take the next one to another processor: 1.4 ms of
-    // a small command's 5.6 on two processors, and no more bytes in a second. What may take long
-    // goes `aside`, and volumes have threads of their own.
+    // A command's message passes through half a dozen tasks. With a second worker, each of them
+    // wakes it, to find nothing left to do or to move the next task to another processor: 1.4 ms of
+    // a small command's 5.6 ms on two processors, without more throughput. Work that may take long
+    // goes `aside`, and volumes have their own threads.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let served = runtime.block_on(async {
@@ -90,8 +90,8 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         };
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        // The shell that started this one may have limited the sizes of files: a write beyond is an
-        // error and not the end of all sessions. The handler stays when this is dropped.
+        // The starting shell may have limited file sizes: a write beyond must be an error and not
+        // end all sessions. The handler stays after the drop.
         drop(signal(SignalKind::from_raw(nix::libc::SIGXFSZ))?);
         let shutdown = async move {
             tokio::select! {
@@ -106,7 +106,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(&stage_socket);
         served.map_err(anyhow::Error::from)
     });
-    // A thread that waits for a mount may do so for ever.
+    // A thread that waits for a mount may do so forever.
     runtime.shutdown_background();
     served
 }
@@ -125,7 +125,7 @@ fn configuration(arguments: &Arguments) -> anyhow::Result<Found> {
     found.ok_or_else(|| anyhow::anyhow!("no configuration found; give --config FILE"))
 }
 
-/// Listens on a socket that only this user may use, replacing one that nobody serves any more.
+/// Listens on a socket that only this user may use, replacing a stale one.
 async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     if UnixStream::connect(path).await.is_ok() {
         anyhow::bail!("another gateway listens on {}", path.display());
@@ -145,7 +145,7 @@ async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
 /// Writes to the starter's pipe and closes it: the starter reads to the end.
 fn tell_starter(descriptor: Option<u32>, text: &str) {
     let Some(number) = descriptor.map(u32::cast_signed) else { return };
-    // Opened anew through /proc, since the number alone is no owner of it.
+    // Reopened through /proc, since the number alone does not own the descriptor.
     if let Ok(mut pipe) = File::options().write(true).open(format!("/proc/self/fd/{number}")) {
         let _ = pipe.write_all(text.as_bytes());
     }

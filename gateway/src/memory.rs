@@ -1,18 +1,18 @@
-//! Giving memory back to the system.
+//! Returning memory to the system.
 #![allow(unsafe_code, reason = "mallopt(3) and malloc_trim(3) have no safe wrappers")]
 
-/// Allocations from here on are mapped by themselves, and given back when they are freed: contents
-/// of files, which come as chunks of 1 MiB. glibc would raise that bound with the first of them,
-/// and keep as much again between those that live longer.
+/// Allocations from this size on are mapped separately and unmapped when freed: file contents, in
+/// chunks of 1 MiB. By default, glibc would raise this threshold with the first of them and keep as
+/// much again.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM_BYTES: nix::libc::c_int = 1 << 20;
 
-/// Heaps that threads share: each keeps what it has had most of, and a volume has a hundred threads
-/// that seldom work at the same time.
+/// Number of shared heaps: each keeps its peak size, and a volume has a hundred threads that rarely
+/// work at the same time.
 #[cfg(target_env = "gnu")]
 const HEAPS: nix::libc::c_int = 2;
 
-/// To be called before anything else is done.
+/// Call before anything else.
 pub fn keep_little() {
     // SAFETY: mallopt takes no pointers; there is one thread.
     #[cfg(target_env = "gnu")]
@@ -22,7 +22,7 @@ pub fn keep_little() {
     }
 }
 
-/// Returns what the allocator holds and nobody uses.
+/// Returns unused memory of the allocator.
 pub fn trim() {
     // SAFETY: malloc_trim takes no pointers and may be called at any time, from any thread.
     #[cfg(target_env = "gnu")]

@@ -1,21 +1,21 @@
 //! Files that processes of this machine have open or mapped.
 //!
-//! sshfs names an open file by the directories above it whenever it is written to. Once one of
-//! these was removed through the mount (not on the server alone), the file has no name any more,
-//! and sshfs 3.7 ends at the next write. So no directory above an open file is ever removed through
-//! a mount of sshfs ([`above_open_files`]).
+//! On each write, sshfs names an open file by the directories above it. Once one of these was
+//! removed through the mount (not only on the server), the file has no name any more, and sshfs 3.7
+//! exits at the next write. So no directory above an open file is ever removed through an sshfs
+//! mount ([`above_open_files`]).
 //!
-//! It also knows files by their names: an open file and the one that gets its name on the server
-//! have one size and one cache here, and a reader would get some of both. Under a shell alone the
-//! name is given away through the mount, whose kernel tells the two apart. So a command that may
-//! replace an open file on an sshfs mount runs locally ([`OpenFiles::why_local`]). What another
-//! machine replaces confuses sshfs under a shell alone, too.
+//! sshfs also identifies files by name: an open file and the one that replaces it on the server
+//! share one size and one cache, and a reader would get a mix of both. In a plain shell the
+//! replacement goes through the mount, whose kernel tells the two apart. So a command that may
+//! replace an open file on an sshfs mount runs locally ([`OpenFiles::why_local`]). A replacement by
+//! another machine confuses sshfs in a plain shell, too.
 //!
-//! Invariant: no process of this machine makes a look take long, or hold up anything but the
-//! command that it is for. Root's gateway looks at everybody's, and a process may have millions of
-//! descriptors, hundreds of megabytes of mappings, or hold up who reads them. So a look is made in
-//! a thread of its own, piece by piece, and ends when it has taken its time ([`Budget`]): which
-//! files are open can't be told then.
+//! Invariant: no process of this machine makes a look take long, or delays anything but the command
+//! that it is for. Root's gateway looks at everybody's processes, and a process may have millions
+//! of descriptors, hundreds of megabytes of mappings, or block its readers. So a look has its own
+//! thread, works piece by piece, and ends when its time is used up ([`Budget`]): open files are
+//! unknown then.
 
 use std::{
     collections::BTreeSet,
@@ -41,25 +41,26 @@ use crate::{
     shares::Shares,
 };
 
-/// Of the processor, for one look: a desktop with a browser takes up to half of it.
+/// CPU time for one look: a desktop with a browser takes up to half of it.
 const MOST_WORK: Duration = Duration::from_millis(400);
-/// How long a command waits for its look.
+/// Time that a command waits for its look.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The same where a shell waits anyway, and waits longer where nothing can be told.
+/// Like `PATIENCE`, but for a refresh: the shell waits anyway, and an unknown result makes it wait
+/// longer.
 const PATIENCE_OF_REFRESH: Duration = Duration::from_secs(10);
-/// As much of a table of mappings as is read at a time.
+/// Size of a read of the mappings.
 const MAPS_BYTES: usize = 64 << 10;
-/// A shell has some ten.
+/// Limit on a shell's descriptors; it has about ten.
 const MOST_OF_A_SHELL: usize = 1024;
 
-/// Looks for open files.
+/// Finds open files.
 #[derive(Debug, Default)]
 pub struct OpenFiles {
     looks: Shares,
 }
 
 impl OpenFiles {
-    /// Tells why a command that may change names has to run locally: it may replace a file on an
+    /// Reason for running a command that may change names locally: it may replace a file on an
     /// sshfs mount that a process other than `stage` has open.
     pub fn why_local(&self, table: &MountTable, stage: Pid, reading: &Reading) -> Option<String> {
         if !rule::holds(Rule::Coherence) {
@@ -89,8 +90,7 @@ impl OpenFiles {
         }
     }
 
-    /// Those of the directories below which a process of this machine may have a file open or
-    /// mapped.
+    /// Directories below which a process of this machine may have a file open or mapped.
     pub async fn above(&self, directories: BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
         let all = directories.clone();
         let look = move || above_open_files(&directories, &Budget::begin(PATIENCE_OF_REFRESH));
@@ -101,22 +101,22 @@ impl OpenFiles {
     }
 }
 
-/// What is left of the time that a look may take.
+/// Remaining time of a look.
 #[derive(Debug)]
 struct Budget {
-    /// When the thread that looks will have worked long enough, by its own clock.
+    /// CPU time of the looking thread at which it stops.
     worked: Duration,
-    /// When nobody will wait any more.
+    /// Time at which the caller gives up.
     end: Instant,
 }
 
-/// A look has taken all of its time.
+/// Error of a look that has used up its time.
 #[derive(Debug, PartialEq, Eq)]
 struct Exceeded;
 
 impl Budget {
-    /// Of a look of this thread. Its work is what other processes can make more; how long it takes
-    /// also depends on who else has the processors.
+    /// Budget of a look in this thread. CPU time limits the work that other processes can cause;
+    /// elapsed time also depends on the load.
     fn begin(patience: Duration) -> Self {
         Self { worked: worked() + MOST_WORK, end: Instant::now() + patience }
     }
@@ -126,13 +126,13 @@ impl Budget {
     }
 }
 
-/// How long this thread has had a processor.
+/// CPU time of this thread.
 fn worked() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
 
-/// Whether a process has the file of another one's descriptor open, or that can't be told. A file
-/// that is renamed meanwhile keeps its inode, whose number other file systems may have, too.
+/// Returns true if a process has the file of another one's descriptor open, or if that is unknown.
+/// A file that is renamed meanwhile keeps its inode number, which is unique per mount only.
 #[must_use]
 pub fn has_open(pid: Pid, (owner, file): (Pid, &Descriptor)) -> bool {
     let process = |pid: Pid| Path::new("/proc").join(pid.to_string());
@@ -146,8 +146,7 @@ pub fn has_open(pid: Pid, (owner, file): (Pid, &Descriptor)) -> bool {
     })
 }
 
-/// Those of the directories below which a process of this machine has a file open or mapped.
-/// Blocks.
+/// Directories below which a process of this machine has a file open or mapped. Blocks.
 fn above_open_files(
     directories: &BTreeSet<PathBuf>,
     budget: &Budget,
@@ -160,7 +159,7 @@ fn above_open_files(
     Ok(found)
 }
 
-/// A file below these paths, or at one, that a process other than `but` has open or mapped. Blocks.
+/// Finds a file at or below these paths that a process other than `but` has open or mapped. Blocks.
 fn open_below(tops: &[PathBuf], but: Pid, budget: &Budget) -> Result<Option<PathBuf>, Exceeded> {
     let mut found = None;
     look(Some(but), budget, |path| {
@@ -172,16 +171,16 @@ fn open_below(tops: &[PathBuf], but: Pid, budget: &Budget) -> Result<Option<Path
     Ok(found)
 }
 
-/// Calls `found` with each open or mapped file (proc_pid_fd(5), proc_pid_maps(5)) until it says
-/// that it has found enough. Processes that this one may not look into are passed over: they can't
-/// use a mount of this user, unless it was made with `allow_other`.
+/// Calls `found` with each open or mapped file (proc_pid_fd(5), proc_pid_maps(5)) until it returns
+/// true. Skips unreadable processes: they can't use a mount of this user, unless it has
+/// `allow_other`.
 fn look(
     but: Option<Pid>,
     budget: &Budget,
     mut found: impl FnMut(&Path) -> bool,
 ) -> Result<(), Exceeded> {
     for process in processes(but, budget)? {
-        // Of one whose first thread has ended, the others show what it has.
+        // If the first thread has ended, read the other threads' descriptors.
         let has_some =
             fs::read_dir(process.join("fd")).is_ok_and(|mut table| table.next().is_some());
         let threads = if has_some { None } else { fs::read_dir(process.join("task")).ok() };
@@ -204,8 +203,8 @@ fn look(
     Ok(())
 }
 
-/// All processes but this one and another one; first those of this user, since what others have is
-/// no reason to know less of them.
+/// All processes but this one and `but`; this user's first, so that others' processes can't use up
+/// the budget before.
 fn processes(but: Option<Pid>, budget: &Budget) -> Result<Vec<PathBuf>, Exceeded> {
     let passed_over = [Some(std::process::id()), but];
     let (mut own, mut others) = (Vec::new(), Vec::new());
@@ -221,7 +220,7 @@ fn processes(but: Option<Pid>, budget: &Budget) -> Result<Vec<PathBuf>, Exceeded
     Ok(own)
 }
 
-/// Mount and inode of an open file (proc_pid_fdinfo(5), since Linux 5.14).
+/// Mount ID and inode number of an open file (proc_pid_fdinfo(5), since Linux 5.14).
 fn identity_of(info: &Path) -> Option<(u64, u64)> {
     let info = fs::read_to_string(info).ok()?;
     let number =
@@ -233,8 +232,8 @@ fn note(directories: &BTreeSet<PathBuf>, path: &Path, found: &mut BTreeSet<PathB
     found.extend(path.ancestors().skip(1).filter_map(|above| directories.get(above)).cloned());
 }
 
-/// Calls `found` with the files of /proc/PID/maps until it has found enough, and tells whether it
-/// has.
+/// Calls `found` with the files of /proc/PID/maps until it returns true, and returns its last
+/// answer.
 fn mapped(
     mut maps: impl io::Read,
     budget: &Budget,
@@ -244,7 +243,7 @@ fn mapped(
     let mut begun = 0;
     loop {
         budget.spend()?;
-        // A line has some four paths' worth at most, since what is no text is spelled out.
+        // A line has at most the length of four paths, as special characters are escaped.
         let count = match maps.read(&mut piece[begun..]) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) | Ok(0) => return Ok(file_of(&piece[..begun]).is_some_and(&mut *found)),
@@ -263,7 +262,7 @@ fn mapped(
     }
 }
 
-/// The file of one line: what follows the first slash, since no earlier column has one.
+/// File of one line: starts at the first slash, as no earlier column has one.
 fn file_of(line: &[u8]) -> Option<&Path> {
     line.iter().position(|byte| *byte == b'/').map(|at| Path::new(OsStr::from_bytes(&line[at..])))
 }

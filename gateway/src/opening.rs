@@ -1,4 +1,4 @@
-//! Opens the session of a shell that begins.
+//! Opens the session of a starting shell.
 
 use std::{
     ffi::OsString,
@@ -12,7 +12,7 @@ use posh_proto::{PROTOCOL_VERSION, other_version, stage as wire};
 
 use crate::{session::Request, state::Gateway};
 
-/// The session, or why there is none. Its PATH is looked at aside, wherever that seems to lead
+/// Opens the session; on failure, returns the reason. Searches PATH aside, wherever it leads
 /// (`session/shims.rs`).
 pub(crate) fn open(
     gateway: &Arc<Gateway>,

@@ -1,6 +1,6 @@
-//! Whose the repository is in which a command runs. git refuses one of another user
-//! (`safe.directory`, git-config(1)); on the server it acts as the user to whom all of it belongs
-//! there, so that the owners that this machine sees are looked at before.
+//! Owner of the repository in which a command runs. git refuses another user's repository
+//! (`safe.directory`, git-config(1)). On the server, git runs as the user that owns everything
+//! there, so check the owners that this machine sees beforehand.
 
 use std::{
     ffi::OsStr,
@@ -15,14 +15,14 @@ use posh_proto::executor::ClientFile;
 
 use crate::{enlisted::Enlisted, shares::Shares};
 
-/// For all looks at a mount, each of which is a round trip or two.
+/// Timeout for all looks at a mount, each of which takes a round trip or two.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Looks upwards from `start` to `top`, where a mount begins, for what the command looks for; that
-/// and its directory must be the user's. What the user has configured is in `sent`.
+/// Searches upwards from `start` to `top`, the mount point, for the command's `searches_up` names.
+/// The match and its directory must belong to the user. `sent` holds the user's configuration.
 ///
 /// # Errors
-/// Whose it is instead, or that the mount does not answer.
+/// The actual owner, or that the mount does not answer.
 pub fn check(
     mount: &Shares,
     stage: &Enlisted,
@@ -30,7 +30,7 @@ pub fn check(
     (start, top): (&Path, &Path),
     sent: &[ClientFile],
 ) -> Result<(), String> {
-    // Where nothing is known of the variables, they may allow it.
+    // Unknown variables may allow it.
     if stage.env.is_empty() {
         return Ok(());
     }
@@ -58,35 +58,35 @@ pub fn check(
     }
 }
 
-/// The nearest directory that has what is looked for.
+/// Nearest directory that contains one of `names`.
 fn nearest(names: &[String], start: &Path, top: &Path) -> Option<PathBuf> {
-    // git goes there, and asks where it is then.
+    // git changes to that directory and calls getcwd(3).
     let start = start.canonicalize().ok()?;
     let mut above = start.ancestors().take_while(|directory| directory.starts_with(top));
     let has = |directory: &&Path| names.iter().any(|name| owner(&directory.join(name)).is_some());
     above.find(has).map(Path::to_owned)
 }
 
-/// Whose an entry is; of a symbolic link, the link's.
+/// Owner of an entry; symlinks are not followed.
 fn owner(path: &Path) -> Option<u32> {
     path.symlink_metadata().ok().map(|status| status.uid())
 }
 
-/// The effective user; for root, also the one who has called sudo.
+/// Returns true for the effective user, and for root also for sudo's caller.
 fn is_users(stage: &Enlisted, uid: u32) -> bool {
     let by_sudo = || stage.variable("SUDO_UID")?.to_str()?.parse::<u32>().ok();
     let user = geteuid();
     uid == user.as_raw() || user.is_root() && by_sudo() == Some(uid)
 }
 
-/// Whether the user's own configuration allows this directory, or all.
+/// Returns true if the user's own configuration allows this directory, or all.
 fn is_safe(directory: &Path, sent: &[ClientFile]) -> bool {
     let all = sent.iter().filter_map(|file| settings::parse(&file.content).ok()).flatten();
     let values: Vec<_> = all
         .filter(|setting| setting.name == b"safe.directory")
         .map(|setting| setting.value)
         .collect();
-    // An empty one takes back what stands before it.
+    // An empty value resets the list.
     let is_reset = values.iter().any(|value| value.as_ref().is_none_or(Vec::is_empty));
     let allows = |value: &Vec<u8>| value == b"*" || OsStr::from_bytes(value) == directory;
     !is_reset && values.iter().flatten().any(allows)

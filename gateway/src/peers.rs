@@ -1,5 +1,6 @@
-//! Who may talk to a gateway: processes of its own user. The sockets' directory lets nobody else
-//! in; this holds where somebody has opened it, and against a root that means another gateway.
+//! Access check for a gateway's clients: processes of its own user. The directory of the sockets
+//! already excludes other users; this check holds if somebody has opened it, and against a root
+//! that means another gateway.
 
 use std::{
     io,
@@ -16,22 +17,22 @@ use tokio::net::UnixStream;
 
 use crate::enlisted::Pid;
 
-/// The process at the other end is another user's, by its effective user id when it connected
-/// (unix(7), SO_PEERCRED).
+/// The peer is another user's process, by its effective user ID when it connected (unix(7),
+/// SO_PEERCRED).
 #[derive(Debug, thiserror::Error)]
 #[error("process of user {0} is not ours")]
 pub struct Stranger(u32);
 
-/// The process at the other end of a connection: that which has connected.
+/// Process at the other end of a connection: the one that connected.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its number, if the kernel knows it. It is another's as soon as the process has ended.
+    /// Process ID, if the kernel knows it. May be reused once the process has ended.
     pub pid: Option<Pid>,
     process: Option<OwnedFd>,
 }
 
 impl Peer {
-    /// The peer, if it is one of ours.
+    /// Returns the peer, if it is this user's.
     ///
     /// # Errors
     /// [`Stranger`], in an [`io::Error`] of kind `PermissionDenied`.
@@ -44,15 +45,15 @@ impl Peer {
             ));
         }
         let pid = credentials.pid();
-        // Before Linux 6.5 the kernel gives no descriptor: one of the number is as good unless the
-        // number was used anew since.
+        // Before Linux 6.5 the kernel provides no peer pidfd. One by process ID is as good unless
+        // the ID was reused meanwhile.
         let by_number =
             || pidfd_open(rustix::process::Pid::from_raw(pid?)?, PidfdFlags::empty()).ok();
         let process = getsockopt(socket, PeerPidfd).ok().or_else(by_number);
         Ok(Self { pid: pid.and_then(|pid| Pid::try_from(pid).ok()), process })
     }
 
-    /// The process, as /proc shows it; it is the one that has connected.
+    /// Opens the process in /proc, after checking that it is the one that connected.
     ///
     /// # Errors
     /// It has ended.
@@ -61,8 +62,8 @@ impl Peer {
             return Err(io::ErrorKind::NotFound.into());
         };
         let found = Process::open(pid)?;
-        // A pidfd becomes readable when the process ends (pidfd_open(2)): until then the number was
-        // its own.
+        // A pidfd becomes readable when the process ends (pidfd_open(2)): until then the ID was its
+        // own.
         let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ended, PollTimeout::ZERO)? {
             0 => Ok(found),

@@ -1,5 +1,5 @@
-//! What commands of a session have noted of the pipes that they write to (`posh_hook::pipes`): who
-//! reads from one whose writer stays here needs not look for it.
+//! Notes of a session's commands about the pipes that they write to (`posh_hook::pipes`): a reader
+//! whose writer runs locally need not look for it.
 
 use std::{
     fs::{File, OpenOptions},
@@ -10,7 +10,7 @@ use std::{
 
 use posh_hook::pipes::{FILE, FILE_BYTES, Slot, Writer};
 
-/// Makes the file in a session's directory.
+/// Creates the file in a session's directory.
 ///
 /// # Errors
 /// The file system's.
@@ -20,7 +20,7 @@ pub fn make(directory: &Path) -> io::Result<()> {
     file.set_len(FILE_BYTES)
 }
 
-/// Whether what writes to this pipe has said that it stays here.
+/// Returns true if the pipe's writer has noted that it runs locally.
 #[must_use]
 pub fn is_fed_here(directory: &Path, pipe: u64) -> bool {
     let mut bytes = [0; 8];
@@ -29,7 +29,7 @@ pub fn is_fed_here(directory: &Path, pipe: u64) -> bool {
     read.is_ok() && Slot::read(bytes).writer(pipe) == Some(Writer::Stays)
 }
 
-/// Notes that nothing in the session writes to this pipe: its other end was there before.
+/// Notes that no command of the session writes to this pipe: its other end existed before.
 ///
 /// # Errors
 /// The file system's.

@@ -1,4 +1,4 @@
-//! What ran where, why, and at what cost: kept per session for `posh --explain`.
+//! Placement, reason and cost of each stage: kept per session for `posh --explain`.
 
 use std::{
     collections::VecDeque,
@@ -8,17 +8,17 @@ use std::{
 use posh_proto::untrusted::{escaped, escaped_json};
 use serde::Serialize;
 
-/// Pipelines remembered per session; the oldest are forgotten first.
+/// Limit on remembered pipelines per session; the oldest are dropped first.
 const REMEMBERED: usize = 4096;
 
-/// One pipeline, as explain shows it.
+/// One pipeline's report.
 #[derive(Debug, Clone, Serialize)]
 pub struct PipelineReport {
     /// Counts from 1 within the gateway's life.
     pub pipeline: u64,
     /// In the order of the pipeline.
     pub stages: Vec<StageReport>,
-    /// Bytes of results and inputs that went over executors' connections.
+    /// Bytes of results and inputs over executors' connections.
     pub bytes: u64,
     /// From the first stage's enlistment to the directives, in milliseconds.
     pub setup_ms: f64,
@@ -27,7 +27,7 @@ pub struct PipelineReport {
     pub wall_ms: f64,
 }
 
-/// One stage of it.
+/// One stage's report.
 #[derive(Debug, Clone, Serialize)]
 pub struct StageReport {
     /// The annotated command's name, or argv's.
@@ -36,9 +36,9 @@ pub struct StageReport {
     pub argv: Vec<String>,
     /// `local`, an executor's name, or several joined by `+`.
     pub placement: String,
-    /// A sentence.
+    /// Reason, as a sentence.
     pub reason: String,
-    /// Its exit status as the shell sees it, when it ran elsewhere.
+    /// Exit status as the shell sees it, if it ran remotely.
     pub status: Option<u32>,
 }
 
@@ -56,12 +56,12 @@ impl Default for Reports {
 }
 
 impl Reports {
-    /// A pipeline begins; its report comes later.
+    /// Notes the start of a pipeline; its report comes later.
     pub fn begin(&self) {
         self.running.send_modify(|n| *n += 1);
     }
 
-    /// A pipeline has ended.
+    /// Notes the end of a pipeline.
     pub fn end(&self, report: Option<PipelineReport>) {
         let mut kept = self.lock();
         if kept.len() == REMEMBERED {
@@ -72,7 +72,7 @@ impl Reports {
         self.running.send_modify(|n| *n -= 1);
     }
 
-    /// All reports, by pipeline number, once no pipeline is at work.
+    /// All reports, by pipeline number, once no pipeline is running.
     pub async fn settled(&self) -> Vec<PipelineReport> {
         let _ = self.running.subscribe().wait_for(|n| *n == 0).await;
         let mut reports: Vec<_> = self.lock().iter().cloned().collect();
@@ -85,7 +85,7 @@ impl Reports {
     }
 }
 
-/// The reports as `posh --explain=json` prints them.
+/// Reports as `posh --explain=json` prints them.
 ///
 /// # Panics
 /// Never: the types have no maps with odd keys.
@@ -95,14 +95,14 @@ pub fn to_json(reports: &[PipelineReport]) -> String {
         .into_owned()
 }
 
-/// The reports as `posh --explain` prints them.
+/// Reports as `posh --explain` prints them.
 #[must_use]
 pub fn to_text(reports: &[PipelineReport]) -> String {
     reports.iter().map(pipeline_text).collect()
 }
 
 fn pipeline_text(report: &PipelineReport) -> String {
-    // Pipelines are counted from 1; 0 is one that was only planned.
+    // Pipelines are numbered from 1; 0 was only planned.
     let mut text = if report.pipeline == 0 {
         "plan".to_owned()
     } else {
@@ -130,7 +130,7 @@ fn pipeline_text(report: &PipelineReport) -> String {
     text
 }
 
-/// The words of a command, cut where they are many or long.
+/// Arguments of a command, truncated if many or long.
 fn words(argv: &[String]) -> String {
     const SHOWN: usize = 12;
     const LONG: usize = 60;
@@ -148,7 +148,7 @@ fn words(argv: &[String]) -> String {
     escaped(&line).into_owned()
 }
 
-/// A number of bytes as a person reads it.
+/// Formats a number of bytes for people.
 #[must_use]
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];

@@ -1,5 +1,5 @@
-//! The gateway's life: from a checked configuration and two listening sockets to
-//! the moment when it is told to end, or nobody has needed it for a while.
+//! Life of the gateway: from a checked configuration and two listening sockets until a shutdown
+//! request or the idle timeout.
 
 use std::{
     future::Future,
@@ -47,15 +47,15 @@ use crate::{
     volumes::Volumes,
 };
 
-/// How long pipelines at work may go on after the gateway was told to end.
+/// Time for running pipelines to end after a shutdown request.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// How long answers may still take then.
+/// Time for final answers to clients.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
-/// The gateway gives memory back after so long without a pipeline.
+/// Time without a pipeline after which memory is returned.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Where the gateway listens. The stage socket's path is published to stages.
+/// Sockets of the gateway. The stage socket's path is published to stages.
 pub struct Listeners {
     /// gRPC.
     pub grpc: UnixListener,
@@ -63,11 +63,11 @@ pub struct Listeners {
     pub stages: UnixListener,
     /// The stage socket's path.
     pub stage_socket: PathBuf,
-    /// Where session directories go; only this user may write there.
+    /// Directory of session directories; only this user may write there.
     pub directory: PathBuf,
 }
 
-/// Why the gateway could not start, or ended by itself.
+/// Reason for a failed start, or for an unrequested end.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// /proc/self/mountinfo could not be read.
@@ -81,8 +81,8 @@ pub enum Error {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// Serves until `shutdown` completes, a client asks for the end, or the gateway
-/// was idle (no session) for as long as the configuration says.
+/// Serves until `shutdown` completes, a client asks for the end, or the gateway was idle (no
+/// session and no volume) for the configured time.
 ///
 /// # Errors
 /// [`Error`].
@@ -117,7 +117,9 @@ pub async fn run(
         tokio::select! {
             () = shutdown => tracing::info!("told to end"),
             () = asked_to_end.notified() => tracing::info!("asked to end"),
-            () = idle_for(&sessions, gateway.volumes.count(), idle) => tracing::info!(?idle, "nobody needs this gateway"),
+            () = idle_for(&sessions, gateway.volumes.count(), idle) => {
+                tracing::info!(?idle, "nobody needs this gateway")
+            }
         }
     };
     let served = serve_grpc(&gateway, service, listeners.grpc, end).await;
@@ -128,7 +130,7 @@ pub async fn run(
     served
 }
 
-/// Kinds of reasons for staying here, by the rule that they keep.
+/// Kinds of reasons for running locally, by the rule that they enforce.
 const REASONS: [(Rule, Because); 3] = [
     (Rule::AskingCommands, Because::Asks),
     (Rule::MetadataCommands, Because::CheapThroughMount),
@@ -146,7 +148,7 @@ fn load_annotations(config: &Config) -> Library {
     let (mut library, mistakes) = Library::load(&directories);
     let ignored = REASONS.iter().filter(|(rule, _)| !rule::holds(*rule)).map(|(_, kind)| *kind);
     library.ignore_reasons(ignored.collect());
-    // A file with mistakes is left out: its commands run here, and the log and `posh annotations
+    // A file with mistakes is ignored: its commands run locally, and the log and `posh annotations
     // check` say why.
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
     library
@@ -188,7 +190,7 @@ async fn serve_grpc(
         served = &mut server => return served.map_err(Error::from),
         () = end => {}
     }
-    // The answer to who asked for the end still has to go out.
+    // The answer to the shutdown request must still be sent.
     let _ = stop.send(());
     let _ = tokio::time::timeout(LAST_ANSWERS, server).await;
     Ok(())
@@ -198,7 +200,7 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
     let room = Room::default();
     loop {
         let Ok((socket, _)) = listener.accept().await else {
-            // Out of descriptors, most likely: stages that can't connect run here.
+            // Probably out of descriptors: stages that can't connect run locally.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
@@ -215,7 +217,7 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
                     gateway.assembler.enlisted(stage, question).await;
                 }
                 Ok(Caller::Shell(request, shell)) => {
-                    // It may be a command of a pipeline, and is no stage of one.
+                    // It may be a command of a pipeline, but is not a stage.
                     drop(question);
                     let opened = match gateway.confined(&peer) {
                         Some(why) => Err(why),
@@ -250,7 +252,7 @@ async fn carry_out_all(gateway: Arc<Gateway>, mut pipelines: mpsc::Receiver<Pipe
     }
 }
 
-/// Counts a pipeline as long as it lives, also when its task is ended.
+/// Counts a pipeline while it runs, even if its task is aborted.
 struct AtWork<'a>(&'a AtomicUsize);
 
 impl<'a> AtWork<'a> {
@@ -266,9 +268,9 @@ impl Drop for AtWork<'_> {
     }
 }
 
-/// The first command of each name need not wait for its annotation. That takes the memory and the
-/// caches of those who are at work (a session over sshfs took 0.20 s in place of 0.16), so it is
-/// done in the first second without a pipeline.
+/// Prepares annotations, so that the first command of each name need not wait. That competes with
+/// running work for memory and caches (a session over sshfs took 0.20 s instead of 0.16), so it
+/// waits for a second without a pipeline.
 async fn prepare_annotations(gateway: Arc<Gateway>) {
     let mut before = u64::MAX;
     loop {
@@ -283,8 +285,7 @@ async fn prepare_annotations(gateway: Arc<Gateway>) {
     let _ = tokio::task::spawn_blocking(move || library.prepare()).await;
 }
 
-/// After a large pipeline the allocator keeps tens of megabytes for the next one:
-/// between pipelines they are the user's.
+/// Returns memory between pipelines: after a large one, the allocator keeps tens of megabytes.
 async fn give_memory_back(gateway: Arc<Gateway>) {
     let mut trimmed_after = 0;
     loop {
@@ -297,7 +298,8 @@ async fn give_memory_back(gateway: Arc<Gateway>) {
     }
 }
 
-/// mountinfo becomes "exceptional" for poll(2) when a mount comes or goes (proc_pid_mountinfo(5)).
+/// Watches mounts: poll(2) reports an exceptional condition on mountinfo for each change
+/// (proc_pid_mountinfo(5)).
 async fn watch_mounts(gateway: Arc<Gateway>) {
     let file = match std::fs::File::open(Path::new("/proc/self/mountinfo")) {
         Ok(file) => file,
@@ -320,7 +322,7 @@ async fn watch_mounts(gateway: Arc<Gateway>) {
     }
 }
 
-/// Completes when there has been no session and no volume for that long.
+/// Completes after `idle` without sessions and volumes.
 async fn idle_for(all: &Sessions, mut volumes: watch::Receiver<usize>, idle: Duration) {
     let mut sessions = all.count();
     loop {

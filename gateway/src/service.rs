@@ -1,4 +1,4 @@
-//! The gateway's gRPC service: protobuf in, protobuf out, nothing decided here.
+//! The gateway's gRPC service: only converts protobuf messages.
 
 use std::{
     ffi::OsString,
@@ -29,7 +29,7 @@ use crate::{
     volumes::{About, Volumes},
 };
 
-/// How long a question about the executors may wait for one of them.
+/// Timeout for an executor's status.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Implements the service for a gateway.
@@ -65,7 +65,7 @@ impl Service {
     }
 }
 
-/// How it stands with an executor, and with one export of it.
+/// State of an executor, and of one export of it, as text.
 fn state_text(state: &State, export: Option<&str>) -> String {
     match state {
         State::Asleep => "not used yet".to_owned(),
@@ -102,7 +102,7 @@ impl GatewayService for Service {
     ) -> Result<Response<wire::MountsReply>, Status> {
         let view = self.gateway.view();
         for executor in self.gateway.executors.all() {
-            // So that the answer is a useful one.
+            // For an up-to-date answer.
             let _ = executor.settled().await;
         }
         let mounts = view.table.mounts().map(|m| self.mount(m)).collect();
@@ -180,7 +180,7 @@ impl GatewayService for Service {
         &self,
         _: Request<wire::StatusRequest>,
     ) -> Result<Response<wire::StatusReply>, Status> {
-        // All at once: one that does not answer costs its time only once.
+        // In parallel: unresponsive executors cost one timeout in total.
         let asked: Vec<_> = self
             .gateway
             .executors
@@ -305,7 +305,7 @@ fn backstop(name: &str, reached: u64) -> wire::BackstopStatus {
     wire::BackstopStatus { name: name.to_owned(), reached }
 }
 
-/// The state known here, with the executor's own report if it comes in time.
+/// Local state of an executor, with the executor's own report if it comes in time.
 async fn executor_status(executor: Arc<Executor>) -> wire::ExecutorStatus {
     let state = executor.state();
     let known = wire::ExecutorStatus {

@@ -1,6 +1,6 @@
-//! Sessions: one for each shell that `posh` started. A session owns a directory
-//! of shims and the file that tells a stage where to ask; both go away when the
-//! shell's process ends, however it ends, and none that it left behind looks there.
+//! Sessions: one per shell that `posh` started. A session owns a directory of shims and the file
+//! with the gateway's socket for stages. Both are removed when the shell's process has ended,
+//! however it ended, and none of the jobs that it left behind uses them.
 
 mod removal;
 mod shims;
@@ -40,39 +40,39 @@ use crate::{
     trace::Trace,
 };
 
-/// How long what a shell has left behind is looked for: thousands of processes take less.
+/// Timeout of the search for jobs of an ended shell: thousands of processes take less.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
-/// What every session is told of the mounts.
+/// Data about the mounts for every session.
 #[derive(Debug, Clone, Default)]
 pub struct Mounts {
-    /// As fs-mapper writes them.
+    /// Encoded by fs-mapper.
     pub prefixes: Vec<u8>,
-    /// Commands may find all that they use at hand, so that asking first is worth it.
+    /// Commands may find all their files cached, so asking before an exec is worthwhile.
     pub at_hand: bool,
 }
 
-/// What `posh` asks for.
+/// Request of `posh` for a session.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The process that is, or will become, the shell.
     pub pid: Pid,
     /// Keep a report of every stage, local ones too.
     pub explain: bool,
-    /// Keep the times of what happens.
+    /// Keep a trace.
     pub trace: bool,
     /// Splitting factor within one machine; `None`: as configured.
     pub split: Option<u32>,
     /// The user's PATH.
     pub path: PathBuf,
-    /// The program that the shims lead to.
+    /// Target of the shims.
     pub stage_program: PathBuf,
 }
 
-/// One shell and what runs below it.
+/// One shell and its descendants.
 #[derive(Debug)]
 pub struct Session {
-    /// Its name.
+    /// Name of the session.
     pub id: String,
     /// The shell's process.
     pub pid: Pid,
@@ -80,31 +80,31 @@ pub struct Session {
     pub explain: bool,
     /// See [`Request::split`].
     pub split: Option<u32>,
-    /// What ran where.
+    /// Placements and reasons.
     pub reports: Reports,
-    /// When, if that was asked for.
+    /// Trace, if requested.
     pub trace: Option<Arc<Trace>>,
     /// Pipes that its shell writes to, by inode.
     outputs: Vec<u64>,
-    /// Whoever writes its file has this locked.
+    /// Locked while its file is written.
     file: Mutex<FileState>,
     directory: PathBuf,
     stage_program: PathBuf,
 }
 
-/// Whether a session's file may be written.
+/// State of a session's file.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum FileState {
     #[default]
     Open,
-    /// The directory is gone, or about to go.
+    /// The directory was removed, or is about to be.
     Removed,
 }
 
-/// Why a session could not be opened.
+/// Error of opening a session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// Files could not be made.
+    /// Files could not be created.
     #[error("cannot make the session directory {}", path.display())]
     Directory {
         /// Which one.
@@ -112,7 +112,7 @@ pub enum SessionError {
         /// Why.
         source: io::Error,
     },
-    /// The process is gone already.
+    /// The process has ended.
     #[error("cannot watch process {pid}")]
     Watch {
         /// Which one.
@@ -130,14 +130,14 @@ pub struct Sessions {
     next: AtomicU64,
     found: shims::Found,
     open: Mutex<BTreeMap<String, Arc<Session>>>,
-    /// Who looks for what an ended shell has left behind has its one permit, so that no more than
-    /// one thread waits for what never answers.
+    /// One permit for the search for jobs of an ended shell, so that at most one thread blocks on
+    /// an unresponsive process.
     looks: Arc<Semaphore>,
     changed: tokio::sync::watch::Sender<usize>,
 }
 
 impl Sessions {
-    /// Sessions whose directories lie below `directory` (0700).
+    /// Makes sessions whose directories lie below `directory` (0700).
     #[must_use]
     pub fn new(directory: PathBuf, stage_socket: PathBuf) -> Arc<Self> {
         let changed = tokio::sync::watch::Sender::new(0);
@@ -152,11 +152,11 @@ impl Sessions {
         })
     }
 
-    /// Makes the shims: one for each command that has an annotation and that the
-    /// user has (or `command -v` would find what is not there).
+    /// Opens a session with its shims: one for each command that has an annotation and is installed
+    /// (otherwise `command -v` would find missing commands).
     ///
     /// # Errors
-    /// [`SessionError`]; nothing is left behind then.
+    /// [`SessionError`]; nothing is left behind.
     pub fn open(
         self: &Arc<Self>,
         request: Request,
@@ -194,8 +194,8 @@ impl Sessions {
         Ok((session, shims))
     }
 
-    /// What is piped to a shell comes from outside, unless it is one within a session: no command
-    /// needs to wait for a word of who writes it.
+    /// Notes that a shell's piped input comes from outside, unless the shell is within a session:
+    /// then no command waits for a note of the pipe's writer.
     fn note_input(&self, session: &Session) -> io::Result<()> {
         let input = pipes_of(session.pid, [0]).first().copied();
         match input.filter(|_| !is_below(session.pid, &self.roots())) {
@@ -204,7 +204,7 @@ impl Sessions {
         }
     }
 
-    /// Whether what a session's command reads from this pipe was written by one that stays here.
+    /// Returns true if the writer of this pipe has noted in the session that it runs locally.
     #[must_use]
     pub fn is_fed_here(&self, session: &str, pipe: u64) -> bool {
         self.get(session).is_some_and(|session| pipe_notes::is_fed_here(&session.directory, pipe))
@@ -216,7 +216,7 @@ impl Sessions {
         self.lock().get(id).cloned()
     }
 
-    /// The shells' processes.
+    /// Process IDs of the shells.
     #[must_use]
     pub fn roots(&self) -> Vec<Pid> {
         self.lock().values().map(|s| s.pid).collect()
@@ -228,8 +228,8 @@ impl Sessions {
         self.lock().values().flat_map(|session| session.outputs.iter().copied()).collect()
     }
 
-    /// The shells among these processes, each given with its parent: a session's process itself,
-    /// or, where posh stays for the report, its child.
+    /// Shells among these processes, given as (process, parent): a session's process itself, or its
+    /// child if posh stays for the report.
     #[must_use]
     pub fn shells(&self, processes: impl Iterator<Item = (Pid, Pid)>) -> HashSet<Pid> {
         let roots: BTreeMap<Pid, bool> =
@@ -240,24 +240,28 @@ impl Sessions {
         processes.filter(is_shell).map(|(pid, _)| pid).collect()
     }
 
-    /// Files that shims lead to.
+    /// Targets of the shims.
     #[must_use]
     pub fn stage_programs(&self) -> HashSet<PathBuf> {
         self.lock().values().map(|s| s.stage_program.clone()).collect()
     }
 
-    /// How many there are, as it changes.
+    /// Number of sessions, as a watch channel.
     #[must_use]
     pub fn count(&self) -> tokio::sync::watch::Receiver<usize> {
         self.changed.subscribe()
     }
 
-    /// Tells every session of a changed mount table.
+    /// Publishes a changed mount table to every session.
     pub fn publish(&self, mounts: &Mounts) {
         let sessions: Vec<Arc<Session>> = self.lock().values().cloned().collect();
         for session in sessions {
             if let Err(error) = self.write_file(&session, mounts) {
-                tracing::warn!(session = session.id, %error, "cannot tell a session of changed mounts");
+                tracing::warn!(
+                    session = session.id,
+                    %error,
+                    "cannot tell a session of changed mounts"
+                );
             }
         }
     }
@@ -277,7 +281,7 @@ impl Sessions {
         self.changed.send_replace(count);
     }
 
-    /// Stages read the file at any moment: it is replaced whole, and only by another.
+    /// Stages read the file at any time: replace it atomically, and only if it changed.
     fn write_file(&self, session: &Session, mounts: &Mounts) -> io::Result<()> {
         let message = SessionFile {
             session: session.id.clone(),
@@ -285,7 +289,7 @@ impl Sessions {
             always_enlist: session.explain,
             trace: session.trace.is_some(),
             prefixes: mounts.prefixes.clone().into(),
-            // What is not enlisted is in no report.
+            // Commands that don't enlist are missing from reports.
             asks: mounts.at_hand && !session.is_waited_for(),
         };
         let state = session.lock_file();
@@ -304,7 +308,7 @@ impl Sessions {
     async fn close_at_end(self: Arc<Self>, session: Arc<Session>, pidfd: AsyncFd<OwnedFd>) {
         // A pidfd becomes readable when the process ends (pidfd_open(2)).
         let _ = pidfd.ready(Interest::READABLE).await;
-        // A shell knows by heart where it has found a command.
+        // Jobs left behind still use the shims: a shell caches the paths of commands.
         while let Some(left) = session.left_behind(&self.looks).await {
             let _ = left.ready(Interest::READABLE).await;
         }
@@ -314,16 +318,16 @@ impl Sessions {
     }
 }
 
-/// Which of these descriptors of a process are pipes, by inode.
+/// Inodes of the pipes among these descriptors of a process.
 fn pipes_of<const N: usize>(pid: Pid, descriptors: [u32; N]) -> Vec<u64> {
     let links =
         descriptors.into_iter().filter_map(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok());
     links.filter_map(|link| pipe_inode(&link)).collect()
 }
 
-/// Processes of this user alone, this one aside, one of whose variables is `directory`, or a list
-/// of directories with one in it: its shims, or what the exec hook is told. Others have no part in
-/// a session, whatever they say; and of variables without end none is read.
+/// Other processes of this user that have `directory`, or a list with a directory in it, as value
+/// of a variable: its shims, or the exec hook's settings. Other users have no part in a session,
+/// whatever their variables say. Oversized environments are not read.
 fn processes_with(directory: &Path) -> Vec<Pid> {
     let names_it = |process: &Process| {
         let variables = process.strings("environ").unwrap_or_default();
@@ -352,20 +356,20 @@ pub(crate) fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
 }
 
 impl Session {
-    /// posh stays to tell of what happened: the shell is its child.
+    /// Returns true if posh stays for the report or trace: the shell is its child.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         self.explain || self.trace.is_some()
     }
 
-    /// A process whose commands come to this session: a job that the shell did not wait for.
-    /// Variables lie in the memory of their process, which may be a file that never answers: then
-    /// nobody was left behind.
+    /// A process that still uses this session: a job that the shell did not wait for. Reading
+    /// variables accesses the process's memory, which may be a mapped file that never answers: on a
+    /// timeout, nobody was left behind.
     async fn left_behind(&self, looks: &Arc<Semaphore>) -> Option<AsyncFd<OwnedFd>> {
         let look = async {
             let turn = Arc::clone(looks).acquire_owned().await.ok()?;
             let directory = self.directory.clone();
-            // With many processes this takes some milliseconds.
+            // With many processes, this takes some milliseconds.
             let found = tokio::task::spawn_blocking(move || {
                 let found = processes_with(&directory);
                 drop(turn);
@@ -386,7 +390,11 @@ impl Session {
         let removed =
             self.directory.parent().map_or(Ok(()), |top| removal::remove(&self.directory, top));
         if let Err(error) = removed {
-            tracing::warn!(directory = %self.directory.display(), %error, "cannot remove a session directory");
+            tracing::warn!(
+                directory = %self.directory.display(),
+                %error,
+                "cannot remove a session directory"
+            );
         }
     }
 }

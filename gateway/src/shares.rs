@@ -1,12 +1,11 @@
-//! What calls that may never return cost at one time: refreshes of an executor's mounts, and
-//! questions to a mount, or to any directory that may be one. A thread in such a call can't be
-//! cancelled, and an executor can tell of many changes and then hold up whatever asks its mounts
-//! about them. So each call has a share, until the last of its threads has ended.
+//! Limits on calls that may never return: refreshes of an executor's mounts, and lookups on a
+//! mount, or on any directory that may be one. A thread in such a call can't be cancelled, and an
+//! executor can report many changes and then block every access to its mounts. So each call holds a
+//! share until its last thread has ended.
 //!
-//! Invariants: no such call has a thread of tokio's pool, since the gateway goes on by one of those
-//! while its own thread is busy ([`aside`](crate::aside::aside)). Nobody waits for an answer
-//! without a limit. A place that has let one question go unanswered gets no further one until it
-//! answers.
+//! Invariants: no such call uses a thread of tokio's pool, which the gateway needs to continue
+//! while its own thread is busy ([`aside`](crate::aside::aside)). Every wait for an answer has a
+//! limit. A place with an unanswered question gets no further one until it answers.
 
 use std::{
     collections::BTreeMap,
@@ -23,16 +22,16 @@ use tokio::{
 
 use crate::aside::in_own_thread;
 
-/// Refreshes and questions at work at a time, a refresh with up to 64 threads; others wait for
+/// Limit on concurrent refreshes and questions, a refresh with up to 64 threads; others wait for
 /// their turn.
 const TURNS: usize = 32;
-/// Bytes of the paths that an executor has told of and that are not dealt with: two commands may
-/// each tell of as many as are heard (16 MiB). A refresh keeps some copies of each path.
+/// Limit on bytes of reported paths that are still in work: enough for two commands with the
+/// maximum report each (16 MiB). A refresh keeps some copies of each path.
 const TOLD_KIB: usize = 32 << 10;
-/// What a path takes besides its bytes.
+/// Overhead of a path besides its bytes.
 const PATH_BYTES: usize = 64;
 
-/// Of one executor, or of one kind of question to the directories of this machine.
+/// Limits of one executor, or of one kind of question to local directories.
 #[derive(Debug)]
 pub struct Shares {
     turns: Arc<Semaphore>,
@@ -40,18 +39,18 @@ pub struct Shares {
     questions: Questions,
 }
 
-/// Why nothing is known.
+/// Reason for a missing answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
-    /// There was no answer within the limit.
+    /// No answer within the limit.
     #[error("it does not answer in time")]
     Late,
-    /// It was not asked.
+    /// Not asked, as an earlier question is unanswered.
     #[error("it has not answered an earlier question yet")]
     Earlier,
 }
 
-/// Is given back when it is dropped.
+/// A share, released on drop.
 #[derive(Debug)]
 pub struct Share {
     _permit: OwnedSemaphorePermit,
@@ -68,7 +67,7 @@ impl Default for Shares {
 }
 
 impl Shares {
-    /// Room for paths that together have so many bytes; `None` if there is not as much left.
+    /// Claims room for paths with so many bytes in total; `None` if there is not enough.
     #[must_use]
     pub fn room(&self, paths: usize, bytes: usize) -> Option<Share> {
         let kib = u32::try_from((bytes + paths * PATH_BYTES).div_ceil(1 << 10)).ok()?;
@@ -76,14 +75,14 @@ impl Shares {
         Some(Share { _permit: permit })
     }
 
-    /// Waits until there are few enough at work.
+    /// Waits for a turn.
     pub async fn turn(&self) -> Share {
         let permit = Arc::clone(&self.turns).acquire_owned().await;
         Share { _permit: permit.expect("it is never closed") }
     }
 
-    /// What `place` answers within the limit, the wait for a turn included. The work has its turn
-    /// until it has ended, also where nobody waits for it any more.
+    /// Runs `work` and returns its answer within the limit, which includes the wait for a turn. The
+    /// work keeps its turn until it ends, even after its caller has given up.
     ///
     /// # Errors
     /// [`Unanswered`].
@@ -98,7 +97,7 @@ impl Shares {
         }
         let end = Instant::now() + limit;
         let turn = timeout_at(end, self.turn()).await.map_err(|_| Unanswered::Late)?;
-        // It may have been given up meanwhile.
+        // It may have been given up during the wait.
         if self.questions.is_given_up(place) {
             return Err(Unanswered::Earlier);
         }
@@ -111,7 +110,7 @@ impl Shares {
         timeout_at(end, answer).await.ok().and_then(Result::ok).ok_or(Unanswered::Late)
     }
 
-    /// The same, while the gateway's other tasks go on.
+    /// Like `ask`, but blocking, while the gateway's other tasks go on.
     ///
     /// # Errors
     /// [`Unanswered`].
@@ -125,19 +124,19 @@ impl Shares {
             Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::MultiThread => {
                 tokio::task::block_in_place(|| runtime.block_on(self.ask(place, limit, work)))
             }
-            // Nobody else is there to go on.
+            // There is no other thread to continue on.
             _ => Ok(work()),
         }
     }
 }
 
-/// Those that have not been answered yet.
+/// Unanswered questions.
 #[derive(Debug, Default, Clone)]
 struct Questions(Arc<Mutex<Open>>);
 
 #[derive(Debug, Default)]
 struct Open {
-    /// How many there have been; no number is used twice.
+    /// Number of questions so far; no number is reused.
     next: u64,
     by_number: BTreeMap<u64, Asked>,
 }
@@ -145,7 +144,7 @@ struct Open {
 #[derive(Debug)]
 struct Asked {
     place: PathBuf,
-    /// Nobody waits for it any more.
+    /// The caller has given up.
     is_given_up: bool,
 }
 
@@ -169,7 +168,7 @@ impl Questions {
     }
 }
 
-/// Is dropped when its thread has ended.
+/// Dropped when its thread ends.
 struct Question {
     number: u64,
     all: Questions,
@@ -181,7 +180,7 @@ impl Drop for Question {
     }
 }
 
-/// Is dropped when nobody waits for the answer any more.
+/// Dropped when its caller no longer waits.
 struct Waiting {
     number: u64,
     all: Questions,

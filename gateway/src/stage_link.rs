@@ -1,10 +1,10 @@
-//! The gateway's end of the socket to one stage program, or to a `posh` that begins: accepts it,
-//! checks who it is, and turns frames into values. Dropping a [`StageLink`] closes the socket;
-//! before its acknowledgement a stage then runs its command itself.
+//! The gateway's end of the socket to one stage program or starting `posh`: accepts it, checks its
+//! identity, and decodes frames. Dropping a [`StageLink`] closes the socket; a stage that has not
+//! acknowledged then runs its command itself.
 //!
-//! Invariant: who connects has so long, so many bytes and so many elements for what it says first,
-//! and so many may be about to say it at one time ([`Room`]); all that is counted before it is
-//! decoded. A process with less rights than its user may connect, too.
+//! Invariant: the first message of a client has limits on time, bytes and elements, and the number
+//! of clients before their first message is limited ([`Room`]). All of it is counted before
+//! decoding. A process with fewer rights than its user may connect, too.
 
 mod room;
 
@@ -33,57 +33,57 @@ use crate::{
     peers::Peer,
 };
 
-/// Messages under way to or from one stage. Data is bounded by credit; this
-/// bounds the rest, and a stopped stage program.
+/// Capacity of the queues to and from one stage. Data is bounded by credit; this bounds the rest,
+/// and a stopped stage program.
 const QUEUE: usize = 256;
-/// The first read from a socket: most commands say no more before they are answered, and a larger
-/// piece of memory would be taken from the kernel and given back each time.
+/// Size of the first read from a socket: most commands send no more before they are answered. A
+/// larger buffer would be mapped and unmapped each time.
 const FIRST_READ_BYTES: usize = 8 << 10;
-/// One read from the socket.
+/// Size of further reads.
 const READ_BYTES: usize = 256 << 10;
-/// For what is said first, from the connection on: a stage program says it at once.
+/// Timeout for the first message: a stage program sends it at once.
 const FIRST_WORD: Duration = Duration::from_secs(5);
-/// What is said later: data comes in pieces of 256 KiB.
+/// Limit on later messages: data comes in pieces of 256 KiB.
 const LATER_BYTES: usize = 1 << 20;
-/// The name of [`ToGateway`] in the contract.
+/// Name of [`ToGateway`] in the protocol.
 const TO_GATEWAY: &str = "posh.stage.v1.ToGateway";
 
-/// What a stage says after it has enlisted.
+/// Message from an enlisted stage.
 #[derive(Debug)]
 pub enum FromStage {
-    /// It gives up the right to run its command itself.
+    /// Gives up the right to run its command itself.
     Ack,
-    /// Bytes that it read from a descriptor.
+    /// Bytes read from a descriptor.
     Data(u32, Bytes),
-    /// That descriptor is at its end.
+    /// End of file on that descriptor.
     End(u32),
-    /// So many bytes of what it got for a descriptor are written.
+    /// So many bytes received for a descriptor are written.
     Credit(u32, u64),
     /// A descriptor can't be written any more; errno.
     WriteFailed(u32, u32),
-    /// A signal came (number; from a terminal, so for the whole group).
+    /// A signal came: its number, and true if it came from a terminal, so for the whole group.
     Signal(u32, bool),
     /// The terminal's size changed.
     Window(Window),
-    /// When what happened in it, in a traced session; its last word.
+    /// Times of the stage program in a traced session; its last message.
     Times(Times),
 }
 
-/// When what happened in a stage program of a traced session, by the clock that the programs of
-/// this machine share, in nanoseconds; 0: it did not.
+/// Times in a stage program of a traced session, by this machine's shared clock, in nanoseconds; 0
+/// if it did not happen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Times {
-    /// It began.
+    /// Start.
     pub started_ns: u64,
-    /// It was about to ask us.
+    /// Before its request to us.
     pub enlisted_ns: u64,
-    /// We had read what it asked.
+    /// We had read its request.
     pub received_ns: u64,
     /// It had our directive.
     pub directed_ns: u64,
     /// It wrote the first byte of the command's output.
     pub first_byte_ns: u64,
-    /// It was about to end.
+    /// Before its end.
     pub ended_ns: u64,
 }
 
@@ -94,7 +94,7 @@ impl From<wire::Times> for Times {
     }
 }
 
-/// How a stage is to end.
+/// Exit status for a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// Exit code.
@@ -103,12 +103,12 @@ pub enum Status {
     Signal(u32),
 }
 
-/// What a stage is told.
+/// Message for a stage.
 #[derive(Debug)]
 pub enum ForStage {
-    /// Run the command yourself.
+    /// Run the command yourself, with the reason.
     RunHere(String),
-    /// Stand in for it: descriptors to read when credit comes, and to write.
+    /// Stand in for the command: descriptors to read as credit comes, and to write.
     Remote {
         /// Descriptors that may be read.
         reads: Vec<u32>,
@@ -121,68 +121,68 @@ pub enum ForStage {
     Credit(u32, u64),
     /// Nobody reads that input any more.
     StopReading(u32),
-    /// Run the command yourself, from its beginning, and leave out what was delivered.
+    /// Run the command yourself from its beginning, and skip what was delivered.
     Again {
-        /// Why.
+        /// The reason.
         reason: String,
-        /// By descriptor; empty: nothing was.
+        /// Delivered output by descriptor; may be empty.
         delivered: Vec<wire::Delivered>,
     },
-    /// End as the command ended.
+    /// End with the command's status.
     Exit {
-        /// How.
+        /// The status.
         status: Status,
-        /// It left a core file where it ran.
+        /// The command left a core file.
         core_dumped: bool,
-        /// Where it left shared files: descriptor, offset.
+        /// Final offsets of shared files: descriptor, offset.
         seeks: Vec<(u32, u64)>,
-        /// An error of posh, for descriptor 2.
+        /// Error message of posh for descriptor 2.
         message: String,
     },
 }
 
-/// One stage that waits, or stands in for a remote command.
+/// A stage that waits, or stands in for a remote command.
 #[derive(Debug)]
 pub struct StageLink {
-    /// What it is.
+    /// Description of the stage.
     pub enlisted: Arc<Enlisted>,
-    /// In a traced session.
+    /// Times, in a traced session.
     pub times: Option<Times>,
     outgoing: mpsc::Sender<ForStage>,
     incoming: mpsc::Receiver<FromStage>,
 }
 
 impl StageLink {
-    /// The stage program has closed its end.
+    /// Returns true if the stage program has closed its end.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.incoming.is_closed() && self.incoming.is_empty()
     }
 
-    /// Tells it something; a stage that is gone does not hear it.
+    /// Sends a message; it is dropped if the stage is gone.
     pub async fn tell(&self, message: ForStage) {
         let _ = self.outgoing.send(message).await;
     }
 
-    /// The next thing it says; `None` when it is gone.
+    /// Receives the next message; `None` if the stage is gone.
     pub async fn hear(&mut self) -> Option<FromStage> {
         self.incoming.recv().await
     }
 
-    /// A way to tell it something that outlives this value's borrow.
+    /// A sender that outlives this value's borrow.
     #[must_use]
     pub fn sender(&self) -> mpsc::Sender<ForStage> {
         self.outgoing.clone()
     }
 
-    /// Hands over what it says; from then on [`Self::hear`] hears nothing.
+    /// Hands over the receiver; afterwards, [`Self::hear`] receives nothing.
     #[must_use]
     pub fn take_incoming(&mut self) -> mpsc::Receiver<FromStage> {
         std::mem::replace(&mut self.incoming, mpsc::channel(1).1)
     }
 }
 
-/// Who has come to the stage socket.
+/// Client of the stage socket.
 #[derive(Debug)]
 pub enum Caller {
     /// An intercepted command.
@@ -193,38 +193,37 @@ pub enum Caller {
     Executing(wire::Question, Pid, OwnedWriteHalf),
 }
 
-/// Why a connection to the stage socket was refused.
+/// Reason for refusing a connection to the stage socket.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// The socket failed.
     #[error("stage socket")]
     Io(#[from] io::Error),
-    /// The first message was another one than an enlistment or the question for a session.
+    /// The first message was neither an enlistment nor a request for a session.
     #[error("neither a stage nor a shell")]
     NotEnlisted,
-    /// Its protocol is another one.
+    /// Another protocol version.
     #[error("{}", other_version("the stage program", *.0, "this gateway"))]
     Version(u32),
-    /// Bytes that are no frame.
+    /// Not a frame.
     #[error(transparent)]
     Frame(#[from] frame::FrameError),
-    /// It says more than anybody needs to.
+    /// Exceeds a limit.
     #[error(transparent)]
     Unfit(#[from] codec::Unfit),
-    /// It has not said what it wants in time.
+    /// No first message in time.
     #[error("it says nothing")]
     Silent,
-    /// Others have come since.
+    /// Displaced by newer connections.
     #[error("too many say nothing")]
     Crowded,
-    /// It has much to say, and not the rights to have the gateway do anything.
+    /// A large first message from a process without the necessary rights.
     #[error("{0}")]
     Confined(String),
 }
 
-/// Takes one connection, which has its place until it has said what it wants, and reads its
-/// enlistment, or what is asked for a session. `confined` tells why its process must not have the
-/// gateway do anything.
+/// Accepts one connection, which keeps its place until its first message, and reads its enlistment
+/// or request. `confined` returns the reason why its process must not use the gateway.
 ///
 /// # Errors
 /// [`Refused`]; a stage program then runs its command itself.
@@ -236,7 +235,7 @@ pub async fn accept(
 ) -> Result<Caller, Refused> {
     let (mut reader, writer) = socket.into_split();
     let mut buffer = BytesMut::with_capacity(FIRST_READ_BYTES);
-    // What the kernel says counts, not what a message claims.
+    // Trust the kernel's process ID, not the message's.
     let process = |claimed| peer.pid.unwrap_or(claimed);
     let room = place.room().clone();
     let first = tokio::select! {
@@ -269,7 +268,7 @@ pub async fn accept(
     Ok(Caller::Stage(StageLink { enlisted: Arc::new(enlist), times, outgoing, incoming }))
 }
 
-/// Tells a `posh` what came of its question; one that is gone does not hear it.
+/// Answers a `posh`; dropped if it is gone.
 pub async fn tell_shell(shell: OwnedWriteHalf, answer: Result<wire::SessionOpened, String>) {
     answer_once(
         shell,
@@ -278,7 +277,7 @@ pub async fn tell_shell(shell: OwnedWriteHalf, answer: Result<wire::SessionOpene
     .await;
 }
 
-/// Tells a process that asked that its command stays here.
+/// Tells a process to run its command locally.
 pub async fn tell_to_stay(process: OwnedWriteHalf) {
     answer_once(process, to_stage::Kind::RunHere(wire::RunHere::default())).await;
 }
@@ -300,8 +299,7 @@ async fn read_first(
         if let Some(frame) = frame::take(buffer, ENLISTMENT_BYTES)? {
             return decoded(frame)?.ok_or(Refused::NotEnlisted);
         }
-        // Looking at the rights takes some 50 µs, which is much for a small command, and nothing
-        // for this one.
+        // Comparing rights takes some 50 µs: much for a small command, little for this one.
         if share.is_none() && frame::announced(buffer).is_some_and(|length| length > READ_BYTES) {
             if let Some(why) = confined() {
                 return Err(Refused::Confined(why));
@@ -323,7 +321,7 @@ fn decoded(frame: Bytes) -> Result<Option<to_gateway::Kind>, Refused> {
     Ok(message.kind)
 }
 
-/// Ends when the stage program has closed its end, or speaks nonsense.
+/// Ends when the stage program has closed its end, or sends an invalid frame.
 async fn read(mut reader: OwnedReadHalf, mut buffer: BytesMut, sender: mpsc::Sender<FromStage>) {
     loop {
         let frame = frame::take(&mut buffer, LATER_BYTES).map_err(Refused::from);

@@ -1,4 +1,4 @@
-//! What all parts of the gateway share.
+//! Shared state of the gateway.
 
 use std::{
     fs, io,
@@ -34,59 +34,59 @@ use crate::{
     volumes::Volumes,
 };
 
-/// How a process is compared with the gateway.
+/// Comparison of a process's rights with the gateway's.
 type Compare = fn(&Rights, &Process, Aside) -> io::Result<Option<&'static str>>;
 
 /// The gateway's one shared value.
 #[derive(Debug)]
 pub struct Gateway {
-    /// As loaded at the start.
+    /// Configuration from the start.
     pub config: Config,
-    /// Connections.
+    /// Executors and their connections.
     pub executors: Executors,
-    /// Shells.
+    /// Sessions of shells.
     pub sessions: Arc<Sessions>,
-    /// Takes stages in.
+    /// Assembles pipelines from enlisted stages.
     pub assembler: Assembler,
-    /// Knows what is being written.
+    /// Finds files that are being written.
     pub writers: Writers,
-    /// This machine's commands.
+    /// Hashes and versions of local commands.
     pub tools: LocalTools,
-    /// Names that get a shim.
+    /// Names of commands with a shim.
     pub commands: Arc<Vec<String>>,
-    /// Inode of our mount namespace: the mount table is true in it.
+    /// Inode of our mount namespace, which the mount table describes.
     pub mount_namespace: u64,
-    /// What this process may do; a command with less runs locally. `None` if that can't be told.
+    /// Rights of this process; a command with fewer runs locally. `None` if unknown.
     pub rights: Option<Rights>,
-    /// As uname(2) names it.
+    /// Machine name of uname(2).
     pub machine: String,
     /// SHA-256 of /etc/localtime; empty when there is none.
     pub localtime: Vec<u8>,
-    /// What makes the names of runs such that no other client of an executor can guess them.
+    /// Makes run IDs unguessable for other clients of an executor.
     pub secret: String,
-    /// Looks for files that are open here.
+    /// Finds files that local processes have open.
     pub open_files: OpenFiles,
-    /// Questions to this machine's own directories, which may lead to mounts that hang.
+    /// Limits on lookups in local directories, which may lead to mounts that hang.
     pub own_files: Shares,
-    /// Pipelines at work now.
+    /// Number of running pipelines.
     pub running: AtomicUsize,
-    /// Mounts that are served here.
+    /// Volumes served by this gateway.
     pub volumes: Volumes,
     view: Mutex<Arc<View>>,
     pipelines: AtomicU64,
 }
 
-/// What may change while the gateway runs; each pipeline uses one view throughout.
+/// State that may change while the gateway runs; each pipeline uses one view throughout.
 #[derive(Debug)]
 pub struct View {
-    /// Path → owner.
+    /// Map from path to owner.
     pub table: Arc<MountTable>,
-    /// What is known of commands.
+    /// Annotations of commands.
     pub library: Arc<Library>,
 }
 
 impl Gateway {
-    /// Puts the parts together.
+    /// Makes a gateway of its parts.
     #[must_use]
     pub fn new(
         config: Config,
@@ -126,15 +126,14 @@ impl Gateway {
         }
     }
 
-    /// Why a process must not have the gateway do anything: it has not exactly the gateway's
-    /// rights.
+    /// Reason for refusing requests of a process: its rights differ from the gateway's.
     #[must_use]
     pub fn confined(&self, peer: &Peer) -> Option<String> {
         self.lacks(peer, Rights::difference)
     }
 
-    /// Why a command must run locally: its process has not exactly the gateway's rights, or that
-    /// can't be told.
+    /// Reason for running a command locally: its process's rights differ from the gateway's, or are
+    /// unknown.
     #[must_use]
     pub fn keeps_here(&self, peer: &Peer) -> Option<String> {
         self.lacks(peer, Rights::keep_here)
@@ -151,17 +150,17 @@ impl Gateway {
         }
     }
 
-    /// The mount table and library as they are now.
+    /// Current mount table and library.
     #[must_use]
     pub fn view(&self) -> Arc<View> {
         Arc::clone(&self.view.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The mounts of this machine have changed: new pipelines see the new ones.
+    /// Reads the changed mounts; new pipelines use them.
     pub fn mounts_changed(&self) {
         let Ok(info) = MountInfo::read() else { return };
         let with_volumes = self.volumes.added_to(&self.config);
-        // It looks at processes: those of one user may be many.
+        // This reads processes, of which a user may have many.
         let (config, _) = aside(|| sshfs::adopted(&with_volumes, &info));
         self.executors.update(&config);
         let table = Arc::new(MountTable::new(&config, &info));
@@ -171,7 +170,7 @@ impl Gateway {
         *self.view.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
     }
 
-    /// What sessions are told of the mounts.
+    /// Data about the mounts for sessions.
     #[must_use]
     pub fn told_of(&self, table: &MountTable) -> Mounts {
         let volumes =
@@ -180,13 +179,13 @@ impl Gateway {
         Mounts { prefixes: table.prefixes().encode(), at_hand }
     }
 
-    /// A number for a pipeline.
+    /// Next number for a pipeline.
     #[must_use]
     pub fn next_pipeline(&self) -> u64 {
         self.pipelines.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// How many pipelines there have been.
+    /// Number of pipelines so far.
     #[must_use]
     pub fn pipelines(&self) -> u64 {
         self.pipelines.load(Ordering::Relaxed)

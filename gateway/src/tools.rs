@@ -1,14 +1,14 @@
-//! Same tools (design §5, rule 3): whether an executor's command is the one that
-//! this machine would have run. Equal files are equal tools; otherwise the
-//! version lines are compared, by the policy of the annotation.
+//! Same tools (design §5, rule 3): checks if an executor's command equals the one that this machine
+//! would have run. Equal files are equal tools; otherwise the version lines are compared, by the
+//! annotation's policy.
 //!
-//! Nothing of the user's is executed for that: a program says its version only where nobody but
-//! root can have made it, for a plan, or `posh explain`, is to have no effect. Of any other program
-//! the version is unknown.
+//! None of the user's own programs is executed for that, as planning and `posh explain` must have
+//! no effects: only a program that nobody but root can have written is asked for its version. Other
+//! programs' versions are unknown.
 //!
-//! Invariant: the gateway's own thread touches no directory of PATH and no program, wherever they
-//! seem to lie: a link may lead to a mount that hangs, or whose server answers a shell and not the
-//! gateway. They are asked about through `Shares`, and what is not answered in time is unknown.
+//! Invariant: the gateway's own thread accesses no directory of PATH and no program, wherever they
+//! seem to lie: a link may lead to a mount that hangs, or whose server answers a shell but not the
+//! gateway. `Shares` makes the accesses, and a missing answer in time means unknown.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -42,27 +42,28 @@ use crate::{
     shares::{Shares, Unanswered},
 };
 
-/// A tool that does not print its version in this time has none, and one whose file is not read in
-/// it is none that is known.
+/// Timeout for a tool's version line, after which it has none; also for reading its file, after
+/// which it is unknown.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// As much as is read of what it prints, and as much of its first line as anybody needs.
+/// Limits on the output read, and on its first line.
 const VERSION_BYTES: usize = 4096;
 const VERSION_CHARS: usize = 256;
 
-/// A larger program is compared with no other: reading it would hold a plan up for half a second.
+/// Limit on the size of compared programs: reading a larger one would delay a plan by half a
+/// second.
 const PROGRAM_BYTES: u64 = 256 << 20;
 
-/// As much of it as is in memory at a time.
+/// Size of a read.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Files whose hashes or versions are kept; beyond that all are found anew.
+/// Limit on cached hashes and versions, after which the cache is cleared.
 const MOST_FILES: usize = 4096;
 
-/// Whoever may change a program that is executed here.
+/// Owner of programs that may be executed here.
 const ROOT: u32 = 0;
 
-/// What is known of this machine's own tools, by file.
+/// Cache of this machine's own tools, by file.
 #[derive(Debug, Default)]
 pub struct LocalTools {
     hashes: Arc<Mutex<HashMap<FileStamp, [u8; 32]>>>,
@@ -70,7 +71,7 @@ pub struct LocalTools {
     files: Shares,
 }
 
-/// A file as it was when it was looked at.
+/// Identity of a file's content.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct FileStamp {
     path: PathBuf,
@@ -95,10 +96,10 @@ impl FileStamp {
 }
 
 impl LocalTools {
-    /// Whether `connection`'s command of that name may stand in for `program`.
+    /// Checks that the connection's command of that name may replace `program`.
     ///
     /// # Errors
-    /// The sentence for explain.
+    /// A sentence for explain.
     pub async fn same(
         &self,
         executor: &str,
@@ -115,7 +116,8 @@ impl LocalTools {
         }
         let Some(here) = self.version(program).await else {
             return Err(format!(
-                "{name} on {executor} is another file than {}, whose version is not asked for: others than root can change it, or it does not answer",
+                "{name} on {executor} is another file than {}, whose version is not asked for: \
+                 others than root can change it, or it does not answer",
                 program.display()
             ));
         };
@@ -133,7 +135,7 @@ impl LocalTools {
 
     async fn hash(&self, program: &Path) -> Option<[u8; 32]> {
         let (hashes, file) = (Arc::clone(&self.hashes), program.to_owned());
-        // One that takes longer is known the next time.
+        // After a timeout, the hash is known the next time.
         let hash = self
             .files
             .ask(directory_of(program), VERSION_TIMEOUT, move || hash_of(&file, &hashes))
@@ -141,8 +143,8 @@ impl LocalTools {
         hash.ok().flatten()
     }
 
-    /// What a program says of itself; `None`: it is not executed, since others than root can have
-    /// made it, or its directory does not answer.
+    /// Version line of a program; `None` if others than root can have written it, so it is not
+    /// executed, or if its directory does not answer.
     async fn version(&self, program: &Path) -> Option<String> {
         let file = program.to_owned();
         let look = move || {
@@ -161,9 +163,9 @@ impl LocalTools {
         Some(line)
     }
 
-    /// Executes a file under the name that the user has for it. The environment is not the user's:
-    /// a variable of theirs may have a script of root's, or a loader, execute what is theirs.
-    /// `None` where its directory does not answer.
+    /// Executes a file under the user's name for it. The environment is not the user's: the user's
+    /// variables could make a script of root's, or the loader, execute the user's files. `None` if
+    /// its directory does not answer.
     async fn first_line_of_version(&self, file: PathBuf, name: &Path) -> Option<String> {
         let mut command = std::process::Command::new(file);
         command.arg0(name).arg("--version").current_dir("/").env_clear();
@@ -174,7 +176,7 @@ impl LocalTools {
         command.stdout(Stdio::piped());
         let mut command = tokio::process::Command::from(command);
         let runtime = Handle::current();
-        // It returns when the program's file is executed.
+        // Returns after the exec.
         let spawn = move || -> io::Result<Child> {
             let _its_tasks = runtime.enter();
             command.kill_on_drop(true).spawn()
@@ -185,10 +187,10 @@ impl LocalTools {
         Some(output.map_or_else(String::new, |output| first_line(&output.stdout)))
     }
 
-    /// The first program of a name on a PATH that is not one of `shims`.
+    /// First program of a name on a PATH, except `shims`.
     ///
     /// # Errors
-    /// A directory of it, or where a link leads, does not answer.
+    /// A directory of PATH, or a link's target, does not answer.
     pub async fn on_path(
         &self,
         path: Option<&OsStr>,
@@ -201,7 +203,7 @@ impl LocalTools {
     }
 }
 
-/// That in which a program is: whether it answers says enough of all that are in it.
+/// Directory of a program: its answers stand for all programs in it.
 fn directory_of(program: &Path) -> &Path {
     program.parent().unwrap_or(program)
 }
@@ -252,8 +254,8 @@ fn program_on_path(path: &OsStr, name: &str, shims: &HashSet<PathBuf>) -> Option
     })
 }
 
-/// What a program there says of itself, asked once for each connection: a run with the rights and
-/// the confinement of any command.
+/// Version line of a program on the server, requested once per connection: a run with the rights
+/// and the confinement of any command.
 async fn remote_version(connection: &Connection, name: &str) -> Result<String, String> {
     if let Some(known) =
         connection.versions.lock().unwrap_or_else(PoisonError::into_inner).get(name)
@@ -274,7 +276,7 @@ async fn run_version(connection: &Connection, name: &str) -> Result<Vec<u8>, Str
     let allowance = Allowance::of(&spec);
     let spec = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
     let words = |status: tonic::Status| status.message().to_owned();
-    // Open until the run has ended: a client that has no more to say may be one that is gone.
+    // Keep it open until the run has ended: closing it may look like a lost client.
     let (input, messages) = mpsc::channel(1);
     input.try_send(spec).map_err(|error| error.to_string())?;
     let mut outputs = connection
@@ -298,7 +300,7 @@ async fn run_version(connection: &Connection, name: &str) -> Result<Vec<u8>, Str
     Ok(said)
 }
 
-/// `NAME --version` in no mount, whose output is read and nothing else.
+/// Specification of `NAME --version` without mounts; only its output is read.
 fn version_spec(name: &str) -> RunSpec {
     let descriptor = |fd, source| Descriptor { fd, source: Some(source) };
     let null = libc::O_RDWR.cast_unsigned();
@@ -316,7 +318,7 @@ fn version_spec(name: &str) -> RunSpec {
         ..Stage::default()
     };
     RunSpec {
-        // An id has no room for every name.
+        // A run ID is too short for some names.
         run_id: "version".to_owned(),
         protocol: PROTOCOL_VERSION,
         stages: vec![stage],
@@ -330,14 +332,14 @@ fn version_spec(name: &str) -> RunSpec {
     }
 }
 
-/// The first line that says anything.
+/// The first line that is not blank.
 fn first_line(said: &[u8]) -> String {
     let text = String::from_utf8_lossy(said);
     let line = text.lines().find(|line| !line.trim().is_empty());
     line.unwrap_or_default().chars().take(VERSION_CHARS).collect()
 }
 
-/// The first number of a version line: `sort (GNU coreutils) 9.1` → `9`, with the words before it.
+/// Version line up to its first number: `sort (GNU coreutils) 9.1` → `sort (GNU coreutils) 9`.
 fn major(line: &str) -> &str {
     let digits = line.find(|c: char| c.is_ascii_digit()).unwrap_or(line.len());
     let end = line[digits..].find(|c: char| !c.is_ascii_digit()).map_or(line.len(), |n| digits + n);

@@ -1,9 +1,9 @@
-//! The volumes that this gateway serves: mounted when the configuration or `posh mount` says so,
-//! each with a connection of its own, and told before and after commands run on their servers. How
-//! a volume works is `posh_volume`'s matter.
+//! Volumes that this gateway serves: mounted on request of the configuration or of `posh mount`,
+//! each with its own connection, and synchronized before and after commands run on their servers.
+//! `posh_volume` implements a volume.
 //!
-//! They live on a runtime of their own: a thread of the gateway that looks at a path of a volume
-//! waits for the volume, which so must never wait for that thread.
+//! They have their own runtime: a thread of the gateway that accesses a path of a volume blocks on
+//! the volume, which must never wait for that thread.
 
 mod at_hand;
 mod prefetch;
@@ -34,39 +34,39 @@ use tokio::{runtime::Runtime, sync::watch, task::JoinSet};
 use crate::state::Gateway;
 use serving::Serving;
 
-/// Threads of the volumes: requests wait for the network, and are otherwise copies of memory.
+/// Worker threads of the volumes: requests wait for the network, and otherwise copy memory.
 const THREADS: usize = 2;
 
-/// Between attempts to mount what the configuration names.
+/// Pause between attempts to mount the configured volumes.
 const RETRY: Duration = Duration::from_secs(20);
 
-/// How long what was written may take to the server before a command there goes without it, and
-/// runs here.
+/// Timeout for writes to reach the server before a command runs on it; on expiry, the command runs
+/// locally.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long an ending gateway goes on writing what was not closed.
+/// Time for an exiting gateway to write unclosed files.
 const LAST_WRITES: Duration = Duration::from_secs(10);
 
-/// Until a volume that is no mount any more has ended on its server, too.
+/// Timeout for an unmounted volume to end on its server, too.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// All volumes of a gateway.
 #[derive(Debug)]
 pub struct Volumes {
-    /// At most one of each path.
+    /// At most one per path.
     known: Mutex<Vec<Arc<Known>>>,
-    /// Those that were taken out of the tree while files of them are open, until they have ended.
+    /// Volumes that were unmounted while files on them are open, until they have ended.
     ///
-    /// Invariant: a path belongs to the volume that the kernel has mounted there and to no other.
-    /// So a volume leaves `known` when it leaves the tree, and its journal and its disk become the
-    /// next one's as soon as what it has put off is on the server
+    /// Invariant: a path belongs to the volume that the kernel has mounted on it and to no other.
+    /// So a volume leaves `known` when it is unmounted, and its journal and disk cache are free for
+    /// the next one as soon as its delayed writes are on the server
     /// ([`posh_volume::fs::Volume::hand_over`]).
     leaving: Mutex<Vec<(VolumeConfig, Serving)>>,
     mounted: watch::Sender<usize>,
     runtime: Mutex<Option<Runtime>>,
 }
 
-/// One of them.
+/// One volume.
 #[derive(Debug)]
 struct Known {
     config: VolumeConfig,
@@ -75,17 +75,17 @@ struct Known {
 
 #[derive(Debug)]
 enum Phase {
-    /// Not yet, or not any more.
+    /// Not mounted, with the reason.
     Not(String),
     Mounted(Serving),
 }
 
-/// How one of them is.
+/// Status of a volume.
 #[derive(Debug)]
 pub struct About {
-    /// As it was asked for.
+    /// As requested.
     pub config: VolumeConfig,
-    /// Why it is not mounted, or how it does.
+    /// Its state, or the reason why it is not mounted.
     pub state: Result<State, String>,
 }
 
@@ -101,13 +101,13 @@ impl Default for Volumes {
 }
 
 impl Volumes {
-    /// How many are mounted.
+    /// Number of mounted volumes, as a watch channel.
     #[must_use]
     pub fn count(&self) -> watch::Receiver<usize> {
         self.mounted.subscribe()
     }
 
-    /// The configuration with the volumes that `posh mount` has added.
+    /// Configuration with the volumes that `posh mount` added.
     #[must_use]
     pub fn added_to(&self, config: &Config) -> Config {
         let mut with = config.clone();
@@ -119,8 +119,7 @@ impl Volumes {
         with
     }
 
-    /// How they are. Of those that were taken out of the tree, the ones with something that the
-    /// server does not have.
+    /// Status of all volumes. Of unmounted ones, only those with data that the server lacks.
     #[must_use]
     pub fn list(gateway: &Gateway) -> Vec<About> {
         let volumes = &gateway.volumes;
@@ -137,7 +136,7 @@ impl Volumes {
         all
     }
 
-    /// Mounts what the configuration names, each as soon as its executor is in reach.
+    /// Mounts the configured volumes, each as soon as its executor is reachable.
     pub fn begin(gateway: &Arc<Gateway>) {
         for volume in gateway.config.volumes.clone() {
             let gateway = Arc::downgrade(gateway);
@@ -153,7 +152,7 @@ impl Volumes {
     /// Mounts a volume.
     ///
     /// # Errors
-    /// The sentence for the user.
+    /// A sentence for the user.
     pub async fn mount(gateway: &Arc<Gateway>, config: VolumeConfig) -> Result<(), String> {
         let volumes = &gateway.volumes;
         volumes.let_leave(gateway);
@@ -185,7 +184,7 @@ impl Volumes {
         }
     }
 
-    /// Volumes that were unmounted by whatever program.
+    /// Handles volumes that any program has unmounted.
     fn let_leave(&self, gateway: &Gateway) {
         let all: Vec<_> = self.known().clone();
         for known in all {
@@ -195,13 +194,13 @@ impl Volumes {
         }
     }
 
-    /// It is not in the tree any more; files of it may be open.
+    /// Handles a volume that is no longer mounted; files on it may be open.
     fn leave(&self, gateway: &Gateway, known: &Arc<Known>) {
         let former = std::mem::replace(&mut *known.phase(), Phase::Not("unmounted".to_owned()));
         if let Phase::Mounted(serving) = former {
             serving.volume.hand_over();
             let mut leaving = self.leaving();
-            // Under the lock: what ends later is taken out by `has_ended`.
+            // Under the lock: `has_ended` removes volumes that end later.
             if !serving.has_ended() {
                 leaving.push((known.config.clone(), serving));
             }
@@ -213,7 +212,7 @@ impl Volumes {
         gateway.mounts_changed();
     }
 
-    /// Notes a volume that is about to be mounted.
+    /// Registers a volume that is about to be mounted.
     fn enter(&self, gateway: &Gateway, config: VolumeConfig) -> Result<Arc<Known>, String> {
         let path = config.path.display().to_string();
         if gateway.executors.named(&config.executor).is_none() {
@@ -242,10 +241,10 @@ impl Volumes {
         Ok(new)
     }
 
-    /// Unmounts a volume; also one that a gateway has left behind.
+    /// Unmounts a volume; also one that a former gateway left behind.
     ///
     /// # Errors
-    /// The sentence for the user.
+    /// A sentence for the user.
     pub async fn unmount(gateway: &Gateway, path: &Path) -> Result<(), String> {
         let volumes = &gateway.volumes;
         volumes.let_leave(gateway);
@@ -253,7 +252,7 @@ impl Volumes {
         let serving = known.as_ref().and_then(|known| known.serving());
         let mut is_whole = true;
         if let Some(serving) = &serving {
-            // A server that does not come back is no reason to stay mounted.
+            // Don't stay mounted for a server that does not come back.
             is_whole = is_drained(serving, SETTLE_TIMEOUT).await;
         } else if !is_left_behind(path) {
             return Err(format!("no volume is mounted on {}", path.display()));
@@ -266,24 +265,26 @@ impl Volumes {
         unmounted.map_err(|error| format!("cannot unmount {}: {error}", path.display()))?;
         if let (Some(known), Some(serving)) = (&known, &serving) {
             volumes.leave(gateway, known);
-            // Files that are open still keep it.
+            // Open files still keep it.
             let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
         }
         if is_whole {
             Ok(())
         } else {
             Err(format!(
-                "{} is unmounted, and the server does not have all that was written: what was closed in new directories is sent when the export is mounted again; what was written to other files last is lost",
+                "{} is unmounted, and the server does not have all that was written: what was \
+                 closed in new directories is sent when the export is mounted again; what was \
+                 written to other files last is lost",
                 path.display()
             ))
         }
     }
 
-    /// Copies what a volume keeps that its server does not take to a directory. The number of
+    /// Copies data that a volume keeps and its server rejects to a directory. Returns the number of
     /// files.
     ///
     /// # Errors
-    /// The sentence for the user.
+    /// A sentence for the user.
     pub async fn recover(&self, path: &Path, to: PathBuf) -> Result<u64, String> {
         let all: Vec<Serving> = self.serving(|config| config.path == path);
         if all.is_empty() {
@@ -303,10 +304,10 @@ impl Volumes {
         })
     }
 
-    /// Before commands run on the server of a mount.
+    /// Flushes a mount's volumes before commands run on its server.
     ///
     /// # Errors
-    /// Why the server may not have what was written here.
+    /// Reason why the server may lack local writes.
     pub async fn settle(&self, mount: &Mount) -> Result<(), String> {
         for serving in self.of(mount) {
             let settled = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.settle()).await;
@@ -320,25 +321,24 @@ impl Volumes {
         Ok(())
     }
 
-    /// Before a command on the server may remove or replace names: what is open here can be used
-    /// afterwards.
+    /// Prepares for a command on the server that may remove or replace names: files that are open
+    /// locally stay usable afterwards.
     pub async fn hold_open(&self, mount: &Mount) {
         for serving in self.of(mount) {
-            // Who can't be reached says so when the command is started.
+            // An unreachable server is reported when the command is started.
             let _ = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.hold_all_open()).await;
         }
     }
 
-    /// For a run on an executor: which of its sessions are to be told what the run changes, with
-    /// the leases that they give back.
+    /// Sessions of an executor that must be told of a run's changes, with the leases that they
+    /// return.
     #[must_use]
     pub fn sessions(&self, executor: &ExecutorName) -> Vec<VolumeSession> {
         let theirs = self.serving(|config| config.executor == *executor);
         theirs.iter().map(Serving::told_of_runs).collect()
     }
 
-    /// After a command has ended: returns when the volumes show what it has changed, as their
-    /// executor has told them.
+    /// Waits after a command until the volumes show its changes, as reported by their executor.
     pub async fn caught_up(&self, marks: &[VolumeMark], changes: Changes) {
         let mut latest: BTreeMap<&Bytes, u64> = BTreeMap::new();
         for mark in marks {
@@ -354,7 +354,8 @@ impl Volumes {
         .await;
     }
 
-    /// After a command has changed something there of which not all were told: these ask.
+    /// Makes a mount's volumes ask for changes after a command, unless their executor has told
+    /// them.
     pub async fn catch_up(&self, mount: &Mount, told: &[VolumeMark]) {
         let was_told =
             |serving: &Serving| told.iter().any(|mark| mark.session == *serving.session());
@@ -362,13 +363,13 @@ impl Volumes {
         at_once(others.map(|serving| async move { serving.volume.catch_up().await })).await;
     }
 
-    /// Those that show what a mount shows: the mount itself, or others of the same export.
+    /// Volumes that show a mount's files: the mount itself, or others of the same export.
     fn of(&self, mount: &Mount) -> Vec<Serving> {
         let Some(owner) = &mount.owner else { return Vec::new() };
         self.serving(|config| config.executor == owner.executor && config.export == owner.export)
     }
 
-    /// All that are served, also those that were taken out of the tree.
+    /// All served volumes, including unmounted ones.
     fn serving(&self, which: impl Fn(&VolumeConfig) -> bool) -> Vec<Serving> {
         let known = self.known();
         let mut serving: Vec<_> = known
@@ -383,7 +384,7 @@ impl Volumes {
         serving
     }
 
-    /// Writes what is left and unmounts all.
+    /// Writes remaining data and unmounts all volumes.
     pub async fn end(&self) {
         let all: Vec<_> = self.known().drain(..).collect();
         let mounted =
@@ -414,7 +415,7 @@ impl Volumes {
         self.mounted.send_replace(count + self.leaving().len());
     }
 
-    /// To be locked after `known`, where both are.
+    /// Lock order: after `known`.
     fn leaving(&self) -> MutexGuard<'_, Vec<(VolumeConfig, Serving)>> {
         self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -423,7 +424,7 @@ impl Volumes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The runtime of the volumes, made for the first of them.
+    /// Runtime of the volumes, created for the first of them.
     fn handle(&self) -> Result<tokio::runtime::Handle, String> {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = &*runtime {
@@ -439,20 +440,20 @@ impl Volumes {
     }
 }
 
-/// Whether the server has all that was written, after at most that time.
+/// Waits, up to a timeout, until the server has all writes. Returns true if it has.
 async fn is_drained(serving: &Serving, timeout: Duration) -> bool {
     let drained = tokio::time::timeout(timeout, serving.volume.drain_all()).await;
     matches!(drained, Ok(Ok(()))) && serving.volume.state().lost.is_none()
 }
 
-/// What the server does not have, in words.
+/// Description of the data that the server lacks.
 fn unsent(state: &State) -> Option<String> {
     let bytes =
         (state.dirty_bytes > 0).then(|| format!("{} bytes are on their way", state.dirty_bytes));
     state.lost.clone().or(bytes)
 }
 
-/// Writes what is left of one and unmounts it.
+/// Writes a volume's remaining data and unmounts it.
 async fn end_one(path: PathBuf, serving: Serving) {
     if !is_drained(&serving, LAST_WRITES).await {
         tracing::warn!(path = %path.display(), "what was written last is not on the server");
@@ -464,19 +465,19 @@ async fn end_one(path: PathBuf, serving: Serving) {
     tracing::info!(path = %path.display(), ?unmounted, "volume unmounted");
 }
 
-/// Waits for all together: a server that tells one of what never comes makes nobody wait for longer
-/// than that.
+/// Waits for all in parallel: a server that announces a change that never comes delays callers by
+/// one timeout only.
 async fn at_once(waits: impl Iterator<Item = impl Future<Output = ()> + Send + 'static>) {
     let mut all: JoinSet<()> = waits.collect();
     while all.join_next().await.is_some() {}
 }
 
-/// `None`: the gateway has gone.
+/// `None` if the gateway is gone.
 async fn mounted(gateway: &Weak<Gateway>, volume: VolumeConfig) -> Option<Result<(), String>> {
     Some(Volumes::mount(&gateway.upgrade()?, volume).await)
 }
 
-/// Whether a volume that nobody serves any more, or somebody else does, is mounted there.
+/// Returns true if a volume is mounted on the path that another process serves, or none.
 fn is_left_behind(path: &Path) -> bool {
     let info = MountInfo::read();
     let is_volume = |info: MountInfo| {

@@ -1,5 +1,5 @@
-//! What a command's TZ says (tzset(3)), and of which file the server must have the same, so that
-//! times are shown as here.
+//! Meaning of a command's TZ (tzset(3)), and the file that must be the same on the server for times
+//! to look as they do locally.
 
 use std::{
     ffi::OsStr,
@@ -11,25 +11,25 @@ use posh_annotations::Invocation;
 
 use crate::enlisted::Enlisted;
 
-/// Where zones are kept that TZ names, without TZDIR.
+/// Directory of the zones that TZ names, without TZDIR.
 const ZONES: &str = "/usr/share/zoneinfo";
-/// What an unset TZ means.
+/// Meaning of an unset TZ.
 pub const LOCALTIME: &str = "/etc/localtime";
 
-/// Where a command has its time zone from.
+/// Source of a command's time zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Zone {
     /// The machine's own.
     Machine,
-    /// A rule that says all: TZ goes along.
+    /// A complete rule: TZ is sent along.
     Rule,
-    /// A file among the system's zones. Of a name without one both machines make the same.
+    /// A file among the system's zones. A name without a file means the same on both machines.
     Named(PathBuf),
-    /// Something else of this machine's, by the variable that says so.
+    /// Another file of this machine, by its variable.
     Other(&'static str),
 }
 
-/// The zone that a command shows times in, if it does.
+/// Time zone for a command that shows times.
 #[must_use]
 pub fn of(stage: &Enlisted, invocation: &Invocation) -> Option<Zone> {
     let is_set = |name: &&OsStr| !name.is_empty();
@@ -43,7 +43,7 @@ fn named_by(value: Option<&OsStr>, has_directory: bool) -> Zone {
     if name == LOCALTIME.as_bytes() {
         return Zone::Machine;
     }
-    // Empty: UTC.
+    // Empty means UTC.
     if value.is_empty() || std::str::from_utf8(value.as_bytes()).is_ok_and(is_whole_rule) {
         return Zone::Rule;
     }
@@ -54,13 +54,13 @@ fn named_by(value: Option<&OsStr>, has_directory: bool) -> Zone {
     let is_plain =
         !name.is_empty() && path.components().all(|part| matches!(part, Component::Normal(_)));
     let file = Path::new(ZONES).join(path);
-    // A rule that lacks a part of it is the C library's matter, and that of its other files.
+    // The C library and its other files interpret an incomplete rule.
     let is_name = |file: &Path| !name.iter().any(u8::is_ascii_digit) || file.exists();
     if is_plain && is_name(&file) { Zone::Named(file) } else { Zone::Other("TZ") }
 }
 
-/// Tells if this is a rule of POSIX that says all: `CET-1CEST,M3.5.0,M10.5.0/3`. Without the days
-/// of the changes it does not.
+/// Returns true for a complete POSIX rule: `CET-1CEST,M3.5.0,M10.5.0/3`. Without the dates of
+/// changes it is incomplete.
 fn is_whole_rule(text: &str) -> bool {
     let whole = |text| {
         let rest = offset(abbreviation(text)?, 24)?;
@@ -74,7 +74,7 @@ fn is_whole_rule(text: &str) -> bool {
     whole(text).is_some()
 }
 
-/// What follows three letters or more, or such a thing as `<+03>`.
+/// Skips three letters or more, or a quoted name such as `<+03>`.
 fn abbreviation(text: &str) -> Option<&str> {
     if let Some(quoted) = text.strip_prefix('<') {
         let (name, rest) = quoted.split_once('>')?;
@@ -85,7 +85,7 @@ fn abbreviation(text: &str) -> Option<&str> {
     (text.len() - rest.len() >= 3).then_some(rest)
 }
 
-/// What follows `[+-]hh[:mm[:ss]]`.
+/// Skips `[+-]hh[:mm[:ss]]`.
 fn offset(text: &str, most_hours: u32) -> Option<&str> {
     let mut rest = number(text.strip_prefix(['+', '-']).unwrap_or(text), 0..=most_hours)?;
     for _ in 0..2 {
@@ -95,7 +95,7 @@ fn offset(text: &str, most_hours: u32) -> Option<&str> {
     Some(rest)
 }
 
-/// What follows `,Mm.w.d[/time]`, `,Jn[/time]` or `,n[/time]`.
+/// Skips `,Mm.w.d[/time]`, `,Jn[/time]` or `,n[/time]`.
 fn change(text: &str) -> Option<&str> {
     let day = text.strip_prefix(',')?;
     let rest = match (day.strip_prefix('M'), day.strip_prefix('J')) {
@@ -109,7 +109,7 @@ fn change(text: &str) -> Option<&str> {
     rest.strip_prefix('/').map_or(Some(rest), |time| offset(time, 167))
 }
 
-/// What follows a number of these.
+/// Skips a number within `allowed`.
 fn number(text: &str, allowed: std::ops::RangeInclusive<u32>) -> Option<&str> {
     let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let number = text[..text.len() - rest.len()].parse().ok()?;

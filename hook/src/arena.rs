@@ -1,26 +1,26 @@
 //! Memory for one exec. A caller may have next to no stack (a child of clone(2) on 8 KiB of its
-//! own), so that all of ours together take less than 2 KiB of it, and every path, array and file
-//! goes into a slot of static memory.
+//! own), so that all frames of this library together take less than 2 KiB, and every path, array
+//! and file goes into a slot of static memory.
 //!
 //! # Invariant
 //!
-//! A slot belongs to the thread whose id is in its lock, from the claim until the thread gives it
-//! back or **leaves this memory**, by an exec or by its end. Several may claim at once; who finds
-//! all taken goes on as without the hook. Nobody waits, so that a signal handler may come in
-//! between.
+//! A slot belongs to the thread whose id is in its lock, from the claim until the thread releases
+//! it or **leaves this memory**, by an exec or by its end. Several threads may claim at once; a
+//! thread that finds all slots taken executes as without the hook. No thread waits, so that a
+//! signal handler may interrupt anywhere.
 //!
-//! Three things can happen to an owner that does not give its slot back:
+//! Three things can happen to an owner that does not release its slot:
 //!
-//! - Its exec succeeds, or it is killed, and the memory was its own: the slot has gone with it.
-//! - The same, and the memory is its parent's (vfork(2), `CLONE_VM`): the slot must be free again.
-//!   The kernel does it: the lock is a robust futex (`get_robust_list(2)`), which it marks when the
-//!   owner leaves the memory, before it wakes a parent of vfork. Such a child has no list of robust
+//! - Its exec succeeds, or it is killed, and the memory was its own: the slot is gone with it.
+//! - Likewise, but the memory is its parent's (vfork(2), `CLONE_VM`): the slot must become free.
+//!   The lock is a robust futex (`get_robust_list(2)`), which the kernel marks when the owner
+//!   leaves the memory, before it wakes a parent of vfork. Such a child has no list of robust
 //!   futexes, and gets one that lies on its stack for as long as it owns the slot. A thread that
 //!   has a list is one of the C library's, in memory that ends with it.
-//! - Another thread has forked meanwhile: in the copy nobody owns the slot. The locks lie in a page
-//!   that a fork finds empty (`MADV_WIPEONFORK`).
+//! - Another thread has forked meanwhile: in the copy the owner does not exist. The locks lie in a
+//!   page that is zero after a fork (`MADV_WIPEONFORK`).
 //!
-//! So a parent's memory does not grow by what its children execute, and no slot is lost.
+//! So children do not grow their parent's memory, and no slot is lost.
 #![allow(
     unsafe_code,
     reason = "static memory that is handed out under a lock, and the kernel's list of locks"
@@ -40,18 +40,18 @@ use crate::{
     text::Text,
 };
 
-/// As many threads and children can execute at once and be seen; a further one is executed as
+/// Limit of concurrent threads and children in an exec; a further one executes the program as
 /// given.
 const SLOTS: usize = 8;
 /// Four paths of PATH_MAX, two arrays of some thousand words, and a lookup with its links.
 /// Untouched pages cost no memory.
 pub(crate) const SLOT_BYTES: usize = 64 << 10;
 
-/// `FUTEX_TID_MASK` of linux/futex.h: the owner; none is in a lock that is free, or that the kernel
-/// has marked.
+/// `FUTEX_TID_MASK` of linux/futex.h: the owner's thread id; 0 in a lock that is free or marked by
+/// the kernel.
 const OWNER: u32 = 0x3fff_ffff;
 
-/// Apart from the slots, in whole pages.
+/// In whole pages, apart from the slots.
 #[repr(C, align(4096))]
 struct Locks([AtomicU32; SLOTS], [u32; 1024 - SLOTS]);
 
@@ -61,12 +61,12 @@ static LOCKS: Locks = Locks([const { AtomicU32::new(0) }; SLOTS], [0; 1024 - SLO
 #[repr(C, align(16))]
 struct Memory(UnsafeCell<[u8; SLOT_BYTES]>);
 
-// SAFETY: only the owner of the lock with the same index looks into it.
+// SAFETY: only the owner of the lock with the same index accesses it.
 unsafe impl Sync for Memory {}
 
 static SLOT_MEMORY: [Memory; SLOTS] = [const { Memory(UnsafeCell::new([0; SLOT_BYTES])) }; SLOTS];
 
-/// Prepares the locks; before `main`.
+/// Prepares the locks; runs before `main`.
 pub(crate) fn prepare() {
     const MADV_WIPEONFORK: usize = 18;
     // SAFETY: whole pages of ours, which are zero. A kernel with larger pages refuses, and then a
@@ -81,7 +81,7 @@ pub(crate) fn prepare() {
 struct RobustList {
     /// Points to itself: an empty list.
     first: AtomicPtr<RobustList>,
-    /// From an entry to its lock.
+    /// Offset from an entry to its lock.
     offset: isize,
     pending: AtomicPtr<AtomicU32>,
 }
@@ -95,7 +95,7 @@ impl RobustList {
         }
     }
 
-    /// Whether this thread has one.
+    /// Returns true if this thread has a list.
     fn exists() -> Result<bool, c_int> {
         let (mut head, mut size) = (0_usize, 0_usize);
         // SAFETY: both results have their places.
@@ -105,10 +105,10 @@ impl RobustList {
         Ok(head != 0)
     }
 
-    /// Makes it this thread's.
+    /// Makes it this thread's list.
     ///
     /// # Safety
-    /// It stays in its place until [`RobustList::withdraw`].
+    /// It must not move until [`RobustList::withdraw`].
     unsafe fn register(&self) -> Result<(), c_int> {
         self.first.store((&raw const *self).cast_mut(), Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
@@ -122,14 +122,14 @@ impl RobustList {
         Ok(())
     }
 
-    /// The thread has none again.
+    /// Removes this thread's list.
     fn withdraw() {
-        // SAFETY: no list is what it had.
+        // SAFETY: the thread had no list before.
         let _ = unsafe { call(number::SET_ROBUST_LIST, [0, size_of::<Self>()]) };
     }
 }
 
-/// Calls with the memory of a slot, or with `None` where there is none.
+/// Calls with the memory of a slot, or with `None` if no slot is free.
 pub(crate) fn with<T>(use_it: impl FnOnce(Option<&mut Arena<'_>>) -> T) -> T {
     let list = RobustList::new();
     let Ok(is_thread) = RobustList::exists() else { return use_it(None) };
@@ -152,7 +152,7 @@ pub(crate) fn with<T>(use_it: impl FnOnce(Option<&mut Arena<'_>>) -> T) -> T {
     result
 }
 
-/// A lock, and what it keeps; the kernel knows which before it is taken.
+/// A lock and its memory. The lock is registered with the kernel before it is taken.
 fn claim(pending: &AtomicPtr<AtomicU32>) -> Option<(&'static AtomicU32, &'static Memory)> {
     let owner = u32::try_from(sys::thread()).ok()?;
     LOCKS.0.iter().zip(&SLOT_MEMORY).find(|(lock, _)| {
@@ -166,18 +166,18 @@ fn claim(pending: &AtomicPtr<AtomicU32>) -> Option<(&'static AtomicU32, &'static
     })
 }
 
-/// Memory from which pieces are taken, one behind the other.
+/// Bump allocator.
 pub struct Arena<'a> {
     free: &'a mut [u8],
 }
 
 impl<'a> Arena<'a> {
-    /// All of this.
+    /// An arena of all these bytes.
     pub fn new(free: &'a mut [u8]) -> Self {
         Self { free }
     }
 
-    /// What is taken from the scope is free again when it ends.
+    /// An arena that returns its memory when it is dropped.
     pub fn scope(&mut self) -> Arena<'_> {
         Arena { free: &mut *self.free }
     }
@@ -191,7 +191,7 @@ impl<'a> Arena<'a> {
         Some(taken)
     }
 
-    /// What `fill` puts into a buffer of that size: so many bytes of it are kept.
+    /// Runs `fill` on a buffer of `len` bytes, and keeps as many as it says.
     pub(crate) fn filled<E>(
         &mut self,
         len: usize,
@@ -206,22 +206,22 @@ impl<'a> Arena<'a> {
         self.take(count).map(|kept| &*kept).ok_or(full)
     }
 
-    /// An empty text with room for so many bytes.
+    /// An empty text of capacity `len`.
     pub(crate) fn text(&mut self, len: usize) -> Option<Text<&'a mut [u8]>> {
         self.take(len).map(Text::within)
     }
 
-    /// So many bytes can be taken.
+    /// Number of free bytes.
     pub(crate) fn left(&self) -> usize {
         self.free.len()
     }
 
-    /// A buffer.
+    /// A buffer of `len` bytes.
     pub(crate) fn buffer(&mut self, len: usize) -> Option<&'a mut [u8]> {
         self.take(len)
     }
 
-    /// These bytes and a NUL.
+    /// The concatenated parts as a C string.
     pub(crate) fn c_str(&mut self, parts: &[&[u8]]) -> Option<&'a CStr> {
         let len = parts.iter().fold(1_usize, |sum, part| sum.saturating_add(part.len()));
         let mut text = self.text(len)?;
@@ -229,8 +229,8 @@ impl<'a> Arena<'a> {
         CStr::from_bytes_with_nul(text.into_bytes()).ok()
     }
 
-    /// An array of these words and a null pointer. Each is read once: others may change the array
-    /// meanwhile.
+    /// An array of these words and a null pointer. Each word is read once, since other threads may
+    /// change the source meanwhile.
     pub(crate) fn words(
         &mut self,
         words: impl Iterator<Item = *const c_char>,

@@ -1,6 +1,5 @@
-//! The decision at the door, and what follows from it: a program is executed
-//! as it is given, or with the session's variables, or the stage program is
-//! executed in its place.
+//! Decides how to execute a program: as given, with the session's variables, or by executing the
+//! stage program in its place.
 #![allow(unsafe_code, reason = "reads and builds the arrays that execve(2) takes")]
 
 use core::{
@@ -21,47 +20,47 @@ use crate::{
     text::Full,
 };
 
-/// The longest variable that is made, whose value is a path or a few of them; all fits a slot of
-/// the arena beside what execve(2) takes.
+/// Longest variable that is built: its value is a path or a few of them. It fits a slot of the
+/// arena beside the arguments of execve(2).
 const VARIABLE_BYTES: usize = PATH_BYTES + 16;
 
-/// The functions that execute: the program to execute instead (`None`: the one given), and the
-/// environment. They give 0 or the error.
+/// An exec function: takes the program to execute instead (`None`: the given one) and the
+/// environment; returns 0 or the error.
 pub(crate) type Exec<'e> = dyn FnMut(Option<&CStr>, Strings) -> c_int + 'e;
 
-/// What is about to be executed.
+/// Arguments of an exec.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     /// As in openat(2).
     pub(crate) directory: c_int,
-    /// As it was given, or found on PATH.
+    /// As given, or as found on PATH.
     pub(crate) path: &'a CStr,
     pub(crate) argv: Strings,
     pub(crate) environment: Strings,
-    /// Another process is going to execute it.
+    /// Another process executes it (posix_spawn(3)).
     pub(crate) spawned: bool,
-    /// Its working directory and descriptors will be others than this process has now.
+    /// Its working directory and descriptors will differ from this process's.
     pub(crate) moved: bool,
 }
 
-/// How it is to go. What needs room takes it from the arena, where it is used and on no other way.
+/// How to execute a request. Memory is taken from the arena only where it is used.
 pub(crate) struct Plan<'a> {
     session: &'static Session,
     request: &'a Request<'a>,
     /// The program can be preloaded.
     preloads: bool,
-    /// It is one that posh knows, and that starts no other: executed here, it goes without us.
+    /// A known program that starts no other: executed locally, it needs no session variables.
     is_leaf: bool,
-    /// What the stage program is to be told, if it is to be executed instead.
+    /// Prefix of the stage program's target variable; `None` if the stage program is not used.
     reach: Option<&'static [u8]>,
 }
 
 impl<'a> Plan<'a> {
-    /// `None`: exactly as given.
+    /// `None`: execute exactly as given.
     ///
     /// # Safety
-    /// The request's arrays are null or end in a null pointer, and all others point to C strings;
-    /// so do those that its methods get.
+    /// The request's arrays are null or end in a null pointer, and all other entries point to C
+    /// strings; likewise for arrays passed to its methods.
     pub(crate) unsafe fn of(request: &'a Request<'a>, arena: &mut Arena<'_>) -> Option<Self> {
         let session = session::current()?;
         let is_known = name_of(request.path).is_some_and(|name| session.knows(name, arena));
@@ -72,7 +71,7 @@ impl<'a> Plan<'a> {
         if is_leaf && reach.is_none() {
             return None;
         }
-        // Not here, for this user: another root directory, another mount namespace, another user.
+        // The library is not usable: another root directory, mount namespace or user.
         if !session.library().is_some_and(sys::is_readable) {
             return None;
         }
@@ -99,8 +98,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Makes attempts, the best first, until one gives 0 or an error that is the given program's
-    /// own.
+    /// Tries the ways to execute, best first, until one returns 0 or an error of the given program
+    /// itself.
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -121,7 +120,7 @@ impl<'a> Plan<'a> {
                 return exec(None, environment);
             }
             match self.with_session(arena) {
-                // Without our variables it may fit; any other error is the right one.
+                // The program may fit without the session's variables; any other error is its own.
                 Some(extended) => match exec(None, extended) {
                     E2BIG => exec(None, environment),
                     result => result,
@@ -131,7 +130,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The environment and the session's variables; `None` where there are too many.
+    /// The environment with the session's variables; `None` if there are too many entries.
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -144,8 +143,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Whether the command stays here for certain; who reads what it writes is told. It looks at
-    /// this process.
+    /// Returns true if the command is certain to stay local, and notes this for the readers of its
+    /// output. Examines this process.
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -166,7 +165,7 @@ impl<'a> Plan<'a> {
             .then(|| Notes::open(self.session.directory(), &mut arena))
             .flatten();
         let touches_nothing = reach == session::PIPE_ONLY;
-        // Whoever asks is known to the gateway, too; of another one, its neighbours know by the
+        // The gateway knows a command that asks; its neighbours know one that does not ask by the
         // notes alone.
         let may_stay = if touches_nothing { notes.is_some() } else { about.asks };
         // SAFETY: the caller's promise.
@@ -184,8 +183,8 @@ impl<'a> Plan<'a> {
         stays
     }
 
-    /// A program that posh does not know runs here, and so does what it pipes on, unless it is one
-    /// that becomes another.
+    /// Notes that an unknown program, and so the data that it pipes on, is local, unless the
+    /// program becomes another one by exec.
     #[inline(never)]
     fn note_other(&self, arena: &mut Arena<'_>) {
         let output = standard_stream(1).filter(|output| output.is_pipe() && !self.request.spawned);
@@ -200,7 +199,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// A word is a pipe of this process, most likely (`/dev/fd/63`).
+    /// Returns true if a word probably names a descriptor of this process (`/dev/fd/63`).
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -213,7 +212,7 @@ impl<'a> Plan<'a> {
         unsafe { strings(self.request.argv) }.any(|word| is_one(word.to_bytes()))
     }
 
-    /// Whether the gateway knows at once that all of it is at hand.
+    /// Returns true if the gateway answers at once that the command stays local.
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -238,7 +237,7 @@ impl<'a> Plan<'a> {
         unsafe { self.is_known_at_once(about, (cwd, on_mounts), pipes, arena) }
     }
 
-    /// Whether it says so now.
+    /// Sends the question, with the working directory and the streams on mounts.
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -263,7 +262,7 @@ impl<'a> Plan<'a> {
         question().is_ok_and(|question| question.ask(about.socket))
     }
 
-    /// Executes the stage program, with the variable that tells it what it stands for.
+    /// Executes the stage program, with the variable that names its target.
     ///
     /// # Safety
     /// As for [`Plan::of`].
@@ -303,7 +302,8 @@ fn name_of(path: &CStr) -> Option<&[u8]> {
     path.to_bytes().rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty())
 }
 
-/// What the stage program is to be told of a command that posh knows, if it may touch a mount.
+/// Prefix of the stage program's target variable for a known command; `None` if it can't touch a
+/// mount.
 ///
 /// # Safety
 /// As for [`Plan::of`].
@@ -325,17 +325,17 @@ unsafe fn reach_in_words(
     }
 }
 
-/// What a command can reach.
+/// Files that a command can reach.
 enum Reach {
-    /// No mount that has an owner.
+    /// No owned mount.
     Nothing,
-    /// A pipe, whose other end may be a command's that reaches one.
+    /// A pipe, whose other end may belong to a command that reaches an owned mount.
     Pipe,
-    /// Such a mount, perhaps.
+    /// Possibly an owned mount.
     Mount,
 }
 
-/// The quick look: at the working directory, every word, and descriptors 0 to 2.
+/// Checks the working directory, every word, and descriptors 0 to 2.
 ///
 /// # Safety
 /// As for [`Plan::of`].
@@ -367,13 +367,13 @@ unsafe fn reach(session: &Session, request: &Request<'_>, mut arena: Arena<'_>) 
     })
 }
 
-/// What descriptor 0, 1 or 2 is.
+/// Status of descriptor 0, 1 or 2.
 fn standard_stream(fd: c_int) -> Option<Stat> {
     sys::stat(fd, c"", sys::AT_EMPTY_PATH | sys::AT_STATX_DONT_SYNC)
 }
 
-/// Its mount tells in most cases; the first look into a new process's /proc costs as much as all
-/// the rest here.
+/// Returns true if the stream's file is on an owned mount. Its mount id decides in most cases: the
+/// first access to a new process's /proc costs as much as all other checks.
 fn is_owned(places: look::Places<'_>, fd: usize, stream: Stat, mut arena: Arena<'_>) -> bool {
     if stream.mount.is_some_and(|mount| !places.may_own(mount)) {
         return false;
@@ -384,7 +384,7 @@ fn is_owned(places: look::Places<'_>, fd: usize, stream: Stat, mut arena: Arena<
     target.is_ok_and(|target| look::is_owned(places, target))
 }
 
-/// The libraries that the environment names.
+/// The value of `LD_PRELOAD` in the environment.
 ///
 /// # Safety
 /// As for [`Plan::of`].
@@ -396,14 +396,14 @@ unsafe fn preloaded(environment: Strings) -> Option<&'static [u8]> {
     unsafe { strings(environment) }.filter_map(value).last().filter(|value| !value.is_empty())
 }
 
-/// `LD_PRELOAD=` with our library first and then theirs; `None` when that is too long.
+/// `LD_PRELOAD=` with our library first, then the given ones; `None` if it is too long.
 #[inline(never)]
 fn joined_preload<'m>(session: &Session, theirs: &[u8], arena: &mut Arena<'m>) -> Option<&'m CStr> {
     let ours = session.preload.as_bytes().strip_suffix(b"\0").unwrap_or_default();
     variable(&[ours, b":", theirs], arena)
 }
 
-/// A variable of these parts; `None` when it is too long.
+/// The concatenated parts; `None` if they are too long for a variable.
 fn variable<'m>(parts: &[&[u8]], arena: &mut Arena<'m>) -> Option<&'m CStr> {
     let len = parts.iter().fold(0_usize, |sum, part| sum.saturating_add(part.len()));
     if len < VARIABLE_BYTES { arena.c_str(parts) } else { None }
@@ -424,8 +424,7 @@ pub(crate) unsafe fn words(array: Strings) -> impl Iterator<Item = *const c_char
     })
 }
 
-/// The strings of an array. They live as long as the exec takes, which is all that anybody here
-/// does.
+/// The strings of an array. They are used only until the exec returns.
 ///
 /// # Safety
 /// As for [`words`], and all before the null pointer are C strings.
@@ -434,7 +433,7 @@ unsafe fn strings(array: Strings) -> impl Iterator<Item = &'static CStr> {
     unsafe { words(array) }.map(|word| unsafe { CStr::from_ptr(word) })
 }
 
-/// The environment and these variables behind it; `None` when there are too many for that.
+/// The environment with these variables appended; `None` if there are too many entries.
 ///
 /// # Safety
 /// As for [`words`].

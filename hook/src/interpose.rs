@@ -1,5 +1,5 @@
-//! The functions that stand in front of the C library's, by its names: each says
-//! what is to be executed, and `door` decides how. They behave as the manual of the function says.
+//! Replacements of the C library's exec functions, under their names. Each builds a request, and
+//! `door` decides how to execute it. They behave as their manual pages say.
 #![allow(unsafe_code, reason = "C functions that get raw pointers and call the C library's own")]
 
 use core::{
@@ -40,19 +40,18 @@ macro_rules! next {
     }};
 }
 
-/// What a function of the exec family gives back.
+/// Sets `errno`; the return value of an exec function that failed.
 fn failed(error: c_int) -> c_int {
     sys::set_errno(error);
     -1
 }
 
-/// Whether all that an exec is given can be read: of anything else the kernel says what it says
-/// without us.
+/// Returns true if all arguments of an exec can be read. Otherwise the kernel reports the error.
 fn is_request(path: *const c_char, argv: Strings, environment: Strings) -> bool {
     readable::is_string(path) && readable::are_strings(argv) && readable::are_strings(environment)
 }
 
-/// Executes; the error.
+/// Executes a path; returns the error.
 ///
 /// # Safety
 /// As of execve(2).
@@ -75,7 +74,7 @@ unsafe fn exec_path(
     unsafe { planned(&request, arena, &mut exec) }
 }
 
-/// Executes as planned, or as given; what the last attempt gave.
+/// Executes as planned, or as given; returns the last attempt's result.
 ///
 /// # Safety
 /// As for [`Plan::of`].
@@ -182,7 +181,7 @@ unsafe fn exec_script(
         if let Some(with_shell) = arena.words(with_shell) {
             return exec_path(SHELL, with_shell.as_ptr(), environment, arena);
         }
-        // The C library's own does it on its caller's stack, as it would without us.
+        // The C library executes the script with memory on its caller's stack, as without the hook.
         let Some(next) = next else { return E2BIG };
         next(path.as_ptr(), argv, environment);
         sys::errno()
@@ -240,8 +239,7 @@ pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, environment: Strings)
     }
 }
 
-/// Executes what has no path of its own with the session's variables; gives -1, and the error in
-/// `errno`.
+/// Executes a file that has no path, with the session's variables; returns -1, and sets `errno`.
 ///
 /// # Safety
 /// As for [`Plan::of`].
@@ -250,7 +248,7 @@ unsafe fn carry(request: &Request<'_>, exec: &mut dyn FnMut(Strings) -> c_int) -
         exec(environment);
         sys::errno()
     };
-    // SAFETY: the caller's promise. Its program has no path, so there is no stage program for it.
+    // SAFETY: the caller's promise. The request has no path, so that no stage program is used.
     arena::with(|arena| match arena {
         Some(arena) => failed(unsafe { planned(request, arena, &mut exec) }),
         None => failed(exec(None, request.environment)),

@@ -1,19 +1,21 @@
-//! Programs that start no others: nothing in them needs the hook, and one more library in a program
-//! is half of what a local command costs more than without posh. (Of sort(1), what
-//! `--compress-program` names is started as from any program without the hook.)
+//! Programs that start no others. They do not need the hook, and loading one more library is half
+//! of posh's overhead for a local command. (Of sort(1), the `--compress-program` is started as from
+//! any program without the hook.)
 
 use core::ffi::CStr;
 
-/// Where programs are those of the system, and not somebody's own by the same name.
+/// Directories of the system's programs; elsewhere a program of that name may be the user's own.
 const DIRECTORIES: [&[u8]; 2] = [b"/usr/bin/", b"/bin/"];
 
-/// By their names there.
-const NAMES: &[u8] = b"b2sum base64 bzip2 cat chmod cksum cmp column comm cp cut dd du expand fold grep gzip head join jq ln ls \
-    md5sum mkdir mv nl od paste pr rev rm rmdir sha1sum sha224sum sha256sum sha384sum sha512sum shuf sort stat strings sum tac \
-    tail tee touch tr tsort unexpand uniq wc xz zstd";
+/// Names in these directories.
+const NAMES: &[u8] =
+    b"b2sum base64 bzip2 cat chmod cksum cmp column comm cp cut dd du expand fold \
+    grep gzip head join jq ln ls md5sum mkdir mv nl od paste pr rev rm rmdir sha1sum sha224sum \
+    sha256sum sha384sum sha512sum shuf sort stat strings sum tac tail tee touch tr tsort unexpand \
+    uniq wc xz zstd";
 
-/// Whether the program of this path is one of those. A wrong yes costs speed only: what it starts
-/// runs here, unseen.
+/// Returns true if the path is that of a listed program. A wrong yes costs speed only: programs
+/// that it starts run locally, without the hook.
 pub(crate) fn starts_no_other(path: &CStr) -> bool {
     let path = path.to_bytes();
     let name = DIRECTORIES.iter().find_map(|directory| path.strip_prefix(*directory));

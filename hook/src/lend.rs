@@ -1,8 +1,7 @@
-//! system(3) and popen(3) start a shell with the process's own environment, and there the session's
-//! variables are missing. Other threads may use `environ` at any time, so that nothing here ever
-//! writes to it: the shell is given another text, by which it executes the stage program at once;
-//! that puts the variables into its own environment and becomes the same shell with the text that
-//! was given.
+//! system(3) and popen(3) start a shell with the process's own environment, which lacks the
+//! session's variables. Other threads may use `environ` at any time, so that it is never written
+//! to. Instead the shell is given another text, which executes the stage program; that adds the
+//! variables to its own environment and becomes the same shell with the original text.
 #![allow(unsafe_code, reason = "reads the environment and the text of C functions")]
 
 use core::{
@@ -19,15 +18,15 @@ use crate::{
     text::{Full, Text},
 };
 
-/// What execve(2) takes for certain, whatever the bounds of the process (ARG_MAX of a kernel with
+/// Bytes that execve(2) accepts under any limits of the process (ARG_MAX of a kernel with
 /// `RLIMIT_STACK` of 0).
 const CERTAIN_BYTES: usize = 128 << 10;
-/// The names of both programs, their options and the session's variables.
+/// Space for the names of both programs, their options and the session's variables.
 const SMALL_BYTES: usize = 16 << 10;
-/// A longer text goes as given: it would not fit a slot when it is quoted.
+/// Longest text that fits a slot when it is quoted; a longer one is passed as given.
 const MAX_TEXT_BYTES: usize = 32 << 10;
 
-/// Calls with the text that is to be given to the shell.
+/// Calls with the text to pass to the shell.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -35,7 +34,7 @@ pub(crate) unsafe fn to_shell<T>(text: *const c_char, call: impl FnOnce(*const c
     if !readable::is_string(text) {
         return call(text);
     }
-    // A slot is not kept for as long as the shell runs.
+    // The slot is released before the call, which lasts as long as the shell.
     let with_session = arena::with(|arena| {
         // SAFETY: the caller's promise.
         let text = unsafe { through_stage(CStr::from_ptr(text), &mut arena?.scope()) }?
@@ -48,7 +47,7 @@ pub(crate) unsafe fn to_shell<T>(text: *const c_char, call: impl FnOnce(*const c
     }
 }
 
-/// `None` where the text goes as given.
+/// `None` if the text is to be passed as given.
 ///
 /// # Safety
 /// `environ` is an environment.
@@ -69,7 +68,7 @@ unsafe fn through_stage<'a>(text: &CStr, arena: &mut Arena<'a>) -> Option<&'a CS
         fits(environment, text).then(|| plan.variables(arena))??
     };
     let stage = session.stage(arena)?;
-    // What begins so may be an option to the shell.
+    // The shell might take such a text for an option.
     let is_option = text.to_bytes().starts_with(b"-") || text.to_bytes().starts_with(b"+");
     if is_option || !sys::is_executable(stage) {
         return None;
@@ -86,8 +85,8 @@ unsafe fn through_stage<'a>(text: &CStr, arena: &mut Arena<'a>) -> Option<&'a CS
     CStr::from_bytes_with_nul(command.into_bytes()).ok()
 }
 
-/// Whether the stage program and the shell can be executed with a few words more, and a shell is
-/// not told to print what it does.
+/// Returns true if the stage program and the shell can be executed with a few more words, and the
+/// shell is not set to trace its commands (`SHELLOPTS`).
 ///
 /// # Safety
 /// As for [`words`], of C strings.
@@ -102,7 +101,7 @@ unsafe fn fits(environment: sys::Strings, text: &CStr) -> bool {
     })
 }
 
-/// Adds a blank and a word, so that a shell reads exactly that word.
+/// Appends a blank and the word, quoted for a shell.
 fn quote(word: &[u8], text: &mut Text<&mut [u8]>) -> Result<(), Full> {
     text.push(b" '")?;
     for (index, part) in word.split(|byte| *byte == b'\'').enumerate() {

@@ -1,21 +1,20 @@
-//! The exec hook: a library that the dynamic loader puts into the user's shell
-//! and into what it starts. It stands in front of execve(2) and its family, looks
-//! whether a command may touch a mount that has an owner, and only then starts
-//! the stage program in its place.
+//! The exec hook: a library that the dynamic loader preloads into the user's shell and into the
+//! programs that it starts. It interposes execve(2) and its family, checks whether a command may
+//! touch an owned mount, and only then executes the stage program instead.
 //!
-//! It lives in processes that know nothing of it, between fork and exec, in children of vfork that
+//! It runs in processes that do not expect it: between fork and exec, in children of vfork that
 //! share their parent's memory, on stacks of a few kilobytes, beside threads that use the
-//! environment. So: no allocation, no standard library, no panic; what needs room is in a slot of
-//! static memory ([`arena`]), and all frames together take less than 2 KiB; memory that is mapped
-//! is unmapped before the exec; after `main` has begun nothing writes to `environ`, and each of its
-//! entries is read once. The kernel is called directly (`syscall`), the C library by few names
-//! without versions, which are bound at the start; it is not linked to, so that one file serves
-//! every glibc.
+//! environment. So it does not allocate, uses no standard library, and cannot panic. Larger data is
+//! in a slot of static memory ([`arena`]), and all frames together take less than 2 KiB. Mapped
+//! memory is unmapped before the exec. After `main` has begun nothing writes to `environ`, and each
+//! of its entries is read once. System calls are made directly (`syscall`). Of the C library it
+//! uses a few symbols without versions, bound at the start; it is not linked to it, so that one
+//! file works with every glibc.
 //!
 //! posh's build script builds this crate with `--cfg posh_preload` as a C library; only then are
 //! the functions of [`interpose`] exported by their C names, and only then does [`session`] run
-//! before `main`. As a Rust library it is the quick look ([`look`]) of the stage program, and the
-//! check whether a program can be served at all ([`target`]).
+//! before `main`. As a Rust library it provides the stage program's quick look ([`look`]), and the
+//! check whether a program can be preloaded ([`target`]).
 #![cfg_attr(not(test), no_std)]
 
 pub mod arena;
@@ -39,7 +38,7 @@ mod text;
 pub mod variadic;
 mod walk;
 
-/// Reached by no code: a test looks into the built library for the name that this refers to.
+/// Never reached: a test checks that the built library does not refer to this symbol.
 #[cfg(all(posh_preload, not(test)))]
 #[panic_handler]
 #[allow(unsafe_code, reason = "the reference must be to a symbol that exists nowhere")]

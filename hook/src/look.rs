@@ -1,9 +1,8 @@
-//! The quick look: could this word of an argv reach an owned mount? It knows a
-//! short list of paths only, and errs towards "perhaps".
+//! The quick look: decides from a short list of paths whether a word of an argv could reach an
+//! owned mount, and errs towards yes.
 //!
-//! It walks as the gateway's whole table does, so what it answers "no" to is
-//! local for the gateway too. A word that is a name in the working directory costs one
-//! readlink(2); one that is an option costs nothing or one.
+//! It resolves paths as the gateway's whole table does, so that a no is a no for the gateway too. A
+//! word that is a name in the working directory costs one readlink(2); an option costs none or one.
 
 use crate::{
     places::Terrain,
@@ -15,14 +14,14 @@ pub use crate::{
     places::{Places, Terrain as PlaceKind},
 };
 
-/// As much as a look takes.
+/// Bytes of arena that a look needs.
 pub const ARENA_BYTES: usize = walk::ARENA_BYTES;
 
-/// Paths that are looked up for one word; a word with more of them is a script
-/// of some kind, and asking the gateway is cheaper than looking further.
+/// Limit of path lookups for one word. A word with more of them is some kind of script, and asking
+/// the gateway is cheaper than looking further.
 pub const MAX_LOOKUPS: usize = 32;
 
-/// From where, and among which places.
+/// The working directory and the places to test against.
 #[derive(Debug, Clone, Copy)]
 pub struct Look<'a> {
     places: Places<'a>,
@@ -36,20 +35,19 @@ impl<'a> Look<'a> {
         Self { places, cwd }
     }
 
-    /// Whether the working directory lies on an owned mount. No system call.
+    /// Returns true if the working directory is on an owned mount. Makes no system call.
     #[must_use]
     pub fn cwd_is_owned(&self) -> bool {
         is_owned(self.places, self.cwd)
     }
 
-    /// Whether one word of an argv could name something on an owned mount:
-    /// the word itself, what follows its first `=`, what follows a short
-    /// option's letter, or what begins at a `/` in it.
+    /// Returns true if a word of an argv could name something on an owned mount: as a whole, after
+    /// its first `=`, after a short option's letter, or from a `/` in it.
     ///
     /// A word that begins with `-` is taken for an option. A `/` in the middle of a name begins a
-    /// path only in an option (`-xzf/mnt/a`), or when the name after it leads to an owned mount by
-    /// its text alone (`r/mnt/logs/x`); otherwise each word with slashes would cost a lookup per
-    /// slash. With an arena that is full, every word could.
+    /// path only in an option (`-xzf/mnt/a`), or if its text alone leads to an owned mount
+    /// (`r/mnt/logs/x`); otherwise each word with slashes would cost a lookup per slash. If the
+    /// arena is full, the answer is yes.
     #[must_use]
     pub fn may_touch(&self, word: &[u8], arena: &mut Arena<'_>) -> bool {
         if !self.places.has_owned() {
@@ -80,7 +78,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// What begins there, if an absolute path may.
+    /// The rest of the word from `at`, if an absolute path may begin there.
     #[inline(never)]
     fn absolute<'w>(&self, word: &'w [u8], at: usize, option: bool) -> Option<&'w [u8]> {
         let path = word.get(at..).filter(|path| path.starts_with(b"/"))?;
@@ -92,7 +90,7 @@ impl<'a> Look<'a> {
         begins.then_some(path)
     }
 
-    /// Whether the first component is that of an owned mount point.
+    /// Returns true if the first component is that of an owned mount point.
     fn begins_like_an_owned(&self, path: &[u8]) -> bool {
         let slashes = path.iter().take_while(|byte| **byte == b'/').count();
         let path = path.get(slashes.saturating_sub(1)..).unwrap_or_default();
@@ -114,7 +112,7 @@ fn relative(word: &[u8], option: bool) -> [Option<&[u8]>; 3] {
     [whole, short, value].map(|part| part.filter(|path| !path.starts_with(b"/")))
 }
 
-/// Whether a path without symlinks, as the kernel prints it, lies on an owned mount.
+/// Returns true if a path without symlinks, as the kernel prints it, is on an owned mount.
 #[must_use]
 #[inline(never)]
 pub fn is_owned(places: Places<'_>, path: &[u8]) -> bool {
@@ -123,8 +121,8 @@ pub fn is_owned(places: Places<'_>, path: &[u8]) -> bool {
     holding.max_by_key(|(_, dir)| dir.len()).is_some_and(|(terrain, _)| terrain == Terrain::Owned)
 }
 
-/// Letters, digits and what file names commonly hold: a slash after one of these
-/// goes on with a path, after anything else (`:`, `,`, a quote) it may begin one.
+/// Returns true for letters, digits and other bytes common in file names: a slash after one of
+/// these continues a path, after any other (`:`, `,`, a quote) it may begin one.
 fn is_of_a_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._-".contains(&byte) || byte >= 0x80
 }

@@ -1,7 +1,7 @@
-//! Where the kernel takes this process's parts to lie: the one way to make /proc/self/environ end
-//! earlier sets all of it at once, so all of it has to be known. At the start of a program nearly
-//! everything follows from what the kernel has put on the stack; a file in /proc tells it too, for
-//! much more time, as nobody has opened one of this process yet.
+//! This process's memory layout as the kernel records it. Moving the end of /proc/self/environ
+//! without a capability sets the whole layout at once, so all of it must be known. At a program's
+//! start nearly everything follows from the initial stack; /proc/self/stat has it too, but the
+//! first file opened in a process's /proc takes much longer.
 #![allow(
     unsafe_code,
     reason = "reads the initial stack and the program headers, as execve(2) has left them"
@@ -17,19 +17,18 @@ use crate::{
     text::decimal,
 };
 
-/// What the kernel has laid out for the start of a program, before any of it was changed.
+/// The initial stack, before it was changed.
 #[derive(Clone, Copy)]
 pub(crate) struct Start {
-    /// The arguments, of which there are so many.
+    /// argv and argc.
     pub(crate) arguments: (*const *const c_char, usize),
-    /// The environment's first string.
+    /// First string of the environment.
     pub(crate) first_variable: *const c_char,
-    /// What getauxval(3) reads: pairs of a type and a value, the last of type 0.
+    /// The auxiliary vector (getauxval(3)): pairs of type and value; the last has type 0.
     pub(crate) auxiliary: *const [usize; 2],
 }
 
-/// Tells the kernel that the environment's strings end earlier. Without that they
-/// would show as so many NULs.
+/// Moves the end of the environment's strings. Otherwise erased strings would show as NULs.
 ///
 /// # Safety
 /// `start` is what the kernel made, and what it points to is as it was.
@@ -108,7 +107,7 @@ impl MemoryMap {
         })
     }
 
-    /// What the kernel has now, from proc_pid_stat(5).
+    /// The current layout, from proc_pid_stat(5).
     fn of_this_process() -> Option<Self> {
         /// Numbers of at most 20 digits, 52 of them, and the name.
         const STAT_BYTES: usize = 1200;

@@ -1,30 +1,30 @@
-//! What the door needs of a session file: fields of the message `SessionFile`
-//! in proto/stage.proto, in protobuf's encoding. Everything else is the stage program's.
+//! Fields that the hook needs of the message `SessionFile` in proto/stage.proto, read from
+//! protobuf's encoding. Only the stage program reads the other fields.
 
 use crate::places::Places;
 
-/// The fields' numbers.
+/// Field numbers.
 const SOCKET: u64 = 2;
 const ALWAYS_ENLIST: u64 = 3;
 const PREFIXES: u64 = 4;
 const TRACE: u64 = 5;
 const ASKS: u64 = 6;
-/// A number of seven-bit groups has at most so many (64 bits).
+/// Most seven-bit groups of a varint (64 bits).
 const MAX_GROUPS: u32 = 10;
 
-/// Of one session.
+/// Fields of a session file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionFile<'a> {
     /// The gateway's stage socket.
     pub(crate) socket: &'a [u8],
-    /// Something tells afterwards of every command that posh knows: nothing may go without having
-    /// been asked about.
+    /// Every known command is reported afterwards (`--explain`, a trace), so that none may bypass
+    /// the gateway.
     pub(crate) is_told_of: bool,
-    /// The gateway is to be asked before the stage program is started.
+    /// The gateway is asked before the stage program is started.
     pub(crate) asks: bool,
-    /// Every command that posh knows goes to the stage program.
+    /// Every known command goes to the stage program.
     pub(crate) always_enlist: bool,
-    /// The mounts.
+    /// Mount points.
     pub(crate) places: Places<'a>,
 }
 
@@ -66,7 +66,7 @@ impl<'a> SessionFile<'a> {
     }
 }
 
-/// A number at the front, least significant group first; the highest bit says that more follow.
+/// Decodes a varint.
 fn number(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0_u64;
     for group in 0..MAX_GROUPS {

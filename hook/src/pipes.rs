@@ -1,11 +1,10 @@
-//! What becomes of the commands that write to pipes, noted for those that read from them: a reader
-//! of which nothing is on a mount stays here for certain if what it reads comes from a command that
-//! does. In a pipeline of the session's own machine, then, nobody asks anybody, and no stage
-//! program is started.
+//! Notes on the writers of pipes, for their readers: a reader that uses no mount is certain to stay
+//! local if the writer of its input does. So the commands of a purely local pipeline ask nobody,
+//! and start no stage program.
 //!
-//! One file in the session's directory, a slot for each pipe by its inode, read and written in
-//! place by whoever executes a command. It is a hint: a slot that another pipe has taken, or a note
-//! that is wrong, costs time and nothing else.
+//! The notes are one file in the session's directory, with a slot for each pipe by its inode, read
+//! and written in place by every process that executes a command. They are hints: a slot taken by
+//! another pipe, or a wrong note, costs time and nothing else.
 
 use crate::{
     arena::Arena,
@@ -15,38 +14,39 @@ use crate::{
 /// The file's name in the session's directory.
 pub const FILE: &str = "pipes";
 
-/// As many pipes as are remembered; of those that one processor makes, the kernel counts the
-/// numbers up.
+/// Number of pipes that are remembered. The kernel numbers the pipes of one processor
+/// consecutively.
 const SLOTS: u64 = 4096;
 const SLOT_BYTES: usize = 8;
 
 /// The file's length.
 pub const FILE_BYTES: u64 = SLOTS * SLOT_BYTES as u64;
 
-/// A reader looks again after so long, and so often. The writer was forked before it in most cases,
-/// and notes in a tenth of a millisecond what it does, or in four if it asks.
+/// Interval and number of a reader's polls. In most cases the writer was forked before it, and
+/// writes its note within 0.1 ms, or within 4 ms if it asks the gateway.
 const LOOK_AGAIN_MICROSECONDS: u32 = 40;
 const LOOKS: usize = 8;
 
-/// Programs that end by executing another one, which may be one that is asked about. A shell does
-/// so for the last command of `-c`; a script that one runs has another name.
-const BECOME_OTHERS: &[u8] = b"bash busybox chpst chroot chrt dash doas env fakechroot fakeroot firejail fish gosu ionice ksh mksh \
-    nice nohup nsenter numactl pkexec posh prlimit runuser setarch setpriv setsid sh softlimit ssh-agent stdbuf su-exec sudo taskset \
-    time torsocks unbuffer unshare zsh";
+/// Programs that end by executing another one, which may be a known one. A shell does so for the
+/// last command of `-c`; a script has another name.
+const BECOME_OTHERS: &[u8] = b"bash busybox chpst chroot chrt dash doas env fakechroot fakeroot \
+    firejail fish gosu ionice ksh mksh nice nohup nsenter numactl pkexec posh prlimit runuser \
+    setarch setpriv setsid sh softlimit ssh-agent stdbuf su-exec sudo taskset time torsocks \
+    unbuffer unshare zsh";
 
-/// Whether a program of this name is one of those.
+/// Returns true if programs of this name end by executing another one.
 pub(crate) fn becomes_another(name: &[u8]) -> bool {
     BECOME_OTHERS.split(|byte| *byte == b' ').any(|other| other == name)
 }
 
-/// What is known of who writes to a pipe.
+/// State of a pipe's writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
-    /// It runs here.
+    /// It runs locally.
     Stays,
-    /// It has become a stage, or will.
+    /// It is a stage, or will be one.
     IsAsked,
-    /// It did not say in time.
+    /// It wrote no note in time.
     Unknown,
 }
 
@@ -66,25 +66,25 @@ impl Slot {
         Self((pipe << 2 | code).to_ne_bytes())
     }
 
-    /// As it was read.
+    /// Decodes a slot.
     #[must_use]
     pub fn read(bytes: [u8; SLOT_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// As it is written.
+    /// The encoded slot.
     #[must_use]
     pub fn bytes(&self) -> &[u8; SLOT_BYTES] {
         &self.0
     }
 
-    /// Where in the file a pipe's slot is.
+    /// Offset of a pipe's slot in the file.
     #[must_use]
     pub fn offset(pipe: u64) -> u64 {
         (pipe ^ pipe >> 12) % SLOTS * SLOT_BYTES as u64
     }
 
-    /// What it says of a pipe; `None` if it is another one's.
+    /// The note about a pipe; `None` if the slot belongs to another pipe.
     #[must_use]
     pub fn writer(self, pipe: u64) -> Option<Writer> {
         let entry = u64::from_ne_bytes(self.0);
@@ -102,7 +102,7 @@ impl Slot {
 pub(crate) struct Notes(File);
 
 impl Notes {
-    /// `None` where there is none, or where it may not be written to.
+    /// `None` if the file does not exist or can't be written.
     pub(crate) fn open(directory: &[u8], arena: &mut Arena<'_>) -> Option<Self> {
         if sys::longest_file() < FILE_BYTES {
             return None;
@@ -111,15 +111,15 @@ impl Notes {
         File::open_to_write(arena.c_str(&[directory, b"/", FILE.as_bytes()])?).map(Self)
     }
 
-    /// What is noted by now.
+    /// The current note about a pipe's writer.
     pub(crate) fn writer(&self, pipe: u64) -> Option<Writer> {
         let mut bytes = [0; SLOT_BYTES];
         let count = self.0.read(&mut bytes, Slot::offset(pipe))?;
         (count == SLOT_BYTES).then_some(Slot::read(bytes))?.writer(pipe)
     }
 
-    /// What the writer says within a short while; if nothing, that is noted, so that nobody else
-    /// waits for it.
+    /// Polls for the writer's note for a short while. If there is none, `Unknown` is noted, so that
+    /// no other reader waits.
     pub(crate) fn wait_for_writer(&self, pipe: u64) -> Writer {
         for _ in 1..LOOKS {
             if let Some(writer) = self.writer(pipe) {
@@ -133,7 +133,7 @@ impl Notes {
         })
     }
 
-    /// Notes it.
+    /// Writes a note.
     pub(crate) fn note(&self, pipe: u64, writer: Writer) {
         self.0.write(Slot::of(pipe, writer).bytes(), Slot::offset(pipe));
     }
@@ -142,14 +142,14 @@ impl Notes {
 /// The pipes that a process has as its standard streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Standard {
-    /// What it reads.
+    /// Pipe on descriptor 0.
     pub(crate) input: Option<u64>,
-    /// What it writes.
+    /// Pipes on descriptors 1 and 2.
     outputs: [Option<u64>; 2],
 }
 
 impl Standard {
-    /// By what statx(2) says of descriptors 0 to 2.
+    /// From the status of descriptors 0 to 2.
     pub(crate) fn of([input, output, errors]: [Option<Stat>; 3]) -> Self {
         let pipe = |stream: Option<Stat>| {
             stream.filter(|stream| stream.is_pipe()).map(|stream| stream.inode)

@@ -1,14 +1,13 @@
-//! The owned mount points and their like, read from the text in which a session
-//! hands them over: per place a letter for what may be done below it, the number of the
-//! mount where it is known, the path with a slash at its end, a NUL. A slash at the end
-//! makes "below" the same as "begins with".
+//! Owned mount points and other special directories, read from a session's encoding. Each place is
+//! a letter for its [`Terrain`], the mount id if it is known, the path with a trailing slash, and a
+//! NUL. The trailing slash makes "below" equal to "begins with".
 
 use crate::text::decimal;
 
-/// What a lookup may do below a place.
+/// How a path lookup may proceed below a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Terrain {
-    /// A local disk: look.
+    /// A local disk: resolve.
     Local,
     /// An executor's: touch nothing, the executor resolves the rest.
     Owned,
@@ -17,7 +16,7 @@ pub enum Terrain {
 }
 
 impl Terrain {
-    /// What stands for it in the text.
+    /// Its letter in the encoding.
     #[must_use]
     pub const fn letter(self) -> u8 {
         match self {
@@ -37,14 +36,14 @@ impl Terrain {
     }
 }
 
-/// What is known of a directory.
+/// Result of looking a directory up among the places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It is a place.
+    /// The directory is a place.
     Here(Terrain),
-    /// There are places below it, so it is a real directory and no symlink.
+    /// Places lie below it, so it is a real directory and no symlink.
     Above,
-    /// Nothing.
+    /// Neither.
     Unknown,
 }
 
@@ -58,12 +57,12 @@ struct Entry<'a> {
     dir: &'a [u8],
 }
 
-/// Places as text; a few dozen, so that each question reads them all.
+/// Encoded places; a few dozen, so that each query scans them all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places<'a>(&'a [u8]);
 
 impl<'a> Places<'a> {
-    /// `None` when the text is not of that form.
+    /// `None` if the encoding is invalid.
     #[must_use]
     pub fn read(text: &'a [u8]) -> Option<Self> {
         let ends = text.is_empty() || text.ends_with(b"\0");
@@ -83,13 +82,13 @@ impl<'a> Places<'a> {
         })
     }
 
-    /// Each with its path.
+    /// All places, with their paths.
     pub fn iter(self) -> impl Iterator<Item = (Terrain, &'a [u8])> {
         Self::entries(self.0).flatten().map(|entry| (entry.terrain, entry.dir))
     }
 
-    /// Whether something of this mount may be on an owned place: by its `mnt_id` (statx(2)),
-    /// without its path.
+    /// Returns true if a file on the mount with this `mnt_id` (statx(2)) may be on an owned place.
+    /// Needs no path.
     #[inline(never)]
     pub(crate) fn may_own(self, mount: u64) -> bool {
         let mut owned =
@@ -97,18 +96,18 @@ impl<'a> Places<'a> {
         owned.any(|entry| entry.mount.is_none_or(|owned| owned == mount))
     }
 
-    /// Whether there are owned ones.
+    /// Returns true if some place is owned.
     #[inline(never)]
     pub fn has_owned(self) -> bool {
         self.owned().next().is_some()
     }
 
-    /// The owned ones' paths.
+    /// Paths of the owned places.
     pub fn owned(self) -> impl Iterator<Item = &'a [u8]> {
         self.iter().filter(|(terrain, _)| *terrain == Terrain::Owned).map(|(_, dir)| dir)
     }
 
-    /// `dir` with a slash at the end, as in all of these.
+    /// Looks up a directory; `dir` ends in a slash, as the places do.
     #[inline(never)]
     pub(crate) fn at(self, dir: &[u8]) -> Found {
         let mut found = Found::Unknown;
@@ -123,7 +122,7 @@ impl<'a> Places<'a> {
         found
     }
 
-    /// What the place with the longest path that holds `dir` is.
+    /// Terrain of the place with the longest path that contains `dir`.
     #[inline(never)]
     pub(crate) fn around(self, dir: &[u8]) -> Terrain {
         let holding = self.iter().filter(|(_, place)| dir.starts_with(place));

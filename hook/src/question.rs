@@ -1,6 +1,6 @@
-//! Asks the gateway whether a command stays here, before the stage program is started for it: where
-//! all that it uses is at hand, starting that program would take most of the time. One message each
-//! way, as proto/stage.proto has it (`Question`); whatever goes wrong, the stage program asks for
+//! Asks the gateway whether a command stays local, before the stage program is started for it: for
+//! a command whose files are all cached, starting that program would take most of the time. One
+//! message each way (`Question` of proto/stage.proto). On any failure the stage program asks
 //! itself.
 
 use crate::{
@@ -9,24 +9,24 @@ use crate::{
     text::{Full, Text},
 };
 
-/// A longer command line is left to the stage program: each page that is touched costs as much as
-/// the question.
+/// Limit of the message; a longer command line is left to the stage program, since each page that
+/// is touched costs as much as the question.
 const QUESTION_BYTES: usize = 2048;
 
-/// The frame's length, the tag of `ToGateway.question`, and the message's length as a number of two
-/// groups.
+/// Bytes of the frame's length, the tag of `ToGateway.question`, and the message's length as a
+/// varint of two groups.
 const HEAD_BYTES: usize = 7;
 
-/// Field numbers with the wire type of bytes.
+/// Tags of length-delimited fields.
 const QUESTION: u8 = tag(11);
 const PROGRAM: u8 = tag(2);
 const WORD: u8 = tag(3);
 const CWD: u8 = tag(4);
-/// With the wire types of numbers: of groups of seven bits, and of eight bytes.
+/// Tags of a varint field and of a 64-bit field.
 const STREAMS: u8 = 5 << 3;
 const WRITES: u8 = 6 << 3 | 1;
 
-/// How the one answer begins that counts, `ToStage.run_here`, behind the frame's length.
+/// First byte after the frame's length of the only answer that counts, `ToStage.run_here`.
 const RUN_HERE: u8 = tag(1);
 const FRAME_LENGTH_BYTES: usize = 4;
 
@@ -34,11 +34,11 @@ const fn tag(field: u8) -> u8 {
     field << 3 | 2
 }
 
-/// A question that is being put together.
+/// A question under construction.
 pub(crate) struct Question<'a>(Text<&'a mut [u8]>);
 
 impl<'a> Question<'a> {
-    /// Without the words.
+    /// A question without words.
     pub(crate) fn of(program: &[u8], arena: &mut Arena<'a>) -> Result<Self, Full> {
         let mut question = Self(arena.text(QUESTION_BYTES).ok_or(Full)?);
         question.0.push(&[0; HEAD_BYTES])?;
@@ -46,23 +46,23 @@ impl<'a> Question<'a> {
         Ok(question)
     }
 
-    /// Where it is going to be executed.
+    /// Sets the command's working directory.
     pub(crate) fn working_directory(&mut self, path: &[u8]) -> Result<(), Full> {
         self.field(CWD, path)
     }
 
-    /// Of descriptors 0 to 2, those that may be files on owned mounts: bit N for descriptor N.
+    /// Sets which of descriptors 0 to 2 may be files on owned mounts: bit N for descriptor N.
     pub(crate) fn streams(&mut self, bits: u8) -> Result<(), Full> {
         self.0.push(&[STREAMS, bits & 7])
     }
 
-    /// A pipe that it writes to, by its inode.
+    /// Adds a pipe that the command writes to, by its inode.
     pub(crate) fn writes(&mut self, pipe: u64) -> Result<(), Full> {
         self.0.push(&[WRITES])?;
         self.0.push(&pipe.to_le_bytes())
     }
 
-    /// The next one of argv.
+    /// Adds the next word of argv.
     pub(crate) fn word(&mut self, word: &[u8]) -> Result<(), Full> {
         self.field(WORD, word)
     }
@@ -75,19 +75,19 @@ impl<'a> Question<'a> {
         self.0.push(value)
     }
 
-    /// The whole message.
+    /// Completes and returns the message.
     fn finish(&mut self) -> Option<&[u8]> {
         let length = self.0.len();
         let body = groups(length.checked_sub(HEAD_BYTES)?)?;
         let frame = u32::try_from(length.checked_sub(FRAME_LENGTH_BYTES)?).ok()?.to_le_bytes();
-        // A number may have more groups than it needs.
+        // A varint may have more groups than it needs.
         let head = [frame.as_slice(), &[QUESTION], &[body[0] | 0x80, body[1] & 0x7f]];
         let head = head.into_iter().flatten();
         self.0.as_bytes_mut().iter_mut().zip(head).for_each(|(to, from)| *to = *from);
         Some(self.0.as_bytes())
     }
 
-    /// Asks at that socket. False too where nobody answers.
+    /// Asks at that socket. Returns false on any failure.
     pub(crate) fn ask(mut self, socket: &[u8]) -> bool {
         self.answer(socket) == Some(RUN_HERE)
     }
@@ -102,8 +102,8 @@ impl<'a> Question<'a> {
     }
 }
 
-/// A number below 16,384 as two groups of seven bits, the least significant first; the mark that
-/// another one follows is on the first one where that is needed.
+/// A number below 16,384 as a varint of two groups; the continuation bit is set only if the second
+/// is needed.
 fn groups(number: usize) -> Option<[u8; 2]> {
     let number = u16::try_from(number).ok().filter(|number| *number < 1 << 14)?;
     let [low, high] = [(number & 0x7f) as u8, (number >> 7) as u8];

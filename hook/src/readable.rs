@@ -1,10 +1,9 @@
-//! Whether what a program gives to an exec can be read: execve(2) answers EFAULT where it can't,
-//! and whoever looks at it before must not crash in its place.
+//! Checks whether the arguments of an exec can be read: execve(2) answers EFAULT if they can't, and
+//! code that reads them before it must not crash instead.
 //!
-//! The kernel is asked by rt_sigprocmask(2) with a `how` that there is not: it reads the new mask
-//! first, and refuses the rest. That changes nothing, and is a call which every C library makes
-//! around an exec, so that filters of system calls let it pass. Where it says anything else than
-//! EFAULT, nobody can tell, and the memory counts as readable.
+//! The check is rt_sigprocmask(2) with an invalid `how`: the kernel reads the new mask first, and
+//! then refuses the call. That has no effect, and every C library makes this call around an exec,
+//! so that seccomp filters allow it. Any result but EFAULT counts as readable.
 #![allow(unsafe_code, reason = "it reads strings and arrays of the caller's")]
 
 use core::ffi::{c_char, c_int};
@@ -14,13 +13,13 @@ use crate::{
     syscall::{call, number},
 };
 
-/// The smallest pages that there are; of larger ones each is asked about several times.
+/// The smallest page size; a larger page is checked several times.
 const PAGE_BYTES: usize = 4096;
-/// What the kernel reads: a signal mask.
+/// Bytes that the kernel reads: a signal mask.
 const MASK_BYTES: usize = 8;
 const EFAULT: c_int = 14;
 
-/// Remembers the last page that could be read.
+/// Caches the last page that could be read.
 #[derive(Debug, Default)]
 struct Pages {
     last: usize,
@@ -30,7 +29,7 @@ impl Pages {
     fn holds(&mut self, address: usize) -> bool {
         let page = address & !(PAGE_BYTES - 1);
         if page == 0 {
-            // To the kernel, no mask at all.
+            // The kernel takes null for no mask at all.
             return false;
         }
         if page == self.last {
@@ -46,7 +45,7 @@ impl Pages {
         is_readable
     }
 
-    /// Whether there is a string, up to its NUL.
+    /// Returns true if the string can be read up to its NUL.
     fn hold_string(&mut self, string: *const c_char) -> bool {
         let mut at = string;
         loop {
@@ -67,12 +66,13 @@ impl Pages {
     }
 }
 
-/// Whether a path can be read.
+/// Returns true if the string can be read.
 pub fn is_string(string: *const c_char) -> bool {
     Pages::default().hold_string(string)
 }
 
-/// Whether an array of strings can be read; Linux takes none for an empty one.
+/// Returns true if the array and its strings can be read; Linux takes a null pointer for an empty
+/// array.
 pub fn are_strings(array: Strings) -> bool {
     let (mut of_array, mut of_strings) = (Pages::default(), Pages::default());
     let mut at = array;

@@ -1,5 +1,5 @@
-//! Where execvp(3) and posix_spawnp(3) look for a program, as glibc does it: its
-//! own search ends in calls that nobody can stand in front of.
+//! PATH search of execvp(3) and posix_spawnp(3) as in glibc, whose own search makes calls that
+//! can't be interposed.
 
 #![allow(unsafe_code, reason = "reads PATH where the C library reads it")]
 
@@ -12,22 +12,22 @@ use crate::{
     },
 };
 
-/// Without PATH: confstr(3)'s `_CS_PATH`.
+/// Used without PATH: confstr(3)'s `_CS_PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 /// The kernel's longest file name.
 const NAME_MAX: usize = 255;
 
-/// A search for a program; which places are left, and what was wrong with those before.
+/// A search for a program: the places that are left, and the errors of those that were tried.
 pub(crate) struct Search<'f> {
     name: &'f CStr,
-    /// Of PATH; `None` when all was tried.
+    /// Rest of PATH; `None` when all was tried.
     directories: Option<&'f [u8]>,
     is_denied: bool,
     error: c_int,
 }
 
 impl<'f> Search<'f> {
-    /// By a name, or for a path alone; the error where there is nothing to search for.
+    /// A search for a name, or for a path alone; an error if the name is invalid.
     pub(crate) fn new(name: &'f CStr) -> Result<Self, c_int> {
         match name.count_bytes() {
             0 => return Err(ENOENT),
@@ -40,7 +40,7 @@ impl<'f> Search<'f> {
         Ok(Self { name, directories: Some(directories), is_denied: false, error: ENOENT })
     }
 
-    /// The next place.
+    /// The next candidate.
     pub(crate) fn next<'a>(&mut self, arena: &mut Arena<'a>) -> Option<&'a CStr> {
         loop {
             let directories = self.directories?;
@@ -53,14 +53,14 @@ impl<'f> Search<'f> {
         }
     }
 
-    /// Notes why the last place was not it; whether to go on.
+    /// Records the last candidate's error; returns true if the search continues.
     pub(crate) fn goes_on_after(&mut self, error: c_int) -> bool {
         self.error = error;
         self.is_denied |= error == EACCES;
         matches!(error, EACCES | ENOENT | ESTALE | ENOTDIR | ENODEV | ETIMEDOUT)
     }
 
-    /// Why nothing was found.
+    /// The error of the whole search.
     pub(crate) fn error(&self) -> c_int {
         let is_usual =
             matches!(self.error, EACCES | ENOENT | ESTALE | ENOTDIR | ENODEV | ETIMEDOUT);
@@ -68,12 +68,12 @@ impl<'f> Search<'f> {
     }
 }
 
-/// What has a slash is not searched for.
+/// Returns true for a name with a slash, which is not searched for.
 fn is_path(name: &CStr) -> bool {
     name.to_bytes().contains(&b'/')
 }
 
-/// `None` where it is longer than any path that the kernel takes.
+/// `None` if the result is longer than any path that the kernel accepts.
 fn join<'a>(directory: &[u8], name: &[u8], arena: &mut Arena<'a>) -> Option<&'a CStr> {
     let slash: &[u8] = if directory.is_empty() { b"" } else { b"/" };
     (directory.len() + slash.len() + name.len() < PATH_BYTES)
@@ -101,7 +101,7 @@ unsafe fn variable<'a>(environment: Strings, name: &[u8]) -> Option<&'a [u8]> {
     })?
 }
 
-/// The first program that could be executed.
+/// The first executable file found.
 pub(crate) fn first<'a>(file: &CStr, arena: &mut Arena<'a>) -> Option<&'a CStr> {
     let mut found = arena.text(PATH_BYTES)?;
     let mut search = Search::new(file).ok()?;

@@ -1,12 +1,13 @@
-//! The session that this process belongs to. Two variables carry it from one program to the next,
-//! always as the last two of the environment; before `main` they are taken out, kept here, and
-//! removed from /proc/self/environ too, so that no program and no user sees them.
+//! The session that this process belongs to. Two variables pass it from one program to the next,
+//! always as the last two of the environment. Before `main` they are copied and removed, from
+//! /proc/self/environ too, so that neither programs nor users see them.
 //!
-//! The user's own `LD_PRELOAD` stays in its place: the loader takes the last one,
-//! which is ours and names the user's libraries behind us.
+//! The user's own `LD_PRELOAD` stays in its place: the loader takes the last one, which is ours and
+//! lists the user's libraries after our own.
 #![allow(
     unsafe_code,
-    reason = "reads and shortens the environment as the kernel laid it out, before any other code runs"
+    reason = "reads and shortens the environment as the kernel laid it out, before any other code \
+              runs"
 )]
 
 use core::{
@@ -24,40 +25,40 @@ use crate::{
     text::{Full, Text},
 };
 
-/// Names the session's directory.
+/// Path of the session's directory.
 pub const SESSION_VARIABLE: &str = "POSH_HOOK";
-/// Tells the stage program which path was to be executed.
+/// Path that was to be executed, for the stage program.
 pub const TARGET_VARIABLE: &str = "POSH_HOOK_EXEC";
-/// Its value begins with one of these: only a pipe makes the command worth asking for, or it may
-/// touch a mount itself.
+/// Prefix of the target variable: the command itself uses no mount, and only a pipe makes it worth
+/// asking about.
 pub const PIPE_ONLY: &[u8] = b"|";
-/// See [`PIPE_ONLY`].
+/// Prefix of the target variable: the command may touch a mount.
 pub const MAY_TOUCH: &[u8] = b"@";
-/// The dynamic loader's (ld.so(8)).
+/// Variable of the dynamic loader (ld.so(8)).
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 const SESSION: &[u8] = b"POSH_HOOK=";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
-/// The file in the session's directory that tells of mounts, and the directory of shims.
+/// File in the session's directory with the mounts, and directory of the shims.
 const SESSION_FILE: &[u8] = b"/session";
 const SHIMS: &[u8] = b"/bin/";
 
 /// The symlink to the stage program in the session's directory.
 pub const STAGE: &str = "stage";
-/// The stage program's first word when it is to become a shell: the two variables follow, and the
-/// shell's text.
+/// First word of the stage program when it is to become a shell; the two variables and the shell's
+/// text follow.
 pub const AS_SHELL: &CStr = c"--as-shell";
 
-/// The longest path of library and session that is carried. Both lie in the directory of the
-/// gateway's sockets, whose paths have 108 bytes at most (unix(7)); what is kept here is touched at
-/// the start of every program.
+/// Longest path of library or session that is passed on. Both lie in the directory of the gateway's
+/// sockets, whose paths have at most 108 bytes (unix(7)); the copies are touched at the start of
+/// every program.
 pub const MAX_PATH_BYTES: usize = 240;
 
 /// A variable whose value is such a path.
 pub(crate) type Carried = Text<[u8; MAX_PATH_BYTES + 16]>;
 
-/// The functions that ours stand in front of.
+/// The interposed functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Execve,
@@ -95,15 +96,15 @@ impl Next {
         }
     }
 
-    /// Its address, null where the C library has no such function.
+    /// Address of the C library's function; null if it has none.
     pub(crate) fn address(self) -> *mut c_void {
         let Some(slot) = FUNCTIONS.get(self as usize) else { return ptr::null_mut() };
         let known = slot.load(Ordering::Relaxed);
         if !known.is_null() {
             return known;
         }
-        // Another library's start-up code came before ours: on the process's own stack, since only
-        // the loader ran so far.
+        // Start-up code of another library ran before ours. The loader is called on the process's
+        // own stack, which is deep enough, since only the loader ran so far.
         let found = sys::next_function(self.name());
         slot.store(found, Ordering::Relaxed);
         found
@@ -113,7 +114,7 @@ impl Next {
 static FUNCTIONS: [AtomicPtr<c_void>; Next::ALL.len()] =
     [const { AtomicPtr::new(ptr::null_mut()) }; Next::ALL.len()];
 
-/// What is kept for the next program.
+/// The session's variables, kept for the next program.
 pub(crate) struct Session {
     /// `LD_PRELOAD=` with our library alone, a NUL at the end.
     pub(crate) preload: Carried,
@@ -122,7 +123,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Reads the two variables; the user's part of the first one is left out.
+    /// Reads the two variables, without the user's libraries in the second.
     pub(crate) fn read(session: &[u8], preload: &[u8]) -> Option<Self> {
         let directory = session.strip_prefix(SESSION).filter(|path| path.starts_with(b"/"))?;
         let libraries = preload.strip_prefix(PRELOAD)?;
@@ -140,31 +141,30 @@ impl Session {
         CStr::from_bytes_with_nul(value).ok()
     }
 
-    /// Its path.
+    /// Path of the session's directory.
     pub(crate) fn directory(&self) -> &[u8] {
         let value = self.session.as_bytes().strip_prefix(SESSION).unwrap_or_default();
         value.strip_suffix(b"\0").unwrap_or(value)
     }
 
-    /// Whether a command of this name is one that posh knows.
+    /// Returns true if the command is known to posh, which is if it has a shim.
     pub(crate) fn knows(&self, name: &[u8], arena: &mut Arena<'_>) -> bool {
         self.shim(name, &mut arena.scope()).is_some_and(|shim| sys::is_link(shim) == Ok(true))
     }
 
-    /// The stage program, if a command of this name is one that posh knows: what the shim of that
-    /// name leads to.
+    /// The stage program for a known command: the target of its shim.
     pub(crate) fn stage_program<'a>(&self, name: &[u8], arena: &mut Arena<'a>) -> Option<&'a CStr> {
         let shim = self.shim(name, arena)?;
         Self::target(shim, arena)
     }
 
-    /// The stage program, whatever commands posh knows; `None` in a session of an earlier version.
+    /// The stage program for any command; `None` in a session of an earlier version.
     pub(crate) fn stage<'a>(&self, arena: &mut Arena<'a>) -> Option<&'a CStr> {
         let link = arena.c_str(&[self.directory(), b"/", STAGE.as_bytes()])?;
         Self::target(link, arena)
     }
 
-    /// What a symlink leads to.
+    /// Target of a symlink.
     fn target<'a>(shim: &CStr, arena: &mut Arena<'a>) -> Option<&'a CStr> {
         let program = arena.filled(PATH_BYTES, sys::ENOMEM, |buffer| {
             let (last, most) = buffer.split_last_mut().ok_or(sys::ENOMEM)?;
@@ -181,14 +181,14 @@ impl Session {
         arena.c_str(&[self.directory(), SHIMS, name])
     }
 
-    /// The session file, while the session lives.
+    /// The session file, for as long as the session lives.
     pub(crate) fn file<'a>(&self, arena: &mut Arena<'a>) -> Option<Contents<'a>> {
         let path = arena.c_str(&[self.directory(), SESSION_FILE])?;
         File::open(AT_FDCWD, path)?.contents(arena)
     }
 }
 
-/// The process that `main` began in; a fork of it has another number.
+/// Id of the process in which `main` began; a fork of it has another one.
 static BEGAN_IN: AtomicUsize = AtomicUsize::new(0);
 
 #[cfg(all(posh_preload, not(test)))]
@@ -196,8 +196,8 @@ static BEGAN_IN: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-/// Runs when the process ends by exit(3). Of a fork that has executed nothing, as in `echo x |
-/// sed`, it notes that nothing comes from a server of what it has written.
+/// Runs when the process ends by exit(3). In a fork that has executed nothing, as in `echo x
+/// sed`, notes that its output is local.
 #[cfg_attr(not(posh_preload), allow(dead_code, reason = "called by the dynamic loader"))]
 extern "C" fn end() {
     let Some(session) = current().filter(|_| sys::process() != BEGAN_IN.load(Ordering::Relaxed))
@@ -216,7 +216,7 @@ extern "C" fn end() {
     }
 }
 
-/// Written once, before `main` and before there is another thread; only read from then on.
+/// Written once, before `main` and before there is another thread; read-only afterwards.
 struct Kept(UnsafeCell<Option<Session>>);
 
 // SAFETY: see `Kept`.
@@ -235,18 +235,18 @@ pub(crate) fn current() -> Option<&'static Session> {
 #[unsafe(link_section = ".init_array")]
 static START: unsafe extern "C" fn(c_int, *const *const c_char, *mut *mut c_char) = start;
 
-/// Runs before `main`, with what `main` will get.
+/// Runs before `main`, with the arguments of `main`.
 ///
 /// # Safety
-/// `arguments` has so many; `environment` is null, or the array that the kernel made, which ends in
-/// a null pointer and which nobody else uses now.
+/// `arguments` has `argument_count` entries; `environment` is null, or the array that the kernel
+/// made, which ends in a null pointer and which nothing else uses now.
 #[cfg_attr(not(posh_preload), allow(dead_code, reason = "called by the dynamic loader"))]
 unsafe extern "C" fn start(
     argument_count: c_int,
     arguments: *const *const c_char,
     environment: *mut *mut c_char,
 ) {
-    // Now, since a forked child of a program with threads must not ask the loader.
+    // Bound now, since a forked child of a program with threads must not call the loader.
     for function in Next::ALL {
         function.address();
     }
@@ -273,8 +273,8 @@ unsafe extern "C" fn start(
         };
         *KEPT.0.get() = Some(found);
         *environment.add(count - 2) = ptr::null_mut();
-        // Some programs (Go's runtime) look for the auxiliary vector behind the first null pointer:
-        // the two words between are an entry of it that means nothing, (AT_IGNORE, 0).
+        // Some programs (Go's runtime) look for the auxiliary vector after the first null pointer:
+        // the two words between become an entry of it without effect, (AT_IGNORE, 0).
         const AT_IGNORE: usize = 1;
         *environment.add(count - 1) = ptr::without_provenance_mut(AT_IGNORE);
         erase(session, preload, &begin);
@@ -290,10 +290,10 @@ pub(crate) unsafe fn count(array: *const *const c_char) -> usize {
     unsafe { (0..).find(|index| (*array.add(*index)).is_null()).unwrap_or(0) }
 }
 
-/// Removes the strings of the last two variables from where /proc/self/environ shows them.
+/// Erases the strings of the last two variables from /proc/self/environ.
 ///
 /// # Safety
-/// Both are C strings of ours to write; `start` is as the kernel made it but for these.
+/// Both are C strings that may be overwritten; `start` is as the kernel made it but for these.
 unsafe fn erase(first: *mut c_char, last: *mut c_char, start: &Start) {
     // SAFETY: the strings, their NULs included, are as long as strlen says; if they are neighbours,
     // all between is theirs; the rest is the caller's promise.

@@ -1,5 +1,5 @@
-//! System calls behind safe functions, and the little that only the C library knows. Numbers of
-//! errors and flags are Linux's own for every machine that this is built for.
+//! System calls behind safe functions, and the few symbols of the C library. Error numbers and
+//! flags are the same on all architectures that this is built for.
 #![allow(
     unsafe_code,
     reason = "this file is where the kernel is called; each function says why its call is sound"
@@ -47,7 +47,7 @@ pub const ESTALE: c_int = 116;
 /// The working directory, for calls that take a directory.
 pub const AT_FDCWD: c_int = -100;
 pub const AT_EMPTY_PATH: c_int = 0x1000;
-/// What is known is good enough: a file on a slow mount costs no round trip.
+/// Cached attributes suffice: a file on a slow mount costs no round trip.
 pub const AT_STATX_DONT_SYNC: c_int = 0x4000;
 
 /// The kernel's longest path (PATH_MAX), its NUL included.
@@ -83,7 +83,7 @@ fn argument(fd: c_int) -> usize {
     fd.cast_unsigned() as usize
 }
 
-/// readlink(2): so many bytes of the buffer.
+/// readlink(2); returns the number of bytes in the buffer.
 pub fn read_link(path: &CStr, buffer: &mut [u8]) -> Result<usize, c_int> {
     let arguments = [
         argument(AT_FDCWD),
@@ -95,22 +95,22 @@ pub fn read_link(path: &CStr, buffer: &mut [u8]) -> Result<usize, c_int> {
     unsafe { call(number::READLINKAT, arguments) }
 }
 
-/// Whether a path is a symlink; an error if nothing is there.
+/// Returns true if the path is a symlink; an error if it does not exist.
 pub fn is_link(path: &CStr) -> Result<bool, c_int> {
     match read_link(path, &mut [0]) {
-        // It is there and is none.
+        // It exists and is no symlink.
         Err(EINVAL) => Ok(false),
         Err(error) => Err(error),
         Ok(_) => Ok(true),
     }
 }
 
-/// Whether a path that ends in `/.` is in a directory: in one that may not be searched, too.
+/// Returns true if a path that ends in `/.` is in a directory, even one that may not be searched.
 pub fn is_in_directory(path: &CStr) -> bool {
     matches!(access(path, F_OK), Ok(()) | Err(EACCES))
 }
 
-/// access(2), by the real user.
+/// access(2) for the real user.
 fn access(path: &CStr, mode: usize) -> Result<(), c_int> {
     // SAFETY: only the C string is read.
     unsafe {
@@ -119,19 +119,19 @@ fn access(path: &CStr, mode: usize) -> Result<(), c_int> {
     .map(drop)
 }
 
-/// Whether the effective user may read a file.
+/// Returns true if the effective user may read the file.
 pub fn is_readable(path: &CStr) -> bool {
     may(path, R_OK)
 }
 
-/// Whether the effective user may execute it.
+/// Returns true if the effective user may execute the file.
 pub fn is_executable(path: &CStr) -> bool {
     may(path, X_OK)
 }
 
-/// Where the user is one and the same, access(2) tells, which also counts rights of root that end
-/// with the exec as ended. A kernel that can't tell for another effective user (before 5.8) lets
-/// programs of such a one go as given.
+/// If real and effective user are the same, access(2) decides; it does not count capabilities of
+/// root that end with the exec. Otherwise faccessat2(2) decides; before Linux 5.8, which lacks it,
+/// the answer is no, and such a program is executed as given.
 fn may(path: &CStr, mode: usize) -> bool {
     const AT_EACCESS: usize = 0x200;
     let is_one = |number| {
@@ -154,7 +154,7 @@ fn may(path: &CStr, mode: usize) -> bool {
     .is_ok()
 }
 
-/// The path by which a process opens its own descriptor anew, a NUL at the end.
+/// Path in /proc of one of this process's descriptors, with a NUL at the end.
 pub fn descriptor_path(fd: c_int) -> Option<Text<[u8; 32]>> {
     let mut rest = u32::try_from(fd).ok()?;
     let mut digits = [0_u8; 10];
@@ -171,8 +171,7 @@ pub fn descriptor_path(fd: c_int) -> Option<Text<[u8; 32]>> {
     Text::of(&[b"/proc/self/fd/", digits, b"\0"]).ok()
 }
 
-/// getcwd(2); the root where there is none, as the stage program takes it. `None` when the arena is
-/// full.
+/// getcwd(2); the root if it fails, as in the stage program. `None` when the arena is full.
 pub fn working_directory<'a>(arena: &mut Arena<'a>) -> Option<&'a [u8]> {
     let found = arena.filled(PATH_BYTES, (), |buffer| {
         // SAFETY: the buffer is ours and has the size that is told.
@@ -180,7 +179,7 @@ pub fn working_directory<'a>(arena: &mut Arena<'a>) -> Option<&'a [u8]> {
             call(number::GETCWD, [buffer.as_mut_ptr().expose_provenance(), buffer.len()])
         };
         match count {
-            // With the NUL. What does not begin with a slash can't be reached from here
+            // The count includes the NUL. A path without a leading slash is unreachable
             // (getcwd(2)).
             Ok(count) if buffer.first() == Some(&b'/') => Ok(count.saturating_sub(1)),
             _ => {
@@ -192,14 +191,15 @@ pub fn working_directory<'a>(arena: &mut Arena<'a>) -> Option<&'a [u8]> {
     found.ok()
 }
 
-/// `environ`, as execv(3) passes it on; another thread may change it at any time.
+/// `environ`, as execv(3) passes it; another thread may change it at any time.
 pub fn environment() -> Strings {
     // SAFETY: the C library's own variable; read as a whole, as everybody reads it.
     let environment: &AtomicPtr<*const c_char> = unsafe { &*(&raw const c::ENVIRONMENT).cast() };
     environment.load(Ordering::Relaxed).cast_const()
 }
 
-/// An entry of an array, read once and as a whole: of `environ`, others may replace it meanwhile.
+/// An entry of an array, read once and atomically: another thread may replace an entry of `environ`
+/// meanwhile.
 ///
 /// # Safety
 /// The array has that entry.
@@ -209,7 +209,7 @@ pub unsafe fn entry(array: Strings, index: usize) -> *const c_char {
     entry.load(Ordering::Relaxed).cast_const()
 }
 
-/// The definition of a function that comes after ours: usually the C library's.
+/// The next definition of a function after ours (RTLD_NEXT): usually the C library's.
 pub fn next_function(name: &CStr) -> *mut c_void {
     const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
     // SAFETY: the handle is the one that dlsym(3) knows, the name is a C string.
@@ -227,13 +227,13 @@ pub unsafe fn set_memory_map(which: usize, value: usize, size: usize) -> bool {
     unsafe { call(number::PRCTL, [PR_SET_MM, which, value, size, 0]) }.is_ok()
 }
 
-/// The end of the heap, as the kernel has it.
+/// The end of the heap, as the kernel records it.
 pub fn heap_end() -> u64 {
     // SAFETY: an impossible end leaves the heap as it is (brk(2)).
     unsafe { call(number::BRK, [0]) }.unwrap_or(0) as u64
 }
 
-/// Whether anything is mapped there (mincore(2)); also when that can't be told.
+/// Returns true if anything is mapped at `page` (mincore(2)), or if that is unknown.
 pub fn is_mapped(page: u64, page_bytes: u64) -> bool {
     let mut resident = 0_u8;
     let arguments = [page as usize, page_bytes as usize, (&raw mut resident).expose_provenance()];
@@ -242,7 +242,7 @@ pub fn is_mapped(page: u64, page_bytes: u64) -> bool {
     result != Err(ENOMEM)
 }
 
-/// nanosleep(2); less if a signal comes.
+/// nanosleep(2); a signal may end it early.
 pub fn sleep(microseconds: u32) {
     let time = [0, i64::from(microseconds).saturating_mul(1000)];
     // SAFETY: a struct timespec, two numbers of 64 bits, is read, and what is left of it is not
@@ -250,8 +250,7 @@ pub fn sleep(microseconds: u32) {
     let _ = unsafe { call(number::NANOSLEEP, [time.as_ptr().expose_provenance(), 0]) };
 }
 
-/// The length up to which this process may write to files (RLIMIT_FSIZE of getrlimit(2)); what goes
-/// beyond kills it.
+/// RLIMIT_FSIZE of this process (getrlimit(2)): writing beyond that length would kill it.
 pub fn longest_file() -> u64 {
     const RLIMIT_FSIZE: usize = 1;
     let mut limits = [0_u64; 2];
@@ -262,7 +261,7 @@ pub fn longest_file() -> u64 {
     limits[0]
 }
 
-/// getpid(2), asked of the kernel: other libraries may stand before the C library's.
+/// getpid(2), by a direct system call: other libraries may interpose the C library's.
 pub fn process() -> usize {
     // SAFETY: it takes nothing and touches no memory.
     unsafe { call(number::GETPID, []) }.unwrap_or(0)
@@ -274,37 +273,37 @@ pub fn thread() -> usize {
     unsafe { call(number::GETTID, []) }.unwrap_or(0)
 }
 
-/// What statx(2) says of a file.
+/// Status of a file (statx(2)).
 #[derive(Debug, Clone, Copy)]
 pub struct Stat {
     /// Type and permissions.
     pub mode: u16,
     /// Length in bytes.
     pub size: u64,
-    /// Its number; a pipe's names it.
+    /// Inode number; it identifies a pipe.
     pub inode: u64,
-    /// The `mnt_id` of what it is on; `None` where the kernel does not tell (before 5.8).
+    /// The mount's `mnt_id`; `None` if the kernel does not report it (before 5.8).
     pub mount: Option<u64>,
 }
 
 impl Stat {
-    /// A regular file.
+    /// Returns true for a regular file.
     pub fn is_file(self) -> bool {
         self.mode & 0o170_000 == 0o100_000
     }
 
-    /// A pipe or FIFO.
+    /// Returns true for a pipe or FIFO.
     pub fn is_pipe(self) -> bool {
         self.mode & 0o170_000 == 0o010_000
     }
 
-    /// Runs as another user or group.
+    /// Returns true if the program runs as another user or group.
     pub fn is_set_id(self) -> bool {
         self.mode & 0o6000 != 0
     }
 }
 
-/// statx(2) of a path, or with an empty one of the descriptor itself.
+/// statx(2) of a path; with an empty path and AT_EMPTY_PATH, of the descriptor itself.
 pub fn stat(directory: c_int, path: &CStr, flags: c_int) -> Option<Stat> {
     const STATX_BYTES: usize = 256;
     #[repr(C, align(8))]
@@ -330,12 +329,12 @@ pub fn stat(directory: c_int, path: &CStr, flags: c_int) -> Option<Stat> {
 pub struct File(c_int);
 
 impl File {
-    /// Opens it for reading; never waits, and is not inherited.
+    /// Opens a file for reading; never blocks, and is close-on-exec.
     pub fn open(directory: c_int, path: &CStr) -> Option<Self> {
         Self::open_with(directory, path, 0)
     }
 
-    /// The same for writing, too.
+    /// Like [`File::open`], but for reading and writing.
     pub fn open_to_write(path: &CStr) -> Option<Self> {
         Self::open_with(AT_FDCWD, path, O_RDWR)
     }
@@ -349,12 +348,12 @@ impl File {
         c_int::try_from(fd.ok()?).ok().map(Self)
     }
 
-    /// What statx(2) says of it.
+    /// Its status.
     pub fn stat(&self) -> Option<Stat> {
         stat(self.0, c"", AT_EMPTY_PATH)
     }
 
-    /// Fills the buffer from an offset; the number of bytes.
+    /// Reads into the buffer from an offset; returns the number of bytes.
     pub fn read(&self, buffer: &mut [u8], offset: u64) -> Option<usize> {
         let arguments = [
             argument(self.0),
@@ -366,7 +365,7 @@ impl File {
         unsafe { call(number::PREAD, arguments) }.ok()
     }
 
-    /// Writes these bytes at an offset; whether all of them.
+    /// Writes these bytes at an offset; returns true if all were written.
     pub fn write(&self, bytes: &[u8], offset: u64) -> bool {
         let arguments =
             [argument(self.0), bytes.as_ptr().expose_provenance(), bytes.len(), offset as usize];
@@ -375,7 +374,7 @@ impl File {
         count == Ok(bytes.len())
     }
 
-    /// Whether it has capabilities of its own (capabilities(7)).
+    /// Returns true if the file has capabilities of its own (capabilities(7)).
     pub fn has_capabilities(&self) -> bool {
         let name = c"security.capability".as_ptr().expose_provenance();
         // SAFETY: with size 0 nothing is written.
@@ -383,7 +382,7 @@ impl File {
             .is_ok_and(|size| size > 0)
     }
 
-    /// Its bytes; none of an empty one.
+    /// Its content; `None` for an empty file.
     pub fn contents<'a>(&self, arena: &mut Arena<'a>) -> Option<Contents<'a>> {
         let bytes = arena.filled(FEW_BYTES, (), |buffer| self.read(buffer, 0).ok_or(())).ok()?;
         if bytes.len() < FEW_BYTES {
@@ -401,11 +400,11 @@ impl Drop for File {
     }
 }
 
-/// A connection to a server on this machine (unix(7)); closed when dropped, and not inherited.
+/// A connection to a unix(7) socket; close-on-exec, and closed when dropped.
 pub struct Socket(c_int);
 
 impl Socket {
-    /// Longer than that nobody waits, neither to connect nor to send or receive.
+    /// Timeout of connecting, sending and receiving.
     const WAIT_MICROSECONDS: i64 = 50_000;
 
     /// Connects.
@@ -444,7 +443,7 @@ impl Socket {
         Some(socket)
     }
 
-    /// Sends all of it; false when that failed.
+    /// Sends all of it; returns false on failure.
     pub fn send(&self, bytes: &[u8]) -> bool {
         const MSG_NOSIGNAL: usize = 0x4000;
         let arguments =
@@ -454,7 +453,7 @@ impl Socket {
         count == Ok(bytes.len())
     }
 
-    /// Waits for an answer; the number of its bytes, 0 at the end.
+    /// Waits for data; returns the number of bytes, 0 at the end.
     pub fn receive(&self, buffer: &mut [u8]) -> Option<usize> {
         let arguments =
             [argument(self.0), buffer.as_mut_ptr().expose_provenance(), buffer.len(), 0, 0, 0];
@@ -470,15 +469,15 @@ impl Drop for Socket {
     }
 }
 
-/// A file that is shorter is read, which costs less than to map and unmap it: a session file with a
-/// dozen mounts is.
+/// A shorter file is read, which costs less than mapping and unmapping it: a session file with a
+/// dozen mounts is shorter.
 const FEW_BYTES: usize = 1024;
 
-/// The bytes of a file that is replaced, never changed.
+/// Content of a file that is replaced, never changed in place.
 pub enum Contents<'a> {
-    /// A short one's, as read.
+    /// A short file, read.
     Few(&'a [u8]),
-    /// All of it.
+    /// A long file, mapped.
     Many(Mapped),
 }
 
@@ -506,7 +505,7 @@ impl Mapped {
         Some(Self { at: ptr::with_exposed_provenance_mut(at.ok()?), len })
     }
 
-    /// Memory of its own with these bytes.
+    /// New memory with a copy of these bytes.
     pub fn copy_of(bytes: &[u8]) -> Option<Self> {
         const PROT_WRITE: usize = 2;
         const MAP_ANONYMOUS: usize = 0x20;
@@ -529,7 +528,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and whoever borrowed its bytes is gone.
+        // SAFETY: the mapping is ours, and no borrow of its bytes is left.
         let _ = unsafe { call(number::MUNMAP, [self.at.addr(), self.len]) };
     }
 }

@@ -1,5 +1,5 @@
-//! System calls without the C library: they take no stack beyond a frame, leave `errno` alone, are
-//! no cancellation points, and no library of the user's stands before them.
+//! System calls without the C library: they need no stack beyond a frame, leave `errno` alone, are
+//! no cancellation points, and can't be interposed.
 #![allow(unsafe_code, reason = "the instruction that enters the kernel")]
 
 use core::{arch::asm, ffi::c_int};

@@ -1,7 +1,7 @@
-//! Whether a program can be served: loaded by the dynamic loader that this
-//! library is for, with no rights of its own. The loader would print an error for a
-//! program of another machine, a static program would show the variables that
-//! carry us, and one with rights of its own drops the library but not the rest.
+//! Decides whether a program can be preloaded: it is loaded by the dynamic loader that this library
+//! is for, and has no privileges of its own. For a program of another architecture the loader would
+//! print an error; a static program would show the session's variables; a privileged one would
+//! ignore the library but keep the variables.
 
 use core::ffi::{CStr, c_int};
 
@@ -10,15 +10,15 @@ use crate::{
     sys::{AT_FDCWD, File, stat},
 };
 
-/// What can be done with a program that is about to be executed.
+/// Ways to treat a program that is about to be executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// It loads preloaded libraries of our kind.
+    /// It loads preloaded libraries of this kind.
     Preloads,
-    /// It can be executed but not be preloaded: static, or for another loader of this machine.
+    /// It can be executed but not preloaded: static, or for another loader of this machine.
     Plain,
-    /// Not to be touched: missing, unreadable, with rights of its own, for another machine, or of
-    /// an unknown kind.
+    /// It is executed as given: missing, unreadable, privileged, for another architecture, or of an
+    /// unknown kind.
     Closed,
 }
 
@@ -33,28 +33,28 @@ const MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
 const MACHINE: u16 = 183;
 
-/// The ELF header, the usual number of program headers, and the loader's name behind them.
+/// Bytes for the ELF header, the usual number of program headers, and the loader's name after them.
 const HEAD_BYTES: usize = 1024;
-/// The kernel reads so much of a `#!` line (BINPRM_BUF_SIZE).
+/// Bytes that the kernel reads of a `#!` line (BINPRM_BUF_SIZE).
 const SCRIPT_BYTES: usize = 256;
-/// Interpreters that are scripts themselves: as many as execve(2) follows.
+/// Depth of interpreters that are scripts themselves, as in execve(2).
 const MAX_INTERPRETERS: usize = 5;
-/// Program headers that are looked at; linkers make about a dozen.
+/// Most program headers that are examined; linkers make about a dozen.
 const MAX_HEADERS: usize = 32;
 const HEADER_BYTES: usize = 56;
 const PT_INTERP: u32 = 3;
 
-/// As much as a look takes.
+/// Bytes of arena that a look needs.
 pub const ARENA_BYTES: usize =
     MAX_INTERPRETERS * (HEAD_BYTES + SCRIPT_BYTES) + MAX_HEADERS * HEADER_BYTES + SCRIPT_BYTES;
 
-/// Looks at a program that is named by its path, without changing anything.
+/// Examines a program without changing anything.
 #[must_use]
 pub fn look_at(path: &CStr, arena: &mut Arena<'_>) -> Target {
     look(AT_FDCWD, path, arena)
 }
 
-/// [`look_at`] for a path in a directory.
+/// Like [`look_at`], but relative to a directory.
 pub(crate) fn look(directory: c_int, path: &CStr, arena: &mut Arena<'_>) -> Target {
     let mut arena = arena.scope();
     let (mut directory, mut path) = (directory, path);
@@ -75,9 +75,9 @@ pub(crate) fn look(directory: c_int, path: &CStr, arena: &mut Arena<'_>) -> Targ
     Target::Closed
 }
 
-/// A regular file without rights of its own, and how it begins.
+/// Opens a regular file without privileges of its own; also returns its first bytes.
 fn open<'a>(directory: c_int, path: &CStr, arena: &mut Arena<'a>) -> Option<(File, &'a [u8])> {
-    // Before it is opened: opening a FIFO or a device may do something.
+    // Checked before opening: opening a FIFO or a device may have side effects.
     stat(directory, path, 0).filter(|found| found.is_file() && !found.is_set_id())?;
     let file = File::open(directory, path)?;
     let head = arena.filled(HEAD_BYTES, (), |buffer| file.read(buffer, 0).ok_or(())).ok()?;
@@ -93,7 +93,7 @@ fn script(head: &[u8]) -> Option<&[u8]> {
     words.next()
 }
 
-/// A program of another machine, or a damaged one, is the kernel's to refuse or to run.
+/// A program of another architecture, or a damaged one, is left to the kernel.
 fn elf<'a>(file: &File, head: &'a [u8], arena: &mut Arena<'a>) -> Target {
     const CLASS_64_LITTLE: &[u8] = &[2, 1];
     let ours = head.get(4..6) == Some(CLASS_64_LITTLE) && u16_at(head, 18) == Some(MACHINE);
@@ -124,7 +124,7 @@ fn loader_is_ours(file: &File, head: &[u8], header: &[u8], arena: &mut Arena<'_>
     Some(name.rsplit(|byte| *byte == b'/').next() == Some(LOADER))
 }
 
-/// Bytes of the file, from an offset and so many: from its head, or read.
+/// `len` bytes of the file from `offset`: from its head, or read.
 fn part<'a>(
     file: &File,
     head: &'a [u8],

@@ -1,8 +1,8 @@
-//! Bytes in a buffer of fixed size, which is what a `Vec` is elsewhere, and numbers in them.
+//! Byte strings in buffers of fixed size, in place of `Vec`, and decimal numbers in them.
 
 use core::ffi::CStr;
 
-/// What was to be added did not fit; nothing was added.
+/// Error: the addition did not fit; nothing was added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
@@ -14,7 +14,7 @@ pub struct Text<B> {
 }
 
 impl<const N: usize> Text<[u8; N]> {
-    /// These bytes.
+    /// The concatenated parts.
     pub fn of(parts: &[&[u8]]) -> Result<Self, Full> {
         let mut text = Self::within([0; N]);
         parts.iter().try_for_each(|part| text.push(part))?;
@@ -23,17 +23,17 @@ impl<const N: usize> Text<[u8; N]> {
 }
 
 impl<B> Text<B> {
-    /// No bytes yet.
+    /// An empty text in this buffer.
     pub const fn within(buffer: B) -> Self {
         Self { buffer, len: 0 }
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Forgets all but the first `len` bytes.
+    /// Drops all but the first `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -60,17 +60,17 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Text<B> {
         Ok(())
     }
 
-    /// The bytes, to be changed.
+    /// The bytes, mutable.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         self.buffer.as_mut().get_mut(..self.len).unwrap_or_default()
     }
 
-    /// As a C string: `None` without a NUL at the end, or with another one.
+    /// The text as a C string; `None` unless its only NUL is at the end.
     pub fn as_c_str(&self) -> Option<&CStr> {
         CStr::from_bytes_with_nul(self.as_bytes()).ok()
     }
 
-    /// Calls with these bytes and more behind them as a C string; the text stays as it is.
+    /// Calls with the text and `more` as one C string; the text is unchanged afterwards.
     pub fn with_c_str<T>(&mut self, more: &[u8], call: impl FnOnce(&CStr) -> T) -> Option<T> {
         let len = self.len;
         let fits = self.push(more).and_then(|()| self.push(b"\0")).is_ok();
@@ -80,12 +80,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Text<B> {
     }
 }
 
-/// Copies bytes to a place of the same length, in code that can't panic.
+/// Copies between slices of equal length, in code that can't panic.
 pub fn copy(from: &[u8], to: &mut [u8]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
 }
 
-/// The number that decimal digits are.
+/// Parses a decimal number.
 pub fn decimal(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0_u64, |value, digit| {
         let digit = digit.checked_sub(b'0').filter(|digit| *digit < 10)?;

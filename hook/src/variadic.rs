@@ -1,9 +1,8 @@
-//! execl, execle, execlp: their words come one by one, in registers and then on the stack, which
-//! stable Rust can receive only in assembly. The C library's own ones end in calls that nobody can
-//! stand in front of.
+//! execl, execle, execlp: their arguments come in registers and then on the stack, which stable
+//! Rust can receive only in assembly. The C library's versions make calls that can't be interposed.
 //!
-//! The registers are laid down just below the words on the stack, over the place of the return
-//! address, which is moved: so all words are one array, where they are, and none is copied.
+//! The registers are pushed just below the arguments on the stack, over the place of the return
+//! address, which is moved. So all arguments form one array in place, and none is copied.
 #![allow(
     unsafe_code,
     reason = "functions with a variable number of arguments, received in assembly"
@@ -30,7 +29,7 @@ unsafe extern "C" fn execle_of(path: *const c_char, argv: Strings) -> c_int {
     }
 }
 
-/// A function that makes an array of its words and passes it on.
+/// A function that makes an array of its arguments and passes it on.
 macro_rules! trampoline {
     ($name:ident, $next:path, $manual:literal) => {
         #[doc = $manual]

@@ -1,10 +1,9 @@
-//! Path lookup as the kernel does it (path_resolution(7)), but only as far down
-//! as local disks go: readlink(2) above mount points, nothing below them. The same walk as
-//! fs-mapper's, without allocation and without the path that it comes to.
+//! Path lookup as in the kernel (path_resolution(7)), limited to local disks: readlink(2) above
+//! mount points, no access below them. Like fs-mapper's lookup, but without allocation and without
+//! the resulting path.
 //!
-//! What is known without asking: a directory that holds a mount point, or that
-//! getcwd(3) named, is a real one. Everything else on a local disk costs one
-//! readlink, which also tells whether it exists.
+//! A directory that contains a mount point, or that getcwd(3) named, is known to be a real one. Any
+//! other component on a local disk costs one readlink, which also shows whether it exists.
 
 use crate::{
     arena::Arena,
@@ -13,34 +12,35 @@ use crate::{
     text::{Full, Text, copy},
 };
 
-/// As many as Linux follows in one lookup (MAXSYMLINKS).
+/// Most symlinks that Linux follows in one lookup (MAXSYMLINKS).
 const MAX_LINKS: u8 = 40;
 /// The kernel's longest path (PATH_MAX).
 const PATH_BYTES: usize = 4096;
-/// What is still to be walked: a symlink's target and the rest of the path that led to it.
+/// Bytes of the path that is still to be walked: a symlink's target and the rest of the path that
+/// led to it.
 const AHEAD_BYTES: usize = 2 * PATH_BYTES;
-/// The path of a directory, a slash and a NUL.
+/// Bytes of a directory's path, a slash and a NUL.
 const DIR_BYTES: usize = PATH_BYTES + 2;
 
-/// As much as a lookup takes.
+/// Bytes of arena that a lookup needs.
 pub(crate) const ARENA_BYTES: usize = DIR_BYTES + AHEAD_BYTES + PATH_BYTES;
 
-/// Where a lookup came to.
+/// Result of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// As far as can be told without touching a mount, it is there, and this is the ground.
+    /// The path exists, as far as that is known without touching a mount, on this kind of place.
     At(Terrain),
     /// A component does not exist, is no directory, or may not be searched.
     Missing,
-    /// Longer than the buffers.
+    /// The path is longer than the buffers.
     TooLong,
 }
 
-/// A lookup on its way.
+/// State of a lookup.
 pub(crate) struct Walk<'a> {
     places: Places<'a>,
     arena: Arena<'a>,
-    /// Real directories with a slash at the end; the last one may be a file.
+    /// Path of real directories, with a slash at the end; the last component may be a file.
     dir: Text<&'a mut [u8]>,
     terrain: Terrain,
     /// `dir` is known to be a directory.
@@ -49,7 +49,7 @@ pub(crate) struct Walk<'a> {
     fits: bool,
 }
 
-/// Why a lookup does not go on.
+/// End of a lookup, with its result.
 struct Stop(Outcome);
 
 impl From<Full> for Stop {
@@ -59,7 +59,7 @@ impl From<Full> for Stop {
 }
 
 impl<'a> Walk<'a> {
-    /// From a directory as getcwd(3) names it; `None` when the arena is full.
+    /// A lookup that starts in a directory, as getcwd(3) names it; `None` when the arena is full.
     pub(crate) fn from(places: Places<'a>, cwd: &[u8], mut arena: Arena<'a>) -> Option<Self> {
         let mut dir = arena.text(DIR_BYTES)?;
         let slash: &[u8] = if cwd.ends_with(b"/") { b"" } else { b"/" };
@@ -68,7 +68,7 @@ impl<'a> Walk<'a> {
         Some(Self { places, arena, dir, terrain, is_dir: true, links: 0, fits })
     }
 
-    /// Walks a path: from the root if it is absolute.
+    /// Walks a path; an absolute one from the root.
     pub(crate) fn along(&mut self, path: &[u8]) -> Outcome {
         match self.walk(path) {
             Ok(()) if !self.fits => Outcome::TooLong,
@@ -83,7 +83,8 @@ impl<'a> Walk<'a> {
         if rest.is_empty() { Ok(()) } else { self.through_links(rest) }
     }
 
-    /// Walks up to the first component that is a symlink; what is left, that one included.
+    /// Walks up to the first component that is a symlink; returns the rest of the path from that
+    /// component.
     fn until_link<'p>(&mut self, path: &'p [u8]) -> Result<&'p [u8], Stop> {
         let mut rest = path;
         loop {
@@ -100,7 +101,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The same for a path that begins with a symlink. Apart, since few need the buffers.
+    /// Like [`Walk::until_link`], but through symlinks. The path begins with one. A function of its
+    /// own, since few paths need the buffers.
     #[inline(never)]
     fn through_links(&mut self, path: &[u8]) -> Result<(), Stop> {
         let (Some(ahead), Some(target)) =
@@ -108,8 +110,8 @@ impl<'a> Walk<'a> {
         else {
             return Err(Stop(Outcome::TooLong));
         };
-        // What is ahead ends where the buffer ends, so that a target goes before what is behind its
-        // link.
+        // The path ahead is at the end of the buffer, so that a link's target can be put before the
+        // rest.
         let mut at = AHEAD_BYTES.checked_sub(path.len()).ok_or(Full)?;
         copy(path, ahead.get_mut(at..).ok_or(Full)?);
         loop {
@@ -131,7 +133,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// An absolute path begins at the root.
+    /// Returns to the root if the path is absolute.
     fn begin(&mut self, path: &[u8]) -> Result<(), Stop> {
         if path.starts_with(b"/") {
             self.dir.truncate(0);
@@ -161,7 +163,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// One component; whether it is a symlink, which is not followed.
+    /// Enters one component; returns true if it is a symlink, which is not followed.
     fn down(&mut self, name: &[u8]) -> Result<bool, Stop> {
         let above = self.dir.len();
         self.dir.push(name)?;
@@ -172,7 +174,7 @@ impl<'a> Walk<'a> {
                 self.is_dir = true;
             }
             Found::Above => self.is_dir = true,
-            // Nothing below a mount point is looked at: it decides.
+            // The mount point decides; no component below it is accessed.
             Found::Unknown if self.terrain != Terrain::Local => {
                 return Err(Stop(Outcome::At(self.terrain)));
             }
@@ -188,7 +190,7 @@ impl<'a> Walk<'a> {
         Ok(false)
     }
 
-    /// Whether `dir`, of which nothing is known but its name, is a symlink.
+    /// Returns true if `dir`, which is known by name only, is a symlink.
     fn is_link(&mut self) -> Result<bool, Stop> {
         let end = self.dir.len().saturating_sub(1);
         // The NUL takes the slash's place, so that nothing is copied.
@@ -200,7 +202,7 @@ impl<'a> Walk<'a> {
         found.map_err(|_| Stop(Outcome::Missing))
     }
 
-    /// Where a symlink in `dir` leads to: so many bytes of the buffer.
+    /// Reads the target of a symlink in `dir`; returns the number of bytes in the buffer.
     fn link(&mut self, name: &[u8], target: &mut [u8]) -> Result<usize, Stop> {
         let count = self.dir.with_c_str(name, |path| sys::read_link(path, target)).ok_or(Full)?;
         if self.links == MAX_LINKS {
@@ -211,7 +213,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The first component of a path that begins with one, and what follows.
+/// Splits a path after its first component.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let end = path.iter().position(|byte| *byte == b'/').unwrap_or(path.len());
     path.split_at_checked(end).unwrap_or_default()

@@ -1,6 +1,6 @@
-//! A laboratory with a cloud: `rclone serve webdav` on the server, one rclone mount on
-//! the workstation, and on request another beside the executor, which then has no
-//! other way to the data.
+//! A laboratory with a cloud: `rclone serve webdav` on the server, an rclone mount on the
+//! workstation, and on request another one beside the executor, which then accesses the data only
+//! through it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ use crate::network;
 use crate::programs::Programs;
 use crate::services::{self, EXECUTOR_PORT, START_LIMIT, Service};
 
-/// Where the workstation has the cloud.
+/// The workstation's mount of the cloud.
 pub const MOUNT: &str = "/mnt/cloud";
-/// What the cloud serves, on the server's disk.
+/// Data of the cloud, on the server's disk.
 const STORE: &str = "/srv/cloud";
-/// Where the executor has the cloud, if it mounts it.
+/// The executor's mount of the cloud, if it has one.
 const NEAR: &str = "/mnt/near";
 const CLOUD_PORT: u16 = 8080;
 
-/// What a laboratory with a cloud consists of.
+/// Description of a laboratory with a cloud.
 #[derive(Debug, Clone, Default)]
 pub struct CloudSpec {
     /// Options of the workstation's mount.
@@ -31,7 +31,7 @@ pub struct CloudSpec {
     pub variables: Vec<(String, String)>,
 }
 
-/// A laboratory with a cloud that runs; everything ends when it is dropped.
+/// A running laboratory with a cloud; everything ends when it is dropped.
 #[derive(Debug)]
 pub struct Cloud {
     // Fields are dropped in this order: an executor before the mount that it serves, that before
@@ -46,12 +46,12 @@ pub struct Cloud {
 }
 
 impl CloudSpec {
-    /// A workstation whose mount is given these options, separated by blanks.
+    /// A workstation whose mount has these options, separated by blanks.
     pub fn new(options: &str) -> CloudSpec {
         CloudSpec { options: words(options), ..CloudSpec::default() }
     }
 
-    /// The executor mounts the cloud too, with these options.
+    /// Also mounts the cloud beside the executor, with these options.
     pub fn near(mut self, options: &str) -> CloudSpec {
         self.near = Some(words(options));
         self
@@ -76,7 +76,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 impl Cloud {
-    /// Makes everything; on return the mounts are there and the executor listens.
+    /// Makes everything; on return the mounts exist and the executor listens.
     pub fn start(spec: &CloudSpec, programs: &Programs) -> Result<Cloud> {
         let workstation = spec.host("workstation", programs)?;
         let server = spec.host("server", programs)?;
@@ -102,12 +102,12 @@ impl Cloud {
         Ok(Cloud { _executor: executor, _mounts: mounts, _cloud: cloud, workstation, server })
     }
 
-    /// The store's directory, as this process can open it.
+    /// The store's directory, by a path for this process.
     pub fn store(&self) -> PathBuf {
         self.server.path(STORE)
     }
 
-    /// The workstation's mount, as this process can open it: with the workstation's caches.
+    /// The workstation's mount, by a path for this process: reads use the workstation's caches.
     pub fn mount(&self) -> PathBuf {
         self.workstation.path(MOUNT)
     }
@@ -118,7 +118,7 @@ fn make_directory(host: &Host, path: &str) -> Result<()> {
     fs::create_dir_all(&seen).attempt(|| format!("make {}", seen.display()))
 }
 
-/// It remembers nothing: what is in its directory is the cloud.
+/// Serves the directory as the cloud, without any cache.
 fn serve(server: &Host, address: &str) -> Result<Service> {
     let mut command = rclone(server, address);
     command.args([
@@ -142,7 +142,7 @@ fn mount(host: &Host, address: &str, path: &str, options: &[String]) -> Result<S
     services::mount(host, command, path)
 }
 
-/// The remote `cloud:` is given by variables, so that no file of a user's is read or made.
+/// rclone with the remote `cloud:` defined by variables, so that no user's file is read or made.
 fn rclone(host: &Host, address: &str) -> Command {
     let mut command = host.command("rclone");
     command.env("RCLONE_CONFIG", "/dev/null").env("RCLONE_CONFIG_CLOUD_TYPE", "webdav");

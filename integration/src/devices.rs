@@ -1,6 +1,5 @@
-//! A host's own /dev: the devices that programs use, and nothing that a script run as
-//! root could take away from the machine below (`sed -i p /dev/stdin` replaces a link
-//! there for everybody).
+//! A host's own /dev: the devices that programs use. A script run as root can't damage the
+//! machine's /dev through it (`sed -i p /dev/stdin` replaces a link for all users).
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -12,20 +11,20 @@ use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat, makedev, mknod};
 
 use crate::error::{Attempt, Result};
 
-/// Devices and the terminals' file system, each the machine's own.
+/// Devices and the terminals' file system, each bound from the machine's own.
 const DEVICES: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "fuse", "net/tun"];
 const TERMINALS: &str = "pts";
-/// Makes terminals in the `pts` beside it, so it must be a node of this directory and not another's
-/// shown here (pts(4)).
+/// Creates terminals in the `pts` beside it, so it must be a node of this directory and not a bind
+/// mount of another (pts(4)).
 const MULTIPLEXER: (&str, u64, u64) = ("ptmx", 5, 2);
-/// As proc(5) and udev(7) have them.
+/// Links as in proc(5) and udev(7).
 const LINKS: [(&str, &str); 4] = [
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
     ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"),
 ];
-/// Where it is put together.
+/// Directory in which the new /dev is built.
 const WORKSHOP: &str = "/run/devices";
 
 /// Replaces /dev in this mount namespace.

@@ -1,4 +1,4 @@
-//! What can go wrong while a laboratory is made or used.
+//! Errors of making and using a laboratory.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub enum LabError {
     /// A system call on behalf of a host failed.
     #[error("cannot {action}")]
     System {
-        /// What was attempted, as words after "cannot".
+        /// The attempted action, as words after "cannot".
         action: String,
         /// The cause.
         #[source]
@@ -26,20 +26,20 @@ pub enum LabError {
         command: String,
         /// Where it ran.
         host: String,
-        /// What it said.
+        /// Its standard error.
         stderr: String,
     },
-    /// Something awaited did not happen.
+    /// An expected event did not happen.
     #[error("{what} did not happen within {after:?}: {detail}")]
     Timeout {
         /// The event.
         what: String,
-        /// How long it was awaited.
+        /// Timeout.
         after: Duration,
-        /// What was seen instead.
+        /// State at the timeout.
         detail: String,
     },
-    /// A program of this workspace is not there.
+    /// A program of this workspace does not exist.
     #[error("{0} does not exist; build it first with `cargo build --workspace`")]
     NotBuilt(PathBuf),
     /// Namespaces, mounts and /dev/fuse need root.
@@ -53,7 +53,7 @@ pub enum LabError {
     Report(String),
 }
 
-/// Gives an [`io::Error`] or errno the words of what was attempted.
+/// Adds the attempted action to an [`io::Error`] or errno.
 pub trait Attempt<T> {
     /// `action` follows "cannot".
     fn attempt(self, action: impl FnOnce() -> String) -> Result<T>;

@@ -1,16 +1,16 @@
-//! Reads `posh --explain=json`: what ran where, and why.
+//! Reads `posh --explain=json`: placements and their reasons.
 
 use serde::Deserialize;
 
 use crate::error::{LabError, Result};
 
-/// What posh says where there is nothing to report.
+/// posh's message when there is nothing to report.
 const NOTHING_RAN: &[u8] = b"posh: nothing to explain: no command that posh knows was run\n";
 
-/// A placement that means: on the workstation.
+/// Placement on the workstation.
 pub const LOCAL: &str = "local";
 
-/// Everything that ran in one session, in order.
+/// All pipelines of one session, in order.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(transparent)]
 pub struct Report {
@@ -41,13 +41,13 @@ pub struct Stage {
     pub argv: Vec<String>,
     /// An executor's name, or `local`; several, joined by commas, when it was split.
     pub placement: String,
-    /// Why there.
+    /// Reason of the placement.
     pub reason: String,
 }
 
 impl Report {
-    /// Takes the report off the end of a session's stderr; the rest is the commands' own,
-    /// which need not end with a line.
+    /// Splits the report off the end of a session's stderr; the rest is the commands' own, which
+    /// need not end with a newline.
     pub fn take(stderr: &[u8]) -> Result<(Vec<u8>, Report)> {
         if let Some(rest) = stderr.strip_suffix(NOTHING_RAN) {
             return Ok((rest.to_vec(), Report { pipelines: Vec::new() }));
@@ -70,7 +70,7 @@ impl Report {
 }
 
 impl Stage {
-    /// It did not run on the workstation.
+    /// Returns true if it did not run on the workstation.
     pub fn is_offloaded(&self) -> bool {
         self.placement != LOCAL
     }

@@ -1,16 +1,16 @@
-//! Deterministic data for the paper's applications (§7.1): the same size gives the
-//! same bytes on every machine. Running the applications is `workload`'s matter.
+//! Deterministic data for the paper's applications (§7.1): the same size gives the same bytes on
+//! every machine.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// A small generator of reproducible numbers (xorshift64*, Vigna 2016).
+/// A small reproducible random number generator (xorshift64*, Vigna 2016).
 #[derive(Debug, Clone)]
 pub struct Numbers(u64);
 
 impl Numbers {
-    /// Streams with different seeds are unrelated.
+    /// Different seeds give independent streams.
     pub fn seeded(seed: u64) -> Numbers {
         Numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
@@ -24,15 +24,15 @@ impl Numbers {
     }
 }
 
-/// A sum that stays what it is with every release (FNV-1a, 64 bits).
+/// A hash that is stable over releases (FNV-1a, 64 bits).
 pub fn sum(bytes: &[u8]) -> u64 {
     let add = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, add)
 }
 
-/// The ray whose path `raytrace.sh` looks for.
+/// The ray that `raytrace.sh` searches for.
 pub const RAY: u64 = 590_432;
-/// Every so many records of a worker belong to that ray.
+/// Interval of that ray among the records of a worker.
 const RAY_EVERY: usize = 20_000;
 
 /// Logs of a distributed ray tracer, `worker-NNN.log`: records of rays among other
@@ -54,7 +54,7 @@ pub fn ray_logs(directory: &Path, workers: usize, lines: usize) -> io::Result<()
                 )?;
                 continue;
             }
-            // Not the number that is looked for, unless it is its turn.
+            // Never the searched ray, unless it is its turn.
             let ray = if line % RAY_EVERY == 0 { RAY } else { 600_000 + numbers.below(400_000) };
             let (hop, treelet) = (numbers.below(24), numbers.below(64));
             let (x, y) = (numbers.below(1920), numbers.below(1080));
@@ -85,7 +85,7 @@ pub fn images(directory: &Path, count: usize, width: usize, height: usize) -> io
     Ok(())
 }
 
-/// A file of so many bytes (a multiple of four) that nothing compresses.
+/// A file of incompressible bytes (a multiple of four).
 pub fn noise(file: &Path, bytes: u64) -> io::Result<()> {
     let mut numbers = Numbers::seeded(bytes);
     let mut out = BufWriter::new(File::create(file)?);
@@ -96,7 +96,7 @@ pub fn noise(file: &Path, bytes: u64) -> io::Result<()> {
     out.flush()
 }
 
-/// A port scan with routing data, one JSON object a line, as zannotate would leave it.
+/// A port scan with routing data, one JSON object a line, in zannotate's format.
 pub fn port_scan(file: &Path, hosts: usize) -> io::Result<()> {
     let mut numbers = Numbers::seeded(80);
     let mut out = create(file)?;
@@ -115,13 +115,13 @@ pub fn port_scan(file: &Path, hosts: usize) -> io::Result<()> {
     out.flush()
 }
 
-/// The address that `access-logs.sh` looks for.
+/// The address that `access-logs.sh` searches for.
 pub const VISITOR: &str = "101.81.133.jja";
-/// Every so many lines of a log come from that address.
+/// Interval of that address among the lines of a log.
 const VISIT_EVERY: usize = 15_000;
 
-/// Access logs in the columns of the SEC's EDGAR data set, `log-NN.csv`. `server`
-/// tells the servers' logs apart.
+/// Access logs in the columns of the SEC's EDGAR data set, `log-NN.csv`. `server` makes the
+/// servers' logs differ.
 pub fn access_logs(directory: &Path, server: usize, files: usize, lines: usize) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     for day in 0..files {
@@ -172,7 +172,7 @@ pub fn patches(directory: &Path, count: usize, files: usize) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     for patch in 0..count {
         let mut out = create(&directory.join(format!("{patch:02}.patch")))?;
-        // Three lines further with every patch: a file that is hit again has its context as it was.
+        // Three lines further with every patch: a file that is patched again has unchanged context.
         let line = 2 + patch * 3 % (SOURCE_LINES - 3);
         for step in 0..files.min(3) {
             let number = (patch * 7 + step * 11) % files;

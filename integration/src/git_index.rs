@@ -1,10 +1,10 @@
-//! git's index without what no two runs can share: times, device, inode and owner
-//! of each entry, the size (0 while an entry is "racily clean"), and the checksum over
-//! all that; nor its extensions. See gitformat-index(5).
+//! Normalizes git's index for comparison: drops the fields that differ between any two runs (times,
+//! device, inode and owner of each entry, the size, which is 0 while an entry is "racily clean",
+//! and the checksum) and the extensions. See gitformat-index(5).
 
 /// `DIRC`, version, number of entries.
 const HEADER_BYTES: usize = 12;
-/// From the first time to the size; permissions lie between.
+/// From the first time to the size; the mode lies between.
 const STAT_BYTES: usize = 40;
 const MODE: std::ops::Range<usize> = 24..28;
 /// Stat fields, object name, flags.
@@ -37,7 +37,7 @@ pub fn neutral(mut content: Vec<u8>) -> Vec<u8> {
         // At least one zero ends the name.
         at += (ENTRY_BYTES + name + 1).next_multiple_of(ALIGNMENT);
     }
-    // The extensions that follow are caches; what of them is filled depends on the times.
+    // Extensions follow, which are caches; their content depends on times.
     content.truncate(at);
     content
 }

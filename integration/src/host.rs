@@ -1,7 +1,7 @@
-//! One machine of the laboratory: a network, mount, process and host-name
-//! namespace, entered by one thread that starts everything which runs there. No
-//! namespace has a name and no file is made outside of private tmpfs mounts, so
-//! nothing is left behind. What runs on a host is `services`' and `lab`'s matter.
+//! One machine of the laboratory: a network, mount, process and host-name namespace, entered by one
+//! thread that starts everything that runs in it. No namespace has a name and no file is made
+//! outside of private tmpfs mounts, so nothing is left behind. `services` and `lab` start the
+//! programs of a host.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,9 +21,9 @@ use crate::process::{Process, wait_gone};
 use crate::programs::Programs;
 use crate::running::{self, Running};
 
-/// Where every host sees the programs under test, whatever the target directory.
+/// Directory of the programs under test on every host, for any target directory.
 pub const PROGRAMS: &str = "/run/posh-bin";
-/// The home directory of whoever works on a host.
+/// Home directory of a host's user.
 pub const HOME: &str = "/home/user";
 /// The user's runtime directory (sockets) on every host.
 pub const RUNTIME: &str = "/run/user";
@@ -32,12 +32,12 @@ pub const CONFIG: &str = "/run/mounts.toml";
 /// The search path on every host.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Directories that are empty tmpfs mounts of each host's own. `/run` is not
-/// among them: it holds the programs and is mounted first.
+/// Directories that are empty tmpfs mounts of each host's own. `/run` is not listed: it holds the
+/// programs and is mounted first.
 const OWN_DIRECTORIES: [&str; 4] = ["/tmp", "/mnt", "/home", "/srv"];
 /// Jobs waiting for a host's thread; each is short, callers block.
 const JOB_QUEUE: usize = 16;
-/// How long the kernel may take to end a host's processes.
+/// Timeout for the kernel to end a host's processes.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -53,7 +53,7 @@ pub struct Host {
 
 #[derive(Debug)]
 enum Place {
-    /// This machine itself, for those who are not root.
+    /// This machine itself, for users other than root.
     Plain,
     Namespaces {
         jobs: Option<SyncSender<Job>>,
@@ -61,7 +61,7 @@ enum Place {
         init: Child,
         lifeline: Option<ChildStdin>,
     },
-    /// Another view of a host's files; its processes are that host's.
+    /// A second mount namespace of a host; its processes are that host's.
     Room { jobs: Option<SyncSender<Job>>, door: Option<JoinHandle<()>>, thread: u32, host: u32 },
 }
 
@@ -90,8 +90,8 @@ impl Host {
         })
     }
 
-    /// The same machine with a mount namespace of its own, so that other files can stand
-    /// at the same paths. To be dropped before the host.
+    /// A view of this machine with a mount namespace of its own, in which other files can be at the
+    /// same paths. Must be dropped before the host.
     pub fn room(&self) -> Result<Host> {
         let (jobs, queue) = sync_channel::<Job>(JOB_QUEUE);
         let (answer, made) = sync_channel(1);
@@ -125,7 +125,7 @@ impl Host {
         }
     }
 
-    /// The same with more variables for every command.
+    /// Adds variables for every command.
     pub fn with_variables(mut self, variables: &[(&str, &Path)]) -> Host {
         self.variables.extend(
             variables
@@ -159,7 +159,7 @@ impl Host {
         result.recv().expect("a job on a host's thread does not panic")
     }
 
-    /// A command with the host's environment and nothing of ours.
+    /// A command with the host's environment and nothing of this process's.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").stdin(Stdio::null());
@@ -192,7 +192,7 @@ impl Host {
         Err(LabError::Command { command: line, host: self.name.clone(), stderr })
     }
 
-    /// A path of this host, as this process can open it.
+    /// Path by which this process can open a path of this host.
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         let process = match &self.place {
@@ -213,8 +213,8 @@ impl Host {
         }
     }
 
-    /// Every process of this host but its process 1, those in process namespaces of
-    /// their own (an executor's runs) included.
+    /// Every process of this host except its process 1, including those in nested process
+    /// namespaces (an executor's runs).
     pub fn processes(&self) -> Result<Vec<Running>> {
         running::on_host(self.pid())
     }
@@ -251,7 +251,7 @@ fn end_door(jobs: &mut Option<SyncSender<Job>>, door: &mut Option<JoinHandle<()>
     }
 }
 
-/// The thread of a host: enters new namespaces, answers with process 1, then works off jobs.
+/// The thread of a host: enters new namespaces, answers with process 1, then runs jobs.
 fn door(
     name: &str,
     programs: &Programs,
@@ -272,8 +272,8 @@ fn work_off(queue: &Receiver<Job>) {
     }
 }
 
-/// Enters the namespaces of the host whose process 1 is `init`, and a mount namespace
-/// below; the answer is the number of this thread.
+/// Enters the namespaces of the host whose process 1 is `init`, and a new mount namespace; returns
+/// the id of this thread.
 fn enter_room(init: u32) -> Result<u32> {
     let spaces = ["mnt", "net", "uts", "pid"].map(|space| format!("/proc/{init}/ns/{space}"));
     let files: Vec<_> =
@@ -297,7 +297,7 @@ fn enter(name: &str, programs: &Programs) -> Result<Child> {
     unshare(spaces).attempt(|| format!("make the namespaces of host {name}"))?;
     nix::unistd::sethostname(name).attempt(|| format!("set the host name {name}"))?;
     let none: Option<&str> = None;
-    // Nothing mounted here may be seen outside, and the other way round.
+    // Mounts must not propagate in either direction.
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .attempt(|| "make mounts private".into())?;
     mount_directories(programs)?;

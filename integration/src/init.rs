@@ -1,7 +1,6 @@
-//! Process 1 of a laboratory host: mounts the host's own /proc, reaps orphans,
-//! and ends when its standard input does. The kernel then kills everything in
-//! the host's process namespace, so a host outlives its owner under no
-//! circumstances, SIGKILL included. Making the namespaces is not done here.
+//! Process 1 of a laboratory host: mounts the host's own /proc, reaps orphans, and ends when its
+//! standard input does. The kernel then kills everything in the host's process namespace, so a host
+//! never outlives its owner, even after SIGKILL.
 
 use std::io::{Read, Write};
 

@@ -1,6 +1,5 @@
-//! A whole laboratory: one workstation, its servers, the mounts and the mount
-//! table. It is described by a [`LabSpec`], is ready when [`Lab::start`] returns,
-//! and is gone when dropped.
+//! A whole laboratory: one workstation, its servers, the mounts and the mount table. It is
+//! described by a [`LabSpec`], is ready when [`Lab::start`] returns, and is removed when dropped.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,30 +17,30 @@ use crate::volumes::{self, Mounts};
 use crate::wire::{Profile, Wire};
 use crate::workload::Store;
 
-/// Where gateways of the workstation's users have their logs.
+/// Directories with the logs of the workstation's gateways.
 const RUNTIMES: [&str; 3] = [RUNTIME, volumes::OTHER_RUNTIME, people::RUNTIME];
 
-/// What a laboratory consists of.
+/// Description of a laboratory.
 #[derive(Debug, Clone, Default)]
 pub struct LabSpec {
     /// The storage servers, in order.
     pub servers: Vec<ServerSpec>,
     /// Start posh-executor on each server.
     pub executors: bool,
-    /// What each server's wire is like; else nothing limits it.
+    /// Delay and rate of each server's link; `None`: unlimited.
     pub link: Option<Profile>,
-    /// What joins the servers to each other; else they can't reach each other.
+    /// Link between the servers; `None`: they can't reach each other.
     pub between: Option<Profile>,
-    /// Where the servers' data lies on this machine's disk; else in memory.
+    /// Directory on this machine's disk for the servers' data; `None`: in memory.
     pub storage: Option<PathBuf>,
     /// Variables of every command on every host.
     pub variables: Vec<(String, String)>,
-    /// Servers and workstation agree in as little as possible, and there is an ordinary user.
+    /// Servers and workstation differ as much as possible, and there is an ordinary user.
     pub different: bool,
-    /// What the exports are mounted by.
+    /// Kind of the exports' mounts.
     pub mounts: Mounts,
-    /// Nothing is configured but executors and mounts; else commands run where their data lives,
-    /// whatever that costs.
+    /// The configuration has only executors and mounts. Otherwise commands run where their data
+    /// lives, at any cost.
     pub unconfigured: bool,
 }
 
@@ -50,18 +49,18 @@ pub struct LabSpec {
 pub struct ServerSpec {
     /// Its host name and the executor's name in the mount table.
     pub name: String,
-    /// What it serves.
+    /// Exports that it serves.
     pub exports: Vec<ExportSpec>,
 }
 
-/// One directory of a server: `/srv/NAME` there.
+/// One directory of a server: `/srv/NAME` on it.
 #[derive(Debug, Clone)]
 pub struct ExportSpec {
     /// The export's name.
     pub name: String,
-    /// Where the workstation mounts it.
+    /// Mount point on the workstation.
     pub mount: String,
-    /// Makes it a file system of its own with so many bytes.
+    /// Size of a file system of its own; `None`: it has none.
     pub size_bytes: Option<u64>,
 }
 
@@ -86,20 +85,20 @@ impl LabSpec {
         self
     }
 
-    /// The same with wires of that kind.
+    /// Limits every server's link.
     pub fn link(mut self, profile: Profile) -> LabSpec {
         self.link = Some(profile);
         self
     }
 
-    /// The same with wires of that kind between all servers, who may log in to each other.
+    /// Joins all servers by links of this kind; they may log in to each other.
     pub fn between(mut self, profile: Profile) -> LabSpec {
         self.between = Some(profile);
         self
     }
 
-    /// The same with the servers' data in directories of their own below `directory`, which go with
-    /// the laboratory.
+    /// Puts the servers' data in new directories below `directory`, which are removed with the
+    /// laboratory.
     pub fn storage(mut self, directory: Option<PathBuf>) -> LabSpec {
         self.storage = directory;
         self
@@ -111,8 +110,8 @@ impl LabSpec {
         self
     }
 
-    /// Servers have other accounts, another time zone and default locale and an older
-    /// tool, and an ordinary user has an account, a mount and an executor, see [`people`].
+    /// Gives servers other accounts, another time zone and default locale and an older tool, and an
+    /// ordinary user an account, a mount and an executor, see [`people`].
     pub fn different(mut self) -> LabSpec {
         self.different = true;
         self
@@ -125,13 +124,13 @@ impl LabSpec {
         network::raise_loopback(&host).map(|()| host)
     }
 
-    /// The same with other mounts. Volumes need executors.
+    /// Sets the kind of mounts. Volumes need executors.
     pub fn mounts(mut self, mounts: Mounts) -> LabSpec {
         self.mounts = mounts;
         self
     }
 
-    /// No executors: only the mounts.
+    /// Starts no executors: only the mounts.
     pub fn without_executors(mut self) -> LabSpec {
         self.executors = false;
         self
@@ -150,28 +149,28 @@ impl ExportSpec {
     }
 }
 
-/// A server that runs.
+/// A running server.
 #[derive(Debug)]
 pub struct Server {
     // Fields are dropped in this order: services before their host.
     /// Its executor, when the laboratory has executors.
     pub executor: Option<Service>,
     _sshd: Service,
-    /// What it was made from.
+    /// Its description.
     pub spec: ServerSpec,
     ip: String,
     /// The executor's address in the mount table.
     pub address: String,
-    /// What joins it to the workstation, if that is like a [`Profile`].
+    /// Its emulated link to the workstation, if it has a [`Profile`].
     pub wire: Option<Wire>,
     /// The machine.
     pub host: Host,
-    // Last: nothing may have a file open in it any more.
+    // Dropped last: no process may have a file open in it.
     _storage: Option<tempfile::TempDir>,
 }
 
 impl Server {
-    /// Starts its executor, in a laboratory that began without.
+    /// Starts its executor, in a laboratory that was started without.
     pub fn start_executor(&mut self) -> Result<()> {
         let exports: Vec<_> =
             self.spec.exports.iter().map(|e| (e.name.clone(), e.directory())).collect();
@@ -187,13 +186,13 @@ impl Server {
     }
 }
 
-/// A laboratory that runs; everything ends when it is dropped.
+/// A running laboratory; everything ends when it is dropped.
 #[derive(Debug)]
 pub struct Lab {
     // Fields are dropped in this order.
     _waits: WaitsAreShort,
     person: Option<Person>,
-    /// Those by sshfs, with their paths.
+    /// The sshfs mounts, with their paths.
     mounts: Vec<(String, Service)>,
     kind: Mounts,
     _between: Vec<Wire>,
@@ -205,7 +204,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes everything; on return the mounts are there and the executors listen.
+    /// Makes everything; on return the mounts exist and the executors listen.
     pub fn start(spec: &LabSpec, programs: &Programs) -> Result<Lab> {
         if spec.executors {
             programs.find("posh-executor")?;
@@ -254,7 +253,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// The mount table that describes this laboratory.
+    /// The mount table of this laboratory.
     pub fn mount_table(&self) -> String {
         let mut text = String::new();
         for Server { spec, address, .. } in &self.servers {
@@ -283,14 +282,14 @@ impl Lab {
         network::bytes_moved(&self.workstation)
     }
 
-    /// Ends all of the workstation's mounts by sshfs: nothing of them is remembered.
+    /// Unmounts all of the workstation's sshfs mounts, with their caches.
     pub fn unmount(&mut self) -> Result<()> {
         self.mounts
             .drain(..)
             .try_for_each(|(path, service)| services::unmount(&self.workstation, &path, service))
     }
 
-    /// Mounts by sshfs what the first `count` servers serve anew, with further options of sshfs.
+    /// Mounts the first `count` servers' exports anew by sshfs, with further options of sshfs.
     pub fn remount(&mut self, count: usize, options: &[String]) -> Result<()> {
         self.unmount()?;
         let specs: Vec<_> = self.servers.iter().take(count).map(|s| s.spec.clone()).collect();
@@ -298,23 +297,23 @@ impl Lab {
         Ok(())
     }
 
-    /// Where this process can put data below server number `index` (from 1)'s first export.
+    /// Path for this process of server number `index` (from 1)'s first export.
     pub fn data(&self, index: usize) -> PathBuf {
         let server = &self.servers[index - 1];
         server.host.path(server.spec.exports[0].directory())
     }
 
-    /// The same directory as the workstation's user sees it.
+    /// Path of that directory on the workstation.
     pub fn mount(&self, index: usize) -> PathBuf {
         PathBuf::from(&self.servers[index - 1].spec.exports[0].mount)
     }
 
-    /// The sshfs that serves the workstation's mount number `index` (from 1).
+    /// Process id of the sshfs of the workstation's mount number `index` (from 1).
     pub fn mount_process(&self, index: usize) -> u32 {
         self.mounts[index - 1].1.process.id()
     }
 
-    /// The directory `name` of each server's first export, made anew.
+    /// A new directory `name` in each server's first export.
     pub fn stores(&self, name: &str) -> Result<Vec<Store<'_>>> {
         let stores: Vec<Store<'_>> = self.servers.iter().map(|s| s.store(name)).collect();
         for store in &stores {
@@ -330,8 +329,8 @@ impl Lab {
     }
 }
 
-/// Fails where the log of some gateway of the workstation tells of a wait that has reached its last
-/// limit, also if that gateway is no more.
+/// Fails at its drop if the log of some gateway of the workstation, even of one that has ended,
+/// reports a wait that has reached its last limit.
 #[derive(Debug)]
 struct WaitsAreShort([PathBuf; RUNTIMES.len()]);
 
@@ -354,7 +353,7 @@ impl Drop for WaitsAreShort {
     }
 }
 
-/// All connections are made at once and then awaited.
+/// Makes all connections at once, then waits for them.
 fn mount_all(
     workstation: &Host,
     servers: &[ServerSpec],
@@ -424,7 +423,7 @@ fn start_server(
     Ok(server)
 }
 
-/// A directory of this machine's disk becomes the host's /srv.
+/// Mounts a directory of this machine's disk as the host's /srv.
 fn store_on_disk(host: &Host, directory: &Path) -> Result<tempfile::TempDir> {
     let made = tempfile::Builder::new().prefix("posh-lab-").tempdir_in(directory);
     let made = made.attempt(|| format!("make a directory in {}", directory.display()))?;

@@ -1,8 +1,8 @@
-//! The laboratory in which posh is tested and shown: a workstation and storage
-//! servers as network, mount and process namespaces of this machine, the paper's
-//! five applications with generators for their data, bash as the oracle, and cases as data.
+//! The laboratory for tests and demonstrations of posh: a workstation and storage servers as
+//! network, mount and process namespaces of this machine, the paper's five applications with
+//! generators for their data, bash as the oracle, and cases as data.
 //!
-//! What belongs to a test stays in `tests/`; timing studies stay in `bench`.
+//! Code of single tests is in `tests/`; timing studies are in `bench`.
 
 pub mod cases;
 pub mod chaos;

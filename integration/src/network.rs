@@ -1,5 +1,5 @@
-//! The wires between the workstation and the servers, and their byte counters.
-//! Addresses exist within the laboratory's own network namespaces only.
+//! Links between the workstation and the servers, and their byte counters. Addresses exist only
+//! within the laboratory's network namespaces.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -8,7 +8,7 @@ use crate::error::{Attempt, LabError, Result};
 use crate::host::Host;
 use crate::wire::{Profile, Wire};
 
-/// The workstation's and a server's address on the wire to server number `index`.
+/// The workstation's and a server's address on the link to server number `index`.
 pub fn addresses(index: usize) -> (String, String) {
     (format!("10.77.{index}.1"), format!("10.77.{index}.2"))
 }
@@ -18,8 +18,8 @@ pub fn raise_loopback(host: &Host) -> Result<()> {
     ip(host, "link set dev lo up")
 }
 
-/// Joins a server to the workstation by interfaces of their own: `s<index>` on the
-/// workstation, `eth0` on the server. Without a profile nothing limits them.
+/// Joins a server to the workstation by interfaces of their own: `s<index>` on the workstation,
+/// `eth0` on the server. Without a profile the link is unlimited.
 pub fn connect(
     workstation: &Host,
     server: &Host,
@@ -35,7 +35,7 @@ pub fn connect(
         }
     };
     let (near, far) = addresses(index);
-    // A TUN device has no neighbours to ask for: `peer` makes either kind know the other end.
+    // A TUN device has no neighbour discovery: `peer` makes either kind know the other end.
     ip(workstation, &format!("address add {near} peer {far} dev {name}"))?;
     ip(workstation, &format!("link set dev {name} up"))?;
     ip(server, &format!("address add {far} peer {near} dev eth0"))?;
@@ -43,16 +43,16 @@ pub fn connect(
     Ok(wire)
 }
 
-/// Whether a wire carries.
+/// State of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
-    /// It does.
+    /// Packets are delivered.
     Up,
-    /// What is sent is lost.
+    /// Packets are lost.
     Down,
 }
 
-/// Cuts the workstation's wire to server number `index`, or mends it.
+/// Cuts the workstation's link to server number `index`, or restores it.
 pub fn set_link(workstation: &Host, index: usize, link: Link) -> Result<()> {
     let state = match link {
         Link::Up => "up",
@@ -62,7 +62,7 @@ pub fn set_link(workstation: &Host, index: usize, link: Link) -> Result<()> {
 }
 
 /// Joins two servers (`index` as in [`addresses`], from 1) by interfaces of their own: each reaches
-/// the other one by the address that the workstation knows it by.
+/// the other one by the address that the workstation uses.
 pub fn join(a: (&Host, usize), b: (&Host, usize), link: Profile) -> Result<Wire> {
     let names = [format!("to{}", b.1), format!("to{}", a.1)];
     let wire = Wire::lay((a.0, &names[0]), (b.0, &names[1]), link)?;
@@ -74,11 +74,11 @@ pub fn join(a: (&Host, usize), b: (&Host, usize), link: Profile) -> Result<Wire>
     Ok(wire)
 }
 
-/// A pair of interfaces that are each other's other end.
+/// Makes a veth pair.
 fn pair(workstation: &Host, server: &Host, name: &str) -> Result<()> {
     let space = format!("/proc/{}/ns/net", server.pid());
     let space = File::open(&space).attempt(|| format!("open {space}"))?;
-    // A process number means something else inside; so the namespace comes as a descriptor.
+    // A process id means another process inside, so the namespace is passed as a descriptor.
     let mut add =
         command(workstation, "ip", &format!("link add name {name} type veth peer name eth0"));
     add.args(["netns", "/proc/self/fd/0"]).stdin(space);

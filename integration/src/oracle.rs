@@ -1,5 +1,5 @@
-//! Bash as the oracle: one script under its own shell and under posh, with the same
-//! environment, on the workstation of a laboratory; and what came out of it.
+//! Bash as the oracle: runs a script under its own shell and under posh, with the same environment,
+//! on the workstation of a laboratory, and compares the outcomes.
 
 use std::fmt;
 use std::io::Read;
@@ -18,10 +18,9 @@ use crate::host::Host;
 use crate::people::as_number;
 use crate::process::Process;
 
-/// How long a script may take on a busy machine before it counts as hanging.
+/// Time limit of a script on a busy machine.
 pub const SCRIPT_LIMIT: Duration = Duration::from_secs(120);
-/// How long its output may stay open after its end: longer means that a process was left behind
-/// with it.
+/// Time limit for the end of its output after its own end: beyond it, a process was left behind.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(5);
 
 /// The shells that posh can start.
@@ -49,7 +48,7 @@ impl Shell {
     }
 }
 
-/// Under what a script runs.
+/// Ways to run a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Under {
     /// The shell alone.
@@ -60,7 +59,7 @@ pub enum Under {
     PoshExplained,
 }
 
-/// How posh is to see what the shell executes.
+/// Interception of the shell's commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Door {
@@ -83,24 +82,24 @@ impl Door {
     }
 }
 
-/// A script with its surroundings.
+/// A script with its environment.
 #[derive(Debug, Clone)]
 pub struct Script {
     /// The shell that reads it.
     pub shell: Shell,
-    /// posh's own choice when `None`.
+    /// Interception; `None`: posh's default.
     pub door: Option<Door>,
     /// Its text, given with `-c`.
     pub text: String,
-    /// Where it starts.
+    /// Working directory at the start.
     pub directory: Option<PathBuf>,
     /// Variables besides the host's own.
     pub variables: Vec<(String, String)>,
     /// Options of posh besides the shell and the report.
     pub options: Vec<String>,
-    /// The account that runs it, if not this program's own.
+    /// Uid that runs it, if not this program's own.
     pub account: Option<u32>,
-    /// How long it may take before it counts as hanging.
+    /// Time limit.
     pub limit: Duration,
 }
 
@@ -119,25 +118,25 @@ impl Script {
         }
     }
 
-    /// The same for another shell.
+    /// Sets the shell.
     pub fn shell(mut self, shell: Shell) -> Script {
         self.shell = shell;
         self
     }
 
-    /// The same through a certain door.
+    /// Sets the interception.
     pub fn door(mut self, door: Door) -> Script {
         self.door = Some(door);
         self
     }
 
-    /// The same from another directory.
+    /// Sets the working directory.
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Script {
         self.directory = Some(directory.into());
         self
     }
 
-    /// The same with one more variable.
+    /// Adds a variable.
     pub fn variable(mut self, name: &str, value: impl Into<String>) -> Script {
         self.variables.push((name.into(), value.into()));
         self
@@ -182,7 +181,7 @@ impl Script {
     }
 }
 
-/// What came out of a run.
+/// Outcome of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Its whole standard output.
@@ -191,14 +190,14 @@ pub struct Outcome {
     pub stderr: Vec<u8>,
     /// How the shell ended.
     pub status: ExitStatus,
-    /// What ran where, if asked for.
+    /// Report of placements, if requested.
     pub report: Option<Report>,
-    /// From start to the end of output.
+    /// Time from the start to the end of output.
     pub wall: Duration,
 }
 
 impl Outcome {
-    /// The same, with `from` replaced in both outputs: for runs in directories of their own.
+    /// Replaces `from` in both outputs: for runs in directories of their own.
     pub fn with(mut self, from: &str, to: &str) -> Outcome {
         self.stdout = replace(&self.stdout, from.as_bytes(), to.as_bytes());
         self.stderr = replace(&self.stderr, from.as_bytes(), to.as_bytes());
@@ -212,7 +211,7 @@ impl Outcome {
 }
 
 impl PartialEq for Outcome {
-    /// What a user can tell apart: both outputs and the status.
+    /// Compares what a user can tell apart: both outputs and the status.
     fn eq(&self, other: &Outcome) -> bool {
         self.stdout == other.stdout && self.stderr == other.stderr && self.status == other.status
     }
@@ -238,7 +237,7 @@ fn excerpt(bytes: &[u8]) -> String {
 pub(crate) fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut result = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
-    // Whole runs are copied: outputs have megabytes, and tests are not optimised.
+    // Copies whole runs: outputs have megabytes, and tests are not optimised.
     while let Some(at) = rest.iter().position(|b| *b == from[0]) {
         let (before, found) = rest.split_at(at);
         result.extend_from_slice(before);
@@ -250,7 +249,7 @@ pub(crate) fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     result
 }
 
-/// Runs a command in a process group of its own and takes what it writes.
+/// Runs a command in a process group of its own and collects its output.
 pub fn collect(host: &Host, mut command: Command, what: &str, limit: Duration) -> Result<Outcome> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let start = Instant::now();
@@ -279,7 +278,7 @@ fn drain(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (sender, receiver) = sync_channel(1);
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error ends the output as its end does.
+        // A read error counts as the end of output.
         let _ = pipe.read_to_end(&mut bytes);
         let _ = sender.send(bytes);
     });
@@ -305,8 +304,8 @@ pub fn assert_equal(what: &str, bash: &Outcome, posh: &Outcome) {
     );
 }
 
-/// Runs a script under its shell and under posh, which must look the same; the
-/// answer is posh's run with its report. For scripts that change nothing.
+/// Runs a script under its shell and under posh, which must look the same; returns posh's run with
+/// its report. For scripts that change nothing.
 pub fn assert_same(host: &Host, script: &Script) -> Outcome {
     let bash = script.run(host, Under::Shell).expect("the shell runs the script");
     let posh = script.run(host, Under::PoshExplained).expect("posh runs the script");

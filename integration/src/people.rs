@@ -1,7 +1,7 @@
-//! What a server of the laboratory has otherwise than the workstation, so that
-//! nothing agrees by accident: accounts, time zone, default locale, a locale that is
-//! missing, and one older tool. Also the ordinary user, who has an account on both
-//! under one name with two numbers, a mount and an executor of her own.
+//! Differences between a server of the laboratory and the workstation, so that nothing agrees by
+//! accident: accounts, time zone, default locale, a locale that is missing, and one older tool.
+//! Also the ordinary user, who has an account on both under one name with two uids, a mount and an
+//! executor of her own.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -16,22 +16,22 @@ use crate::volumes::{self, Mounts};
 
 /// The ordinary user's name on both machines.
 pub const NAME: &str = "ada";
-/// Her number, and her group's, on the workstation; on a server they are another's.
+/// Her uid and gid on the workstation; on a server they are another user's.
 pub const HERE: u32 = 1000;
-/// Her number, and her group's, on a server.
+/// Her uid and gid on a server.
 pub const THERE: u32 = 2001;
 /// Her home, on both machines.
 pub const HOME: &str = "/home/ada";
 /// Her sockets and her mount table on the workstation.
 pub const RUNTIME: &str = "/run/ada";
-/// Where she has mounted her directory of the first server.
+/// Her mount of her directory on the first server.
 pub const MOUNT: &str = "/mnt/u1";
-/// That directory.
+/// That directory on the server.
 pub const DIRECTORY: &str = "/srv/u1";
 
-/// Where the files lie that are bound over those in /etc.
+/// Directory of the files that are bound over those in /etc.
 const OWN_ETC: &str = "/run/lab-etc";
-/// Where her executor listens.
+/// Port of her executor.
 const EXECUTOR_PORT: u16 = 7401;
 /// The tool of which a server has an older version.
 pub const OLDER_TOOL: &str = "tsort";
@@ -51,7 +51,8 @@ pub fn furnish_workstation(host: &Host) -> Result<()> {
     accounts(host, &[(NAME, HERE), ("bob", 1001), ("carl", THERE)])?;
     // A locale of that name behaves as C.UTF-8 does, but a server does not know it.
     let script = format!(
-        "mkdir /run/locale; cp -a /usr/lib/locale/. /run/locale; cp -a /run/locale/C.utf8 /run/locale/{OWN_LOCALE}"
+        "mkdir /run/locale; cp -a /usr/lib/locale/. /run/locale; \
+         cp -a /run/locale/C.utf8 /run/locale/{OWN_LOCALE}"
     );
     shell(host, &script)?;
     bind(host, "/run/locale", "/usr/lib/locale")?;
@@ -60,21 +61,24 @@ pub fn furnish_workstation(host: &Host) -> Result<()> {
     bind(host, "/run/fuse", "/dev/fuse")
 }
 
-/// The same of a server: other numbers for the same names, Tokyo, the C locale, an older tool.
+/// Accounts and time zone of a server: other uids for the same names, Tokyo, the C locale, an older
+/// tool.
 pub fn furnish_server(host: &Host) -> Result<()> {
     accounts(host, &[(NAME, THERE), ("dora", HERE), ("bob", 2002)])?;
     bind(host, "/usr/share/zoneinfo/Asia/Tokyo", "/etc/localtime")?;
     let older = format!(
         "#!/bin/sh\n[ \"$1\" = --version ] && exec echo '{OLDER_TOOL} (GNU coreutils) 8.4'\n\
-         # As releases before did not: each line ends in a blank.\n/usr/bin/{OLDER_TOOL} \"$@\" | sed 's/$/ /'\n"
+         # As releases before did not: each line ends in a blank.\n\
+         /usr/bin/{OLDER_TOOL} \"$@\" | sed 's/$/ /'\n"
     );
     services::write_file(host, "/run/older-tool", older.as_bytes())?;
-    let script = "mkdir /run/local-bin; cp /run/older-tool /run/local-bin/tsort; chmod 755 /run/local-bin/tsort";
+    let script = "mkdir /run/local-bin; cp /run/older-tool /run/local-bin/tsort; \
+                  chmod 755 /run/local-bin/tsort";
     shell(host, script)?;
     bind(host, "/run/local-bin", "/usr/local/bin")
 }
 
-/// What an account is in one of these files, by its name and number.
+/// Formats an account's line in one of these files, from its name and number.
 type Line = fn(&str, u32) -> String;
 
 /// /etc/passwd, /etc/group and /etc/shadow with the system's accounts and `people`.
@@ -98,8 +102,8 @@ fn accounts(host: &Host, people: &[(&str, u32)]) -> Result<()> {
     Ok(())
 }
 
-/// Whether a line of such a file is about an account that comes with the system; in
-/// the shadow file, which has no numbers, those of this machine's people do no harm.
+/// Returns true if a line of such a file is about an account that comes with the system. The shadow
+/// file has no numbers; its lines for other users of this machine do no harm.
 fn is_system(line: &str, file: &str) -> bool {
     let number = line.split(':').nth(2).and_then(|n| n.parse::<u32>().ok());
     file == "shadow" || number.is_none_or(|n| !(HERE..65_000).contains(&n))
@@ -118,8 +122,8 @@ fn shell(host: &Host, script: &str) -> Result<()> {
 }
 
 impl Person {
-    /// Gives her homes, an executor that runs as her, a mount that she makes
-    /// herself, and a mount table.
+    /// Gives her homes, an executor that runs as her, a mount that she makes herself, and a mount
+    /// table.
     pub fn settle(
         workstation: &Host,
         server: &Host,
@@ -151,7 +155,7 @@ impl Person {
                 None
             }
         };
-        // Waits for the mount, which nobody else may look at.
+        // Waits for the mount, which no other user may access.
         let mut look = workstation.command("stat");
         look.arg(MOUNT);
         workstation.must(as_number(look, HERE))?;
@@ -179,7 +183,7 @@ fn mount_sshfs(workstation: &Host, address: &str) -> Result<Service> {
     services::mount(workstation, as_number(mount, HERE), MOUNT)
 }
 
-/// The same command as the account with this number.
+/// Runs the command with this uid and gid.
 pub fn as_number(mut command: Command, number: u32) -> Command {
     use std::os::unix::process::CommandExt;
     command.uid(number).gid(number);

@@ -1,5 +1,5 @@
-//! A child process with an owner: dropping it kills and reaps it. Also the wait
-//! for the end of processes that are not our children (pidfd).
+//! A child process with an owner: dropping it kills and reaps it. Also waits for the end of
+//! processes that are not children (pidfd).
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::{Attempt, LabError, Result};
 
-/// Lines of a service's stderr that are kept for messages: a start-up's worth.
+/// Number of lines of a service's stderr that are kept for messages.
 const KEPT_LINES: usize = 200;
 
 /// A child that is killed and reaped when dropped.
@@ -26,7 +26,7 @@ impl Process {
         Process(child)
     }
 
-    /// The child's end, awaited for at most `limit`; false when it still runs.
+    /// Waits for the child's end for at most `limit`; false when it still runs.
     pub fn wait_at_most(&mut self, limit: Duration) -> Result<bool> {
         if self.0.try_wait().attempt(|| "wait for a child".into())?.is_some() {
             return Ok(true);
@@ -50,7 +50,7 @@ impl DerefMut for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may be gone already, which is what is wanted.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -88,7 +88,7 @@ pub(crate) fn wait_for(
     }
 }
 
-/// The stderr of a service: read to its end by a thread, the last lines kept.
+/// The stderr of a service: a thread reads it to its end and keeps the last lines.
 #[derive(Debug, Clone, Default)]
 pub struct Journal(Arc<(Mutex<Lines>, Condvar)>);
 
@@ -99,7 +99,7 @@ struct Lines {
 }
 
 impl Journal {
-    /// Starts reading.
+    /// Starts the reading thread.
     pub fn of(stderr: ChildStderr) -> Self {
         let journal = Journal::default();
         let copy = journal.clone();
@@ -120,8 +120,8 @@ impl Journal {
         self.0.1.notify_all();
     }
 
-    /// Waits until a line holds `needle` and answers with it; what was said instead is in the
-    /// error.
+    /// Waits for a line that contains `needle`, and returns it; the error has the lines that came
+    /// instead.
     pub fn wait_for(&self, needle: &str, limit: Duration) -> Result<String> {
         let found = |lines: &Lines| lines.last.iter().find(|l| l.contains(needle)).cloned();
         let (lines, _) = self

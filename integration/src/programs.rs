@@ -1,5 +1,5 @@
-//! Where the programs under test are: beside the running one, in cargo's target
-//! directory. Building them is cargo's and xtask's matter.
+//! Location of the programs under test: in the directory of the running one, cargo's target
+//! directory.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ impl Programs {
         &self.0
     }
 
-    /// The path of `name` here, or an error that says to build it.
+    /// Path of the program `name`, or an error that says to build it.
     pub fn find(&self, name: &str) -> Result<PathBuf> {
         let path = self.0.join(name);
         if path.is_file() { Ok(path) } else { Err(LabError::NotBuilt(path)) }

@@ -1,5 +1,5 @@
-//! After the work: waits until nothing of it is left on a host, neither process nor
-//! file, and says what is.
+//! Waits until a host has no remains of the work, neither processes nor files, and reports those
+//! that stay.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::running::Running;
 /// Programs that belong on a host while it is idle.
 const SERVICES: [&str; 5] = ["sshd", "sshfs", "ssh", "posh-executor", "posh-gateway"];
 
-/// The processes of a host that are still there after `limit` and are no service of it.
+/// Processes of a host that still run after `limit` and are no service of it.
 pub fn processes_left(host: &Host, limit: Duration) -> Result<Vec<Running>> {
     let end = Instant::now() + limit;
     loop {
@@ -31,7 +31,7 @@ pub fn processes_left(host: &Host, limit: Duration) -> Result<Vec<Running>> {
     }
 }
 
-/// Every file and directory in the places for temporary things, sockets and logs aside.
+/// Files and directories in the places for temporary files, except sockets and logs.
 pub fn temporary_files(host: &Host) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     for root in roots(host) {
@@ -40,7 +40,7 @@ pub fn temporary_files(host: &Host) -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// The temporary files of a host that were not there `before` and stay for longer than `limit`.
+/// Temporary files of a host that are not in `before` and stay for longer than `limit`.
 pub fn files_left(
     host: &Host,
     before: &BTreeSet<PathBuf>,
@@ -55,7 +55,7 @@ pub fn files_left(
         for directory in
             roots(host).into_iter().chain(temporary_files(host)?).filter(|p| p.is_dir())
         {
-            // Where it has gone meanwhile, so much the better.
+            // It may be gone already.
             let _ = watch.add_watch(&directory, gone);
         }
         let left: Vec<_> = temporary_files(host)?.difference(before).cloned().collect();

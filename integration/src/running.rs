@@ -1,4 +1,4 @@
-//! What runs on a host, read from /proc. Starting and ending is done elsewhere.
+//! Lists the processes of a host, read from /proc.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,7 +9,7 @@ use crate::error::{Attempt, Result};
 /// A process seen on a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Running {
-    /// As this process (not the host) numbers it.
+    /// Its id in this process's namespace (not the host's).
     pub pid: u32,
     /// The file name of the program that it executes, which need not be its `argv[0]`.
     pub program: String,
@@ -17,7 +17,7 @@ pub struct Running {
     pub command_line: String,
 }
 
-/// Every process on the host whose process 1 is `init`, but that one and zombies.
+/// Every process on the host whose process 1 is `init`, except that one and zombies.
 pub fn on_host(init: u32) -> Result<Vec<Running>> {
     let mut parents = HashMap::new();
     for entry in fs::read_dir("/proc").attempt(|| "list /proc".into())? {

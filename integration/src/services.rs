@@ -1,6 +1,6 @@
-//! The long-running programs of a laboratory: sshd and posh-executor on a server,
-//! sshfs on the workstation. Each is a child in the foreground with an owner, and
-//! is awaited by what it says or by what appears, never by time.
+//! The long-running programs of a laboratory: sshd and posh-executor on a server, sshfs on the
+//! workstation. Each is a child in the foreground with an owner. Its start is awaited by its output
+//! or effect, never by time.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,16 +14,16 @@ use crate::error::{Attempt, LabError, Result};
 use crate::host::{HOME, Host, PROGRAMS};
 use crate::process::{Journal, Process, wait_for};
 
-/// How long a service may take to start on a busy machine.
+/// Timeout for a service's start on a busy machine.
 pub const START_LIMIT: Duration = Duration::from_secs(30);
-/// Where executors listen.
+/// Port of executors.
 pub const EXECUTOR_PORT: u16 = 7400;
 
-/// The key that lets whoever has it in on every server, on the hosts that have it.
+/// The ssh key that gives access to every server, on the hosts that have it.
 pub const WORKSTATION_KEY: &str = "/run/lab-key";
 const SSH_DIRECTORY: &str = "/run/lab-ssh";
 
-/// A running service with what it said.
+/// A running service and its output.
 #[derive(Debug)]
 pub struct Service {
     /// The process; dropping it ends it.
@@ -41,7 +41,7 @@ impl Service {
     }
 }
 
-/// Makes the workstation's ssh key; the answer is its public half.
+/// Makes the workstation's ssh key; returns its public half.
 pub fn make_user_key(workstation: &Host) -> Result<String> {
     make_key(workstation, WORKSTATION_KEY)?;
     let public = workstation.path(format!("{WORKSTATION_KEY}.pub"));
@@ -54,7 +54,7 @@ fn make_key(host: &Host, path: &str) -> Result<()> {
     host.must(keygen).map(drop)
 }
 
-/// Starts an sshd that lets root in with `public_key` and knows no other way.
+/// Starts an sshd that admits root with `public_key` and nobody else.
 pub fn start_sshd(server: &Host, address: &str, public_key: &str) -> Result<Service> {
     let put = |name: &str, text: &str| {
         let path = server.path(SSH_DIRECTORY).join(name);
@@ -87,7 +87,7 @@ pub fn start_sshd(server: &Host, address: &str, public_key: &str) -> Result<Serv
     Ok(service)
 }
 
-/// The home is the host's own: a shell must not read the start-up files of this machine's root.
+/// The home is the host's own: a shell must not read this machine's start-up files of root.
 fn sshd_config(address: &str) -> String {
     format!(
         "ListenAddress {address}\nPort 22\nHostKey {SSH_DIRECTORY}/host-key\nPidFile none\n\
@@ -127,7 +127,7 @@ pub fn start_executor(
     start_listening(server, command)
 }
 
-/// The words of an executor that serves nothing yet.
+/// Command of an executor that serves nothing yet.
 pub fn executor_command(server: &Host, address: &str, port: u16) -> Command {
     let mut command = server.command(format!("{PROGRAMS}/posh-executor"));
     command.args(["--listen", &format!("{address}:{port}"), "--allow-plaintext"]);
@@ -141,8 +141,8 @@ pub fn start_listening(server: &Host, command: Command) -> Result<Service> {
     Ok(service)
 }
 
-/// Starts an executor for one export on a free port of the loopback interface; also its
-/// `address:port`. It ends with the thread that calls this, however that ends.
+/// Starts an executor for one export on a free port of the loopback interface; also returns its
+/// `address:port`. It ends with the calling thread, however that ends.
 pub fn start_local_executor(
     host: &Host,
     export: &str,
@@ -166,7 +166,7 @@ pub fn start_local_executor(
 }
 
 /// Mounts `address:directory` at `path` on a host that has [`WORKSTATION_KEY`], with further
-/// `options` of sshfs. The connection may still be in the making; [`wait_answering`] waits for it.
+/// `options` of sshfs. The connection may not be established yet; [`wait_answering`] waits for it.
 pub fn mount_sshfs(
     host: &Host,
     (address, directory): (&str, &str),
@@ -183,7 +183,7 @@ pub fn mount_sshfs(
     mount(host, command, path)
 }
 
-/// Ends a mount of a host, whatever still uses it; `service` served it.
+/// Unmounts a mount of a host, even if it is in use; `service` served it.
 pub fn unmount(host: &Host, path: &str, service: Service) -> Result<()> {
     let point = path.to_owned();
     host.run(move || nix::mount::umount2(point.as_str(), nix::mount::MntFlags::MNT_DETACH))
@@ -192,7 +192,7 @@ pub fn unmount(host: &Host, path: &str, service: Service) -> Result<()> {
     Ok(())
 }
 
-/// The words of an sshfs in the foreground that mounts `source` at `path`.
+/// Command of an sshfs in the foreground that mounts `source` at `path`.
 pub fn sshfs_command(workstation: &Host, source: &str, path: &str, key: &str) -> Command {
     let mut command = workstation.command("sshfs");
     command.args(["-f", source, path]);
@@ -218,7 +218,7 @@ pub fn wait_answering(workstation: &Host, path: &str) -> Result<()> {
     fs::metadata(workstation.path(path)).map(drop).attempt(|| format!("reach the mount {path}"))
 }
 
-/// The program that mounts it may also end before.
+/// Waits for the mount; an error if the program ends before.
 fn wait_mounted(host: &Host, path: &str, service: &mut Service) -> Result<()> {
     let mut appears = Appearance::of(host, path)?;
     while !appears.is_there()? {
@@ -230,8 +230,7 @@ fn wait_mounted(host: &Host, path: &str, service: &mut Service) -> Result<()> {
     Ok(())
 }
 
-/// Waits until something is mounted at a path of a host; `tell` says how things are if nothing
-/// comes.
+/// Waits until something is mounted at a path of a host; `tell` describes the state at the timeout.
 pub fn wait_in_mountinfo(host: &Host, path: &str, tell: &dyn Fn() -> Result<String>) -> Result<()> {
     let mut appears = Appearance::of(host, path)?;
     while !appears.is_there()? {
@@ -242,7 +241,7 @@ pub fn wait_in_mountinfo(host: &Host, path: &str, tell: &dyn Fn() -> Result<Stri
     Ok(())
 }
 
-/// A mount that is to appear. The kernel raises POLLPRI on mountinfo with every change of the mount
+/// A mount that is awaited. The kernel raises POLLPRI on mountinfo with every change of the mount
 /// table.
 struct Appearance {
     table: File,
@@ -263,7 +262,7 @@ impl Appearance {
         is_mounted(&self.table, &self.path)
     }
 
-    /// For the next change of the table; false if there was none for too long.
+    /// Waits for the next change of the table; false at the timeout.
     fn wait(&mut self) -> Result<bool> {
         wait_for(&self.table, PollFlags::PRI, self.end.saturating_duration_since(Instant::now()))
     }
@@ -289,13 +288,13 @@ fn is_mounted(table: &File, path: &str) -> Result<bool> {
     Ok(text.lines().any(|line| line.split(' ').nth(4) == Some(path)))
 }
 
-/// Puts a file in place on a host.
+/// Writes a file on a host.
 pub fn write_file(host: &Host, path: impl AsRef<Path>, content: &[u8]) -> Result<()> {
     let path = host.path(path);
     fs::write(&path, content).attempt(|| format!("write {}", path.display()))
 }
 
-/// Puts a file in place on a host that only its owner may read.
+/// Writes a file on a host that only its owner may read.
 pub fn write_secret(host: &Host, path: impl AsRef<Path>, content: &[u8]) -> Result<()> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;

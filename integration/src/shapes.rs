@@ -1,6 +1,5 @@
-//! Shapes of processes and pipes (`shapes.yaml`): what a command may be told later depends on them,
-//! and so what it might wait for. They are run under bash and under posh; what posh has counted of
-//! its waits is read beside.
+//! Shapes of processes and pipes (`shapes.yaml`), which determine what a command might have to wait
+//! for. They are run under bash and under posh, and posh's counts of waits are read.
 
 use std::fs;
 use std::path::Path;
@@ -13,9 +12,9 @@ use crate::lab::Lab;
 use crate::oracle::{Outcome, Script, Under};
 use crate::volumes::{self, User};
 
-/// Where the shapes of this repository are, as it was built.
+/// File with this repository's shapes, at build time.
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/shapes.yaml");
-/// The directory with their files, on the first server's mount.
+/// Directory with their files, on the first server's mount.
 const DIRECTORY: &str = "shapes";
 
 /// One shape.
@@ -28,12 +27,12 @@ pub struct Shape {
     pub script: String,
 }
 
-/// What a gateway has counted of its stages' waits.
+/// A gateway's counts of its stages' waits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waits {
-    /// How many have reached a last limit, each by its name.
+    /// Number of waits that have reached each last limit, by name.
     pub backstops: Vec<(String, u64)>,
-    /// The longest, in milliseconds.
+    /// Longest wait in milliseconds.
     pub longest_ms: f64,
 }
 
@@ -46,7 +45,7 @@ pub fn load() -> Result<Vec<Shape>> {
     serde_yaml::from_str(&text).map_err(|error| LabError::Cases(format!("{FILE}: {error}")))
 }
 
-/// Puts the shapes' files on the first server, and looks at them through the mount once.
+/// Writes the shapes' files on the first server, and reads them through the mount once.
 ///
 /// # Errors
 /// If they can't be written.
@@ -71,7 +70,7 @@ pub fn furnish(lab: &Lab) -> Result<()> {
 }
 
 impl Shape {
-    /// Runs it once; numbers of processes in its messages are left out.
+    /// Runs it once; process ids in its messages are removed.
     ///
     /// # Errors
     /// If it hangs.
@@ -88,10 +87,10 @@ impl Shape {
 }
 
 impl Waits {
-    /// Of the gateway of whoever works on a host.
+    /// Reads the counts of a host's gateway.
     ///
     /// # Errors
-    /// If it does not run, or says something else.
+    /// If it does not run, or its output is invalid.
     pub fn of(host: &Host) -> Result<Waits> {
         let said = host.must(volumes::posh(host, User::Root, &["status", "--json"]))?;
         let status: Status = serde_json::from_slice(&said.stdout)

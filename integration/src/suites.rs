@@ -1,7 +1,7 @@
-//! Test suites for file systems, run on a volume of a laboratory: pjdfstest (what each call does,
-//! and its errors) as root and as an ordinary user, and fsx (one file, random operations, checked
-//! after each) with much and with little cache. The programs come from crates.io, see `cargo xtask
-//! volumes`; what is run and what counts as good is here.
+//! Test suites for file systems, run on a volume of a laboratory: pjdfstest (effects and errors of
+//! each call) as root and as an ordinary user, and fsx (one file, random operations, checked after
+//! each) with a large and a small cache. The programs come from crates.io, see `cargo xtask
+//! volumes`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,13 +18,13 @@ use crate::programs::Programs;
 use crate::services::write_file;
 use crate::volumes::{self, Mounts, User};
 
-/// Where a host has the programs.
+/// Directory of the programs on a host.
 const TOOLS: &str = "/run/tools";
-/// A second volume of the same export, with little cache.
+/// Mount point of a second volume of the same export, with a small cache.
 const SMALL: &str = "/mnt/small";
-/// What that cache is bounded to: less than what fsx works on at a time and then some.
+/// Size of that cache: somewhat less than fsx's working set.
 const SMALL_CACHE: &str = "4M";
-/// Operations of one run of fsx; a short one.
+/// Operations of one run of fsx, and of a short one.
 const OPERATIONS: u32 = 100_000;
 const FEW_OPERATIONS: u32 = 2_000;
 const SEEDS: [u32; 3] = [1, 2, 3];
@@ -32,18 +32,21 @@ const SEEDS: [u32; 3] = [1, 2, 3];
 const ALLOWED: usize = 4;
 /// The account `daemon`, which every Debian machine has.
 const ORDINARY: u32 = 1;
-/// What is told of a run that failed.
+/// Lines of output that are printed of a failed run.
 const TAIL_LINES: usize = 30;
 
-/// All operations that there are; the file is small enough that they meet.
-const FSX: &str = "flen = 1048576\n[opsize]\nmax = 131072\nmin = 0\n[weights]\nclose_open = 1.0\ninvalidate = 1.0\n\
-    mapread = 2.0\nmapwrite = 2.0\nread = 4.0\nwrite = 4.0\ntruncate = 2.0\nfsync = 0.5\nfdatasync = 0.5\n\
-    posix_fallocate = 1.0\npunch_hole = 1.0\nsendfile = 1.0\nposix_fadvise = 1.0\ncopy_file_range = 1.0\n";
-const PJDFSTEST: &str = "[features]\nposix_fallocate = {}\nrename_ctime = {}\nutime_now = {}\nutimensat = {}\n\
+/// Weights of all operations; the file is small, so that they collide.
+const FSX: &str = "flen = 1048576\n[opsize]\nmax = 131072\nmin = 0\n[weights]\nclose_open = 1.0\n\
+    invalidate = 1.0\nmapread = 2.0\nmapwrite = 2.0\nread = 4.0\nwrite = 4.0\ntruncate = 2.0\n\
+    fsync = 0.5\nfdatasync = 0.5\nposix_fallocate = 1.0\npunch_hole = 1.0\nsendfile = 1.0\n\
+    posix_fadvise = 1.0\ncopy_file_range = 1.0\n";
+const PJDFSTEST: &str = "[features]\nposix_fallocate = {}\nrename_ctime = {}\nutime_now = {}\n\
+    utimensat = {}\n\
     [settings]\nnaptime = 0.01\nallow_remount = false\n\
-    [dummy_auth]\nentries = [[\"nobody\", \"nogroup\"], [\"bin\", \"bin\"], [\"games\", \"games\"]]\n";
+    [dummy_auth]\nentries = [[\"nobody\", \"nogroup\"], [\"bin\", \"bin\"], \
+    [\"games\", \"games\"]]\n";
 
-/// What is run.
+/// Programs and extent of the suites.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// The directory with the programs fsx and pjdfstest
@@ -60,11 +63,11 @@ pub struct Row {
     what: String,
     figures: String,
     took: Duration,
-    /// What went wrong.
+    /// The failure.
     fault: Option<String>,
 }
 
-/// Runs all of it, telling each line as it is there; true if all is good.
+/// Runs all suites, and prints each line when it is ready; true if all passed.
 ///
 /// # Errors
 /// The laboratory's own.
@@ -148,7 +151,7 @@ fn pjdfstest_row(what: String, said: &str, took: Duration) -> Row {
     Row { what, figures, took, fault }
 }
 
-/// A volume makes none, so what begins with making one fails.
+/// Returns true if the test begins by making a device, which a volume refuses.
 fn is_about_devices(name: &str) -> bool {
     name.ends_with("::block") || name.ends_with("::char") || name.starts_with("mknod::device")
 }

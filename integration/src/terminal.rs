@@ -1,7 +1,6 @@
-//! A terminal with somebody at it: a pseudo-terminal on which a program of a host
-//! runs in a session of its own, what it wrote, and the screen that shows. Nothing
-//! here sleeps: every wait is for bytes, with a limit. What a shell's prompts mean
-//! is `session`'s matter.
+//! A terminal with a user: a pseudo-terminal on which a program of a host runs in a session of its
+//! own, its output, and the resulting screen. Every wait is for bytes, with a limit; nothing
+//! sleeps. `session` handles the prompts of shells.
 
 pub mod session;
 
@@ -18,15 +17,15 @@ use crate::error::{Attempt, LabError, Result};
 use crate::host::Host;
 use crate::process::{Process, wait_for};
 
-/// How long anything awaited on a terminal may take: a busy machine, not a slow program.
+/// Limit of every wait on a terminal, for a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// What is read at once; the kernel holds 4 KiB for a terminal.
+/// Bytes per read; the kernel buffers 4 KiB of a terminal.
 const READ_BYTES: usize = 16 << 10;
 
-/// Runs its arguments, tells their status, and stays until a line is typed.
+/// Script that runs its arguments, prints their status, and stays until a line is typed.
 const LEADER: &str = r#""$@"; printf '\033]posh-end:%d;\007' "$?"; read -r line"#;
-/// What the leader writes first when the command has ended: a command to the terminal, which shows
-/// nothing of it.
+/// Text that the leader writes when the command has ended: an escape sequence that is not
+/// displayed.
 const END: &str = "\x1b]posh-end:";
 
 /// The size of a terminal, in characters.
@@ -37,13 +36,13 @@ pub struct Size {
 }
 
 impl Size {
-    /// What terminals have had since the VT100.
+    /// Size of terminals since the VT100.
     pub const USUAL: Size = Size::new(24, 80);
 
     /// Lines, and characters in each.
     ///
     /// # Panics
-    /// There is no terminal without either.
+    /// If one of them is 0.
     pub const fn new(rows: u16, columns: u16) -> Size {
         let (Some(rows), Some(columns)) = (NonZeroU16::new(rows), NonZeroU16::new(columns)) else {
             panic!("a terminal has rows and columns")
@@ -94,12 +93,12 @@ impl Terminal {
         })
     }
 
-    /// Runs `command` to its end on a new terminal: all that it wrote, the coloured screen, and its
-    /// status as a shell tells it.
+    /// Runs `command` to its end on a new terminal: its output, the coloured screen, and its status
+    /// as a shell reports it.
     ///
-    /// The leader of the session is another program, which stays until all was read: when a leader
-    /// ends, the kernel hangs up and drops what it has not yet moved from one side of the terminal
-    /// to the other.
+    /// The leader of the session is another program, which stays until all output was read: when a
+    /// leader ends, the kernel hangs up and drops bytes that are still between the two sides of the
+    /// terminal.
     pub fn run(host: &Host, command: &Command, size: Size) -> Result<(Vec<u8>, String, i32)> {
         let mut leader = host.command("sh");
         leader.args(["-c", LEADER, "sh"]);
@@ -112,8 +111,7 @@ impl Terminal {
             status.parse().map_err(|_| LabError::Report(format!("{status:?} is no status")))?;
         let written = find(&terminal.raw, END.as_bytes()).expect("it was awaited");
         let raw = terminal.raw[..written].to_vec();
-        // All at once: how the bytes came in pieces must not matter, as it does to this emulator
-        // within a character.
+        // Processed at once: this emulator depends on the division into pieces within a character.
         let mut screen = vt100::Parser::new(size.rows, size.columns, 0);
         screen.process(&raw);
         let screen = screen.screen().contents_formatted_basic();
@@ -133,7 +131,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Waits until `text` was written after what was awaited before; gives what came until its end.
+    /// Waits for `text` after the previously awaited text; returns the output up to its end.
     pub fn until(&mut self, text: &str) -> Result<Vec<u8>> {
         let from = self.seen;
         self.wait(&format!("{text:?}"), |terminal| {
@@ -144,13 +142,12 @@ impl Terminal {
         Ok(self.raw[from..self.seen].to_vec())
     }
 
-    /// Waits until `text` was written, be it before what was awaited last: for what comes by the
-    /// side.
+    /// Waits for `text`, even before the previously awaited text: for output that is not in order.
     pub fn until_anywhere(&mut self, text: &str) -> Result<()> {
         self.wait(&format!("{text:?}"), |terminal| find(&terminal.raw, text.as_bytes()).is_some())
     }
 
-    /// Waits until the screen is as wanted.
+    /// Waits until the screen satisfies a condition.
     pub fn until_screen(
         &mut self,
         what: &str,
@@ -161,7 +158,7 @@ impl Terminal {
         Ok(self.screen())
     }
 
-    /// Waits for the program's end; all that it wrote, the coloured screen, and how it ended.
+    /// Waits for the program's end; returns its output, the coloured screen, and its status.
     pub fn finish(mut self) -> Result<(Vec<u8>, String, ExitStatus)> {
         let end = Instant::now() + LIMIT;
         while !self.ended {
@@ -174,14 +171,14 @@ impl Terminal {
         Ok((std::mem::take(&mut self.raw), self.coloured_screen(), status))
     }
 
-    /// Closes the terminal, as when its window is closed; gives the program, which is still to be
+    /// Closes the terminal, like closing its window; returns the program, whose end is still to be
     /// awaited.
     pub fn hang_up(mut self) -> Process {
         self.master = None;
         self.program
     }
 
-    /// Another size; the kernel tells the foreground processes.
+    /// Changes the size; the kernel signals the foreground processes.
     pub fn resize(&mut self, size: Size) -> Result<()> {
         tcsetwinsize(self.master()?, size.as_kernel_has_it())
             .attempt(|| "resize a terminal".into())?;
@@ -189,7 +186,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// What stty(1) shows.
+    /// The terminal's modes, as in stty(1).
     pub fn modes(&self) -> Result<Termios> {
         tcgetattr(self.master()?).attempt(|| "read a terminal's modes".into())
     }
@@ -200,17 +197,17 @@ impl Terminal {
         screen.rows(0, screen.size().1.get()).map(|line| line.trim_end().to_owned()).collect()
     }
 
-    /// The same with the escape sequences that colours need.
+    /// The screen with the escape sequences for its colours.
     pub fn coloured_screen(&self) -> String {
         self.screen.screen().contents_formatted_basic()
     }
 
-    /// All that was written so far.
+    /// All output so far.
     pub fn raw(&self) -> &[u8] {
         &self.raw
     }
 
-    /// What of it was awaited.
+    /// The output up to the end of the last awaited text.
     pub fn awaited(&self) -> &[u8] {
         &self.raw[..self.seen]
     }
@@ -235,7 +232,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Waits for something to read, and takes it.
+    /// Waits for output, and reads it.
     fn read(&mut self, limit: Duration, what: &str) -> Result<()> {
         let master = self.master()?;
         if !wait_for(master, PollFlags::IN, limit)? {
@@ -248,7 +245,7 @@ impl Terminal {
                 self.screen.process(&part[..count]);
                 self.raw.extend_from_slice(&part[..count]);
             }
-            // Nobody holds the other side any more.
+            // No process has the other side open any more.
             Err(rustix::io::Errno::IO) => self.ended = true,
             Err(e) => return Err(e).attempt(|| "read from a terminal".into()),
         }
@@ -265,7 +262,7 @@ impl Terminal {
     }
 }
 
-/// The same command, run by setsid(1), which makes its standard input the controlling terminal.
+/// Runs the command by setsid(1), which makes its standard input the controlling terminal.
 fn as_session_leader(host: &Host, command: &Command) -> Command {
     let mut leader = host.command("setsid");
     leader.arg("--ctty");
@@ -274,7 +271,8 @@ fn as_session_leader(host: &Host, command: &Command) -> Command {
     leader
 }
 
-/// A command that gets another one as its last arguments, in the other's surroundings.
+/// Appends another command to `leader` as its last arguments, with that command's environment and
+/// directory.
 fn with_arguments_of(mut leader: Command, command: &Command) -> Command {
     leader.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {

@@ -1,4 +1,4 @@
-//! The content of a directory as a value, to compare what two runs left behind.
+//! The content of a directory as a value, to compare the files of two runs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,20 +11,19 @@ use crate::error::{Attempt, Result};
 use crate::git_index;
 use crate::oracle::replace;
 
-/// How much of a file's beginning a difference shows.
+/// Bytes of a file's beginning in the report of a difference.
 const SHOWN_BYTES: usize = 60;
 
-/// What stands at one path.
+/// Entry at one path.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// What it is, with its content.
+    /// Kind and content.
     pub kind: Kind,
     /// Its permission bits.
     pub mode: u32,
     /// Its owner's and its group's number.
     pub owner: (u32, u32),
-    /// When its content changed last, seconds since 1970. No part of what makes two
-    /// entries equal: two runs are never at the same time.
+    /// Modification time, seconds since 1970. Not compared: two runs are never at the same time.
     pub modified_s: i64,
 }
 
@@ -33,9 +32,9 @@ pub struct Entry {
 pub enum Kind {
     /// A directory.
     Directory,
-    /// A file with these bytes; of git's index only what two runs can share.
+    /// A file with these bytes; git's index is normalized.
     File(Vec<u8>),
-    /// A symbolic link to there.
+    /// A symbolic link, with its target.
     Link(PathBuf),
     /// Anything else.
     Other,
@@ -49,10 +48,10 @@ impl PartialEq for Entry {
 
 impl Eq for Entry {}
 
-/// Relative path → what stands there.
+/// Relative paths and their entries.
 pub type Tree = BTreeMap<PathBuf, Entry>;
 
-/// Reads everything below `root`, without what `skip` names (as relative paths).
+/// Reads everything below `root`, except the relative paths of `skip`.
 pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
     let mut tree = Tree::new();
     let mut open = vec![root.to_owned()];
@@ -74,15 +73,15 @@ pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
     Ok(tree)
 }
 
-/// A file that was removed through sshfs while it was open: libfuse keeps it under such a name
-/// until the kernel has told it of the last close, which it does some time after that (fuse(8),
+/// Returns true for a file that was removed through sshfs while it was open: libfuse keeps it under
+/// such a name until the kernel reports the last close, some time after it (fuse(8),
 /// `hard_remove`).
 fn is_on_its_way_out(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".fuse_hidden"))
 }
 
-/// The same, with `from` replaced in names, in targets of links and in the content of
-/// every file: for runs in directories of their own.
+/// Replaces `from` in names, link targets and the content of every file: for runs in directories of
+/// their own.
 pub fn renamed(tree: Tree, from: &str, to: &str) -> Tree {
     let path = |path: &Path| -> PathBuf {
         let bytes = replace(path.as_os_str().as_bytes(), from.as_bytes(), to.as_bytes());
@@ -117,7 +116,7 @@ fn read(path: &Path) -> Result<Entry> {
     Ok(Entry { kind, mode, owner, modified_s: metadata.mtime() })
 }
 
-/// The paths at which two trees differ, with how; empty when they are equal.
+/// Paths at which two trees differ, with descriptions; empty when they are equal.
 pub fn differences(left: &Tree, right: &Tree) -> Vec<String> {
     let paths: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
     let differing = paths.into_iter().filter(|p| left.get(*p) != right.get(*p));

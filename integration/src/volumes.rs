@@ -1,5 +1,5 @@
-//! Mounts of the workstation that are volumes: the entries of a configuration that name them, and
-//! the start of the gateway that serves them. How commands use them is no matter of this file.
+//! Volumes of the workstation: their entries in a configuration, and the start of the gateway that
+//! serves them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use crate::services;
 /// Sockets, configuration and cache of root's second gateway.
 pub const OTHER_RUNTIME: &str = "/run/other";
 
-/// How the workstation has the servers' directories in its file tree.
+/// Kind of the workstation's mounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Mounts {
     /// By sshfs; the configuration says which export is behind each mount.
@@ -30,13 +30,13 @@ pub enum Mounts {
 }
 
 impl Mounts {
-    /// Whether the gateway serves them.
+    /// Returns true if the gateway serves the mounts.
     #[must_use]
     pub fn are_volumes(self) -> bool {
         self != Mounts::Sshfs
     }
 
-    /// What a configuration begins with.
+    /// First lines of a configuration.
     #[must_use]
     pub fn settings(self) -> &'static str {
         match self {
@@ -45,7 +45,7 @@ impl Mounts {
         }
     }
 
-    /// The entry of a configuration for one of them.
+    /// Entry of a configuration for one mount.
     #[must_use]
     pub fn entry(self, path: &str, executor: &str, export: &str) -> String {
         let kind = match self {
@@ -62,7 +62,7 @@ impl Mounts {
 /// its volumes at `paths`.
 ///
 /// # Errors
-/// What the gateway says, or that the volumes do not appear.
+/// The gateway's error, or that the volumes do not appear.
 pub fn start(host: &Host, user: User, paths: &[&str]) -> Result<()> {
     host.must(posh(host, user, &["gateway", "start"]))?;
     let tell = || {
@@ -84,23 +84,24 @@ pub fn other_root(host: &Host, table: &str) -> Result<()> {
     services::write_file(host, format!("{OTHER_RUNTIME}/mounts.toml"), table.as_bytes())
 }
 
-/// Whose gateway.
+/// User of a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
-    /// Of whoever works on a host, who is root there.
+    /// The host's user, who is root.
     Root,
-    /// Root's second one, as if of another workstation: its own configuration, see [`other_root`].
+    /// Root with a second gateway, as if of another workstation: its own configuration, see
+    /// [`other_root`].
     OtherRoot,
-    /// Of the laboratory's ordinary user, see [`people`].
+    /// The laboratory's ordinary user, see [`people`].
     Ordinary,
 }
 
-/// `posh` with these words, as that user.
+/// `posh` with these arguments, as that user.
 #[must_use]
 pub fn posh(host: &Host, user: User, words: &[&str]) -> Command {
     let mut command = host.command(host.programs().join("posh"));
     command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // What the gateway keeps is not to be seen in a home, which tests look at.
+    // The gateway's cache must not be in a home, which tests examine.
     match user {
         User::Root => command.env("XDG_CACHE_HOME", RUNTIME),
         User::OtherRoot => {
@@ -118,7 +119,7 @@ pub fn posh(host: &Host, user: User, words: &[&str]) -> Command {
     }
 }
 
-/// What it says; its status may be any.
+/// Output of `posh` with these arguments, for any exit status.
 ///
 /// # Errors
 /// If it can't be started.

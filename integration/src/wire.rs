@@ -1,9 +1,9 @@
-//! A wire with a delay and a rate: the long way between two hosts. A TUN device on
-//! each side, and one thread for each direction that carries packets across, holds
-//! each back until it would have arrived, drops what a router's buffer would drop,
-//! and counts. This kernel's own emulation (netem) is not needed.
+//! An emulated link with a delay and a rate between two hosts. It has a TUN device on each side,
+//! and one thread for each direction, which forwards packets, delays each until it would have
+//! arrived, drops packets that a router's buffer would drop, and counts. The kernel's own emulation
+//! (netem) is not needed.
 //!
-//! What is decided about each packet is in `lane`; `tun` makes the devices.
+//! `lane` decides about each packet; `tun` makes the devices.
 
 pub mod check;
 mod lane;
@@ -26,23 +26,23 @@ use crate::error::{Attempt, Result};
 use crate::host::Host;
 use lane::Lane;
 
-/// The largest packet that a TUN device hands over: 64 KiB with segmentation left
-/// to the receiver (linux/virtio_net.h), and the header that says so.
+/// Largest packet of a TUN device: 64 KiB with segmentation left to the receiver
+/// (linux/virtio_net.h), and its header.
 const PACKET_BYTES: usize = (64 << 10) + tun::HEADER_BYTES;
-/// A thread that waits for a packet's time wakes up this late at most.
+/// Most that the wake-up of a waiting thread is late.
 const TIMER_SLACK_NS: u64 = 1_000;
 
-/// How long and how wide a wire is.
+/// Delay and rate of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
-    /// There and back.
+    /// Round-trip time.
     pub round_trip: Duration,
-    /// Of each direction, megabits per second.
+    /// Megabits per second, in each direction.
     pub megabits: u32,
 }
 
 impl Profile {
-    /// A server far away: 20 ms, 600 Mbit/s.
+    /// A distant server: 20 ms, 600 Mbit/s.
     pub const WAN: Profile = Profile { round_trip: Duration::from_millis(20), megabits: 600 };
     /// A server in the same building: 0.5 ms, 5 Gbit/s.
     pub const LAN: Profile = Profile { round_trip: Duration::from_micros(500), megabits: 5_000 };
@@ -82,10 +82,10 @@ impl fmt::Display for Profile {
     }
 }
 
-/// One end of a wire: the host, and the name of its interface there.
+/// One end of a link: the host, and its interface's name.
 pub type End<'a> = (&'a Host, &'a str);
 
-/// A wire that carries; it is cut when dropped.
+/// A working link; it is cut when dropped.
 #[derive(Debug)]
 pub struct Wire {
     stop: Arc<EventFd>,
@@ -94,7 +94,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Joins two hosts. Their interfaces exist on return and have no addresses yet.
+    /// Joins two hosts. Their interfaces exist on return, without addresses.
     pub fn lay(near: End<'_>, far: End<'_>, profile: Profile) -> Result<Wire> {
         let ends = [open(near)?, open(far)?];
         let stop =
@@ -126,7 +126,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // Never read, so it stays readable for both.
+        // Never read, so it stays readable for both threads.
         let _ = self.stop.write(1);
         for carrier in self.carriers.drain(..) {
             let _ = carrier.join();
@@ -159,7 +159,7 @@ impl Carrier {
         }
     }
 
-    /// Waits for a packet, or the time of one; false when the wire is cut.
+    /// Waits for a packet, or the time of one; false when the link is cut.
     fn wait(&self) -> bool {
         let mut fds = [
             PollFd::new(self.stop.as_fd(), PollFlags::POLLIN),
@@ -176,7 +176,7 @@ impl Carrier {
     }
 
     fn take_all(&mut self, packet: &mut [u8]) {
-        // The host whose device it was may be gone: then nothing comes any more.
+        // The device's host may be gone: then no packets come.
         while let Ok(count) = read(&self.from, packet) {
             self.lane.push(Instant::now(), packet[..count].to_vec());
         }
@@ -186,7 +186,7 @@ impl Carrier {
         while let Some(packet) = self.lane.pop(Instant::now()) {
             let bytes = packet.len() - tun::HEADER_BYTES;
             self.carried.fetch_add(bytes as u64, Ordering::Relaxed);
-            // A receiver without room drops, as an interface does.
+            // A receiver without room drops the packet, as an interface does.
             let _ = write(&self.to, &packet);
         }
     }

@@ -1,6 +1,5 @@
-//! The paper's five applications (§7.1) as data: a script that bash and posh run
-//! alike, and how to make its input of a given size. Timing and comparing is the
-//! business of those who run them.
+//! The paper's five applications (§7.1) as data: a script for bash and posh, and a generator of its
+//! input in a given size. The callers time and compare.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,30 +9,30 @@ use crate::generate;
 use crate::host::Host;
 use crate::oracle::Script;
 
-/// One directory of one server that is mounted on the workstation.
+/// One directory of a server, and its mount on the workstation.
 #[derive(Debug, Clone)]
 pub struct Store<'a> {
-    /// The machine that has it.
+    /// Its server.
     pub host: &'a Host,
-    /// Its path there.
+    /// Its path on the server.
     pub directory: PathBuf,
     /// Its path on the workstation.
     pub mount: PathBuf,
 }
 
 impl Store<'_> {
-    /// Where this process can reach it without the mount.
+    /// Path by which this process can access it without the mount.
     pub fn data(&self) -> PathBuf {
         self.host.path(&self.directory)
     }
 }
 
-/// How much data an application gets.
+/// Size of an application's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
     /// A few megabytes: seconds in a debug build.
     Test,
-    /// Some 100 MB: enough to see times differ.
+    /// Some 100 MB: enough for visible differences of time.
     Demo,
 }
 
@@ -42,7 +41,7 @@ pub enum Size {
 pub enum Workload {
     /// One ray's path through the logs of many workers.
     RayTrace,
-    /// Small pictures of large ones.
+    /// Thumbnails of large pictures.
     Thumbnails,
     /// Addresses per autonomous system.
     PortScan,
@@ -62,7 +61,7 @@ impl Workload {
         Workload::Git,
     ];
 
-    /// Its name, which is also its script's.
+    /// Name of the application and of its script.
     pub fn name(self) -> &'static str {
         match self {
             Workload::RayTrace => "raytrace",
@@ -73,7 +72,7 @@ impl Workload {
         }
     }
 
-    /// The script: plain shell, its directories come as variables S1..., OUT.
+    /// The script: plain shell with directories in variables S1..., OUT.
     pub fn script(self) -> &'static str {
         match self {
             Workload::RayTrace => include_str!("../workloads/raytrace.sh"),
@@ -84,7 +83,7 @@ impl Workload {
         }
     }
 
-    /// How many servers it wants.
+    /// Number of servers that it needs.
     pub fn stores(self) -> usize {
         if self == Workload::AccessLogs { 5 } else { 1 }
     }
@@ -113,12 +112,12 @@ impl Workload {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
     }
 
-    /// Files that two right runs need not leave equal: git's index holds inode numbers and times.
+    /// Files that may differ after two correct runs: git's index has inode numbers and times.
     pub fn volatile(self) -> &'static [&'static str] {
         if self == Workload::Git { &["repository/.git/index"] } else { &[] }
     }
 
-    /// Makes the input in `stores`, on the servers themselves and not through the mounts.
+    /// Generates the input in `stores`, on the servers themselves and not through the mounts.
     pub fn generate(self, stores: &[Store<'_>], size: Size) -> Result<()> {
         let first = stores[0].data();
         let made = match self {
@@ -169,9 +168,9 @@ fn repository(store: &Store<'_>, size: Size) -> Result<()> {
     git(&["init", "-q", "-b", "main"])?;
     git(&["config", "user.name", "A. Developer"])?;
     git(&["config", "user.email", "developer@example.org"])?;
-    // Housekeeping in the background would race with the comparison of the results.
+    // Background maintenance would race with the comparison of the results.
     git(&["config", "gc.auto", "0"])?;
-    // So that git's index means the same here and through sshfs.
+    // Makes git's index valid both locally and through sshfs.
     git(&["config", "core.checkStat", "minimal"])?;
     git(&["config", "core.trustctime", "false"])?;
     git(&["config", "maintenance.auto", "false"])?;

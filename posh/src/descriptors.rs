@@ -1,6 +1,6 @@
-//! Care for the descriptors this process was started with. Rust's runtime would
-//! reopen closed standard descriptors for good, which the shell would inherit
-//! (`posh ... <&-`); here they are filled only until the next exec.
+//! Handling of inherited descriptors. Rust's runtime would reopen closed standard descriptors for
+//! good, which the shell would inherit (`posh ... <&-`); this module fills them only until the next
+//! exec.
 
 use std::{
     fs,
@@ -10,9 +10,9 @@ use std::{
 /// The first descriptor that is not a standard one.
 const FIRST_OTHER: RawFd = 3;
 
-/// Puts /dev/null into each of 0, 1 and 2 that is closed, so that nothing this
-/// program opens lands there and is written to by mistake. They are
-/// close-on-exec: the shell finds them closed, as its user had them.
+/// Opens /dev/null as each of 0, 1 and 2 that is closed, so that no file that this program opens
+/// gets that number and is written to by mistake. They are close-on-exec: the shell finds them
+/// closed, as the caller left them.
 pub fn fill_standard() {
     // open(2) takes the lowest free number, so the loop ends by the third round.
     while let Ok(null) = fs::OpenOptions::new().read(true).write(true).open("/dev/null") {

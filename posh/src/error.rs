@@ -1,5 +1,4 @@
-//! What can go wrong in the front end, and the words for it. Exit statuses are
-//! chosen in `ending.rs`, not here.
+//! Errors of the front end, with their messages. Exit statuses are in `ending.rs`.
 
 use std::{
     io,
@@ -12,7 +11,7 @@ use posh_proto::{
     untrusted::{escaped, escaped_lines},
 };
 
-/// Every failure of the front end, worded for its user.
+/// Every error of the front end, worded for its user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration file that was named can't be opened.
@@ -20,19 +19,19 @@ pub enum Error {
     Config {
         /// As it was given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A question was asked that needs a gateway, and none is configured.
     #[error(
-        "no configuration found at $POSH_CONFIG, ./mounts.toml (as `posh allow` allows it), ~/.config/posh/mounts.toml \
-         or /etc/posh/mounts.toml; name one with --config FILE"
+        "no configuration found at $POSH_CONFIG, ./mounts.toml (as `posh allow` allows it), \
+         ~/.config/posh/mounts.toml or /etc/posh/mounts.toml; name one with --config FILE"
     )]
     NoConfig,
     /// The directory of the sockets can't be used.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
-    /// Others than root and the user could listen there.
+    /// Users other than root and this one could listen on the socket.
     #[error(
         "the gateway's socket {} (POSH_SOCKET or --socket) is not trusted: {why}",
         named(socket)
@@ -40,18 +39,18 @@ pub enum Error {
     UntrustedSocket {
         /// The socket that was named.
         socket: PathBuf,
-        /// What is wrong.
+        /// Reason.
         why: String,
     },
-    /// Nobody listens on the socket.
+    /// No process listens on the socket.
     #[error("no gateway answers at {}", named(socket))]
     NotRunning {
         /// The socket that was tried.
         socket: PathBuf,
-        /// What connect(2) said.
+        /// connect(2)'s error.
         source: io::Error,
     },
-    /// Somebody else listens on the socket.
+    /// Another user's process listens on the socket.
     #[error("{} is served by user {owner}, not by user {user}", named(socket))]
     ForeignGateway {
         /// The socket.
@@ -61,29 +60,29 @@ pub enum Error {
         /// Us.
         user: u32,
     },
-    /// The program itself is missing.
+    /// posh-gateway is missing.
     #[error("posh-gateway is neither beside {} nor on PATH", named(.0))]
     NoGatewayProgram(PathBuf),
     /// A file or process that starting the gateway needs.
     #[error("can't start the gateway: {attempt}")]
     Start {
-        /// What was attempted, with the object's name.
+        /// The attempted action, with its object's name.
         attempt: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The gateway's own words on why it did not start.
+    /// The gateway's own error at its start.
     #[error("{0}")]
     Refused(String),
-    /// It ended, or said nothing, before it was ready.
+    /// It ended, or reported nothing, before it was ready.
     #[error("the gateway {what}; its messages are in {}", named(log))]
     NotReady {
-        /// What it did instead.
+        /// Its behaviour instead.
         what: &'static str,
         /// Its log file.
         log: PathBuf,
     },
-    /// The process that starts the gateway has said why it failed.
+    /// The process that starts the gateway has printed the reason.
     #[error("the gateway for {} did not start", named(.0))]
     DidNotStart(PathBuf),
     /// A call failed.
@@ -93,58 +92,58 @@ pub enum Error {
         socket: PathBuf,
         /// "could not report", ...
         attempt: &'static str,
-        /// What gRPC said.
+        /// gRPC's error.
         status: Box<tonic::Status>,
     },
-    /// A session was asked for.
+    /// A session could not be opened.
     #[error("the gateway at {} could not open a session: {what}", named(socket))]
     NoSession {
         /// Its gRPC socket.
         socket: PathBuf,
-        /// What it said, or did instead.
+        /// Its reason, or its behaviour instead.
         what: String,
     },
-    /// A place for a volume that can't be one.
+    /// A directory that can't be a volume's mount point.
     #[error("{} can't be a mount point", named(path))]
     MountPoint {
         /// As it was given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A volume that a gateway has left behind does not go.
+    /// A volume that a gateway has left behind can't be unmounted.
     #[error("can't unmount {}", named(path))]
     Unmount {
         /// Where it is.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The shell is not on PATH.
     #[error("{0} is not found on PATH")]
     NoShell(&'static str),
-    /// The shell was found but would not run.
+    /// The shell was found but can't be executed.
     #[error("can't run {}", named(path))]
     Exec {
         /// The shell's path.
         path: PathBuf,
-        /// What execve(2) said.
+        /// execve(2)'s error.
         source: Errno,
     },
-    /// The program for all but plain lines can't be run.
+    /// posh-cli can't be executed.
     #[error("can't run {}, which is installed with posh", named(path))]
     NoCli {
         /// Where it should be.
         path: PathBuf,
-        /// What execve(2) said.
+        /// execve(2)'s error.
         source: Errno,
     },
     /// A system call on our own process that should not fail.
     #[error("can't {attempt}")]
     System {
-        /// What was attempted.
+        /// The attempted action.
         attempt: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: Errno,
     },
     /// Words that can't be given to a program.
@@ -158,7 +157,7 @@ pub enum Error {
     Trace {
         /// As it was given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Writing the answer failed (a full disk, a closed pipe).
@@ -167,27 +166,30 @@ pub enum Error {
     /// A directory's file that was not allowed, or could not be denied.
     #[error(transparent)]
     Allow(#[from] fs_mapper::config::NotAllowed),
-    /// Why nothing was copied to another machine.
+    /// Reason why nothing was copied to another machine.
     #[error("{0}")]
     Attach(String),
-    /// Why this workstation got no certificate.
+    /// Reason why this workstation got no certificate.
     #[error("{0}")]
     Enroll(String),
-    /// The annotations crate's own words.
+    /// The annotations crate's own error.
     #[error("{0}")]
     Annotations(String),
 }
 
 impl Error {
-    /// A call that its connection has not outlived: what a gateway itself says has no further
-    /// cause.
+    /// Returns true if the call failed because its connection was lost. An error that the gateway
+    /// itself reports has no source.
     #[must_use]
     pub fn is_lost_connection(&self) -> bool {
-        matches!(self, Self::Call { status, .. } if std::error::Error::source(status.as_ref()).is_some())
+        matches!(
+            self,
+            Self::Call { status, .. } if std::error::Error::source(status.as_ref()).is_some()
+        )
     }
 
-    /// The message and its causes in one line, as `posh: ` is followed by, fit to be shown: it
-    /// holds names of files, and what gateways and servers have said.
+    /// The message and its causes in one line, to be put after `posh: `. Escaped: it has file names
+    /// and messages of gateways and servers.
     #[must_use]
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
@@ -195,8 +197,7 @@ impl Error {
         while let Some(error) = cause {
             text.push_str(": ");
             let words = error.to_string();
-            // The system has no line breaks of its own; where it says what is wrong with a file,
-            // names have.
+            // A system error's text has no line breaks of its own; names in it may.
             text.push_str(&if error.is::<io::Error>() {
                 escaped(&words)
             } else {
@@ -208,12 +209,12 @@ impl Error {
     }
 }
 
-/// A name in a message, which is one line: its line breaks are none of ours.
+/// A path in a one-line message, with its line breaks escaped.
 fn named(path: &Path) -> String {
     escaped(&path.to_string_lossy()).into_owned()
 }
 
-/// What a status says; where it is only "transport error", what lies below it.
+/// Message of a status; for a mere "transport error", that of its deepest source.
 fn words(status: &tonic::Status) -> String {
     let mut deepest = std::error::Error::source(status);
     while let Some(cause) = deepest.and_then(std::error::Error::source) {

@@ -1,6 +1,6 @@
-//! The exec hook's library: posh carries it in itself and puts it where the
-//! loader can find it, in the private runtime directory. It stays there, since programs that a
-//! shell left behind go on using it; its name changes with its content.
+//! The exec hook's library. posh embeds it, and writes it to the private runtime directory, from
+//! which the loader maps it. It stays there, since programs that outlive a shell continue to use
+//! it; its name depends on its content.
 
 use std::{
     ffi::{CString, OsString},
@@ -32,16 +32,16 @@ const LIBRARY: Option<(&str, &[u8])> =
 #[cfg(not(posh_has_hook))]
 const LIBRARY: Option<(&str, &[u8])> = None;
 
-/// Why a shell can't be hooked; its commands are then found through shims on PATH.
+/// Reason why a shell can't be hooked; its commands are then intercepted by shims on PATH.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// It would never load the library.
     #[error("{} is not a dynamically linked program of this machine", .0.display())]
     Shell(PathBuf),
-    /// Built for a machine or C library that the hook is not made for.
+    /// This posh was built for a target without a hook.
     #[error("this posh was built without the hook's library")]
     NotBuilt,
-    /// There is no place for the library.
+    /// There is no directory for the library.
     #[error("no private directory for the library")]
     RuntimeDir(#[source] Box<Error>),
     /// It could not be written.
@@ -49,14 +49,21 @@ pub enum Unusable {
     Write {
         /// The library's path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The loader separates libraries by blanks and colons, and the library keeps only short paths.
-    #[error("{} is too long, or has a blank or a colon in it; set XDG_RUNTIME_DIR to another directory", .0.display())]
+    /// Its path does not fit LD_PRELOAD: the loader separates libraries by blanks and colons, and
+    /// the library keeps only short paths.
+    #[error(
+        "{} is too long, or has a blank or a colon in it; set XDG_RUNTIME_DIR to another directory",
+        .0.display()
+    )]
     Name(PathBuf),
-    /// The loader may not map it.
-    #[error("{} is on a file system that is mounted noexec; set XDG_RUNTIME_DIR to another", .0.display())]
+    /// Its file system is mounted noexec, so that the loader can't map it.
+    #[error(
+        "{} is on a file system that is mounted noexec; set XDG_RUNTIME_DIR to another",
+        .0.display()
+    )]
     NoExec(PathBuf),
 }
 
@@ -91,7 +98,7 @@ pub fn library_for(shell: &Path) -> Result<PathBuf, Unusable> {
     }
 }
 
-/// Whole or not at all: other shells start at the same time.
+/// Writes the file atomically: other shells start at the same time.
 fn put(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = path.with_extension(format!("{}.new", getpid()));
     let mut file =

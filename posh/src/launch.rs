@@ -1,13 +1,12 @@
-//! Becoming the user's own shell, with the exec hook in it, or with a session's
-//! shims at the front of PATH.
+//! Executes the user's own shell, with the exec hook, or with a session's shims at the front of
+//! PATH.
 //!
-//! posh execs the shell in its own process, so that the process tree, the
-//! descriptors, the signal dispositions and the environment (with shims, PATH
-//! excepted) are those that the shell would have had by itself. Whatever is
-//! wrong with posh itself, the shell still runs, and its commands run here.
+//! posh execs the shell in its own process, so that the process tree, the descriptors, the signal
+//! dispositions and the environment (with shims, except PATH) are as without posh. If posh itself
+//! fails, the shell still runs, and its commands run locally.
 //!
-//! All of it is in the small program that `posh` is: every shell waits for it, so
-//! nothing here may need the parser of options, gRPC or TLS (`main.rs`).
+//! This module is part of the small program `posh`. Every shell waits for it, so that it must not
+//! depend on the option parser, gRPC or TLS (`main.rs`).
 
 use std::{
     convert::Infallible,
@@ -31,7 +30,7 @@ use crate::{
     hook, programs,
 };
 
-/// Where execvp(3) looks when there is no PATH.
+/// execvp(3)'s search path without PATH.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// A shell to be started.
@@ -39,17 +38,17 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 pub struct Launch {
     /// Which one.
     pub shell: Shell,
-    /// How its commands are to be seen; `None`: by the hook, where that can be used.
+    /// Interception of its commands; `None`: by the hook, if that can be used.
     pub door: Option<Door>,
-    /// Report afterwards what ran where.
+    /// Report afterwards where each stage ran.
     pub explain: Option<Format>,
-    /// Write a timeline there.
+    /// Write a timeline to this file.
     pub trace: Option<PathBuf>,
     /// Splitting factor, else as configured.
     pub split: Option<NonZeroU32>,
-    /// What it is to run.
+    /// Its program: interactive, a command or a script.
     pub program: Program,
-    /// Which gateway to use.
+    /// The gateway to use.
     pub target: Target,
 }
 
@@ -84,10 +83,10 @@ pub enum Format {
     Json,
 }
 
-/// What the shell is to run.
+/// Program of a shell.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Program {
-    /// What it reads from its standard input: a terminal, or `posh < script`.
+    /// Standard input: a terminal, or `posh < script`.
     Interactive,
     /// `-c CMD ARGS...`; never empty.
     Command(Vec<OsString>),
@@ -96,7 +95,7 @@ pub enum Program {
 }
 
 impl Launch {
-    /// Of a line without any option of ours.
+    /// A launch without options of posh.
     #[must_use]
     pub fn plain(program: Program) -> Self {
         Self {
@@ -110,7 +109,7 @@ impl Launch {
         }
     }
 
-    /// Whether posh must stay until the shell has ended, to tell of it.
+    /// Returns true if posh must outlive the shell, for a report or trace.
     #[must_use]
     pub fn is_told_of(&self) -> bool {
         self.explain.is_some() || self.trace.is_some()
@@ -118,8 +117,8 @@ impl Launch {
 }
 
 impl Program {
-    /// What the words behind `posh` say where none is an option of ours or the name of a
-    /// subcommand: the lines that start a shell most often.
+    /// Parses the words after `posh` if none is an option of posh or the name of a subcommand: the
+    /// most frequent lines that start a shell.
     #[must_use]
     pub fn plain(words: &[OsString]) -> Option<Self> {
         match words {
@@ -138,7 +137,7 @@ impl Program {
 }
 
 impl Shell {
-    /// Its name, which is also its argv\[0\]: what its own messages begin with.
+    /// Its name, also its argv\[0\], with which its messages begin.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -160,7 +159,7 @@ impl Shell {
                 argv.extend_from_slice(words);
             }
             Program::Command(words) if self == Self::Fish => {
-                // Its -c takes the next word whatever it is, and options may follow.
+                // Its -c takes the next word, even one that begins with `-`; options may follow.
                 argv.extend(["-c".into(), words[0].clone()]);
                 argv.extend((words.len() > 1).then(|| "--".into()));
                 argv.extend_from_slice(&words[1..]);
@@ -179,8 +178,9 @@ fn looks_like_option(word: &OsStr) -> bool {
     matches!(word.as_bytes().first(), Some(b'-' | b'+'))
 }
 
-/// Becomes the shell; returns only when it can't be run. What the user should know is written to
-/// `notes` before, one line each. Nobody tells of it afterwards, whatever the launch says: that is
+/// Becomes the shell; returns only if it can't be executed. Notes for the user are written to
+/// `notes` before, one line each. Makes no report afterwards, even if the launch asks for one: that
+/// is
 /// [`crate::watch`].
 ///
 /// # Errors
@@ -189,16 +189,16 @@ pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Infallible, Error> 
     Start::prepare(launch, notes)?.image.replace_us()
 }
 
-/// A shell that is about to be executed.
+/// A shell about to be executed.
 pub(crate) struct Start {
-    /// What execve(2) takes.
+    /// Arguments of execve(2).
     pub(crate) image: Image,
-    /// What its commands belong to.
+    /// The session of its commands.
     pub(crate) session: Option<Session>,
 }
 
 impl Start {
-    /// Finds the shell, opens its session, or says in `notes` why there is none.
+    /// Finds the shell and opens its session; writes to `notes` why there is none.
     pub(crate) fn prepare(launch: &Launch, notes: &mut dyn Write) -> Result<Self, Error> {
         let outer_path = env::var_os("PATH").as_deref().map(without_shims);
         let search = outer_path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
@@ -209,7 +209,7 @@ impl Start {
         let variables = match (&session, library, outer_path) {
             (Some(session), Some(library), path) => hooked(session, &library, path),
             (Some(session), None, Some(path)) => shimmed(session, &path),
-            // Shims need a PATH to be on.
+            // Shims need a PATH.
             (Some(_), None, None) | (None, ..) => env::vars_os().collect(),
         };
         let image = Image::new(&shell, launch.shell.argv(&launch.program), variables)?;
@@ -217,7 +217,7 @@ impl Start {
     }
 }
 
-/// The hook's library, unless the other door was asked for or is all that there is.
+/// The hook's library, unless shims were requested or the shell can't load it.
 fn library(launch: &Launch, shell: &Path, notes: &mut dyn Write) -> Option<PathBuf> {
     if launch.door == Some(Door::Path) {
         return None;
@@ -235,7 +235,7 @@ fn library(launch: &Launch, shell: &Path, notes: &mut dyn Write) -> Option<PathB
 
 type Variables = Vec<(OsString, OsString)>;
 
-/// The environment with the hook's variables at its end, and without an outer posh's shims.
+/// The environment with the hook's variables appended, and without an outer posh's shims.
 fn hooked(session: &Session, library: &Path, path: Option<OsString>) -> Variables {
     let directory = session.shims.parent().unwrap_or(&session.shims);
     let mut variables = replaced("PATH", path);
@@ -248,7 +248,7 @@ fn shimmed(session: &Session, path: &OsStr) -> Variables {
     replaced("PATH", Some(prepend(&session.shims, path)))
 }
 
-/// The environment with another value of one variable, if there is one.
+/// The environment with one variable changed, if a value is given.
 fn replaced(name: &str, value: Option<OsString>) -> Variables {
     let with = |(own, before): (OsString, OsString)| match &value {
         Some(value) if own == name => (own, value.clone()),
@@ -261,20 +261,20 @@ fn replaced(name: &str, value: Option<OsString>) -> Variables {
 pub(crate) struct Session {
     /// The gateway.
     pub(crate) place: gateway::Place,
-    /// Its name there, where it may be asked for.
+    /// Its name at the gateway.
     pub(crate) id: String,
     shims: PathBuf,
 }
 
-/// Opens a session, or says in `notes` why there is none; silent where nothing is
-/// configured and nobody asked.
+/// Opens a session; writes to `notes` why there is none, except where nothing is configured and
+/// none was requested.
 fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Session> {
     let mut note = |text: String| {
         let _ = writeln!(notes, "posh: {text}");
     };
     let found = gateway::search(&launch.target).map(|(place, passed_over)| {
-        // A directory may hold any file. What a script prints is not to depend on that: it is said
-        // to people.
+        // Any directory may have such a file, and a script's output must not depend on it, so that
+        // this note is for interactive use only.
         let is_for_people = launch.is_told_of()
             || launch.program == Program::Interactive
             || io::stderr().is_terminal();
@@ -311,7 +311,7 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
     Ok(Session { place: place.clone(), id, shims })
 }
 
-/// What the shims point at: installed beside our own program.
+/// Target of the shims: the stage program beside this program.
 fn stage_program() -> Result<PathBuf, Error> {
     let attempt = || "find posh-stage beside posh".to_owned();
     let stage = programs::beside("posh-stage")
@@ -322,8 +322,7 @@ fn stage_program() -> Result<PathBuf, Error> {
     }
 }
 
-/// PATH as it was before an outer posh put its shims in front: ours would take
-/// them for the real commands.
+/// PATH without the shims of an outer posh, which would be taken for the real commands.
 fn without_shims(path: &OsStr) -> OsString {
     let Ok(runtime) = RuntimeDir::open() else { return path.to_owned() };
     remove_below(path, runtime.path())
@@ -350,12 +349,12 @@ pub(crate) fn find_program(name: &str, path: &OsStr) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file() && access(candidate, AccessFlags::X_OK).is_ok())
 }
 
-/// What execve(2) takes.
+/// Arguments of execve(2).
 pub(crate) struct Image {
     /// The shell's path.
     pub(crate) program: PathBuf,
     program_for_exec: CString,
-    /// Its words.
+    /// Its argv.
     pub(crate) argv: Vec<CString>,
     /// Its variables.
     pub(crate) environment: Vec<CString>,
@@ -372,8 +371,8 @@ impl Image {
         })
     }
 
-    /// Everything this process opened is close-on-exec, and it changed neither
-    /// signal dispositions nor (any more) the mask.
+    /// Executes the program. All files that this process opened are close-on-exec, and it changed
+    /// neither signal dispositions nor, after restoring it, the mask.
     pub(crate) fn replace_us(&self) -> Result<Infallible, Error> {
         execve(&self.program_for_exec, &self.argv, &self.environment)
             .map_err(|source| Error::Exec { path: self.program.clone(), source })

@@ -1,10 +1,9 @@
-//! The workstation's programs: `posh`, the front end that starts the user's own
-//! shell and answers questions about the gateway, and the stage program that
-//! stands where a command of a pipeline would have been.
+//! The workstation's programs: `posh`, which starts the user's own shell and answers questions
+//! about the gateway, and the stage program, which replaces a command of a pipeline.
 //!
-//! Reading order for the front end: [`launch`] (the shell) → [`gateway`] (finding, starting
-//! and calling the service); behind options [`cli`] (what was asked), [`watch`] (a shell that
-//! is told of afterwards), [`plan_only`] (explaining without running). For one command: [`stage`].
+//! Reading order for the front end: [`launch`] (the shell), [`gateway`] (finding, starting and
+//! calling the service); behind options [`cli`] (the command line), [`watch`] (a shell with a
+//! report), [`plan_only`] (explaining without running). For one command: [`stage`].
 
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -1,10 +1,9 @@
-//! The `posh` command, for the lines that start a shell: they are what people wait for. All that
-//! needs options to be parsed, gRPC or TLS is `posh-cli`, which this program becomes: of a program
-//! with all of it, the loader alone would take a third of a millisecond more.
+//! The `posh` command, for the lines that start a shell, which users wait for. Option parsing, gRPC
+//! and TLS are in `posh-cli`, which this program executes when needed: in one program with all of
+//! it, the loader alone would take a third of a millisecond more.
 //!
-//! There is no Rust `main`: the runtime around it would ignore SIGPIPE and reopen
-//! closed standard descriptors before any of our code runs, and the shell that
-//! posh becomes would inherit both.
+//! There is no Rust `main`: its runtime would ignore SIGPIPE and reopen closed standard descriptors
+//! before our code runs, and the shell would inherit both.
 #![no_main]
 #![allow(unsafe_code, reason = "a C `main` is exported by an unsafe attribute, and given pointers")]
 
@@ -42,7 +41,7 @@ extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     }
 }
 
-/// Becomes the program that answers everything else.
+/// Becomes posh-cli, which handles everything else.
 fn become_cli(words: &[OsString]) -> Result<Infallible, Error> {
     let cli = programs::beside("posh-cli");
     let cli = cli.map_err(|source| Error::Start {

@@ -1,8 +1,8 @@
-//! `posh explain 'PIPELINE'`: plans what a text would run, and runs nothing.
+//! `posh explain 'PIPELINE'`: plans the pipelines of a text without running them.
 //!
-//! The shell that runs a pipeline decides what its words are; here a parser
-//! stands in for it, as far as a text alone can tell. Where only running could
-//! tell, the stage says so in a sentence. The planning itself is the gateway's.
+//! At a run, the shell expands the words; this module's parser does, as far as the text alone
+//! determines them. Otherwise the stage has a sentence why it is unknown. The gateway makes the
+//! plan.
 
 mod braces;
 mod nesting;
@@ -30,8 +30,8 @@ use crate::{
 struct Pipeline {
     /// As it was written.
     text: String,
-    /// The directory it would run in; `None` when the text changes it in a way
-    /// that only running can tell.
+    /// The directory in which it would run; `None` when the text changes it in a way that is known
+    /// only at a run.
     cwd: Option<PathBuf>,
     /// In order.
     stages: Vec<Stage>,
@@ -48,21 +48,20 @@ pub struct Stage {
     stdout: Option<OsString>,
     /// The latter.
     appends: bool,
-    /// Why its words can't be known.
+    /// Reason why its words can't be known.
     unknowable: Option<String>,
 }
 
-/// What the text is read against.
+/// Working directory and variables for the expansion.
 struct Surroundings<'a> {
     cwd: PathBuf,
     variable: &'a dyn Fn(&str) -> Option<OsString>,
 }
 
-/// Plans each pipeline of `text`; one plan after the other, with a heading when
-/// there are several.
+/// Plans each pipeline of `text`; the plans follow each other, with headings if there are several.
 ///
 /// # Errors
-/// [`Error::Parse`], or whatever kept the gateway from planning.
+/// [`Error::Parse`], or any error of asking the gateway.
 pub fn explain(
     target: &Target,
     text: &str,
@@ -104,7 +103,7 @@ fn request(pipeline: Pipeline, json: bool, split: Option<NonZeroU32>) -> PlanReq
     }
 }
 
-/// As the contract has it.
+/// Converts to the contract's type.
 fn planned(stage: Stage) -> PlannedStage {
     let bytes = |text: OsString| text.into_vec().into();
     PlannedStage {

@@ -1,9 +1,8 @@
-//! The programs that belong together lie in one directory.
+//! Location of posh's programs: they lie in one directory.
 
 use std::{env, io, path::PathBuf};
 
-/// Where a program of that name is, if it is installed as it should be: beside the one that runs,
-/// links followed.
+/// Path of a program in the directory of the running one, with links followed. It need not exist.
 ///
 /// # Errors
 /// /proc is not mounted.

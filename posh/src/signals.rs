@@ -1,5 +1,4 @@
-//! Holding signals back for a while without touching their dispositions, which
-//! the shell inherits.
+//! Blocks signals temporarily without changing their dispositions, which the shell inherits.
 
 use nix::sys::{
     signal::{SigSet, Signal},
@@ -8,8 +7,8 @@ use nix::sys::{
 
 use crate::Error;
 
-/// While this lives the given signals are blocked in this thread; those that
-/// came meanwhile are thrown away when it is dropped.
+/// While this lives, the given signals are blocked in this thread; those that arrived are discarded
+/// when it is dropped.
 #[derive(Debug)]
 pub struct Held {
     arrived: SignalFd,
@@ -33,7 +32,7 @@ impl Held {
         Ok(Self { arrived, before })
     }
 
-    /// The mask to give to a child that must not notice.
+    /// The original mask, for a child.
     #[must_use]
     pub fn mask_before(&self) -> &SigSet {
         &self.before

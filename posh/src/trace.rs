@@ -1,5 +1,5 @@
-//! The file that `--trace` writes. Its content is the gateway's; here it is opened
-//! before anything runs, so that a mistake in its name costs nothing, and written at the end.
+//! The file of `--trace`. The gateway provides its content. It is opened before the shell is
+//! started, so that a wrong name is reported early, and written at the end.
 
 use std::{
     fs::File,
@@ -11,19 +11,19 @@ use posh_proto::{clock::monotonic_ns, gateway::SessionTimes};
 
 use crate::Error;
 
-/// A trace in which nothing happened.
+/// An empty trace.
 const NOTHING: &str = "{\"traceEvents\":[]}\n";
 
-/// A trace that was asked for.
+/// A requested trace.
 pub struct Trace {
     path: PathBuf,
     file: File,
-    /// When posh and its shell began and ended.
+    /// Start and end of posh and its shell.
     pub times: SessionTimes,
 }
 
 impl Trace {
-    /// Makes or empties the file; the trace begins.
+    /// Creates or truncates the file, and begins the trace.
     ///
     /// # Errors
     /// [`Error::Trace`]
@@ -34,7 +34,7 @@ impl Trace {
         Ok(Self { path: path.to_owned(), file, times })
     }
 
-    /// Writes the document; one in which nothing happened, if there is none.
+    /// Writes the document; an empty trace, if there is none.
     ///
     /// # Errors
     /// [`Error::Trace`]

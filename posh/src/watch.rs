@@ -1,5 +1,4 @@
-//! A shell that somebody tells of when it has ended: `--explain` and `--trace` keep posh as its
-//! parent.
+//! A shell with a report after its end: for `--explain` and `--trace` posh stays as its parent.
 
 use std::io::Write;
 
@@ -25,7 +24,7 @@ use crate::{
     trace::Trace,
 };
 
-/// How the shell ended, when posh stayed to see it.
+/// End of the shell, when posh has stayed as its parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// With this exit status.
@@ -34,9 +33,8 @@ pub enum Ended {
     Signal(Signal),
 }
 
-/// Starts the shell. Returns only with `--explain` or `--trace`, after the shell has ended, or
-/// when the shell can't be run. What the user should know meanwhile is written to
-/// `notes`, one line each.
+/// Starts the shell. Returns only with `--explain` or `--trace`, after the shell has ended, or when
+/// the shell can't be executed. Notes for the user are written to `notes` before, one line each.
 ///
 /// # Errors
 /// [`Error::NoShell`], [`Error::Exec`], [`Error::Trace`]: nothing was run.
@@ -54,8 +52,8 @@ pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Ended, Error> {
     }
 }
 
-/// Runs the shell as a child in our process group; what the terminal sends is
-/// for it alone, as in system(3).
+/// Runs the shell as a child in this process group. Signals of the terminal are for the shell
+/// alone, as in system(3).
 fn run_and_report(
     image: &Image,
     explain: Option<Format>,
@@ -67,7 +65,7 @@ fn run_and_report(
     trace.iter_mut().for_each(|trace| trace.times.shell_ns = monotonic_ns());
     let ended = run_as_child(image, &held)?;
     trace.iter_mut().for_each(|trace| trace.times.ended_ns = monotonic_ns());
-    // From here on Ctrl-C is for us: a report may wait for pipelines in the background.
+    // From now on Ctrl-C ends this process: a report may wait for background pipelines.
     drop(held);
     let times = trace.as_ref().map(|trace| trace.times);
     let request = ReportRequest { session: session.id, json: explain == Some(Format::Json), times };
@@ -101,7 +99,7 @@ fn run_as_child(image: &Image, held: &Held) -> Result<Ended, Error> {
     }
 }
 
-/// Prints the report and writes the trace, whichever was asked for.
+/// Prints the report and writes the trace, as requested.
 fn tell(
     reply: &ReportReply,
     explain: Option<Format>,

@@ -1,6 +1,5 @@
-//! The words that a program was started with, from the arguments of its C `main`: std knows them by
-//! itself only where the C library hands them to every start-up function, which glibc does and musl
-//! does not.
+//! The arguments of this program, from its C `main`: std gets them itself only if the C library
+//! passes them to start-up functions, as glibc does and musl does not.
 #![allow(unsafe_code, reason = "what a C `main` is given is pointers")]
 
 use std::{
@@ -8,7 +7,7 @@ use std::{
     os::unix::ffi::OsStrExt,
 };
 
-/// Copies them.
+/// Copies the arguments.
 ///
 /// # Safety
 /// These must be the arguments of `main` as the C library gives them: `argc` strings, each ended by

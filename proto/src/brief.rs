@@ -1,17 +1,17 @@
-//! Error messages that fit where gRPC puts them: in a header, of which HTTP/2 peers take 16 KiB in
-//! all. A longer one, which repeats what somebody has sent, would not be an error of one call but
-//! the end of the connection with all that is under way on it.
+//! Limits the length of error messages. gRPC puts them into a header, of which HTTP/2 peers accept
+//! 16 KiB in all. A longer one, which quotes the peer's input, would end the connection with all
+//! its calls, not only the failed one.
 
 use tonic::codegen::http::{HeaderValue, Response};
 
 /// gRPC over HTTP/2, "Status-Message": percent-encoded.
 const MESSAGE: &str = "grpc-message";
 
-/// Of a message, encoded: enough for a path of 4096 bytes that is spelled out, and for what is said
-/// of it.
+/// Limit of an encoded message: enough for a percent-encoded path of 4096 bytes and a text around
+/// it.
 const MESSAGE_BYTES: usize = 8 << 10;
 
-/// A response with as much of its error's message as may be.
+/// Truncates the response's error message to what fits in the header.
 #[must_use]
 pub fn shortened<B>(mut response: Response<B>) -> Response<B> {
     if let Some(message) = response.headers_mut().get_mut(MESSAGE)
@@ -23,14 +23,14 @@ pub fn shortened<B>(mut response: Response<B>) -> Response<B> {
     response
 }
 
-/// Up to a character's end.
+/// The longest prefix within the limit that ends at a character's end.
 fn beginning(message: &[u8]) -> &[u8] {
     let mut end = message.len().min(MESSAGE_BYTES);
-    // An escape that was cut through.
+    // Drops a truncated escape.
     if let Some(at) = message[end.saturating_sub(2)..end].iter().position(|byte| *byte == b'%') {
         end = end.saturating_sub(2) + at;
     }
-    // And the escapes of a character that was: %8x to %Fx, up to where the last plain one ends.
+    // Drops the escapes of a truncated character: %8x to %Fx, back to the last ASCII character.
     while end >= 3 && message[end - 3] == b'%' && message[end - 2] >= b'8' {
         end -= 3;
     }

@@ -1,6 +1,6 @@
-//! The clock of traces. `CLOCK_MONOTONIC` counts from the machine's start, in every
-//! process alike, so that times of several programs on one machine can be compared.
-//! How those of two machines are put together is the gateway's matter.
+//! The clock of traces. `CLOCK_MONOTONIC` counts from the machine's start for every process, so
+//! that times of several programs on one machine can be compared. The gateway aligns the clocks of
+//! different machines.
 
 use nix::time::{ClockId, clock_gettime};
 

@@ -1,16 +1,15 @@
-//! Messages are measured before they are decoded. An element of a repeated field takes two bytes
-//! on the wire and up to some hundred in memory, so that the size of a message says little about
-//! what decoding it costs. [`check`] walks the raw bytes by the contract's own table of fields,
-//! counts the elements of each repeated field over the whole message, and refuses a message that
-//! has more than `MOST` allows. It allocates one number for each field that has a bound.
+//! Checks encoded messages before they are decoded. An element of a repeated field takes two bytes
+//! on the wire and up to some hundred in memory, so that a message's size says little about the
+//! memory that decoding takes. [`check`] walks the raw bytes with the contract's table of fields,
+//! counts the elements of each repeated field over the whole message, and refuses a message with
+//! more than `MOST` allows. It allocates one number for each bounded field.
 //!
-//! A decoded message shares the memory of its encoded form, also of parts that decoding drops. So a
-//! message that an executor receives must be no more than what is decoded of it: a field that the
-//! contract does not have, and a second occurrence of one that is not repeated, are refused
-//! (`EXACT`).
+//! A decoded message shares the memory of its encoded form, including parts that decoding drops. So
+//! a message that an executor receives must have no such parts: unknown fields, and second
+//! occurrences of fields that are not repeated, are refused (`EXACT`).
 //!
-//! Every message that a server receives or sends has its largest size and its bounds in the two
-//! tables here, or the bound of all others.
+//! The two tables of this file have the largest size and the bounds of every message that a server
+//! receives or sends; a repeated field without an entry has the common bound.
 
 use std::{any, collections::HashMap, marker::PhantomData, sync::OnceLock};
 
@@ -50,23 +49,23 @@ pub const ENROLMENT_BYTES: usize = 64 << 10;
 /// Levels of messages within messages; the contract has seven.
 const DEEPEST: usize = 16;
 
-/// Elements of a repeated field that stands not in [`MOST`].
+/// Bound of a repeated field that is not in [`MOST`].
 const MOST_OF_OTHERS: usize = 1024;
 
 /// A message of a volume's session to a workstation: a listing has 8,192 entries, an answer about
 /// paths as many as there are names in 256 of them.
 pub const VOLUME_ANSWER_BYTES: usize = 16 << 20;
 
-/// A table of an executor's tools, with a version of 256 characters each; or what it is and serves.
+/// A table of an executor's tools, with a version of 256 characters each; or its description.
 const TABLE_BYTES: usize = 4 << 20;
 
-/// What a command says first to the gateway: its words and variables, of which the kernel allows 6
-/// MiB at most (execve(2)), and its descriptors.
+/// The first message of a command to the gateway: its words and variables, at most 6 MiB by the
+/// kernel's limit (execve(2)), and its descriptors.
 pub const ENLISTMENT_BYTES: usize = 8 << 20;
 
-/// The largest size of each message that servers receive, and of those that they send; also of what
-/// is sent to the stage socket of a gateway, where a process may have less rights than its user.
-/// Those that are missing are messages to the user's own programs: they are not measured.
+/// Largest size of each message that servers receive or send, and of each message to the stage
+/// socket of a gateway, whose sender may have fewer rights than the gateway's user. Messages to the
+/// user's own programs are not listed, and not checked.
 const LARGEST: &[(&str, usize)] = &[
     ("posh.executor.v1.RunInput", RUN_BYTES),
     ("posh.executor.v1.RunSpec", INFLATED_BYTES),
@@ -89,9 +88,9 @@ const LARGEST: &[(&str, usize)] = &[
     ("posh.stage.v1.ToGateway", ENLISTMENT_BYTES),
 ];
 
-/// Messages without anything that decoding drops. Both sides have the same version of the contract
-/// by then: a gateway calls Describe first. Describe, Status and enrolment are open to other
-/// versions, and their messages are small.
+/// Messages that must not contain parts that decoding drops. Both sides have the same version of
+/// the contract by then, since a gateway calls Describe first. Describe, Status and enrolment
+/// accept other versions, and their messages are small.
 const EXACT: &[&str] = &[
     "posh.executor.v1.RunInput",
     "posh.executor.v1.RunSpec",
@@ -156,7 +155,7 @@ const MOST: &[(&str, &str, usize)] = &[
     // data.
     ("posh.volume.v1.WriteRequest", "writes", 16_384),
     ("posh.volume.v1.Put", "path", 131_072),
-    // From here on, what servers send. All locales of glibc are some 900.
+    // The following are sent by servers. All locales of glibc are some 900.
     ("posh.executor.v1.DescribeReply", "locales", 16_384),
     ("posh.executor.v1.DescribeReply", "exports", 16_384),
     ("posh.executor.v1.ToolsReply", "tools", 4096),
@@ -180,8 +179,8 @@ const MOST: &[(&str, &str, usize)] = &[
     // A part of `ReadRequest` comes as bytes and an end.
     ("posh.volume.v1.ReadReply", "pieces", 32_768),
     ("posh.volume.v1.WriteReply", "results", 16_384),
-    // From here on, what commands say of themselves. A word takes two bytes and a pointer of the
-    // kernel's usual limit of 2 MiB.
+    // The following are sent by commands. A word takes two bytes and a pointer of the kernel's
+    // usual limit of 2 MiB.
     ("posh.stage.v1.Enlist", "argv", WORDS),
     ("posh.stage.v1.Enlist", "env", WORDS),
     ("posh.stage.v1.Question", "argv", WORDS),
@@ -209,7 +208,7 @@ struct Field {
     number: u64,
     name: &'static str,
     is_repeated: bool,
-    /// Its bit among those of its message; one for all members of a oneof.
+    /// Bit of the field in its message's set; one for all members of a oneof.
     slot: u32,
     shape: Shape,
 }
@@ -221,13 +220,13 @@ enum Shape {
     Message(&'static str),
 }
 
-/// Why a message is not decoded.
+/// Reason why a message is not decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// It has too many bytes.
     #[error("the message has {size} bytes, and may have {largest}")]
     Large {
-        /// How many.
+        /// Its bytes.
         size: usize,
         /// Its bound.
         largest: usize,
@@ -263,7 +262,7 @@ pub enum Unfit {
     Malformed,
 }
 
-/// Looks at the raw bytes of the message `name`.
+/// Checks the encoded bytes of the message `name`.
 ///
 /// # Errors
 /// [`Unfit`] if it must not be decoded.
@@ -354,17 +353,17 @@ impl Check {
     }
 }
 
-/// The elements of one occurrence: several numbers may be packed into it.
+/// Number of elements in one occurrence: several numbers may be packed into it.
 fn elements(field: &Field, content: Option<&[u8]>) -> usize {
     match (&field.shape, content) {
-        // A number of fixed size has four bytes or eight, so that this counts at most too many.
-        // One without any is a byte or two that decoding drops.
+        // A number of fixed size has four bytes or eight, so that this may count too many, never
+        // too few. An empty field is a byte or two that decoding drops.
         (Shape::Number, Some(packed)) => packed.iter().filter(|byte| **byte < 0x80).count().max(1),
         _ => 1,
     }
 }
 
-/// Leaves a field's content behind; gives it where it has a length.
+/// Skips a field's content; returns it if it is length-delimited.
 fn content<'a>(rest: &mut &'a [u8], wire_type: u64) -> Result<Option<&'a [u8]>, Unfit> {
     let length = match wire_type {
         0 => {
@@ -374,7 +373,7 @@ fn content<'a>(rest: &mut &'a [u8], wire_type: u64) -> Result<Option<&'a [u8]>, 
         1 => 8,
         2 => usize::try_from(varint(rest)?).map_err(|_| Unfit::Malformed)?,
         5 => 4,
-        // Groups: the contract has none, and no sender of ours makes one.
+        // Groups: the contract has none, and no peer of this version sends one.
         _ => return Err(Unfit::Malformed),
     };
     let (content, after) = rest.split_at_checked(length).ok_or(Unfit::Malformed)?;
@@ -386,7 +385,7 @@ fn varint(rest: &mut &[u8]) -> Result<u64, Unfit> {
     prost::encoding::decode_varint(rest).map_err(|_| Unfit::Malformed)
 }
 
-/// prost's codec, which looks at messages with [`check`] before it decodes them.
+/// prost's codec, with [`check`] before decoding.
 #[derive(Debug, Clone)]
 pub struct CheckedCodec<T, U>(PhantomData<(T, U)>);
 
@@ -430,7 +429,7 @@ impl<T: Message> Encoder for CheckedEncoder<T> {
     }
 }
 
-/// prost's decoder, behind the check.
+/// prost's decoder, after the check.
 #[derive(Debug, Clone)]
 pub struct CheckedDecoder<U> {
     name: String,
@@ -442,7 +441,7 @@ impl<U: Message + Default> Decoder for CheckedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // tonic collects a message whole before it is decoded.
+        // tonic collects a whole message in one chunk before it is decoded.
         if source.chunk().len() < source.remaining() {
             return Err(Status::internal(format!("a {} in pieces", any::type_name::<U>())));
         }

@@ -1,6 +1,6 @@
-//! What delivered bytes are known again by, when a command that was lost is run once
-//! more: a number that does not depend on how the bytes were cut. Gateway and stage
-//! program must agree in it. It finds faults, not forgers.
+//! Digest of delivered bytes, by which a repeated run of a lost command recognizes them. It does
+//! not depend on how the bytes were divided into chunks. Gateway and stage program must compute the
+//! same. It detects faults, not forgery.
 
 /// Odd, with bits well spread: the golden ratio in 64 bits.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -11,7 +11,7 @@ const WORD_BYTES: usize = 8;
 pub struct Digest {
     state: u64,
     bytes: u64,
-    /// What does not make a whole word yet.
+    /// Bytes that do not fill a word yet.
     rest: [u8; WORD_BYTES],
 }
 
@@ -34,13 +34,13 @@ impl Digest {
         self.rest[..rest.len()].copy_from_slice(rest);
     }
 
-    /// How many bytes were taken.
+    /// Number of bytes so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The number for all bytes so far.
+    /// Digest of all bytes so far.
     #[must_use]
     pub fn value(&self) -> u64 {
         let held = (self.bytes % WORD_BYTES as u64) as usize;

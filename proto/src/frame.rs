@@ -1,6 +1,5 @@
-//! Framing of the stage socket: a four-byte little-endian length, then one
-//! protobuf message. Used by the stage program (blocking) and the gateway
-//! (asynchronous), so only the layout lives here, not the reading.
+//! Framing of the stage socket: a four-byte little-endian length, then one protobuf message. Has no
+//! input or output, since the stage program reads blocking and the gateway asynchronously.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -8,13 +7,14 @@ use prost::Message;
 /// Bytes of the length prefix.
 pub const HEADER_BYTES: usize = 4;
 
-/// The largest frame accepted; bounds what a confused peer can make us hold.
+/// The largest frame accepted; bounds the memory that a faulty peer can make us allocate.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
 
-/// Memory for a frame that is on its way is taken in such pieces: its length is what the peer says.
+/// A frame's memory is allocated in such pieces as it arrives, since the peer's length is not
+/// trusted.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Why a frame could not be read.
+/// Reason why a frame could not be read.
 #[derive(Debug)]
 pub enum FrameError {
     /// The length prefix is above the limit.
@@ -68,18 +68,17 @@ pub fn encode_data_head(fd: u32, length: usize, out: &mut BytesMut) {
     encode_varint(length, out);
 }
 
-/// Takes one whole frame from the front of `buffer`, or `None` when more bytes
-/// are needed. Payload fields share `buffer`'s memory.
+/// Takes one whole frame from the front of `buffer`; `None` when more bytes are needed. Payload
+/// fields share `buffer`'s memory.
 ///
 /// # Errors
-/// [`FrameError`] when the peer sent something that is no frame; the connection
-/// can't be used further.
+/// [`FrameError`] when the bytes are no frame; the connection can't be used further.
 pub fn decode<M: Message + Default>(buffer: &mut BytesMut) -> Result<Option<M>, FrameError> {
     let frame = take(buffer, MAX_FRAME_BYTES)?;
     frame.map(M::decode).transpose().map_err(FrameError::Malformed)
 }
 
-/// The same of a frame of at most `most` bytes, which are not decoded.
+/// Like [`decode`], for a frame of at most `most` bytes, which is not decoded.
 ///
 /// # Errors
 /// [`FrameError::TooLong`].
@@ -97,7 +96,7 @@ pub fn take(buffer: &mut BytesMut, most: usize) -> Result<Option<Bytes>, FrameEr
     Ok(Some(buffer.split_to(length).freeze()))
 }
 
-/// How many bytes the frame at the front of `buffer` is to have, if that is known yet.
+/// Length of the frame at the front of `buffer`, once its header has arrived.
 #[must_use]
 pub fn announced(buffer: &BytesMut) -> Option<usize> {
     let header = buffer.first_chunk::<HEADER_BYTES>()?;

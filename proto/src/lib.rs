@@ -1,8 +1,8 @@
 //! The wire contract of posh: generated messages and services, and the framing of the stage socket.
-//! No logic lives here beyond where the two ends meet ([`runtime`]), what both must keep to
-//! themselves ([`secret`], [`token`]), the clock that they share ([`clock`]), how long an error's
-//! message may be ([`brief`]), what delivered bytes are known again by ([`digest`]) and the
-//! switches of the rules ([`rule`]), and how much a message may hold ([`codec`]).
+//! The only logic is shared by both ends of a connection: the place of the sockets ([`runtime`]),
+//! secrets ([`secret`], [`token`]), the traces' clock ([`clock`]), the length of error messages
+//! ([`brief`]), the digest of delivered bytes ([`digest`]), the switches of the rules ([`rule`]),
+//! and the limits of messages ([`codec`]).
 //!
 //! * [`executor`]: gateway ↔ executor, gRPC over TCP, or over the input and output of an ssh.
 //! * [`gateway`]: other programs ↔ gateway, gRPC over a UNIX socket.
@@ -50,19 +50,18 @@ pub mod volume {
     tonic::include_proto!("posh.volume.v1");
 }
 
-/// The version of the protocols; a peer of another version is named and
-/// refused, never half understood.
+/// Version of the protocols; a peer of another version is refused with an error that names it.
 pub const PROTOCOL_VERSION: u32 = 6;
 
-/// A peer of another version, in words that name who is to be updated.
+/// Error for a peer of another version; says which side to update.
 #[must_use]
 pub fn other_version(peer: &str, theirs: u32, own: &str) -> String {
     let older = if theirs < PROTOCOL_VERSION { peer } else { own };
     format!("{peer} speaks protocol {theirs}, {own} {PROTOCOL_VERSION}: update {older}")
 }
 
-/// What an executor that was started by ssh says first on its standard output. All
-/// that comes before it is not the executor's; gRPC follows.
+/// First line that an executor started by ssh writes to its standard output. Bytes before it are
+/// not the executor's; gRPC follows.
 pub const STDIO_GREETING: &[u8] = b"posh-executor --stdio\n";
 
 /// The encoded descriptor set, for gRPC reflection.
@@ -72,7 +71,7 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 /// command has changed. Servers accept far less, see [`codec`].
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// What the gateway's log says where a stage has waited to a last limit, which tests look for.
+/// Text in the gateway's log when a stage's wait ended by its last limit; tests look for it.
 pub const BACKSTOP: &str = "a wait has reached its last limit";
 
 /// The size of a message on the wire.

@@ -1,7 +1,7 @@
-//! Specifications of runs that fit into the first packets of a connection: a command's words are
-//! often the names of hundreds of files of one directory, each also among its paths. TCP begins
-//! with some 14 KiB (RFC 6928), and paces even these where its congestion control is BBR: 24 KiB of
-//! 400 names took half a round trip more than a short command. Deflated (RFC 1951) it is a tenth.
+//! Compressed run specifications, which fit into the first packets of a connection. A command's
+//! words are often the names of hundreds of files of one directory, each repeated among its paths.
+//! TCP begins with some 14 KiB (RFC 6928), and BBR paces even these: 24 KiB of 400 names took half
+//! a round trip more than a short command. Deflated (RFC 1951) it is a tenth.
 
 use std::io::{Read as _, Write as _};
 
@@ -13,10 +13,10 @@ use crate::{
     executor::{RunSpec, run_input::Kind},
 };
 
-/// What is smaller goes out as it is: it fits anyway.
+/// Smaller specifications are sent uncompressed: they fit anyway.
 const SMALLEST: usize = 4 << 10;
 
-/// A specification has more bytes than an executor takes.
+/// The specification has more bytes than an executor accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("its words and paths have {} KiB, more than one run may have", .0 >> 10)]
 pub struct TooLarge(pub usize);
@@ -43,13 +43,13 @@ pub fn pack(spec: RunSpec) -> Result<Kind, TooLarge> {
     }
 }
 
-/// What was packed; `None` where it is nothing of the kind, or holds more than a specification may.
+/// Decodes a packed specification; `None` if it is malformed or exceeds a limit.
 #[must_use]
 pub fn unpack(packed: &[u8]) -> Option<RunSpec> {
     RunSpec::decode(&*inflate(packed)?).ok()
 }
 
-/// The same, checked and not decoded yet.
+/// Like [`unpack`], but checked only, not decoded.
 #[must_use]
 pub fn inflate(packed: &[u8]) -> Option<Vec<u8>> {
     let mut encoded = Vec::new();
@@ -59,12 +59,11 @@ pub fn inflate(packed: &[u8]) -> Option<Vec<u8>> {
     Some(encoded)
 }
 
-/// How many bytes it would be, of which no more than one beyond the most of a specification are
-/// looked at.
+/// Size of the specification once inflated. Stops one byte beyond the limit.
 #[must_use]
 pub fn inflated_bytes(packed: &[u8]) -> usize {
     let mut inflating = DeflateDecoder::new(packed).take(INFLATED_BYTES as u64 + 1);
-    // What breaks off is refused when it is inflated.
+    // Malformed input is refused when it is inflated.
     let _ = std::io::copy(&mut inflating, &mut std::io::sink());
     INFLATED_BYTES + 1 - usize::try_from(inflating.limit()).unwrap_or_default()
 }

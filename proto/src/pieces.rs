@@ -1,6 +1,6 @@
-//! Bytes that wait, in order. Small pieces are put together, since one of a few bytes costs several
-//! times as much beside them, and may be a slice of a large buffer: what waits is then as large in
-//! memory as it is in bytes.
+//! An ordered queue of bytes. Small pieces are merged: a piece of a few bytes costs several times
+//! as much for its bookkeeping, and may keep a large buffer alive. So a queue takes as much memory
+//! as it has bytes.
 
 use std::collections::VecDeque;
 
@@ -8,10 +8,10 @@ use bytes::{Bytes, BytesMut};
 
 /// Smaller pieces are copied.
 const SMALL_BYTES: usize = 4 << 10;
-/// And put together up to this size.
+/// Smaller pieces are merged up to this size.
 const JOINED_BYTES: usize = 64 << 10;
 
-/// Puts a piece behind those that wait.
+/// Appends a piece to the queue.
 pub fn keep(waiting: &mut VecDeque<Bytes>, data: Bytes) {
     if data.is_empty() {
         return;

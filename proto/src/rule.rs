@@ -1,13 +1,12 @@
-//! The rules of exactness and the traps, by name, and a switch for each. What a
-//! rule demands is implemented where it belongs; there, [`holds`] is asked, so that
-//! a test can run without one rule and see which cases notice. In release builds
-//! every rule holds, always, and asking costs nothing.
+//! The rules of exactness and the traps, by name, with a switch for each. The code that implements
+//! a rule asks [`holds`], so that a test can run without one rule and see which cases notice. In
+//! release builds every rule holds, and asking costs nothing.
 
 use std::{fmt, str::FromStr};
 
 macro_rules! rules {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// A rule by which the same command gives the same answer elsewhere.
+        /// A rule by which a command gives the same result on another machine.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Rule {
             $($(#[$doc])* $name,)*
@@ -31,13 +30,13 @@ macro_rules! rules {
 rules! {
     /// The server shows the workstation's paths.
     Paths = "paths",
-    /// Links, nested mounts and special files lead where they lead here.
+    /// Links, nested mounts and special files lead to the same files as on the workstation.
     Files = "files",
-    /// The server's programs are those that are here.
+    /// The server's programs are the same as the workstation's.
     Tools = "tools",
     /// Variables, configuration files and umask that can matter, and no others.
     Environment = "environment",
-    /// What writes to a terminal does so there.
+    /// A command that writes to a terminal writes to one on the server too.
     Terminal = "terminal",
     /// A redirect is opened at the shell's offset, and the shell's offset moves.
     Offsets = "offsets",
@@ -45,47 +44,47 @@ rules! {
     Stdin = "stdin",
     /// Nothing stale is read, nothing new overwritten.
     Coherence = "coherence",
-    /// Output moves as it appears, and who lost its reader ends.
+    /// Output moves as it appears, and a writer that has lost its reader ends.
     Streaming = "streaming",
     /// Errors stay apart from output.
     Stderr = "stderr",
-    /// Stages are fused only over a pipe that is theirs alone.
+    /// Stages are fused only over a pipe that no other process has open.
     PipeHolders = "pipe-holders",
-    /// An output that another process writes to is written here.
+    /// An output that another process writes to is written on the workstation.
     SharedOutput = "shared-output",
-    /// Who may stop reading a shared input runs here.
+    /// A command that may stop reading a shared input early runs locally.
     EarlyReaders = "early-readers",
-    /// Descriptors are of the kind that they are here.
+    /// Descriptors have the same kind as on the workstation.
     DescriptorKinds = "descriptor-kinds",
-    /// An input that is the output is noticed by the command.
+    /// A command whose input is its output notices that.
     InputIsOutput = "input-is-output",
     /// Closed descriptors stay closed.
     ClosedDescriptors = "closed-descriptors",
-    /// Signals end, stop and spare commands as here.
+    /// Signals end, stop and spare commands as on the workstation.
     InitSignals = "init-signals",
-    /// What may ask on the terminal runs here.
+    /// A command that may ask on the terminal runs locally.
     AskingCommands = "asking-commands",
-    /// What only changes names goes through the mount.
+    /// A command that only changes names goes through the mount.
     MetadataCommands = "metadata-commands",
     /// Time zones, users' names, locales and limits are the workstation's.
     Identity = "identity",
-    /// What the mount shows otherwise than the server is shown from here.
+    /// Attributes that the mount shows differently from the server are read through the mount.
     MountDifferences = "mount-differences",
-    /// The index that git writes there is no other than here.
+    /// The index that git writes on the server equals one written on the workstation.
     GitIndex = "git-index",
 }
 
-/// The variable with the rules to be left out, joined by commas. Debug builds only.
+/// Variable with the rules to switch off, joined by commas. Debug builds only.
 pub const VARIABLE: &str = "POSH_WITHOUT";
 
-/// Whether `rule` is kept by this process.
+/// Returns true: release builds keep every rule.
 #[cfg(not(debug_assertions))]
 #[must_use]
 pub const fn holds(_rule: Rule) -> bool {
     true
 }
 
-/// Whether `rule` is kept by this process, which it is unless `POSH_WITHOUT` names it.
+/// Returns true unless `POSH_WITHOUT` names `rule`.
 #[cfg(debug_assertions)]
 #[must_use]
 pub fn holds(rule: Rule) -> bool {
@@ -98,7 +97,7 @@ pub fn holds(rule: Rule) -> bool {
     !WITHOUT.get_or_init(read).contains(&rule)
 }
 
-/// `POSH_WITHOUT` as this process has it, for a child that is given no other variables.
+/// This process's `POSH_WITHOUT`, for a child that is given no other variables.
 #[must_use]
 pub fn passed_on() -> Option<(&'static str, String)> {
     let named = std::env::var(VARIABLE).ok().filter(|_| cfg!(debug_assertions))?;

@@ -1,7 +1,6 @@
-//! Where a user's gateways meet their clients: one private directory, and in it
-//! the names that follow from a configuration file. Shared by `posh`, which
-//! connects, and the gateway, which binds. Makes and checks the directory;
-//! opens nothing in it.
+//! The private directory in which a user's gateways and their clients meet. Names in it follow from
+//! a configuration file. Shared by `posh`, which connects, and the gateway, which binds. Makes and
+//! checks the directory; opens nothing in it.
 
 use std::{
     env, fs, io,
@@ -12,10 +11,9 @@ use std::{
 use sha2::{Digest, Sha256};
 use trusted_path::Untrusted;
 
-/// Digits of 5 bits of the configuration path's SHA-256 that go into a name: 128 bits, so that
-/// nobody finds a path for a file of theirs that gets the gateway of another one. A socket's whole
-/// path must fit into the 108 bytes of `sockaddr_un` (unix(7)), where 32 hexadecimal digits would
-/// leave little for the directory.
+/// Digits of 5 bits of the configuration path's SHA-256 in a name: 128 bits, so that nobody finds a
+/// second path with the same name. A socket's whole path must fit into the 108 bytes of
+/// `sockaddr_un` (unix(7)), where 32 hexadecimal digits would leave little for the directory.
 const DIGEST_DIGITS: u32 = 26;
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
@@ -28,23 +26,27 @@ pub const SHIMS: &str = "bin";
 /// Any permission of the group or of others.
 const OF_OTHERS: u32 = 0o077;
 
-/// Why the directory can't be used. Its sockets hand out the right to run
-/// commands, so anything unexpected is refused, never repaired.
+/// Reason why the directory can't be used. Its sockets give the right to run commands, so anything
+/// unexpected is refused, never repaired.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeDirError {
-    /// It could not be made or looked at.
+    /// It could not be made or examined.
     #[error("can't use the runtime directory {}", path.display())]
     Io {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file or a symlink has its name.
     #[error("{} is not a directory; remove it, or set XDG_RUNTIME_DIR", .0.display())]
     NotADirectory(PathBuf),
-    /// Somebody else made it.
-    #[error("{} belongs to user {owner}, not to user {user}; set XDG_RUNTIME_DIR to a directory of your own", path.display())]
+    /// It belongs to another user.
+    #[error(
+        "{} belongs to user {owner}, not to user {user}; set XDG_RUNTIME_DIR to a directory of \
+         your own",
+        path.display()
+    )]
     ForeignOwner {
         /// The directory.
         path: PathBuf,
@@ -53,13 +55,17 @@ pub enum RuntimeDirError {
         /// Our effective uid.
         user: u32,
     },
-    /// Others could put another directory in its place.
+    /// Other users could replace it.
     #[error(
-        "the runtime directory is not safe from other users: {0}; set XDG_RUNTIME_DIR to a directory of your own"
+        "the runtime directory is not safe from other users: {0}; set XDG_RUNTIME_DIR to a \
+         directory of your own"
     )]
     Untrusted(#[source] Untrusted),
-    /// Others may enter it.
-    #[error("{} has mode {mode:04o}, which lets other users in; run: chmod 700 {}", path.display(), path.display())]
+    /// Its permissions allow other users access.
+    #[error(
+        "{} has mode {mode:04o}, which lets other users in; run: chmod 700 {}",
+        path.display(), path.display()
+    )]
     Open {
         /// The directory.
         path: PathBuf,
@@ -82,8 +88,8 @@ pub struct RuntimeDir {
 
 impl RuntimeDir {
     /// `$XDG_RUNTIME_DIR/posh`, or `/tmp/posh-UID` where that variable names no directory; made
-    /// with mode 0700 when it does not exist. Nobody but root and the user can change any component
-    /// of its path ([`trusted_path`]), so that what lies in it is the user's own.
+    /// with mode 0700 if it does not exist. Only root and the user can change any component of its
+    /// path ([`trusted_path`]), so that its content is the user's own.
     ///
     /// # Errors
     /// [`RuntimeDirError`] when it can't be made, or is not private to this user.
@@ -97,7 +103,7 @@ impl RuntimeDir {
         Self::open_at(path, user)
     }
 
-    /// The same at a given place, for the user with this uid.
+    /// Like [`RuntimeDir::open`], for a given path and the user with this uid.
     ///
     /// # Errors
     /// As [`RuntimeDir::open`].
@@ -115,7 +121,7 @@ impl RuntimeDir {
             }
             Err(writable) => return Err(RuntimeDirError::Untrusted(writable)),
         };
-        // Nobody else can have changed it meanwhile: that is what the walk has made sure of.
+        // The walk has made sure that no other user can have changed it meanwhile.
         if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_dir()) {
             return Err(RuntimeDirError::NotADirectory(path));
         }
@@ -141,13 +147,13 @@ impl RuntimeDir {
         self.named(config, "sock")
     }
 
-    /// Where that gateway's messages go when it runs in the background.
+    /// Log file of that gateway when it runs in the background.
     #[must_use]
     pub fn log_path(&self, config: &Path) -> PathBuf {
         self.named(config, "log")
     }
 
-    /// Locked by whoever starts that gateway, so that only one is started.
+    /// Lock file, so that only one process starts that gateway.
     #[must_use]
     pub fn lock_path(&self, config: &Path) -> PathBuf {
         self.named(config, "lock")

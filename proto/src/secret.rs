@@ -1,6 +1,6 @@
-//! Files that hold secrets: private keys, credentials, the register of tokens. They are
-//! read only if nobody else can read them, and written so that nobody ever could.
-//! Shared by the executor and by what reaches it.
+//! Files that hold secrets: private keys, credentials, the register of tokens. They are read only
+//! if no other user can read them, and written so that no other user ever could. Shared by the
+//! executor and its clients.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -15,10 +15,10 @@ use trusted_path::Untrusted;
 /// Permission bits of others than the owner.
 const OF_OTHERS: u32 = 0o077;
 
-/// No secret of ours is larger; a register of ten thousand certificates has 2 MB.
+/// Limit of a secret's size; a register of ten thousand certificates has 2 MB.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Why a secret is not read.
+/// Reason why a secret is not read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// It could not be opened, read or written.
@@ -28,12 +28,16 @@ pub enum SecretError {
         attempt: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Somebody else made it, and may know it.
-    #[error("{} belongs to user {owner}, not to user {user}, so that it is no secret of ours; it is not read", path.display())]
+    /// Another user made it, and may know it.
+    #[error(
+        "{} belongs to user {owner}, not to user {user}, so that it is no secret of ours; it is \
+         not read",
+        path.display()
+    )]
     ForeignOwner {
         /// The file.
         path: PathBuf,
@@ -42,9 +46,10 @@ pub enum SecretError {
         /// Our effective uid.
         user: u32,
     },
-    /// Others may read or write it.
+    /// Other users may read or write it.
     #[error(
-        "{} has mode {mode:04o}, so that others can read or change it; make it anew if they may have, else run: chmod 600 {}",
+        "{} has mode {mode:04o}, so that others can read or change it; make it anew if they may \
+         have, else run: chmod 600 {}",
         path.display(), path.display()
     )]
     Open {
@@ -53,12 +58,12 @@ pub enum SecretError {
         /// Its permission bits.
         mode: u32,
     },
-    /// Others could put another file in its place.
+    /// Other users could replace it.
     #[error("{} is not safe from other users", path.display())]
     Place {
         /// The file.
         path: PathBuf,
-        /// Which directory is not.
+        /// The directory that is not safe.
         #[source]
         source: Untrusted,
     },
@@ -82,13 +87,13 @@ impl SecretError {
 /// Reads a secret.
 ///
 /// # Errors
-/// [`SecretError`], also when others than its owner, who must be this user, have any right to it,
-/// or can change a directory that it lies in.
+/// [`SecretError`], also if its owner is not this user, if others have any right to it, or if
+/// others can change a directory that it lies in.
 pub fn read(path: &Path) -> Result<String, SecretError> {
     let failed = |source| SecretError::Io { attempt: "read", path: path.to_owned(), source };
     let place = |source| SecretError::Place { path: path.to_owned(), source };
     trusted_path::directory(directory_of(path), geteuid().as_raw()).map_err(place)?;
-    // Not following a symlink: what is checked is what has the name.
+    // Not following a symlink: the checked file is the one of that name.
     let mut file =
         OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
@@ -111,7 +116,7 @@ pub fn read(path: &Path) -> Result<String, SecretError> {
     Ok(text)
 }
 
-/// Writes a secret in place of what was there, whole or not at all; makes its directory.
+/// Replaces a secret, atomically; makes its directory.
 ///
 /// # Errors
 /// [`SecretError::Io`], [`SecretError::Place`].
@@ -123,7 +128,7 @@ pub fn write(path: &Path, content: &str) -> Result<(), SecretError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let fresh = directory.join(name);
-    // A process of the same number may have died here.
+    // Left by a process of the same id that has died.
     let _ = fs::remove_file(&fresh);
     let written = write_new(&fresh, content).and_then(|()| fs::rename(&fresh, path));
     if written.is_err() {
@@ -132,7 +137,7 @@ pub fn write(path: &Path, content: &str) -> Result<(), SecretError> {
     written.and_then(|()| sync(directory)).map_err(failed)
 }
 
-/// Puts a secret in the place of another one of the same directory.
+/// Renames a secret within its directory, replacing another one.
 ///
 /// # Errors
 /// [`SecretError::Io`].
@@ -141,7 +146,7 @@ pub fn rename(from: &Path, to: &Path) -> Result<(), SecretError> {
     fs::rename(from, to).and_then(|()| sync(directory_of(to))).map_err(failed)
 }
 
-/// The name is in the directory; that it is there for good, only this says.
+/// Makes the directory's new entry durable (fsync(2)).
 fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }

@@ -1,28 +1,28 @@
-//! The one-time token that an administrator hands to a user: who signs the executor's
-//! certificates, by fingerprint, and a secret that is good for one enrolment.
+//! The one-time token that an administrator gives to a user: the fingerprint of the certificate
+//! that signs the executor's, and a secret for one enrolment.
 
 use std::{fmt, str::FromStr};
 
 use sha2::{Digest as _, Sha256};
 
-/// What all tokens begin with.
+/// Prefix of all tokens.
 const PREFIX: &str = "posh-";
 
 /// Bytes of a secret; guessing 128 bits is hopeless within a token's hour.
 pub const SECRET_BYTES: usize = 16;
 
-/// The SHA-256 of something: a certificate, or a secret.
+/// SHA-256 of a certificate or a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Of these bytes.
+    /// Fingerprint of these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// Compares in a time that does not depend on where they differ.
+    /// Compares in constant time.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         let differences =
@@ -60,10 +60,11 @@ pub struct Token {
     pub secret: [u8; SECRET_BYTES],
 }
 
-/// It is none.
+/// Error: the text is no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this is no token; it is one word that begins with {PREFIX}, as `posh-executor enroll NAME` prints it"
+    "this is no token; it is one word that begins with {PREFIX}, as `posh-executor enroll NAME` \
+     prints it"
 )]
 pub struct TokenError;
 
@@ -74,7 +75,7 @@ impl fmt::Display for Token {
     }
 }
 
-/// A secret has no place in a log.
+/// Leaves the secret out of logs.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({PREFIX}{}-...)", self.authority)

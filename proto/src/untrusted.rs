@@ -1,26 +1,26 @@
-//! Text that somebody else has written, such as a server's error message or the name of a file,
-//! made fit to be shown: in a terminal, in a log, in a report. What could move the cursor, set a
-//! title, forge a line or turn the reading direction is spelled out. Bytes that a command puts out
-//! are not shown but delivered, and never come here.
+//! Escapes text of other origin, such as a server's error message or a file's name, for a terminal,
+//! a log or a report. Characters that could move the cursor, set a title, forge a line or change
+//! the reading direction are spelled out. The output of commands is delivered unchanged, and is
+//! never escaped.
 
 use std::borrow::Cow;
 
-/// With every character spelled out that does more than to stand where it is.
+/// Escapes every character that has an effect besides its own appearance.
 #[must_use]
 pub fn escaped(text: &str) -> Cow<'_, str> {
     escaped_but(text, |_| false)
 }
 
-/// The same for a text of ours that has lines and columns, and holds names: its line breaks are
-/// ours.
+/// Like [`escaped`], but keeps line breaks and tabs: for a table or report of our own that contains
+/// such names.
 #[must_use]
 pub fn escaped_lines(text: &str) -> Cow<'_, str> {
     escaped_but(text, |character| matches!(character, '\n' | '\t'))
 }
 
-/// The same for a JSON document, which says the same afterwards: such characters stand in strings
-/// only, where JSON has escapes of its own for them (RFC 8259, section 7), or are line breaks
-/// between its values.
+/// Like [`escaped`] for a JSON document, whose meaning does not change: such characters are in
+/// strings only, where JSON has escapes for them (RFC 8259, section 7), or are line breaks between
+/// its values.
 #[must_use]
 pub fn escaped_json(document: &str) -> Cow<'_, str> {
     let is_in_string = |character: char| acts(character) && character != '\n';
@@ -60,10 +60,13 @@ fn escaped_but(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
 }
 
 /// Control characters (C0, DEL, C1), line and paragraph separators, marks, embeddings and isolates
-/// of the writing direction, and tags, which nobody sees.
+/// of the writing direction, and tags, which are invisible.
 fn acts(character: char) -> bool {
     character.is_control()
-        || matches!(character, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(
+            character,
+            '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
         || matches!(character, '\u{e0000}'..='\u{e007f}')
 }
 

@@ -1,7 +1,7 @@
-//! What the executor of a run may still say: of each outlet as many bytes as it was given credit
-//! for, and beside that as much as one message may hold. A sound executor keeps to that, so whoever
-//! exceeds it is a broken peer, and what the workstation holds for a run is bounded by what the
-//! workstation has asked for.
+//! Limits on the messages that the executor of a run may still send: on each outlet as many bytes
+//! as it has credit for, and in all other messages together as many as one message may hold. A
+//! correct executor stays within them, so a peer that exceeds them is broken. They bound the memory
+//! that a run takes on the workstation.
 
 use std::{
     collections::HashMap,
@@ -15,16 +15,16 @@ use posh_proto::{
 };
 use tonic::Status;
 
-/// An executor sends once more, out of credit, what it reads of each source of an outlet that was
-/// closed.
+/// After an outlet was closed, an executor may send one last read of each of its sources without
+/// credit.
 const LAST_READ_BYTES: u64 = 16 << 10;
-/// Ends of commands, with what these have changed, and all else that is no stream: less than 1 MiB
-/// of most runs.
+/// Limit for exits of commands with the changed paths, and all else that is no stream: less than
+/// 1 MiB in most runs.
 const TOLD_BYTES: usize = MAX_MESSAGE_BYTES;
-/// What keeping such a message costs beside its contents.
+/// Memory overhead of a stored message beside its contents.
 const MESSAGE_BYTES: usize = 256;
 
-/// See the module's text. Clones are of one run, which may go on over several connections.
+/// See the module's text. Clones share one run, which may continue over several connections.
 #[derive(Debug, Clone)]
 pub struct Allowance(Arc<Mutex<Left>>);
 
@@ -41,22 +41,22 @@ struct Outlet {
     is_closed: bool,
 }
 
-/// What a peer has said beyond what it was asked for.
+/// A limit that a peer has exceeded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Exceeded {
-    /// Bytes of an output.
+    /// More bytes of an outlet than its credit.
     #[error("it sent more of an output than it was asked for")]
     Credit,
-    /// Of its commands, and of what they have changed.
+    /// Too much about its commands and the paths that they have changed.
     #[error("it told of more than a run can have done")]
     Told,
-    /// Of the end of a command.
+    /// An exit status or signal that no command can have.
     #[error("it told of an end that no command can have")]
     End,
 }
 
 impl Allowance {
-    /// For a run that is about to be asked for.
+    /// Returns the allowance for a run that is about to be requested.
     #[must_use]
     pub fn of(spec: &RunSpec) -> Self {
         let outlet = |outlet: &posh_proto::executor::Outlet| {
@@ -70,14 +70,14 @@ impl Allowance {
         Self(Arc::new(Mutex::new(Left { outlets, told_bytes: TOLD_BYTES })))
     }
 
-    /// So many more bytes of an outlet can be taken; to be called before the executor is told.
+    /// Adds credit to an outlet; to be called before the credit is sent.
     pub fn give(&self, stream: u32, bytes: u64) {
         if let Some(outlet) = self.lock().outlets.get_mut(&stream) {
             outlet.bytes = outlet.bytes.saturating_add(bytes);
         }
     }
 
-    /// Nobody reads an outlet any more; to be called before the executor is told.
+    /// Marks an outlet as closed by its reader; to be called before the executor is notified.
     pub fn close(&self, stream: u32) {
         if let Some(outlet) = self.lock().outlets.get_mut(&stream)
             && !std::mem::replace(&mut outlet.is_closed, true)
@@ -89,7 +89,7 @@ impl Allowance {
     /// Charges a message.
     ///
     /// # Errors
-    /// `Exceeded`, and then nobody should keep it.
+    /// `Exceeded`; the message must be discarded then.
     pub fn take(&self, message: &RunOutput) -> Result<(), Exceeded> {
         let mut left = self.lock();
         match &message.kind {
@@ -101,7 +101,7 @@ impl Allowance {
                     .ok_or(Exceeded::Credit)?;
                 *bytes = bytes.checked_sub(data.len() as u64).ok_or(Exceeded::Credit)?;
             }
-            // They are small, come as often as streams go on, and nobody keeps them.
+            // Small, unlimited in number while streams go on, and not stored.
             Some(Kind::End(_) | Kind::Credit(_) | Kind::Closed(_)) | None => {}
             Some(_) => {
                 let bytes = message_bytes(message) + MESSAGE_BYTES;
@@ -116,8 +116,8 @@ impl Allowance {
     }
 }
 
-/// Whether a call ended because the peer exceeded its allowance: nothing goes on with such a peer.
-/// No peer can make itself look so, for statuses from the wire have no source.
+/// Returns true if a call ended because the peer exceeded its allowance: don't resume with such a
+/// peer. A peer can't forge this, since statuses from the wire have no source.
 #[must_use]
 pub fn has_exceeded(status: &Status) -> bool {
     std::error::Error::source(status).is_some_and(|source| source.is::<Exceeded>())

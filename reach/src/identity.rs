@@ -1,18 +1,17 @@
-//! The identity of a server, by which this workstation keeps what it keeps of it: contents that
-//! were read, and writes that are still to be sent. Not the name that the configuration gives it,
-//! which may be given to another.
+//! The identity of a server, the key of its data on this workstation: cached contents, and writes
+//! that are still to be sent. Not its name in the configuration, which may come to mean another
+//! server.
 //!
-//! * `tls://`: the authority that the workstation was enrolled with. Nobody else can prove that it
-//!   is that server.
-//! * `ssh://`: the login, with the words that start ssh. ssh has found that the host has the key
-//!   that is known for that name, or has refused to connect.
-//! * `http://`: the address. Nothing is proved there: another server at the same address can't be
-//!   told apart.
+//! * `tls://`: the authority that the workstation was enrolled with. No other server can prove this
+//!   identity.
+//! * `ssh://`: the login, with the ssh command. ssh refuses to connect unless the host has the key
+//!   that is known for that name.
+//! * `http://`: the address. It proves nothing: another server at the same address looks the same.
 
 use fs_mapper::config::Address;
 use posh_proto::token::Fingerprint;
 
-/// A server, as far as it can be told from others.
+/// Identity of a server; see the module's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerIdentity(String);
 
@@ -29,11 +28,10 @@ impl ServerIdentity {
         Self(format!("address {address}"))
     }
 
-    /// The name of a directory for one of its exports: no two servers, and no two exports, have the
-    /// same.
+    /// Returns a directory name for one of its exports, unique per server and export.
     #[must_use]
     pub fn directory_for(&self, export: &str) -> String {
-        // A NUL is in neither.
+        // Neither part contains a NUL.
         Fingerprint::of(format!("{}\0{export}", self.0).as_bytes()).to_string()
     }
 }

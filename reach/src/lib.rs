@@ -1,6 +1,5 @@
-//! From the address of an executor to a channel on which it can be called: over TCP, with TLS or
-//! without, or through an ssh that starts it. What is said on the channel, when it is made anew and
-//! what an executor is good for is the caller's matter.
+//! Connects to an executor: from its address to a gRPC channel, over TCP, over TLS, or through an
+//! ssh that starts it. Calls, reconnects and the choice of an executor are up to the caller.
 
 mod allowance;
 mod identity;
@@ -22,44 +21,44 @@ use posh_proto::untrusted::escaped;
 pub use server::{Outputs, Server};
 use tls::credentials::Credentials;
 
-/// One HTTP/2 stream may have this much under way: 20 ms at 600 Mbit/s are 1.5 MB,
-/// and a loopback link takes far more.
+/// Flow-control window of one HTTP/2 stream: 20 ms at 600 Mbit/s are 1.5 MB, and a loopback link
+/// takes far more.
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
-/// All streams of a connection together; credits keep the streams below it, so
-/// that none that is read late can hold up the others.
+/// Flow-control window of a connection. Credits keep its streams below it, so that a stream that is
+/// read late doesn't block the others.
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 20;
 /// Chunks are up to 256 KiB: with the default frames of 16 KiB the executor needs twice the time
 /// for a gigabyte.
 const FRAME_BYTES: u32 = 1 << 20;
-/// Keepalive: a frozen peer is noticed after the two together. On a slow link an answer waits
-/// behind what is on its way: 1 MiB of a command's input takes 6 s at 1.4 Mbit/s.
+/// Keepalive: a frozen peer is detected after the two together. On a slow link the reply queues
+/// behind data: 1 MiB of a command's input takes 6 s at 1.4 Mbit/s.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(6);
-/// Runs that were cancelled, and for how long what still comes for them is known for what it is: h2
-/// takes it for an offence otherwise, and ends the connection after 1,024 of them.
+/// Number of reset streams that h2 remembers, and for how long. Frames for a stream that it has
+/// forgotten are protocol errors, and h2 closes the connection after 1,024 of them.
 const REMEMBERED_RESETS: usize = 1024;
 const RESET_REMEMBERED: Duration = Duration::from_secs(30);
-/// For TCP's handshake.
+/// Timeout of TCP's handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// HTTP/2 wants an address; behind an ssh nobody looks at it.
+/// URI that HTTP/2 requires; ignored on a connection over ssh.
 const BEHIND_SSH: &str = "http://ssh";
 
-/// Another attempt to renew a certificate, after one that failed.
+/// Pause before another attempt to renew a certificate.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(3600);
 
-/// What has to be known of an executor to reach it.
+/// Parameters of a connection to an executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// Where it is.
+    /// The executor's address.
     pub address: Address,
-    /// The directories that it is started with, when ssh starts it.
+    /// Exports that the executor is started with, if ssh starts it.
     pub exports: Vec<String>,
-    /// The program that is ssh, and its first arguments.
+    /// The ssh program and its first arguments.
     pub ssh_command: Vec<String>,
 }
 
 impl Route {
-    /// The way to an executor of a configuration.
+    /// Returns the route to an executor of a configuration.
     #[must_use]
     pub fn to(executor: &ExecutorConfig, config: &Config) -> Self {
         Self {
@@ -73,21 +72,21 @@ impl Route {
     }
 }
 
-/// An executor in reach.
+/// A connected executor.
 #[derive(Debug)]
 pub struct Reached {
-    /// For its clients; when the last is dropped, the connection ends.
+    /// Channel for its clients; dropping the last clone closes the connection.
     pub channel: Channel,
-    /// Tells when what carries the channel has ended by itself.
+    /// The transport, which reports when it ends by itself.
     pub carrier: Carrier,
-    /// What it was found to be.
+    /// The server's identity.
     pub server: ServerIdentity,
 }
 
-/// What carries a channel.
+/// Transport of a channel.
 #[derive(Debug)]
 pub enum Carrier {
-    /// TCP: its end shows when the channel is used.
+    /// TCP: its end is noticed only on use of the channel.
     Tcp,
     /// TLS; the task renews the certificate.
     Tls(JoinSet<()>),
@@ -96,8 +95,8 @@ pub enum Carrier {
 }
 
 impl Carrier {
-    /// Completes when the carrier has ended, with the reason; for TCP never, for TLS when there is
-    /// a new certificate to connect with.
+    /// Completes with the reason when the transport has ended: for TCP never, for TLS when there is
+    /// a new certificate to reconnect with.
     pub async fn ended(&mut self) -> String {
         match self {
             Carrier::Tcp => std::future::pending().await,
@@ -110,26 +109,26 @@ impl Carrier {
     }
 }
 
-/// Why an executor is not in reach.
+/// Error of [`connect`].
 #[derive(Debug, thiserror::Error)]
 pub enum Unreachable {
-    /// The address does not make an endpoint.
+    /// The address is no valid endpoint.
     #[error("bad address")]
     Address(#[source] tonic::transport::Error),
-    /// No connection: the system's words.
+    /// No connection, with the system's error message.
     #[error("{0}")]
     Connect(String),
-    /// TLS, or the certificates for it.
+    /// TLS failed, or its certificates are missing or unusable.
     #[error(transparent)]
     Tls(#[from] tls::Fault),
-    /// ssh, or what it started.
+    /// ssh failed, or the program that it started.
     #[error(transparent)]
     Ssh(#[from] ssh::Fault),
 }
 
 impl Unreachable {
-    /// The message with its causes, in one line that can be shown: a server or an ssh may have said
-    /// it.
+    /// Returns the message with its causes in one line, escaped: it may contain text from a server
+    /// or from ssh.
     #[must_use]
     pub fn sentence(&self) -> String {
         let causes = std::iter::successors(std::error::Error::source(self), |cause| cause.source());
@@ -138,10 +137,10 @@ impl Unreachable {
     }
 }
 
-/// Makes the connection; sends nothing on it yet. Must be called inside a runtime.
+/// Connects; makes no call yet. Must be called inside a Tokio runtime.
 ///
 /// # Errors
-/// [`Unreachable`]. ssh's own timeouts apply, so that the caller should have one.
+/// [`Unreachable`]. Apply a timeout: ssh's own timeouts are long.
 pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
     match &route.address {
         Address::Http { .. } => {
@@ -174,23 +173,23 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
     }
 }
 
-/// Waits until it is time, and gets another certificate; or until somebody else has got one.
+/// Renews the certificate when it is due, or returns when another program has renewed it.
 async fn renew_in_time(channel: Channel, host: TlsHost, path: PathBuf) {
     let connected_with =
         Credentials::load(&path, &host).map(|credentials| credentials.certificate).ok();
     loop {
         let present = Credentials::load(&path, &host);
-        // Another program of this user: a certificate that was replaced does not count for long.
+        // Another program of this user renewed it: the replaced one is not accepted for long.
         if present.as_ref().is_ok_and(|present| {
             connected_with.as_ref().is_some_and(|mine| *mine != present.certificate)
         }) {
             return;
         }
         let due = present.map_or(RENEWAL_PAUSE, |present| present.renewal_in());
-        // In steps, since the clock of a timer stands still while a laptop sleeps.
+        // In steps, since a timer's clock stops during suspend.
         if !due.is_zero() {
             tokio::time::sleep(due.min(RENEWAL_PAUSE)).await;
-            // Steps of an hour: no executor has others made sooner.
+            // Once an hour is enough: see `LEAST_AGE` of the credentials.
             if !tls::is_behind(&host, &path).await {
                 continue;
             }
@@ -215,7 +214,7 @@ fn endpoint(address: String) -> Result<Endpoint, Unreachable> {
         .http2_reset_stream_duration(RESET_REMEMBERED))
 }
 
-/// The innermost cause says what a user understands ("Connection refused").
+/// Returns the innermost cause, which a user understands ("Connection refused").
 fn root_cause(error: &dyn std::error::Error) -> String {
     std::iter::successors(error.source(), |e| e.source())
         .last()

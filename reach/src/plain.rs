@@ -1,6 +1,5 @@
-//! What answers at an `http://` address but does not speak as an executor does: an executor with
-//! certificates, most likely. Looked at only after a first call has failed, since it takes a
-//! connection of its own.
+//! Diagnosis of an `http://` address whose server doesn't speak HTTP/2: most likely an executor
+//! with TLS. It runs only after a first call has failed, since it takes a connection of its own.
 
 use std::time::Duration;
 
@@ -13,17 +12,18 @@ use tokio::{
 
 use crate::Route;
 
-/// How HTTP/2 begins (RFC 9113, section 3.4).
+/// Connection preface of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// An alert of TLS and its major version (RFC 8446, section 5.1): what is said to who does not
-/// speak it.
+/// Record type "alert" of TLS and its major version (RFC 8446, section 5.1): the reply to a client
+/// that doesn't speak TLS.
 const TLS_ALERT: [u8; 2] = [21, 3];
 
-/// For the connection and its answer, which came just before.
+/// Timeout of connection and reply; the failed call was answered just before.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why the first call to an executor failed: `why`, or better words where the address is the cause.
+/// Returns why the first call to an executor failed: `why`, or better words if the address has the
+/// wrong scheme.
 pub async fn why_mute(route: &Route, why: String) -> String {
     match &route.address {
         Address::Http { host, port }

@@ -1,7 +1,6 @@
-//! The one way to call an executor. What it answers is a stranger's word until it has come through
-//! here: text is made fit to be shown, and names and paths that can't be are dropped, so that
-//! nothing behind this can forget to. On whose mounts a path lies is for the gateway, which knows
-//! the mount table.
+//! The one client of an executor. Replies are untrusted input, and are sanitized in this module so
+//! that no caller can forget to: text is escaped, and invalid names and paths are dropped. The
+//! gateway checks on which mounts a path lies, since it knows the mount table.
 
 use std::borrow::Cow;
 
@@ -23,8 +22,8 @@ const NAME_BYTES: usize = 255;
 /// Longest path that a system call takes (PATH_MAX).
 const PATH_BYTES: usize = 4096;
 
-/// What the names of changed directories may come to, each with its directory's path: an executor
-/// tells no more than half of that, and says so where there is more.
+/// Limit for the paths of changed files, each as a whole path: an executor reports at most half as
+/// much, and sets a flag if there is more.
 const TOLD_PATHS_BYTES: usize = 16 << 20;
 
 /// SIGRTMAX of the kernel (signal(7)).
@@ -33,11 +32,11 @@ const LAST_SIGNAL: u32 = 64;
 /// SIGURG, SIGWINCH.
 const STOP_OR_PASS: [u32; 8] = [17, 18, 19, 20, 21, 22, 23, 28];
 
-/// An executor, as one connection reaches it; clones share the connection.
+/// Client of an executor over one connection; clones share the connection.
 #[derive(Debug, Clone)]
 pub struct Server(ExecutorClient<Channel>);
 
-/// What a run says, within its allowance.
+/// Messages of a run, checked against its allowance.
 #[derive(Debug)]
 pub struct Outputs {
     messages: Streaming<RunOutput>,
@@ -45,7 +44,7 @@ pub struct Outputs {
 }
 
 impl Server {
-    /// Over a connection that is there.
+    /// Returns a client over an existing connection.
     #[must_use]
     pub fn new(channel: Channel) -> Self {
         let client = ExecutorClient::new(channel);
@@ -56,7 +55,7 @@ impl Server {
         )
     }
 
-    /// What it is and serves.
+    /// Describes the executor and its exports.
     ///
     /// # Errors
     /// Of the call.
@@ -71,7 +70,7 @@ impl Server {
         Ok(about)
     }
 
-    /// Its commands.
+    /// Lists the executor's commands.
     ///
     /// # Errors
     /// Of the call.
@@ -81,7 +80,7 @@ impl Server {
         Ok(tools)
     }
 
-    /// How it stands with it.
+    /// Returns the executor's status.
     ///
     /// # Errors
     /// Of the call.
@@ -92,7 +91,7 @@ impl Server {
         Ok(status)
     }
 
-    /// Begins or resumes a run, which may say so much.
+    /// Starts or resumes a run, whose output is limited by `allowance`.
     ///
     /// # Errors
     /// Of the call.
@@ -107,13 +106,13 @@ impl Server {
 }
 
 impl Outputs {
-    /// What the run may still say; whoever gives it credit notes that there.
+    /// Returns the run's allowance, in which each grant of credit must be recorded.
     #[must_use]
     pub fn allowance(&self) -> &Allowance {
         &self.allowance
     }
 
-    /// The next message; `None` at the end.
+    /// Returns the next message; `None` at the end.
     ///
     /// # Errors
     /// Of the call, and when the executor exceeds the allowance
@@ -136,7 +135,7 @@ fn show(text: &mut String) {
     }
 }
 
-/// What the peer has said; a status of our own side has a cause, and its words are ours.
+/// Escapes the message of a peer's status. A local status has a source, and its message is ours.
 fn shown(status: Status) -> Status {
     match (std::error::Error::source(&status), escaped(status.message())) {
         (None, Cow::Owned(fit)) => Status::new(status.code(), fit),
@@ -145,8 +144,8 @@ fn shown(status: Status) -> Status {
 }
 
 /// # Errors
-/// [`Exceeded::End`]: the stage program would have to stop, to go on or to end well where the
-/// command did not.
+/// [`Exceeded::End`]: with such a status the local stage would stop, continue or succeed although
+/// the command didn't.
 fn check(exited: &mut Exited) -> Result<(), Exceeded> {
     if !exited.how.as_ref().is_none_or(is_end) {
         return Err(Exceeded::End);
@@ -174,7 +173,7 @@ fn is_end(how: &exited::How) -> bool {
     }
 }
 
-/// Of all that it tells, as whole paths.
+/// Returns the length of all its entries as whole paths.
 fn paths_bytes(directory: &ChangedDirectory) -> usize {
     let names = directory.written.iter().chain(&directory.removed);
     let names = names.map(|name| directory.path.len() + name.len()).sum::<usize>();
@@ -183,7 +182,8 @@ fn paths_bytes(directory: &ChangedDirectory) -> usize {
     names + kinds.sum::<usize>() + directory.path.len()
 }
 
-/// Absolute, without `.` and `..`, and with names that are names: joined, they lead nowhere else.
+/// Returns true if the path is absolute and has no `.` or `..`, and all names are file names, which
+/// can't lead out of the directory.
 fn is_sound(directory: &ChangedDirectory) -> bool {
     let path = &directory.path;
     let is_normal = path.len() <= PATH_BYTES && path.starts_with(b"/") && !path.contains(&0);

@@ -1,6 +1,6 @@
-//! An executor behind ssh: starts `ssh HOST posh-executor --stdio` and makes one
-//! stream of its output and input, once the executor has greeted. The process
-//! belongs to the stream: it ends soon after that is dropped, and is reaped.
+//! An executor behind ssh: starts `ssh HOST posh-executor --stdio`, waits for the executor's
+//! greeting, and joins its standard input and output into one stream. The stream owns the process:
+//! after the stream is dropped, the process ends soon and is reaped.
 
 mod carried;
 mod command;
@@ -27,66 +27,65 @@ pub use command::{ATTENDED, any_shell, arguments, executor_command, quoted};
 use crate::Route;
 use said::Said;
 
-/// From ssh's start to the executor's greeting: a slow link, name look-ups and start-up
-/// files on the way, but nobody who types a password.
+/// Timeout from ssh's start to the executor's greeting: enough for a slow link, DNS and start-up
+/// files, but not for typing a password.
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// ssh ends when its input does; one that can't, because the link is frozen, is killed after this
-/// time.
+/// ssh exits at the end of its input; if it doesn't (a frozen link), it is killed after this time.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// For what ssh still says when it has ended, and for the rest of a line that is not the
-/// executor's.
+/// Timeout for ssh's last messages after it has exited, and for the rest of a line that is not the
+/// greeting.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// What is shown of words that are not the executor's.
+/// Length of unexpected output in an error message, in characters or bytes.
 const SHOWN_BYTES: usize = 80;
-/// Exit statuses of a shell that finds no program, and of ssh itself.
+/// Exit status of a shell that doesn't find the program.
 const NOT_FOUND: i32 = 127;
 
-/// Why there is no executor behind an ssh. `login` is what to call the machine by.
+/// Error of [`start`]; `login` names the machine.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// There is no ssh here.
+    /// The ssh program can't be started.
     #[error("cannot run {program}")]
     Spawn {
         /// The first word of `ssh_command`.
         program: String,
-        /// The system's answer.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// ssh got there, and the program is not there.
+    /// ssh connected, but the machine has no posh-executor.
     #[error("posh-executor is not installed there; run: posh attach {login}")]
     NotInstalled {
         /// The machine.
         login: String,
     },
-    /// Something else than the executor spoke.
+    /// Output other than the executor's greeting.
     #[error(
-        "{login} said {said:?} where posh-executor was to speak; its shell's start-up files (such as ~/.bashrc) \
-         must print nothing when there is no terminal"
+        "{login} said {said:?} where posh-executor was to speak; its shell's start-up files \
+         (such as ~/.bashrc) must print nothing when there is no terminal"
     )]
     Noise {
         /// The machine.
         login: String,
-        /// The beginning of it.
+        /// The beginning of that output.
         said: String,
     },
-    /// ssh ended; its own words, and how.
+    /// ssh exited; its last messages, or its status.
     #[error("{0}")]
     Ended(String),
-    /// Nothing in all the time that it had.
+    /// No greeting within the timeout.
     #[error("no answer through ssh within {} s{said}", START_LIMIT.as_secs())]
     Silent {
-        /// What ssh has said, after a colon, or nothing.
+        /// ssh's messages after a colon, or nothing.
         said: String,
     },
 }
 
-/// Tells when an ssh has ended, and why.
+/// Reports when an ssh has exited, and why.
 #[derive(Debug)]
 pub struct Watch(watch::Receiver<Option<String>>);
 
 impl Watch {
-    /// Completes when it has, with its last words.
+    /// Completes when ssh has exited, with its last messages.
     pub async fn ended(&mut self) -> String {
         match self.0.wait_for(Option::is_some).await {
             Ok(why) => why.clone().unwrap_or_default(),
@@ -95,10 +94,10 @@ impl Watch {
     }
 }
 
-/// Starts ssh, and the executor through it; returns when it has greeted.
+/// Starts ssh, and the executor through it; returns after the executor's greeting.
 ///
 /// # Errors
-/// [`Fault`], with nothing left behind.
+/// [`Fault`]; no process is left then.
 pub async fn start(login: &Login, route: &Route) -> Result<(Carried, Watch), Fault> {
     let mut child = command::spawn(login, route)?;
     let (Some(stdin), Some(mut stdout), Some(stderr)) =
@@ -127,25 +126,24 @@ pub async fn start(login: &Login, route: &Route) -> Result<(Carried, Watch), Fau
     Ok((stream, Watch(watch)))
 }
 
-/// A connector that gives this stream, once: what comes after it is another ssh.
+/// Returns a connector that yields this stream once: a reconnect needs another ssh.
 pub fn only(
     stream: Carried,
-) -> impl Service<Uri, Response = TokioIo<Carried>, Error = io::Error, Future: Send> + Send + 'static
-{
+) -> impl Service<Uri, Response = TokioIo<Carried>, Error = io::Error, Future: Send> + Send {
     let mut stream = Some(TokioIo::new(stream));
     service_fn(move |_: Uri| {
         std::future::ready(stream.take().ok_or_else(|| io::Error::other("its ssh has ended")))
     })
 }
 
-/// What came instead of the greeting.
+/// Reason for a missing greeting.
 #[derive(Debug, PartialEq, Eq)]
 enum NotGreeted {
     Noise(String),
     Ended,
 }
 
-/// Reads the greeting and not a byte more.
+/// Reads the greeting, and not a byte more.
 async fn greeting(stdout: &mut ChildStdout) -> Result<(), NotGreeted> {
     let mut got = Vec::new();
     while got.len() < STDIO_GREETING.len() {
@@ -154,7 +152,7 @@ async fn greeting(stdout: &mut ChildStdout) -> Result<(), NotGreeted> {
             0 => return Err(NotGreeted::Noise(shown(&got))),
             _ if STDIO_GREETING.starts_with(&got) => {}
             _ => {
-                // Its line to the end, for the message.
+                // The rest of the line, for the error message.
                 let line = async {
                     while !got.contains(&b'\n')
                         && read_some(stdout, &mut got, SHOWN_BYTES).await > 0
@@ -168,7 +166,7 @@ async fn greeting(stdout: &mut ChildStdout) -> Result<(), NotGreeted> {
     Ok(())
 }
 
-/// Reads once, up to `limit` bytes in all; the number read, 0 at the end.
+/// Reads once, up to `limit` bytes in all; returns the number read, 0 at the end or on an error.
 async fn read_some(input: &mut (impl AsyncRead + Unpin), got: &mut Vec<u8>, limit: usize) -> usize {
     let mut piece = vec![0; limit.saturating_sub(got.len())];
     let read = input.read(&mut piece).await.unwrap_or(0);
@@ -185,7 +183,7 @@ fn shown(bytes: &[u8]) -> String {
 async fn why_ended(login: &Login, mut child: Child, mut said: Said) -> Fault {
     let status = match timeout(LAST_WORDS, child.wait()).await {
         Ok(status) => status,
-        // Its output is closed and it lives: of no use.
+        // Its output is closed but it still runs: useless.
         Err(_) => kill(&mut child).await,
     };
     if status.as_ref().is_ok_and(|status| status.code() == Some(NOT_FOUND)) {
@@ -202,7 +200,7 @@ async fn why_ended(login: &Login, mut child: Child, mut said: Said) -> Fault {
     Fault::Ended(why)
 }
 
-/// Waits for the process; once nobody uses its stream it is given little time.
+/// Waits for the process; kills it a while after its stream was dropped.
 async fn ended(child: &mut Child, dropped: oneshot::Receiver<()>) -> io::Result<ExitStatus> {
     tokio::select! {
         status = child.wait() => return status,
@@ -219,7 +217,7 @@ async fn kill(child: &mut Child) -> io::Result<ExitStatus> {
     child.wait().await
 }
 
-/// How ssh ended, in its own words if it had any.
+/// Returns ssh's last messages, or else its exit status.
 async fn words(status: io::Result<ExitStatus>, said: &mut Said) -> String {
     match (said.after("ssh: ").await, status) {
         (said, _) if !said.is_empty() => escaped(&said).into_owned(),

@@ -1,4 +1,4 @@
-//! Paths that nobody but one user and root can change.
+//! Paths that only one user and root can change.
 //!
 //! A path is walked from `/`, one descriptor after the other, with O_NOFOLLOW; each file is judged
 //! by fstat(2) of the descriptor that the next step uses. The rule for every component:
@@ -8,12 +8,12 @@
 //!   POSIX ACL show in the group's);
 //! * a directory that others may write is passed only with the sticky bit (`/tmp`), only on the
 //!   way, and only to an entry that itself belongs to root or to the user, for nobody else can
-//!   rename or remove that; no symbolic link is followed out of it, and no other file system is
-//!   entered: whoever may mount one there (FUSE) has it say that its files are the user's;
+//!   rename or remove that; no symbolic link in it is followed, and no other file system is
+//!   entered, since a FUSE server can claim that its files belong to the user;
 //! * a symbolic link elsewhere is followed, and its target is walked under the same rule.
 //!
-//! **Invariant.** Whoever could rename, replace or remount a part of a path that was accepted is
-//! root or the user. So the path leads to the same file afterwards, and may be used as a path.
+//! **Invariant.** Only root and the user can rename, replace or remount a part of an accepted path.
+//! So it leads to the same file afterwards, and may be used as a path.
 #![forbid(unsafe_code)]
 
 mod links;
@@ -43,43 +43,47 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// The sticky bit: entries can be renamed and removed only by their owner, the directory's, and
 /// root.
 const STICKY: u32 = 0o1000;
-/// root's.
+/// root's uid.
 const ROOT: u32 = 0;
 
-/// Why a path is not trusted, and what to do.
+/// Reason why a path is not trusted, with the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Untrusted {
-    /// The system does not let us look, or there is no such file.
+    /// A system call failed, such as for a missing file.
     #[error("can't use {}", path.display())]
     Io {
         /// The component.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: io::Error,
     },
-    /// Its owner can put something else in its place.
+    /// Another user owns the component, and could replace it.
     #[error("{} belongs to user {owner}, not to user {user} or root", path.display())]
     ForeignOwner {
         /// The component.
         path: PathBuf,
         /// Its owner's uid.
         owner: u32,
-        /// Whose path it should be.
+        /// Uid of the user who should own it.
         user: u32,
     },
-    /// Others can put something else in its place.
-    #[error("{} has mode {mode:04o}, so that other users can write it; run: chmod go-w {}", path.display(), path.display())]
+    /// Other users can write the component.
+    #[error(
+        "{} has mode {mode:04o}, so that other users can write it; run: chmod go-w {}",
+        path.display(),
+        path.display()
+    )]
     Writable {
         /// The component.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
     },
-    /// Anybody may have put it into a directory such as /tmp.
+    /// A symbolic link in a directory such as /tmp, where any user can have made it.
     #[error("{} is a symbolic link in a directory that all users may write", .0.display())]
     SharedLink(PathBuf),
-    /// Users may be let to mount (fuse.conf(5)), and such a file system says of its files what it
-    /// likes.
+    /// A mount in a directory such as /tmp: users may be allowed to mount (fuse.conf(5)), and a
+    /// FUSE file system reports any owner that it likes.
     #[error("{} is a mount in a directory that all users may write", .0.display())]
     SharedMount(PathBuf),
     /// A file where a directory should be, or the other way round.
@@ -87,16 +91,23 @@ pub enum Untrusted {
     Kind {
         /// The component.
         path: PathBuf,
-        /// What it should be.
+        /// The expected file type.
         wanted: &'static str,
     },
 }
 
 impl Untrusted {
-    /// There is no such file.
+    /// Returns true if there is no such file.
     #[must_use]
     pub fn is_missing(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
+        matches!(
+            self,
+            Self::Io { source, .. }
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                )
+        )
     }
 
     fn io(path: &Path, error: Errno) -> Self {
@@ -115,7 +126,7 @@ impl From<Untrusted> for io::Error {
     }
 }
 
-/// A directory that was walked to.
+/// A trusted directory.
 #[derive(Debug)]
 pub struct Directory {
     /// Opened with O_PATH.
@@ -128,20 +139,20 @@ pub struct Directory {
     pub mode: u32,
 }
 
-/// A regular file that was walked to.
+/// A trusted regular file.
 #[derive(Debug)]
 pub struct TrustedFile {
-    /// Opened to be read; what was judged is this descriptor.
+    /// Opened for reading; this descriptor is the one that was checked.
     pub file: File,
     /// Without symbolic links.
     pub path: PathBuf,
     /// Its owner's uid.
     pub owner: u32,
-    /// Whether the directory that it lies in may be written by others, and is sticky.
+    /// True if its directory is writable by others, with the sticky bit.
     pub is_in_shared_directory: bool,
 }
 
-/// Walks to a directory.
+/// Walks to a directory, and opens it with O_PATH.
 ///
 /// # Errors
 /// [`Untrusted`]
@@ -149,7 +160,7 @@ pub fn directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
     Walk::to(path, user, Missing::Refused)?.into_directory()
 }
 
-/// The same; directories that are missing are made with mode 0700.
+/// Like [`directory`], but creates missing directories with mode 0700.
 ///
 /// # Errors
 /// [`Untrusted`]
@@ -157,7 +168,7 @@ pub fn make_directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
     Walk::to(path, user, Missing::Made)?.into_directory()
 }
 
-/// The same; only the last directory is made, and only if it is missing.
+/// Like [`make_directory`], but creates only the last component.
 ///
 /// # Errors
 /// [`Untrusted`]
@@ -165,7 +176,7 @@ pub fn make_last_directory(path: &Path, user: u32) -> Result<Directory, Untruste
     Walk::to(path, user, Missing::LastMade)?.into_directory()
 }
 
-/// Walks to a regular file and opens it to be read.
+/// Walks to a regular file, and opens it for reading.
 ///
 /// # Errors
 /// [`Untrusted`]
@@ -180,16 +191,16 @@ enum Missing {
     LastMade,
 }
 
-/// A walk, and what it has come to.
+/// State of a walk.
 struct Walk {
     user: u32,
     missing: Missing,
     at: OwnedFd,
     about: Stat,
     path: PathBuf,
-    /// The directory that `at` was found in may be written by others.
+    /// True if the parent directory of `at` is writable by others.
     is_in_shared: bool,
-    /// The directory that `at` was found in; `None` for `/`.
+    /// The parent directory of `at`; `None` for `/` and after `..`.
     parent: Option<OwnedFd>,
     left: VecDeque<OsString>,
     links: usize,
@@ -254,7 +265,7 @@ impl Walk {
         self.judge()
     }
 
-    /// Whether others may write the directory that is left behind for an entry of it.
+    /// Returns true if others may write the current directory; fails if it is no directory.
     fn passed(&self) -> Result<bool, Untrusted> {
         self.expect(FileType::Directory, "directory")?;
         Ok(self.about.st_mode & WRITABLE_BY_OTHERS != 0)
@@ -271,7 +282,7 @@ impl Walk {
         self.judge()
     }
 
-    /// A link's owner has no say in it after it was made; whoever may write its directory has.
+    /// Follows a symbolic link, unless others may write its directory and could have replaced it.
     fn follow(
         &mut self,
         link: &OwnedFd,
@@ -351,7 +362,7 @@ impl Walk {
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let failed = |error| Untrusted::io(&self.path, error);
         let file = openat(&parent, name, flags, Mode::empty()).map_err(failed)?;
-        // The descriptor that is read is the one that counts.
+        // Check the descriptor that will be read.
         self.about = fstat(&file).map_err(failed)?;
         self.judge()?;
         self.expect(FileType::RegularFile, "regular file")?;
@@ -367,7 +378,7 @@ fn root() -> Result<(OwnedFd, Stat), Untrusted> {
     opened.map_err(|error| Untrusted::io(Path::new("/"), error))
 }
 
-/// The names of a path; `.` and doubled slashes say nothing.
+/// Returns the components of a path, without `/`, `.` and doubled slashes.
 fn names(path: &OsStr) -> Vec<OsString> {
     let name = |component: Component<'_>| match component {
         Component::Normal(name) => Some(name.to_owned()),

@@ -1,4 +1,4 @@
-//! Directories that others may change, at paths that no link of others leads elsewhere.
+//! Directories that others may write, opened without following links that others could have made.
 
 use std::{
     ffi::OsStr,
@@ -13,10 +13,9 @@ use rustix::{
 
 use crate::{MAX_LINKS, Untrusted, directory};
 
-/// Opens a directory with O_PATH. A symbolic link on the way to it, and at its end, is followed
-/// only where nobody but root and `user` can have made it; in a directory that others may change
-/// none is. The last step is one system call that follows no link at all: whatever has come to that
-/// place meanwhile, it is there, and not elsewhere.
+/// Opens a directory with O_PATH. A symbolic link in any component is followed only if its
+/// directory is trusted ([`directory`]): root or `user` made it. The last step is one openat2(2)
+/// that follows no link, so that a concurrent change can't redirect it.
 ///
 /// # Errors
 /// [`Untrusted`]; the system's.
@@ -33,7 +32,7 @@ pub fn open_shared_directory(path: &Path, user: u32) -> Result<OwnedFd, Untruste
     Err(Untrusted::io(path, Errno::LOOP))
 }
 
-/// The same place by a path in which its first link is replaced by what that says.
+/// Replaces the first symbolic link of a path by its target.
 fn without_a_link(path: &Path, user: u32) -> Result<PathBuf, Untrusted> {
     let mut before = PathBuf::new();
     let mut names = path.components();

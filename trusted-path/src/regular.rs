@@ -1,18 +1,18 @@
-//! Files whose content is read ahead of the program that they are for.
+//! Regular files that are read before the program that they are meant for reads them.
 
 use std::{fs::File, io, os::fd::AsRawFd as _, path::Path};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 
-/// Opens a regular file to be read, through symbolic links. Whatever else has the name is not
-/// opened at all: opening a FIFO lets its writer go on and closing it loses what was written,
-/// opening a device may do anything, and both may wait.
+/// Opens a regular file for reading, through symbolic links. Files of other types are not opened at
+/// all: opening a FIFO unblocks its writer, and closing it loses the data; opening a device may
+/// have any effect; and both may block.
 ///
-/// The file is found with O_PATH, which opens nothing, judged, and then opened by that descriptor:
-/// whatever has its name by then is not touched.
+/// The file is looked up with O_PATH, which opens nothing, checked, and then opened through that
+/// descriptor, so that a rename meanwhile has no effect.
 ///
 /// # Errors
-/// The system's; `InvalidInput` for what is no regular file.
+/// The system's; `InvalidInput` if it is no regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let found = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::RegularFile {

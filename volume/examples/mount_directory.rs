@@ -1,6 +1,6 @@
-//! Mounts a directory of this machine as a volume: `mount_directory DIRECTORY MOUNT_POINT
-//! [CACHE_SIZE [JOURNAL]]`. What test suites for file systems are run on, without an executor in
-//! between. Ends when it is unmounted.
+//! Mounts a local directory as a volume: `mount_directory DIRECTORY MOUNT_POINT
+//! [CACHE_SIZE [JOURNAL]]`. For test suites for file systems, without an executor. Ends when it is
+//! unmounted.
 #![allow(clippy::unwrap_used)]
 
 use std::{env, path::PathBuf, sync::Arc};

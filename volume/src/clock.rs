@@ -1,9 +1,9 @@
-//! The clock that everything which waits or expires goes by. It is the runtime's, so that a test
-//! which pauses the runtime's time also decides when leases end.
+//! The clock of all timeouts and leases. It is Tokio's, so that a test that pauses Tokio's time
+//! also controls the expiry of leases.
 
 use std::time::Instant;
 
-/// The present.
+/// Returns the current time.
 #[must_use]
 pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()

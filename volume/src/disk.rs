@@ -1,16 +1,14 @@
-//! Contents of files on this machine's disk: what was fetched once is not fetched again, also after
-//! a restart.
+//! Persistent cache of file contents on this machine's disk.
 //!
-//! A file's contents are cut into chunks of [`CHUNK_BYTES`]; each chunk is a file of its own, which
-//! says what it is (file, version, place) and carries a checksum over all of it. So nothing has to
-//! be written in any order or synced: what a crash leaves half done fails its checksum and is no
-//! more. A chunk belongs to one version of a file
-//! ([`Attributes::version`](crate::store::Attributes)); whether that version is still the file's is
-//! for the caller to know.
+//! A file's contents are split into chunks of [`CHUNK_BYTES`]. Each chunk is a file of its own,
+//! with its key (file, version, index) and a checksum over all of it. So writes need no order and
+//! no sync: a chunk that a crash has left incomplete fails its checksum and is dropped. A chunk
+//! belongs to one version of a file ([`Attributes::version`](crate::store::Attributes)); the caller
+//! must check that the version is current.
 //!
-//! The quota is hard: a chunk's space is taken before it is written, and those that were not used
-//! for longest make room. Calls block on the disk. What can't be written is not kept, which is no
-//! error; the directory is one user's at a time.
+//! The quota is hard: space is reserved before a chunk is written, and the least recently used
+//! chunks are evicted. Calls block on the disk. A failed write is no error: the chunk isn't cached.
+//! One cache at a time uses the directory.
 
 use std::{
     collections::BTreeMap,
@@ -26,68 +24,68 @@ use bytes::Bytes;
 
 use crate::store::FileId;
 
-/// All chunks of a file but the last are that large.
+/// Size of all chunks of a file but the last.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
-/// What a chunk's file begins with; the digit is the format's version.
+/// Magic number of a chunk's file; the digit is the format's version.
 const MAGIC: [u8; 8] = *b"posh-ch1";
-/// Magic, checksum, length of the contents, and the four numbers of the key.
+/// Length of the header: magic, checksum, length of the contents, and the key's four numbers.
 const HEADER_BYTES: usize = 8 + 4 + 4 + 4 * 8;
-/// Directories that chunks are spread over, so that none grows to hundreds of thousands of names.
+/// Number of directories for chunks, so that none grows to hundreds of thousands of names.
 const SHARDS: u64 = 256;
-/// Space is counted in these: the disk has no smaller ones.
+/// Unit of the space accounting: the disk's block size.
 const BLOCK_BYTES: u64 = 4096;
-/// A use is written down, for the order after a restart, if the last one was so long ago.
+/// Minimum interval between updates of a chunk's mtime, which keeps the LRU order over a restart.
 const NOTED_EVERY: Duration = Duration::from_secs(600);
-/// Held by whoever uses the directory.
+/// Locked by the cache that uses the directory.
 const LOCK_FILE: &str = "lock";
-/// A chunk that is being written, and whatever a crash left of one.
+/// Name prefix of a chunk that is being written, or that a crash has left incomplete.
 const UNFINISHED: &str = "new-";
 
-/// Which part of which version of which file.
+/// Key of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkKey {
     /// The file.
     pub file: FileId,
-    /// As its attributes had it.
+    /// The file's version, from its attributes.
     pub version: u64,
-    /// From byte `index` × [`CHUNK_BYTES`] on.
+    /// Position: the chunk begins at byte `index` × [`CHUNK_BYTES`].
     pub index: u64,
 }
 
-/// How full it is and of what use, in bytes and counts since the start.
+/// Usage of the cache, and counts since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// On the disk, in whole blocks.
+    /// Bytes on the disk, in whole blocks.
     pub bytes: u64,
-    /// The most it may be.
+    /// Limit of `bytes`.
     pub quota_bytes: u64,
-    /// Chunks that are kept.
+    /// Number of cached chunks.
     pub chunks: u64,
-    /// Asked for and there.
+    /// Number of cache hits.
     pub hits: u64,
-    /// Asked for in vain.
+    /// Number of cache misses.
     pub misses: u64,
-    /// Thrown away because they were not what they should have been.
+    /// Number of chunks that were dropped as damaged.
     pub damaged: u64,
 }
 
-/// Chunks on a disk.
+/// The cache; see the module's text.
 #[derive(Debug)]
 pub struct DiskCache {
     directory: PathBuf,
     quota_bytes: u64,
     state: Mutex<State>,
-    /// Locked until the directory is given up, at the latest as long as this value lives.
+    /// Locked until [`Self::give_up`], or until drop.
     lock: File,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The directory is somebody else's.
+    /// True after [`DiskCache::give_up`]: another cache may own the directory.
     is_given_up: bool,
     chunks: BTreeMap<ChunkKey, Kept>,
-    /// Those that were used longest ago come first.
+    /// Least recently used first.
     uses: BTreeMap<u64, ChunkKey>,
     next_use: u64,
     bytes: u64,
@@ -101,16 +99,16 @@ struct State {
 struct Kept {
     bytes: u64,
     used: u64,
-    /// When its use was last written down.
+    /// Time of the last update of its file's mtime.
     noted: SystemTime,
 }
 
 impl DiskCache {
-    /// Opens a cache, or makes an empty one. What is there stays, as far as the quota allows. Other
-    /// files in the directory are left alone.
+    /// Opens or creates a cache. Existing chunks stay, as far as the quota allows. Other files in
+    /// the directory are left alone.
     ///
     /// # Errors
-    /// The directory can't be made or read, or is in use ([`io::ErrorKind::WouldBlock`]).
+    /// The directory can't be created or read, or is in use ([`io::ErrorKind::WouldBlock`]).
     pub fn open(directory: &Path, quota_bytes: u64) -> io::Result<Self> {
         own_directory(directory)?;
         let mut options = OpenOptions::new();
@@ -141,7 +139,7 @@ impl DiskCache {
         Ok(cache)
     }
 
-    /// A chunk's contents, if they are kept and undamaged.
+    /// Returns a chunk's contents if they are cached and undamaged.
     pub fn get(&self, key: ChunkKey) -> Option<Bytes> {
         let noted = {
             let mut state = self.lock();
@@ -163,10 +161,14 @@ impl DiskCache {
             Err(error) => {
                 let mut state = self.lock();
                 state.misses += 1;
-                // Another call may just have removed it to make room.
+                // A concurrent call may have evicted it.
                 if error.kind() != io::ErrorKind::NotFound && !state.is_given_up {
                     state.damaged += 1;
-                    tracing::warn!(path = %path.display(), %error, "a chunk of the cache is damaged and was removed");
+                    tracing::warn!(
+                        path = %path.display(),
+                        %error,
+                        "a chunk of the cache is damaged and was removed"
+                    );
                     let _ = fs::remove_file(&path);
                 }
                 state.drop_chunk(key);
@@ -175,12 +177,12 @@ impl DiskCache {
         }
     }
 
-    /// Whether a chunk is kept; it may turn out to be damaged.
+    /// Returns true if a chunk is cached; it may be damaged.
     pub fn has(&self, key: ChunkKey) -> bool {
         self.lock().chunks.contains_key(&key)
     }
 
-    /// Keeps a chunk if that is possible, in place of what was kept for it.
+    /// Caches a chunk if possible, in place of an older one with the key.
     ///
     /// # Panics
     /// It is larger than [`CHUNK_BYTES`].
@@ -199,7 +201,7 @@ impl DiskCache {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }
                 fs::rename(&unfinished, &path)?;
-                // Its space was counted when room was made.
+                // `make_room` has counted its space; `keep` counts it again.
                 state.bytes -= bytes;
                 state.drop_chunk(key);
                 state.keep(key, bytes, SystemTime::now());
@@ -213,7 +215,7 @@ impl DiskCache {
         }
     }
 
-    /// Removes all that is kept of a file but one version.
+    /// Removes all chunks of a file but those of one version.
     pub fn forget(&self, file: FileId, but: Option<u64>) {
         let first = ChunkKey { file, version: 0, index: 0 };
         let last = ChunkKey { file, version: u64::MAX, index: u64::MAX };
@@ -225,19 +227,18 @@ impl DiskCache {
         }
     }
 
-    /// Gives the directory up to the next cache, with what is in it; nothing is kept or found from
-    /// now on.
+    /// Releases the directory, with its chunks, to the next cache; this one is empty from now on.
     ///
-    /// Invariant: chunks are added and removed by who holds the lock. A chunk that is being written
-    /// is not kept.
+    /// Invariant: only the holder of the file lock adds and removes chunks. A chunk that is being
+    /// written is discarded.
     pub fn give_up(&self) {
         let mut state = self.lock();
         *state = State { is_given_up: true, ..State::default() };
-        // An error: the lock goes with the descriptor.
+        // On an error, the drop of the descriptor unlocks.
         let _ = self.lock.unlock();
     }
 
-    /// How full it is.
+    /// Returns the usage.
     pub fn usage(&self) -> Usage {
         let state = self.lock();
         Usage {
@@ -250,8 +251,8 @@ impl DiskCache {
         }
     }
 
-    /// Takes space, and a number that no other unfinished chunk has; `None` when there is not so
-    /// much in all.
+    /// Reserves space, evicting chunks, and returns a unique number for the unfinished chunk;
+    /// `None` if the quota is too small or the directory was given up.
     fn make_room(&self, bytes: u64) -> Option<u64> {
         let mut state = self.lock();
         if state.is_given_up {
@@ -266,7 +267,7 @@ impl DiskCache {
         Some(state.unfinished)
     }
 
-    /// Its space is free only when the disk has it back.
+    /// Removes a chunk: first its file, then its space from the accounting.
     fn remove(&self, state: &mut State, key: ChunkKey) {
         let path = self.path(key);
         if let Err(error) = fs::remove_file(&path)
@@ -282,7 +283,7 @@ impl DiskCache {
         if let Some(kept) = self.lock().chunks.get_mut(&key) {
             kept.noted = now;
         }
-        // Only the order after a restart depends on it.
+        // Only the LRU order after a restart depends on it.
         let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_modified(now));
     }
 
@@ -303,8 +304,8 @@ impl DiskCache {
     }
 }
 
-/// Makes a directory that only this user can change, and nothing on the way to it can be changed by
-/// others: they would give us contents of their own, or have them sent to the server.
+/// Creates a directory that only this user can write, at a path that others can't redirect: they
+/// could make us serve forged contents, or send them to the server.
 pub(crate) fn own_directory(directory: &Path) -> io::Result<()> {
     let user = rustix::process::geteuid().as_raw();
     let made = trusted_path::make_directory(directory, user)?;
@@ -320,7 +321,7 @@ impl State {
         self.chunks.insert(key, Kept { bytes, used, noted });
     }
 
-    /// It is the last one used; when that was last written down.
+    /// Marks a chunk as the most recently used; returns the time of its file's last mtime update.
     fn touch(&mut self, key: ChunkKey) -> Option<SystemTime> {
         let kept = self.chunks.get_mut(&key)?;
         self.uses.remove(&kept.used);
@@ -338,7 +339,7 @@ impl State {
     }
 }
 
-/// The chunks of one directory: keys, space, last noted uses. What a crash left unfinished goes.
+/// Lists the chunks of one directory: keys, space, last noted uses. Removes incomplete ones.
 fn scan(entries: fs::ReadDir, found: &mut Vec<(ChunkKey, u64, SystemTime)>) -> io::Result<()> {
     for entry in entries {
         let entry = entry?;
@@ -369,7 +370,7 @@ fn key_of(name: &str) -> Option<ChunkKey> {
     let mut next = || parts.next()?.ok();
     let file = FileId { inode: next()?, generation: next()? };
     let key = ChunkKey { file, version: next()?, index: next()? };
-    // No other spelling of the same numbers.
+    // Rejects other spellings of the same numbers.
     (name_of(key) == name).then_some(key)
 }
 
@@ -377,7 +378,7 @@ fn space_of(data_bytes: usize) -> u64 {
     ((HEADER_BYTES + data_bytes) as u64).next_multiple_of(BLOCK_BYTES)
 }
 
-/// All of the header but the checksum, which covers it too.
+/// Builds the header without the checksum, which covers it too.
 fn header(key: ChunkKey, data_bytes: u32) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(&MAGIC);
@@ -415,7 +416,7 @@ fn read_chunk(path: &Path, key: ChunkKey) -> io::Result<Bytes> {
     if data_bytes as usize > CHUNK_BYTES {
         return Err(damaged("it says that it is larger than a chunk"));
     }
-    // Memory that need not be zeroed first; one byte more would be too much.
+    // `read_to_end` needs no zeroed buffer. A file with one byte more is damaged.
     let mut data = Vec::with_capacity(data_bytes as usize + 1);
     file.take(u64::from(data_bytes) + 1).read_to_end(&mut data)?;
     let mut wanted = header(key, data_bytes);

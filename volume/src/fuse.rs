@@ -1,6 +1,6 @@
-//! FUSE: the kernel's requests in the words of [`Volume`], and its answers in the kernel's. This
-//! file and the ones below `fuse/` alone know the crate fuser. Here is what runs them and what
-//! tells the kernel to forget; `requests` has the requests one by one.
+//! FUSE adapter between the kernel and [`Volume`]. Only this file and the ones below `fuse/` use
+//! the crate fuser. This file runs the requests and invalidates the kernel's caches; `requests`
+//! has one handler per request.
 
 mod convert;
 mod requests;
@@ -28,10 +28,10 @@ use crate::{
     mount,
 };
 
-/// Threads that read requests. They wait for nothing.
+/// Number of threads that read requests. They never block on a request.
 const THREADS: usize = 2;
 
-/// FUSE_NOTIFY_INC_EPOCH of linux/fuse.h (Linux 6.16): all names are to be looked up again.
+/// FUSE_NOTIFY_INC_EPOCH of linux/fuse.h (Linux 6.16): invalidates all names.
 const NOTIFY_INC_EPOCH: i32 = 8;
 
 /// FUSE_NOTIFY_INVAL_INODE of linux/fuse.h.
@@ -40,44 +40,44 @@ const NOTIFY_INVAL_INODE: i32 = 2;
 /// FUSE_NOTIFY_INVAL_ENTRY of linux/fuse.h.
 const NOTIFY_INVAL_ENTRY: i32 = 3;
 
-/// FUSE_NOTIFY_PRUNE of linux/fuse.h (Linux 6.18): names of files go, where nobody uses them.
+/// FUSE_NOTIFY_PRUNE of linux/fuse.h (Linux 6.18): drops unused dentries of files.
 const NOTIFY_PRUNE: i32 = 9;
 
-/// The version of the protocol that has it.
+/// First protocol version with [`NOTIFY_PRUNE`].
 const PRUNES: fuser::Version = fuser::Version(7, 45);
 
-/// Files of one such message.
+/// Limit of files in one [`NOTIFY_PRUNE`].
 const PRUNED_AT_ONCE: usize = 512;
 
-/// FUSE_EXPIRE_ONLY of linux/fuse.h (Linux 6.2): a name is to be looked up again, and nothing else
-/// becomes of it.
+/// FUSE_EXPIRE_ONLY of linux/fuse.h (Linux 6.2): a name is looked up again, but not dropped.
 const EXPIRE_ONLY: u32 = 1;
 
-/// How often a thread is looked at that waits for an answer.
+/// Interval of checks whether a waiting thread was killed.
 const LOOK_AT_KILLED: Duration = Duration::from_millis(300);
 
-/// How soon the kernel is asked again to forget a file that it was told of and does not know yet.
+/// Interval of retries of an invalidation for a file whose first reply the kernel has not processed
+/// yet.
 const LOOK_AT_UNKNOWN: Duration = Duration::from_micros(100);
 
-/// Of x86-64, and what larger pages are made of.
+/// Page size of x86-64; a larger one is a multiple.
 const PAGE_BYTES: u64 = 4096;
 
-/// Of `struct fuse_out_header`.
+/// Size of `struct fuse_out_header`.
 const ANSWER_BYTES: usize = 16;
 
-/// Who may use a mount.
+/// Users with access to a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Users {
-    /// Whoever mounted it.
+    /// Only the user who mounted it.
     Own,
-    /// Everybody, each with their own rights.
+    /// All users, each with their own rights (`allow_other`).
     All,
 }
 
-/// Answers on a device, mounted there, until it is unmounted; the thread returned ends then.
+/// Serves a device, mounted at `mount_point`, until it is unmounted; the returned thread ends then.
 ///
 /// # Errors
-/// Of the first exchange with the kernel.
+/// Those of the handshake with the kernel.
 pub fn serve(
     volume: Arc<Volume>,
     invalidations: mpsc::UnboundedReceiver<Invalidate>,
@@ -99,15 +99,15 @@ pub fn serve(
     std::thread::Builder::new().name("volume".to_owned()).spawn(move || session.run())
 }
 
-/// Makes the kernel forget.
+/// Invalidates the kernel's caches.
 ///
-/// Invariant: no attribute that was told before an invalidation is remembered after it. A reply is
-/// told when it is written, and takes effect when the thread that asked comes to run. For a file
-/// that the kernel knows, it discards a reply to LOOKUP, READDIRPLUS or GETATTR that was asked
-/// before the invalidation (`attr_version`, fs/fuse/inode.c). It has no such order for SETATTR, nor
-/// for CREATE, LINK and the other replies with a new name: these let it remember no attributes. A
-/// file that it does not know yet becomes known by the first reply, and the invalidation waits for
-/// that ([`forget_for_sure`]).
+/// Invariant: after an invalidation the kernel caches no attribute that it was sent before. A reply
+/// is sent when it is written, and takes effect when the requesting thread runs. For a file that
+/// the kernel knows, it discards a reply to a LOOKUP, READDIRPLUS or GETATTR from before the
+/// invalidation (`attr_version`, fs/fuse/inode.c). It has no such order for SETATTR, nor for
+/// CREATE, LINK and the other replies with a new name: these give attributes no lifetime. A file
+/// that it does not know yet becomes known by the first reply, and the invalidation waits for that
+/// ([`forget_for_sure`]).
 struct Kernel {
     raw: Arc<OwnedFd>,
     mount_point: PathBuf,
@@ -115,7 +115,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// In a thread of its own: the kernel waits for readers of what it drops.
+    /// Performs invalidations, in a thread of its own: the kernel blocks on readers of the pages.
     fn carry_out(self, mut invalidations: mpsc::UnboundedReceiver<Invalidate>) {
         while let Some(mut invalidate) = invalidations.blocking_recv() {
             if let Some(names) = &invalidate.names {
@@ -124,7 +124,7 @@ impl Kernel {
             if !invalidate.busy.is_empty() && self.carry_out_beside_reads(&mut invalidate) {
                 continue;
             }
-            // A negative offset: attributes alone.
+            // A negative offset: only attributes.
             let offset = if invalidate.pages { 0 } else { -1 };
             let number = invalidate.number;
             let forget = || file_is_doubtful(&self.raw, number, (offset, 0));
@@ -133,7 +133,8 @@ impl Kernel {
         }
     }
 
-    /// In another thread, which waits for the reads. Whether there is one.
+    /// Invalidates in another thread, which waits for the reads in progress: first the pages
+    /// between them. Returns false if no thread could be started.
     fn carry_out_beside_reads(&self, invalidate: &mut Invalidate) -> bool {
         let (raw, volume, number) = (Arc::clone(&self.raw), self.volume.clone(), invalidate.number);
         let gaps = gaps_between(std::mem::take(&mut invalidate.busy));
@@ -153,7 +154,7 @@ impl Kernel {
         self.volume.upgrade().is_some_and(|volume| volume.is_told(number))
     }
 
-    /// Of each file first what may be wrong soon, then its names.
+    /// Drops files from the kernel's caches: pages and attributes first, then dentries.
     fn let_go(&self, numbers: &[u64]) {
         for number in numbers {
             forget_for_sure(
@@ -162,12 +163,12 @@ impl Kernel {
             );
         }
         for numbers in numbers.chunks(PRUNED_AT_ONCE) {
-            // What an older kernel can't give up, it keeps.
+            // An older kernel keeps the dentries.
             let _ = self.prune(numbers);
         }
     }
 
-    /// `struct fuse_notify_prune_out`.
+    /// Sends a `struct fuse_notify_prune_out`.
     fn prune(&self, numbers: &[u64]) -> nix::Result<usize> {
         let count = u32::try_from(numbers.len()).unwrap_or_default();
         let head = [count.to_ne_bytes(), [0; 4]].concat();
@@ -176,7 +177,7 @@ impl Kernel {
     }
 
     fn forget_names(&self, names: &[(u64, Vec<OsString>)]) {
-        // A name that the kernel gives up takes along what is mounted on it or below it.
+        // Dropping a name would unmount the mounts on it and below it.
         if !mount::has_mounts_below(&self.mount_point) && self.all_names_are_doubtful() {
             return;
         }
@@ -185,24 +186,25 @@ impl Kernel {
         }
     }
 
-    /// Since it takes no locks, it does not wait for a request in the same directory that waits for
-    /// somebody else.
+    /// Invalidates all names. It takes no locks, so that it doesn't block on a waiting request in
+    /// the same directory.
     fn all_names_are_doubtful(&self) -> bool {
         notify(&self.raw, NOTIFY_INC_EPOCH, &[]).is_ok()
     }
 
-    /// A kernel before 6.2 gives the name up.
+    /// Invalidates a name. A kernel before 6.2 drops it.
     fn name_is_doubtful(&self, directory: u64, name: &OsStr) {
         let length = u32::try_from(name.len()).unwrap_or_default();
         let numbers =
             [directory.to_ne_bytes().as_slice(), &length.to_ne_bytes(), &EXPIRE_ONLY.to_ne_bytes()]
                 .concat();
-        // What the kernel does not know is forgotten already.
+        // An error: the kernel does not know the name.
         let _ = notify(&self.raw, NOTIFY_INVAL_ENTRY, &[&numbers, name.as_bytes(), b"\0"]);
     }
 }
 
-/// Offsets and lengths of what lies between pages that are being read, the end of the file last.
+/// Returns offsets and lengths of the gaps between pages that are being read, the rest of the file
+/// last.
 fn gaps_between(mut busy: Vec<Range<u64>>) -> Vec<(i64, i64)> {
     busy.sort_by_key(|range| range.start);
     let mut gaps = Vec::new();
@@ -221,14 +223,15 @@ fn gaps_between(mut busy: Vec<Range<u64>>) -> Vec<(i64, i64)> {
         .collect()
 }
 
-/// `struct fuse_notify_inval_inode_out`, with an offset (below 0: attributes alone) and a length
-/// (0: to the end). fuser has no word for a file that the kernel does not know.
+/// Sends a `struct fuse_notify_inval_inode_out`, with an offset (below 0: only attributes) and a
+/// length (0: to the end). fuser's own function doesn't report that the kernel does not know the
+/// file.
 fn file_is_doubtful(raw: &OwnedFd, number: u64, (offset, length): (i64, i64)) -> nix::Result<()> {
     let numbers = [number.to_ne_bytes(), offset.to_ne_bytes(), length.to_ne_bytes()].concat();
     notify(raw, NOTIFY_INVAL_INODE, &[&numbers]).map(drop)
 }
 
-/// `struct fuse_out_header` and what follows it.
+/// Writes a notification: `struct fuse_out_header` and its body.
 fn notify(raw: &OwnedFd, what: i32, parts: &[&[u8]]) -> nix::Result<usize> {
     let length = 16 + parts.iter().map(|part| part.len()).sum::<usize>();
     let mut message = Vec::with_capacity(length);
@@ -239,9 +242,9 @@ fn notify(raw: &OwnedFd, what: i32, parts: &[&[u8]]) -> nix::Result<usize> {
     nix::unistd::write(raw, &message)
 }
 
-/// Has the kernel forget a file. One that it does not know, though it was told of it, has a reply
-/// or a FORGET on the way: either ends this. Only a kernel that is in no state to run the thread
-/// that asked lets it take [`KERNEL_PATIENCE`].
+/// Repeats an invalidation until the kernel knows the file. If the kernel doesn't know a file that
+/// it was sent, a reply or a FORGET is on the way, and either ends this. [`KERNEL_PATIENCE`] passes
+/// only if the kernel can't run the requesting thread.
 fn forget_for_sure(forget: impl Fn() -> nix::Result<()>, is_told: impl Fn() -> bool) {
     let until = crate::clock::now() + KERNEL_PATIENCE;
     while forget() == Err(Errno::ENOENT) && is_told() && crate::clock::now() < until {
@@ -250,11 +253,11 @@ fn forget_for_sure(forget: impl Fn() -> nix::Result<()>, is_told: impl Fn() -> b
 }
 
 tokio::task_local! {
-    /// The kernel has been given another answer to the request that this task works on.
+    /// True if the task's request has been answered before, with EINTR.
     static IS_LET_GO: Cell<bool>;
 }
 
-/// Whether the kernel drops what this request is answered with: it is told of no file then.
+/// Returns true if the kernel will drop this request's answer: so it must count as not sent.
 fn is_let_go() -> bool {
     IS_LET_GO.try_with(Cell::get).unwrap_or(false)
 }
@@ -266,15 +269,14 @@ struct Adapter {
     raw: Arc<OwnedFd>,
 }
 
-/// A write may wait for so long until the kernel has forgotten its pages. The last page is locked
-/// as long as the write goes on if it was not there before; then nobody else can have put anything
-/// into it.
+/// Timeout for the invalidation of a write's pages. The kernel keeps the last page locked during
+/// the write if the write has added it; then no other thread can have filled it.
 const PAGES_PATIENCE: Duration = Duration::from_millis(10);
 
-/// The kernel copies what is written into its pages, and lets go of them before it asks for the
-/// write. Where it forgets them for a recall meanwhile, and another thread has it read them, they
-/// are as they were before the write, and would stay so: they are forgotten before the write
-/// returns.
+/// Invalidates a write's pages before the write returns. The kernel copies the data into its pages,
+/// and unlocks them before it sends the request. If they are dropped for a recall meanwhile, and
+/// another thread reads them again, they have the contents from before the write, and would keep
+/// them.
 async fn forget_written(raw: Arc<OwnedFd>, number: u64, offset: u64, length: u32) {
     let Ok(offset) = i64::try_from(offset) else { return };
     let forget = move || file_is_doubtful(&raw, number, (offset, length.into()));
@@ -282,7 +284,8 @@ async fn forget_written(raw: Arc<OwnedFd>, number: u64, offset: u64, length: u32
 }
 
 impl Adapter {
-    /// Most requests are answered from memory: those need no other thread.
+    /// Polls the work once, which suffices for requests that are answered from the cache; the
+    /// runtime does the rest.
     fn answer(&self, request: &Request, work: impl Future<Output = ()> + Send + 'static) {
         let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
         let _entered = self.runtime.enter();
@@ -304,10 +307,9 @@ impl Adapter {
 
 /// A request that is not answered at once.
 ///
-/// Invariant: a thread that is killed is let go within a second, whatever the server does. The
-/// kernel waits for the answer to a request that was read (fs/fuse/dev.c, `request_wait_answer`),
-/// and asks for one by FUSE_INTERRUPT, which fuser does not pass on: so threads that wait are
-/// looked at.
+/// Invariant: a killed thread gets an answer within a second, whatever the server does. The kernel
+/// waits for the answer to a request that was read (fs/fuse/dev.c, `request_wait_answer`), and
+/// sends FUSE_INTERRUPT, which fuser does not pass on: so waiting threads are polled.
 struct Asked {
     thread: u32,
     number: u64,
@@ -315,8 +317,8 @@ struct Asked {
 }
 
 impl Asked {
-    /// The work goes on to its end. The kernel drops a second answer; a file that this has opened
-    /// is closed again.
+    /// Completes the work, also after the thread was killed. The kernel drops the second answer; a
+    /// file that was opened is closed again.
     async fn answer(self, mut work: Pin<Box<dyn Future<Output = ()> + Send>>) {
         loop {
             tokio::select! {
@@ -331,7 +333,7 @@ impl Asked {
         }
     }
 
-    /// `struct fuse_out_header`.
+    /// Answers with EINTR, by a `struct fuse_out_header`.
     fn let_go(&self) {
         let mut answer = Vec::with_capacity(ANSWER_BYTES);
         answer.extend(u32::try_from(ANSWER_BYTES).unwrap_or_default().to_ne_bytes());

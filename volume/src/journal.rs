@@ -1,12 +1,12 @@
-//! What was closed and is not on the server yet, on this machine's disk: so that a gateway that is
-//! killed loses nothing of it. Records are appended and read again by the next one; they are gone
-//! when what they tell of is on the server.
+//! Journal on this machine's disk of new files that were closed and are not on the server yet, so
+//! that a killed gateway loses none. Records are appended; the next gateway replays them. A record
+//! is removed when its file is on the server.
 //!
-//! A record is length, checksum (CRC-32) and a message. It is there when write(2) has returned:
-//! that holds against the death of a process, not against that of the machine, for which fsync(2)
-//! asks the server.
+//! A record is a length, a checksum (CRC-32) and a message. It is safe once write(2) has returned:
+//! it survives the death of the process, but not of the machine. For the latter, fsync(2) of the
+//! file waits for the server.
 //!
-//! Not here: when something is noted, and how it is sent again ([`crate::fs`]).
+//! [`crate::fs`] decides when to write a record, and replays them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,57 +31,56 @@ use crate::{
     store::{Caller, NewFile, Put, Write},
 };
 
-/// A new file is begun beyond, so that what is long since on the server can be removed while more
-/// keeps coming.
+/// Size at which a new segment begins, so that old segments can be removed under constant load.
 const SEGMENT_BYTES: u64 = 16 << 20;
-/// Length and checksum.
+/// Size of a record's header: length and checksum.
 const HEADER_BYTES: usize = 8;
-/// The longest record that is believed: a file's contents, its paths, and room.
+/// Limit for a valid record: a file's contents, its paths, and room.
 const RECORD_BYTES: usize = 8 << 20;
-/// What the names of the files begin with.
+/// Prefix of the segments' file names.
 const SEGMENT: &str = "journal-";
-/// Names of the sessions whose requests may still be on their way, in hexadecimal digits, one a
+/// File with the names of sessions whose requests may still be in flight, in hexadecimal, one per
 /// line.
 const SESSIONS_FILE: &str = "sessions";
-/// Held by whoever uses the directory.
+/// Locked by the journal that uses the directory.
 const LOCK_FILE: &str = "lock";
 
-/// A new file that the server may not have.
+/// A new file that may not be on the server yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Its number among all of one process.
+    /// Sequence number, unique within a process.
     pub order: u64,
-    /// The names from the root to the directory that `put` begins at.
+    /// Path from the root to the directory that `put` is relative to.
     pub home: Vec<OsString>,
-    /// Who made it.
+    /// Caller that created the file.
     pub caller: Caller,
-    /// What it is, and where.
+    /// The file, and its path.
     pub put: Put,
 }
 
-/// The records of one volume.
+/// Journal of one volume.
 #[derive(Debug)]
 pub struct Journal {
     directory: PathBuf,
     state: Mutex<State>,
-    /// Locked until the directory is given up, at the latest as long as this value lives.
+    /// Locked until [`Self::hand_over`] or [`Self::abandon`] is complete, or until drop.
     lock: File,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// No new record is taken.
+    /// True if new records are refused.
     is_ending: bool,
-    /// Its session goes on when the directory is the next journal's.
+    /// True if its session goes on after the directory was released to the next journal.
     is_handed_over: bool,
     current: Option<(u64, File, u64)>,
-    /// Where each record is that still counts.
+    /// Segment of each live record.
     records: HashMap<u64, u64>,
-    /// How many of each file count; without the current one.
+    /// Number of live records by segment.
     counts: BTreeMap<u64, usize>,
 }
 
-/// A record as it is written: of a new file, or of those that are on the server.
+/// Encoded record: a new file, or the numbers of those that are on the server.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Line {
     #[prost(uint64, tag = "1")]
@@ -97,11 +96,11 @@ struct Line {
 }
 
 impl Journal {
-    /// Opens the journal of a directory, which is made if need be, with what the last one has left,
-    /// in order.
+    /// Opens the journal of a directory, which is created if missing. Returns the records that the
+    /// last journal has left, in order.
     ///
     /// # Errors
-    /// The directory can't be made or read, or is in use ([`io::ErrorKind::WouldBlock`]).
+    /// The directory can't be created or read, or is in use ([`io::ErrorKind::WouldBlock`]).
     pub fn open(directory: &Path) -> io::Result<(Self, Vec<Record>)> {
         own_directory(directory)?;
         let lock =
@@ -121,7 +120,7 @@ impl Journal {
         }
         let mut state = State::default();
         for record in left.values() {
-            // They count until they are done, wherever they are: the last file is the last to go.
+            // Counted for the last segment, which is removed last, whichever segment they are in.
             let at = segments.last().copied().unwrap_or_default();
             state.records.insert(record.order, at);
             *state.counts.entry(at).or_default() += 1;
@@ -139,8 +138,8 @@ impl Journal {
         ))
     }
 
-    /// The names of the sessions that have sent what is in the journal, and whose requests may
-    /// still be on their way.
+    /// Returns the names of earlier sessions that have sent records of this journal, and whose
+    /// requests may still be in flight.
     ///
     /// # Errors
     /// The disk's.
@@ -151,34 +150,34 @@ impl Journal {
         }
     }
 
-    /// What is in the journal is sent by that session from now on, and was by these earlier ones,
-    /// none of which is known to have ended.
+    /// Notes that session `name` sends the journal's records from now on. `earlier`: sessions that
+    /// have sent them before, and may not have ended.
     ///
     /// # Errors
-    /// The disk's: the next one would not hear of this session.
+    /// The disk's: the next journal would not know of this session.
     pub fn begin_session(&self, earlier: &[Bytes], name: &Bytes) -> io::Result<()> {
         self.note_sessions(&[earlier, slice::from_ref(name)].concat())
     }
 
-    /// All or none.
+    /// Replaces the file of session names atomically.
     fn note_sessions(&self, names: &[Bytes]) -> io::Result<()> {
         let digits =
             |name: &Bytes| name.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + "\n";
         let (new, path) = (self.directory.join("sessions.new"), self.directory.join(SESSIONS_FILE));
         let mut file = options().write(true).create(true).truncate(true).open(&new)?;
         file.write_all(names.iter().map(digits).collect::<String>().as_bytes())?;
-        // What an earlier machine's end has left must not be nothing.
+        // A crash of the machine must not leave an empty file.
         file.sync_data()?;
         fs::rename(new, path)
     }
 
-    /// The order of the next record must be above.
+    /// Returns the highest number of a live record; new records need higher ones.
     #[must_use]
     pub fn last_order(&self) -> u64 {
         self.state().records.keys().copied().max().unwrap_or_default()
     }
 
-    /// A new file, or how it is now.
+    /// Appends a record of a new file, in place of an earlier one with its number.
     ///
     /// # Errors
     /// The disk's; [`io::ErrorKind::BrokenPipe`] for a new record after [`Self::hand_over`].
@@ -204,7 +203,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The server has these, or never will.
+    /// Removes records: the server has these files, or never will.
     pub fn done(&self, orders: &[u64]) {
         let mut state = self.state();
         let segments: Vec<u64> =
@@ -213,7 +212,7 @@ impl Journal {
             return;
         }
         if !state.records.is_empty() {
-            // If it can't be written, they are put once more, and found to be there.
+            // On a failure, the next journal puts them once more, and finds that they exist.
             let _ =
                 state.append(&self.directory, &Line { done: orders.to_vec(), ..Line::default() });
         }
@@ -224,27 +223,26 @@ impl Journal {
         }
     }
 
-    /// Takes no new record from now on, and gives the directory up to the next journal as soon as
-    /// none is left.
+    /// Refuses new records from now on, and releases the directory to the next journal as soon as
+    /// no record is left.
     ///
-    /// Invariant: who holds the lock alone writes to the directory, and alone sends what is in it.
-    /// So the lock goes together with the last record, and while none can be added: both are seen
-    /// to under one mutex.
+    /// Invariant: only the holder of the file lock writes to the directory and sends its records.
+    /// So the lock is released with the last record, when none can be added: both under one mutex.
     pub fn hand_over(&self) {
         let mut state = self.state();
         (state.is_ending, state.is_handed_over) = (true, true);
         self.give_up_if_done(&state);
     }
 
-    /// Gives the directory up to the next journal, with what is in it. To be called when nothing of
-    /// it is sent any more.
+    /// Releases the directory to the next journal, with its records. To be called when none of them
+    /// is being sent any more.
     pub fn abandon(&self) {
         let mut state = self.state();
         *state = State { is_ending: true, ..State::default() };
         self.give_up_if_done(&state);
     }
 
-    /// Whether new records are taken.
+    /// Returns true if new records are accepted.
     #[must_use]
     pub fn is_open(&self) -> bool {
         !self.state().is_ending
@@ -253,10 +251,10 @@ impl Journal {
     fn give_up_if_done(&self, state: &State) {
         if state.is_ending && state.records.is_empty() {
             if state.is_handed_over {
-                // The session goes on, with other things.
+                // The session goes on, but sends no more records.
                 let _ = fs::remove_file(self.directory.join(SESSIONS_FILE));
             }
-            // An error: the lock goes with the descriptor.
+            // On an error, the drop of the descriptor unlocks.
             let _ = self.lock.unlock();
         }
     }
@@ -267,7 +265,7 @@ impl Journal {
 }
 
 impl State {
-    /// In which file it is.
+    /// Appends a line; returns its segment.
     fn append(&mut self, directory: &Path, line: &Line) -> io::Result<u64> {
         let body = line.encode_to_vec();
         let length = u32::try_from(body.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
@@ -283,7 +281,7 @@ impl State {
             }
         };
         if let Err(error) = file.write_all(&record) {
-            // What is half written must not hide what comes after it.
+            // An incomplete record would hide the ones after it.
             file.set_len(bytes)?;
             self.current = Some((number, file, bytes));
             return Err(error);
@@ -295,7 +293,7 @@ impl State {
     fn one_less(&mut self, directory: &Path, segment: u64) {
         let Some(count) = self.counts.get_mut(&segment) else { return };
         *count -= 1;
-        // What older files say of done and undone is of use as long as any of them is needed.
+        // A segment is needed as long as an older one has live records, for its `done` lines.
         while let Some((oldest, 0)) = self.counts.first_key_value().map(|(at, count)| (*at, *count))
         {
             if self.current.as_ref().is_some_and(|(number, ..)| *number == oldest) {
@@ -306,7 +304,7 @@ impl State {
         }
     }
 
-    /// Nothing counts any more.
+    /// Removes all segments but the current one, which is truncated.
     fn clear(&mut self, directory: &Path) {
         let current = self.current.as_ref().map(|(number, ..)| *number);
         for segment in segments(directory).unwrap_or_default() {
@@ -331,8 +329,8 @@ impl Line {
     }
 }
 
-/// Writes what a record would have made on the server to a path of this machine. Directories above
-/// it are made; nothing is replaced.
+/// Writes a record's file to a local path. Missing parent directories are created; an existing file
+/// is not replaced.
 ///
 /// # Errors
 /// The disk's; [`io::ErrorKind::AlreadyExists`].
@@ -380,13 +378,13 @@ fn segments(directory: &Path) -> io::Result<Vec<u64>> {
     Ok(fs::read_dir(directory)?.filter_map(number).collect())
 }
 
-/// What hexadecimal digits tell.
+/// Decodes hexadecimal digits.
 fn name_of(digits: &str) -> Option<Bytes> {
     let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
     (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>().map(Bytes::from)
 }
 
-/// As far as they are whole.
+/// Decodes the lines up to the first incomplete or damaged one.
 fn lines(mut bytes: &[u8]) -> Vec<Line> {
     let mut lines = Vec::new();
     while let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES) {

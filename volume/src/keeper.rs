@@ -1,10 +1,9 @@
-//! The leases of all sessions of one machine, with those who wait for them: the table of
-//! [`crate::leases`] with a clock, a lock and wake-ups. One for all exports, since they may
-//! overlap.
+//! Leases of all sessions of one machine, with their waiters: the table of [`crate::leases`] with a
+//! clock, a lock and wake-ups. All exports share one, since they may overlap.
 //!
-//! Invariant: nobody is woken by what is no concern of theirs. Who waits for others waits for one
-//! answer of one session at a time, the listener of a session for its own notices, and who waits
-//! for a lock for those of its file.
+//! Invariant: no spurious wake-ups by unrelated events. A change waits for one answer of one
+//! session at a time, a session's listener for its own notices, and a lock request for unlocks of
+//! its file.
 
 use std::{
     collections::HashMap,
@@ -21,28 +20,27 @@ use crate::{
     store::{FileId, Leases, Notice, Stamp},
 };
 
-/// An answer that takes longer counts against whoever gives it ([`LeaseTable::waited`]). Others
-/// decide how often they ask, so that quick answers must cost nothing, however many they are.
+/// An answer that takes longer counts against its session ([`LeaseTable::waited`]). Others decide
+/// how often they ask, so quick answers must cost nothing, however many they are.
 const LATE: Duration = Duration::from_secs(1);
-/// What has not been looked at for so long is looked at: a session's time may have been moved on
-/// meanwhile.
+/// Interval of checks while waiting: a session's expiry may have been extended meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Shared by all that hand out or break leases.
+/// Lease table with a lock and wake-ups, shared by all that grant or recall leases.
 #[derive(Debug)]
 pub struct Keeper {
     table: Mutex<LeaseTable>,
-    /// Those who wait until a session has answered for a file.
+    /// Waiters for a session's answer about a file.
     answered: Waits<(SessionId, File)>,
-    /// Those who wait for anything of a session that may lose it all.
+    /// Waiters for a session that may lose all its leases.
     lost: Waits<SessionId>,
-    /// Those who wait for the holders of former sessions.
+    /// Waiters for the holders of former sessions.
     back: Notify,
-    /// Locks that were given back.
+    /// Waiters for released locks.
     pub unlocked: Waits<File>,
 }
 
-/// Those who wait for something, by what it is: nobody else is woken.
+/// Waiters by key, so that a notification wakes only those of its key.
 #[derive(Debug)]
 pub struct Waits<K: Copy + Eq + Hash>(Mutex<HashMap<K, Waiters>>);
 
@@ -52,12 +50,12 @@ struct Waiters {
     count: usize,
 }
 
-/// One that waits.
+/// One waiter.
 #[derive(Debug)]
 pub struct Waiter<'a, K: Copy + Eq + Hash> {
     waits: &'a Waits<K>,
     what: K,
-    /// Completes for those that have begun to wait when it happens.
+    /// Notified for waiters that have begun to wait before the event.
     pub wake: Arc<Notify>,
 }
 
@@ -68,7 +66,7 @@ impl<K: Copy + Eq + Hash> Default for Waits<K> {
 }
 
 impl<K: Copy + Eq + Hash> Waits<K> {
-    /// From now on this is waited for.
+    /// Registers a waiter.
     pub fn wait_for(&self, what: K) -> Waiter<'_, K> {
         let mut all = self.0.lock().expect("not poisoned");
         let waiters = all.entry(what).or_default();
@@ -76,7 +74,7 @@ impl<K: Copy + Eq + Hash> Waits<K> {
         Waiter { waits: self, what, wake: waiters.wake.clone() }
     }
 
-    /// It has happened.
+    /// Wakes the waiters of a key.
     pub fn notify(&self, what: K) {
         if let Some(waiters) = self.0.lock().expect("not poisoned").get(&what) {
             waiters.wake.notify_waiters();
@@ -104,12 +102,12 @@ impl<K: Copy + Eq + Hash> Drop for Waiter<'_, K> {
     }
 }
 
-/// Something begun; others get no leases of its files as long as this lives.
+/// An announced operation. Until it is dropped, others get no conflicting leases of its files.
 #[derive(Debug)]
 pub struct Begun {
     keeper: Arc<Keeper>,
     ticket: Option<Ticket>,
-    /// The identity that waits for it.
+    /// Identity of the waiting session.
     waiter: String,
 }
 
@@ -125,14 +123,14 @@ impl Default for Keeper {
     }
 }
 
-/// More than all stamps before: there are fewer answers than microseconds.
+/// Returns a stamp above all earlier ones: there are fewer answers than microseconds.
 fn stamp_of_clock() -> Stamp {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     Stamp(u64::try_from(since.as_micros()).unwrap_or_default())
 }
 
 impl Keeper {
-    /// After an earlier process, which has ended by now: see [`LeaseTable::begin_grace`].
+    /// Creates a keeper after an earlier process has ended; see [`LeaseTable::begin_grace`].
     #[must_use]
     pub fn after(former: impl IntoIterator<Item = Former>) -> Self {
         let keeper = Self::default();
@@ -154,7 +152,7 @@ impl Keeper {
         }
     }
 
-    /// Completes when no former session relies on leases in a tree that `of` says.
+    /// Completes when no former session relies on leases in a tree that matches `of`.
     async fn grace_is_over(&self, of: impl Fn(&Path) -> bool) {
         loop {
             let is_back = self.back.notified();
@@ -163,20 +161,20 @@ impl Keeper {
         }
     }
 
-    /// The table, for what needs no waiting.
+    /// Locks the table, for operations that need no waiting.
     pub fn table(&self) -> MutexGuard<'_, LeaseTable> {
         self.table.lock().expect("not poisoned")
     }
 
-    /// See [`LeaseTable::open_session_of`]. Its stamps begin with the clock: whoever opens it may
-    /// come from another machine's executor, whose stamps must all be earlier.
+    /// See [`LeaseTable::open_session_of`]. The stamps start from the clock: the client may come
+    /// from another machine's executor, whose stamps must all be earlier.
     pub fn open_session(&self, owner: &str, tree: &Path) -> SessionId {
         let mut table = self.table();
         table.count_on_from(stamp_of_clock());
         table.open_session_of(owner, tree, crate::clock::now())
     }
 
-    /// Says what is about to happen; see [`LeaseTable::begin`].
+    /// Announces an operation; see [`LeaseTable::begin`].
     pub fn begin(
         self: &Arc<Self>,
         session: SessionId,
@@ -188,11 +186,11 @@ impl Keeper {
         Begun { keeper: self.clone(), ticket: Some(ticket), waiter }
     }
 
-    /// Completes when those whose trees `of` says, but the session, have written what they hold
-    /// back, or have lost it: within `time` of the last recall. However many files these are, the
-    /// lock is held for a step at a time, and what is waited for is one answer of each session.
-    /// What former sessions may have of these trees is over before. `waiter`: the identity that
-    /// waits.
+    /// Completes when the other sessions on trees that match `of` have written their held-back
+    /// data, or have lost it: within `time` of the last recall. Waits before for the grace period
+    /// of former sessions on these trees. However many files these are, the lock is held for a step
+    /// at a time, and each session is waited for only once. `waiter`: the identity of the waiting
+    /// session.
     pub async fn flush(
         self: &Arc<Self>,
         (waiter, session): (&str, Option<SessionId>),
@@ -225,7 +223,7 @@ impl Keeper {
         Begun { keeper: self.clone(), ticket: Some(ticket), waiter }
     }
 
-    /// See [`LeaseTable::recall_all`]: all its steps.
+    /// Performs all steps of [`LeaseTable::recall_all`].
     pub async fn recall_all(&self, session: SessionId) {
         let mut after = None;
         loop {
@@ -242,11 +240,11 @@ impl Keeper {
         self.table().mark(session)
     }
 
-    /// See [`LeaseTable::changed`]. Of most of what other programs change, nobody here has heard.
+    /// See [`LeaseTable::changed`].
     pub fn changed(&self, changes: impl IntoIterator<Item = (File, Leases)>) {
         let mut changes = changes.into_iter().peekable();
         while changes.peek().is_some() {
-            // A step at a time: others are not to wait for the end of a burst.
+            // A step at a time, so that a burst doesn't block others.
             let (mut table, now) = (self.table(), crate::clock::now());
             for (file, leases) in changes.by_ref().take(STEP) {
                 table.changed(file, leases, now);
@@ -272,13 +270,13 @@ impl Keeper {
         self.lost.notify(session);
     }
 
-    /// The next notices of a session, in order; none when it has ended.
+    /// Returns the next notices of a session, in order; `None` when it has ended.
     pub async fn notices(&self, session: SessionId) -> Option<Vec<Notice>> {
         loop {
             let wake = {
                 let mut table = self.table();
                 let until = table.valid_until(session)?;
-                // Its own end is told to it also when nobody else asks.
+                // A session learns of its own expiry even if no other session's request finds it.
                 if until <= crate::clock::now() {
                     table.expire(crate::clock::now());
                 }
@@ -288,14 +286,14 @@ impl Keeper {
                 }
                 table.wake(session)?
             };
-            // What has come since is not missed: it leaves a permit.
+            // A notice since then is not missed: it leaves a permit.
             let _ = tokio::time::timeout(LOOK_AGAIN, wake.notified()).await;
         }
     }
 }
 
 impl Begun {
-    /// Whether it may happen at once.
+    /// Returns true if the operation may proceed at once.
     #[must_use]
     pub fn is_clear(&mut self) -> bool {
         self.ticket
@@ -303,10 +301,10 @@ impl Begun {
             .is_none_or(|ticket| self.keeper.table().is_clear(ticket, crate::clock::now()))
     }
 
-    /// Completes when all recalls are answered, or their holders' time is over.
+    /// Completes when all recalls are answered, or the holders' leases have expired.
     pub async fn clear(&mut self) {
         let Some(ticket) = &mut self.ticket else { return };
-        // Who answers within that time keeps nobody waiting.
+        // Answers within that time count as immediate.
         let late = crate::clock::now() + LATE;
         loop {
             let now = crate::clock::now();
@@ -317,7 +315,7 @@ impl Begun {
                     Progress::Clear => return,
                     Progress::More => None,
                     Progress::Grace(until) => Some(Err(until)),
-                    // Under the table's lock, so that no answer is missed from here on.
+                    // Registered under the table's lock, so that no answer is missed.
                     Progress::Waits(session, file, until) => {
                         let (answer, loss) = (
                             self.keeper.answered.wait_for((session, file)),
@@ -358,7 +356,7 @@ impl Begun {
         }
     }
 
-    /// It has happened.
+    /// Ends the operation after it was performed.
     pub fn finish(mut self) {
         self.end();
     }

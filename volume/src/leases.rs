@@ -1,28 +1,27 @@
-//! Who may remember what of which file: leases, their recalls, and who waits for whom. Pure
-//! logic: the clock is passed in, nothing waits and nothing is sent here.
+//! Lease table: leases by file and session, their recalls, and the changes that wait for them. Pure
+//! logic: the clock is passed in; it neither waits nor sends.
 //!
-//! All leases of a session end at one time, which each sign of life moves on
-//! ([`LeaseTable::renew`]). A change says first what it is about ([`LeaseTable::begin`]), which
-//! recalls what other sessions hold of it; it may happen when all recalls are answered, or their
-//! sessions' time is over ([`LeaseTable::is_clear`]), and others get no new leases of these files
+//! All leases of a session expire at one time, which each sign of life extends
+//! ([`LeaseTable::renew`]). A change is announced first ([`LeaseTable::begin`]), which recalls
+//! conflicting leases of other sessions. It may proceed when all recalls are answered, or their
+//! sessions have expired ([`LeaseTable::is_clear`]). Other sessions get no new leases of its files
 //! until it is done ([`LeaseTable::finish`]).
 //!
-//! Invariant: nobody waits for a lease longer than the time that its recall states. Who is alive
-//! and does not answer in that time loses all leases of its owner, hears so, and gets none for
+//! Invariant: no wait for a lease exceeds the time that its recall states. A session that is alive
+//! and does not answer in that time loses all leases of its owner, is notified, and gets none for
 //! [`LAPSED_TIME`]. So does an owner for whose answers others have waited longer than
-//! [`WAIT_BUDGET`] within that time, since each of them may come late.
+//! [`WAIT_BUDGET`] within that time, since many answers may come just in time.
 //!
 //! Grace ([`Former`]; RFC 8881, section 8.4.2.1). Sessions of an earlier process of this server may
-//! still rely on the leases that it granted, and this table does not know which. Invariant: as long
-//! as one of them does, no change of its tree is clear for anybody else, and nobody else gets the
-//! right to write there. It no longer does when its holder has said so ([`LeaseTable::forgotten`]),
-//! or when those leases have ended by time.
+//! still rely on leases that it granted, and this table does not know which. Invariant: as long as
+//! one of them does, other sessions can't change its tree, and get no [`Leases::WRITE`] of it. It
+//! no longer does when its holder has said so ([`LeaseTable::forgotten`]), or when those leases
+//! have expired.
 //!
-//! Invariant: no identity makes the work for another one longer, since all share one lock. An op
-//! costs as much as the files that it names have holders, and its waiting O(1) at each look; work
-//! over all files of a session is done in steps of [`STEP`]. The one exception is the end of a
-//! session's leases, by its own end or by time: it costs O(1) for each lease, once, and each had to
-//! be asked for.
+//! Invariant: no identity increases another one's work, since all share one lock. An op costs as
+//! much as its files have holders, and each check while it waits O(1); work over all files of a
+//! session is done in steps of [`STEP`]. The one exception is the end of a session's leases, by its
+//! own end or by expiry: O(1) per lease, once, and each lease had to be requested.
 
 mod index;
 
@@ -42,61 +41,59 @@ use self::index::{Ends, Index, last_until};
 use crate::directory::is_share;
 use crate::store::{Entry, FileId, Leases, Notice, Stamp};
 
-/// How long leases hold without a sign of life. A writer waits for so long when a holder is out of
-/// reach.
+/// Lifetime of leases without a sign of life. A writer waits for so long if a holder is
+/// unreachable.
 pub const LEASE_TIME: Duration = Duration::from_secs(10);
-/// After a recall nobody waits longer than that for a session that is alive but does not answer; it
-/// then loses all its leases. Who has to write something first gets [`FLUSH_TIME`].
+/// Timeout for the answer to a recall; after it, the session loses all its leases. A session that
+/// has to write first gets [`FLUSH_TIME`].
 pub const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// For 64 MiB at 10 Mbit/s, and the rest of what such a link carries.
+/// Timeout for the answer to a recall of [`Leases::WRITE`]: 64 MiB at 10 Mbit/s, beside other
+/// traffic.
 pub const FLUSH_TIME: Duration = Duration::from_secs(60);
-/// Leases and recalls without an answer, of all sessions: about 400 bytes each. An owner of
-/// sessions may have as many as it leaves free, so that others find room; beyond, answers come
-/// without leases.
+/// Limit of leases and unanswered recalls of all sessions: about 400 bytes each. An owner may have
+/// as many as it leaves free, so that others find room; beyond, answers come without leases.
 pub const MAX_LEASED_FILES: usize = 400_000;
-/// Before a run the holders of rights to write have this time to give them back.
+/// Timeout for the flush of write leases before a run.
 pub const RUN_TIME: Duration = Duration::from_secs(5);
-/// An owner that has let a recall lapse gets no leases for this time: it makes others wait once,
-/// not for each file that it opens. What it does goes on without leases.
+/// Time for which an owner gets no leases after it has let a recall lapse: so others wait for it
+/// once, not for each file that it opens. Its operations go on without leases.
 pub const LAPSED_TIME: Duration = Duration::from_secs(300);
-/// For so long in all others wait for an owner's answers within [`LAPSED_TIME`], however soon
-/// before their ends these come: three runs. An owner that takes longer is one that does not
-/// answer.
+/// Total time within [`LAPSED_TIME`] for which others wait for an owner's answers, even if each is
+/// in time: three runs. An owner that takes longer is treated as one that doesn't answer.
 pub const WAIT_BUDGET: Duration = Duration::from_secs(15);
-/// Notices that wait for a session, about 100 bytes each.
+/// Limit of queued notices per session, about 100 bytes each.
 const MAX_UNTAKEN: usize = 65_536;
-/// Recalls of a file that a session has not answered; it gets no new lease of it before. Bounds the
-/// looks at one file.
+/// Limit of unanswered recalls per file and session, from which on the session gets no new lease of
+/// the file. It bounds the work for one file.
 const MAX_UNANSWERED: usize = 4;
-/// Files that are looked at while the lock is held, at most, where all those of a session are:
-/// about a millisecond.
+/// Limit of files per step under the lock, in work over all files of a session: about a
+/// millisecond.
 pub const STEP: usize = 1000;
-/// Changed files of which a session is told how they are: whoever has changed more does not look at
-/// all of them at once.
+/// Limit of changed files whose attributes are sent to a session unasked.
 const MAX_CHANGED: usize = 32;
 
-/// How much longer grace lasts than leases: the holder's clock may be slower than this machine's by
-/// one part in a hundred.
+/// Margin of grace over the lifetime of leases: the holder's clock may be 1 % slower than this
+/// machine's.
 const CLOCK_DRIFT: Duration = Duration::from_millis(100);
-/// When the leases of an earlier process have ended, after its end.
+/// Time after the end of an earlier process at which its leases have expired.
 pub const GRACE_TIME: Duration = LEASE_TIME.saturating_add(CLOCK_DRIFT);
 
-/// A session of an earlier process, which may rely on leases that this one knows nothing of.
+/// A session of an earlier process, which may rely on leases unknown to this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Former {
-    /// By which its holder is known again: each session of this process may bear the name of one
+    /// Name that identifies its holder: a session of this process may have the same name
     /// ([`LeaseTable::name`]).
     pub name: String,
     /// The directory whose files it uses.
     pub tree: PathBuf,
 }
 
-/// A file, among all file systems of the keeper's machine.
+/// Key of a file, unique among all file systems of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct File {
     /// The file system.
     pub system: u64,
-    /// The file's [`FileId::generation`], which no two files of a file system have alike.
+    /// The file's [`FileId::generation`], unique within a file system.
     pub generation: u64,
 }
 
@@ -104,70 +101,70 @@ impl File {
     const LAST: Self = Self { system: u64::MAX, generation: u64::MAX };
 }
 
-/// One holder.
+/// Id of a session, which holds leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
-/// A place among a session's recalls.
+/// A position among a session's recalls.
 pub type Place = (Stamp, File);
 
-/// What somebody is about to do with a file.
+/// Planned access to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// Looks at it: others must have written what they hold back.
+    /// Read: other sessions must write their held-back data first.
     Look,
-    /// Changes what these leases are about.
+    /// Change, which conflicts with these leases.
     Change(Leases),
 }
 
-/// Something that was begun.
+/// An announced operation.
 #[derive(Debug)]
 #[must_use = "others get no leases of its files until it is finished"]
 pub struct Ticket {
     session: Option<SessionId>,
     changes: Vec<File>,
-    /// What is answered stays so: the last is looked at until it is, and goes.
+    /// Recalls without an answer, used as a stack: an answered one is popped and never checked
+    /// again.
     awaited: Vec<Awaited>,
-    /// What is awaited is over then.
+    /// Deadline for all of them.
     until: Option<Instant>,
 }
 
-/// Recalls of a session, with that stamp or an earlier one.
+/// Recalls of a session, up to that stamp.
 #[derive(Debug, Clone, Copy)]
 enum Awaited {
     Of(File, SessionId, Stamp),
     All(SessionId, Stamp),
-    /// Those of rights to write. One for all files: a ticket is as short for 100,000 files as for
-    /// one.
+    /// Those of [`Leases::WRITE`], of all files: so a ticket for 100,000 files has one entry.
     Written(SessionId, Stamp),
 }
 
-/// How far a ticket is.
+/// Progress of a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// Nothing stands in the way any more.
+    /// The operation may proceed.
     Clear,
-    /// This was a step: the lock is to be let go.
+    /// A step is done: release the lock, and call again.
     More,
-    /// Nothing changes before that session answers for that file, ends, or the time is over.
+    /// Wait until that session answers for that file or ends, or until that time.
     Waits(SessionId, File, Instant),
-    /// Nothing changes before the holder of a former session is back, or the time is over.
+    /// Wait until the holder of a former session is back, or until that time.
     Grace(Instant),
 }
 
-/// All leases.
+/// The lease table.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
     files: HashMap<File, Held>,
     sessions: HashMap<SessionId, Session>,
     ends: Ends,
-    /// Who may hold changes back, or has yet to answer that it does not.
+    /// Sessions with write leases, or with unanswered recalls of them.
     writers: BTreeSet<SessionId>,
-    /// By the name of whoever the sessions belong to.
+    /// Owners by identity.
     owners: HashMap<String, Owner>,
-    /// Sessions of earlier processes whose leases may still be relied on, and until when they may.
+    /// Sessions of earlier processes, and the end of their grace period.
     former: Vec<(Former, Instant)>,
-    /// Of all sessions' indexes.
+    /// Total length of all sessions' indexes.
     leased: usize,
     last_session: u64,
     last_stamp: u64,
@@ -178,7 +175,7 @@ struct Held {
     id: FileId,
     grants: BTreeMap<SessionId, Grant>,
     recalled: Vec<Recalled>,
-    /// Who is changing it now, and how many times.
+    /// Number of announced changes by session.
     changing: HashMap<Option<SessionId>, usize>,
 }
 
@@ -202,18 +199,18 @@ struct Recalled {
 struct Owner {
     sessions: BTreeSet<SessionId>,
     files: usize,
-    /// It gets no leases before.
+    /// Time until which it gets no leases.
     lapsed_until: Option<Instant>,
     delays: Delays,
 }
 
-/// For how long others have waited for an owner's answers. Times at which several wait count once.
+/// Total time for which others have waited for an owner's answers. Concurrent waits count once.
 #[derive(Debug, Default)]
 struct Delays {
     total: Duration,
-    /// Since when that is counted.
+    /// Start of the present period.
     since: Option<Instant>,
-    /// What was before is counted.
+    /// Time up to which waits are counted.
     counted: Option<Instant>,
 }
 
@@ -225,77 +222,77 @@ struct Session {
     valid_until: Instant,
     index: Index,
     outbox: Vec<Notice>,
-    /// Wakes whoever takes what is in the outbox, and nobody else.
+    /// Wakes the reader of the outbox.
     wake: Arc<Notify>,
-    /// What its holder relies on from before, it has of another session.
+    /// Stamp of its opening: leases with earlier stamps are another session's.
     opened: Stamp,
-    /// When it last lost everything.
+    /// Stamp of the last loss of all its leases.
     lost: Stamp,
-    /// The [`Former::name`] that it bears.
+    /// Its name; see [`Former::name`].
     name: Option<String>,
-    /// Files that it held leases of, and that have changed since this was last asked for: the first
-    /// of them.
+    /// Files that it held leases of, and that other programs have changed since
+    /// [`LeaseTable::take_changed`]; at most [`MAX_CHANGED`].
     changed: Vec<FileId>,
 }
 
-/// Whether two trees have files in common, as far as their paths tell.
+/// Returns true if one path is an ancestor of the other, or both are the same.
 #[must_use]
 pub fn overlap(one: &Path, other: &Path) -> bool {
     one.starts_with(other) || other.starts_with(one)
 }
 
 impl LeaseTable {
-    /// An empty one. Stamps count on from there: they must not begin anew with a process, since
-    /// their readers live on.
+    /// Creates an empty table. Stamps continue from `last`: they must not restart with a process,
+    /// since their readers live on.
     #[must_use]
     pub fn starting_at(last: Stamp) -> Self {
         Self { last_stamp: last.0, ..Self::default() }
     }
 
-    /// Further stamps are later than this one.
+    /// Makes all further stamps later than this one.
     pub fn count_on_from(&mut self, stamp: Stamp) {
         self.last_stamp = self.last_stamp.max(stamp.0);
     }
 
-    /// These sessions of an earlier process, which has ended by now, may rely on their leases until
-    /// their time is over.
+    /// Begins the grace period for these sessions of an earlier process, which has ended by now.
     pub fn begin_grace(&mut self, former: impl IntoIterator<Item = Former>, now: Instant) {
         let until = now + GRACE_TIME;
         self.former.extend(former.into_iter().map(|former| (former, until)));
     }
 
-    /// Names a session. What is left from a former one of this name does not stand in its own way.
+    /// Names a session. The grace period of a former one with this name doesn't block it.
     pub fn name(&mut self, session: SessionId, name: &str) {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.name = Some(name.to_owned());
         }
     }
 
-    /// The session relies on nothing from before that loss of all its leases: what a former one of
-    /// its name had has ended. Whether there was one.
+    /// Ends the grace period of the former session of the same name, since the session has dropped
+    /// everything from before that loss of all its leases. Returns true if there was one.
     pub fn forgotten(&mut self, session: SessionId, lost: Stamp) -> bool {
-        // A loss that an earlier process has told of says nothing about this one.
+        // A loss from an earlier process is not one of this session.
         let its = self.sessions.get(&session).filter(|its| lost >= its.opened);
         let Some(name) = its.and_then(|its| its.name.clone()) else { return false };
         self.has_ended(&name)
     }
 
-    /// The holder of former sessions of that name is no more. Whether there were any.
+    /// Ends the grace period of former sessions of that name, whose holder is gone. Returns true if
+    /// there were any.
     pub fn has_ended(&mut self, name: &str) -> bool {
         let before = self.former.len();
         self.former.retain(|(former, _)| former.name != name);
         self.former.len() < before
     }
 
-    /// Until when a former session but that of the same name may rely on leases in a tree that `of`
-    /// says.
+    /// Returns the end of the grace period of former sessions in trees that match `of`, except for
+    /// those with the session's name.
     pub fn grace(
         &mut self,
         session: Option<SessionId>,
         of: impl Fn(&Path) -> bool,
         now: Instant,
     ) -> Option<Instant> {
-        // Most often there is none.
+        // The common case.
         if self.former.is_empty() {
             return None;
         }
@@ -306,7 +303,7 @@ impl LeaseTable {
         in_the_way.map(|(_, until)| *until).max()
     }
 
-    /// The same for the session's own tree.
+    /// Like [`Self::grace`], for the session's own tree.
     fn grace_of(&mut self, session: SessionId, now: Instant) -> Option<Instant> {
         if self.former.is_empty() {
             return None;
@@ -315,18 +312,18 @@ impl LeaseTable {
         self.grace(Some(session), |other| overlap(&tree, other), now)
     }
 
-    /// A new holder, without any lease, of nobody in particular.
+    /// Opens a session with an owner of its own.
     #[cfg(test)]
     pub fn open_session(&mut self, now: Instant) -> SessionId {
         let owner = self.last_session.to_string();
         self.open_session_of(&owner, Path::new("/"), now)
     }
 
-    /// A new holder, without any lease.
+    /// Opens a session without leases.
     pub fn open_session_of(&mut self, owner: &str, tree: &Path, now: Instant) -> SessionId {
         self.last_session += 1;
         let id = SessionId(self.last_session);
-        // What somebody remembers from before, of another session, is not covered.
+        // Leases from before, of another session, are not covered.
         let lost = self.next_stamp();
         self.owners.retain(|_, owner| !owner.sessions.is_empty() || owner.is_remembered_at(now));
         self.owners.entry(owner.to_owned()).or_default().sessions.insert(id);
@@ -341,8 +338,8 @@ impl LeaseTable {
         id
     }
 
-    /// A sign of life; all that the session holds is valid again for [`LEASE_TIME`]. What had ended
-    /// already stays ended.
+    /// Extends the session's leases by [`LEASE_TIME`] from now, on a sign of life. Expired leases
+    /// stay expired.
     pub fn renew(&mut self, session: SessionId, now: Instant) {
         self.expire(now);
         if let Some(its) = self.sessions.get_mut(&session) {
@@ -352,7 +349,7 @@ impl LeaseTable {
         }
     }
 
-    /// The holder goes for good.
+    /// Ends a session for good.
     pub fn end_session(&mut self, session: SessionId) {
         self.drop_leases(session);
         let Some(ended) = self.sessions.remove(&session) else { return };
@@ -363,9 +360,9 @@ impl LeaseTable {
         ended.wake.notify_one();
     }
 
-    /// Gives of `wanted` what goes together with what others have, and tells all that the session
-    /// has now. To be called before the file is looked at, so that a change in between is recalled
-    /// with a later stamp.
+    /// Grants those of `wanted` that are compatible with other sessions' leases, and returns all
+    /// that the session has now. To be called before the file is read, so that a change in between
+    /// is recalled with a later stamp.
     pub fn grant(
         &mut self,
         session: SessionId,
@@ -374,16 +371,16 @@ impl LeaseTable {
         now: Instant,
     ) -> (Leases, Stamp) {
         let stamp = self.next_stamp();
-        // A right to write stands in the way of what a former session may have.
+        // A write lease would conflict with the possible leases of a former session.
         let wanted =
             if self.grace_of(session, now).is_some() { wanted - Leases::WRITE } else { wanted };
         let Some(own) = self.sessions.get(&session).filter(|own| own.valid_until > now) else {
             return (Leases::empty(), stamp);
         };
         let Some(owner) = self.owners.get(&own.owner) else { return (Leases::empty(), stamp) };
-        // What was found to be over stays so until a sign of life.
+        // A session that was found expired stays so until a sign of life.
         let is_over = !self.ends.lives.contains(&(own.valid_until, session));
-        // Whoever does not take what it is told is not given more to be told of.
+        // A session that doesn't read its notices gets no more leases.
         let has_lapsed =
             owner.lapsed_until.is_some_and(|until| until > now) || own.outbox.len() >= MAX_UNTAKEN;
         let has_room = is_share((owner.files, 1), (self.leased, MAX_LEASED_FILES));
@@ -400,7 +397,8 @@ impl LeaseTable {
         (leases.unwrap_or_default(), stamp)
     }
 
-    /// Recalls what stands in the way of all these. `session`: whose own leases don't.
+    /// Announces an operation: recalls all leases that conflict with the intents, except for those
+    /// of `session` itself.
     pub fn begin(
         &mut self,
         session: Option<SessionId>,
@@ -412,7 +410,7 @@ impl LeaseTable {
         for (file, id, intent) in intents {
             let masks = match intent {
                 Intent::Look => (Leases::WRITE, Leases::WRITE),
-                // Who holds the right to write must not write over a change that it has not seen.
+                // A write lease's holder must not overwrite a change that it has not seen.
                 Intent::Change(leases) => (*leases | Leases::WRITE, Leases::all()),
             };
             self.recall(*file, session, masks, now);
@@ -434,13 +432,13 @@ impl LeaseTable {
         ticket
     }
 
-    /// Something has changed already, by somebody who holds no leases: recalls, and nobody waits.
-    /// Whether somebody is told.
+    /// Recalls leases after a change by another program, without waiting. Returns true if any
+    /// session held one.
     pub fn changed(&mut self, file: File, leases: Leases, now: Instant) -> bool {
         self.recall(file, None, (leases | Leases::WRITE, leases | Leases::WRITE), now)
     }
 
-    /// Whether nothing stands in the way any more.
+    /// Returns true if the operation may proceed.
     pub fn is_clear(&mut self, ticket: &mut Ticket, now: Instant) -> bool {
         loop {
             match self.progress(ticket, now) {
@@ -451,8 +449,8 @@ impl LeaseTable {
         }
     }
 
-    /// A step towards that. All steps of a ticket together are as many as it has entries, and one
-    /// for each look.
+    /// Performs one step of [`Self::is_clear`]. A ticket's total work is its number of entries, and
+    /// O(1) for each call.
     pub fn progress(&mut self, ticket: &mut Ticket, now: Instant) -> Progress {
         self.expire(now);
         for _ in 0..STEP {
@@ -473,7 +471,7 @@ impl LeaseTable {
         Progress::More
     }
 
-    /// Whose answer for which file is awaited, and until when.
+    /// Returns the session and the file whose answer is awaited, and the deadline.
     fn unanswered(&self, awaited: Awaited) -> Option<(SessionId, File, Instant)> {
         let (session, stamp, file) = match awaited {
             Awaited::Of(file, session, stamp) => (session, stamp, Some(file)),
@@ -492,7 +490,7 @@ impl LeaseTable {
         Some((session, file?, until.min(life)))
     }
 
-    /// It has happened, or does not happen.
+    /// Ends an announced operation, whether it was performed or not.
     pub fn finish(&mut self, ticket: Ticket) {
         for file in ticket.changes {
             if let Some(held) = self.files.get_mut(&file)
@@ -507,8 +505,8 @@ impl LeaseTable {
         }
     }
 
-    /// Who may hold changes back of trees that `of` says, but `session` itself. A flush recalls
-    /// their rights to write ([`Self::recall_written`]) and awaits the answers
+    /// Returns the sessions that may hold changes back in trees that match `of`, without `session`.
+    /// A flush recalls their write leases ([`Self::recall_written`]) and awaits the answers
     /// ([`Self::begin_flush`]).
     #[must_use]
     pub fn writers(
@@ -525,11 +523,11 @@ impl LeaseTable {
             .collect()
     }
 
-    /// Recalls a step's worth of the holder's rights to write, for `by`: of files behind `after`.
-    /// Where the next step begins.
+    /// Recalls one step of the holder's write leases, for `by`: of files after `after`. Returns the
+    /// `after` of the next step, if any.
     ///
-    /// What is recalled is no longer writable: a second flush does not look at it again, so that
-    /// flushes cost O(1) for each right that was granted, however many there are.
+    /// A recalled lease is no longer indexed as writable, so that a second flush skips it: flushes
+    /// cost O(1) per granted lease, however many flushes there are.
     pub fn recall_written(
         &mut self,
         (holder, by): (SessionId, Option<SessionId>),
@@ -544,8 +542,8 @@ impl LeaseTable {
         files.get(STEP - 1).copied()
     }
 
-    /// Awaits all rights to write that were recalled from these holders. Within `time` they have
-    /// answered, or have lost what they hold.
+    /// Returns a ticket for all write leases that were recalled from these holders. Within `time`
+    /// they answer, or lose their leases.
     pub fn begin_flush(&mut self, holders: &[SessionId], time: Duration, now: Instant) -> Ticket {
         self.expire(now);
         let (stamp, until) = (Stamp(self.last_stamp), now + time);
@@ -554,7 +552,7 @@ impl LeaseTable {
             sessions.get(*holder).is_some_and(|its| !its.index.unwritten.is_empty())
         };
         let holders: Vec<SessionId> = holders.iter().filter(is_awaited).copied().collect();
-        // Otherwise each recall ends no later by itself.
+        // Otherwise each recall's own deadline is no later.
         if time < FLUSH_TIME {
             self.ends.flushes.extend(holders.iter().map(|holder| (until, *holder, stamp)));
         }
@@ -562,8 +560,7 @@ impl LeaseTable {
         Ticket { session: None, changes: Vec::new(), awaited, until: Some(until) }
     }
 
-    /// Files that others than sessions have changed since this was last asked, of those that were
-    /// recalled from the session.
+    /// Takes the session's recalled files that other programs have changed since the last call.
     pub fn take_changed(&mut self, session: SessionId) -> Vec<FileId> {
         self.sessions
             .get_mut(&session)
@@ -571,9 +568,9 @@ impl LeaseTable {
             .unwrap_or_default()
     }
 
-    /// Tells the session how a file is, as it would an answer.
+    /// Sends a file's entry to the session, as an answer would.
     pub fn tell(&mut self, session: SessionId, entry: Entry) {
-        // It is of use to be told, not needed: whoever does not take notices goes without.
+        // Optional: dropped if the session doesn't read its notices.
         if let Some(session) =
             self.sessions.get_mut(&session).filter(|session| session.outbox.len() < MAX_UNTAKEN)
         {
@@ -581,13 +578,11 @@ impl LeaseTable {
         }
     }
 
-    /// Puts a mark behind all that the session is to be told until now. `None`: there is no such
-    /// session.
+    /// Queues a mark after all present notices of the session. `None`: there is no such session.
     pub fn mark(&mut self, session: SessionId) -> Option<Stamp> {
         let stamp = self.next_stamp();
         let its = self.sessions.get_mut(&session)?;
-        // What is told by one mark need not be told by two: the outbox of a session that is out of
-        // reach stays small.
+        // Adjacent marks are merged, so that an unreachable session's outbox stays small.
         if let Some(Notice::All { stamp: last }) = its.outbox.last_mut() {
             *last = stamp;
         } else {
@@ -596,7 +591,7 @@ impl LeaseTable {
         Some(stamp)
     }
 
-    /// The session gives leases back: by a recall with that stamp, or of its own accord.
+    /// Takes leases back from a session: for a recall with that stamp, or unasked.
     pub fn returned(&mut self, session: SessionId, file: File, leases: Leases, stamp: Stamp) {
         self.change(file, session, |held| {
             for recalled in
@@ -611,9 +606,9 @@ impl LeaseTable {
         });
     }
 
-    /// All leases of the session but those to write are recalled: what it remembers may be old. A
-    /// step of it: files behind `after`; where the next step begins. What is granted meanwhile is
-    /// fresh.
+    /// Recalls one step of all leases of the session except for write leases, since its cache may
+    /// be stale: of files after `after`. Returns the `after` of the next step, if any. Leases that
+    /// are granted meanwhile are fresh.
     pub fn recall_all(
         &mut self,
         session: SessionId,
@@ -627,7 +622,7 @@ impl LeaseTable {
             else {
                 continue;
             };
-            // What it holds back itself is newer than all that others have.
+            // Data that the session itself holds back is newer than the server's.
             let leases =
                 if grant.leases.contains(Leases::WRITE) { Leases::ENTRIES } else { Leases::all() };
             let lost = grant.leases & leases;
@@ -640,20 +635,20 @@ impl LeaseTable {
         files.get(STEP - 1).copied()
     }
 
-    /// Awaits the session's own answers to what has been recalled from it.
+    /// Returns a ticket for the session's own answers to its present recalls.
     pub fn begin_answers(&mut self, session: SessionId, now: Instant) -> Ticket {
         self.expire(now);
         let awaited = vec![Awaited::All(session, Stamp(self.last_stamp))];
         Ticket { session: Some(session), changes: Vec::new(), awaited, until: None }
     }
 
-    /// When the session was opened.
+    /// Returns the stamp of the session's opening.
     #[must_use]
     pub fn opened(&self, session: SessionId) -> Stamp {
         self.sessions.get(&session).map(|session| session.opened).unwrap_or_default()
     }
 
-    /// What is to be told to a session, in order.
+    /// Takes the session's notices, in order.
     pub fn take_notices(&mut self, session: SessionId) -> Vec<Notice> {
         self.sessions
             .get_mut(&session)
@@ -661,16 +656,16 @@ impl LeaseTable {
             .unwrap_or_default()
     }
 
-    /// What a session that is back after a break may not have heard: when it last lost everything,
-    /// and the recalls until now. [`Self::missed_recalls`] tells them, in steps.
+    /// Returns, for a session after a reconnect, the stamp of the last loss of all its leases, and
+    /// the present stamp, up to which [`Self::missed_recalls`] lists its recalls, in steps.
     #[must_use]
     pub fn missed(&self, session: SessionId) -> (Stamp, Stamp) {
         let lost = self.sessions.get(&session).map(|session| session.lost).unwrap_or_default();
         (lost, Stamp(self.last_stamp))
     }
 
-    /// A step's worth of the session's recalls without an answer, behind the place `after` and
-    /// until a stamp, and where the next step begins.
+    /// Returns one step of the session's unanswered recalls, from after the position `after` to a
+    /// stamp, and the `after` of the next step, if any.
     #[must_use]
     pub fn missed_recalls(
         &self,
@@ -695,64 +690,64 @@ impl LeaseTable {
         (step.iter().filter_map(notice).collect(), step.get(STEP - 1).copied())
     }
 
-    /// All that everybody has ends: it is not known what has changed.
+    /// Ends all leases of all sessions: anything may have changed.
     pub fn lose_all(&mut self) {
         let sessions: Vec<SessionId> = self.sessions.keys().copied().collect();
         sessions.into_iter().for_each(|session| self.lose(session));
     }
 
-    /// Until when the session's leases hold.
+    /// Returns the expiry of the session's leases.
     #[must_use]
     pub fn valid_until(&self, session: SessionId) -> Option<Instant> {
         self.sessions.get(&session).map(|session| session.valid_until)
     }
 
-    /// When [`Self::is_clear`] may change without anybody's doing, and not before.
+    /// Returns the earliest time at which [`Self::is_clear`] can change by expiry alone.
     #[must_use]
     pub fn deadline(&self, ticket: &Ticket) -> Option<Instant> {
         let (_, _, until) = self.unanswered(*ticket.awaited.last()?)?;
         Some(ticket.until.map_or(until, |its| its.min(until)))
     }
 
-    /// What wakes whoever takes the session's notices.
+    /// Returns the [`Notify`] that wakes the reader of the session's notices.
     #[must_use]
     pub fn wake(&self, session: SessionId) -> Option<Arc<Notify>> {
         self.sessions.get(&session).map(|session| session.wake.clone())
     }
 
-    /// Files with leases and sessions, for the state.
+    /// Returns the numbers of files and of sessions.
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
         (self.files.len(), self.sessions.len())
     }
 
-    /// What the session holds of a file.
+    /// Returns the session's leases of a file.
     #[must_use]
     pub fn held(&self, session: SessionId, file: File) -> Leases {
         let grant = self.files.get(&file).and_then(|held| held.grants.get(&session));
         grant.map_or(Leases::empty(), |grant| grant.leases)
     }
 
-    /// Whether the session has announced a change of the file that is not finished.
+    /// Returns true if the session has announced a change of the file that is not finished.
     #[must_use]
     pub fn is_changing(&self, file: File, session: SessionId) -> bool {
         self.files.get(&file).is_some_and(|held| held.changing.contains_key(&Some(session)))
     }
 
-    /// Whether anybody but the session may hold changes back.
+    /// Returns true if any other session may hold changes back.
     #[must_use]
     pub fn may_be_held_back(&self, session: SessionId) -> bool {
         self.writers.len() > usize::from(self.writers.contains(&session))
     }
 
-    /// An order among answers and recalls.
+    /// Returns the next stamp for an answer or a recall.
     pub fn next_stamp(&mut self) -> Stamp {
         self.last_stamp += 1;
         Stamp(self.last_stamp)
     }
 
-    /// Recalls from all but `session`: who holds one of the first leases loses all of the second.
-    /// Whether somebody does.
+    /// Recalls the leases in `masks.0` from all sessions but `session`; from a write lease's holder
+    /// those in `masks.1`. Returns true if any session held one.
     fn recall(
         &mut self,
         file: File,
@@ -800,9 +795,9 @@ impl LeaseTable {
         }
     }
 
-    /// Ends what is over by time. Costs nothing while nothing is: the next end is known.
+    /// Ends expired leases and recalls. O(1) if there are none: the next expiry is known.
     pub fn expire(&mut self, now: Instant) {
-        // One that is out of reach has lost its leases by time.
+        // An unreachable session: its leases have expired.
         while let Some(&(until, session)) = self.ends.lives.first()
             && until <= now
         {
@@ -811,13 +806,13 @@ impl LeaseTable {
                 self.lose(session);
             }
         }
-        // One that is alive was asked, and has not answered.
+        // A session that is alive but has not answered a recall.
         while let Some(session) = self.overdue(now) {
             self.lapse(session, now);
         }
     }
 
-    /// A session with a recall that is over. It has none when it has lost all.
+    /// Returns a session with an overdue recall. A loss of all leases removes its recalls.
     fn overdue(&mut self, now: Instant) -> Option<SessionId> {
         if let Some((until, session, ..)) = self.ends.recalls.first()
             && *until <= now
@@ -836,14 +831,15 @@ impl LeaseTable {
         None
     }
 
-    /// Whose session that is.
+    /// Returns the owner of a session.
     #[must_use]
     pub fn owner_of(&self, session: SessionId) -> Option<&str> {
         self.sessions.get(&session).map(|session| &*session.owner)
     }
 
-    /// The owner `waiter` has waited for an answer of the session from `since` until now. Whether
-    /// that used [`WAIT_BUDGET`] up, so that the session's owner has lost its leases.
+    /// Counts that the owner `waiter` has waited for an answer of the session from `since` until
+    /// now. Returns true if [`WAIT_BUDGET`] is used up, so that the session's owner has lost its
+    /// leases.
     pub fn waited(
         &mut self,
         (waiter, session): (&str, SessionId),
@@ -903,8 +899,8 @@ impl LeaseTable {
         self.count(&name, count, 0);
     }
 
-    /// Changes what one session has of a file: all that is about one goes through here, which keeps
-    /// the indexes exact and leaves nothing that is empty.
+    /// Changes one session's grant and recalls of a file, by `how`. Every such change goes through
+    /// this, which updates the indexes and removes empty entries.
     fn change<T>(
         &mut self,
         file: File,
@@ -949,7 +945,7 @@ impl LeaseTable {
 }
 
 impl Owner {
-    /// Whether anything of it counts beyond its sessions.
+    /// Returns true if its penalties must outlive its sessions.
     fn is_remembered_at(&self, now: Instant) -> bool {
         let is_counting =
             self.delays.since.is_some_and(|since| now.duration_since(since) < LAPSED_TIME);
@@ -958,7 +954,7 @@ impl Owner {
 }
 
 impl Delays {
-    /// Counts a wait. Whether the budget is used up, which begins anew then.
+    /// Counts a wait. Returns true, and resets the count, if the budget is used up.
     fn add(&mut self, since: Instant, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.duration_since(since) >= LAPSED_TIME) {
             *self = Self { total: Duration::ZERO, since: Some(now), counted: self.counted };
@@ -981,7 +977,7 @@ impl Session {
     }
 }
 
-/// The next files, as many as one step looks at.
+/// Returns the files of the next step.
 fn step_of(files: &BTreeSet<File>, after: Option<File>) -> Vec<File> {
     let from = after.map_or(Bound::Unbounded, Bound::Excluded);
     files.range((from, Bound::Unbounded)).take(STEP).copied().collect()
@@ -992,7 +988,7 @@ impl Held {
         self.grants.is_empty() && self.recalled.is_empty() && self.changing.is_empty()
     }
 
-    /// What of `wanted` the session may have now.
+    /// Returns those of `wanted` that the session may have now.
     fn compatible(&self, session: SessionId, wanted: Leases) -> Leases {
         let mut others = self
             .grants
@@ -1001,9 +997,9 @@ impl Held {
             .map(|(_, grant)| grant.leases);
         let is_changing =
             self.changing.len() > usize::from(self.changing.contains_key(&Some(session)));
-        // What was recalled from the session itself it may have again before it has answered: the
-        // answer bears the recall's stamp, which is lower. But a right to write comes back when
-        // everybody has seen what was written.
+        // A session may get a lease again before it has answered the recall: its answer has the
+        // recall's stamp, which is lower. But while a write lease is being recalled, nobody gets
+        // any.
         let is_recalled =
             self.recalled.iter().any(|recalled| recalled.leases.contains(Leases::WRITE));
         let unanswered =

@@ -1,17 +1,15 @@
-//! Volumes: mounts that posh serves itself. Their files are kept by a [`Store`], of which this
-//! crate has the trait.
+//! Volumes: FUSE mounts that posh serves itself. Their files are in a [`Store`].
 //!
-//! * [`fs`]: the file system on top of it, without FUSE
-//! * [`fuse`]: the one module that knows the crate fuser
-//! * [`mount`]: into the file tree and out of it
-//! * [`store`]: what a store can be asked, and what it promises of what it has answered
-//! * [`leases`]: who may remember what, and who waits for whom; [`keeper`]: with a clock, for those
-//!   who wait
-//! * [`clock`]: the time that all of them go by
-//! * [`disk`]: contents on this machine's disk; [`journal`]: what was closed and is not on the
-//!   server yet
-//! * [`directory`]: the store over a directory of this machine
-//! * [`remote`]: the store over a connection to an executor; [`wire`]: its words as messages
+//! * [`fs`]: the file system over a store, without FUSE
+//! * [`fuse`]: the one module that uses the crate fuser
+//! * [`mount`]: mounting and unmounting
+//! * [`store`]: the store's trait, with its operations and guarantees
+//! * [`leases`]: the lease table, with recalls; [`keeper`]: the table with a clock and wake-ups
+//! * [`clock`]: the clock of all of them
+//! * [`disk`]: cached contents on this machine's disk; [`journal`]: closed files that are not on
+//!   the server yet
+//! * [`directory`]: the store over a local directory
+//! * [`remote`]: the store over a connection to an executor; [`wire`]: its messages
 
 pub mod clock;
 pub mod directory;

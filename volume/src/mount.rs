@@ -1,6 +1,5 @@
-//! Putting a FUSE device into the file tree and taking it out again: as root by mount(2), so that
-//! mountinfo shows `fuse.posh`, as anybody else by fusermount3(1). What answers on the device is
-//! [`crate::fuse`].
+//! Mounts and unmounts a FUSE device: as root by mount(2), so that mountinfo shows `fuse.posh`, as
+//! another user by fusermount3(1). [`crate::fuse`] serves the device.
 
 use std::{
     fs::{self, File},
@@ -24,29 +23,29 @@ use rustix::{
 };
 use trusted_path::Untrusted;
 
-/// As mountinfo has it.
+/// File system type in mountinfo.
 pub const FS_TYPE: &str = "fuse.posh";
 
-/// The part of the type behind `fuse.`.
+/// Part of the type after `fuse.`.
 const SUBTYPE: &str = "posh";
 
-/// Which device is mounted how.
+/// Options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted<'a> {
-    /// What mountinfo shows as the source.
+    /// Source in mountinfo.
     pub source: &'a str,
-    /// The kernel refuses every change.
+    /// True for a read-only mount: the kernel refuses every change.
     pub read_only: bool,
-    /// Permissions are checked here, by mode, owner and group, and other users are let in: root's
-    /// mounts, whose server knows the same users.
+    /// True for `allow_other` with `default_permissions`: the kernel checks mode, owner and group.
+    /// For root's mounts, whose server knows the same users.
     pub for_everybody: bool,
 }
 
-/// Mounts a new FUSE device on a directory. Nothing may look at the directory until the device is
-/// served.
+/// Mounts a new FUSE device on a directory. No access to the directory returns until the device is
+/// served, so this process must make none before.
 ///
 /// # Errors
-/// What the kernel or fusermount3 says, or that others can lead the path elsewhere.
+/// The kernel's or fusermount3's; `PermissionDenied` if other users can redirect the path.
 pub fn mount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
     let point = Point::find(directory)?;
     if geteuid().is_root() {
@@ -63,14 +62,14 @@ pub fn mount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
 #[derive(Debug)]
 struct Point {
     descriptor: OwnedFd,
-    /// Where it is, which nobody but root and the user can change; else it is mounted on by the
+    /// Its path, if only root and the user can change it; otherwise the mount goes by the
     /// descriptor alone.
     trusted: Result<PathBuf, Untrusted>,
 }
 
 impl Point {
-    /// Links that only root or the user can have made are followed. In directories that others can
-    /// change a link could lead to any place of this machine, and none is followed.
+    /// Opens the directory. Symbolic links are followed only in directories that others can't
+    /// write; elsewhere another user's link could redirect the mount to any directory.
     fn find(directory: &Path) -> io::Result<Self> {
         match trusted_path::directory(directory, geteuid().as_raw()) {
             Ok(found) => Ok(Self { descriptor: found.descriptor, trusted: Ok(found.path) }),
@@ -90,8 +89,7 @@ impl Point {
     }
 }
 
-/// Whether anything is mounted below a directory, as far as this process sees; also when that can't
-/// be told.
+/// Returns true if this process's mount table has a mount below a directory, or can't be read.
 #[must_use]
 pub fn has_mounts_below(directory: &Path) -> bool {
     let Ok(table) = fs::read("/proc/self/mountinfo") else { return true };
@@ -103,7 +101,7 @@ pub fn has_mounts_below(directory: &Path) -> bool {
     points.any(|point| point.starts_with(&start))
 }
 
-/// As proc(5) writes paths in mountinfo.
+/// Escapes a path as in mountinfo (proc(5)).
 fn escaped(path: &Path) -> Vec<u8> {
     let escape = |byte: &u8| match byte {
         b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
@@ -112,11 +110,11 @@ fn escaped(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().iter().flat_map(escape).collect()
 }
 
-/// Takes whatever is mounted there out of the tree, also if nobody serves it any more. Files that
-/// are open stay so.
+/// Unmounts a directory lazily (`MNT_DETACH`), also if its FUSE server is dead. Open files stay
+/// open.
 ///
 /// # Errors
-/// What the kernel or fusermount3 says; `EINVAL` where nothing is mounted.
+/// The kernel's or fusermount3's; `EINVAL` if nothing is mounted.
 pub fn unmount(directory: &Path) -> io::Result<()> {
     match umount2(directory, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
         Err(Errno::EPERM) => {}
@@ -131,7 +129,7 @@ pub fn unmount(directory: &Path) -> io::Result<()> {
     if ended.status.success() { Ok(()) } else { Err(said(&ended.stderr)) }
 }
 
-/// Has the kernel read ahead by so much. Only root may say so; without it reads are smaller.
+/// Sets the kernel's read-ahead. This needs root; without it reads are smaller.
 pub fn read_ahead(device: (u32, u32), kib: u32) {
     let file = format!("/sys/class/bdi/{}:{}/read_ahead_kb", device.0, device.1);
     let _ = fs::write(file, kib.to_string());
@@ -157,8 +155,8 @@ fn by_the_kernel(wanted: &Wanted<'_>, point: &Point) -> io::Result<OwnedFd> {
     Ok(device.into())
 }
 
-/// fusermount3 mounts for users, and sends the device through the socket that `_FUSE_COMMFD` names:
-/// here its standard input. It takes a path, so that has to be one that leads where it led before.
+/// Mounts by fusermount3, which sends the device through the socket that `_FUSE_COMMFD` names: its
+/// standard input. It takes a path and resolves it anew, so the path must be trusted.
 fn by_fusermount(wanted: &Wanted<'_>, point: &Point) -> io::Result<OwnedFd> {
     let refused =
         |why: &Untrusted| io::Error::new(io::ErrorKind::PermissionDenied, why.to_string());
@@ -193,7 +191,7 @@ fn said(stderr: &[u8]) -> io::Error {
     io::Error::other(text.trim().to_owned())
 }
 
-/// `None` when the other end has closed without sending anything.
+/// Receives a descriptor; `None` if the other end has closed without sending one.
 fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0; 1];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -207,8 +205,7 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(descriptors.flatten().next())
 }
 
-/// Whether a directory answers, without waiting for whoever serves it: a mount whose daemon has
-/// gone says `ENOTCONN`.
+/// Returns true if a directory is a FUSE mount whose server is dead (`ENOTCONN`).
 #[must_use]
 pub fn is_dead(directory: &Path) -> bool {
     matches!(nix::sys::statfs::statfs(directory), Err(Errno::ENOTCONN))

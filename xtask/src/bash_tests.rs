@@ -1,6 +1,6 @@
-//! bash's own test suite from Debian's source package, with the small programs that it
-//! calls. It is fetched through apt into the target directory, where nothing of this
-//! machine's own package lists is touched; it is no part of this repository.
+//! bash's own test suite from Debian's source package, with the small programs that it calls. apt
+//! fetches it into the target directory, with package lists apart from this machine's; it is no
+//! part of this repository.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::cargo;
 
-/// What the tests call besides common programs; each is one C file of the package.
+/// Programs that the tests call besides common ones; each is one C file of the package.
 const PROGRAMS: [&str; 4] = ["recho", "zecho", "printenv", "xcase"];
-/// What those files want of a configured build.
+/// Macros that those files expect of a configured build.
 const CONFIG_H: &str = "#define HAVE_STRING_H 1\n#define HAVE_STDLIB_H 1\n#define HAVE_UNISTD_H 1\n#define STDC_HEADERS 1\n";
 
-/// The directory of the tests, fetched unless it is there.
+/// The directory of the tests, fetched unless it exists.
 pub fn fetch() -> Result<PathBuf> {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
@@ -46,7 +46,7 @@ pub fn fetch() -> Result<PathBuf> {
     Ok(tests)
 }
 
-/// Sources of the release that this machine runs.
+/// apt sources of the release that this machine runs.
 fn source_list() -> Result<String> {
     let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
     let value = |key: &str| {
@@ -68,7 +68,7 @@ fn apt(place: &Path, words: &[&str]) -> Command {
         ("Dir::Etc::sourceparts", below("parts")),
         ("Dir::State::lists", below("lists")),
         ("Dir::Cache", below("cache")),
-        // The unprivileged user of apt may not reach the target directory.
+        // apt's unprivileged user may not reach the target directory.
         ("APT::Sandbox::User", "root".to_owned()),
     ] {
         apt.args(["-o", &format!("{key}={value}")]);

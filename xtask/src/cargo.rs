@@ -1,5 +1,5 @@
-//! Calls of cargo, in the root of the workspace and always for all of it, so that
-//! one set of features and one target directory serve every chore.
+//! Calls of cargo, in the root of the workspace and always for all of it, so that every task uses
+//! the same features and target directory.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
 
-/// `cargo`, in the workspace's root.
+/// `cargo` in the workspace's root.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root().expect("xtask lies in the workspace")).args(arguments);
@@ -23,7 +23,7 @@ pub fn must(mut command: Command) -> Result<()> {
     Ok(())
 }
 
-/// The command as one would type it.
+/// The command line, for display.
 pub fn line(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = std::iter::once(program).chain(command.get_args());
@@ -39,7 +39,7 @@ pub fn become_program(program: &Path, task: &str, arguments: &[String]) -> Resul
 /// The root of the workspace.
 ///
 /// # Errors
-/// This program was built elsewhere than in the workspace.
+/// This program was built outside of the workspace.
 pub fn root() -> Result<PathBuf> {
     let root =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;

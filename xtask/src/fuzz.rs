@@ -1,8 +1,7 @@
 //! `cargo xtask fuzz`: the targets of `integration/fuzz` under libFuzzer, with coverage.
 //!
-//! The compiler's own passes give libFuzzer what it needs, so that no nightly toolchain and no
-//! further program is needed; what it found and what it tried lies in `fuzz` of the target
-//! directory.
+//! Passes of the stable compiler give libFuzzer its coverage, so that neither a nightly toolchain
+//! nor a further program is needed. Findings and corpora are in `fuzz` of the target directory.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -14,21 +13,21 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::cargo;
 
-/// As cargo-fuzz has them, without a sanitizer: posh has next to no unsafe code.
+/// As in cargo-fuzz, without a sanitizer: posh has little unsafe code.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 
-/// What a target may take, its corpus included: growth shows as the end of the run.
+/// Memory limit of a target, its corpus included: a leak ends the run.
 const RSS_LIMIT_MIB: u32 = 2048;
 
-/// For one input: a hang is found, too.
+/// Timeout of one input, which finds hangs.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Inputs longer than this only repeat what shorter ones show.
+/// Longer inputs only repeat what shorter ones show.
 const MAX_INPUT_BYTES: u32 = 16 << 10;
 
-/// Fuzzes `targets` (none: all), each for `seconds`, so many at a time.
+/// Fuzzes `targets` (none: all), each for `seconds`, `jobs` at a time.
 pub fn run(targets: &[String], seconds: u32, jobs: usize) -> Result<ExitCode> {
     let root =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the workspace")?;
@@ -53,7 +52,7 @@ pub fn run(targets: &[String], seconds: u32, jobs: usize) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The targets, as their table has them.
+/// Names of the targets, from their table.
 fn names(root: &Path) -> Result<Vec<String>> {
     let table = fs::read_to_string(root.join("integration/fuzz/src/lib.rs"))
         .context("cannot read the targets")?;
@@ -65,7 +64,7 @@ fn names(root: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What was built, and where results go.
+/// Built programs, and the directory for results.
 struct Programs {
     fuzzer: PathBuf,
     executor: PathBuf,
@@ -74,7 +73,7 @@ struct Programs {
 
 impl Programs {
     fn build() -> Result<Self> {
-        // This program lies in TARGET/TRIPLE/debug.
+        // This program is TARGET/TRIPLE/debug/xtask.
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
         let lies = own
             .ancestors()
@@ -95,7 +94,7 @@ impl Programs {
     }
 }
 
-/// One target at work.
+/// A running target.
 struct Fuzzer {
     name: String,
     child: Child,
@@ -133,7 +132,7 @@ impl Fuzzer {
         Ok(Self { name: name.to_owned(), child, log, artifacts })
     }
 
-    /// Waits for it and says what came of it; true if nothing was found.
+    /// Waits for its end and prints the result; true if nothing was found.
     fn finish(mut self) -> Result<bool> {
         let status = self
             .child

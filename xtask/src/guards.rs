@@ -1,8 +1,8 @@
-//! `cargo xtask guards`: whether the tests of attacks would notice that a guard is gone. Each guard
-//! of `guards.toml` is taken out of a copy of the tree, alone, and its test must fail there.
+//! `cargo xtask guards`: checks that the tests of attacks notice the removal of a guard. Each guard
+//! of `guards.toml` is removed from a copy of the tree, alone, and its test must fail then.
 //!
 //! It takes minutes for every handful, so it is no part of `cargo xtask test`; that checks only
-//! that the table still fits the source.
+//! that the table still matches the source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,11 +16,11 @@ use serde::Deserialize;
 
 use crate::cargo;
 
-/// For one test, which may wait for what never comes when its guard is gone. Its own patience is 20
-/// s at a time.
+/// Time limit of one test, which may wait for an event that never comes without its guard. Its own
+/// timeouts are 20 s at a time.
 const LIMIT_S: u32 = 180;
 
-/// What timeout(1) says when it had to end the test.
+/// Exit status of timeout(1) when it had to kill the test.
 const TIMED_OUT: i32 = 124;
 
 /// The whole table.
@@ -30,43 +30,43 @@ struct Table {
     guard: Vec<Guard>,
 }
 
-/// One guard, and the test that would miss it.
+/// One guard, and the test that must fail without it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Guard {
     what: String,
     /// From the workspace's root.
     file: PathBuf,
-    /// As it stands there, once.
+    /// The guard's text, which occurs once.
     text: String,
-    /// What stands there when the guard is gone.
+    /// Replacement of the guard's text.
     without: String,
     /// Package and test target: `posh-executor/executor`; `posh-proto/lib` for the tests in the
     /// package's sources.
     program: String,
-    /// The whole name.
+    /// Full name of the test.
     test: String,
 }
 
 /// In place of a test target: the tests in a package's sources.
 const LIBRARY: &str = "lib";
 
-/// What a test did.
+/// Result of a test.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Passed,
     Failed,
     TimedOut,
-    /// It took its test program along.
+    /// It crashed its test program.
     Died,
-    /// The name is none, so that nothing was tested.
+    /// No test has this name, so that nothing was tested.
     NotThere,
 }
 
-/// One of several parts of the table, of about the same length.
+/// One of several parts of the table, of about equal length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// From 0 on.
+    /// From 0.
     number: usize,
     parts: usize,
 }
@@ -86,14 +86,14 @@ impl FromStr for Part {
 }
 
 impl Part {
-    /// The numbers of the items of this part, of so many.
+    /// Range of this part among `count` items.
     fn of(self, count: usize) -> Range<usize> {
         let border = |number| count * number / self.parts;
         border(self.number)..border(self.number + 1)
     }
 }
 
-/// Takes out every guard whose description or test holds `filter`: one after the other in each of
+/// Removes every guard whose description or test contains `filter`: one after the other in each of
 /// `jobs` copies of the tree.
 pub fn run(filter: Option<&str>, part: Option<Part>, jobs: usize) -> Result<ExitCode> {
     let root = cargo::root()?;
@@ -102,7 +102,7 @@ pub fn run(filter: Option<&str>, part: Option<Part>, jobs: usize) -> Result<Exit
     };
     let mut guards: Vec<Guard> = table(&root)?.into_iter().filter(is_wanted).collect();
     ensure!(!guards.is_empty(), "no guard is called so");
-    // Neighbours in one source have little to be built anew between them.
+    // Guards of one source file follow each other, which saves builds.
     guards.sort_by(|one, other| (&one.file, &one.program).cmp(&(&other.file, &other.program)));
     if let Some(part) = part {
         guards = guards.drain(part.of(guards.len())).collect();
@@ -119,9 +119,9 @@ pub fn run(filter: Option<&str>, part: Option<Part>, jobs: usize) -> Result<Exit
     Ok(if kept == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Gives how many their tests did not miss.
+/// Returns the number of guards whose removal no test noticed.
 fn take_out(tree: &Copy, guards: &[Guard]) -> Result<usize> {
-    // Only a test that passes with the guard says anything by failing without.
+    // A test must pass with the guard for its failure without it to mean anything.
     let mut by_program: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for guard in guards {
         by_program.entry(&guard.program).or_default().insert(&guard.test);
@@ -155,7 +155,7 @@ fn table(root: &Path) -> Result<Vec<Guard>> {
 }
 
 impl Guard {
-    /// The source without it.
+    /// The source without the guard.
     fn taken_out_of(&self, source: &str) -> Result<String> {
         let count = source.matches(&self.text).count();
         ensure!(
@@ -174,8 +174,8 @@ fn target(program: &str) -> Result<(&str, &str)> {
     program.split_once('/').with_context(|| format!("{program:?} is no PACKAGE/TARGET"))
 }
 
-/// A copy of the tree with a target directory of its own: what is built from it must not be taken
-/// for the real programs.
+/// A copy of the tree with a target directory of its own, so that its builds are not taken for the
+/// real programs.
 struct Copy {
     tree: PathBuf,
     target: PathBuf,
@@ -183,7 +183,7 @@ struct Copy {
 
 impl Copy {
     fn of(root: &Path, number: usize) -> Result<Self> {
-        // This program lies in TARGET/TRIPLE/debug.
+        // This program is TARGET/TRIPLE/debug/xtask.
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
         let base = own
             .ancestors()
@@ -203,7 +203,7 @@ impl Copy {
         Ok(copy)
     }
 
-    /// What is there already keeps its time, and cargo what it has built of it.
+    /// Writes a file. Unchanged content keeps its time, and cargo its builds.
     fn write(&self, to: &Path, content: &[u8]) -> Result<()> {
         if fs::read(to).is_ok_and(|present| present == content) {
             return Ok(());
@@ -213,7 +213,7 @@ impl Copy {
         fs::write(to, content).with_context(attempt)
     }
 
-    /// What the test says when the guard is gone; it is back afterwards.
+    /// Result of the test without the guard; the guard is restored afterwards.
     fn without(&self, guard: &Guard) -> Result<Verdict> {
         let file = self.tree.join(&guard.file);
         let source =
@@ -224,7 +224,7 @@ impl Copy {
         verdict
     }
 
-    /// What these tests of a program do.
+    /// Result of these tests of a program.
     fn test(&self, program: &str, tests: &BTreeSet<&str>) -> Result<Verdict> {
         let (package, target) = target(program)?;
         if package == "posh-integration" {
@@ -250,7 +250,7 @@ impl Copy {
         })
     }
 
-    /// cargo for the copy, ended after a while if that is said.
+    /// cargo for the copy, with a time limit if one is given.
     fn cargo(&self, words: &[&str], limit_s: Option<u32>) -> Command {
         let cargo = cargo::command(words);
         let mut command = match limit_s {
@@ -264,14 +264,14 @@ impl Copy {
             }
             None => cargo,
         };
-        // Nobody reads a backtrace of it.
+        // No backtrace of it is read.
         command.env("CARGO_PROFILE_DEV_DEBUG", "0");
         command.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target).stdin(Stdio::null());
         command
     }
 }
 
-/// Runs a command to its end; a non-zero status is an error with what it said.
+/// Runs a command to its end; a non-zero status is an error with the command's output.
 fn must(command: impl std::borrow::BorrowMut<Command>) -> Result<Output> {
     let mut command = command;
     let command = command.borrow_mut();

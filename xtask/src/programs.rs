@@ -1,12 +1,12 @@
-//! The programs as they are installed, tried and measured: in one directory,
-//! `target/programs/PROFILE`, hard links to what cargo built.
+//! The programs for installing, testing and measuring: in one directory, `target/programs/PROFILE`,
+//! as hard links to cargo's output.
 //!
 //! Two of them, `posh` and `posh-stage`, start with every shell and with every command that is
-//! offloaded, and do little. They are built for musl: glibc asks the processor for its caches
-//! before `main`, by more than forty CPUID instructions, each of which a virtual machine's host
-//! answers in microseconds (measured: 3.8 µs; 0.36 ms for a static program of glibc that only
-//! executes another one, 0.13 ms for one of musl). What moves data or allocates much is built for
-//! glibc. Without Rust's target for musl, all of it is.
+//! offloaded, and do little. They are built for musl: glibc queries the processor's caches before
+//! `main`, by more than forty CPUID instructions, each of which a virtual machine's host answers in
+//! microseconds (measured: 3.8 µs; 0.36 ms for a static program of glibc that only executes another
+//! one, 0.13 ms for one of musl). Programs that move data or allocate much are built for glibc.
+//! Without Rust's musl target, all are.
 
 use std::env;
 use std::fs;
@@ -17,20 +17,20 @@ use anyhow::{Context, Result};
 
 use crate::cargo;
 
-/// Those that should start soon.
+/// Programs that must start fast.
 const SMALL: [&str; 2] = ["posh", "posh-stage"];
-/// The others.
+/// The other programs.
 const LARGE: [&str; 5] = ["posh-cli", "posh-gateway", "posh-executor", "posh-lab", "posh-bench"];
 
-/// Where cargo puts what it builds.
+/// Directories of cargo's output.
 struct Layout {
     target: PathBuf,
-    /// Of this machine: `x86_64-unknown-linux-gnu`.
+    /// Target of this machine: `x86_64-unknown-linux-gnu`.
     triple: String,
 }
 
 impl Layout {
-    /// This program was built as the others are: `TARGET/TRIPLE/PROFILE/xtask`.
+    /// From the path of this program, `TARGET/TRIPLE/PROFILE/xtask`.
     fn find() -> Result<Self> {
         let this = env::current_exe().context("cannot tell where this program is")?;
         let mut above = this.ancestors().skip(2);
@@ -47,7 +47,7 @@ impl Layout {
     }
 }
 
-/// Makes sure that Rust can build for musl, if that can be had.
+/// Installs Rust's musl target if possible.
 pub fn small_target() -> Result<()> {
     let triple = Layout::find()?.small_triple();
     if has_target(&triple) {
@@ -57,7 +57,8 @@ pub fn small_target() -> Result<()> {
     let added = Command::new("rustup").args(["target", "add", &triple]).status();
     if !added.is_ok_and(|status| status.success()) {
         println!(
-            "{triple} is not to be had: posh and posh-stage are built as the others and start 0.3 ms later"
+            "{triple} is not to be had: posh and posh-stage are built as the others and start 0.3 \
+             ms later"
         );
     }
     Ok(())
@@ -69,7 +70,7 @@ fn has_target(triple: &str) -> bool {
     asked.is_ok_and(|answer| Path::new(String::from_utf8_lossy(&answer.stdout).trim()).is_dir())
 }
 
-/// The builds that make all programs, to be run one after the other.
+/// Builds of all programs, to be run one after the other.
 pub fn builds(options: &[&str]) -> Result<Vec<Command>> {
     let mut all = cargo::command(&["build", "--workspace", "--bins"]);
     all.args(options);
@@ -90,7 +91,7 @@ pub fn builds(options: &[&str]) -> Result<Vec<Command>> {
     Ok(builds)
 }
 
-/// Puts what was built together; gives the directory.
+/// Links the built programs into one directory; returns it.
 pub fn assemble(profile: &str) -> Result<PathBuf> {
     let layout = Layout::find()?;
     let directory = layout.target.join("programs").join(profile);
@@ -106,7 +107,7 @@ pub fn assemble(profile: &str) -> Result<PathBuf> {
         small.chain(LARGE.iter().map(|program| (layout.triple.as_str(), program)))
     {
         let built = layout.target.join(triple).join(profile).join(program);
-        // Another name first: whoever runs the old one goes on.
+        // Linked under another name first: a running old program keeps its file.
         let (name, fresh) = (directory.join(program), directory.join(format!("{program}.new")));
         let _ = fs::remove_file(&fresh);
         let linked = fs::hard_link(&built, &fresh).and_then(|()| fs::rename(&fresh, &name));
@@ -117,7 +118,7 @@ pub fn assemble(profile: &str) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Builds and puts together what is to be installed; gives the directory.
+/// Builds the programs for installing; returns their directory.
 pub fn release() -> Result<PathBuf> {
     small_target()?;
     for build in builds(&["--release"])? {

@@ -1,5 +1,5 @@
-//! `cargo xtask release`: what is handed out, in one directory: the programs, the licences, a bill
-//! of materials and the checksums of all of it.
+//! `cargo xtask release`: the files of a release in one directory: the programs, the licences, a
+//! bill of materials and the checksums of all of it.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,20 +12,20 @@ use crate::programs;
 use crate::supply::packages::{self, Metadata};
 use crate::supply::sbom;
 
-/// What users install; the others measure and show.
+/// Programs for users; the others are for measurements and demonstrations.
 const PROGRAMS: [&str; 5] = ["posh", "posh-cli", "posh-stage", "posh-gateway", "posh-executor"];
 const TEXTS: [&str; 4] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md", "CHANGELOG.md"];
-/// As sha256sum(1) writes and reads it.
+/// Format of sha256sum(1).
 const SUMS: &str = "SHA256SUMS";
 const BILL: &str = "posh.cdx.json";
 const VERSION: &str = "VERSION";
 
-/// Builds everything; gives the directory.
+/// Builds everything; returns the directory.
 pub fn run() -> Result<PathBuf> {
     let metadata = Metadata::read()?;
     let built = programs::release()?;
     let directory = built.with_file_name("").join("../release-files");
-    // Nothing of an earlier release is left among the files.
+    // Removes the files of an earlier release.
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
@@ -51,7 +51,7 @@ fn copy(from: &Path, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A line for each file, in order.
+/// A line for each file, sorted.
 fn sums(directory: &Path) -> Result<String> {
     let entries =
         fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name())).collect::<Result<Vec<_>>>()?;

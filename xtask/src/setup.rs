@@ -1,6 +1,6 @@
-//! The system packages: which programs tests and demonstration call, which Debian
-//! package has each, and how the missing ones are installed. Nothing is installed
-//! that is there, and nothing without being named first.
+//! The system packages: the programs that tests and demonstration call, their Debian packages, and
+//! the installation of missing ones. Existing programs are not installed again, and packages are
+//! named before they are installed.
 
 use std::fs;
 use std::path::Path;
@@ -10,16 +10,16 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::cargo;
 
-/// How much of the list is needed.
+/// Extent of the packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// Laboratories (mounts, namespaces) too.
+    /// Also for laboratories (mounts, namespaces).
     Everything,
-    /// Only what the paper's pipelines call.
+    /// Only the programs of the paper's pipelines.
     Commands,
 }
 
-/// Program, Debian package, and whether the pipelines call it (or only laboratories do).
+/// Program, Debian package, and true if the pipelines call it (not only laboratories).
 const PROGRAMS: &[(&str, &str, bool)] = &[
     ("bash", "bash", true),
     ("jq", "jq", true),
@@ -55,33 +55,33 @@ const PROGRAMS: &[(&str, &str, bool)] = &[
     ("rclone", "rclone", false),
     ("bindfs", "bindfs", false),
     ("less", "less", false),
-    // What users load in their bashrc; this is the one program in it.
+    // Loaded by users' bashrc; this is its only program.
     ("dh_bash-completion", "bash-completion", false),
     ("fakeroot", "fakeroot", false),
     ("make", "make", false),
     ("perl", "perl-base", false),
     ("python3", "python3", false),
     ("su", "util-linux", false),
-    // What volumes are tried by.
+    // Applications that test volumes.
     ("sqlite3", "sqlite3", false),
     ("vim.tiny", "vim-tiny", false),
     ("rsync", "rsync", false),
-    // GNU's; the bench compares with it.
+    // GNU parallel, for comparison in the bench.
     ("parallel", "parallel", false),
 ];
 
 const SSHD: &str = "openssh-server";
-/// invoke-rc.d(8): status 101 forbids to start a service.
+/// invoke-rc.d(8): status 101 forbids starting a service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 const POLICY_TEXT: &str = "#!/bin/sh\nexit 101\n";
 
-/// Whether this user may install and make namespaces.
+/// Returns true if this user may install packages and make namespaces.
 pub fn is_root() -> bool {
     // The owner of a process's own directory is its effective user (proc(5)).
     fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
 }
 
-/// rustfmt and clippy, which a minimal toolchain lacks.
+/// Installs rustfmt and clippy, which a minimal toolchain lacks.
 pub fn toolchain() -> Result<()> {
     for (tool, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
         let there = cargo::command(&[tool, "--version"]).output().is_ok_and(|o| o.status.success());
@@ -96,7 +96,7 @@ pub fn toolchain() -> Result<()> {
     Ok(())
 }
 
-/// Installs what is missing, after saying so.
+/// Installs missing packages, after naming them.
 pub fn packages(need: Need) -> Result<()> {
     let missing = missing(need);
     if missing.is_empty() {
@@ -118,7 +118,8 @@ fn install(packages: &[&str]) -> Result<()> {
     let sshd = packages.contains(&SSHD);
     if sshd {
         println!(
-            "set-up: only the program of {SSHD} is wanted; its service is neither started nor enabled"
+            "set-up: only the program of {SSHD} is wanted; its service is neither started nor \
+             enabled"
         );
     }
     let _policy = if sshd { NoServices::forbid()? } else { None };
@@ -144,11 +145,11 @@ fn install(packages: &[&str]) -> Result<()> {
     }
 }
 
-/// While it lives, installing a package starts no service.
+/// Forbids package installations to start services, until it is dropped.
 struct NoServices;
 
 impl NoServices {
-    /// None when the machine has a policy of its own, which is left alone.
+    /// `None` when the machine has a policy of its own, which is left alone.
     fn forbid() -> Result<Option<NoServices>> {
         if Path::new(POLICY).exists() {
             return Ok(None);
@@ -177,7 +178,7 @@ fn missing(need: Need) -> Vec<&'static str> {
     packages
 }
 
-/// Looks along PATH and where administrators' programs are.
+/// Searches PATH and the directories of administrators' programs.
 fn find(program: &str) -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);

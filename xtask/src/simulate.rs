@@ -1,5 +1,5 @@
-//! `cargo xtask simulate`: the simulation of volumes (`volume/tests/simulation`) for as many seeds
-//! as one likes.
+//! `cargo xtask simulate`: the simulation of volumes (`volume/tests/simulation`) for any number of
+//! seeds.
 
 use std::process::ExitCode;
 
@@ -7,8 +7,8 @@ use anyhow::Result;
 
 use crate::cargo;
 
-/// Runs so many seeds `from` the first one, optimised. `is_shown`: also the steps of those that
-/// break nothing.
+/// Runs `seeds` seeds from `from` on, optimised. `is_shown`: also prints the steps of seeds that
+/// find no fault.
 pub fn run((from, seeds): (u64, u64), is_shown: bool, fault: Option<&str>) -> Result<ExitCode> {
     let mut test = cargo::command(&[
         "test",

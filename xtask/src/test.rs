@@ -1,5 +1,5 @@
-//! `cargo xtask test`: the one check for hand and machine. Every step runs even
-//! when an earlier one failed, and the last line sums up.
+//! `cargo xtask test`: the complete check, for developers and CI. Every step runs even after a
+//! failure; the last line sums up.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -21,7 +21,7 @@ struct Sum {
     failed: u64,
 }
 
-/// Sets up and runs everything, or only the tests that `filter` names.
+/// Sets up and runs everything, or only the tests whose names contain `filter`.
 pub fn run(full: bool, filter: Option<&str>) -> Result<ExitCode> {
     setup::toolchain()?;
     programs::small_target()?;
@@ -135,8 +135,8 @@ impl Sum {
     }
 }
 
-/// The same command through env(1), with the signals that a background job of a shell or nohup(1)
-/// ignore as they are elsewhere: tests interrupt and hang up what they start.
+/// Runs the command through env(1), with default actions for the signals that a background job of a
+/// shell or nohup(1) ignores: tests interrupt and hang up their processes.
 fn with_default_signals(command: &Command) -> Command {
     let mut env = Command::new("env");
     env.arg("--default-signal=HUP,INT,QUIT").arg(command.get_program()).args(command.get_args());

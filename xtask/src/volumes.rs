@@ -1,6 +1,5 @@
-//! `cargo xtask volumes`: what takes too long for every check of volumes. The suites that are run
-//! come from crates.io and lie in the target directory; what is run and how it is judged is in
-//! `integration`.
+//! `cargo xtask volumes`: tests of volumes that take too long for every check. The suites come from
+//! crates.io and are installed in the target directory; `integration` selects and judges them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -9,14 +8,14 @@ use anyhow::{Context, Result};
 
 use crate::{cargo, programs};
 
-/// The suites, and the releases whose counts docs and limits are about.
+/// The suites, in the releases to which the counts in docs and limits refer.
 const SUITES: [(&str, &str); 2] = [("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
 
-/// Steps of random commands and reads; a few.
+/// Steps of random commands and reads, and of a short run.
 const STEPS: &str = "10000";
 const FEW_STEPS: &str = "300";
 
-/// Runs everything, and all of it whatever comes of the first.
+/// Runs everything, even after a failure.
 pub fn run(is_quick: bool) -> Result<ExitCode> {
     let built = programs::release()?;
     let lab = |words: &[&str]| lab(&built, words);
@@ -36,7 +35,7 @@ fn lab(built: &Path, words: &[&str]) -> Result<()> {
     cargo::must(lab)
 }
 
-/// The directory of the suites' programs, installed unless they are there.
+/// The directory of the suites' programs, installed unless they exist.
 fn suites() -> Result<PathBuf> {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);

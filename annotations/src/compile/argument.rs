@@ -9,7 +9,7 @@ use crate::model::{
     Cases, ChangesDir, Condition, Dash, Numeric, Opt, Param, Size, ValueRule, ValueType,
 };
 
-/// The list an option stands in.
+/// The list that an option stands in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Flags,
@@ -251,7 +251,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Whether every case (there must be one) passes.
+/// Returns true if there is a case and every case passes.
 fn all(types: &Cases<ValueType>, test: impl Fn(&ValueType) -> bool) -> bool {
     !types.0.is_empty() && types.0.iter().all(|case| test(&case.is))
 }

@@ -83,7 +83,8 @@ impl Compiler<'_> {
         }
         self.faults.add(
             fields.place,
-            "a condition has one of any, all, not, when, unless, value, every, last, count, last_of, environment",
+            "a condition has one of any, all, not, when, unless, value, every, last, count, \
+             last_of, environment",
         );
         Condition::Never
     }
@@ -159,7 +160,7 @@ impl Compiler<'_> {
         subjects
     }
 
-    /// What a name in a condition stands for; it must be declared.
+    /// The option or operand that a name in a condition denotes; it must be declared.
     pub(super) fn subject(&mut self, name: &str, place: Place) -> Option<Subject> {
         let found = self.scope.find(name);
         match found {
@@ -180,8 +181,13 @@ impl Compiler<'_> {
                 );
             }
             Some(Subject::Param(_)) if self.options_only => {
-                self.faults
-                    .add(place, format!("whether an operand exists can only depend on options, not on operand {name}"));
+                self.faults.add(
+                    place,
+                    format!(
+                        "whether an operand exists can only depend on options, not on operand \
+                         {name}"
+                    ),
+                );
             }
             Some(_) => {}
         }

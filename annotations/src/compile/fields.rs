@@ -75,8 +75,8 @@ impl<'n> Fields<'n> {
     }
 }
 
-/// Whether one may be a slip of the other: at most two letters apart, for words of four letters or
-/// more.
+/// Returns true if one word may be a typo of the other: at most two letters apart, for words of
+/// four letters or more.
 pub(super) fn alike(a: &str, b: &str) -> bool {
     let plain = |text: &str| text.to_ascii_lowercase().replace('-', "_");
     let (a, b) = (plain(a), plain(b));

@@ -53,8 +53,8 @@ impl Compiler<'_> {
         if found.len() == 1 {
             return found.pop();
         }
-        let wanted = "a guard has one of exists, executable, all_exist and settings, and settings one of allowed and \
-                      required";
+        let wanted = "a guard has one of exists, executable, all_exist and settings, and settings \
+                      one of allowed and required";
         self.faults.add(fields.place, wanted);
         None
     }

@@ -1,4 +1,4 @@
-//! Reasons for staying here: a sentence, and what kind of reason it is.
+//! Reasons for running locally: a sentence and its kind.
 
 use super::Compiler;
 use super::fields::Fields;

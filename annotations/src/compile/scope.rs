@@ -63,7 +63,7 @@ impl Scope {
         }
     }
 
-    /// What a name in a condition stands for.
+    /// The option or operand of that name.
     pub fn find(&self, name: &str) -> Option<Subject> {
         self.subjects.get(name).copied()
     }

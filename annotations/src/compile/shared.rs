@@ -1,5 +1,5 @@
-//! The forms in which a command may be written (a list, a mapping with shared
-//! keywords, an alias), brought into one: a list of annotations, each with what it shares.
+//! Normalizes the forms in which a command may be written (a list, a mapping with shared keywords,
+//! an alias) to a list of annotations, each merged with the shared keywords.
 
 use super::fields::{Entry, Fields};
 use crate::diagnostic::Faults;
@@ -29,15 +29,15 @@ const JOINED: [&str; 17] = [
 /// Keywords of the mapping form that are the command's, not its annotations'.
 const OF_COMMAND: [&str; 5] = ["annotations", "same_as", "subcommands", "not_annotated", "help"];
 
-/// An alias of an alias of an alias is a circle or a bad joke.
+/// Limit against circular aliases.
 const ALIAS_DEPTH: usize = 4;
 
 /// Finds another command's node by its name.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<Node>;
 
-/// A command in the one form.
+/// A command in the normalized form.
 pub(super) struct Written {
-    /// Each with its place, what is shared included.
+    /// Each with its place; shared keywords are merged in.
     pub annotations: Vec<(Place, Vec<Entry>)>,
     /// With `subcommands: true` there is one annotation, of what stands before the subcommand.
     pub subcommands: bool,
@@ -45,7 +45,7 @@ pub(super) struct Written {
     pub help: Option<Node>,
 }
 
-/// Brings `node` into the one form.
+/// Normalizes `node`.
 pub(super) fn written(node: &Node, lookup: Lookup<'_>, faults: &mut Faults) -> Option<Written> {
     follow(node, lookup, faults, ALIAS_DEPTH)
 }

@@ -1,6 +1,5 @@
-//! What an abuser does, each kind until the process is killed. It runs in a process of its own, at
-//! the lowest priority, so that what it takes of this machine for itself counts as little as can
-//! be.
+//! The abuser: repeats one kind of abuse until the process is killed. It is a process of its own at
+//! the lowest priority, so that its own use of this machine counts as little as possible.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,19 +26,19 @@ use super::client::{Run, Session, connect, place, run_of};
 use super::relay::{self, ABUSER_ADDRESS};
 use super::server::{ABUSED_EXPORT, FILE, FILES, LARGE_BYTES};
 
-/// Where the abuser's export is mounted.
+/// Mount point of the abuser's export.
 const MOUNT: &str = "/mnt/fairness-a";
-/// At work at a time, where a kind does the same many times over.
+/// Concurrency, where a kind repeats one action.
 const MANY: usize = 64;
-/// Between attempts of what was refused, so that one refusal is not all that is tried.
+/// Pause after a refused attempt, so that others are tried too.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Credit for an output that nobody reads.
+/// Credit for an output that is never read.
 const MUCH_CREDIT: u64 = 64 << 20;
 
-/// Whom to abuse, and how.
+/// Target and kind of the abuse.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// What to do.
+    /// The kind of abuse.
     #[arg(long, value_enum)]
     kind: Kind,
     /// The executor's port on 127.0.0.1.
@@ -97,12 +96,12 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Who has no certificate.
+    /// Returns true for abuse by a client without a certificate.
     pub fn is_of_a_stranger(self) -> bool {
         matches!(self, Kind::SilentConnections | Kind::HalfHandshakes | Kind::TokenGuesses)
     }
 
-    /// As on the command line.
+    /// Name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
@@ -113,7 +112,7 @@ pub fn run(options: &Options) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        // What is counted by address must not be counted with the other identity's.
+        // A limit per address must not count these connections with the other identity's.
         let port = relay::start(options.port, ABUSER_ADDRESS, Duration::ZERO).await?;
         let abuser = Abuser {
             port: options.port,
@@ -125,22 +124,22 @@ pub fn run(options: &Options) -> Result<()> {
     })
 }
 
-/// Tells the parent that the abuse is at work.
+/// Tells the parent that the abuse has begun.
 fn at_work() {
     let _ = std::io::stdout().write_all(b"at work\n");
 }
 
 struct Abuser {
-    /// The executor's own.
+    /// The executor's own port.
     port: u16,
-    /// The way there from the abuser's address.
+    /// Relay to the executor from the abuser's address.
     host: TlsHost,
     credentials: PathBuf,
     authority: Fingerprint,
 }
 
 impl Abuser {
-    /// Again whenever it was refused, until the process is killed.
+    /// Repeats the abuse after every refusal, until the process is killed.
     async fn abuse(&self, kind: Kind) -> Result<()> {
         if matches!(
             kind,
@@ -151,7 +150,7 @@ impl Abuser {
         loop {
             if let Err(error) = self.once(kind).await {
                 eprintln!("{}: {error:#}", kind.name());
-                // What is refused is at work as well as it gets.
+                // A refused abuse counts as begun, too.
                 at_work();
             }
             sleep(PAUSE).await;
@@ -189,7 +188,7 @@ impl Abuser {
         connect(&self.host, &self.credentials).await
     }
 
-    /// The same many times at a time; ends when each has ended.
+    /// Runs `work` many times concurrently; ends when all have ended.
     async fn all<F: Future<Output = Result<()>> + Send + 'static>(
         &self,
         work: impl Fn(Abuser) -> F,
@@ -247,7 +246,7 @@ impl Abuser {
         session.call(op::Kind::Settle(true)).await?;
         for number in (0..FILES).cycle() {
             let file = session.find(&format!("g{number}")).await?;
-            /// `O_RDWR`, and to write back.
+            /// `O_RDWR`: a file that may be written back.
             const FLAGS: u32 = 3;
             session
                 .call(op::Kind::Open(Open { file: Some(file), flags: FLAGS, ..Open::default() }))
@@ -259,7 +258,7 @@ impl Abuser {
         Ok(())
     }
 
-    /// 4 MiB of empty mounts: two bytes each, and some hundred once decoded.
+    /// Sends 4 MiB of empty mounts: two bytes each, and some hundred once decoded.
     async fn send_bombs(&self) -> Result<()> {
         const MOUNTS: u8 = 3 << 3 | 2;
         const COUNT: usize = 2 << 20;
@@ -374,7 +373,7 @@ impl Abuser {
         }
     }
 
-    /// Requests of 64 times 8 parts of 64 MiB; the answers stay in the connections.
+    /// Requests 64 times 8 parts of 64 MiB; the answers stay in the connections.
     async fn read_nothing(&self) -> Result<()> {
         let mut kept = Vec::new();
         for _ in 0..4 {
@@ -426,7 +425,7 @@ impl Abuser {
             let mut client = ExecutorClient::new(channel.clone());
             calls.spawn(async move {
                 loop {
-                    // Refused or not.
+                    // May be refused.
                     let _ = client.status(StatusRequest {}).await;
                 }
             });
@@ -450,7 +449,7 @@ impl Abuser {
         }
     }
 
-    /// 3,000 connections a second that begin so, of which 600 are held.
+    /// Opens 3,000 connections a second with this beginning, of which 600 are held.
     async fn flood(&self, beginning: &[u8]) -> Result<()> {
         let mut held = std::collections::VecDeque::new();
         loop {
@@ -477,7 +476,7 @@ fn long_line() -> RunSpec {
     run_of(&words, ABUSED_EXPORT, MOUNT, 1 << 20)
 }
 
-/// A call of `Run` with a message that is told to have that length, and these pieces of it; waits
+/// Calls `Run` with a message whose header announces `told_bytes`, and these pieces of it; waits
 /// for the answer.
 async fn raw_call(channel: Channel, told_bytes: usize, pieces: Vec<Bytes>) -> Result<()> {
     let (mut sender, body) = http_body_util::channel::Channel::<Bytes, std::io::Error>::new(1);

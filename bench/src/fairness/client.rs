@@ -1,4 +1,4 @@
-//! A client of an executor: runs, and sessions of volumes, at the level of the wire.
+//! A client of an executor at the level of gRPC: runs, and sessions of volumes.
 
 use std::path::Path;
 
@@ -21,16 +21,16 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-/// Messages that wait to be sent; the abuser sends thousands.
+/// Messages queued for sending; the abuser sends thousands.
 const QUEUE: usize = 1024;
-/// The only output of a run, and its stream.
+/// Number of a run's only output and of its stream.
 const OUT: u32 = 1000;
 
 pub async fn connect(host: &TlsHost, credentials: &Path) -> Result<Channel> {
     Ok(posh_reach::tls::channel(host, credentials).await?)
 }
 
-/// A run of one command, in the directory where the export is mounted.
+/// A run of one command, in the mount point of the export.
 pub fn run_of(argv: &[&str], export: &str, mounted_at: &str, credit_bytes: u64) -> RunSpec {
     let descriptor = |fd, source| Descriptor { fd, source: Some(source) };
     let stage = Stage {
@@ -61,9 +61,9 @@ pub fn run_of(argv: &[&str], export: &str, mounted_at: &str, credit_bytes: u64) 
     }
 }
 
-/// A run that was begun.
+/// A running call of `Run`.
 pub struct Run {
-    /// Dropped, it ends the call.
+    /// Ends the call when dropped.
     _input: mpsc::Sender<RunInput>,
     pub output: Streaming<RunOutput>,
 }
@@ -78,7 +78,7 @@ impl Run {
         Ok(Self { _input: input, output })
     }
 
-    /// All output of a run that ends by itself with 0.
+    /// Reads all output of a run that ends by itself with status 0.
     pub async fn finish(mut self) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         while let Some(message) = self.output.message().await? {
@@ -131,13 +131,13 @@ impl Session {
         Ok(Self { client, name, root, to, from, number: 0 })
     }
 
-    /// A sign of life, without which the session ends.
+    /// Sends the keep-alive message, without which the session ends.
     pub async fn keep(&mut self) -> Result<()> {
         let alive = Alive { id: self.number, acknowledged: self.number, lost: 0 };
         Ok(self.to.send(ToVolume { kind: Some(to_volume::Kind::Alive(alive)) }).await?)
     }
 
-    /// Asks without waiting for the answer.
+    /// Sends a request without waiting for the answer.
     pub async fn ask(&mut self, op: op::Kind) -> Result<u64> {
         self.number += 1;
         let (number, acknowledged) = (self.number, 0);
@@ -147,7 +147,7 @@ impl Session {
         Ok(number)
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
     pub async fn call(&mut self, op: op::Kind) -> Result<Answer> {
         let number = self.ask(op).await?;
         while let Some(message) = self.from.message().await? {
@@ -162,7 +162,7 @@ impl Session {
         bail!("the session broke off")
     }
 
-    /// The file of that name in the root.
+    /// Looks up a file in the root.
     pub async fn find(&mut self, name: &str) -> Result<FileId> {
         let walk = Walk { from: Some(self.root), names: vec![name.to_owned().into()] };
         let Some(answer::Kind::Walked(walked)) = self.call(op::Kind::Walk(walk)).await?.kind else {
@@ -182,7 +182,7 @@ impl Session {
         ReadRequest { session: self.name.clone(), caller: Some(Caller::default()), parts }
     }
 
-    /// The file's first bytes.
+    /// Reads the beginning of a file.
     pub async fn read(&mut self, file: FileId, bytes: u64) -> Result<Vec<u8>> {
         let request = self.read_request(file, &[(0, bytes)]);
         let mut replies = self.client.read(request).await?.into_inner();

@@ -1,19 +1,18 @@
-//! A control group whose processes run when no others want to (`cpu.idle`, Linux 5.15).
+//! A control group whose processes run only when the processor is idle (`cpu.idle`, Linux 5.15).
 //!
-//! SCHED_IDLE alone counts within one autogroup only (sched(7)): beside processes of another
-//! session, such as the commands of an executor, a process of that policy has the share of its
-//! whole session, and delays them by a tick at each of their steps.
+//! SCHED_IDLE alone has an effect within one autogroup only (sched(7)): compared with another
+//! session's processes, such as an executor's commands, a process of that policy has the share of
+//! its whole session, and delays them by a tick at each of their steps.
 
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fs, process};
 
-/// Where the processor's controller is mounted: that of version 1, and the one hierarchy of version
-/// 2.
+/// Mount points of the cpu controller: that of version 1, and the single hierarchy of version 2.
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"];
 
-/// Removed when dropped, after its processes.
+/// Removes the group when dropped, after its processes.
 pub struct IdleGroup {
     directory: PathBuf,
     members: PathBuf,
@@ -21,7 +20,7 @@ pub struct IdleGroup {
 
 impl IdleGroup {
     /// # Errors
-    /// When no controller is mounted for the processor, or this process may make no group there.
+    /// If no cpu controller is mounted, or this process may not create a group in it.
     pub fn new() -> Result<Self> {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let name =
@@ -34,7 +33,8 @@ impl IdleGroup {
                 continue;
             }
             let group = Self { members: directory.join("cgroup.procs"), directory };
-            // Made by the kernel: without the controller there is none, and none can be made.
+            // Created by the kernel: without the controller it does not exist, and can't be
+            // created.
             match fs::OpenOptions::new().write(true).open(group.directory.join("cpu.idle")) {
                 Ok(mut idle) => {
                     std::io::Write::write_all(&mut idle, b"1")?;
@@ -46,7 +46,7 @@ impl IdleGroup {
         Err(last)
     }
 
-    /// The file that takes the ids of processes.
+    /// The file for the ids of member processes.
     pub fn members(&self) -> &Path {
         &self.members
     }

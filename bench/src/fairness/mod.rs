@@ -1,6 +1,6 @@
-//! `fairness`: what one identity, or a stranger, can take from another identity. For each kind of
-//! abuse a fresh executor; the other identity's latencies are taken while nothing else happens, and
-//! then while the abuse is at work.
+//! `fairness`: the effect of one identity's or a stranger's abuse on another identity. Each kind of
+//! abuse has a fresh executor; the other identity's latencies are measured first without the abuse,
+//! then during it.
 
 pub mod abuse;
 mod client;
@@ -35,20 +35,20 @@ use self::idle_group::IdleGroup;
 use self::server::{ABUSER, CONTENT, FILE, OTHER, OTHER_EXPORT, Server};
 use crate::machine::Machine;
 
-/// Where the other identity has its export.
+/// Mount point of the other identity's export.
 const MOUNT: &str = "/mnt/fairness-b";
-/// What takes longer is an error: nobody waits so long for a small command.
+/// Timeout of a sample; an expiry counts as an error.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The abuse is waited for so long.
+/// Timeout for the beginning of the abuse.
 const BEGINS: Duration = Duration::from_secs(3);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Half a round trip of a workstation far away, which makes new connections.
+/// One-way delay of a distant workstation, for new connections.
 const ONE_WAY: Duration = Duration::from_millis(50);
-/// The bounds of the requirement.
+/// Required bounds.
 const MAX_RATIO: f64 = 3.0;
 const MAX_PEAK_MIB: u64 = 256;
 
-/// What to measure.
+/// Selection and extent of the measurement.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Only this kind (may be repeated).
@@ -65,7 +65,7 @@ pub struct Options {
     write: bool,
 }
 
-/// Prints the table; fails where a bound does not hold.
+/// Prints the table; fails if a bound is exceeded.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let programs = Programs::beside_this()?;
     let kinds = if options.only.is_empty() { Kind::value_variants() } else { &options.only };
@@ -96,20 +96,24 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-const HEAD: &str = "| abuse | by | run quiet p99 ms | run p99 ms | ratio | stat and read quiet p99 ms | p99 ms | ratio | \
-    connecting quiet p99 ms | p99 ms | ratio | samples | errors | peak RSS MiB | holds |\n\
-    |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n";
+const HEAD: &str = "| abuse | by | run quiet p99 ms | run p99 ms | ratio | stat and read quiet \
+                    p99 ms | p99 ms | ratio | connecting quiet p99 ms | p99 ms | ratio | samples \
+                    | errors | peak RSS MiB | holds |\n\
+                    |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n";
 
 fn page(table: &str) -> String {
     let Machine { processor, cores, date, commit, load_before, .. } = Machine::describe();
     format!(
-        "# Fairness\n\nMade by `cargo xtask bench fairness --write` on {date}, commit {commit}, {cores} cores of\n{processor}, \
-         load before {load_before}.\n\nEach line has an executor of its own with its default bounds, over TLS on the loopback \
-         interface.\nThe other identity runs `cat` of a small file, and asks for the attributes and the content of one\nover a \
-         volume, one after the other. Meanwhile it connects anew, over a round trip of 100 ms, and asks for\nthe status. Quiet \
-         first, then beside the abuse, which comes from another address and at the\npriority of idle work (SCHED_IDLE{}). Peak RSS is that of \
-         the executor itself (VmHWM), not of the commands. Required: at most\n{MAX_RATIO} times the quiet p99, no error, at \
-         most {MAX_PEAK_MIB} MiB.\n\n{table}",
+        "# Fairness\n\nMade by `cargo xtask bench fairness --write` on {date}, commit {commit}, \
+         {cores} cores of\n{processor}, load before {load_before}.\n\nEach line has an executor \
+         of its own with its default bounds, over TLS on the loopback interface.\nThe other \
+         identity runs `cat` of a small file, and asks for the attributes and the content of \
+         one\nover a volume, one after the other. Meanwhile it connects anew, over a round trip \
+         of 100 ms, and asks for\nthe status. Quiet first, then beside the abuse, which comes \
+         from another address and at the\n\
+         priority of idle work (SCHED_IDLE{}). Peak RSS is that of the executor itself (VmHWM), \
+         not of the commands. Required: at most\n\
+         {MAX_RATIO} times the quiet p99, no error, at most {MAX_PEAK_MIB} MiB.\n\n{table}",
         if IdleGroup::new().is_ok() { ", in a control group with cpu.idle" } else { "" }
     )
 }
@@ -126,12 +130,12 @@ struct Latencies {
 impl Latencies {
     async fn missed(&mut self, error: &anyhow::Error) {
         self.errors.push(format!("{error:#}"));
-        // An error that comes at once is not counted a thousand times.
+        // Limits the number of errors that return at once.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// The value that 99 of 100 do not exceed.
+/// The 99th percentile.
 fn p99(samples: &mut [Duration]) -> Option<f64> {
     samples.sort_unstable();
     let index = (samples.len() * 99).div_ceil(100).checked_sub(1)?;
@@ -210,17 +214,17 @@ fn measure(kind: Kind, programs: &Path, options: &Options) -> Result<Measured> {
     })
 }
 
-/// The process of the abuser; ended when dropped.
+/// The abuser's process; killed when dropped.
 struct Abuse {
     process: Child,
-    /// Goes after it.
+    /// Dropped after the process.
     _group: Option<IdleGroup>,
 }
 
 impl Abuse {
     fn begin(kind: Kind, server: &Server, token: &str) -> Result<Self> {
-        // SCHED_IDLE (sched(7)) and a group that is idle as a whole: the abuser's own machine would
-        // be another one.
+        // SCHED_IDLE (sched(7)) and an idle control group, since a real abuser has a machine of its
+        // own.
         let group = IdleGroup::new().ok();
         let mut command = Command::new("sh");
         command.args(["-c", r#"test -z "$0" || echo $$ > "$0" || exit; exec chrt --idle 0 "$@""#]);
@@ -241,7 +245,7 @@ impl Abuse {
             }
         });
         let abuse = Self { process, _group: group };
-        // What is slow to begin is measured as it begins.
+        // An abuse that begins slowly is measured from its beginning.
         let _ = begins.recv_timeout(BEGINS);
         Ok(abuse)
     }
@@ -254,7 +258,7 @@ impl Drop for Abuse {
     }
 }
 
-/// The identity whose latencies count: a workstation that stays connected.
+/// The identity that is measured: a workstation that stays connected.
 struct Other {
     host: TlsHost,
     credentials: PathBuf,
@@ -294,7 +298,7 @@ impl Other {
         Ok(latencies)
     }
 
-    /// Over a connection of its own.
+    /// Asks on a new connection.
     async fn ask_anew(&self, host: &TlsHost) -> Result<()> {
         let channel = connect(host, &self.credentials).await?;
         ExecutorClient::new(channel).status(StatusRequest {}).await?;

@@ -1,5 +1,5 @@
-//! A relay to the executor: it gives connections another address to come from, or a way as long as
-//! that of a workstation far away.
+//! A relay to the executor, which gives connections another source address, or the delay of a
+//! distant workstation.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub const ABUSER_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 66));
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Relays from a port of 127.0.0.1, which is given back, for as long as the runtime lives.
+/// Relays from a port of 127.0.0.1, which is returned, for as long as the runtime lives.
 pub async fn start(to_port: u16, from: IpAddr, one_way: Duration) -> Result<u16> {
     let listener = TcpListener::bind((LOCAL, 0)).await?;
     let port = listener.local_addr()?.port();
@@ -31,7 +31,7 @@ pub async fn start(to_port: u16, from: IpAddr, one_way: Duration) -> Result<u16>
     Ok(port)
 }
 
-/// A connection to a port of 127.0.0.1 from that address.
+/// Connects to a port of 127.0.0.1 from that address.
 pub async fn connect(to_port: u16, from: IpAddr) -> Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::new(from, 0))?;
@@ -45,7 +45,7 @@ fn relay(near: TcpStream, far: TcpStream, one_way: Duration) {
     tokio::spawn(copy(far_in, near_out, one_way));
 }
 
-/// To the end, of which the other side hears.
+/// Copies to the end, and passes the end on.
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, one_way: Duration) {
     let mut buffer = vec![0; BUFFER_BYTES];
     while let Ok(count) = from.read(&mut buffer).await {

@@ -1,5 +1,5 @@
-//! The executor that is abused: a process of the installed program, with certificates, two
-//! identities and an export for each. Everything of it lies in one directory, which goes with it.
+//! The executor under test: a process of the installed program, with certificates, two identities
+//! and an export for each. Its files are in one directory, which is removed with it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -17,23 +17,23 @@ use nix::unistd::{Pid, User};
 use posh_proto::token::Token;
 use tempfile::TempDir;
 
-/// The identity that abuses, and the one whose latencies count.
+/// The abusing identity, and the measured one.
 pub const ABUSER: &str = "ada";
 pub const OTHER: &str = "bob";
 /// Their exports.
 pub const ABUSED_EXPORT: &str = "a";
 pub const OTHER_EXPORT: &str = "b";
-/// Their users: any system has these.
+/// Their users, which exist on any system.
 const USERS: [(&str, &str, &str); 2] =
     [(ABUSER, ABUSED_EXPORT, "games"), (OTHER, OTHER_EXPORT, "news")];
-/// What the other identity reads.
+/// File that the other identity reads, and its content.
 pub const FILE: &str = "f";
 pub const CONTENT: &str = "a line of the other identity\n";
-/// Files of the abuser to open.
+/// Number of the abuser's files to open.
 pub const FILES: usize = 50;
-/// A file of the abuser to copy.
+/// Size of the abuser's file to copy.
 pub const LARGE_BYTES: u64 = 256 << 20;
-/// An executor that does not start, or does not end, in this time never will.
+/// Timeout for the executor's start and end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Server {
@@ -46,7 +46,7 @@ pub struct Server {
 impl Server {
     pub fn start(programs: &Path) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("posh-fairness").tempdir()?;
-        // Users pass through on the way to their exports.
+        // Users traverse it on the way to their exports.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o711))?;
         let program = programs.join("posh-executor");
         let at = |name: &str| directory.path().join(name);
@@ -75,7 +75,7 @@ impl Server {
         self.directory.path().join(format!("{identity}.json"))
     }
 
-    /// A token for an enrolment.
+    /// Makes a token for an enrolment.
     pub fn token(&self, identity: &str) -> Result<Token> {
         let tls = self.directory.path().join("tls");
         let printed =
@@ -86,13 +86,13 @@ impl Server {
             .context("enroll prints a token")
     }
 
-    /// The executor's own memory starts to be measured.
+    /// Resets the executor's peak memory.
     pub fn forget_peak(&self) -> Result<()> {
         fs::write(format!("/proc/{}/clear_refs", self.process.id()), "5")
             .context("cannot reset VmHWM")
     }
 
-    /// Its resident memory at most since then, in MiB; `None` when it has ended.
+    /// Peak resident memory since then, in MiB; `None` when the executor has ended.
     pub fn peak_mib(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -116,7 +116,7 @@ impl Drop for Server {
     }
 }
 
-/// What a command of `posh-executor` prints.
+/// Output of a command of `posh-executor`.
 fn administer(program: &Path, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output()?;
     anyhow::ensure!(
@@ -127,12 +127,13 @@ fn administer(program: &Path, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Makes the exports; the configuration, which bounds nothing beyond the defaults.
+/// Makes the exports; returns the configuration, with the default bounds.
 fn configure(directory: &Path) -> Result<String> {
     let tls = directory.join("tls");
-    // Any command: a fork bomb is no annotated one.
+    // Any command: a fork bomb is not annotated.
     let mut text = format!(
-        "listen = \"127.0.0.1:0\"\ndrain_seconds = 1\n[tls]\ndir = {tls:?}\n[confinement]\ncommands = [\"*\"]\n"
+        "listen = \"127.0.0.1:0\"\ndrain_seconds = 1\n[tls]\ndir = {tls:?}\n[confinement]\n\
+         commands = [\"*\"]\n"
     );
     for (identity, export, user) in USERS {
         let path = directory.join(export);
@@ -157,7 +158,8 @@ fn configure(directory: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Where it listens, from its log; the log is read on, so that it never blocks.
+/// Reads the executor's address from its log; the log is read on, so that the executor never
+/// blocks.
 fn address_of(process: &mut Child) -> Result<String> {
     let (found, address) = mpsc::channel();
     let output = process.stdout.take().map(|out| Box::new(out) as Box<dyn std::io::Read + Send>);

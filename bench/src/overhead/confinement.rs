@@ -1,6 +1,6 @@
-//! What it costs to confine a command: from the moment a runner is given a run until its one
-//! command has ended, beside the same command started by an ordinary process. Namespaces stand
-//! already, as they do for all runs but a user's first.
+//! Cost of confining a command: the time from the hand-over of a run to a runner until its only
+//! command has ended, compared with the same command started by an ordinary process. The namespaces
+//! exist already, as for all runs but a user's first.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -19,16 +19,16 @@ use tonic::transport::Channel;
 use crate::report::{Report, Target};
 use crate::sample::Samples;
 
-/// Each is one command there and one here, in turn.
+/// Each round runs one command confined and one without, in turn.
 const ROUNDS: usize = 500;
-/// The first run makes the namespaces.
+/// The first run creates the namespaces.
 const WARM_UP: usize = 20;
 const TARGET_MS: f64 = 1.5;
 const MS: &str = "ms";
-/// Where the command believes to be.
+/// Mount point in which the command runs.
 const MOUNT: &str = "/mnt/posh-bench/empty";
 
-/// An executor with nothing in it.
+/// An executor with an empty export.
 struct Executor {
     process: Child,
     address: String,
@@ -41,7 +41,7 @@ impl Drop for Executor {
     }
 }
 
-/// `cat < /dev/null`, here and there.
+/// Measures `cat < /dev/null`, with and without confinement.
 pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     let executor = start(programs)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -108,7 +108,7 @@ fn spawn() -> Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// From the hand-over to the runner until the command has ended, by the executor's own clock.
+/// Time from the hand-over to the runner until the command has ended, by the executor's own clock.
 async fn run(client: &mut ExecutorClient<Channel>) -> Result<Duration> {
     let null =
         |fd, flags: i32| Descriptor { fd, source: Some(Source::NullFlags(flags.unsigned_abs())) };
@@ -136,7 +136,7 @@ async fn run(client: &mut ExecutorClient<Channel>) -> Result<Duration> {
         ..RunSpec::default()
     };
     let input = tokio_stream::once(RunInput { kind: Some(run_input::Kind::Spec(spec)) });
-    // The end of the requests is the end of all inputs, of which there are none.
+    // The end of the requests ends all inputs, of which there are none.
     let mut output = client.run(input).await?.into_inner();
     let mut given_ns = None;
     while let Some(message) = output.message().await? {

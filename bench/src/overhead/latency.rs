@@ -1,5 +1,4 @@
-//! Time per command and per stage: what stays here, and what is offloaded but
-//! does next to nothing.
+//! Time per command and per stage: local ones, and offloaded ones that do almost nothing.
 
 use anyhow::Result;
 use posh_integration::oracle::Door;
@@ -31,7 +30,7 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What a local command, and a stage of a local pipeline, may cost more than under bash.
+/// Limits of the extra time of a local command, and of a stage of a local pipeline.
 fn targets(door: Door) -> (Target, Target) {
     match door {
         Door::Hook => (Target::AtMost(0.2), Target::AtMost(0.5)),

@@ -1,5 +1,4 @@
-//! Resident memory while eight outputs are joined in order at the gateway, and
-//! when there is nothing to do.
+//! Resident memory while the gateway joins eight outputs in order, and when idle.
 
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ const PART_BYTES: u64 = 1 << 30;
 const UNIT: &str = "MiB";
 const LOADED: Target = Target::AtMost(160.0);
 const IDLE: Target = Target::AtMost(32.0);
-/// After the work: what is freed by then is what a waiting service does not hold.
+/// Pause after the work: memory that is freed by then is not held by an idle service.
 const REST: Duration = Duration::from_secs(2);
 
 /// Peak and idle memory of gateway and executor.
@@ -27,7 +26,7 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     let site = Site::start(programs, 1)?;
     let mut words = String::new();
     for number in 1..=PARTS {
-        // Zeros without blocks: 8 GiB of data would not fit into every machine's memory.
+        // A sparse file of zeros: 8 GiB of data would not fit into every machine's memory.
         let path = site.sparse_file(&format!("part{number}"), PART_BYTES, u8::try_from(number)?)?;
         words += &format!(" {}", path.display());
     }
@@ -54,7 +53,7 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Joins all parts into a reader that is slower than they are.
+/// Joins all parts into a reader that is slower than their writers.
 fn join_eight(site: &Site, words: &str) -> Result<()> {
     let reader = site.host().programs().join("posh-bench");
     let text = format!(

@@ -1,6 +1,5 @@
-//! `overhead`: what posh costs where it can't help. Executors and mounts are on
-//! this machine's loopback interface and memory, so that every microsecond
-//! beyond bash's is posh's own.
+//! `overhead`: posh's cost where it has nothing to gain. Executors and mounts use this machine's
+//! loopback interface and memory, so that any time beyond bash's is posh's own.
 
 mod confinement;
 mod latency;
@@ -18,19 +17,25 @@ use posh_integration::programs::Programs;
 
 use crate::report::Report;
 
-const METHOD: &str = "One machine in namespaces of its own with a gateway and executors on its loopback interface; \
-    exports are bind mounts of a tmpfs. Commands are timed inside the shell that runs them ($EPOCHREALTIME), in runs \
-    that alternate between bash and posh; a sample is the median of one run, and an extra the difference of two \
-    neighbouring runs. Memory is VmRSS and VmHWM of /proc/PID/status.";
+const METHOD: &str = "One machine in namespaces of its own with a gateway and executors on its \
+                      loopback interface; exports are bind mounts of a tmpfs. Commands are timed \
+                      inside the shell that runs them ($EPOCHREALTIME), in runs that alternate \
+                      between bash and posh; a sample is the median of one run, and an extra the \
+                      difference of two neighbouring runs. Memory is VmRSS and VmHWM of \
+                      /proc/PID/status.";
 
-/// What to measure.
+/// Selection and output of the measurement.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Only this part (may be repeated).
     #[arg(long = "only", value_enum, value_name = "PART")]
     only: Vec<Part>,
     /// Where the figures go as JSON.
-    #[arg(long, value_name = "FILE", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/results/overhead.json"))]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/results/overhead.json")
+    )]
     output: PathBuf,
 }
 
@@ -41,7 +46,7 @@ enum Part {
     Latency,
     /// Bytes per second through one connection.
     Throughput,
-    /// The same with certificates, and with plain text.
+    /// Bytes per second with certificates, and with plain text.
     Tls,
     /// Resident memory of gateway and executor.
     Memory,
@@ -77,7 +82,7 @@ impl Part {
     }
 }
 
-/// Measures, prints and writes; an error means that something could not be measured.
+/// Measures, prints and writes; an error if something could not be measured.
 pub fn run(options: &Options) -> Result<()> {
     let programs = Programs::beside_this()?;
     for program in ["posh", "posh-cli", "posh-gateway", "posh-executor", "posh-stage", "posh-lab"] {

@@ -1,5 +1,5 @@
-//! The paper's Table 2: how long a pipeline of each of its applications waits
-//! from the moment when it is complete until its commands are told where to run.
+//! The paper's Table 2: the time from a pipeline's completion until its commands have their
+//! directives, for each application.
 
 use anyhow::{Context, Result};
 use posh_integration::explain::Stage;
@@ -21,7 +21,7 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
         let mut times = Vec::new();
         for round in 0..ROUNDS {
             let found = setup_times(&site, workload, round)?;
-            // The first round connects, and reads what later ones remember.
+            // The first round connects, and fills caches.
             times.extend(if round == 0 { Vec::new() } else { found });
         }
         let what = format!("setup of a pipeline: {}", workload.name());

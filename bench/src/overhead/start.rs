@@ -1,5 +1,4 @@
-//! The start: a shell with and without a gateway that runs already, and the very
-//! first offloaded command.
+//! Start times: a shell with and without a running gateway, and the first offloaded command.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,13 +14,13 @@ use crate::sample::Samples;
 use crate::site::Site;
 
 const ROUNDS: usize = 9;
-/// Each needs a machine of its own, with executors that have never run anything.
+/// Rounds with a machine of their own, whose executors have never run anything.
 const FRESH_ROUNDS: usize = 5;
-/// A gateway that was told to end is gone by then.
+/// Timeout for the end of a gateway.
 const END_LIMIT: Duration = Duration::from_secs(10);
 const MS: &str = "ms";
 
-/// Whole processes, timed from outside.
+/// Measures whole processes, from outside.
 pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     let site = Site::start(programs, 1)?;
     let (mut bash, mut warm, mut cold) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
-//! Bytes per second of one offloaded command's output, through executor, one
-//! connection, gateway and stage program, beside bash's own copy and plain TCP.
+//! Bytes per second of one offloaded command's output, through executor, one connection, gateway
+//! and stage program, compared with bash's own copy and plain TCP.
 
 use std::fs;
 use std::io::Read;
@@ -18,7 +18,7 @@ pub(super) const SIZE_BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 5;
 pub(super) const UNIT: &str = "MB/s";
 
-/// To a file, to a pipe, and what else could carry the bytes.
+/// Measures output to a file and to a pipe, and other carriers of the bytes.
 pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     let site = Site::start(programs, 1)?;
     let big = site.file("big", SIZE_BYTES)?;
@@ -38,7 +38,7 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     );
 
     let program = site.host().programs().join("posh-bench");
-    // Not annotated, so that it stays here and takes the bytes from a pipe.
+    // Not annotated, so that it runs locally and reads a pipe.
     let to_pipe = format!("cat {} | {} discard", big.display(), program.display());
     site.expect_placement(&to_pipe, true)?;
     let found = paired(&to_pipe, "").run(&site)?;

@@ -1,4 +1,4 @@
-//! What certificates cost: the same bytes from an executor over plain text and over TLS.
+//! Cost of TLS: the throughput from an executor over plain text and over TLS.
 
 use anyhow::Result;
 use posh_integration::programs::Programs;
@@ -8,10 +8,10 @@ use crate::report::{Report, Target};
 use crate::sample::Samples;
 use crate::site::{Site, local_path};
 
-/// What TLS should leave of plain text's rate.
+/// Target of TLS's rate, as a share of plain text's.
 const SHARE: f64 = 0.6;
 
-/// Both, one after the other.
+/// Measures both, one after the other.
 pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     let plain = copied(&Site::start(programs, 1)?)?;
     let tls = copied(&Site::with_certificates(programs)?)?;

@@ -1,5 +1,5 @@
-//! The workloads as data: which script, how much of what, what a run leaves behind.
-//! Making the input is `data`'s matter, running `cell`'s.
+//! The workloads as data: scripts, amounts of data, and results. `data` makes the input, `cell`
+//! runs them.
 
 use posh_integration::workload::Workload as Application;
 
@@ -28,58 +28,58 @@ impl Size {
     }
 }
 
-/// How much of what; each workload says what it counts.
+/// Amount of input data; each workload says what it counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Amount {
     /// Files (on each server).
     pub files: usize,
-    /// Lines of each, or what else makes one large.
+    /// Lines of each file, or another measure of its size.
     pub each: usize,
 }
 
 /// One workload.
 #[derive(Debug)]
 pub struct Workload {
-    /// On the command line, in results and as the scripts' name.
+    /// Name on the command line, in results and of the scripts.
     pub name: &'static str,
-    /// What it does.
+    /// Description.
     pub words: &'static str,
-    /// What every system runs.
+    /// Script for every system.
     pub script: &'static str,
-    /// What an expert types with ssh; without, it can't be done so.
+    /// An expert's script with ssh; `None`: impossible by hand.
     pub by_hand: Option<&'static str>,
-    /// What an expert types with GNU parallel, where that fits.
+    /// An expert's script with GNU parallel, where that fits.
     pub parallel: Option<&'static str>,
-    /// How many servers have data of it; none for local work.
+    /// Number of servers with its data; 0 for local work.
     pub servers: usize,
-    /// What a run leaves below its directory on the first server.
+    /// Results of a run below its directory on the first server.
     pub results: &'static [&'static str],
-    /// Is made of this one before each run (copy, original).
+    /// Copy that is made before each run (copy, original).
     pub copy: Option<(&'static str, &'static str)>,
-    /// For s, m and l.
+    /// Amounts for s, m and l.
     pub amounts: [Amount; 3],
     /// Makes the input.
     pub make: Making,
-    /// When a run is ended, seconds: what it is to show needs no longer ones.
+    /// Time limit of a run, seconds; a longer one would show nothing more.
     pub limit_s: u64,
-    /// Is also run with an executor on another server than the data (paper §8.2.1).
+    /// Is also run with an executor on another server than the data's (paper §8.2.1).
     pub elsewhere: bool,
     /// Is also run with other split factors (paper §8.2.2).
     pub splits: bool,
-    /// Its programs run on the workstation, which shows what the mount itself is worth.
+    /// Its programs run on the workstation, to measure the mount itself.
     pub here: bool,
-    /// Under posh, too, what it leaves is made by programs of the workstation where they have all
-    /// at hand.
+    /// Under posh, too, its results are made by programs of the workstation if everything is
+    /// cached.
     pub made_here: bool,
 }
 
 impl Workload {
-    /// How much of it a size is.
+    /// Its amount of data for a size.
     pub fn amount(&self, size: Size) -> Amount {
         self.amounts[size as usize]
     }
 
-    /// By its name.
+    /// Looks a workload up by name.
     pub fn named(name: &str) -> Option<&'static Workload> {
         ALL.iter().find(|w| w.name == name)
     }
@@ -97,15 +97,15 @@ impl Workload {
     }
 }
 
-/// Whether a workload of this name touches no mount.
+/// Returns true if the workload of this name touches no mount.
 pub fn is_local(name: &str) -> bool {
     Workload::named(name).is_some_and(|workload| workload.servers == 0)
 }
 
-/// After so long a run is usually ended, seconds.
+/// Usual time limit of a run, seconds.
 pub const USUAL_LIMIT_S: u64 = 300;
 
-/// What most workloads are: one server, its script is run there by hand.
+/// Defaults of most workloads: one server, on which the script is run by hand.
 const USUAL: Workload = Workload {
     name: "",
     words: "",
@@ -131,11 +131,12 @@ const fn amounts(s: (usize, usize), m: (usize, usize), l: (usize, usize)) -> [Am
     [amount(s), amount(m), amount(l)]
 }
 
-/// All of them: first the paper's, then the further ones, then those of the mounts themselves.
+/// All workloads: first the paper's, then further ones, then those of the mounts themselves.
 pub const ALL: [Workload; 19] = [
     Workload {
         name: "raytrace",
-        words: "ray-tracing logs are cleaned and joined, one ray is looked for (workers' logs, lines each)",
+        words: "ray-tracing logs are cleaned and joined, one ray is looked for (workers' logs, \
+                lines each)",
         script: include_str!("../../../integration/workloads/raytrace.sh"),
         by_hand: Some(include_str!("../../workloads/raytrace.ssh.sh")),
         parallel: Some(include_str!("../../workloads/raytrace.parallel.sh")),
@@ -186,7 +187,7 @@ pub const ALL: [Workload; 19] = [
         copy: Some(("repository", "pristine")),
         amounts: amounts((20_000, 20), (20_000, 20), (340_000, 20)),
         make: data::repository,
-        // What bash over sshfs takes is the measure here, and more than the usual.
+        // bash over sshfs is the reference, and takes more than usual.
         limit_s: 900,
         elsewhere: true,
         ..USUAL
@@ -206,7 +207,7 @@ pub const ALL: [Workload; 19] = [
         results: &["tree"],
         amounts: amounts((5_000, 0), (5_000, 0), (70_000, 0)),
         make: data::archive,
-        // Three hundred times what unpacking takes where the archive lies.
+        // Three hundred times the time of unpacking on the server.
         limit_s: 120,
         ..USUAL
     },
@@ -222,7 +223,8 @@ pub const ALL: [Workload; 19] = [
     },
     Workload {
         name: "find-xargs",
-        words: "find | sort | xargs grep in a tree; at size s one file of a hundred is searched (files)",
+        words: "find | sort | xargs grep in a tree; at size s one file of a hundred is searched \
+                (files)",
         script: include_str!("../../workloads/find-xargs.sh"),
         amounts: amounts((10_000, 0), (10_000, 0), (70_000, 0)),
         make: data::tree,
@@ -311,17 +313,17 @@ pub const ALL: [Workload; 19] = [
         results: &["tree"],
         amounts: amounts((5_000, 0), (5_000, 0), (70_000, 0)),
         make: data::archive,
-        // Forty times what it may take.
+        // Forty times its target.
         limit_s: 120,
         ..HERE
     },
 ];
 
-/// What runs on the workstation whatever the system.
+/// Defaults of workloads that run on the workstation under every system.
 const HERE: Workload = Workload { by_hand: None, here: true, ..USUAL };
 
-/// One small command: its latency is swept over round trips, and it shows what a first connection
-/// costs.
+/// One small command: its latency is measured for several round trips, and it shows the cost of a
+/// first connection.
 pub const ONE_COMMAND: Workload = Workload {
     name: "one-command",
     words: "cat of a small file, shell and all",

@@ -1,5 +1,4 @@
-//! One cell of the table: a workload under a system, run and checked as often as the
-//! budget allows.
+//! One cell of the table: a workload under a system, run and checked as often as the budget allows.
 
 use std::time::Duration;
 
@@ -16,26 +15,26 @@ use super::usage::Mark;
 use super::verify::Fingerprint;
 use crate::sample::Samples;
 
-/// A cell is run again only while its runs have not taken longer than this together: the
-/// slow ones are the ones with the least spread, and the whole bench has to end.
+/// Total time of a cell's runs after which it is not run again: slow cells have the least spread,
+/// and the whole bench has to end.
 const REPEAT_BUDGET_S: f64 = 15.0;
 
-/// What is asked of every run.
+/// Terms of every run.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
-    /// How much data.
+    /// Size of the data.
     pub size: Size,
-    /// How long bash over sshfs as it comes may take.
+    /// Time limit of bash over sshfs with default options.
     pub limit: Duration,
 }
 
 impl Terms {
-    /// A run that is not over by then is ended.
+    /// Time limit of a run.
     pub fn limit_of(&self, workload: &Workload, system: System) -> Duration {
         let limit = self.limit.min(Duration::from_secs(workload.limit_s));
         let usual = limit.min(Duration::from_secs(USUAL_LIMIT_S));
         match system {
-            // The default is what is compared with.
+            // The default is the reference.
             System::Sshfs => limit,
             // A fraction shows whether these change the order of magnitude.
             System::SshfsTuned | System::PoshElsewhere => usual / 10,
@@ -47,40 +46,40 @@ impl Terms {
 /// One run.
 #[derive(Debug)]
 pub struct Trial {
-    /// From the start of the shell to the end of its output.
+    /// Time from the start of the shell to the end of its output.
     pub seconds: f64,
-    /// None: it did not end within the limit.
+    /// `None`: it did not end within the limit.
     pub outcome: Option<Outcome>,
-    /// What it gave; none for one that did not end.
+    /// Digests of its results; `None` if it did not end.
     pub fingerprint: Option<Fingerprint>,
     bytes: u64,
     gateway: Usage,
     executors: Usage,
 }
 
-/// A cell in the making.
+/// A cell whose runs are not complete.
 #[derive(Debug)]
 pub struct Open {
-    /// Of which workload.
+    /// Its workload.
     pub workload: &'static Workload,
-    /// Under which system.
+    /// Its system.
     pub system: System,
     trials: Vec<Trial>,
 }
 
 impl Open {
-    /// Without runs.
+    /// A cell without runs.
     pub fn new(workload: &'static Workload, system: System) -> Open {
         Open { workload, system, trials: Vec::new() }
     }
 
-    /// Another run would not be worth its time.
+    /// Returns true if another run is not worth its time.
     pub fn is_done(&self) -> bool {
         let spent: f64 = self.trials.iter().map(|t| t.seconds).sum();
         spent > REPEAT_BUDGET_S || self.is_limited()
     }
 
-    /// A run did not come to its end.
+    /// Returns true if a run did not end within the limit.
     pub fn is_limited(&self) -> bool {
         self.trials.iter().any(|t| t.outcome.is_none())
     }
@@ -91,7 +90,7 @@ impl Open {
         Ok(self.trials.last().expect("one was just added"))
     }
 
-    /// What came out; none without runs.
+    /// Result of the runs; `None` without runs.
     pub fn close(self, explained: Option<Report>) -> Option<Cell> {
         let seconds = Samples::new(self.trials.iter().map(|t| t.seconds).collect())?;
         let bytes = Samples::new(self.trials.iter().map(|t| t.bytes as f64).collect())?.median();
@@ -103,7 +102,7 @@ impl Open {
     }
 }
 
-/// One run, from a fresh state; `options` are posh's.
+/// Makes one run from a fresh state; `options` are posh's.
 pub fn try_once(
     place: &mut Place,
     workload: &'static Workload,
@@ -135,7 +134,7 @@ pub fn try_once(
     Ok(Trial { seconds, outcome, fingerprint, bytes, gateway, executors })
 }
 
-/// Runs it once more for its report.
+/// Runs the workload again for posh's report.
 pub fn explained(
     place: &mut Place,
     workload: &'static Workload,

@@ -1,5 +1,5 @@
-//! Makes the workloads' inputs, in the servers' own directories and not through
-//! mounts. The generators of the paper's applications are `posh_integration::generate`.
+//! Makes the workloads' inputs, in the servers' own directories and not through mounts. The
+//! generators of the paper's applications are in `posh_integration::generate`.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -24,7 +24,7 @@ pub fn ray_logs(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     Ok(generate::ray_logs(&stores[0].data().join("logs"), amount.files, amount.each)?)
 }
 
-/// Pictures that are `each` wide and have the proportions of 7:5.
+/// Pictures of width `each` with the proportions 7:5.
 pub fn images(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     let height = amount.each * 5 / 7;
     Ok(generate::images(&stores[0].data().join("images"), amount.files, amount.each, height)?)
@@ -48,7 +48,7 @@ pub fn tree(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     Ok(generate::source_tree(&stores[0].data().join("tree"), amount.files)?)
 }
 
-/// The same as an archive.
+/// A source tree as an archive.
 pub fn archive(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     tree(stores, amount)?;
     let data = stores[0].data();
@@ -68,7 +68,7 @@ pub fn project(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     Ok(fs::write(project.join("notes.txt"), notes)?)
 }
 
-/// A file of bytes that nothing compresses.
+/// A file of incompressible bytes.
 pub fn large(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     let bytes = (amount.each as u64) << 20;
     Ok(generate::noise(&stores[0].data().join("large"), bytes)?)
@@ -79,12 +79,12 @@ pub fn small(stores: &[Store<'_>], _: Amount) -> Result<()> {
     Ok(fs::write(stores[0].data().join("small"), "a line\nanother line\n")?)
 }
 
-/// Sorted numbers, of which two servers share one third.
+/// Sorted numbers, one third of which is common to both servers.
 pub fn sorted_lists(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     for (number, store) in stores.iter().enumerate() {
         let mut out = BufWriter::new(File::create(store.data().join("sorted"))?);
         for line in 0..amount.each {
-            // Multiples of three are common; the others belong to one of the two.
+            // Multiples of three are common; the others belong to one server.
             let value = line * 3 + if line % 3 == 0 { 0 } else { number + 1 };
             writeln!(out, "{value:012} entry")?;
         }
@@ -101,10 +101,10 @@ pub fn repository(stores: &[Store<'_>], amount: Amount) -> Result<()> {
     let settings = [
         ("user.name", "A. Developer"),
         ("user.email", "developer@example.org"),
-        // Housekeeping in the background would belong to whichever run it falls into.
+        // Background maintenance would count for a random run.
         ("gc.auto", "0"),
         ("maintenance.auto", "false"),
-        // So that git's index means the same on the server and through sshfs.
+        // Makes git's index valid both on the server and through sshfs.
         ("core.checkStat", "minimal"),
         ("core.trustctime", "false"),
     ];
@@ -132,7 +132,7 @@ pub fn on_server(store: &Store<'_>, program: &str, arguments: &[&str]) -> Result
 
 const DATE: &str = "2020-07-15T12:00:00+0000";
 
-/// Puts everything as it was before the first run.
+/// Restores the state before the first run.
 pub fn reset(workload: &Workload, store: &Store<'_>) -> Result<()> {
     for result in workload.results {
         let path = store.data().join(result);
@@ -151,7 +151,7 @@ pub fn reset(workload: &Workload, store: &Store<'_>) -> Result<()> {
     }
 }
 
-/// Files and bytes below a directory.
+/// Number of files and bytes below a directory.
 pub fn extent(directory: &Path) -> io::Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
     let mut open = vec![directory.to_owned()];

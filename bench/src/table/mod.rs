@@ -1,6 +1,6 @@
-//! The bench of the README's table: workloads after the paper's §7.1 and further
-//! ones, over an emulated link, under bash on the server, bash over sshfs, ssh by
-//! hand, GNU parallel and posh, side by side in one run.
+//! The bench of the README's table: workloads after the paper's §7.1 and further ones, over an
+//! emulated link, under bash on the server, bash over sshfs, ssh by hand, GNU parallel and posh,
+//! side by side in one run.
 
 mod catalogue;
 mod cell;
@@ -31,7 +31,7 @@ use results::{Cell, Input, Link, Results};
 use system::System;
 use verify::Fingerprint;
 
-/// What to run.
+/// Selection and extent of the bench.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Only these workloads; without, all of them, and the rows beside the table.
@@ -64,8 +64,7 @@ pub struct Options {
     report_only: bool,
 }
 
-/// A bench that has taken this long gives no run more than the usual limit, so that it comes to its
-/// end.
+/// Time after which the bench gives no run more than the usual limit, so that it ends.
 const LONG_RUNS_UNTIL: Duration = Duration::from_secs(40 * 60);
 
 fn by_name(name: &str) -> Result<&'static Workload, String> {
@@ -74,7 +73,7 @@ fn by_name(name: &str) -> Result<&'static Workload, String> {
     found.ok_or_else(|| format!("the workloads are {}", names()))
 }
 
-/// Runs everything, writes results and report; an error when systems gave different results.
+/// Runs everything, writes results and report; an error if systems gave different results.
 pub fn run(options: &Options) -> Result<()> {
     if options.report_only {
         return report::write_all();
@@ -142,7 +141,7 @@ impl Bench {
         Ok(Bench { place, terms, order: Numbers::seeded(seed), began: Instant::now(), results })
     }
 
-    /// All systems, in turns.
+    /// Runs all systems, in turns.
     fn workload(&mut self, workload: &'static Workload) -> Result<()> {
         eprintln!("{}: {}", workload.name, workload.words);
         let input_bytes = self.make_input(workload)?;
@@ -167,7 +166,7 @@ impl Bench {
         self.remove_input(workload)
     }
 
-    /// A fault is noted, and the bench goes on: it says so at its end.
+    /// Runs a cell once. A fault is recorded, and reported at the end of the bench.
     fn run(&mut self, cell: &mut Open, round: usize, expected: &mut Option<(System, Fingerprint)>) {
         let (name, system) = (cell.workload.name, cell.system);
         self.results.order.push(format!("{name} {}", system.name()));
@@ -196,7 +195,7 @@ impl Bench {
 
     fn close(&mut self, cell: Open) {
         let (workload, system) = (cell.workload, cell.system);
-        // One that was ended would be ended again.
+        // A run that exceeded its limit would exceed it again.
         let explain = system.is_posh() && !cell.is_limited();
         let explained =
             explain.then(|| cell::explained(&mut self.place, workload, system, self.terms));
@@ -230,7 +229,7 @@ impl Bench {
         Ok(bytes)
     }
 
-    /// What holds memory for nothing otherwise.
+    /// Removes the input, which occupies memory.
     fn remove_input(&mut self, workload: &'static Workload) -> Result<()> {
         self.place.clear()?;
         for store in self.place.stores(workload) {
@@ -250,7 +249,7 @@ impl Bench {
     }
 }
 
-/// The first fingerprint is what all others have to be.
+/// Compares with the first fingerprint, the reference of all others.
 fn difference(
     name: &str,
     system: System,
@@ -283,7 +282,7 @@ fn check(place: &Place, asked: Profile, (from, to): (Option<usize>, usize)) -> R
     })
 }
 
-/// The numbers below `count`, in an order of chance (Fisher and Yates).
+/// A random permutation of the numbers below `count` (Fisher and Yates).
 fn shuffled(count: usize, numbers: &mut Numbers) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     for last in (1..count).rev() {

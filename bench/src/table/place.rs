@@ -1,6 +1,6 @@
-//! The laboratory of the bench: it is put into the same state before every run.
-//! Mounts are made anew, caches are dropped, gateways and shared connections begin
-//! anew and then stand, programs are read into memory again.
+//! The laboratory of the bench, which is put into the same state before every run: new mounts,
+//! dropped caches, new gateways and shared connections, already connected, and programs read into
+//! memory.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,38 +19,42 @@ use super::catalogue::Workload;
 use super::data;
 use super::system::{COLD, ELSEWHERE, MASTER, OUT, SCRIPT_FILE, System, VOLUMES};
 
-/// Where the second server sees the first one's data, and its executor for that.
+/// The second server's mount of the first one's data, and the port of its executor for that.
 const FAR: &str = "/srv/far";
 const FAR_PORT: u16 = 7401;
-/// Where rclone keeps what it has read, on the workstation.
+/// rclone's cache on the workstation.
 const RCLONE_CACHE: &str = "/home/user/rclone";
-/// What a knowing user sets for large files: the kernel's read-ahead of a mount, KiB (the default
-/// is 128).
+/// An expert's setting for large files: the kernel's read-ahead of a mount, KiB (the default is
+/// 128).
 const READ_AHEAD_KIB: u32 = 4096;
-/// A file beside the data by which a connection is made before the clock starts.
+/// File beside the data by which a connection is made before the time starts.
 const WARM: &str = "warm";
-/// Reads the programs and their libraries, so that what is cold is the data.
-const READ_PROGRAMS: &str = "for p in cat grep sed cut head tail sort uniq wc awk jq pr git tar gzip find xargs comm diff cmp \
-    stat md5sum mkdir rm mv cp ls ssh; do \"$p\" --version; done\n\
-    printf 'P6 1 1 255 abc' | convert ppm:- gif:-; mogrify -version\n\
-    \"$1/posh-stage\"; \"$1/posh\" --version\n\
-    cat \"$1/posh\" \"$1/posh-stage\" \"$1/posh-gateway\" \"$1/posh-executor\" \"$(command -v sshfs)\" /usr/lib/openssh/sftp-server";
-/// The same of GNU parallel, which takes its time.
+/// Reads the programs and their libraries, so that only the data is cold.
+const READ_PROGRAMS: &str = "for p in cat grep sed cut head tail sort uniq wc awk jq pr git tar \
+                             gzip find xargs comm diff cmp stat md5sum mkdir rm mv cp ls ssh; do \
+                             \"$p\" --version; done\n\
+                             printf 'P6 1 1 255 abc' | convert ppm:- gif:-; mogrify -version\n\
+                             \"$1/posh-stage\"; \"$1/posh\" --version\n\
+                             cat \"$1/posh\" \"$1/posh-stage\" \"$1/posh-gateway\" \
+                             \"$1/posh-executor\" \"$(command -v sshfs)\" \
+                             /usr/lib/openssh/sftp-server";
+/// Reads the programs of GNU parallel, whose start is slow.
 const READ_PARALLEL: &str = "printf x | parallel --will-cite echo";
 
-/// The laboratory and what stands in it for one run.
+/// The laboratory and the services for one run.
 #[derive(Debug)]
 pub struct Place {
     // Dropped before the machines on which they run.
     server_mounts: Vec<(String, Service)>,
     far: Option<(Service, Service)>,
     cached_mount: Option<Service>,
-    /// The machines.
+    /// The laboratory's machines.
     pub lab: Lab,
 }
 
 impl Place {
-    /// Servers as many as the workloads want, over `link`; `between` joins them to each other.
+    /// As many servers as the workloads need, with links `link`; `between` joins them to each
+    /// other.
     pub fn start(
         link: Profile,
         between: Profile,
@@ -80,7 +84,7 @@ impl Place {
         (1..=workload.servers).map(store).collect()
     }
 
-    /// Ends what the last run left standing, and makes everything ready for the next one.
+    /// Ends the services of the last run, and prepares the next one.
     pub fn prepare(&mut self, workload: &Workload, system: System) -> Result<()> {
         self.clear()?;
         if let Some(store) = self.stores(workload).first() {
@@ -113,7 +117,7 @@ impl Place {
         Ok(())
     }
 
-    /// Nothing of a run stands any more.
+    /// Ends all services of a run.
     pub fn clear(&mut self) -> Result<()> {
         for system in [System::Posh, System::PoshElsewhere, System::PoshVolume] {
             if !self.gateways()?.is_empty() {
@@ -137,13 +141,13 @@ impl Place {
         Ok(self.lab.unmount()?)
     }
 
-    /// The processes of gateways.
+    /// Process ids of gateways.
     pub fn gateways(&self) -> Result<Vec<u32>> {
         let processes = self.lab.workstation.processes()?;
         Ok(processes.into_iter().filter(|p| p.program == "posh-gateway").map(|p| p.pid).collect())
     }
 
-    /// The processes of executors, on all servers.
+    /// Process ids of executors, on all servers.
     pub fn executors(&self) -> Result<Vec<u32>> {
         let mut found = Vec::new();
         for server in &self.lab.servers {
@@ -170,7 +174,7 @@ impl Place {
         Ok(())
     }
 
-    /// The first server sees the others' data as the workstation does.
+    /// Mounts the other servers' data on the first server, as on the workstation.
     fn mount_others(&mut self, servers: usize) -> Result<()> {
         let first = &self.lab.servers[0].host;
         for number in 2..=servers {
@@ -183,8 +187,8 @@ impl Place {
         Ok(())
     }
 
-    /// The mount remembers nothing, so that the executor may be told to take it as a directory of
-    /// its own.
+    /// Starts the second server's executor over an uncached sshfs mount, so that the configuration
+    /// may declare it the executor's own directory.
     fn start_far_executor(&mut self) -> Result<()> {
         const CONFIGURATION: &str = "/run/far.toml";
         let second = &self.lab.servers[1].host;
@@ -193,7 +197,8 @@ impl Place {
             services::mount_sshfs(second, (&network::addresses(1).1, "/srv/s1"), FAR, &options)?;
         services::wait_answering(second, FAR)?;
         let text = format!(
-            "listen = \"{}:{FAR_PORT}\"\nallow_plaintext = true\n\n[[export]]\nname = \"far\"\npath = \"{FAR}\"\n\
+            "listen = \"{}:{FAR_PORT}\"\nallow_plaintext = true\n\n[[export]]\nname = \"far\"\n\
+             path = \"{FAR}\"\n\
              coherence = \"bind\"\n[confinement]\nuser = \"root\"\ntrust_caller_ids = true\n",
             network::addresses(2).1
         );
@@ -204,7 +209,8 @@ impl Place {
         Ok(())
     }
 
-    /// With the options that its manual gives for programs that want a real file system.
+    /// Mounts by rclone, with the options that its manual recommends for programs that need a real
+    /// file system.
     fn mount_by_rclone(&mut self) -> Result<()> {
         let workstation = &self.lab.workstation;
         let cache = workstation.path(RCLONE_CACHE);
@@ -228,7 +234,8 @@ impl Place {
 
     fn connect_masters(&self, servers: usize) -> Result<()> {
         (1..=servers).try_for_each(|number| {
-            // It stays behind, so its output must not be a pipe that we read to its end.
+            // It stays in the background, so that its output must not be a pipe that is read to its
+            // end.
             let status = self.ssh(&["-M", "-N", "-f"], number)?;
             ensure!(status, "cannot connect to server {number} by ssh");
             Ok(())
@@ -256,7 +263,7 @@ impl Place {
         Ok(self.lab.workstation.spawn(command)?.wait()?.success())
     }
 
-    /// Sets the read-ahead of the workstation's mounts, which sshfs has no option for.
+    /// Sets the kernel's read-ahead of the workstation's mounts, for which sshfs has no option.
     fn read_ahead(&self, servers: usize) -> Result<()> {
         for number in 1..=servers {
             let metadata = fs::metadata(self.lab.workstation.path(self.lab.mount(number)))?;
@@ -275,14 +282,14 @@ impl Place {
         command
             .args(["-c", &format!("{READ_PROGRAMS}; {also}"), "bash"])
             .arg(self.lab.workstation.programs());
-        // Not all of them know --version, and some say so.
+        // Some do not know --version, and print errors.
         command.stdout(Stdio::null()).stderr(Stdio::null()).env("PARALLEL_HOME", "/tmp/parallel");
         self.lab.workstation.spawn(command)?.wait()?;
         Ok(())
     }
 }
 
-/// The kernel's caches of this whole machine.
+/// Drops the kernel's caches of the whole machine.
 fn drop_caches() -> Result<()> {
     nix::unistd::sync();
     fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the kernel's caches")
@@ -290,7 +297,8 @@ fn drop_caches() -> Result<()> {
 
 fn write_configurations(lab: &Lab) -> Result<()> {
     let ssh = format!(
-        "User root\nIdentityFile {WORKSTATION_KEY}\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n\
+        "User root\nIdentityFile {WORKSTATION_KEY}\nStrictHostKeyChecking no\n\
+         UserKnownHostsFile /dev/null\n\
          LogLevel ERROR\nBatchMode yes\n"
     );
     services::write_file(&lab.workstation, COLD, ssh.as_bytes())?;

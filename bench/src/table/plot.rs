@@ -1,5 +1,4 @@
-//! Plain SVG: groups of bars on a logarithmic scale, and lines. Knows nothing of
-//! what is shown.
+//! Plain SVG: grouped bars on a logarithmic scale, and lines, of any data.
 
 use std::fmt::Write as _;
 
@@ -9,20 +8,20 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 60.0;
 const BOTTOM: f64 = 70.0;
-/// Told apart by those who don't see all colours, too (Okabe and Ito).
+/// Distinguishable by colour-blind readers (Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#999999", "#000000"];
 
 /// A named row of values; one for each group, or points.
 #[derive(Debug, Clone)]
 pub struct Series<T> {
-    /// In the legend.
+    /// Name in the legend.
     pub name: String,
     /// In order.
     pub values: Vec<T>,
 }
 
-/// One bar for each series in each group, on a logarithmic axis; what is missing or zero has no
+/// One bar for each series in each group, on a logarithmic axis; missing values and zeros have no
 /// bar.
 pub fn bars(title: &str, unit: &str, groups: &[String], series: &[Series<Option<f64>>]) -> String {
     let shown = |v: &Option<f64>| v.filter(|v| *v > 0.0);
@@ -47,7 +46,8 @@ pub fn bars(title: &str, unit: &str, groups: &[String], series: &[Series<Option<
             let height = HEIGHT - BOTTOM - top;
             let _ = writeln!(
                 svg,
-                "<rect x=\"{x:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{height:.1}\" fill=\"{}\">\
+                "<rect x=\"{x:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{height:.1}\" \
+                 fill=\"{}\">\
                  <title>{group}, {}: {} {unit}</title></rect>",
                 bar_width * 0.92,
                 COLOURS[s % COLOURS.len()],
@@ -102,7 +102,8 @@ pub fn lines(title: &str, (across, unit): (&str, &str), series: &[Series<(f64, f
         for p in &row.values {
             let _ = writeln!(
                 svg,
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\" fill=\"{colour}\"><title>{}: {} {unit}</title></circle>",
+                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\" fill=\"{colour}\"><title>{}: {} \
+                 {unit}</title></circle>",
                 x(p.0),
                 y(p.1),
                 row.name,
@@ -113,10 +114,11 @@ pub fn lines(title: &str, (across, unit): (&str, &str), series: &[Series<(f64, f
     svg + "</svg>\n"
 }
 
-/// Background, title and legend.
+/// Background, title and legend of a plot.
 fn frame<'a>(title: &str, unit: &str, names: impl Iterator<Item = &'a str>) -> String {
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n\
          <text x=\"{LEFT}\" y=\"20\" font-size=\"15\">{title} ({unit})</text>\n"
     );
@@ -124,7 +126,8 @@ fn frame<'a>(title: &str, unit: &str, names: impl Iterator<Item = &'a str>) -> S
     for (index, name) in names.enumerate() {
         let _ = writeln!(
             svg,
-            "<rect x=\"{x}\" y=\"32\" width=\"12\" height=\"12\" fill=\"{}\"/><text x=\"{}\" y=\"42\">{name}</text>",
+            "<rect x=\"{x}\" y=\"32\" width=\"12\" height=\"12\" fill=\"{}\"/><text x=\"{}\" \
+             y=\"42\">{name}</text>",
             COLOURS[index % COLOURS.len()],
             x + 16.0
         );
@@ -149,7 +152,7 @@ fn decades(values: &[f64]) -> (f64, f64) {
     if low.is_finite() && high.is_finite() { (low, high.max(low + 1.0)) } else { (0.0, 1.0) }
 }
 
-/// A round distance that gives some five lines.
+/// A round step that gives about five lines.
 fn step(most: f64) -> f64 {
     let power = 10f64.powf((most / 5.0).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| most / s <= 6.0).unwrap_or(power)

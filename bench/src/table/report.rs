@@ -1,5 +1,5 @@
-//! Writes results as JSON, and the report from all results that are there: tables
-//! in Markdown, plots beside it. What met its target is `targets`' matter.
+//! Writes results as JSON, and the report from all stored results: tables in Markdown, and plots.
+//! `targets` judges the targets.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use super::plot::{self, Series};
 use super::results::{Cell, Latency, Results};
 use super::targets;
 
-/// Of a run of some workloads only; not part of the report.
+/// Name of the results of some workloads only, which are no part of the report.
 const PARTIAL: &str = "partial";
 /// Columns of the tables, in order.
 const SYSTEMS: [&str; 10] = [
@@ -37,7 +37,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Writes one run's results and what is made of them.
+/// Writes one run's results and their report.
 pub fn keep(results: &Results) -> Result<()> {
     let name = if results.partial { PARTIAL } else { &results.name };
     let file = root().join("results").join(format!("{name}.json"));
@@ -55,7 +55,7 @@ pub fn keep(results: &Results) -> Result<()> {
     write(&file, &text)
 }
 
-/// What was measured anew of a full run, with the rest of that.
+/// A full run's stored results, updated by `anew`.
 pub fn with_the_rest(anew: Results) -> Result<Results> {
     let file = root().join("results").join(format!("{}.json", anew.name));
     let text =
@@ -76,7 +76,7 @@ pub fn write_all() -> Result<()> {
     for results in &all {
         text += &section(results, &results.name)?;
     }
-    // What a person found out about the figures.
+    // Written by hand about the figures.
     let notes = root().join("NOTES.md");
     if notes.exists() {
         text += &format!("\n{}", fs::read_to_string(&notes).context("cannot read NOTES.md")?);
@@ -98,7 +98,7 @@ fn read_all() -> Result<Vec<Results>> {
         }
         let text =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        // Other benchmarks keep theirs here, too.
+        // Other benchmarks store their results in this directory, too.
         all.extend(serde_json::from_str::<Results>(&text).ok());
     }
     Ok(all)
@@ -114,7 +114,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// One run of the bench.
+/// Section of one run of the bench.
 fn section(results: &Results, name: &str) -> Result<String> {
     let mut text = heading(results);
     text += &verdicts(results);
@@ -140,9 +140,11 @@ fn heading(r: &Results) -> String {
     let m = &r.machine;
     let modified = if m.modified { ", with changes" } else { "" };
     let mut text = format!(
-        "\n## {}: {} ms, {} Mbit/s, size {}\n\n{}, {} cores, {} MiB, Linux {}; {}; commit {:.12}{modified}; \
-         load {:.1} before and {:.1} after; it took {:.0} min; {} runs, order from seed {}; the servers' data in {}.\n\n\
-         | link | round trip, measured | Mbit/s out, measured | Mbit/s back, measured |\n|---|---|---|---|\n",
+        "\n## {}: {} ms, {} Mbit/s, size {}\n\n{}, {} cores, {} MiB, Linux {}; {}; commit \
+         {:.12}{modified}; load {:.1} before and {:.1} after; it took {:.0} min; {} runs, order \
+         from seed {}; the servers' data in {}.\n\n\
+         | link | round trip, measured | Mbit/s out, measured | Mbit/s back, measured |\n\
+         |---|---|---|---|\n",
         r.name,
         r.link.round_trip_ms,
         r.link.megabits,
@@ -175,7 +177,8 @@ fn heading(r: &Results) -> String {
         let (machine, workloads) = (&again.machine, again.workloads.join(", "));
         let _ = write!(
             text,
-            "\nMeasured anew, all systems side by side, {} runs: {workloads} ({}; commit {:.12}).\n",
+            "\nMeasured anew, all systems side by side, {} runs: {workloads} ({}; commit \
+             {:.12}).\n",
             again.runs, machine.date, machine.commit
         );
     }
@@ -186,8 +189,9 @@ fn heading(r: &Results) -> String {
 }
 
 fn verdicts(results: &Results) -> String {
-    let mut text = "\n### Targets\n\nThey are set for size s. How many times as fast as over sshfs is aimed at for the `wan` link only.\n\n\
-        | what | target | seen | |\n|---|---|---|---|\n"
+    let mut text = "\n### Targets\n\nThey are set for size s. How many times as fast as over \
+                    sshfs is aimed at for the `wan` link only.\n\n\
+                    | what | target | seen | |\n|---|---|---|---|\n"
         .to_owned();
     for v in targets::judge(results) {
         let met = match v.met {
@@ -242,7 +246,8 @@ fn times(results: &Results) -> String {
     if let Some(cold) = results.cell(ONE_COMMAND.name, "posh-cold") {
         let _ = writeln!(
             text,
-            "\nOne small command when no gateway runs (its start and the first connection included): {} s.",
+            "\nOne small command when no gateway runs (its start and the first connection \
+             included): {} s.",
             seconds(cold)
         );
     }
@@ -256,8 +261,9 @@ fn seconds(cell: &Cell) -> String {
 }
 
 fn ratios(results: &Results) -> String {
-    let mut text = "\n### posh against the others\n\n| workload | input | sshfs ÷ posh | sshfs-tuned ÷ posh | \
-        ssh-master ÷ posh | posh − server | posh moved |\n|---|---|---|---|---|---|---|\n"
+    let mut text = "\n### posh against the others\n\n| workload | input | sshfs ÷ posh | \
+                    sshfs-tuned ÷ posh | ssh-master ÷ posh | posh − server | posh moved |\n\
+                    |---|---|---|---|---|---|---|\n"
         .to_owned();
     for workload in workloads(results).into_iter().filter(|name| !is_local(name)) {
         let Some(posh) = results.cell(workload, "posh") else { continue };
@@ -290,7 +296,9 @@ fn ratios(results: &Results) -> String {
 }
 
 fn bytes(results: &Results) -> String {
-    "\n### Bytes moved\n\nMedians, both directions on the workstation's interfaces, mounts included.\n\n".to_owned()
+    "\n### Bytes moved\n\nMedians, both directions on the workstation's interfaces, mounts \
+     included.\n\n"
+        .to_owned()
         + &table(results, |c| size(c.bytes))
 }
 
@@ -311,11 +319,13 @@ fn bars(results: &Results, title: &str, unit: &str, value: impl Fn(&Cell) -> f64
     plot::bars(title, unit, &groups, &SYSTEMS.iter().map(row).collect::<Vec<_>>())
 }
 
-/// What posh says of itself.
+/// Table of posh's own statistics.
 fn posh_columns(results: &Results) -> String {
-    let mut text = "\n### What posh needs\n\nProcessor time is the programs' own, without the commands'; \
-        memory is the peak.\n\n| workload | system | pipelines | setup of one | stages there | here | gateway | executors |\n\
-        |---|---|---|---|---|---|---|---|\n".to_owned();
+    let mut text = "\n### What posh needs\n\nProcessor time is the programs' own, without the \
+                    commands'; memory is the peak.\n\n| workload | system | pipelines | setup of \
+                    one | stages there | here | gateway | executors |\n\
+                    |---|---|---|---|---|---|---|---|\n"
+        .to_owned();
     let mut reasons = BTreeSet::new();
     for cell in &results.cells {
         let Some(posh) = &cell.posh else { continue };
@@ -349,9 +359,12 @@ fn elsewhere(results: &Results) -> String {
     if cells.is_empty() {
         return String::new();
     }
-    let mut text = "\n### An executor on another server than the data\n\nAs in the paper's §8.2.1: the second server mounts the data \
-        from the first one by sshfs (which remembers nothing there) over the link between them.\n\n\
-        | workload | posh | posh, executor elsewhere | bash over sshfs |\n|---|---|---|---|\n".to_owned();
+    let mut text = "\n### An executor on another server than the data\n\n\
+                    As in the paper's §8.2.1: the second server mounts the data from the first \
+                    one by sshfs (which remembers nothing there) over the link between them.\n\n\
+                    | workload | posh | posh, executor elsewhere | bash over sshfs |\n\
+                    |---|---|---|---|\n"
+        .to_owned();
     for cell in cells {
         let of =
             |system: &str| results.cell(&cell.workload, system).map_or("–".to_owned(), seconds);
@@ -375,8 +388,9 @@ fn latency(results: &Results, name: &str) -> Result<String> {
     systems.sort_unstable();
     systems.dedup();
     let mut text = format!(
-        "\n### One small command against the round trip\n\nMedians, milliseconds; commands of one session that stands, \
-         each of a file that was not read before.\n\n| round trip | {} |\n|---|{}\n",
+        "\n### One small command against the round trip\n\nMedians, milliseconds; commands of one \
+         session that stands, each of a file that was not read before.\n\n\
+         | round trip | {} |\n|---|{}\n",
         systems.join(" | "),
         "---|".repeat(systems.len())
     );
@@ -406,8 +420,9 @@ fn splits(results: &Results, name: &str) -> Result<String> {
     }
     let cores = results.machine.cores;
     let mut text = format!(
-        "\n### Throughput against the split factor\n\nAll machines share the {cores} cores of this one, so splitting has little \
-         to gain here; the paper's Fig. 7 had 16 cores.\n\n| workload | --split | seconds | MB/s of input |\n|---|---|---|---|\n"
+        "\n### Throughput against the split factor\n\nAll machines share the {cores} cores of \
+         this one, so splitting has little to gain here; the paper's Fig. 7 had 16 cores.\n\n\
+         | workload | --split | seconds | MB/s of input |\n|---|---|---|---|\n"
     );
     for s in &results.splits {
         let seconds = s.seconds.median();
@@ -430,7 +445,7 @@ fn splits(results: &Results, name: &str) -> Result<String> {
     Ok(text + &picture(name, "split", "Throughput against the split factor", &svg)?)
 }
 
-/// Least, quartiles and number of runs of every cell.
+/// Least value, quartiles and number of runs of every cell.
 fn spread(results: &Results) -> String {
     let mut text = "\n<details><summary>Spread of the times</summary>\n\n\
         | workload | system | runs | least | quartiles | greatest |\n|---|---|---|---|---|---|\n"
@@ -453,7 +468,7 @@ fn spread(results: &Results) -> String {
     text + "\n</details>\n"
 }
 
-/// Writes a plot; the text that shows it.
+/// Writes a plot; returns the text that shows it.
 fn picture(name: &str, what: &str, title: &str, svg: &str) -> Result<String> {
     let (directory, link): (PathBuf, String) = match name {
         PARTIAL => (root().join("results"), format!("{name}-{what}.svg")),

@@ -1,5 +1,5 @@
-//! What a run of the bench found, as it is kept in bench/results and read again for
-//! the report. Times are seconds unless a name says otherwise.
+//! Results of a run of the bench, as stored in bench/results and read for the report. Times are
+//! seconds unless a name says otherwise.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::sample::{Samples, Summary};
 pub struct Results {
     /// Profile and size, such as `wan-s`.
     pub name: String,
-    /// Only some workloads were asked for.
+    /// Only some workloads were run.
     pub partial: bool,
     /// The link as asked for.
     pub link: Link,
@@ -19,31 +19,31 @@ pub struct Results {
     pub between: Link,
     /// `s`, `m` or `l`.
     pub size: char,
-    /// How often each cell was to be run.
+    /// Intended runs of each cell.
     pub runs: usize,
-    /// Decides the order of the systems.
+    /// Seed of the order of the systems.
     pub seed: u64,
-    /// Where the servers' data lay.
+    /// Place of the servers' data.
     pub storage: String,
-    /// Where and when.
+    /// Machine and time.
     pub machine: Machine,
-    /// The load average of the last minute after it.
+    /// Load average of the last minute after the run.
     pub load_after: f64,
-    /// How long it all took.
+    /// Duration of the whole run.
     pub took_s: f64,
-    /// What was run, in that order: `workload system`.
+    /// Runs in their order: `workload system`.
     pub order: Vec<String>,
-    /// What each workload worked on.
+    /// Input of each workload.
     pub inputs: Vec<Input>,
     /// One for each workload and system.
     pub cells: Vec<Cell>,
-    /// One command after the other in a warm session.
+    /// Latencies of single commands in a warm session.
     pub latency: Vec<Latency>,
-    /// The same work in parts.
+    /// Throughput with different split factors.
     pub splits: Vec<Split>,
-    /// What must not be: outputs that differ, commands that failed.
+    /// Faults: outputs that differ, commands that failed.
     pub faults: Vec<String>,
-    /// Workloads whose cells are of a later run, all systems of it.
+    /// Workloads whose cells are from a later run, for all systems.
     #[serde(default)]
     pub again: Vec<Again>,
 }
@@ -51,26 +51,26 @@ pub struct Results {
 /// Workloads that were measured anew.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Again {
-    /// Which.
+    /// Names of the workloads.
     pub workloads: Vec<String>,
-    /// Where and when.
+    /// Machine and time.
     pub machine: Machine,
-    /// How often each cell was to be run.
+    /// Intended runs of each cell.
     pub runs: usize,
 }
 
-/// A link, asked for and measured.
+/// A link, requested and measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Link {
-    /// There and back, as asked for.
+    /// Requested round-trip time.
     pub round_trip_ms: f64,
-    /// Each direction, as asked for.
+    /// Requested rate in each direction.
     pub megabits: u32,
-    /// Small messages there and back.
+    /// Measured round-trip time of small messages.
     pub measured_ms: f64,
-    /// One TCP connection to the server.
+    /// Measured rate of one TCP connection to the server.
     pub measured_out: f64,
-    /// One TCP connection from the server.
+    /// Measured rate of one TCP connection from the server.
     pub measured_back: f64,
 }
 
@@ -79,11 +79,11 @@ pub struct Link {
 pub struct Input {
     /// The workload.
     pub workload: String,
-    /// What it does.
+    /// Description.
     pub words: String,
-    /// On all servers.
+    /// Number of files on all servers.
     pub files: u64,
-    /// Of all of them.
+    /// Bytes of all files.
     pub bytes: u64,
 }
 
@@ -94,67 +94,67 @@ pub struct Cell {
     pub workload: String,
     /// The system, see `System::name`.
     pub system: String,
-    /// One for each run that came to its end; of one that did not, the limit.
+    /// One for each run; the limit for a run that did not end.
     pub seconds: Samples,
-    /// Of `seconds`.
+    /// Statistics of `seconds`.
     pub summary: Summary,
-    /// It did not end within the limit: `seconds` is a lower bound.
+    /// A run did not end within the limit: `seconds` is a lower bound.
     pub limited: bool,
-    /// On the workstation's interfaces, both directions, mounts included; the median.
+    /// Bytes on the workstation's interfaces, both directions, mounts included; the median.
     pub bytes: f64,
-    /// For posh.
+    /// Statistics of posh, for its systems.
     pub posh: Option<Explained>,
 }
 
-/// What only posh can say of a cell.
+/// posh's own statistics of a cell.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Explained {
-    /// Pipelines that posh saw.
+    /// Number of pipelines that posh saw.
     pub pipelines: usize,
-    /// The median over pipelines with an offloaded command, milliseconds.
+    /// Median setup time of pipelines with an offloaded command, milliseconds.
     pub setup_ms: f64,
-    /// Stages that ran on a server.
+    /// Number of stages that ran on a server.
     pub there: usize,
-    /// Stages that ran on the workstation: command, reason, how many.
+    /// Stages that ran on the workstation: command, reason, count.
     pub here: Vec<(String, String, usize)>,
-    /// Of the last run.
+    /// Usage in the last run.
     pub gateway: Usage,
-    /// Of the last run, all executors together.
+    /// Usage in the last run, all executors together.
     pub executors: Usage,
 }
 
-/// What a program used.
+/// Resource usage of a program.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// User and system time.
     pub cpu_s: f64,
-    /// The most resident memory; of several processes, the largest.
+    /// Peak resident memory; of several processes, the largest.
     pub peak_mib: f64,
 }
 
-/// One small command at one round trip.
+/// Latency of one small command at one round trip.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Latency {
     /// The round trip.
     pub round_trip_ms: f64,
     /// The system.
     pub system: String,
-    /// Of one command.
+    /// Times of single commands.
     pub milliseconds: Samples,
-    /// Of `milliseconds`.
+    /// Statistics of `milliseconds`.
     pub summary: Summary,
 }
 
-/// One workload in a number of parts.
+/// Times of one workload with a split factor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Split {
     /// The workload.
     pub workload: String,
     /// `--split`.
     pub parts: usize,
-    /// Each run.
+    /// Time of each run.
     pub seconds: Samples,
-    /// The median, bytes of input per second in units of 1,000,000.
+    /// Median rate, bytes of input per second in units of 1,000,000.
     pub megabytes_per_second: f64,
 }
 
@@ -164,8 +164,7 @@ impl Results {
         self.cells.iter().find(|c| c.workload == workload && c.system == system)
     }
 
-    /// Some workloads, measured anew by all systems side by side, take the place of what was known
-    /// of them.
+    /// Replaces the results of workloads that were measured again by all systems.
     pub fn take_in(&mut self, anew: Results) {
         let workloads: Vec<String> =
             anew.inputs.iter().map(|input| input.workload.clone()).collect();
@@ -191,7 +190,7 @@ impl Results {
 
 #[cfg(test)]
 impl Results {
-    /// With nothing else in it.
+    /// Results with these cells only.
     pub fn of_cells(cells: Vec<Cell>) -> Results {
         let link = Link {
             round_trip_ms: 20.0,

@@ -1,5 +1,5 @@
-//! Two rows of figures beside the table: one small command against the round trip,
-//! and throughput against the split factor.
+//! Two series of figures beside the table: one small command against the round trip, and throughput
+//! against the split factor.
 
 use std::fs;
 use std::process::Stdio;
@@ -17,14 +17,14 @@ use crate::sample::Samples;
 
 /// Round trips of the sweep, milliseconds.
 const ROUND_TRIPS_MS: [u64; 6] = [0, 1, 5, 20, 50, 100];
-/// Commands in one session; the first ones are not counted.
+/// Commands in one session; the first [`WARM_UP`] are not counted.
 const COMMANDS: usize = 15;
 const WARM_UP: usize = 3;
-/// What can give one small command in a session that stands.
+/// Systems that can run a small command in an existing session.
 const SYSTEMS: [System; 4] = [System::Posh, System::PoshVolume, System::SshMaster, System::Sshfs];
-/// `--split`.
+/// Values of `--split`.
 const PARTS: [usize; 3] = [1, 2, 4];
-/// How long a session may take.
+/// Timeout of a session.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Latency of one small command, for each round trip and system.
@@ -53,7 +53,7 @@ pub fn latency(megabits: u32) -> Result<Vec<Latency>> {
     Ok(found)
 }
 
-/// Each command reads a file that nobody has read before; milliseconds, timed in the shell.
+/// Runs commands that each read a new file; milliseconds, timed in the shell.
 fn session(place: &mut Place, system: System) -> Result<Samples> {
     const TIMES: &str = "/run/times";
     place.prepare(&ONE_COMMAND, system)?;
@@ -63,7 +63,8 @@ fn session(place: &mut Place, system: System) -> Result<Samples> {
         _ => "cat \"$S1/small$i\"",
     };
     script.text = format!(
-        "for ((i = 0; i < {COMMANDS}; i++)); do\nbefore=$EPOCHREALTIME\n{command} > /dev/null || exit\n\
+        "for ((i = 0; i < {COMMANDS}; i++)); do\nbefore=$EPOCHREALTIME\n\
+         {command} > /dev/null || exit\n\
          after=$EPOCHREALTIME\necho $((${{after/./}} - ${{before/./}}))\ndone > {TIMES}\n"
     );
     let host = &place.lab.workstation;
@@ -82,7 +83,7 @@ fn session(place: &mut Place, system: System) -> Result<Samples> {
     Ok(Samples::new(micros).context("no times")?.map(|micros| micros / 1000.0))
 }
 
-/// One workload in one, two and four parts.
+/// Measures one workload in one, two and four parts.
 pub fn split(
     place: &mut Place,
     workload: &'static Workload,

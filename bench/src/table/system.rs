@@ -1,5 +1,4 @@
-//! The systems that are compared: what each is called, what it needs, and the
-//! command that runs a workload under it.
+//! The compared systems: names, requirements, and the command that runs a workload under each.
 
 use std::process::Command;
 
@@ -9,43 +8,43 @@ use posh_integration::{Host, Lab, network};
 
 use super::catalogue::{Size, Workload};
 
-/// Where results go on the machine of the shell that runs the script.
+/// Directory for results on the machine of the shell that runs the script.
 pub const OUT: &str = "/home/user/out";
-/// The script as a file of the workstation, for those who send it through ssh.
+/// The script as a file of the workstation, to be sent through ssh.
 pub const SCRIPT_FILE: &str = "/run/bench-script.sh";
-/// The mount table whose executor is not where the data is.
+/// Mount table with an executor on another server than the data's.
 pub const ELSEWHERE: &str = "/run/elsewhere.toml";
 /// The mount table for posh's own volumes: executors only.
 pub const VOLUMES: &str = "/run/volumes.toml";
-/// ssh's configuration on the workstation, without and with a shared connection.
+/// ssh's configuration on the workstation, without a shared connection.
 pub const COLD: &str = "/run/bench-ssh-cold";
-/// See [`COLD`].
+/// ssh's configuration on the workstation, with a shared connection.
 pub const MASTER: &str = "/run/bench-ssh-master";
 
-/// One way to do the work.
+/// One way to run a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum System {
     /// bash on the first server; other servers' data through sshfs over the link between them.
     Server,
-    /// bash on the workstation over sshfs as it comes.
+    /// bash on the workstation over sshfs with default options.
     Sshfs,
-    /// The same with what somebody gives who knows sshfs.
+    /// bash on the workstation over sshfs with an expert's options.
     SshfsTuned,
     /// bash on the workstation over rclone mount, by sftp, contents cached on disk.
     Rclone,
     /// By hand, a connection for each ssh.
     Ssh,
-    /// By hand over one connection that stands already.
+    /// By hand over one existing connection.
     SshMaster,
-    /// By hand with GNU parallel, over connections that stand already.
+    /// By hand with GNU parallel, over existing connections.
     Parallel,
-    /// posh over sshfs as it comes; the gateway runs and is connected.
+    /// posh over sshfs with default options; the gateway runs and is connected.
     Posh,
-    /// The same through the shims on PATH.
+    /// Like [`System::Posh`], through the shims on PATH.
     PoshPath,
-    /// posh, and no gateway runs.
+    /// posh without a running gateway.
     PoshCold,
-    /// posh, and the executor is on the second server, which mounts the data.
+    /// posh with the executor on the second server, which mounts the data.
     PoshElsewhere,
     /// posh over volumes of its own.
     PoshVolume,
@@ -54,7 +53,7 @@ pub enum System {
 }
 
 impl System {
-    /// In results and reports.
+    /// Name in results and reports.
     pub fn name(self) -> &'static str {
         match self {
             System::Server => "server",
@@ -73,7 +72,7 @@ impl System {
         }
     }
 
-    /// Those that can do a workload.
+    /// Systems that can run a workload.
     pub fn of(workload: &Workload) -> Vec<System> {
         use System::*;
         if workload.servers == 0 {
@@ -81,8 +80,8 @@ impl System {
         }
         if workload.here {
             let mut systems = vec![Server, Sshfs, SshfsTuned, Volume];
-            // It writes some seconds after the program has ended, when nobody waits for it any
-            // more.
+            // rclone writes back some seconds after the program has ended, outside of the measured
+            // time.
             systems.extend(workload.results.is_empty().then_some(Rclone));
             return systems;
         }
@@ -102,29 +101,29 @@ impl System {
         systems
     }
 
-    /// The script runs under posh.
+    /// Returns true if the script runs under posh.
     pub fn is_posh(self) -> bool {
         use System::*;
         matches!(self, Posh | PoshPath | PoshCold | PoshElsewhere | PoshVolume)
     }
 
-    /// It reads through the workstation's sshfs mounts, or may.
+    /// Returns true if it may read through the workstation's sshfs mounts.
     pub fn mounts(self) -> bool {
         use System::*;
         matches!(self, Sshfs | SshfsTuned | Posh | PoshPath | PoshCold | PoshElsewhere)
     }
 
-    /// The mounts are volumes of posh.
+    /// Returns true if the mounts are volumes of posh.
     pub fn has_volumes(self) -> bool {
         matches!(self, System::PoshVolume | System::Volume)
     }
 
-    /// A gateway runs, and knows its executors, before the clock starts.
+    /// Returns true if a gateway runs, and knows its executors, before the time starts.
     pub fn has_gateway(self) -> bool {
         self.has_volumes() || (self.is_posh() && self != System::PoshCold)
     }
 
-    /// The configuration that posh is given, if it is not the usual one.
+    /// posh's configuration, if it is not the default.
     fn configuration(self) -> Option<&'static str> {
         match self {
             System::PoshElsewhere => Some(ELSEWHERE),
@@ -136,8 +135,8 @@ impl System {
     /// Further options of its mounts.
     pub fn mount_options(self) -> Vec<String> {
         let options: &[&str] = match self {
-            // Names and attributes are believed for an hour, contents stay in the page cache,
-            // several connections, no compression, and the cipher that this processor does fastest.
+            // Names and attributes are cached for an hour, contents stay in the page cache; several
+            // connections, no compression, and the fastest cipher of this processor.
             System::SshfsTuned => &[
                 "kernel_cache,dir_cache=yes,dcache_timeout=3600,dcache_max_size=1000000",
                 "entry_timeout=3600,attr_timeout=3600,negative_timeout=3600,ac_attr_timeout=3600",
@@ -153,18 +152,18 @@ impl System {
         if self == System::Server { &lab.servers[0].host } else { &lab.workstation }
     }
 
-    /// What ran by hand ran with the server's own paths.
+    /// Returns true if the script uses the server's own paths: it runs by hand.
     fn paths_of_server(self) -> bool {
         matches!(self, System::Ssh | System::SshMaster | System::Parallel)
     }
 
-    /// The directory of server number `number` (from 1), as its script knows it.
+    /// Directory of server number `number` (from 1), as the script names it.
     fn directory(self, workload: &Workload, number: usize) -> String {
         let own = self.paths_of_server() || (self == System::Server && number == 1);
         format!("/{}/s{number}/{}", if own { "srv" } else { "mnt" }, workload.name)
     }
 
-    /// What is run, and under what.
+    /// The script, and the shell or posh to run it under.
     pub fn script(self, workload: &Workload, size: Size) -> (Script, Under) {
         let text = match self {
             System::Ssh | System::SshMaster => workload.by_hand.unwrap_or_default(),
@@ -189,15 +188,15 @@ impl System {
         let made_here =
             self == System::Volume || (self == System::PoshVolume && workload.made_here);
         if made_here && !workload.results.is_empty() {
-            // New files of new directories are still on their way when a program here ends. What is
-            // compared is on the server, and getting there belongs to the time. What commands on
-            // the server made is there.
+            // Files that programs of the workstation create are flushed after the programs end. The
+            // comparison reads them on the server, and the flush belongs to the time. Files that
+            // commands create on the server need no flush.
             script.text += "\nsync \"$S1\"\n";
         }
         (script, if self.is_posh() { Under::Posh } else { Under::Shell })
     }
 
-    /// A command of posh's front end that sees the same configuration as its scripts.
+    /// A command of posh's front end with the same configuration as the system's scripts.
     pub fn posh(self, lab: &Lab, words: &[&str]) -> Command {
         let mut command = lab.workstation.command(lab.workstation.programs().join("posh"));
         command.args(words);
@@ -208,7 +207,8 @@ impl System {
     }
 }
 
-/// What a script by hand is told: how to call whom, and its variables for a remote shell.
+/// Adds variables for a script by hand: the ssh command and hosts, and the script's variables for a
+/// remote shell.
 fn with_ssh(script: Script, system: System, pairs: &[(String, String)]) -> Script {
     let configuration = if system == System::Ssh { COLD } else { MASTER };
     let mut words = format!("LANG=C.UTF-8 HOME={HOME} PARALLEL_HOME=/tmp/parallel");
@@ -222,6 +222,6 @@ fn with_ssh(script: Script, system: System, pairs: &[(String, String)]) -> Scrip
         .variable("SSH", format!("ssh -F {configuration}"))
         .variable("WITH", words)
         .variable("SCRIPT", SCRIPT_FILE)
-        // Of GNU parallel here; its files go with the workstation.
+        // For GNU parallel on the workstation; its files are removed with the workstation.
         .variable("PARALLEL_HOME", "/tmp/parallel")
 }

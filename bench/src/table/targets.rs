@@ -1,23 +1,23 @@
-//! What the table has to show, as data, and whether it does.
+//! Targets of the table as data, with verdicts.
 
 use super::catalogue::is_local;
 use super::results::Results;
 
-/// Against bash on the server itself.
+/// Limit relative to bash on the server itself.
 #[derive(Debug, Clone, Copy)]
 enum Over {
-    /// So many seconds more.
+    /// Additional seconds.
     Seconds(f64),
-    /// So many seconds more for each of so many commands.
+    /// Additional seconds for each of a number of commands.
     Each(f64, usize),
-    /// This share more.
+    /// Additional share.
     Share(f64),
 }
 
 /// Targets of one workload.
 struct Aim {
     workload: &'static str,
-    /// So many times as fast as bash over sshfs.
+    /// Factor by which posh must be faster than bash over sshfs.
     faster: Option<f64>,
     over: Option<Over>,
 }
@@ -29,11 +29,10 @@ const fn aim(workload: &'static str, faster: f64, over: Over) -> Aim {
 /// git apply, status, add and commit for each of 20 patches, and git log.
 const GIT_COMMANDS: usize = 81;
 
-/// How many times as fast as over sshfs is aimed at for the `wan` link: a shorter one leaves less
-/// to gain.
+/// Round trip from which the factors over sshfs are targets: a shorter one leaves less to gain.
 const FAR_MS: f64 = 20.0;
 
-/// At size s. Ratios count; absolute times guide.
+/// Targets at size s. Ratios count; absolute times are a guide.
 const AIMS: [Aim; 8] = [
     aim("raytrace", 40.0, Over::Seconds(0.25)),
     aim("access-logs", 30.0, Over::Seconds(0.25)),
@@ -44,36 +43,36 @@ const AIMS: [Aim; 8] = [
     aim("port-scan", 2.5, Over::Share(0.15)),
     aim("thumbnails", 5.0, Over::Share(0.15)),
 ];
-/// Beyond the round trip, for one small command on a warm connection.
+/// Extra time of one small command on a warm connection, beyond the round trip.
 const ONE_COMMAND_MS: f64 = 6.0;
-/// Of 1,000 local commands against bash alone: through the hook, and through PATH.
+/// Ratio to bash alone for 1,000 local commands: through the hook, and through PATH.
 const LOCAL: [(&str, f64); 2] = [("posh", 1.15), ("posh-path", 1.7)];
 /// posh over sshfs, and over its own volumes.
 const POSH: [&str; 2] = ["posh", "posh-volume"];
-/// What runs on the workstation over a volume, in seconds.
+/// Limits of programs on the workstation over a volume, in seconds.
 const VOLUME: [(&str, f64); 3] = [("read-small", 2.0), ("walk", 1.2), ("untar-here", 3.0)];
-/// Of the link, for a large file.
+/// Share of the link's rate for a large file.
 const LINK_SHARE: f64 = 0.9;
-/// No cell may be slower than bash over the same mount by more, or, over a volume, than over the
+/// Most that a cell may be slower than bash over the same mount, or, over a volume, than over the
 /// sshfs mount that it replaces.
 const SLOWER: f64 = 1.05;
 const NEVER_SLOWER: [(&str, &str); 3] =
     [("posh", "sshfs"), ("posh-volume", "sshfs"), ("posh-volume", "volume")];
 
-/// A target beside what was seen.
+/// A target with the measured value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// What is compared.
+    /// The compared quantity.
     pub what: String,
-    /// What was aimed at.
+    /// The target.
     pub target: String,
-    /// What was seen.
+    /// The measured value.
     pub seen: String,
-    /// None: a lower bound that leaves it open.
+    /// `None`: a lower bound that does not decide.
     pub met: Option<bool>,
 }
 
-/// All targets of which this run has figures.
+/// Judges all targets for which this run has figures.
 pub fn judge(results: &Results) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     let is_far = results.link.round_trip_ms >= FAR_MS;
@@ -92,7 +91,7 @@ pub fn judge(results: &Results) -> Vec<Verdict> {
     verdicts
 }
 
-/// A program of the workstation over a volume, by seconds.
+/// Judges a program of the workstation over a volume, by seconds.
 fn on_volume(results: &Results, workload: &str, most: f64) -> Option<Verdict> {
     let seen = results.cell(workload, "volume")?.median();
     Some(Verdict {
@@ -103,7 +102,7 @@ fn on_volume(results: &Results, workload: &str, most: f64) -> Option<Verdict> {
     })
 }
 
-/// A large file read for the first time over a volume, against what one TCP connection carries.
+/// Judges the first read of a large file over a volume, against the rate of one TCP connection.
 fn sequential(results: &Results) -> Option<Verdict> {
     let input = results.inputs.iter().find(|input| input.workload == "read-large")?;
     let megabits = input.bytes as f64 * 8.0 / 1e6 / results.cell("read-large", "volume")?.median();

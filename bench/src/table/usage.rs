@@ -6,12 +6,12 @@ use std::fs;
 use super::results::Usage;
 use crate::machine::{field, kib};
 
-/// What processes had used at one moment.
+/// Processor time of processes at one moment.
 #[derive(Debug, Default)]
 pub struct Mark(HashMap<u32, f64>);
 
 impl Mark {
-    /// Notes where they stand, and lets their peaks of memory begin anew.
+    /// Records the processor time, and resets the peaks of memory.
     pub fn set(processes: &[u32]) -> Mark {
         for pid in processes {
             // proc(5): 5 resets the peak resident set size. A process that has ended has none.
@@ -20,7 +20,7 @@ impl Mark {
         Mark(processes.iter().filter_map(|pid| Some((*pid, cpu_seconds(*pid)?))).collect())
     }
 
-    /// What these processes have used since; those that are new, since their start.
+    /// Usage of these processes since the mark; of new ones, since their start.
     pub fn since(&self, processes: &[u32]) -> Usage {
         let mut usage = Usage::default();
         for pid in processes {

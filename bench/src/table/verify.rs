@@ -1,5 +1,5 @@
-//! What a run gave, as digests: of its standard output, and of every file that it
-//! left. Equal systems give equal digests.
+//! Results of a run as digests: of its standard output, and of every file that it left. Equal
+//! results give equal digests.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,22 +13,22 @@ use super::catalogue::Workload;
 use super::place::Place;
 use super::system::{OUT, System};
 
-/// So many differences are named.
+/// Most differences that are named.
 const NAMED: usize = 3;
 
-/// Part of the result → digest.
+/// Parts of the result, with their digests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fingerprint(BTreeMap<String, String>);
 
 impl Fingerprint {
-    /// Of a run that has just ended.
+    /// Fingerprint of a run that has just ended.
     pub fn take(
         place: &Place,
         workload: &Workload,
         system: System,
         outcome: &Outcome,
     ) -> Result<Fingerprint> {
-        // Scripts that ran on the server with its own paths have printed these.
+        // Scripts that ran on the server have printed the server's own paths.
         let outcome = outcome.clone().with("/srv/s", "/mnt/s");
         let mut parts = BTreeMap::from([("standard output".to_owned(), digest(&outcome.stdout))]);
         add(&mut parts, "OUT", &system.host(&place.lab).path(OUT))?;
@@ -40,7 +40,7 @@ impl Fingerprint {
         Ok(Fingerprint(parts))
     }
 
-    /// The first differences in words; none when they are equal.
+    /// The first differences, as text; `None` when they are equal.
     pub fn differences(&self, other: &Fingerprint) -> Option<String> {
         let names: std::collections::BTreeSet<_> = self.0.keys().chain(other.0.keys()).collect();
         let differing: Vec<_> =
@@ -59,7 +59,7 @@ fn add(parts: &mut BTreeMap<String, String>, name: &str, path: &Path) -> Result<
         );
         return Ok(());
     }
-    // What git keeps holds times; the commits' names, which are printed, stand for it.
+    // git's own files have times in them; the commits' hashes, which are printed, represent them.
     for (relative, entry) in tree::snapshot(path, &[".git"])? {
         let content = match entry.kind {
             Kind::Directory => "directory".to_owned(),

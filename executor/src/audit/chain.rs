@@ -1,8 +1,8 @@
-//! The file of the audit record as a chain: each line names the SHA-256 of the line before it, over
+//! The audit file as a hash chain: each line names the SHA-256 of the line before it, over
 //! rotations too, and a file beside it (`.head`) holds the number and the hash of the last one. So
-//! a line that was removed, changed or moved is noticed, at the end also. One process writes at a
-//! time, and each record is one write(2): what a killed executor leaves is whole, or a last line
-//! without a newline, which the next start closes and says so.
+//! a line that was removed, changed or moved is detected, also at the end. One process writes at a
+//! time, and each record is one write(2): a killed executor leaves whole lines, or a last line
+//! without a newline, which the next start closes and records.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 /// The hash before the first line.
 pub const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// What is read of a file's end to find its last line: records are far shorter.
+/// Bytes read from a file's end to find its last line: records are far shorter.
 const TAIL_BYTES: u64 = 1 << 20;
 
 /// One line.
@@ -33,7 +33,7 @@ pub struct Line {
     pub at_s: u64,
     /// The kind of record.
     pub event: String,
-    /// What the record says.
+    /// Fields of the record.
     #[serde(flatten)]
     pub record: Map<String, Value>,
 }
@@ -47,13 +47,13 @@ pub struct Head {
     pub sha256: String,
 }
 
-/// The state in which a start finds the record; all is well if nothing is set.
+/// State in which a start finds the record; without a fault nothing is set.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Found {
     /// The last line was cut off while it was written.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub torn: bool,
-    /// The executor before did not record its end.
+    /// The previous executor did not record its end.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub killed: bool,
     /// The last line is not the one that was written.
@@ -81,7 +81,7 @@ impl Head {
         if self.sha256.is_empty() { NO_HASH } else { &self.sha256 }
     }
 
-    /// As the file beside the record at `path` has it.
+    /// Reads the head file of the record at `path`.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
         let text = match std::fs::read_to_string(head_path(path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -108,7 +108,7 @@ fn head_path(path: &Path) -> PathBuf {
 }
 
 impl Chain {
-    /// Goes on with the record at `path`.
+    /// Continues the record at `path`.
     ///
     /// # Errors
     /// When it can't be written, or another process writes it.
@@ -140,7 +140,7 @@ impl Chain {
             serde_json::to_string(&Line { seq, prev, at_s, event: event.to_owned(), record })?;
         let line = escape(&line);
         let last = Head { seq, sha256: hash(line.as_bytes()) };
-        // By its name each time, so that who rotates logs need not tell us.
+        // Opened by name each time, so that log rotation need not notify us.
         let mut file = appending(&self.path)?;
         let length = file.metadata()?.len();
         let bytes = [line.as_bytes(), b"\n"].concat();
@@ -156,7 +156,7 @@ impl Chain {
     }
 }
 
-/// The end of the file, a torn line closed.
+/// The last line of the file; closes a torn one.
 fn last_line(path: &Path, found: &mut Found) -> io::Result<Option<Result<Head, ()>>> {
     let mut file = appending(path)?;
     let length = file.metadata()?.len();
@@ -181,7 +181,7 @@ fn last_line(path: &Path, found: &mut Found) -> io::Result<Option<Result<Head, (
     Ok(Some(line.map(|line| Head { seq: line.seq, sha256: hash(last) }).ok_or(())))
 }
 
-/// With which line to go on.
+/// The line after which to continue.
 fn agree(known: Option<Head>, last: Option<Result<Head, ()>>, found: &mut Found) -> Head {
     match (known, last) {
         (known, None) => known.unwrap_or(Head::none()),
@@ -214,7 +214,7 @@ pub fn hash(line: &[u8]) -> String {
     Fingerprint::of(line).to_string()
 }
 
-/// JSON leaves the control characters beyond ASCII's first 32 as they are; a terminal heeds them.
+/// JSON leaves U+007F to U+009F unescaped; terminals interpret them as control characters.
 fn escape(line: &str) -> String {
     let mut escaped = String::with_capacity(line.len());
     for character in line.chars() {

@@ -1,10 +1,9 @@
-//! The audit record: what was done here, by whom, and who was refused. One line of JSON for each
-//! beginning and end, in a file that shows when a line was removed or changed (`chain`,
-//! [`verify`]). Never arguments, environment, contents or secrets.
+//! The audit record: what was done, by whom, and who was refused. One line of JSON for each
+//! beginning and end, in a tamper-evident file (`chain`, [`verify`]). Never arguments, environment,
+//! contents or secrets.
 //!
-//! One thread writes; others hand it their records through a bounded queue. Whoever begins
-//! something waits until that is written, and does not begin it where it can't be: while the record
-//! can't be written, nothing is done that would be missing in it.
+//! One thread writes; others send it records through a bounded queue. An operation begins only
+//! after its record is written: nothing is done that the record lacks.
 
 mod chain;
 mod verify;
@@ -36,39 +35,39 @@ use crate::{
     tls::{authority::Issued, register::Revocation},
 };
 
-/// The executor has begun; what it found of the record stands with it.
+/// The executor has started; the record names the state in which it found the file.
 const START: &str = "start";
 /// The executor has ended in order.
 const STOP: &str = "stop";
 
 /// Records that wait to be written.
 const QUEUE: usize = 1024;
-/// Those of one identity: the others of it wait, and nobody else for them.
+/// Those of one identity; more of it wait, and hold up no other identity.
 const QUEUE_OF_ONE: usize = 64;
-/// For a record that somebody waits for: a disk that takes longer is as good as none.
+/// For a record that a caller waits for: a slower disk counts as failed.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Records that could not be written and are kept until they can be.
+/// Unwritten records that are kept for a retry.
 const LATE: usize = 4096;
-/// How often that is tried where nothing new comes.
+/// Retry interval while no new record comes.
 const RETRY: Duration = Duration::from_secs(1);
-/// Refusals that are recorded at once, and in a second; of the others the number is. Strangers have
-/// this together.
+/// Refusals recorded at once, and per second; the others are counted. All strangers share this
+/// rate.
 const REFUSALS_AT_ONCE: f64 = 100.0;
 const REFUSALS_PER_SECOND: f64 = 10.0;
-/// Those of each identity.
+/// Per identity.
 const REFUSALS_OF_ONE_AT_ONCE: f64 = 20.0;
 const REFUSALS_OF_ONE_PER_SECOND: f64 = 1.0;
-/// Stands for the identity of who has none.
+/// Stands for a missing identity.
 const STRANGER: &str = "-";
 
-/// The way to the record, if there is one.
+/// Handle to the record, if there is one.
 #[derive(Debug, Clone, Default)]
 pub struct AuditLog {
     writer: Option<Arc<Writer>>,
     refusals: Arc<Refusals>,
 }
 
-/// Refusals that may still be told of, by identity, and since when that is so.
+/// Token buckets of refusals by identity: what is left, and when that was counted.
 #[derive(Debug, Default)]
 struct Refusals(Mutex<HashMap<String, (f64, Instant)>>);
 
@@ -77,31 +76,31 @@ struct Writer {
     queue: mpsc::Sender<Entry>,
     /// Room in the queue, by identity.
     shares: Mutex<HashMap<String, Arc<Semaphore>>>,
-    /// Records that will not be written; the next one that is has their number.
+    /// Records that will not be written; the next written record names their number.
     left_out: Arc<AtomicU64>,
 }
 
-/// A record on its way.
+/// A queued record.
 #[derive(Debug)]
 struct Entry {
     event: &'static str,
     record: Map<String, Value>,
     written: Option<oneshot::Sender<io::Result<()>>>,
-    /// Room in the queue; of the executor's own records none is taken.
+    /// Place in the queue; the executor's own records take none.
     _share: Option<OwnedSemaphorePermit>,
 }
 
-/// How somebody got a certificate.
+/// Way in which a certificate was issued.
 #[derive(Debug, Clone, Copy)]
 pub enum CertificateEvent {
-    /// With a token.
+    /// For a token.
     Enrolled,
-    /// Over the one before.
+    /// For the previous certificate.
     Renewed,
 }
 
 impl AuditLog {
-    /// Goes on with the record at `path`, and writes that the executor has begun.
+    /// Continues the record at `path`, and records the start.
     ///
     /// # Errors
     /// When it can't be written.
@@ -116,7 +115,7 @@ impl AuditLog {
         record.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());
         chain.append(START, record).attempting(attempt)?;
         let (queue, entries) = mpsc::channel(QUEUE);
-        // Its calls block: it has a thread, and a runtime for the clock alone.
+        // Its calls block, so it has a thread; the runtime only supplies timers.
         let runtime =
             runtime::Builder::new_current_thread().enable_time().build().attempting(attempt)?;
         let left_out = Arc::<AtomicU64>::default();
@@ -126,7 +125,7 @@ impl AuditLog {
         Ok(Self { writer: Some(Arc::new(Writer::new(queue, left_out))), refusals: Arc::default() })
     }
 
-    /// Records that something begins; it may begin once this returns.
+    /// Records the beginning of an operation, which may begin once this returns.
     ///
     /// # Errors
     /// The record can't be written.
@@ -155,7 +154,7 @@ impl AuditLog {
         })
     }
 
-    /// Records what has happened. Waits for room in the queue, not for the disk.
+    /// Records a past event. Waits for room in the queue, not for the disk.
     pub(crate) async fn note(
         &self,
         event: &'static str,
@@ -176,9 +175,9 @@ impl AuditLog {
         }
     }
 
-    /// Records that somebody was refused: `what` is a word of ours. Of too many at once, the
-    /// number. Whether it is one of those that are recorded, or would be if there were a record:
-    /// others are no line of the log either.
+    /// Records a refusal; `what` is a constant word. Beyond the rate, refusals are only counted.
+    /// Returns true if this one is recorded, or would be if there were a record: others are not
+    /// logged either.
     pub(crate) fn refused(&self, identity: &str, peer: &str, what: &str) -> bool {
         if !self.refusals.may_tell(identity) {
             if let Some(writer) = &self.writer {
@@ -209,13 +208,13 @@ impl AuditLog {
         self.try_note(event, record);
     }
 
-    /// Records a certificate that an administrator took back.
+    /// Records a certificate that an administrator revoked.
     pub(crate) fn revoked(&self, Revocation { identity, sha256 }: &Revocation) {
         self.try_note("revoked", json!({ "identity": identity, "sha256": sha256 }));
     }
 
-    /// Records that an administrator has begun or ended a rotation of the authority; the one that
-    /// signs is the first.
+    /// Records that an administrator has begun or ended a rotation of the authority; the first one
+    /// signs.
     pub(crate) fn authorities(&self, authorities: &[Fingerprint]) {
         let sha256s: Vec<_> = authorities.iter().map(ToString::to_string).collect();
         match &sha256s[..] {
@@ -226,12 +225,12 @@ impl AuditLog {
         }
     }
 
-    /// Records that the configuration was read anew; `later` takes a restart.
+    /// Records that the configuration was read again; keys in `later` apply after a restart.
     pub(crate) fn reconfigured(&self, identities: usize, later: &[&str]) {
         self.try_note("reconfigured", json!({ "identities": identities, "after_restart": later }));
     }
 
-    /// Records that the executor ends in order: nothing comes behind it.
+    /// Records an orderly end: no record follows.
     pub(crate) async fn stop(&self) {
         let _ = self.begin(STOP, None, &Map::new()).await;
     }
@@ -288,11 +287,11 @@ fn object(record: &impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// The record, and what has yet to come into it.
+/// The record, and entries that could not be written yet.
 ///
-/// Invariant: records of what has happened stand in the order in which they came, and none is lost
-/// but with its number in the record behind it: what can't be written at the moment is written
-/// before anything else, or counted.
+/// Invariant: records of past events stand in the order of their arrival, and none is lost without
+/// being counted in the record after it: an entry that can't be written now is written before
+/// anything else, or counted.
 struct Writing {
     chain: Chain,
     late: VecDeque<Entry>,
@@ -308,7 +307,7 @@ impl Writing {
             false => Err(io::Error::other("earlier records could not be written yet")),
         };
         match (written, outcome) {
-            // Nobody waits any more, and so nothing was begun: the end says that.
+            // If the caller no longer waits, it has begun nothing, and records that as its end.
             (Some(written), outcome) => drop(written.send(outcome)),
             (None, Ok(())) => {}
             (None, Err(error)) => {
@@ -352,7 +351,7 @@ impl Writing {
     }
 }
 
-/// Until the last sender is gone.
+/// Runs until the last sender is dropped.
 async fn write_all(mut writing: Writing, mut entries: mpsc::Receiver<Entry>) {
     loop {
         let entry = if writing.late.is_empty() {
@@ -439,7 +438,7 @@ mod tests {
         let (mut chain, found) = Chain::open(&path).unwrap();
         assert_eq!(found, chain::Found::default());
         chain.append(START, Map::new()).unwrap();
-        // While it runs, too.
+        // Also while it is written.
         let older = directory.path().join("audit.2");
         fs::rename(&path, &older).unwrap();
         chain.append(STOP, Map::new()).unwrap();
@@ -541,7 +540,7 @@ mod tests {
         assert_eq!((text.matches("\"bob\"").count(), text.matches("\"-\"").count()), (1, 1));
     }
 
-    /// As by who has the executor use up its descriptors, or fills the disk.
+    /// The file can't be opened, as when descriptors or disk space are used up.
     #[tokio::test]
     async fn what_could_not_be_written_is_written_as_soon_as_it_can_be() {
         let directory = tempfile::TempDir::new().unwrap();
@@ -557,7 +556,7 @@ mod tests {
         for number in 0..LATE {
             log.note("run_end", &number.to_string(), &json!({ "n": number })).await;
         }
-        // All of them have come.
+        // The failed `begin` means that all notes before it were taken.
         assert!(log.begin("run_begin", Some("bob"), &json!({})).await.is_err());
         fs::remove_dir(&path).unwrap();
         log.begin("run_begin", Some("bob"), &json!({})).await.unwrap();

@@ -1,4 +1,4 @@
-//! `posh-executor audit verify`: is the record as it was written?
+//! `posh-executor audit verify`: checks that the record is unaltered.
 
 use std::{
     fmt::Write as _,
@@ -12,7 +12,7 @@ use super::{
     chain::{Head, Line, NO_HASH, hash, parse},
 };
 
-/// What was found of a record, for its reader.
+/// Result of a verification, for its user.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Lines to print.
@@ -21,7 +21,7 @@ pub struct Verdict {
     pub is_whole: bool,
 }
 
-/// Looks at the files of one record, the oldest first; the last is the one that is written now.
+/// Verifies the files of one record, oldest first; the last is the one that is written now.
 ///
 /// # Errors
 /// When one can't be read.
@@ -40,7 +40,7 @@ pub fn verify(files: &[PathBuf]) -> io::Result<Verdict> {
 struct Reader {
     /// The line before, if there is one.
     last: Option<Head>,
-    /// A line that is no record: right only if the next start says that it was torn.
+    /// A line that is no record: valid only if the next start reports it as torn.
     torn: Option<(String, String)>,
     text: String,
     is_whole: bool,
@@ -132,7 +132,7 @@ impl Reader {
         }
     }
 
-    /// The end, by the file that is kept beside the last one.
+    /// Compares the end with the head file beside the last file.
     fn end(&mut self, path: &Path) -> io::Result<()> {
         let place = path.display().to_string();
         if let Some((torn, _)) = self.torn.take() {

@@ -1,49 +1,50 @@
-//! `[confinement]` of the configuration: which commands run, how far they must be confined, and
-//! what they may use.
+//! `[confinement]` of the configuration: allowed commands, the confinement that they need, and
+//! their bounds.
 
-use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr};
+use std::{collections::BTreeSet, path::PathBuf};
 
 use toml::de::DeTable;
 
 use super::{Entry, Reader};
-use crate::callers::UnixUser;
+use crate::identity::UnixUser;
+use crate::level::Level;
 
 /// Processes of all commands of one user and mount table at a time: ten times what the largest
-/// builds use, and a fork bomb ends there while the machine still answers. What a command forks has
-/// the command's filters, not ones of its own (see `limits::MOST_PROCESSES`). RLIMIT_NPROC counts
-/// all that the user has on the machine, where the user has no namespace of its own: it must leave
-/// room for that.
+/// builds use, and a fork bomb ends while the machine still answers. Forked processes share the
+/// filters of their command (see `limits::MOST_PROCESSES`). RLIMIT_NPROC counts all of the user's
+/// processes on the machine, where the user has no namespace of its own: it must leave room for
+/// them.
 const DEFAULT_PROCESSES: u64 = 8192;
 
-/// One process gets this part of the machine's memory: sort(1), the command that takes the most,
-/// takes an eighth of it at least, and at most half of its bound, which is the same.
+/// Divides the machine's memory into the bound of one process: sort(1), the command that takes the
+/// most, takes an eighth of it at least, and at most half of its bound, which is the same.
 const SHARE_OF_MEMORY: u64 = 4;
-/// The temporary files of one view get this part. One identity has six views in use at most
-/// (`pool`), so that all of them full leave a quarter of the memory.
+/// Divides the machine's memory into the bound of one view's temporary files. One identity has six
+/// views in use at most (`pool`), so that all of them full leave a quarter of the memory.
 const SHARE_OF_TMP: u64 = 8;
-/// Less would keep ordinary commands from working on small machines, where the kernel's own choice
-/// of whom to kill counts.
+/// Less would keep ordinary commands from working on small machines, where the kernel's OOM killer
+/// decides.
 const LEAST_MEMORY_BYTES: u64 = 2 << 30;
 const LEAST_TMP_BYTES: u64 = 64 << 20;
 
-/// The memory of this machine.
+/// Total memory of this machine.
 pub(crate) fn machine_memory_bytes() -> u64 {
     let about = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = about.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     total.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// What runs, and how it is confined.
+/// Commands that may run, and their confinement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confinement {
-    /// Below that, nothing runs.
+    /// Nothing runs below this level.
     pub require: Level,
-    /// What may run.
+    /// Commands that may run.
     pub commands: Commands,
     /// Directories with annotations of this server's own, over those that ship with posh.
     pub annotations: Vec<PathBuf>,
-    /// Whose rights commands have when no identity says it; the executor's own if `None`, which an
-    /// executor that runs as root and accepts connections refuses.
+    /// Account that commands run as when no identity names one; the executor's own if `None`, which
+    /// an executor that runs as root and accepts connections refuses.
     pub user: Option<UnixUser>,
     /// Volumes act with the ids that workstations claim (NFS: `sec=sys`); only with root as the
     /// user.
@@ -56,11 +57,11 @@ pub struct Confinement {
     pub tmp_bytes: u64,
     /// The size to which a file may be written; 0 is no bound.
     pub max_file_bytes: u64,
-    /// A cgroup that is the executor's to use; without, its own if the system has delegated it.
+    /// A cgroup for the executor's use; without, its own if the system has delegated it.
     pub cgroup: Option<PathBuf>,
 }
 
-/// Where an administrator's own annotations lie unless the configuration says otherwise.
+/// Default directory of an administrator's own annotations.
 const ANNOTATIONS: &str = "/etc/posh/annotations";
 
 impl Default for Confinement {
@@ -80,55 +81,20 @@ impl Default for Confinement {
     }
 }
 
-/// Whoever may claim any id can claim root's, so that another user would be a promise that is not
-/// kept.
-pub(super) const TRUST_NEEDS_ROOT: &str = "`trust_caller_ids` is only accepted with user = \"root\": a workstation that \
-                                           is trusted with every id is trusted with root's";
+/// A workstation that may claim any id can claim root's: another user would be a promise that is
+/// not kept.
+pub(super) const TRUST_NEEDS_ROOT: &str = "`trust_caller_ids` is only accepted with user = \
+                                           \"root\": a workstation that is trusted with every id \
+                                           is trusted with root's";
 
-/// How far commands are confined, from least to most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// By the rights of their user alone.
-    None,
-    /// They see the exports and the server's programs only, and no network.
-    Namespaces,
-    /// They also have processes of their own, no system calls but what commands need, and reach the
-    /// files only that they name. Demands a Landlock that is new enough
-    /// ([`crate::runner::LEAST_LANDLOCK`]).
-    Strict,
-}
-
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::None => "none",
-            Self::Namespaces => "namespaces",
-            Self::Strict => "strict",
-        })
-    }
-}
-
-impl FromStr for Level {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        [Self::None, Self::Namespaces, Self::Strict]
-            .into_iter()
-            .find(|level| level.to_string() == text)
-            .ok_or_else(|| {
-                format!("`require` must be \"strict\", \"namespaces\" or \"none\", not {text:?}")
-            })
-    }
-}
-
-/// The names of what may run.
+/// Names of commands that may run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Commands {
-    /// What the server's annotations know, as they know it.
+    /// Those that the server's annotations describe, as described.
     Annotated,
-    /// These alone. Those that are not annotated run unread, and reach all of the mounts.
+    /// These alone. Those without annotation run unanalysed, and reach all of the mounts.
     Listed(BTreeSet<String>),
-    /// Whatever is installed. What the annotations do not understand reaches all of the mounts.
+    /// Any installed program. Those that the annotations do not understand reach all of the mounts.
     Any,
 }
 
@@ -152,14 +118,20 @@ impl Reader<'_> {
                 },
                 "commands" => read.commands = self.commands(value),
                 "annotations" => {
-                    read.annotations =
-                        self.strings("annotations", value).into_iter().map(|(directory, _)| directory.into()).collect();
+                    read.annotations = self
+                        .strings("annotations", value)
+                        .into_iter()
+                        .map(|(directory, _)| directory.into())
+                        .collect();
                 }
                 "user" => read.user = self.user(value),
-                "trust_caller_ids" => read.trust_caller_ids = self.boolean("trust_caller_ids", value),
+                "trust_caller_ids" => {
+                    read.trust_caller_ids = self.boolean("trust_caller_ids", value)
+                }
                 "max_processes" => {
                     let default = DEFAULT_PROCESSES;
-                    read.max_processes = self.positive("max_processes", value).map_or(default, |count| count as u64);
+                    read.max_processes =
+                        self.positive("max_processes", value).map_or(default, |count| count as u64);
                 }
                 "max_memory_bytes" => read.max_memory_bytes = self.bytes("max_memory_bytes", value),
                 "tmp_bytes" => read.tmp_bytes = self.bytes("tmp_bytes", value),
@@ -168,8 +140,9 @@ impl Reader<'_> {
                 other => self.mistake(
                     key.span(),
                     format!(
-                        "unknown key `{other}` (known: require, commands, annotations, user, trust_caller_ids, max_processes, \
-                         max_memory_bytes, tmp_bytes, max_file_bytes, cgroup)"
+                        "unknown key `{other}` (known: require, commands, annotations, user, \
+                         trust_caller_ids, max_processes, max_memory_bytes, tmp_bytes, \
+                         max_file_bytes, cgroup)"
                     ),
                 ),
             }
@@ -194,7 +167,7 @@ impl Reader<'_> {
         number
     }
 
-    /// A list of names; `*` is any.
+    /// A list of names; `*` allows any.
     fn commands(&mut self, value: &Entry<'_>) -> Commands {
         let names: BTreeSet<String> =
             self.strings("commands", value).into_iter().map(|(name, _)| name).collect();
@@ -212,7 +185,7 @@ mod tests {
     use super::*;
 
     fn read(section: &str) -> Result<Confinement, String> {
-        // In plain text a root executor has to say whose the commands are.
+        // In plain text an executor of root must name the commands' user.
         let tls = "[tls]\n";
         let text =
             format!("[[export]]\nname = \"a\"\npath = \"/\"\n[confinement]\n{section}\n{tls}");

@@ -1,4 +1,4 @@
-//! `[tls]`, `[[identity]]` and `[limits]` of `executor.toml`: who may come, and how much.
+//! `[tls]`, `[[identity]]` and `[limits]` of `executor.toml`: identities and their limits.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -9,21 +9,22 @@ use std::{
 use nix::unistd::geteuid;
 use toml::de::DeTable;
 
+use super::tls::TlsConfig;
 use super::{
     Bounds, Config, Confinement, Entry, Limits, Reader, confinement::TRUST_NEEDS_ROOT,
     user_to_become,
 };
-use crate::{callers::UnixUser, tls::TlsConfig};
+use crate::identity::UnixUser;
 
 /// One `[[identity]]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// What `posh-executor enroll` was given.
+    /// Name given to `posh-executor enroll`.
     pub name: String,
-    /// Whose rights its commands have; those of `[confinement]` when `None`.
+    /// Account that its commands run as; that of `[confinement]` when `None`.
     pub user: Option<UnixUser>,
     /// Its volumes act with the ids that its workstation claims; only with root as the user. As
-    /// `[confinement]` has it when `None`, if that is where the user comes from.
+    /// `[confinement]` has it when `None`, if that names the user.
     pub trust_caller_ids: Option<bool>,
     /// Names of exports; all when `None`.
     pub exports: Option<BTreeSet<String>>,
@@ -33,18 +34,18 @@ pub struct Identity {
     pub volumes: bool,
     /// Its commands; the executor's own list when `None`.
     pub commands: Option<BTreeSet<String>>,
-    /// How much it may use.
+    /// Its shares of the machine.
     pub limits: Limits,
 }
 
 impl Identity {
-    /// Whether its volumes act with the ids that its workstation claims.
+    /// Returns true if its volumes act with the ids that its workstation claims.
     pub(crate) fn trusts_caller_ids(&self, confinement: &Confinement) -> bool {
         self.trust_caller_ids.unwrap_or(self.user.is_none() && confinement.trust_caller_ids)
     }
 }
 
-/// An identity as it was read, with its place and those of the exports that it names.
+/// An identity as read, with its place and those of its exports.
 pub(super) struct Read {
     identity: Identity,
     at: Range<usize>,
@@ -53,8 +54,9 @@ pub(super) struct Read {
     exports: Vec<(String, Range<usize>)>,
 }
 
-const KNOWN: &str = "name, user, trust_caller_ids, exports, read_only, volumes, commands, max_runs, max_processes, max_buffered_mb, \
-                     max_connections, max_calls_per_second, max_memory_mb";
+const KNOWN: &str = "name, user, trust_caller_ids, exports, read_only, volumes, commands, \
+                     max_runs, max_processes, max_buffered_mb, max_connections, \
+                     max_calls_per_second, max_memory_mb";
 
 impl Reader<'_> {
     /// `[tls]`.
@@ -76,7 +78,7 @@ impl Reader<'_> {
             }
         }
         let (directory, at) =
-            directory.unwrap_or_else(|| (crate::tls::DEFAULT_DIRECTORY.into(), value.span()));
+            directory.unwrap_or_else(|| (super::tls::DEFAULT_DIRECTORY.into(), value.span()));
         if !directory.is_absolute() {
             self.mistake(
                 at,
@@ -168,7 +170,7 @@ impl Reader<'_> {
         user_to_become(&name).map_err(|mistake| self.mistake(value.span(), mistake)).ok()
     }
 
-    /// Whether `key` was a limit of an identity.
+    /// Reads `key` if it is a limit of an identity, and returns true then.
     fn limit(&mut self, key: &str, value: &Entry<'_>, limits: &mut Limits) -> bool {
         let number = |reader: &mut Self| reader.positive(key, value);
         match key {
@@ -208,8 +210,9 @@ impl Reader<'_> {
                 "max_cpu_pressure" => bounds.cpu_pressure = percent(self),
                 "max_io_pressure" => bounds.io_pressure = percent(self),
                 other => {
-                    let known = "max_processes, max_buffered_mb, max_connections, max_load_per_core, \
-                                 max_memory_pressure, max_cpu_pressure, max_io_pressure";
+                    let known = "max_processes, max_buffered_mb, max_connections, \
+                                 max_load_per_core, max_memory_pressure, max_cpu_pressure, \
+                                 max_io_pressure";
                     self.mistake(
                         key.span(),
                         format!("unknown key `{other}` of [limits] (known: {known})"),
@@ -230,7 +233,7 @@ impl Reader<'_> {
         array.iter().filter_map(|value| Some((self.string(key, value)?, value.span()))).collect()
     }
 
-    /// What only the whole file tells.
+    /// Checks that need the whole file.
     pub(super) fn check_identities(
         &mut self,
         config: &mut Config,
@@ -254,7 +257,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Root is nobody's user by omission, and whoever may claim any id has root's rights anyway.
+    /// Nobody runs as root by omission, and whoever may claim any id has root's rights anyway.
     fn check_user_of(
         &mut self,
         identity: &Identity,
@@ -354,6 +357,9 @@ mod tests {
         let listen = "listen = \"0.0.0.0:7400\"\n";
         let export = "[[export]]\nname = \"logs\"\npath = \"/\"\n";
         let config = Config::parse("executor.toml", &format!("{listen}{export}{text}")).unwrap();
-        assert_eq!(config.tls.map(|tls| tls.directory), Some(crate::tls::DEFAULT_DIRECTORY.into()));
+        assert_eq!(
+            config.tls.map(|tls| tls.directory),
+            Some(crate::config::DEFAULT_DIRECTORY.into())
+        );
     }
 }

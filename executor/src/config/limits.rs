@@ -1,4 +1,4 @@
-//! How much of the machine one identity may use at a time.
+//! Bounds on the use of the machine, of one identity and of all.
 
 /// The most commands at a time, of an identity and of all; also the default of each such bound,
 /// since no configuration may ask for more.
@@ -35,15 +35,15 @@ pub struct Bounds {
     pub processes: usize,
     /// Bytes that are held for streams, pipes included.
     pub buffered_bytes: usize,
-    /// Connections at a time of those who are let in.
+    /// Admitted connections at a time.
     pub connections: usize,
     /// Load average above which nothing new is begun, for each core.
     pub load_per_core: Option<u32>,
     /// Per cent of the last ten seconds in which something waited for memory (PSI).
     pub memory_pressure: Option<u32>,
-    /// The same for a processor.
+    /// Like `memory_pressure`, but for a processor.
     pub cpu_pressure: Option<u32>,
-    /// The same for a disk.
+    /// Like `memory_pressure`, but for a disk.
     pub io_pressure: Option<u32>,
 }
 
@@ -58,10 +58,10 @@ impl Default for Bounds {
             buffered_bytes: 4 << 30,
             // A gateway has one.
             connections: 1024,
-            // Far beyond any use: a machine that is being lost.
+            // Only a machine that is being lost exceeds these.
             load_per_core: Some(64),
             memory_pressure: Some(60),
-            // Commands that wait for each other's processor or disk still get on.
+            // Commands that wait for a processor or a disk still get on.
             cpu_pressure: None,
             io_pressure: None,
         }

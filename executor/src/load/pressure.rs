@@ -1,5 +1,5 @@
-//! How busy the machine itself is: load average, and what the kernel says of time lost
-//! to waiting (PSI, /proc/pressure, where there is such).
+//! Load of the machine itself: load average, and pressure stall information (PSI, /proc/pressure,
+//! where the kernel has it).
 
 use std::{
     fs,
@@ -10,10 +10,10 @@ use std::{
 
 use crate::config::Bounds;
 
-/// The kernel's own averages change every two seconds (PSI) or five (load).
+/// Interval of reads: the kernel's own averages change every two seconds (PSI) or five (load).
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Bounds for the machine, and what was seen last.
+/// Bounds for the machine, and the values read last.
 #[derive(Debug)]
 pub struct Pressure {
     proc: PathBuf,
@@ -47,7 +47,7 @@ impl Pressure {
         }
     }
 
-    /// Why there should be no further runs now, if there should not.
+    /// Reason to refuse further runs now, if there is one.
     pub fn refusal(&self) -> Option<String> {
         let seen = self.look();
         let over = |what: &str, value: f64, bound: Option<f64>, unit: &str| {
@@ -68,11 +68,11 @@ impl Pressure {
         (seen.load, seen.memory)
     }
 
-    /// Of a machine that has more to do than it should.
+    /// Pressure of an overloaded machine.
     #[cfg(test)]
     pub fn seen_as_busy() -> Self {
         let busy = Self::new(&Bounds { load_per_core: Some(0), ..Bounds::unbounded() });
-        // Nothing is as old as that.
+        // Far in the future, so that it stays fresh.
         let at = Instant::now() + Duration::from_secs(3600);
         *busy.seen.lock().expect("not poisoned") =
             Some((at, Seen { load: 1.0, ..Seen::default() }));
@@ -102,7 +102,7 @@ impl Pressure {
     }
 }
 
-/// Of `some avg10=1.53 avg60=...` (Documentation/accounting/psi.rst); 0 where there is no such.
+/// Value of `some avg10=1.53 avg60=...` (Documentation/accounting/psi.rst); 0 without one.
 fn some_avg10(text: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix("some "));
     let field = line

@@ -1,6 +1,6 @@
-//! A run in the audit record: who, what and where before it is let go, and then how it ended, also
-//! if it was refused after that. Never arguments, environment, or what went through: a command's
-//! words may hold secrets, and so may the words of a refusal.
+//! A run in the audit record: caller, commands and directories before it starts, and then its end,
+//! even if it was refused after that. Never arguments, environment or data: a command's words may
+//! hold secrets, and so may the text of a refusal.
 
 use std::{collections::HashSet, time::Instant};
 
@@ -13,32 +13,31 @@ use serde::Serialize;
 use super::End;
 use crate::{audit::AuditLog, callers::Caller, error::Refusal};
 
-/// Directories and statuses in a record.
+/// Directories and statuses recorded of a run.
 pub const RECORDED: usize = 16;
-/// Programs, each named once: far more than annotations know.
+/// Programs recorded of a run, each once: far more than annotations know.
 const RECORDED_PROGRAMS: usize = 256;
-/// Bytes of a text that a gateway chose, of one list of them, and of the list of programs, as they
-/// stand in the record.
+/// Recorded bytes of a text that a gateway chose, of one list of them, and of the list of programs.
 const RECORDED_BYTES: usize = 256;
 const RECORDED_LIST_BYTES: usize = 1 << 10;
 const RECORDED_PROGRAM_BYTES: usize = 4 << 10;
 
-/// A file of the workstation that a run sees; its content is nobody's business.
+/// A file of the workstation that a run sees; its content is not recorded.
 #[derive(Debug, Serialize)]
 struct ShownFile {
     path: String,
     bytes: usize,
 }
 
-/// What a record has no room for: how many names, and the SHA-256 of all, listed or not: programs,
-/// exports, directories, each in the order of the run and followed by a zero.
+/// Names for which a record has no room: their number, and the SHA-256 of all names, listed or not:
+/// programs, exports, directories, each in the order of the run and followed by a zero.
 #[derive(Debug, Serialize)]
 struct LeftOut {
     left_out: usize,
     names_sha256: String,
 }
 
-/// A run as it begins.
+/// Record of a run's beginning.
 #[derive(Debug, Serialize)]
 pub struct Begin<'a> {
     run_id: &'a str,
@@ -55,23 +54,23 @@ pub struct Begin<'a> {
     client_files: &'a [ShownFile],
 }
 
-/// One run.
+/// Record of a run's end.
 #[derive(Debug, Default, Serialize)]
 pub struct Record {
     run_id: String,
     identity: String,
-    /// Whose rights the commands had, empty for the executor's own.
+    /// Account that the commands ran as, empty for the executor's own.
     user: String,
     peer: String,
     stages: usize,
-    /// Each once.
+    /// Names of programs, each once.
     programs: Vec<String>,
     exports: Vec<String>,
     cwds: Vec<String>,
     #[serde(flatten)]
     left_out: Option<LeftOut>,
     outcome: &'static str,
-    /// Of a refused run, by the name that the contract has for it.
+    /// Kind of the refusal of a refused run, by its name in the contract.
     #[serde(skip_serializing_if = "Option::is_none")]
     refusal: Option<&'static str>,
     statuses: Vec<String>,
@@ -85,7 +84,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Of a run that is asked for now.
+    /// For a run that is requested now.
     pub fn of(spec: &RunSpec, client_files: &[ClientFile], caller: &Caller, peer: &str) -> Self {
         let programs = once(spec.stages.iter().map(|stage| stage.program.as_bytes()));
         let exports = once(spec.mounts.iter().map(|mount| mount.export.as_bytes()));
@@ -118,10 +117,10 @@ impl Record {
         }
     }
 
-    /// Records that it begins.
+    /// Records that the run begins.
     ///
     /// # Errors
-    /// That can't be written, so that it must not begin.
+    /// The record can't be written: the run must not begin.
     pub async fn begin(&self, audit: &AuditLog) -> Result<(), Refusal> {
         audit.begin("run_begin", Some(&self.identity), &self.beginning()).await
     }
@@ -141,7 +140,7 @@ impl Record {
         }
     }
 
-    /// With what became of it.
+    /// Adds the run's end.
     pub fn ended(
         mut self,
         end: &End,
@@ -157,7 +156,7 @@ impl Record {
         Self { statuses, bytes_in, bytes_out, ms: u64::try_from(ms).unwrap_or(u64::MAX), ..self }
     }
 
-    /// Puts it into the log, and into the file.
+    /// Writes it to the log and to the audit record.
     pub async fn write(self, audit: &AuditLog) {
         tracing::info!(
             run_id = self.run_id,
@@ -179,10 +178,10 @@ impl Record {
     }
 }
 
-/// How many of a list are recorded, and their bytes.
+/// Recorded entries of a list, and their bytes.
 const USUAL: (usize, usize) = (RECORDED, RECORDED_LIST_BYTES);
 
-/// The first of them, as far as there is room, and how many of them stand there whole.
+/// The first names, as far as there is room, and how many of them are listed unchanged.
 fn listed(names: &[&[u8]], (most, mut room): (usize, usize)) -> (Vec<String>, usize) {
     let mut texts = Vec::new();
     let mut whole = 0;
@@ -199,8 +198,8 @@ fn listed(names: &[&[u8]], (most, mut room): (usize, usize)) -> (Vec<String>, us
 }
 
 impl LeftOut {
-    /// Of programs, exports, directories and client files: names that do not stand in the record as
-    /// they are.
+    /// From programs, exports, directories and client files: counts the names that the record lacks
+    /// or changes.
     fn of(lists: [&Vec<&[u8]>; 4]) -> Option<Self> {
         let many = (RECORDED_PROGRAMS, RECORDED_PROGRAM_BYTES);
         let bounds = [many, USUAL, USUAL, many];
@@ -217,14 +216,14 @@ impl LeftOut {
     }
 }
 
-/// Each name once, in the order in which they come.
+/// Each name once, in the order of its first occurrence.
 fn once<'a>(names: impl Iterator<Item = &'a [u8]>) -> Vec<&'a [u8]> {
     let mut known = HashSet::new();
     names.filter(|name| known.insert(*name)).collect()
 }
 
-/// The beginning of a text that takes at most so many bytes in the record. There, a control
-/// character would be six.
+/// The beginning of a text that takes at most so many bytes in the record. Replaces control
+/// characters: in JSON each would take six.
 fn shown(text: &[u8], most: usize) -> String {
     let begin = &text[..text.len().min(most)];
     let mut shown = String::new();
@@ -241,7 +240,7 @@ fn shown(text: &[u8], most: usize) -> String {
     shown
 }
 
-/// Bytes of it in the record.
+/// Bytes that it takes in the record.
 fn room_of(shown: &str) -> usize {
     shown.len() + shown.matches(['"', '\\']).count()
 }

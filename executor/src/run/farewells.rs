@@ -1,39 +1,39 @@
-//! When the client learns that a command has ended: not before others can see what it wrote on an
-//! export that is itself a mount, and not before its workstation's volumes are told.
+//! Delays exit reports to the client: until others can see what the command wrote on an export that
+//! is itself a mount, and until its workstation's volumes are updated.
 
 use posh_proto::executor::Exited;
 use tokio::{sync::OwnedSemaphorePermit, task::JoinSet};
 
 use crate::{own_mounts::OwnMounts, volume::Beside};
 
-/// The end of a command.
+/// The exit of a command.
 pub struct Ended {
     pub exited: Exited,
-    /// Of its list of changes, if that is long.
+    /// Permit for a long list of its changes.
     pub room: Option<OwnedSemaphorePermit>,
 }
 
-/// The ends of a run's commands on their way to the client.
+/// The exits of a run's commands on their way to the client.
 pub struct Farewells {
     own_mounts: OwnMounts,
     volumes: Beside,
-    /// Until all have ended.
+    /// Exits held until all commands have ended.
     held: Vec<Ended>,
     under_way: JoinSet<Result<Vec<Ended>, String>>,
 }
 
 impl Farewells {
-    /// Of a run that uses these.
+    /// For a run that uses these.
     pub fn new(own_mounts: OwnMounts, volumes: Beside) -> Self {
         Self { own_mounts, volumes, held: Vec::new(), under_way: JoinSet::new() }
     }
 
-    /// Whether there is none on its way.
+    /// Returns true if no exit is on its way.
     pub fn is_empty(&self) -> bool {
         self.under_way.is_empty()
     }
 
-    /// A command has ended, the last one perhaps. Gives it back if there is nothing to wait for.
+    /// Takes the exit of a command. Returns it if there is nothing to wait for.
     pub fn ended(&mut self, mut ended: Ended, is_last: bool) -> Option<Ended> {
         if self.own_mounts.is_empty() && self.volumes.is_empty() {
             return Some(ended);
@@ -46,7 +46,7 @@ impl Farewells {
             });
             return None;
         }
-        // Times there are not this machine's, so they do not tell all that changed.
+        // Such a mount's file times are not this machine's, so they do not show all changes.
         ended.exited.changes_incomplete = true;
         self.held.push(ended);
         if is_last {
@@ -60,10 +60,10 @@ impl Farewells {
         None
     }
 
-    /// The next that the client may know. `None`: there is none on its way.
+    /// The next exits to report. `None`: none is on its way.
     ///
     /// # Errors
-    /// What they wrote did not get further than here.
+    /// Writes of the commands did not get beyond this machine.
     pub async fn next(&mut self) -> Option<Result<Vec<Ended>, String>> {
         let ended = self.under_way.join_next().await?;
         Some(ended.unwrap_or_else(|error| Err(error.to_string())))

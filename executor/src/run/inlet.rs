@@ -1,4 +1,4 @@
-//! Inlets: what the client sends, on its way into a command's pipe.
+//! Inlets: input from the client, on its way into a command's pipe.
 
 use std::{
     io::ErrorKind,
@@ -11,15 +11,15 @@ use tokio::{io::Interest, net::unix::pipe, sync::Notify};
 
 use super::{Output, Traffic, output_of};
 
-/// What the client may send ahead of the command's reading: as much as the pipe
-/// holds, so that neither waits for a round trip while the other works.
+/// Bytes that the client may send before the command reads them: as much as the pipe holds, so that
+/// neither waits for a round trip while the other works.
 pub const WINDOW_BYTES: usize = 1 << 20;
 
-/// Credit is given back in steps of at least this, or when nothing is left: one
-/// small message per many bytes.
+/// Credit is returned in steps of at least this, or when nothing is left: one small message for
+/// many bytes.
 const CREDIT_STEP_BYTES: usize = 128 << 10;
 
-/// What has arrived and is not written yet: at most [`WINDOW_BYTES`].
+/// Input that has arrived and is not written yet: at most [`WINDOW_BYTES`].
 #[derive(Default)]
 pub struct Inlet {
     state: Mutex<State>,
@@ -29,7 +29,7 @@ pub struct Inlet {
 #[derive(Default)]
 struct State {
     arrived: BytesMut,
-    /// Sent by the client and not yet given back to it as credit.
+    /// Bytes that the client has sent and not got back as credit.
     outstanding_bytes: usize,
     is_ended: bool,
     is_closed: bool,
@@ -57,13 +57,13 @@ impl Inlet {
         Ok(())
     }
 
-    /// The client has no more for it.
+    /// The client has closed the inlet.
     pub fn end(&self) {
         self.state.lock().expect("not poisoned").is_ended = true;
         self.changed.notify_one();
     }
 
-    /// Whether the client owes nothing more.
+    /// Returns true if the client has no more input to send.
     pub fn is_ended(&self) -> bool {
         let state = self.state.lock().expect("not poisoned");
         state.is_ended || state.is_closed
@@ -89,7 +89,7 @@ impl Inlet {
         self.state.lock().expect("not poisoned").outstanding_bytes -= bytes;
     }
 
-    /// The command reads no more: what comes now is dropped.
+    /// The command has stopped reading: further input is dropped.
     fn close(&self) {
         let mut state = self.state.lock().expect("not poisoned");
         state.is_closed = true;
@@ -97,8 +97,8 @@ impl Inlet {
     }
 }
 
-/// Writes what arrives into `target` until the end, or until nobody reads it,
-/// which the client is told at once.
+/// Writes input into `target` until its end, or until the pipe has no reader, which is reported to
+/// the client at once.
 pub async fn feed(
     stream: u32,
     inlet: Arc<Inlet>,
@@ -117,7 +117,7 @@ pub async fn feed(
             data = inlet.take() => data,
             () = unread(&target) => break,
         };
-        // At the end of the bytes the pipe closes, and the command sees it.
+        // When `target` is dropped, the command reads end of file.
         let Some(mut data) = data else { return };
         while !data.is_empty() {
             let Some(count) = write_some(&target, &data).await else {
@@ -141,7 +141,7 @@ pub async fn feed(
     let _ = output.send(Ok(output_of(run_output::Kind::Closed(stream)))).await;
 }
 
-/// Completes when nobody has the read end any more.
+/// Completes when the pipe has no reader any more.
 pub async fn unread(target: &pipe::Sender) {
     // An error here would mean that the pipe can't be watched; writing will tell.
     if target.ready(Interest::ERROR).await.is_err() {

@@ -1,6 +1,5 @@
-//! Runs that are kept, by their names: those at work, which a new connection of their
-//! client may go on with, and for some minutes those that have ended, so that nothing
-//! that changed something is ever done twice for want of an answer.
+//! Kept runs, by name: running ones, which a new connection of their client may resume, and for
+//! some minutes those that have ended, so that no change is made twice because an answer was lost.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,21 +16,21 @@ use super::{
 };
 use crate::error::Refusal;
 
-/// How long an ended run is remembered: a client looks for it for seconds.
+/// Time for which an ended run is remembered: a client asks for it within seconds.
 const REMEMBERED: Duration = Duration::from_secs(300);
-/// Ended runs, and bytes of their last outputs, that are remembered; beyond, the oldest are
-/// forgotten of whoever has most.
+/// Ended runs, and bytes of their last outputs, that are remembered; beyond, the oldest of the
+/// client that has most are forgotten.
 const REMEMBERED_RUNS: usize = 1024;
 const REMEMBERED_BYTES: usize = 64 << 20;
-/// A run's id; a gateway's has some 50.
+/// Bytes of a run's id; a gateway's has some 50.
 const RUN_ID_BYTES: usize = 64;
-/// A run that is being killed has an answer when its processes are gone.
+/// Time for a run that is being killed until its processes are gone.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// A client that has come back: what it says first, and the rest.
+/// A client that has reconnected: its first message, and the rest of its input.
 pub type Return = (Resume, Input);
 
-/// What became of a run.
+/// State of a kept run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     AtWork,
@@ -43,19 +42,19 @@ enum Fate {
 struct Entry {
     outbox: Arc<Outbox>,
     returns: mpsc::Sender<Return>,
-    /// How often its client has come back.
+    /// Number of the client's reconnections.
     resumes: watch::Sender<u64>,
     fate: watch::Sender<Fate>,
 }
 
-/// All runs of an executor that are kept.
+/// All kept runs of an executor.
 #[derive(Default)]
 pub struct KeptRuns(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     runs: HashMap<String, Entry>,
-    /// Those that have ended, by whose they are.
+    /// Ended runs, by client.
     ended: HashMap<String, Remembered>,
 }
 
@@ -72,7 +71,7 @@ struct EndedRun {
     bytes: usize,
 }
 
-/// Refuses a name that no gateway gives: names are kept, and stand in the record.
+/// Refuses a name that no gateway gives: names are kept, and appear in the record.
 pub fn check_run_id(run_id: &str) -> Result<(), Refusal> {
     let is_plain =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
@@ -85,10 +84,10 @@ pub fn check_run_id(run_id: &str) -> Result<(), Refusal> {
 }
 
 impl KeptRuns {
-    /// A run of this name begins; where its client comes back to.
+    /// Registers a run of this name; returns the queue of its client's reconnections.
     ///
     /// # Errors
-    /// There is or was one of that name: it is not done twice.
+    /// There is or was a run of that name: it is not done twice.
     pub fn begin(
         &self,
         name: &str,
@@ -108,7 +107,7 @@ impl KeptRuns {
         Ok(coming)
     }
 
-    /// It is over, and nothing of it is left.
+    /// Notes the end of a run, of which no process is left.
     pub fn end(&self, name: &str, was_killed: bool) {
         let at = Instant::now();
         let mut state = self.lock();
@@ -117,7 +116,7 @@ impl KeptRuns {
             return;
         }
         entry.fate.send_replace(if was_killed { Fate::Killed } else { Fate::Ended });
-        // Nobody acknowledges anything from now on.
+        // No client acknowledges anything from now on.
         let bytes = entry.outbox.held_bytes() + name.len();
         let remembered = state.ended.entry(client_of(name).to_owned()).or_default();
         remembered.bytes += bytes;
@@ -125,20 +124,20 @@ impl KeptRuns {
         state.forget(at);
     }
 
-    /// It was refused: it may be tried again under the same name, and nothing is kept of it.
+    /// Removes a run that was refused: it may be tried again under this name.
     pub fn forget(&self, name: &str) {
         self.lock().runs.remove(name);
     }
 
-    /// A client wants to go on with a run.
+    /// Resumes a run for a client that has reconnected.
     ///
-    /// Invariant: of one run at most one client waits until the run hears it, with its message in
-    /// memory: the last one. A client that comes back again has lost the connection before.
+    /// Invariant: at most one client of a run waits until the run takes it, with its message in
+    /// memory: the last one. A client that reconnects again has lost the connection before.
     ///
-    /// The client's input is given back where no run takes it.
+    /// The client's input is returned if no run takes it.
     ///
     /// # Errors
-    /// Why it can't.
+    /// The reason why the run can't be resumed.
     pub async fn resume(
         &self,
         resume: Resume,
@@ -178,7 +177,9 @@ impl KeptRuns {
                         false
                     }
                 },
-                _ = later.changed() => return Err(Refusal::protocol("another connection goes on with the run")),
+                _ = later.changed() => return Err(
+                    Refusal::protocol("another connection goes on with the run")
+                ),
             };
             if !is_heard {
                 let _ =
@@ -197,8 +198,8 @@ impl KeptRuns {
 }
 
 impl State {
-    /// Forgets what is too old or too much. Looks at one run of each client, and at those that it
-    /// forgets.
+    /// Forgets runs that are too old or too many. Looks at one run of each client, and at those
+    /// that it forgets.
     fn forget(&mut self, now: Instant) {
         for remembered in self.ended.values_mut() {
             while remembered
@@ -226,7 +227,7 @@ impl State {
 }
 
 impl Remembered {
-    /// Gives the bytes that were held of it.
+    /// Returns the bytes that were held for it.
     fn forget_oldest(&mut self, runs: &mut HashMap<String, Entry>) -> usize {
         let Some(EndedRun { name, bytes, .. }) = self.runs.pop_front() else { return 0 };
         runs.remove(&name);
@@ -235,7 +236,7 @@ impl Remembered {
     }
 }
 
-/// The part of a name that says whose run it is, see `Caller::run_name`.
+/// The part of a name that identifies the client, see `Caller::run_name`.
 fn client_of(name: &str) -> &str {
     name.split_once('\0').map_or("", |(client, _)| client)
 }
@@ -331,7 +332,7 @@ mod tests {
             let input = Input { messages, largest: None };
             runs.resume(Resume { run_id: "ada\0run".to_owned(), ..Resume::default() }, input)
         };
-        // There is room for one.
+        // The queue has room for one.
         let _ = resume().await;
         let mut waiting = std::pin::pin!(resume());
         let mut last = std::pin::pin!(resume());
@@ -349,7 +350,7 @@ mod tests {
                 }
                 () = std::future::ready(()) => {}
             }
-            // It came first, and the other one again.
+            // `last` came before `waiting`; now it comes again.
             last.set(resume());
         }
         panic!("two wait");
@@ -365,7 +366,7 @@ mod tests {
         let mut outboxes = Vec::new();
         for _ in 0..RUNS {
             let outbox = Outbox::kept(account.clone());
-            // As much as it takes now, which nobody acknowledges.
+            // As much as it accepts without acknowledgements.
             loop {
                 tokio::select! {
                     biased;
@@ -383,7 +384,7 @@ mod tests {
             "{}",
             held.iter().sum::<usize>()
         );
-        // The account is full, and yet each goes on as far as its client acknowledges.
+        // The account is full, but each run goes on as far as its client acknowledges.
         for outbox in &outboxes[RUNS - 8..] {
             let mut messages = outbox.attach();
             assert!(messages.next().await.is_some());
@@ -391,7 +392,7 @@ mod tests {
             let sent = tokio::time::timeout(Duration::from_secs(5), outbox.send(output())).await;
             sent.expect("there is room").unwrap();
         }
-        // What has ended is on no account.
+        // Ended runs are on no account.
         outboxes.iter().for_each(|outbox| outbox.end());
         assert_eq!(account.available_permits(), ACCOUNT_BYTES);
     }

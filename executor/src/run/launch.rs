@@ -1,4 +1,4 @@
-//! Starting a run that is prepared: its view, pipes, and the job on its way to a supervisor.
+//! Starts a prepared run: its view, its pipes, and its job for a supervisor.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ use crate::{
     wiring::Wiring,
 };
 
-/// A start takes some milliseconds, and on a busy machine some tens.
+/// Longest turn: a start takes some milliseconds, and on a busy machine some tens.
 const LONGEST_TURN: Duration = Duration::from_millis(200);
 
 /// Refuses a run whose caller has lost a right since it was checked: it may have waited for its
@@ -51,8 +51,7 @@ fn check_standing(shared: &Shared, origin: &Origin, policy: &Arc<Policy>) -> Res
     }
 }
 
-/// Starts the run, or says why not; then nothing of it has run. Times are taken if there is a
-/// clock.
+/// Starts the run, or refuses it; then nothing of it has run. Takes times if there is a clock.
 pub async fn start(
     (shared, origin): (&Shared, &Origin),
     prepared: Prepared,
@@ -78,7 +77,7 @@ pub async fn start(
         true => identifying,
         false => {
             own_mounts.renew().await?;
-            // What was seen before may have been what is remembered.
+            // The first look may have seen cached state.
             identify()?
         }
     };
@@ -98,7 +97,7 @@ pub async fn start(
     let turn = Turn::of(&shared.launches, caller).await;
     check_standing(shared, origin, &policy)?;
     let launched = match launch((shared, &admitted), &view, &wiring, (&job, clock)).await {
-        // It did not start, so that it may be tried once more.
+        // Nothing has started, so that a second attempt is safe.
         Err(Failure::Lost(mut link)) => {
             link.forget_runner_if_dead().await;
             launch((shared, &admitted), &view, &wiring, (&job, clock)).await
@@ -133,28 +132,28 @@ pub async fn start(
 /// Starting commands is long work for the kernel; see
 /// [`launches_of_one`](crate::service::launches_of_one).
 ///
-/// A start that waits itself (a named pipe is opened, a file system hangs) keeps no processor busy,
-/// and may wait for a start behind it: a turn is over after [`LONGEST_TURN`]. It also lasts that
-/// long when its run is given up meanwhile, since what was begun goes on for a while.
+/// A start that waits itself (a named pipe is opened, a file system hangs) uses no processor, and
+/// may wait for a later start: a turn ends after [`LONGEST_TURN`]. It also lasts that long when its
+/// run is given up meanwhile, since work that has begun continues for a while.
 struct Turn(Option<Passing>);
 
 impl Turn {
-    /// Waits for it.
+    /// Waits for the turn.
     async fn of(launches: &Turns, caller: &Caller) -> Self {
-        // Nobody else is to be fair to.
+        // Without identities there is only one caller.
         if caller.identity.is_none() {
             return Self(None);
         }
         Self(Some(launches.passing(caller, LONGEST_TURN).await))
     }
 
-    /// It has started.
+    /// Ends the turn after the start.
     fn end(self) {
         self.0.into_iter().for_each(Passing::end);
     }
 }
 
-/// A run whose commands were let go.
+/// A run whose commands have started.
 struct Launched {
     link: Link,
     plumbing: Plumbing,
@@ -165,7 +164,7 @@ struct Launched {
 
 enum Failure {
     Refused(Refusal),
-    /// The supervisor ended without a word: nothing has started.
+    /// The supervisor ended without a message: nothing has started.
     Lost(Link),
 }
 
@@ -175,7 +174,8 @@ impl Failure {
             Self::Refused(refusal) => refusal,
             Self::Lost(_) => Refusal::new(
                 Kind::SpawnFailed,
-                "the run's supervisor ended before anything had started: it was killed, or looked at more than its memory holds",
+                "the run's supervisor ended before anything had started: it was killed, or looked \
+                 at more than its memory holds",
             ),
         }
     }
@@ -187,7 +187,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// Hands the job to a fresh supervisor; returns once its commands run.
+/// Hands the job to a new supervisor; returns once its commands run.
 async fn launch(
     (shared, admitted): (&Shared, &Arc<Admitted>),
     view: &Identified,
@@ -208,7 +208,7 @@ async fn launch(
         ends.push(entrance);
         cgroup = Some(run);
     }
-    // When sending fails, the supervisor may still have said why.
+    // Even if the send fails, the supervisor may have sent its reason.
     let _ = link.send_job(job, ends).await;
     match link.next().await.ok().flatten().and_then(|told| told.output.kind) {
         Some(run_output::Kind::Started(started)) => {

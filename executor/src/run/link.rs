@@ -1,12 +1,12 @@
-//! The daemon's end of a run's socket to its supervisor (see `runner::wire`), and what that
-//! supervisor takes of the machine.
+//! The daemon's end of a run's socket to its supervisor (see `runner::wire`), and the resources
+//! that this supervisor uses.
 //!
-//! Invariant: a long list of what a command has changed is on the account of whoever asked for the
-//! run from before it is read until nobody needs it. Where there is no room at once it is left out,
-//! and the command's end says so.
+//! Invariant: a long list of a command's changes is on the caller's account from before it is read
+//! until nobody needs it. If there is no room at once, the list is left out, and the command's exit
+//! says so.
 //!
-//! Invariant: all that a run was admitted with stays taken until its supervisor is gone, however
-//! the call ended: what a client gives up is at work until then, and counts as its own.
+//! Invariant: all that a run was admitted with stays reserved until its supervisor is gone, however
+//! the call ended: a run that its client gives up runs until then, and counts as the client's.
 
 use std::{
     io::{self, ErrorKind},
@@ -37,15 +37,15 @@ use crate::{
     },
 };
 
-/// Killing and reaping takes milliseconds; a process that a dead disk holds can
-/// take for ever, and must not hold us.
+/// Timeout for the supervisor's end. Killing and reaping takes milliseconds; a process that a dead
+/// disk holds can take for ever, and must not hold us.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A list is read in pieces of this size.
+/// Bytes of a list that are read at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// What a run was admitted with: its share of the machine, and the account of what is queued for
-/// its client.
+/// Resources that a run was admitted with: its share of the machine, and its client's account of
+/// queued messages.
 pub struct Admitted(Mutex<RunShare>, Arc<Semaphore>);
 
 impl Admitted {
@@ -53,35 +53,35 @@ impl Admitted {
         Self(Mutex::new(share), queued)
     }
 
-    /// Gives back what was for its beginning alone.
+    /// Returns what was for the start alone.
     pub fn has_begun(&self, own_descriptors: usize, specification_bytes: usize) {
         self.0.lock().expect("not poisoned").has_begun(own_descriptors, specification_bytes);
     }
 }
 
-/// A run's socket. Dropping it ends the run: the supervisor is killed where it still prepares, and
-/// kills what it has started where it does not (see `sys::Deadly`).
+/// A run's socket. Dropping it ends the run: a supervisor that still prepares is killed, and one
+/// that has started commands kills them (see `sys::Deadly`).
 pub struct Link {
-    /// There until this is dropped.
+    /// `Some` until this is dropped.
     connection: Option<Connection>,
 }
 
-/// What a supervisor says.
+/// A supervisor's message.
 pub struct Told {
     pub output: RunOutput,
-    /// Of a long list of changes.
+    /// Permit of a long list of changes.
     pub room: Option<OwnedSemaphorePermit>,
 }
 
-/// A long list of changes on its way.
+/// A long list of changes that is being received.
 enum List {
     /// There is room for it.
     Coming { encoded: BytesMut, length: usize, room: OwnedSemaphorePermit },
-    /// There is none; so many bytes are yet to be thrown away.
+    /// There is no room; so many bytes must still be skipped.
     LeftOut(usize),
 }
 
-/// One that has come, for the end that follows it.
+/// A received list, for the exit that follows it.
 #[derive(Default)]
 enum Changes {
     #[default]
@@ -95,10 +95,10 @@ struct Connection {
     received: BytesMut,
     list: Option<List>,
     changes: Changes,
-    /// The supervisor is gone: it has closed its end, which nobody else has.
+    /// The supervisor is gone: it alone had the other end, which is closed.
     is_over: bool,
     lease: Lease,
-    /// The same for a second attempt.
+    /// Shared with a second attempt.
     admitted: Arc<Admitted>,
 }
 
@@ -127,7 +127,7 @@ impl Link {
         self.connection().lease.forget_if_dead().await;
     }
 
-    /// Sends the whole job; the descriptors are closed here.
+    /// Sends the whole job, and closes our copies of the descriptors.
     pub async fn send_job(&mut self, job: &Job, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let count = u32::try_from(descriptors.len()).map_err(io::Error::other)?;
         let socket = &mut self.connection().socket;
@@ -151,13 +151,12 @@ impl Link {
         self.send(&RunInput { kind: Some(run_input::Kind::Signal(signal)) }).await
     }
 
-    /// The supervisor's next message; `None` at its end. Can be cancelled without
-    /// loss.
+    /// The supervisor's next message; `None` at its end. Cancel safe.
     pub async fn next(&mut self) -> io::Result<Option<Told>> {
         self.connection().next().await
     }
 
-    /// Tells the supervisor to kill what is left, and waits until it has, for a while.
+    /// Tells the supervisor to kill the rest, and waits for its end, with a timeout.
     pub async fn close(&mut self) {
         if tokio::time::timeout(CLOSE_TIMEOUT, self.connection().close()).await.is_err() {
             tracing::warn!("killed processes have not ended yet");
@@ -177,7 +176,7 @@ impl Drop for Link {
         else {
             return;
         };
-        // Without a runtime the executor is at its end, and all of its runners with it.
+        // Without a runtime the executor is ending, and all of its runners with it.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move { connection.close().await });
         }
@@ -207,15 +206,15 @@ impl Connection {
                     return Ok(None);
                 }
                 Ok(_) => {}
-                // It died before it had read everything. What it had said is still
-                // there, and whether that was `Started` matters; told only once.
+                // It died before it had read everything. Its last messages can still be read, and a
+                // `Started` among them matters; the error is reported only once.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Takes what has come of a list, or leaves it out.
+    /// Takes the received part of a list, or skips it.
     fn take_list(&mut self) -> io::Result<()> {
         if self.list.is_none() {
             self.list = self.begin_list()?;
@@ -245,7 +244,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The head of a list, if that is what comes next: finds room for the list.
+    /// The head of a list, if that is next: reserves room for the list.
     fn begin_list(&mut self) -> io::Result<Option<List>> {
         let (true, Some(head), Some(bytes)) = (self.is_at_list(), self.number(0), self.number(4))
         else {
@@ -264,7 +263,7 @@ impl Connection {
         }))
     }
 
-    /// Whether a list comes next.
+    /// Returns true if a list is next.
     fn is_at_list(&self) -> bool {
         self.number(0).is_some_and(|head| head & HAS_CHANGES != 0)
     }
@@ -273,7 +272,7 @@ impl Connection {
         Some(u32::from_le_bytes(self.received.get(at..at + 4)?.try_into().ok()?))
     }
 
-    /// Puts the list that came before a command's end into it.
+    /// Adds the list that came before a command's exit to that exit.
     fn complete(&mut self, mut output: RunOutput) -> Told {
         let mut room = None;
         if let Some(run_output::Kind::Exited(exited)) = &mut output.kind {
@@ -294,7 +293,7 @@ impl Connection {
         loop {
             match self.socket.read(&mut rest).await {
                 Ok(0) => break,
-                // As above.
+                // The supervisor died before it had read everything; see `next`.
                 Err(error) if error.kind() != ErrorKind::ConnectionReset => break,
                 _ => {}
             }
@@ -316,8 +315,8 @@ mod tests {
         runner::wire::write_end,
     };
 
-    /// The executor's end, with so many bytes on the account, and a supervisor that tells of two
-    /// ends.
+    /// The executor's end, with so many bytes on the account, and a supervisor that reports two
+    /// exits.
     fn told_of(account: &Arc<Semaphore>, names: usize) -> Link {
         let load =
             Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
@@ -392,7 +391,7 @@ mod tests {
             );
             assert!(room.is_none());
         }
-        // More than a frame may have has no room on any account.
+        // A list beyond a frame's size has no room on any account.
         let account = Arc::new(Semaphore::new(1 << 30));
         let (long, _) = next_end(&mut told_of(&account, 100_000)).await;
         assert!(long.changes_incomplete && long.changed_directories.is_empty());

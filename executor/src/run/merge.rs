@@ -1,6 +1,6 @@
-//! Ordered joins inside the executor: the sources are moved into one pipe, one
-//! after the other. A source whose turn has not come fills its pipe and waits,
-//! so the memory is that of the pipes.
+//! Ordered joins inside the executor: moves the sources into one pipe, one after the other. A
+//! source whose turn has not come fills its pipe and waits, so that no memory is needed but that of
+//! the pipes.
 
 use std::{
     io::{self, ErrorKind},
@@ -16,11 +16,11 @@ use tokio::net::unix::pipe;
 
 use super::inlet::unread;
 
-/// Per call; a pipe holds no more.
+/// Bytes per call; a pipe holds no more.
 const SPLICE_BYTES: usize = 1 << 20;
 
-/// Moves all of `sources`, in order, into `target`, which then closes. When
-/// nobody reads the target any more, all sources close.
+/// Moves all of `sources`, in order, into `target`, which then closes. When the target has no
+/// reader any more, all sources close.
 ///
 /// # Errors
 /// Bytes can't be moved, and the target is not whole.
@@ -47,7 +47,7 @@ async fn move_all(source: &pipe::Receiver, target: &pipe::Sender) -> io::Result<
         match splice(source, None, target, None, SPLICE_BYTES, flags) {
             Ok(0) => return Ok(()),
             Ok(_) => {
-                // The other tasks of this thread want their turn, too.
+                // Lets other tasks of this thread run.
                 tokio::task::consume_budget().await;
             }
             Err(Errno::EINTR) => {}

@@ -1,8 +1,8 @@
 //! One run in the daemon, from its first message to its line in the log.
 //!
-//! The commands belong to the run's supervisor process; here are the pipes'
-//! ends that face the network. Each stream has a task and credit of its own, so
-//! that none can hold up another; all tasks end with the run.
+//! The commands belong to the run's supervisor process; this module has the pipes' ends that face
+//! the network. Each stream has a task and credit of its own, so that none can hold up another; all
+//! tasks end with the run.
 
 mod audit;
 mod farewells;
@@ -59,23 +59,24 @@ use crate::{
     service::Shared, sys, tls::serving::Proof, wiring::Wiring,
 };
 
-/// The way to the client.
+/// Queue of messages to the client.
 type Output = Arc<Outbox>;
 
-/// What a client that cancels a call, rather than being lost, has said by the time that this is
-/// noticed.
+/// Time for the last messages of a client whose call has ended: they tell a cancelled call from a
+/// lost client.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// For a client to say that it has no more to say, once its run has ended.
+/// Time for a client to close its input, once its run has ended.
 const HEARING_OUT: Duration = Duration::from_secs(10);
-/// For what its client has to hear, while it acknowledges nothing: longer than it may be lost.
+/// Time for queuing messages that the client must get, while it acknowledges nothing: longer than
+/// it may be lost.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(75);
-/// A client can't ask for more than this: what is kept takes memory and a place among the runs.
+/// Upper bound of `grace_ms`: a kept run takes memory and a place among the runs.
 const LONGEST_GRACE: Duration = Duration::from_secs(60);
 
 /// A place among the specifications of an identity that are in memory.
 type Turn = Option<OwnedSemaphorePermit>;
 
-/// The same client of a kept run by new connections.
+/// Reconnections of a kept run's client.
 type Returns = mpsc::Receiver<Return>;
 
 /// How a run ended, for the log and for the client.
@@ -89,30 +90,30 @@ enum End {
     Abandoned,
     /// The executor is told to end.
     Killed,
-    /// Who asked for it may no longer be here, and why.
+    /// Its caller is not admitted any more, and the reason.
     Removed(String),
     Rejected(Refusal),
     /// The client broke the contract.
     Violation(String),
     /// The supervisor is gone.
     Lost(String),
-    /// What the commands wrote or read did not get through this program.
+    /// Data of the commands was lost in this program.
     Broken(String),
-    /// What the commands wrote did not reach the storage behind an export.
+    /// Writes of the commands did not reach the storage behind an export.
     Unpublished(String),
 }
 
-/// Who asks for a run.
+/// The caller of a run.
 pub struct Origin {
-    /// What they may.
+    /// The caller's rights.
     pub caller: Arc<Caller>,
     /// For the log.
     pub peer: String,
-    /// By which they may be here at all.
+    /// Proof by which the caller is admitted.
     pub proof: Proof,
 }
 
-/// What a client says.
+/// Messages from a client.
 pub struct Input {
     /// Its messages.
     pub messages: Streaming<RunInput>,
@@ -125,19 +126,19 @@ impl Input {
         self.messages.message().await
     }
 
-    /// It belongs to a run that was admitted with room for its messages.
+    /// Covers its messages by the room that its run was admitted with.
     fn cover(&self) {
         self.largest.iter().for_each(|largest| largest.cover(RUN_BYTES));
     }
 
-    /// No longer. False: there is no room for it.
+    /// Ends [`Self::cover`]. False: there is no room for them.
     fn uncover(&self) -> bool {
         self.largest.as_ref().is_none_or(Largest::uncover)
     }
 }
 
-/// Takes one `Run` call: its messages. The run itself is not tied to the call, since
-/// it must be cleaned up after its client has gone.
+/// Takes one `Run` call and returns its messages. The run itself is not tied to the call, since it
+/// must be cleaned up after its client has gone.
 pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Messages {
     // Until its turn comes, nothing of it is decoded.
     let turn = shared.arrivals.share_of(&origin.caller).acquire_owned().await;
@@ -146,7 +147,7 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Me
         Err(status) => return Messages::only(Err(status)),
     };
     let arrived_ns = monotonic_ns();
-    // The call may have been open for a minute: what counts is what its caller may do now.
+    // The call may have been open for a minute: the caller's current rights count.
     let origin = match shared.admission.standing(&origin.proof) {
         Ok(Some(caller)) => Origin { caller, ..origin },
         Ok(None) => origin,
@@ -165,7 +166,7 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Me
             let (resumed, unheard) = shared.kept.resume(resume, input).await;
             let identity = caller.name();
             match &resumed {
-                // It costs nobody anything to say so without end.
+                // Logged at debug only: a client can do so without end.
                 Ok(_) => tracing::debug!(run_id, identity, peer, "a client came back"),
                 Err(Refusal { kind, .. }) => {
                     let kind = kind.as_str_name();
@@ -204,15 +205,15 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Me
     }
 }
 
-/// The answer to a call that becomes no run.
+/// The answer to a call that starts no run.
 fn refuse(shared: &Shared, caller: &Caller, input: Input, refusal: Refusal) -> Messages {
     hear_out(shared, caller, input);
     Messages::only(Ok(refusal.into()))
 }
 
-/// Of a call that is answered. A client says no more once it has heard that; what is under way by
-/// then must not come to a call that was reset: h2 counts it for the connection's life, and closes
-/// that in the end. Who lets too many calls stay open so has the others reset.
+/// Reads the rest of an answered call's input. A client closes its input once it has the answer;
+/// messages under way by then must not hit a reset call: h2 counts these for the connection's life,
+/// and closes it in the end. Of a caller with too many open calls, further ones are reset.
 fn hear_out(shared: &Shared, caller: &Caller, mut input: Input) {
     if !input.uncover() {
         return;
@@ -225,8 +226,8 @@ fn hear_out(shared: &Shared, caller: &Caller, mut input: Input) {
     });
 }
 
-/// The queue of a run that may begin, and its name, if it is kept; with how its client comes back
-/// then.
+/// The queue of a run that may begin. A kept run is also registered by its name, and gets its
+/// client's reconnections.
 fn claim(
     shared: &Shared,
     caller: &Caller,
@@ -244,7 +245,7 @@ fn claim(
     Ok((outbox, returns))
 }
 
-/// Serves one run to its end; nothing of it is left afterwards but what is remembered.
+/// Serves one run to its end; only what is remembered of it is left.
 async fn serve(
     shared: Arc<Shared>,
     origin: Origin,
@@ -270,26 +271,26 @@ async fn serve(
     if client.is_open {
         hear_out(&shared, &origin.caller, client.input);
     }
-    // A run that is not kept may have the name of one that is, which is none of its business.
+    // A run that is not kept may have the name of a kept one, which must stay.
     match end {
         _ if !output.keeps() => {}
-        // Nothing of it has run: who has not heard it asks again.
+        // Nothing of it has run: a client without an answer asks again.
         End::Rejected(_) => shared.kept.forget(&name),
         _ => shared.kept.end(&name, end.is_violent()),
     }
     record.ended(&end, report.statuses, report.traffic.totals()).write(&shared.audit).await;
 }
 
-/// Who hears the messages, and what it says.
+/// The run's client, and its input.
 struct Client {
     input: Input,
     is_open: bool,
-    /// Of a kept run: the same client by a new connection.
+    /// Reconnections of a kept run's client.
     returns: Option<Returns>,
 }
 
 impl Client {
-    /// It came back; never, if the run is not kept.
+    /// Waits for a reconnection; for ever, if the run is not kept.
     async fn returned(returns: &mut Option<Returns>) -> Return {
         match returns {
             Some(returns) => match returns.recv().await {
@@ -301,11 +302,11 @@ impl Client {
     }
 }
 
-/// What the log tells of a run, and its trace.
+/// Data for the log and for the trace.
 #[derive(Default)]
 struct Report {
     statuses: Vec<String>,
-    /// Of a traced run.
+    /// Only of a traced run.
     clock: Option<Clock>,
     traffic: Arc<Traffic>,
 }
@@ -326,7 +327,7 @@ impl End {
         }
     }
 
-    /// Its commands were killed.
+    /// Returns true if its commands were killed.
     fn is_violent(&self) -> bool {
         !matches!(self, Self::Finished(_) | Self::Rejected(_) | Self::Unpublished(_))
     }
@@ -371,7 +372,8 @@ async fn attend(
 ) -> End {
     let mut kill = shared.kill.subscribe();
     let grace = Duration::from_millis(prepared.grace_ms.into()).min(LONGEST_GRACE);
-    // A kept run whose client is lost meanwhile starts all the same, and its client learns so.
+    // A kept run whose client is lost meanwhile starts all the same; the client learns so when it
+    // returns.
     let is_unwanted = async {
         output.detached().await;
         if output.keeps() {
@@ -392,7 +394,7 @@ async fn attend(
         }
         starting = launch::start((shared, origin), prepared, report.clock) => starting,
     };
-    // Of the specification nothing is left but what runs.
+    // The specification is freed, but for what runs.
     drop(turn);
     let mut run = match starting {
         Ok(run) => run,
@@ -418,9 +420,8 @@ async fn attend(
             Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
         },
     };
-    // Closes the pipes, then the supervisor's socket, and waits for its end: the
-    // run's permits count processes, not calls. The client need not wait for that,
-    // nor that for the client.
+    // Closes the pipes, then the supervisor's socket, and waits for its end: the run's permits
+    // count processes, not calls. Neither this nor the client waits for the other.
     let clean_up = async {
         run.streams.shutdown().await;
         run.link.close().await;
@@ -430,8 +431,8 @@ async fn attend(
     end
 }
 
-/// A client that has left no room for its last message does not hear it. The end of who may not be
-/// here any more, or of the executor, waits for nobody long.
+/// Sends the last message, unless the client leaves no room for it. The wait is short when the
+/// caller is not admitted any more, or the executor ends.
 async fn say(end: &End, output: &Output) {
     let patience = match end {
         End::Removed(_) | End::Killed => LAST_WORDS,
@@ -445,19 +446,19 @@ async fn say(end: &End, output: &Output) {
 /// A run that has started, in the daemon.
 struct Run {
     link: Link,
-    /// Each ends with what went wrong, if anything did.
+    /// Each returns its failure.
     streams: JoinSet<Result<(), String>>,
     inlets: HashMap<u32, Arc<Inlet>>,
     gates: HashMap<u32, Arc<Gate>>,
     ptys: Vec<Weak<pipe::Receiver>>,
     terminal_stages: Vec<u32>,
-    /// What the client was told of its redirects.
+    /// Redirection targets that the client was told of.
     written_files: Vec<WrittenFile>,
-    /// Signals that have been passed on.
+    /// Number of forwarded signals.
     signals_taken: usize,
-    /// Of a traced run.
+    /// Only of a traced run.
     start_times: Option<StartTimes>,
-    /// The plumbing that the streams take over once the client knows.
+    /// Plumbing for the streams, which they take once the client knows that the run has started.
     plan: Option<(Wiring, Plumbing)>,
     stages_left: usize,
     farewells: Farewells,
@@ -467,8 +468,7 @@ struct Run {
 }
 
 impl Run {
-    /// Starts one task per merge, inlet and outlet. What is left of the plumbing
-    /// is closed.
+    /// Starts one task per merge, inlet and outlet. Closes the rest of the plumbing.
     fn start_streams(&mut self, output: &Output) -> Result<(), String> {
         let Some((wiring, mut plumbing)) = self.plan.take() else { return Ok(()) };
         for merge in &wiring.merges {
@@ -511,7 +511,7 @@ impl Run {
         Ok(())
     }
 
-    /// Carries messages until all stages have exited and all streams have ended.
+    /// Forwards messages until all stages have exited and all streams have ended.
     async fn drive(&mut self, client: &mut Client, grace: Duration, output: &Output) -> End {
         let mut lost_at = None;
         while self.stages_left > 0 || !self.streams.is_empty() || !self.farewells.is_empty() {
@@ -536,11 +536,12 @@ impl Run {
                         return end;
                     }
                 }
-                message = client.input.message(), if client.is_open && lost_at.is_none() => match message {
+                message = client.input.message(),
+                    if client.is_open && lost_at.is_none() => match message {
                     Ok(Some(message)) => if let Err(end) = self.take(message, output).await {
                         return end;
                     },
-                    // The client has no more to say: neither has any inlet.
+                    // The client has closed its input, and so every inlet.
                     Ok(None) => {
                         client.is_open = false;
                         self.inlets.values().for_each(|inlet| inlet.end());
@@ -554,7 +555,10 @@ impl Run {
                     }
                 },
                 message = self.link.next(), if self.stages_left > 0 => match message {
-                    Ok(Some(Told { output: RunOutput { kind: Some(run_output::Kind::Exited(exited)) }, room })) => {
+                    Ok(Some(Told {
+                        output: RunOutput { kind: Some(run_output::Kind::Exited(exited)) },
+                        room,
+                    })) => {
                         let exited = match self.report.clock {
                             Some(clock) => clock.take_over_end(exited),
                             None => exited,
@@ -563,7 +567,8 @@ impl Run {
                         if self.report.statuses.len() < audit::RECORDED {
                             self.report.statuses.push(status_word(&exited));
                         }
-                        let ended = self.farewells.ended(Ended { exited, room }, self.stages_left == 0);
+                        let ended =
+                            self.farewells.ended(Ended { exited, room }, self.stages_left == 0);
                         if tell_ends(ended, output).await.is_err() {
                             return End::Cancelled;
                         }
@@ -588,8 +593,8 @@ impl Run {
         End::Finished(self.report.traffic.times())
     }
 
-    /// There is no client any more. Goes on only if that is none's wish, and nothing more is needed
-    /// of it.
+    /// Handles the loss of the client. The run goes on only if the client did not cancel it and
+    /// owes no input.
     async fn lose(&mut self, client: &mut Client, output: &Output) -> Result<(), End> {
         if !output.keeps() || !client.is_open {
             return Err(End::Cancelled);
@@ -609,16 +614,16 @@ impl Run {
         }
     }
 
-    /// Whether the run goes on after its client's words ended so: it did not cancel, and owes no
-    /// input.
+    /// Returns true if the run goes on after its client's input ended with `status`: the client did
+    /// not cancel, and owes no input.
     fn is_kept_after(&self, status: &Status, output: &Output) -> bool {
         output.keeps()
             && status.code() != tonic::Code::Cancelled
             && self.inlets.values().all(|inlet| inlet.is_ended())
     }
 
-    /// The client says once more what it has said; as totals, so that it does not matter what of it
-    /// came.
+    /// Applies the client's repeated messages. They are totals, so that it does not matter which of
+    /// them came before.
     async fn catch_up(&mut self, resume: Resume) -> Result<(), End> {
         for credit in &resume.credits {
             self.gates
@@ -674,14 +679,15 @@ impl Run {
             ) => {
                 return Err(End::Violation("a second specification".to_owned()));
             }
-            // A newer gateway may say what we do not know; it can't matter to us.
+            // A newer gateway may send a message that we do not know; such a message can't matter
+            // to us.
             None => {}
         }
         Ok(())
     }
 
-    /// Resizes all ptys. The kernel tells only a terminal's session of it, which no
-    /// stage is in: they get the signal from us.
+    /// Resizes all ptys. The kernel signals only a terminal's session, and no stage is in it: we
+    /// signal the stages.
     async fn resize(&mut self, size: &WindowSize) -> io::Result<()> {
         for master in self.ptys.iter().filter_map(Weak::upgrade) {
             sys::resize(master.as_fd(), size)?;
@@ -694,7 +700,8 @@ impl Run {
     }
 }
 
-/// Who leaves no room for that in time, though it acknowledges nothing, has given the run up.
+/// Reports exits. A client that leaves no room for that in time, and acknowledges nothing, has
+/// given the run up.
 async fn tell_ends(exits: impl IntoIterator<Item = Ended>, output: &Output) -> Result<(), Unheard> {
     let telling = async {
         for Ended { exited, room } in exits {

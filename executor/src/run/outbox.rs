@@ -1,6 +1,6 @@
-//! A run's messages on their way to its client, in one numbered queue. Of a run that is
-//! kept, they stay here until the client has acknowledged them, so that a new connection
-//! goes on exactly where the lost one ended; of any other they are gone when they are sent.
+//! A run's messages on their way to its client, in one numbered queue. Messages of a kept run stay
+//! until the client has acknowledged them, so that a new connection resumes exactly where the lost
+//! one ended; those of any other run are dropped when they are sent.
 
 use std::{
     collections::VecDeque,
@@ -22,37 +22,37 @@ use crate::metered::{Acquire, LEAST_OF_ONE};
 /// network overlap, at most 1 MiB with the largest chunks.
 const QUEUE: u64 = 4;
 
-/// Output of a kept run that its client has not acknowledged, beyond which it waits, client or not.
-/// A gateway acknowledges what has arrived, whoever reads it there, so that this is a matter of the
-/// link alone: 4 MiB are 30 ms at 1 Gbit/s.
+/// Unacknowledged output of a kept run, beyond which it waits, with a client or without. A gateway
+/// acknowledges bytes on arrival, before anybody reads them, so that this depends on the link
+/// alone: 4 MiB are 30 ms at 1 Gbit/s.
 pub const HELD_BYTES: usize = 4 << 20;
-/// Of that, this much of each run is on nobody's account: its client can always acknowledge
-/// something, and the run goes on. A gateway acknowledges at each 64 KiB and at each 64 messages.
+/// Of that, this much of each run is on no account: its client can always acknowledge something,
+/// and the run goes on. A gateway acknowledges at each 64 KiB and at each 64 messages.
 const OWN_HELD_BYTES: usize = 128 << 10;
-/// And so a kept run's chunks are no larger than half of it.
+/// So a kept run's chunks are no larger than half of it.
 pub const KEPT_CHUNK_BYTES: usize = OWN_HELD_BYTES / 2 - MESSAGE_BYTES;
-/// What is no output, such as a status or credit, may be what its client waits for: it has as much
+/// Other messages, such as a status or credit, may be what the client waits for: they have as much
 /// again, some hundreds of messages.
 const WORD_BYTES: usize = 128 << 10;
-/// A message beside its content, here.
+/// Memory of a queued message beside its content.
 const MESSAGE_BYTES: usize = 512;
 
 /// A message, or the error that ends the call.
 pub type Message = Result<RunOutput, Status>;
 
-/// See the module's text.
+/// The queue of one run; see the module's text.
 ///
-/// Invariant: what is queued of runs that are not kept is on the account of whoever asked for them,
-/// from before it is queued until it is taken, or the client is gone. The run's end changes nothing
-/// of that. Of kept runs it is what is beyond [`OWN_HELD_BYTES`], until it is acknowledged or the
-/// run has ended. Long lists of changes have their room before they come here.
+/// Invariant: queued messages of runs that are not kept are on the caller's account, from before
+/// they are queued until they are taken, or the client is gone. The run's end changes nothing of
+/// that. Of kept runs this applies beyond [`OWN_HELD_BYTES`], until the messages are acknowledged
+/// or the run has ended. Long lists of changes have their room before they come here.
 pub struct Outbox {
     state: Mutex<State>,
     changed: Notify,
-    /// Of bytes.
+    /// Account of queued bytes.
     account: Option<Arc<Semaphore>>,
-    /// The account of what lists of changes are encoded into, until HTTP/2 has taken it: of a kept
-    /// run the list itself stays, and each of its clients may leave its frame untaken.
+    /// Account of encoded lists of changes, until HTTP/2 has taken them: of a kept run the list
+    /// itself stays, and each of its clients may leave its frame untaken.
     frames: Option<Arc<Semaphore>>,
 }
 
@@ -67,45 +67,45 @@ struct Queued {
 enum Sort {
     Output,
     Word,
-    /// The end of a command with a long list.
+    /// The exit of a command with a long list.
     List,
 }
 
 struct State {
     messages: VecDeque<Queued>,
-    /// Bytes of those that are output, of words, and of lists.
+    /// Bytes of output, of other messages, and of lists.
     held_bytes: usize,
     word_bytes: usize,
     list_bytes: usize,
-    /// The number of the first of them, and of the next that is sent.
+    /// Number of the first queued message, and of the next that is sent.
     first: u64,
     next: u64,
     keeps: bool,
     /// Counts the clients; only the last one gets messages.
     client: u64,
     is_attached: bool,
-    /// No message comes any more.
+    /// No further message comes.
     is_ended: bool,
     waker: Option<Waker>,
 }
 
-/// Nobody gets messages any more.
+/// No client gets messages any more.
 #[derive(Debug)]
 pub struct Unheard;
 
 impl Outbox {
-    /// For a run, on these accounts: of what is queued, and of large frames.
+    /// For a run, with its accounts of queued messages and of large frames.
     pub fn of_run(is_kept: bool, queued: Arc<Semaphore>, frames: Arc<Semaphore>) -> Arc<Self> {
         Self::new(is_kept, Some(queued), Some(frames))
     }
 
-    /// For a run that is kept, on that account. It has no client yet.
+    /// For a kept run, with its account. It has no client yet.
     #[cfg(test)]
     pub fn kept(account: Arc<Semaphore>) -> Arc<Self> {
         Self::new(true, Some(account), None)
     }
 
-    /// For a run that ends with its client, on that account.
+    /// For a run that ends with its client, with its account.
     pub fn of_one_client(account: Option<Arc<Semaphore>>) -> Arc<Self> {
         Self::new(false, account, None)
     }
@@ -131,17 +131,17 @@ impl Outbox {
         Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), account, frames })
     }
 
-    /// Whether it outlives its client.
+    /// Returns true if it outlives its client.
     pub fn keeps(&self) -> bool {
         self.lock().keeps
     }
 
-    /// Puts a message into the queue, when there is room.
+    /// Queues a message, when there is room.
     pub async fn send(&self, message: Message) -> Result<(), Unheard> {
         self.send_within(message, None).await
     }
 
-    /// The same for one that may have a long list of changes, which has its room already.
+    /// Like `send`, for an exit whose long list of changes has its room already.
     pub async fn send_within(
         &self,
         message: Message,
@@ -178,11 +178,11 @@ impl Outbox {
         Ok(())
     }
 
-    /// Waits until there is room on the account, or for a kept run in its own part, or nobody hears
-    /// any more.
+    /// Waits until there is room on the account, or for a kept run in its own part, or no client is
+    /// left.
     async fn charge(&self, bytes: usize) -> Result<Option<OwnedSemaphorePermit>, Unheard> {
         let Some(account) = &self.account else { return Ok(None) };
-        // What is larger than an account has all of it.
+        // A message larger than an account takes all of it.
         let charged = u32::try_from(bytes.min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
         let without = |state: &State| match state.is_ended || !(state.is_attached || state.keeps) {
             true => Some(Err(Unheard)),
@@ -193,12 +193,12 @@ impl Outbox {
         tokio::select! {
             biased;
             own = self.wait(without) => own,
-            // It is never closed.
+            // The semaphore is never closed.
             charge = account.clone().acquire_many_owned(charged) => Ok(charge.ok()),
         }
     }
 
-    /// Waits until there is no client.
+    /// Waits until no client is attached.
     pub async fn detached(&self) {
         self.wait(|state| (!state.is_attached).then_some(())).await;
     }
@@ -208,7 +208,7 @@ impl Outbox {
         self.next_client(None)
     }
 
-    /// The messages from number `received` on, for a further client; `None` if they are not here.
+    /// The messages from number `received` on, for a further client; `None` if they are gone.
     pub fn resume(self: &Arc<Self>, received: u64) -> Option<Messages> {
         {
             let mut state = self.lock();
@@ -220,7 +220,7 @@ impl Outbox {
         Some(self.next_client(Some(Ok(output_of(run_output::Kind::Resumed(Resumed {}))))))
     }
 
-    /// So many messages have arrived.
+    /// Acknowledges so many messages.
     pub fn received(&self, count: u64) {
         let mut state = self.lock();
         while state.first < count.min(state.next) {
@@ -231,12 +231,13 @@ impl Outbox {
         self.changed.notify_waiters();
     }
 
-    /// No message comes any more; what is here is still sent.
+    /// No further message comes; queued ones are still sent.
     pub fn end(&self) {
         let mut state = self.lock();
         state.is_ended = true;
         if state.keeps {
-            // What ended runs hold has a bound of its own (`kept`), and nobody acknowledges it.
+            // Ended runs have a bound of their own (`kept`), and no client acknowledges their
+            // messages.
             state.messages.iter_mut().for_each(|queued| drop(queued.charge.take()));
         }
         state.wake();
@@ -244,7 +245,7 @@ impl Outbox {
         self.changed.notify_waiters();
     }
 
-    /// What is held of messages.
+    /// Bytes of all queued messages.
     pub fn held_bytes(&self) -> usize {
         let state = self.lock();
         state.held_bytes + state.word_bytes + state.list_bytes
@@ -254,7 +255,7 @@ impl Outbox {
         let mut state = self.lock();
         state.client += 1;
         state.is_attached = true;
-        // The one before is over.
+        // Ends the stream of the client before.
         state.wake();
         Messages { outbox: self.clone(), client: state.client, greeting, room: None, untaken: None }
     }
@@ -263,7 +264,7 @@ impl Outbox {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // From here on a change is not missed.
+            // From now on no change is missed.
             changed.as_mut().enable();
             if let Some(found) = look(&self.lock()) {
                 return found;
@@ -315,14 +316,14 @@ pub struct Messages {
     outbox: Arc<Outbox>,
     client: u64,
     greeting: Option<Message>,
-    /// Waits for room for a large frame.
+    /// Pending reservation for a large frame.
     room: Option<Acquire>,
-    /// Of the last one: there is none after it before HTTP/2 has taken it.
+    /// Permit of the last frame: none follows before HTTP/2 has taken it.
     untaken: Option<OwnedSemaphorePermit>,
 }
 
 impl Messages {
-    /// One message, for a call that has nothing else to say.
+    /// One message, for a call without a run.
     pub fn only(message: Message) -> Self {
         let outbox = Outbox::of_one_client(None);
         outbox.end();
@@ -331,7 +332,7 @@ impl Messages {
 }
 
 impl Messages {
-    /// Room for a message's encoded form, if that is large.
+    /// Reserves room for a message's encoded form, if that is large.
     fn poll_room(&mut self, queued: &Queued, context: &mut Context<'_>) -> Poll<()> {
         let Some(frames) =
             self.outbox.frames.as_ref().filter(|_| matches!(queued.sort, Sort::List))
@@ -342,7 +343,7 @@ impl Messages {
             let bytes = queued.message.as_ref().map_or(0, RunOutput::encoded_len).min(LEAST_OF_ONE);
             Box::pin(frames.clone().acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX)))
         });
-        // It is never closed.
+        // The semaphore is never closed.
         self.untaken = ready!(room.as_mut().poll(context)).ok();
         self.room = None;
         Poll::Ready(())
@@ -452,7 +453,7 @@ mod tests {
         second.send(chunk(2)).await.unwrap();
         let patience = Duration::from_millis(20);
         assert!(tokio::time::timeout(patience, third.send(chunk(3))).await.is_err());
-        // A client takes one, another one goes.
+        // One message is taken, and another one fits.
         assert_eq!(streams(&mut clients[0], 1).await, [0]);
         third.send(chunk(3)).await.unwrap();
         assert!(tokio::time::timeout(patience, third.send(chunk(4))).await.is_err());
@@ -493,7 +494,7 @@ mod tests {
         assert!(outbox.resume(0).is_none() && outbox.resume(4).is_none());
         let mut second = outbox.resume(2).unwrap();
         assert_eq!(streams(&mut second, 100).await, (2..20).collect::<Vec<_>>());
-        // Once more, from the last that has come.
+        // Again, from the last acknowledged message.
         let mut third = outbox.resume(19).unwrap();
         assert_eq!(streams(&mut third, 100).await, [19]);
         assert!(second.next().await.is_none());
@@ -511,7 +512,7 @@ mod tests {
             .send_within(Ok(output_of(run_output::Kind::Exited(exited))), Some(room))
             .await
             .unwrap();
-        // It is no word: of these there is room for as many as before.
+        // A list does not count as output: there is as much room for that as before.
         outbox.send(chunk(1)).await.unwrap();
         assert_eq!(outbox.held_bytes(), (1 << 20) + MESSAGE_BYTES + 10);
         let is_list = |message: Option<Message>| {
@@ -520,7 +521,7 @@ mod tests {
         let mut first = outbox.attach();
         assert!(is_list(first.next().await));
         assert!(frames.available_permits() < 1 << 18);
-        // It leaves that untaken, and comes back.
+        // The client leaves that untaken, and reconnects.
         let mut second = outbox.resume(0).unwrap();
         assert!(matches!(
             second.next().await,
@@ -565,7 +566,7 @@ mod tests {
             sent += 1;
         }
         assert_eq!(sent, HELD_BYTES / (CHUNK_BYTES + MESSAGE_BYTES));
-        // A status overtakes what waits, and an acknowledgement makes room.
+        // A status overtakes waiting output, and an acknowledgement makes room.
         outbox.send(Ok(output_of(run_output::Kind::End(1)))).await.unwrap();
         let _messages = outbox.resume(0).unwrap();
         let mut messages = outbox.attach();

@@ -1,4 +1,4 @@
-//! Outlets: what commands write, on its way to the client, under credit.
+//! Outlets: output of commands, on its way to the client, under credit.
 
 use std::{
     io::{self, ErrorKind},
@@ -18,7 +18,7 @@ use super::{Output, Traffic, outbox::KEPT_CHUNK_BYTES, output_of, pace::Pace};
 const FIRST_CHUNK_BYTES: usize = 16 << 10;
 const LARGEST_CHUNK_BYTES: usize = 256 << 10;
 
-/// How many bytes may still be sent, and whether anybody wants them.
+/// Credit of an outlet, and its close by the client.
 pub struct Gate {
     state: Mutex<State>,
     changed: Notify,
@@ -26,7 +26,7 @@ pub struct Gate {
 
 struct State {
     credit_bytes: u64,
-    /// Beside the first credit.
+    /// Credit in addition to the first.
     given_bytes: u64,
     is_closed: bool,
 }
@@ -39,7 +39,7 @@ impl Gate {
         }
     }
 
-    /// The client can take so many more.
+    /// Adds credit.
     pub fn add(&self, bytes: u64) {
         let mut state = self.state.lock().expect("not poisoned");
         state.credit_bytes = state.credit_bytes.saturating_add(bytes);
@@ -47,7 +47,7 @@ impl Gate {
         self.changed.notify_one();
     }
 
-    /// The same, as the sum of all so far.
+    /// Like `add`, with the sum of all credit so far.
     pub fn add_up_to(&self, bytes: u64) {
         let given = self.state.lock().expect("not poisoned").given_bytes;
         self.add(bytes.saturating_sub(given));
@@ -63,7 +63,7 @@ impl Gate {
         self.state.lock().expect("not poisoned").credit_bytes -= bytes as u64;
     }
 
-    /// Waits for credit, and gives how much there is; `None` once closed.
+    /// Waits for credit, and returns it; `None` once closed.
     async fn credit(&self) -> Option<usize> {
         self.wait(|state| state.credit_bytes > 0).await
     }
@@ -83,16 +83,16 @@ impl Gate {
                     return Some(usize::try_from(state.credit_bytes).unwrap_or(usize::MAX));
                 }
             }
-            // A notification between the look and this is kept for us.
+            // `Notify` keeps a notification that comes between the check and this.
             self.changed.notified().await;
         }
     }
 }
 
-/// Sends the sources one after the other, then the stream's end. When the client
-/// closes the stream, all sources close at once, and writers get SIGPIPE. What they
-/// had written by then and nobody read is sent once more, out of credit: the client
-/// knows since when there was no reader, and that the writer must learn of it.
+/// Sends the sources one after the other, then the stream's end. When the client closes the stream,
+/// all sources close at once, and writers get SIGPIPE. Bytes that they had written by then and
+/// nobody read are sent once more, out of credit: the client knows since when there was no reader,
+/// and that the writer must learn of it.
 ///
 /// # Errors
 /// A source can't be read to its end, and the stream is not whole.
@@ -111,7 +111,7 @@ pub async fn drain(
         Ended::Closed => {
             let mut rest = [0; FIRST_CHUNK_BYTES];
             for source in sources {
-                // Asked of the kernel: the runtime may not have heard yet that there is something.
+                // Asks the kernel: the runtime may not know yet that the pipe is readable.
                 if let Ok(count @ 1..) = nix::unistd::read(source.as_fd(), &mut rest) {
                     let data = Bytes::copy_from_slice(&rest[..count]);
                     let _ = output
@@ -126,7 +126,7 @@ pub async fn drain(
     Ok(())
 }
 
-/// Why nothing more is sent.
+/// Reason why sending has ended.
 enum Ended {
     /// The sources are at their end.
     Sources,
@@ -134,7 +134,7 @@ enum Ended {
     Closed,
     /// A source failed before its end.
     Broken(io::Error),
-    /// There is no client any more.
+    /// The client is gone.
     Lost,
 }
 
@@ -184,7 +184,7 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// What is there, once something is, and whether that was all; `None` at the end.
+    /// The next bytes, and true if they emptied the source; `None` at the end.
     async fn read(
         &mut self,
         source: &pipe::Receiver,
@@ -206,8 +206,8 @@ impl Buffer {
                 }
                 Err(error)
                     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                // The other side of a pty is closed. The kernel looks for bytes first and for the
-                // other side then: what was written in between is there when it is asked again.
+                // The other side of a pty is closed. The kernel checks for bytes first and for the
+                // other side then: bytes written in between are found by a second read.
                 Err(error) if error.raw_os_error() == Some(libc::EIO) => match is_hung_up {
                     true => return Ok(None),
                     false => is_hung_up = true,
@@ -238,7 +238,7 @@ mod tests {
     async fn a_source_that_fails_is_not_taken_for_one_that_ended() {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        // Closed with something unread in it: unix(7) calls that a reset.
+        // Closing a socket with unread data is a reset (unix(7)).
         ours.write_all(b"unread").unwrap();
         drop(theirs);
         let source = Arc::new(pipe::Receiver::from_owned_fd_unchecked(ours.into()).unwrap());

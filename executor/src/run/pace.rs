@@ -1,6 +1,6 @@
-//! Pacing of busy outlets. Most programs write 4 KiB at a time, and whoever reads
-//! each piece at once spends far more on waking up than on the bytes. Once a
-//! stream has shown that it flows, its reader lets some gather in the pipe.
+//! Pacing of busy outlets. Most programs write 4 KiB at a time, and a reader that wakes up for each
+//! piece spends far more on that than on the bytes. Once a stream has shown that it flows, its
+//! reader lets bytes gather in the pipe.
 //!
 //! A stream that is slower than [`BUSY_GAP`] per read is never held up.
 
@@ -17,21 +17,21 @@ use nix::sys::{
 };
 use tokio::net::unix::pipe;
 
-/// Reads below this are small: pieces as a program writes them.
+/// Smaller reads are small: pieces as a program writes them.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// Small reads that follow one another faster than this are a busy stream's.
+/// Small reads that follow one another faster than this belong to a busy stream.
 const BUSY_GAP: Duration = Duration::from_micros(200);
 
-/// As many of them before the stream counts as busy, so that a burst of a few
-/// lines is not held up.
+/// Number of such reads before the stream counts as busy, so that a burst of a few lines is not
+/// delayed.
 const BUSY_READS: u32 = 16;
 
-/// How long bytes may gather. At 4 GB/s that fills the pipe; the runtime's own
-/// timers, which count milliseconds, would stop a writer at 1 GB/s.
+/// Time for which bytes gather. At 4 GB/s that fills the pipe; the runtime's own timers, which
+/// count milliseconds, would stop a writer at 1 GB/s.
 const PAUSE: TimeSpec = TimeSpec::new(0, 250_000);
 
-/// What an outlet's reader remembers of its reads.
+/// History of an outlet's reads.
 pub struct Pace {
     busy_reads: u32,
     last_read: Instant,
@@ -43,8 +43,8 @@ impl Pace {
         Self { busy_reads: 0, last_read: Instant::now(), timer: None }
     }
 
-    /// To be called after each read, with its size and whether it emptied the pipe;
-    /// pauses when more is about to come.
+    /// Call it after each read, with its size and whether it emptied the pipe; pauses when more is
+    /// about to come.
     pub async fn after_read(&mut self, bytes: usize, is_emptied: bool) {
         let is_busy = self.note(bytes, self.last_read.elapsed());
         if is_emptied && is_busy {
@@ -53,8 +53,8 @@ impl Pace {
         self.last_read = Instant::now();
     }
 
-    /// Takes a read into account that came `gap` after the last one or its pause;
-    /// gives whether the stream is busy.
+    /// Notes a read that came `gap` after the last one or its pause; returns true if the stream is
+    /// busy.
     fn note(&mut self, bytes: usize, gap: Duration) -> bool {
         if gap > BUSY_GAP {
             self.busy_reads = 0;
@@ -68,7 +68,7 @@ impl Pace {
         if self.timer.is_none() {
             self.timer = Timer::new().ok();
         }
-        // Without a timer there is no pause, and nothing else changes.
+        // Without a timer there is only no pause.
         if let Some(timer) = &self.timer {
             let _ = timer.wait(PAUSE).await;
         }
@@ -78,7 +78,7 @@ impl Pace {
 /// A kernel timer, which is finer than the runtime's.
 struct Timer {
     timer: TimerFd,
-    /// The same timer for the runtime, which can wait for anything that is read.
+    /// A duplicate for the runtime, which can wait for any readable descriptor.
     expired: pipe::Receiver,
 }
 
@@ -121,7 +121,7 @@ mod tests {
         check(&busy[1..], false);
         check(&vec![(4096, 300); 1000], false);
         check(&vec![(128 << 10, 10); 1000], false);
-        // What gathered in a pause is large, and the stream still busy.
+        // A read after a pause is large, but the stream is still busy.
         check(&[&busy[..], &[(200 << 10, 5)]].concat(), true);
         check(&[&busy[..], &[(4096, 1000)]].concat(), false);
     }

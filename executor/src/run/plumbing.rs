@@ -30,14 +30,13 @@ use crate::{
     wiring::Wiring,
 };
 
-/// The kernel's usual maximum, for pipes of which the daemon holds one end: fewer
-/// switches between it and a stage. A pipe that joins two stages keeps the size
-/// that a shell's pipe has, since `cat f | head -1` ends by SIGPIPE or not by it.
+/// The kernel's usual maximum, for pipes of which the daemon holds one end: fewer switches between
+/// it and a stage. A pipe between two stages keeps the size of a shell's pipe, since that decides
+/// if `cat f | head -1` ends by SIGPIPE.
 pub const PIPE_BYTES: usize = 1 << 20;
 
-/// Pipes of full size that may be had at once. An ordinary user has a budget of
-/// pages for all pipes, past which every new one has 8 KiB: half of it is left
-/// to the user's other programs.
+/// Pipes that may still get the full size. An unprivileged user has a budget of pages for all
+/// pipes, beyond which every new one has 8 KiB: half of it is left to the user's other programs.
 static LARGE_PIPES_LEFT: LazyLock<AtomicUsize> = LazyLock::new(|| {
     let budget = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft")
         .ok()
@@ -50,7 +49,7 @@ static LARGE_PIPES_LEFT: LazyLock<AtomicUsize> = LazyLock::new(|| {
     })
 });
 
-/// Ends by their numbers, until somebody takes them.
+/// Ends by their ids, until they are taken.
 pub struct Plumbing {
     ends: HashMap<End, OwnedFd>,
     large_pipes: usize,
@@ -63,12 +62,12 @@ impl Drop for Plumbing {
 }
 
 impl Plumbing {
-    /// Makes all pipes and ptys. They belong to whom the commands run as: a command opens them by
-    /// name, too (`/dev/stdin`, `/dev/fd/63`).
+    /// Makes all pipes and ptys. They belong to the commands' user: a command opens them by name,
+    /// too (`/dev/stdin`, `/dev/fd/63`).
     pub fn make(wiring: &Wiring, owner: Option<&ViewUser>) -> Result<Self, Refusal> {
         let mut plumbing = Self { ends: HashMap::new(), large_pipes: 0 };
         let give = |end: &OwnedFd| match owner {
-            // Ours already, where they are not root's.
+            // Unless we are root, they are this user's already.
             Some(user) if geteuid().is_root() => {
                 fchown(end, Some(user.uid.into()), Some(user.gid.into()))
             }
@@ -85,7 +84,7 @@ impl Plumbing {
             let made = open_pty(pty)
                 .and_then(|(master, terminal)| give(&terminal).map(|()| (master, terminal)));
             let (master, terminal) = made.map_err(|errno| no_more("pty", errno))?;
-            // A master is read like a pipe; numbers are never shared by the two.
+            // A master is read like a pipe; a pipe and a pty never share an id.
             plumbing.insert(EndKind::PipeRead, pty.id, master);
             plumbing.insert(EndKind::Pty, pty.id, terminal);
         }
@@ -110,7 +109,7 @@ impl Plumbing {
     /// The write end of a pipe, for the runtime.
     ///
     /// # Errors
-    /// As above.
+    /// The runtime can't wait for it, or there is none.
     pub fn writer(&mut self, id: u32) -> Result<pipe::Sender, String> {
         let end = self.take_own(EndKind::PipeWrite, id)?;
         pipe::Sender::from_owned_fd_unchecked(end).map_err(|error| unready(id, &error))
@@ -121,7 +120,7 @@ impl Plumbing {
             .ends
             .remove(&End { kind: kind.into(), id })
             .ok_or_else(|| format!("no pipe or pty {id}"))?;
-        // Our end's description is ours alone: the command's stays blocking.
+        // The open file description of our end is ours alone: the command's stays blocking.
         fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
             .map_err(|errno| unready(id, &errno.into()))?;
         self.enlarge(&end);
@@ -137,7 +136,7 @@ impl Plumbing {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         if taken.is_ok() {
             self.large_pipes += 1;
-            // Without it the pipe works all the same.
+            // A smaller pipe works all the same.
             let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES as i32));
         }
     }
@@ -154,8 +153,8 @@ fn no_more(what: &str, errno: nix::Error) -> Refusal {
     Refusal::new(kind, format!("cannot make a {what}: {}", errno.desc()))
 }
 
-/// A pty in raw mode: what the command writes arrives unchanged, and the
-/// workstation's own terminal does the rest.
+/// A pty in raw mode: output of the command arrives unchanged, and the workstation's own terminal
+/// processes it.
 fn open_pty(pty: &Pty) -> nix::Result<(OwnedFd, OwnedFd)> {
     let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)?;
     grantpt(&master)?;

@@ -1,7 +1,7 @@
-//! What is asked for, from the message that came to what may be started: admitted, unpacked,
-//! decoded, its words read, its plumbing checked. A specification of some KiB holds a hundred
-//! thousand words and paths: it stays packed until it is its turn, is read away from the runtime's
-//! threads, and what it takes is its identity's until the run has begun.
+//! Prepares a requested run: admits, unpacks and decodes its specification, analyses its commands,
+//! and checks its plumbing. A specification of some KiB can hold a hundred thousand words and
+//! paths: it stays packed until its turn, is analysed off the runtime's threads, and its memory is
+//! charged to its identity until the run has begun.
 
 use std::{mem::size_of, sync::Arc, time::Duration};
 
@@ -33,25 +33,25 @@ use crate::{
 /// Chunks in a run's queue, and about as much again in HTTP/2.
 const OUTPUT_BYTES: usize = 2 << 20;
 
-/// What a run's supervisor has of its own while its commands are at work, about.
+/// Memory of a run's supervisor while its commands run, about.
 const SUPERVISOR_BYTES: usize = 1 << 20;
 
-/// A specification beyond this, inflated, or decoded: what is made of it until its commands run
-/// takes ten times as much and more (a rule for each path, the job and its frame), so that one of
-/// each identity has that at a time.
+/// A larger specification, inflated or decoded, is large: until its commands run, what is made of
+/// it takes more than ten times as much (a rule for each path, the job and its frame), so that each
+/// identity has one of these at a time.
 const LARGE_BYTES: usize = 64 << 10;
 const LARGE_DECODED_BYTES: usize = 256 << 10;
-/// Starting as many commands and paths as there may be takes some ten seconds. One that waits
-/// itself (a named pipe is opened, a file system hangs) may wait for one behind it.
+/// Starting as many commands and paths as are allowed takes some ten seconds. A start that waits
+/// itself (a named pipe is opened, a file system hangs) may wait for a later one.
 const LONGEST_LARGE_TURN: Duration = Duration::from_secs(30);
 
-/// A specification as it came.
+/// A specification as received.
 pub enum Asked {
     Plain(Box<RunSpec>),
     Packed(Bytes),
 }
 
-/// What may be started.
+/// A run that may be started.
 pub struct Prepared {
     pub run_id: String,
     pub grace_ms: u32,
@@ -60,13 +60,13 @@ pub struct Prepared {
     pub spec: Rest,
     pub client_files: Vec<ClientFile>,
     pub fences: Vec<Fence>,
-    /// By which they were checked.
+    /// The policy by which they were checked.
     pub policy: Arc<Policy>,
     pub wiring: Wiring,
     pub share: RunShare,
-    /// What of the share is the specification's.
+    /// Bytes of the share that are the specification's.
     pub specification_bytes: usize,
-    /// Until its commands run.
+    /// Held until its commands run.
     pub large_turn: Option<LargeTurn>,
 }
 
@@ -85,19 +85,19 @@ impl Drop for LargeTurn {
     }
 }
 
-/// What else of the specification counts.
+/// Other parts of the specification that the start needs.
 pub struct Rest {
     pub mounts: Vec<MountPoint>,
     pub volumes: Vec<VolumeSession>,
 }
 
-/// What waits for its turn, and the room that it has.
+/// A specification waiting for its turn, and its room.
 enum Waiting {
     Admitted(Box<RunSpec>, RunShare, usize),
     Packed(Bytes, BytesShare),
 }
 
-/// Admits and reads what `caller` asks for, or says why not; then nothing is left of it.
+/// Admits and analyses a requested run, or refuses it; then nothing is left of it.
 pub async fn prepare(
     shared: &Arc<Shared>,
     (caller, peer): (&Arc<Caller>, &str),
@@ -109,7 +109,7 @@ pub async fn prepare(
         false => None,
     };
     let waiting = match asked {
-        // Refused at once, where there is no room.
+        // Refused at once if there is no room.
         Asked::Plain(spec) => admit(shared, caller, spec)?,
         Asked::Packed(packed) => {
             let share = shared.load.hold(caller, packed.len())?;
@@ -171,7 +171,7 @@ fn unpack(
     admit(shared, caller, Box::new(spec))
 }
 
-/// Room for the run, its specification with it.
+/// Reserves room for the run and its specification.
 fn admit(shared: &Arc<Shared>, caller: &Caller, spec: Box<RunSpec>) -> Result<Waiting, Refusal> {
     check_run_id(&spec.run_id)?;
     shared.load.admit_call(caller)?;
@@ -179,12 +179,12 @@ fn admit(shared: &Arc<Shared>, caller: &Caller, spec: Box<RunSpec>) -> Result<Wa
     let need = need(&spec);
     let need = Need { buffered_bytes: need.buffered_bytes.saturating_add(bytes), ..need };
     let share = shared.load.admit_run(caller, need)?;
-    // Who waits for the last run to end has seen this one, or this sees that nothing may begin.
+    // Checked after the admission: a shutdown either waits for this run, or is seen by this check.
     require_open(shared)?;
     Ok(Waiting::Admitted(spec, share, bytes))
 }
 
-/// Reads the words of the commands, and checks what they are joined by.
+/// Analyses the commands' words, and checks their plumbing.
 fn read(
     (shared, caller, peer): (&Shared, &Caller, &str),
     mut spec: RunSpec,
@@ -219,15 +219,15 @@ fn read(
     })
 }
 
-/// What a run will hold: its commands, and for each of its streams a pipe of full size and what is
-/// on its way between pipe and network; and what its supervisor keeps of the trees that they may
+/// Resources of a run: its commands, for each of its streams a pipe of full size and the bytes
+/// between pipe and network, and its supervisor's records of the trees that the commands may
 /// change.
 fn need(spec: &RunSpec) -> Need {
     let own_pipes = spec.inlets.len()
         + spec.merges.len()
         + spec.outlets.iter().map(|o| o.sources.len()).sum::<usize>();
     let held_bytes = if spec.grace_ms > 0 { HELD_BYTES } else { 0 };
-    // The buffer of its messages is as large as the largest until the call ends.
+    // The buffer of its messages stays as large as the largest until the call ends.
     let looks_at_trees =
         spec.stages.iter().any(|stage| stage.watched_trees.iter().any(|tree| !tree.made));
     let kept_bytes = SUPERVISOR_BYTES + if looks_at_trees { MAX_KEPT_BYTES } else { 0 };
@@ -242,7 +242,7 @@ fn need(spec: &RunSpec) -> Need {
     }
 }
 
-/// What a specification takes in memory: its bytes, and what they were decoded into.
+/// Memory of a specification: its bytes, and the structures into which they were decoded.
 fn specification_bytes(spec: &RunSpec) -> usize {
     spec.encoded_len() + slots(&spec.stages) + spec.stages.iter().map(stage_bytes).sum::<usize>()
 }

@@ -1,6 +1,5 @@
-//! When what of a run happened, for those who asked (`RunSpec.trace`): counted
-//! from the arrival of the specification, since this machine's clock means nothing
-//! to who reads it. Of a run that is not traced, nobody looks at a clock.
+//! Times of a traced run (`RunSpec.trace`): counted from the arrival of the specification, since
+//! this machine's clock means nothing to the reader. An untraced run reads no clock.
 
 use std::{
     collections::BTreeMap,
@@ -32,12 +31,12 @@ impl Clock {
         self.since(monotonic_ns())
     }
 
-    /// A moment by this machine's clock. 0 is kept for what never happened.
+    /// Converts a time of this machine's clock. 0 stands for an event that never happened.
     fn since(self, moment_ns: u64) -> u64 {
         moment_ns.saturating_sub(self.arrived_ns).max(1)
     }
 
-    /// The supervisor says when it did what, by this machine's clock.
+    /// Converts the supervisor's times from this machine's clock.
     pub fn take_over(self, times: StartTimes) -> StartTimes {
         StartTimes {
             taken_ns: self.since(times.taken_ns),
@@ -47,18 +46,18 @@ impl Clock {
         }
     }
 
-    /// The commands are let go, and who asked is told.
+    /// Adds the time at which the commands have started and the client is told.
     pub fn started(self, times: StartTimes) -> StartTimes {
         StartTimes { started_ns: self.now_ns(), ..times }
     }
 
-    /// The same for a command's end.
+    /// Like `take_over`, for a command's end.
     pub fn take_over_end(self, exited: Exited) -> Exited {
         Exited { exited_ns: self.since(exited.exited_ns), ..exited }
     }
 }
 
-/// What passed through the daemon, and when its outlets began and ended.
+/// Bytes that passed through the daemon, and the times of its outlets.
 #[derive(Default)]
 pub struct Traffic {
     received_bytes: AtomicU64,
@@ -97,7 +96,7 @@ impl Traffic {
         (self.received_bytes.load(Ordering::Relaxed), self.sent_bytes.load(Ordering::Relaxed))
     }
 
-    /// What is told at the end of a run.
+    /// Times reported at the end of a run.
     pub fn times(&self) -> Option<RunTimes> {
         let (clock, outlets) = self.outlets.as_ref()?;
         let outlets =

@@ -1,7 +1,7 @@
-//! What looking at files may cost a run: names that are looked at, time, and what is kept in
-//! memory. The supervisor looks on behalf of a run's specification, before its commands start
-//! (guards, paths, watched trees) and when they have ended (watched trees), and no command's limits
-//! hold for that. Who gives a run up ends its looking at once.
+//! Budget of a run for file lookups: names, time, and memory. The supervisor looks files up on
+//! behalf of a run's specification, before its commands start (guards, paths, watched trees) and
+//! when they have ended (watched trees), and no command's limits apply to that. It stops at once
+//! when the run is given up.
 
 use std::{
     cell::Cell,
@@ -15,52 +15,50 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
-/// Names that are looked at: a tree beyond this is not worth the time of every command in it.
+/// Names looked up: a larger tree is not worth the time of every command in it.
 const MAX_NAMES: usize = 500_000;
 
-/// Names that nothing remembers come from a disk, some thousand a second: more than that is for the
-/// workstation to wait for.
+/// Uncached names come from a disk, some thousand a second: the workstation should not wait for
+/// more.
 const MAX_TIME: Duration = Duration::from_secs(60);
 
-/// Paths of changed names, of one command: each is what the workstation looks up and forgets.
+/// Paths of changed names, of one command: the workstation looks up and invalidates each.
 pub const MAX_TOLD_BYTES: usize = 8 << 20;
 
-/// What is kept of names that are looked at, for as long as the run lasts: room for the names of
-/// the largest trees that may be looked at at all, of usual lengths. It is charged to the run's
-/// identity (`run::prepare`).
+/// Memory for names that are kept as long as the run lasts: enough for the largest trees within
+/// `MAX_NAMES`, with names of usual length. It is charged to the run's identity (`run::prepare`).
 pub const MAX_KEPT_BYTES: usize = 16 << 20;
 
-/// Landlock rules for what the words of a run's commands name. The kernel keeps each, and the inode
-/// it is on (some 1.2 KiB together), as long as the command is at work; no limit of this program
-/// counts that.
+/// Landlock rules for the paths that a run's commands name. The kernel keeps each with its inode
+/// (some 1.2 KiB together) as long as the command runs; no limit of this program counts that.
 pub const MAX_RULES: usize = 1 << 14;
 
-/// So many names are looked at before the clock is asked again.
+/// Names between two reads of the clock.
 const STEP_NAMES: usize = 64;
 
-/// Why what was to be looked at was not.
+/// Message of a refusal because the budget is spent.
 pub const SPENT: &str = "there is more to look at than one run may have";
 
-/// What there is for one purpose of one run. It is spent by one thread.
+/// Budget for one purpose of one run. One thread spends it.
 pub struct Budget {
     names: Cell<usize>,
     time: Cell<Duration>,
-    /// When the time was last counted.
+    /// Time of the last count.
     counted: Cell<Instant>,
     /// Names since then.
     uncounted: Cell<usize>,
     end: Cell<Option<Over>>,
-    /// Of [`MAX_TOLD_BYTES`], what is left for the present command.
+    /// Rest of [`MAX_TOLD_BYTES`] for the current command.
     told: Cell<usize>,
-    /// Of [`MAX_KEPT_BYTES`].
+    /// Rest of [`MAX_KEPT_BYTES`].
     kept: Cell<usize>,
-    /// Of [`MAX_RULES`].
+    /// Rest of [`MAX_RULES`].
     rules: Cell<usize>,
-    /// Its other end is closed when the run is given up.
+    /// A copy of the run's socket: its other end is closed when the run is given up.
     run: Option<OwnedFd>,
 }
 
-/// Why nothing is left.
+/// Reason why the budget is spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Over {
     /// There were too many names.
@@ -69,12 +67,12 @@ pub enum Over {
     Bytes,
     /// It took too long.
     Time,
-    /// Nobody wants to know.
+    /// The run was given up.
     GivenUp,
 }
 
 impl Budget {
-    /// For a run whose socket this is a copy of.
+    /// With a copy of the run's socket.
     pub fn new(run: Option<OwnedFd>) -> Self {
         Self {
             names: Cell::new(MAX_NAMES),
@@ -89,15 +87,15 @@ impl Budget {
         }
     }
 
-    /// To be called before it is spent after a while: the time until then was the commands' own.
+    /// Call it after a pause: the commands' own time does not count.
     pub fn resume(&self) {
         self.counted.set(Instant::now());
         self.uncounted.set(STEP_NAMES);
         self.told.set(MAX_TOLD_BYTES);
     }
 
-    /// Takes room for a name among the changes of the present command. `None`: there is none, nor
-    /// for any other.
+    /// Reserves room for a name among the changes of the current command. `None`: there is none,
+    /// nor for any other name.
     #[must_use]
     pub fn tell(&self, directory: &Path, name: usize) -> Option<()> {
         let bytes = directory.as_os_str().len() + name;
@@ -106,8 +104,8 @@ impl Budget {
         left.map(drop)
     }
 
-    /// Takes as many names. False, from then on, if there are not as many, it has taken too long,
-    /// or the run was given up.
+    /// Spends so many names. From then on false if there are not as many, it has taken too long, or
+    /// the run was given up.
     #[must_use]
     pub fn spend(&self, names: usize) -> bool {
         if self.end.get().is_none() {
@@ -116,8 +114,7 @@ impl Budget {
         self.end.get().is_none()
     }
 
-    /// Takes room for what is kept until the run ends. False, from then on and for names too, if
-    /// there is none.
+    /// Reserves memory until the run ends. From then on false, for names too, if there is none.
     #[must_use]
     pub fn keep(&self, bytes: usize) -> bool {
         if self.end.get().is_none() {
@@ -129,7 +126,7 @@ impl Budget {
         self.end.get().is_none()
     }
 
-    /// Takes one rule of those that a run may have; false if there is none.
+    /// Spends one rule; false if none is left.
     #[must_use]
     pub fn rule(&self) -> bool {
         let left = self.rules.get().checked_sub(1);
@@ -137,7 +134,7 @@ impl Budget {
         left.is_some()
     }
 
-    /// Why nothing is left, if that is so.
+    /// Reason why the budget is spent, if it is.
     pub fn over(&self) -> Option<Over> {
         self.end.get()
     }
@@ -145,7 +142,7 @@ impl Budget {
     fn take(&self, names: usize) -> Option<Over> {
         let Some(left) = self.names.get().checked_sub(names) else { return Some(Over::Names) };
         self.names.set(left);
-        // What costs no name takes some time, too.
+        // Work without names takes some time, too.
         let uncounted = self.uncounted.get().saturating_add(names.max(1));
         self.uncounted.set(uncounted);
         if uncounted < STEP_NAMES {
@@ -164,7 +161,7 @@ impl Budget {
     fn is_given_up(&self) -> bool {
         let Some(run) = &self.run else { return false };
         let mut ends = [PollFd::new(run.as_fd(), PollFlags::from_bits_retain(libc::POLLRDHUP))];
-        // The library does not know the one that was asked for, and says so of any answer with it.
+        // nix lacks POLLRDHUP, and returns `None` for any answer that contains it.
         let is_end = |events: Option<PollFlags>| events.is_none_or(|events| !events.is_empty());
         poll(&mut ends, PollTimeout::ZERO).is_ok() && is_end(ends[0].revents())
     }

@@ -1,4 +1,4 @@
-//! Makes a view (see `view`) in three steps: takes what it shows of the server's tree as detached
+//! Builds a view (see `view`) in three steps: clones what it shows of the server's tree as detached
 //! mounts (`system`, and the exports), leaves that tree for a tmpfs of its own (`root`), and only
 //! then makes the places that the client chose (`places`) and mounts the exports there.
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{error::Refusal, hidden};
 
-/// Directories that the view has besides: most workstations have their mounts there.
+/// Further directories of the view: most workstations have their mounts there.
 const EMPTY: [&str; 3] = ["/run", "/home", "/mnt"];
 
 /// A view that [`enter`] has made.
@@ -45,7 +45,7 @@ pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
     unshare(CloneFlags::CLONE_NEWNS).map_err(failed(|| "make a mount namespace".to_owned()))?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .map_err(failed(|| "make the mounts private".to_owned()))?;
-    // Others than root look through directories made from now on.
+    // Users other than root search directories made from now on.
     umask(Mode::S_IWGRP | Mode::S_IWOTH);
     let user = spec.user.as_ref();
     let exports =
@@ -58,7 +58,7 @@ pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
     let scratch = path_of(&spec.scratch);
     let private = system::take_private(scratch, spec.bounds.tmp_bytes)?;
     let root = Root::enter(scratch)?;
-    // The server's tree has left: what follows reaches nothing of it but what was taken.
+    // The server's tree is left: from now on only what was taken can be reached.
     of_server.into_iter().chain(private).try_for_each(|taken| taken.place(&root))?;
     hidden.iter().try_for_each(|path| hide(&root, path))?;
     for path in EMPTY {
@@ -75,11 +75,11 @@ pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
     Ok(Entered { root: builder.root, mounts: builder.mounts, directories })
 }
 
-/// Covers what is at a path of the server's, where the view shows that.
+/// Hides what a view would show at one of the server's paths.
 fn hide(root: &Root, path: &Path) -> Result<(), Refusal> {
     let hidden = match root.find(path) {
-        // What is not there now, or lies in what is hidden already; nor do commands get where this
-        // process doesn't. A link in its place leads to what is not hidden.
+        // It does not exist now, or lies below a hidden directory; and commands get nowhere that
+        // this process can't. A symbolic link in its place leads to a path that is not hidden.
         Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::ELOOP) => return Ok(()),
         found => found.and_then(|at| root.hide(&at)),
     };
@@ -102,9 +102,9 @@ fn take_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd, Re
 /// Makes the places that the client chose.
 struct Builder<'a> {
     root: Root,
-    /// Whose the client's files are.
+    /// Owner of the client's files.
     user: Option<&'a ViewUser>,
-    /// Those in place.
+    /// Mounts that are in place.
     mounts: Vec<PathBuf>,
 }
 
@@ -112,7 +112,7 @@ impl Builder<'_> {
     fn mount_export(&mut self, path: &Path, export: &OwnedFd) -> Result<(), Refusal> {
         let around = self.mounts.iter().find(|mount| path.starts_with(mount));
         let point = match around {
-            // Nothing is made in an export: that would be on the server.
+            // No mount point is made in an export: that would change the server.
             Some(mount) => self.root.find_as(path, self.user).map_err(|errno| {
                 let (path, mount) = (path.display(), mount.display());
                 refuse(format!(
@@ -131,14 +131,14 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Shows a small file of the user. Inside a mount it is there already.
+    /// Shows a small file of the user. A file inside a mount is there already.
     fn show_file(&mut self, file: &ClientFile, points: &[&Path]) -> Result<(), Refusal> {
         let path = path_of(&file.path);
         if points.iter().any(|point| path.starts_with(point)) {
             return Ok(());
         }
         let attempt = || format!("show {}", path.display());
-        // Only files of /etc by constant names can lie in what the server shows.
+        // Only files of /etc with fixed names can lie in a directory that the server shows.
         match places::is_replaceable(path).then(|| self.shown_parent(path)).flatten() {
             Some(_) => {
                 let covered = self.root.find(path).map_err(failed(attempt))?;
@@ -148,7 +148,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The directory of a file, where the server shows it as a whole.
+    /// The directory of a file, if the server shows it as a whole.
     fn shown_parent(&self, path: &Path) -> Option<OwnedFd> {
         path.parent()
             .filter(|parent| *parent != Path::new("/etc"))

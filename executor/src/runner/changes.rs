@@ -1,12 +1,12 @@
-//! What a command has changed in trees that the workstation's mount remembers:
-//! only this side can tell without asking for each file over the network.
+//! Changes that a command makes in trees that the workstation's mount caches: only this side can
+//! tell without a lookup of each file over the network.
 //!
-//! The names of a tree are noted before the command starts. Afterwards, names that are gone are
-//! told, those that were there and have a newer change time, and the directories whose listing is
-//! another. What is new was never seen by the workstation, save in its directory's listing. Where a
-//! command changes only a part of a tree, or only ever adds, the gateway says so, and no more is
-//! looked at: a git repository has tens of thousands of names. Of a command's own directories those
-//! that nobody has read since they last changed are not told of: nobody remembers their entries.
+//! The names of a tree are noted before the command starts. Afterwards removed names are reported,
+//! old names with a newer change time, and directories whose listing has changed. The workstation
+//! has never seen new files, except in their directory's listing. If a command changes only a part
+//! of a tree, or only ever adds, the gateway says so, and only that is looked at: a git repository
+//! has tens of thousands of names. The command's own directories are not reported if nobody has
+//! read them since they last changed: nobody caches their entries.
 
 mod noted;
 mod told;
@@ -40,10 +40,11 @@ use super::{
     view::{View, path_of},
 };
 
-/// Directories that are reported; the workstation forgets each by a call of its own.
+/// Directories that are reported; the workstation invalidates each by a call of its own.
 const MAX_REPORTED: usize = 4096;
 
-/// The trees of one stage as they were, and the moment before which nothing in them was its work.
+/// The trees of one stage before its start, and the time before which no change in them is its
+/// work.
 pub struct Watch {
     since: Duration,
     trees: Trees,
@@ -59,23 +60,23 @@ struct Before {
     /// Directories that only get further entries: there may be thousands, and they need not be
     /// noted.
     growing: Vec<Growing>,
-    /// The first component that is missing of each directory that is to be made.
+    /// First missing component of each directory that the command makes.
     missing: HashSet<PathBuf>,
-    /// Roots that nobody has read since they were made, and when that was.
+    /// Roots that nobody has read since they were made, with the times of that.
     never_read: HashMap<PathBuf, Time>,
     incomplete: bool,
 }
 
-/// What there is to see in a directory.
+/// State of a directory.
 #[derive(Default)]
 struct Look {
     changed: Changed,
-    /// The directories in it.
+    /// Its subdirectories.
     below: Vec<OsString>,
 }
 
 impl Watch {
-    /// To be made before the stage starts; costs nothing when it changes no trees.
+    /// Call it before the stage starts; costs nothing when it changes no trees.
     pub fn new(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Self {
         let mut trees = Trees::default();
         for tree in &stage.watched_trees {
@@ -84,7 +85,7 @@ impl Watch {
                 true => Some(path_of(&tree.path).to_owned()),
                 false => root_of(view, tree, budget).filter(|_| budget.spend(names)),
             };
-            // Each of its names is kept with the root's own.
+            // Each of its names is kept together with the root's path.
             let root = root.filter(|root| {
                 budget.keep(names * (SLOT_BYTES + root.as_os_str().len()) + names_of(tree))
             });
@@ -99,8 +100,8 @@ impl Watch {
         Self { since, trees, before }
     }
 
-    /// Walks the trees once more. Where they are more than the run may have looked at, nothing is
-    /// known of any; only of directories that are made.
+    /// Walks the trees once more. Beyond the run's budget, all changes are unknown, except for
+    /// directories that are made.
     pub fn changes(&self, budget: &Budget) -> Changes {
         budget.resume();
         let is_told = |changes: &Changes| changes.directories.len() <= MAX_REPORTED;
@@ -124,7 +125,7 @@ impl Watch {
         changes
     }
 
-    /// `None`: there is too much.
+    /// `None`: the budget is spent.
     fn look(&self, budget: &Budget) -> Option<Changes> {
         let mut changes = Changes::default();
         let is_left = |names: usize| budget.spend(names).then_some(());
@@ -141,13 +142,13 @@ impl Watch {
             }
         }
         for at in self.before.directories.all() {
-            // Those whose entries have been looked at cost nothing more.
+            // Entries were counted before and cost nothing more.
             is_left(0)?;
             let directory = self.before.directories.path(at);
             if lstat(&directory).is_ok_and(|found| listing::is_directory(&found)) {
                 continue;
             }
-            // Its parent, if that is still there, has told of the directory itself.
+            // Its parent, if that still exists, has reported the directory itself.
             let names = self.before.directories.entries(at).names();
             changes.of(&directory).removed =
                 names.map(|name| told(&directory, name, budget)).collect::<Option<_>>()?;
@@ -155,8 +156,9 @@ impl Watch {
         Some(changes)
     }
 
-    /// Who has read one of the command's own directories while it ran was the command. What it made
-    /// is read by nobody yet, and would count as read, its times being equal.
+    /// Marks the command's own directories as unread again: their only reader since was the
+    /// command. Directories that it made have no reader yet, but would count as read, since their
+    /// times are equal.
     fn keep_unread(&self, budget: &Budget) {
         let noted = &self.before.directories;
         let unread = noted.all().filter(|at| noted.is_unread(*at)).take_while(|_| budget.spend(0));
@@ -177,8 +179,8 @@ impl Watch {
         }
     }
 
-    /// A root that came or went changed the directory above, which nobody walks.
-    /// `None`: there is too much.
+    /// Reports a root that came or went in the directory above, which is not walked. `None`: the
+    /// budget is spent.
     fn look_at_root(&self, root: &Path, changes: &mut Changes, budget: &Budget) -> Option<()> {
         let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else { return Some(()) };
         budget.tell(parent, name.len())?;
@@ -202,7 +204,7 @@ impl Watch {
         Some(())
     }
 
-    /// `None`: there is too much.
+    /// `None`: the budget is spent.
     fn look_at_growing(
         &self,
         directory: &Path,
@@ -211,7 +213,7 @@ impl Watch {
         budget: &Budget,
     ) -> Option<()> {
         match lstat(directory) {
-            // Somebody may remember how it was.
+            // Somebody may have cached its former state.
             Ok(own) if self.is_newer(&own) && !is_unread => {
                 budget.tell(directory, 0)?;
                 changes.of(directory).names = true;
@@ -227,7 +229,7 @@ impl Watch {
         Some(())
     }
 
-    /// `None`: there is too much.
+    /// `None`: the budget is spent.
     fn walk(&self, root: PathBuf, changes: &mut Changes, budget: &Budget) -> Option<()> {
         let mut queue = Vec::new();
         queue.extend(self.before.directories.root(&root).map(|at| (at, Below::root(root))));
@@ -238,7 +240,7 @@ impl Watch {
                 true => self.look_anew((known, directory), &own, budget)?,
                 false => self.look_again((known, directory), &own, budget)?,
             };
-            // What was not there before was never seen, and neither was what is in it.
+            // The workstation has seen neither new directories nor their entries.
             let below = below
                 .into_iter()
                 .filter_map(|name| Some((self.before.directories.below(known, &name)?, name)));
@@ -259,7 +261,7 @@ impl Watch {
         Some(())
     }
 
-    /// At a directory that has changed. `None`: there is too much in it.
+    /// Looks at a directory that has changed. `None`: the budget is spent.
     fn look_anew(
         &self,
         (at, directory): (At, &Path),
@@ -273,7 +275,7 @@ impl Watch {
         let before: HashMap<OsString, bool> =
             known.map(|entry| (entry.name(), entry.is_directory)).collect();
         let mut look = Look::default();
-        // Somebody may remember how it was.
+        // Somebody may have cached its former state.
         look.changed.names = self.is_newer(own) && !self.before.directories.is_unread(at);
         let mut now = HashSet::new();
         for entry in listing.entries().iter() {
@@ -304,23 +306,23 @@ impl Watch {
         Some(look)
     }
 
-    /// Whether all that changed in a directory are new files, and nobody has read it meanwhile: who
-    /// read it between a file's end and its successor would remember that it was not there. The
-    /// first reader after a change leaves its time.
+    /// Returns true if all changes of a directory are new files in place of old ones, and nobody
+    /// has read it meanwhile: a reader between the removal and the successor would cache that the
+    /// file is missing. The first reader after a change updates the access time.
     fn is_replaced_unseen(&self, at: At, own: &FileStat) -> bool {
         let read_at = self.before.directories.read_at(at);
         read_at
             .is_some_and(|time| time == (own.st_atime, own.st_atime_nsec) && !self.is_since(time))
     }
 
-    /// Whether nobody has read a directory from when it was made until now.
+    /// Returns true if nobody has read a directory since it was made.
     fn is_never_read(&self, directory: &Path) -> bool {
         let made = self.before.never_read.get(directory);
         made.is_some_and(|made| listing::never_read(directory) == Some(*made))
     }
 
-    /// At one that has the names that it had. In a tree in which files are replaced it has those
-    /// files, too.
+    /// Looks at a directory with unchanged names. In a tree whose files are replaced, its files are
+    /// unchanged, too.
     fn look_again(
         &self,
         (at, directory): (At, &Path),
@@ -328,7 +330,7 @@ impl Watch {
         budget: &Budget,
     ) -> Option<Look> {
         let before = self.before.directories.entries(at);
-        // One that is empty costs something, too.
+        // An empty directory costs something, too.
         budget.spend(before.len().max(1)).then_some(())?;
         let mut look = Look::default();
         if self.trees.replaces(directory) {
@@ -353,7 +355,7 @@ impl Watch {
         Some(look)
     }
 
-    /// `was_directory` is `None` of what was not there. `None`: there is too much.
+    /// `was_directory` is `None` for new names. `None`: the budget is spent.
     fn note(
         &self,
         look: &mut Look,
@@ -365,7 +367,7 @@ impl Watch {
         let has_another_kind =
             was_directory.is_some_and(|was_directory| was_directory != is_directory);
         if is_directory && found.st_dev == device && !has_another_kind {
-            // Those that only grow were not noted, and are looked at on their own.
+            // Directories that only grow were not noted, and are looked at separately.
             look.below.push(name.clone());
         } else if has_another_kind
             || was_directory.is_some() && self.is_since((found.st_ctime, found.st_ctime_nsec))
@@ -382,7 +384,7 @@ impl Watch {
     fn is_since(&self, (seconds, nanoseconds): (i64, i64)) -> bool {
         let seconds = u64::try_from(seconds).unwrap_or(0);
         match u32::try_from(nanoseconds).unwrap_or(0) {
-            // Some file systems keep whole seconds only, and every other one of these (FAT).
+            // Some file systems keep whole seconds only, or only even ones (FAT).
             0 => seconds + 1 >= self.since.as_secs(),
             nanoseconds => Duration::new(seconds, nanoseconds) >= self.since,
         }
@@ -390,7 +392,7 @@ impl Watch {
 }
 
 impl Changed {
-    /// Notes a name that was there before. `None`: there is no room for it.
+    /// Notes a name that was there before. `None`: the budget is spent.
     fn write(
         &mut self,
         (directory, name): (&Path, OsString),
@@ -400,7 +402,7 @@ impl Changed {
         match SFlag::from_bits_truncate(found.st_mode & SFlag::S_IFMT.bits()) {
             SFlag::S_IFDIR => self.kinds.push((told(directory, name.clone(), budget)?, None)),
             SFlag::S_IFLNK => {
-                // One that has gone by now is no link, as one that is replaced at this moment.
+                // A file that has gone or is just being replaced is no link.
                 let link = readlink(&directory.join(&name)).unwrap_or_default();
                 budget.tell(directory, link.len())?;
                 self.kinds.push((told(directory, name.clone(), budget)?, Some(link)));
@@ -412,23 +414,23 @@ impl Changed {
     }
 }
 
-/// A name that is among the changes, where there is room for it.
+/// The name, if the budget has room for it among the changes.
 fn told(directory: &Path, name: OsString, budget: &Budget) -> Option<OsString> {
     budget.tell(directory, name.len()).map(|()| name)
 }
 
-/// Not after any time that a file gets from now on, and not long before it either: what the
-/// workstation has just been told of would be told of once more, and forgetting it gives a
-/// directory a new change time. So it is by the clock that files have: that of the kernel's last
+/// A time that is not later than that of any file changed from now on, and not much earlier either:
+/// else changes that the workstation knows already would be reported again, and invalidating them
+/// gives a directory a new change time. So it is the clock of file times: that of the kernel's last
 /// tick (clock_gettime(2), CLOCK_REALTIME_COARSE).
 fn moment() -> Duration {
     clock_gettime(ClockId::CLOCK_REALTIME_COARSE).map_or(Duration::ZERO, Duration::from)
 }
 
 impl Before {
-    /// Names only: the kind of each entry comes with its directory.
+    /// Reads names only: a directory has the type of each entry.
     fn of(trees: &Trees, since: Duration, budget: &Budget) -> Self {
-        // There are as many as the specification names.
+        // No more than the specification names.
         let missing: HashSet<PathBuf> =
             trees.made.iter().filter_map(|path| missing(path)).collect();
         let mut before = Self { missing: missing.clone(), ..Self::default() };
@@ -438,7 +440,7 @@ impl Before {
         }
     }
 
-    /// `None`: there is too much.
+    /// `None`: the budget is spent.
     fn fill(&mut self, trees: &Trees, since: Duration, budget: &Budget) -> Option<()> {
         let mut queue = Vec::new();
         for root in &trees.roots {
@@ -465,8 +467,8 @@ impl Before {
             };
             self.directories.note_readers(at, is_unread, read_at);
             let parent = Rc::new(Above { directory, path });
-            // What waits here has the names of one directory at each level of the tree: less than
-            // what is kept.
+            // The queue has the names of one directory at each level of the tree: less than is
+            // kept.
             let names: Vec<OsString> = self.directories.entries(at).directories().collect();
             for name in names {
                 let path = parent.path.join(&name);
@@ -481,7 +483,7 @@ impl Before {
         Some(())
     }
 
-    /// The directory, and those in it.
+    /// Notes the directory, and its subdirectories.
     fn note_growing(&mut self, trees: &Trees, top: PathBuf, budget: &Budget) -> Option<()> {
         budget.keep(SLOT_BYTES + top.as_os_str().len()).then_some(())?;
         let mut growing = Growing { is_unread: false, below: HashMap::new(), top };
@@ -500,8 +502,8 @@ impl Before {
         Some(())
     }
 
-    /// To be called before it is read here. Who reads it within the tick in which it was made
-    /// leaves no other time.
+    /// Call it before we read the directory. A reader within the tick of its creation leaves no
+    /// other time.
     fn note_birth(&mut self, trees: &Trees, root: &Path, now: Duration) {
         let made = listing::never_read(root).filter(|_| trees.far.contains(root));
         let is_over = |(seconds, nanoseconds): &Time| {
@@ -514,25 +516,25 @@ impl Before {
     }
 }
 
-/// When a directory was last read in which files are replaced. To be called before it is read here.
+/// Time of the last read of a directory in which files are replaced. Call it before we read it.
 fn read_at(trees: &Trees, path: &Path, directory: impl AsFd) -> Option<Time> {
     trees.replaced_in(path).filter(|tree| tree.tells_readers)?;
     fstat(directory).ok().map(|found| (found.st_atime, found.st_atime_nsec))
 }
 
-/// Whether it is one of the command's own directories, and nobody has read it since its last
-/// change. To be called before it is read here.
+/// Returns true for the command's own directories that nobody has read since their last change.
+/// Call it before we read it.
 fn is_unread(trees: &Trees, path: &Path, look: impl FnOnce() -> Option<FileStat>) -> bool {
     trees.is_own(path) && look().is_some_and(|found| listing::is_unread(&found))
 }
 
-/// The bytes of what a tree of the contract names.
+/// Bytes of the names in a tree of the contract.
 fn names_of(tree: &WatchedTree) -> usize {
     [&tree.own, &tree.only, &tree.grows].into_iter().flatten().map(String::len).sum()
 }
 
-/// A directory that is found from the one above it: the kernel then walks one name, not the whole
-/// path. Nor is that kept for each of them, which may be thousands in one directory.
+/// A directory relative to its parent: the kernel then walks one name, not the whole path, and the
+/// path is not kept for each of thousands in one directory.
 struct Below {
     parent: Option<Rc<Above>>,
     /// The whole path of a root.
@@ -569,7 +571,7 @@ impl Below {
     }
 }
 
-/// The first component of a path that is not there.
+/// The first missing component of a path.
 fn missing(path: &Path) -> Option<PathBuf> {
     let missing = path.ancestors().take_while(|above| lstat(*above).is_err());
     missing.last().map(Path::to_owned)
@@ -587,8 +589,8 @@ mod tests {
 
     use super::{super::budget::MAX_KEPT_BYTES, *};
 
-    /// A moment after everything that is there: the clock of files moves in ticks,
-    /// and what comes now must be told from what was.
+    /// A time after that of all existing files: the clock of files moves in ticks, and later
+    /// changes must be distinguishable from earlier ones.
     fn moment_after(directory: &Path) -> Duration {
         let probe = directory.join("probe");
         let time = |path: &Path| {
@@ -725,7 +727,7 @@ mod tests {
                 changes.directories.values().map(|changed| changed.written.len()).sum();
             assert_eq!((changes.incomplete, written), (!is_told, if is_told { count } else { 0 }));
         }
-        // What is gone counts, too.
+        // Removed names count, too.
         let watch = watch();
         fs::remove_dir_all(tree.path().join(&long)).expect("removed");
         let changes = watch.changes(&Budget::new(None));
@@ -783,8 +785,7 @@ mod tests {
         let mut trees = Trees::default();
         trees.add(root.to_owned(), &contract);
         let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
-        // Its own files it may change in their place, and where it does so elsewhere it has
-        // promised too much.
+        // It may change its own files in place; changing other files in place breaks its promise.
         for file in [".git/log", "quiet/f"] {
             fs::write(root.join(file), "new").expect("a file");
         }
@@ -914,7 +915,7 @@ mod tests {
         let first = watch();
         fs::create_dir(objects.join("aa")).expect("a directory");
         fs::write(objects.join("aa/1"), "").expect("a file");
-        // As git does that looks which abbreviations are free.
+        // Like git, which looks which abbreviations are free.
         fs::read_dir(objects.join("aa")).expect("listed").for_each(drop);
         assert!(!told(&first), "nobody knew of it");
         let second = watch();

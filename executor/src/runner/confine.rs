@@ -1,9 +1,8 @@
-//! What a runner's processes give up, besides what the namespaces hide: privileges,
-//! system calls that no command needs, another user's rights. It is given up by the keeper and
-//! the supervisors, once for all commands that they fork; the files that a
-//! single command reaches are the matter of `fence`.
+//! Privileges that a runner's processes give up, beside what namespaces hide: capabilities, system
+//! calls that no command needs, another user's rights. The keeper and the supervisors give them up
+//! once for all commands that they fork; `fence` limits the files of a single command.
 //!
-//! Nothing here is undone by execve(2): no program gives its caller further rights.
+//! execve(2) undoes none of this: no program gives its caller further rights.
 
 use std::{fmt, fs, io, os::fd::OwnedFd};
 
@@ -25,28 +24,29 @@ use super::{
 };
 use crate::{config::Level, error::Refusal, sys};
 
-/// What root can do with files (capabilities(7)): CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER,
-/// FSETID. A command of root keeps these, since without them `tar -x` and `cat` would not do what
-/// they do for root; all else is lost.
+/// Root's capabilities over files (capabilities(7)): CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER,
+/// FSETID. A command of root keeps these, since `tar -x` and `cat` need them to act as root's do;
+/// all others are dropped.
 const ROOTS_FILES: u64 = 0b1_1111;
 
-/// A directory in which a command already is may be locked against it, and stays its directory all
-/// the same: entering it takes DAC_READ_SEARCH. It is in force for that one call only, and no
-/// program gets it.
+/// A command's working directory may be closed to its user, and stays its directory all the same:
+/// entering it takes DAC_READ_SEARCH. It is effective for that one call only, and no program gets
+/// it.
 const SEARCH: u64 = 1 << 2;
 
-/// What the keeper needs to give its supervisors their user: SETGID, SETUID; and KILL, to end them.
+/// Capabilities by which the keeper gives its supervisors their user, SETGID and SETUID, and ends
+/// them, KILL.
 const KEEPERS: u64 = ROOTS_FILES | 1 << 5 | 1 << 6 | 1 << 7;
 
-/// Gives up all that no supervisor needs. Called when the view stands, by a process that has one
-/// thread.
+/// Gives up all that no supervisor needs. Called when the view is complete, by a process that has
+/// one thread.
 pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
     let failed = |what: &str, errno: Errno| {
         Refusal::new(Kind::NoNamespace, format!("cannot {what}: {}", errno.desc()))
     };
     let mut reached = namespaces(spec);
-    // Nobody may look into our memory or descriptors: one of these leads to the root's writable
-    // side.
+    // Other processes must not read our memory or descriptors: one of these leads to the root's
+    // writable mount.
     prctl::set_dumpable(false)
         .map_err(|errno| failed("hide the runner from its commands", errno))?;
     prctl::set_no_new_privs().map_err(|errno| failed("give up new privileges", errno))?;
@@ -70,8 +70,7 @@ pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
     Ok(reached)
 }
 
-/// Takes the rights of whose commands these are; called by a supervisor, before it looks at any
-/// path.
+/// Takes the rights of the commands' user; called by a supervisor, before it accesses any path.
 pub fn take_user(user: Option<&ViewUser>) -> nix::Result<()> {
     if !geteuid().is_root() {
         return Ok(());
@@ -89,13 +88,12 @@ pub fn take_user(user: Option<&ViewUser>) -> nix::Result<()> {
     sys::keep_capabilities(ROOTS_FILES, ROOTS_FILES)
 }
 
-/// What a supervisor may write to of its own memory: the largest specification that is taken,
-/// decoded and with a rule and a check for each of its words, takes a third of that, and the names
-/// of the largest trees as much.
+/// Data size of a supervisor: the largest specification, decoded and with a rule and a check for
+/// each of its words, takes a third of that, and the names of the largest trees as much.
 pub const SUPERVISOR_BYTES: u64 = 128 << 20;
 
-/// The bound of a supervisor's own memory: what it looks at for a client has no other one. Beyond,
-/// it ends, and with it its run. Commands do not have it.
+/// Bound of a supervisor's own memory: nothing else bounds what it looks up for a client. Beyond
+/// it, the supervisor ends, and with it its run. Commands do not have it.
 pub struct OwnMemory {
     before: (u64, u64),
 }
@@ -108,14 +106,14 @@ impl OwnMemory {
         Ok(Self { before })
     }
 
-    /// Called by a command's own process, before its own limits are set.
+    /// Restores the limit: called by a command's own process, before its own limits are set.
     pub fn give_back(&self) -> nix::Result<()> {
         sys::set_limit(libc::RLIMIT_DATA, self.before.0, self.before.1)
     }
 }
 
-/// Enters a command's directory, in the command's own process; after that, no rights are left but
-/// its user's.
+/// Enters a command's directory, in the command's own process; afterwards only its user's rights
+/// are left.
 pub fn enter_directory(directory: &OwnedFd) -> nix::Result<()> {
     let entered = match fchdir(directory) {
         Err(Errno::EACCES) => {
@@ -131,7 +129,7 @@ pub fn enter_directory(directory: &OwnedFd) -> nix::Result<()> {
 
 /// Sets the bounds of one command; the workstation may have set lower ones.
 pub fn set_bounds(bounds: &Bounds) -> nix::Result<()> {
-    // The core of a command would lie in a directory of the workstation.
+    // A command's core would be written to a directory of the workstation.
     sys::lower_limit(libc::RLIMIT_CORE, 0)?;
     for (resource, bound) in [
         (libc::RLIMIT_NPROC, bounds.processes),
@@ -145,29 +143,29 @@ pub fn set_bounds(bounds: &Bounds) -> nix::Result<()> {
     Ok(())
 }
 
-/// When memory runs out, the kernel looks for whom to kill: runners and their commands, rather than
-/// the executor or what else the machine is for. It is inherited, and no command has the right
-/// (CAP_SYS_RESOURCE) or the /proc to lower it.
+/// When memory runs out, the OOM killer shall choose runners and their commands, rather than the
+/// executor or other programs of the machine. Children inherit the score, and no command has the
+/// right (CAP_SYS_RESOURCE) or the /proc to lower it.
 const OOM_SCORE: i32 = 500;
 
-/// Has the kernel prefer this process, and all that it starts, when memory runs out.
+/// Makes the OOM killer prefer this process, and all that it starts.
 pub fn be_killed_first() -> io::Result<()> {
     const FILE: &str = "/proc/self/oom_score_adj";
     let own = fs::read_to_string(FILE)?.trim().parse().unwrap_or(0);
     fs::write(FILE, OOM_SCORE.max(own).to_string())
 }
 
-/// Sets the bounds of all of a view's commands together; gives those that this machine does not let
-/// root set, in words. Called before the view stands: its /proc has no settings.
+/// Sets the bounds of all of a view's commands together; returns descriptions of those that this
+/// machine does not let root set. Called before the view is complete: its /proc has no settings.
 pub fn bound_view(spec: &ViewSpec) -> Vec<String> {
     let unset: Vec<String> =
         bound_processes(spec).into_iter().chain(bound_shared_memory(spec)).collect();
-    // Another user's executor may set none of them, and that is no fault of the machine.
+    // An executor of another user may set none of them, which is no fault of the machine.
     if geteuid().is_root() { unset } else { Vec::new() }
 }
 
-/// The numbers of processes end there, in a namespace of their own (since Linux 6.14); elsewhere
-/// the user's limit has to do, which root has not.
+/// Bounds process ids, in a PID namespace of its own (since Linux 6.14); elsewhere the user's limit
+/// must do, which does not apply to root.
 fn bound_processes(spec: &ViewSpec) -> Option<String> {
     /// The kernel takes no less: the first 300 numbers are used once only.
     const LEAST: u64 = 302;
@@ -178,18 +176,18 @@ fn bound_processes(spec: &ViewSpec) -> Option<String> {
     None
 }
 
-/// Sets a value of the kernel for this namespace; gives what failed.
+/// Sets a kernel setting of this namespace; returns a description of the failure.
 fn set(setting: &str, value: &str) -> Option<String> {
     let path = format!("/proc/sys/kernel/{setting}");
     let error = fs::write(&path, value).err()?;
     Some(format!("a bound of each view ({path}: {error})"))
 }
 
-/// Bounds System V shared memory, messages and semaphores, which outlive the processes that made
-/// them (sysvipc(7)) and count on no other bound: all of a view's, in an IPC namespace of its own,
-/// take no more than its temporary files may. An executor without root's rights may not set that.
+/// Bounds System V shared memory, messages and semaphores, which outlive their processes
+/// (sysvipc(7)) and have no other bound: all of a view's, in an IPC namespace of its own, take no
+/// more than its temporary files may. An executor without root's rights may not set that.
 fn bound_shared_memory(spec: &ViewSpec) -> Vec<String> {
-    /// Of up to 16 KiB each (msgmnb); a message of one byte takes 70 times that.
+    /// Queues of up to 16 KiB each (msgmnb); a message of one byte takes 70 times that.
     const MESSAGE_QUEUES: u32 = 16;
     /// SEMMSL, SEMMNS, SEMOPM, SEMMNI (semget(2)).
     const SEMAPHORES: &str = "250 1024 32 64";
@@ -207,7 +205,7 @@ fn bound_shared_memory(spec: &ViewSpec) -> Vec<String> {
     bounds.filter_map(|(setting, bound)| set(setting, &bound)).collect()
 }
 
-/// Before, the setting was the whole machine's.
+/// Before Linux 6.14, the setting was the whole machine's.
 fn is_kernel_since(major: u32, minor: u32) -> bool {
     let Ok(name) = uname() else { return false };
     let release = name.release().to_string_lossy().into_owned();
@@ -216,7 +214,7 @@ fn is_kernel_since(major: u32, minor: u32) -> bool {
 }
 
 impl Reached {
-    /// The level that this is.
+    /// The level reached.
     pub fn level(&self) -> Level {
         let has = |what: &str| self.has.iter().any(|one| one.starts_with(what));
         match (

@@ -1,13 +1,12 @@
-//! What a program's file says of what it takes to start it: the loader, and the libraries that the
-//! loader will look for (elf(5), ld.so(8)). Only 64-bit files are known: the filters of system
-//! calls refuse all others.
+//! ELF files: the interpreter (loader) of a program, and the libraries that the loader will look
+//! for (elf(5), ld.so(8)). Only 64-bit files are known: the seccomp filters refuse all others.
 
 use std::{
     ffi::OsString, fs::File, os::unix::ffi::OsStringExt as _, os::unix::fs::FileExt as _,
     path::PathBuf,
 };
 
-/// Bounds on what is read of a file that is not as it should be.
+/// Bounds on reads of a malformed file.
 const MAX_HEADERS: usize = 128;
 const MAX_DYNAMIC_BYTES: usize = 64 << 10;
 const MAX_NAME_BYTES: usize = 4096;
@@ -24,11 +23,11 @@ const RUNPATH: u64 = 29;
 /// A program or a library.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Image {
-    /// The loader; none for a library, and for a program that is whole by itself.
+    /// The loader; none for a library, and for a static program.
     pub interpreter: Option<PathBuf>,
     /// Names of libraries.
     pub needed: Vec<OsString>,
-    /// Where they are looked for first, lists with colons.
+    /// Search path before all others, lists with colons.
     pub run_paths: Vec<OsString>,
 }
 
@@ -41,7 +40,7 @@ struct Segment {
 }
 
 impl Image {
-    /// Reads a file; `None` if it is of another form.
+    /// Reads a file; `None` if it has another format.
     pub fn read(file: &File) -> Option<Self> {
         let header = bytes(file, 0, 64)?;
         if !header.starts_with(b"\x7fELF\x02\x01") {
@@ -112,7 +111,7 @@ fn bytes(file: &File, at: u64, count: usize) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A text that ends in a zero byte.
+/// A string that ends in a zero byte.
 fn name(file: &File, at: u64) -> Option<OsString> {
     let mut bytes = vec![0; MAX_NAME_BYTES];
     let count = file.read_at(&mut bytes, at).ok()?;

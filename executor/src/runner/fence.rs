@@ -1,19 +1,20 @@
-//! What files one command reaches: a Landlock domain, made from what its annotation names. Not made
-//! here: the annotation's reading of the command (see `policy`), and what the whole view shows.
+//! Limits the files of one command by a Landlock domain, made from the paths that its annotation
+//! names. `policy` analyses the command, and `view` shows the files; neither happens in this
+//! module.
 //!
-//! What it may start is one file each (see `programs`): a directory of programs would be all that
-//! is installed.
+//! Programs that it may start are one file each (see `programs`): a directory of programs would
+//! allow all that is installed.
 //!
-//! Every path is resolved once, to a descriptor, and the rule is on what that refers to: a name
-//! that leads out of the directories of the operands a moment later leads to something that is not
-//! in the domain. What is made or replaced in one of these directories while the command waits can
-//! be read. What the domain lacks fails with EACCES, so too little of it would change what a
-//! command says: a command that changes a file gets the directory around it too, since tools make
-//! their temporary files there.
+//! Every path is resolved once, to a descriptor, and the rule is on the file that this refers to: a
+//! name that leads out of the operands' directories a moment later leads to a file without a rule.
+//! Files made or replaced in one of these directories while the command waits can be read. Accesses
+//! without a rule fail with EACCES, so too few rules would change a command's output: a command
+//! that changes a file gets the directory around it too, since tools make their temporary files
+//! there.
 //!
-//! Invariant: whoever may make, remove or truncate files in a tree may write their contents too.
-//! Otherwise a tool that replaces a file (removes it, makes it anew, and only then may not write to
-//! it) leaves an empty one.
+//! Invariant: a right to make, remove or truncate files in a tree includes the right to write their
+//! contents. Otherwise a tool that replaces a file (removes it, makes it anew, and only then may
+//! not write to it) leaves an empty one.
 
 use std::{
     collections::HashMap,
@@ -44,17 +45,17 @@ use super::{
 };
 use crate::{error::Refusal, sys::ActingAs};
 
-/// The newest version of Landlock that this file knows the rights of; of an older kernel's, what
-/// there is.
+/// The newest version of Landlock whose rights this file knows; an older kernel's are used as far
+/// as they go.
 const KNOWN: ABI = ABI::V7;
 
-/// The oldest version whose rights keep what docs/security.md says of commands. Before version 2 no
-/// file could be moved to another directory, before 3 any file could be truncated, before 5 any
-/// device be told to do things, and before 6 (Linux 6.12) signals and abstract sockets reached out
-/// of the domain. Version 7 only adds records.
+/// The oldest version whose rights keep the promises of docs/security.md. Before version 2 no file
+/// could be moved to another directory, before 3 any file could be truncated, before 5 any device
+/// be told to do things, and before 6 (Linux 6.12) signals and abstract sockets reached out of the
+/// domain. Version 7 only adds records.
 pub const LEAST_LANDLOCK: i32 = 6;
 
-/// What the server's programs are for, where it is not known which of them a command starts.
+/// Access to the server's programs, if a command may start any of them.
 const PROGRAMS: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | ReadFile | ReadDir});
 /// The kernel reads what it executes, loaders and interpreters too.
 pub const PROGRAM: BitFlags<AccessFs> = make_bitflags!(AccessFs::{Execute | ReadFile});
@@ -62,20 +63,19 @@ pub const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDi
 const DEVICE: BitFlags<AccessFs> =
     make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate | IoctlDev});
 const OUTPUT: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | WriteFile | Truncate});
-/// Of the directory around one that may be removed or moved itself: only empty directories can be
-/// removed by it, and no file.
+/// Access to the directory around one that may itself be removed or moved: allows removal of empty
+/// directories only, and of no file.
 const AROUND_DIRECTORY: BitFlags<AccessFs> =
     make_bitflags!(AccessFs::{ReadDir | RemoveDir | Refer});
-/// All but starting programs: those of an export are data. Sockets and devices are nothing that a
-/// command makes.
+/// All but executing: programs of an export are data. A command makes no sockets or devices.
 pub const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | WriteFile | Truncate | ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | MakeFifo | Refer
 });
 
-/// Walking so many directories costs a run as much as looking at a name.
+/// Walking so many components costs as much of the budget as looking up a name.
 const COMPONENTS_OF_A_NAME: usize = 8;
 
-/// What all commands use of the server's own tree, and how; what they may start is not among it.
+/// Access of all commands to the server's own tree, without programs.
 const GROUND: [(&str, BitFlags<AccessFs>); 8] = [
     ("/sys/devices/system/cpu", READ),
     ("/dev", make_bitflags!(AccessFs::{ReadDir})),
@@ -90,11 +90,11 @@ const GROUND: [(&str, BitFlags<AccessFs>); 8] = [
 /// Made for a view: a few files of the server's, and its own processes.
 const VIEWS: [(&str, BitFlags<AccessFs>); 2] = [("/etc", READ), ("/proc", READ)];
 
-/// Private to the view, so everything but starting what was put there.
+/// Private to the view: everything but executing.
 const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
 
-/// Without a view, what programs look at of the machine's /proc when they start: C libraries
-/// (processors, memory) and libselinux. A command reads of processes its own only
+/// Files of the machine's /proc that programs read at their start, for commands without a view: C
+/// libraries (processors, memory) and libselinux. Of processes, a command reads only its own
 /// ([`Domain::enter`]).
 const PROC: [&str; 5] = [
     "/proc/filesystems",
@@ -104,19 +104,19 @@ const PROC: [&str; 5] = [
     "/proc/sys/vm/overcommit_memory",
 ];
 
-/// What every command of a view may reach, resolved when the view stands.
+/// Files that every command of a view may access, opened when the view is complete.
 #[derive(Debug, Default)]
 pub struct Ground {
     own: Vec<(OwnedFd, BitFlags<AccessFs>)>,
-    /// Where loaders look for libraries.
+    /// Search path of loaders for libraries.
     pub library_directories: Vec<PathBuf>,
 }
 
 impl Ground {
-    /// Opens what there is; what is missing, nobody can reach.
+    /// Opens the existing files; missing ones can't be reached.
     pub fn new(spec: &ViewSpec, temporary: Option<&Path>) -> Self {
         let own: Vec<_> = match spec.isolation() {
-            // The machine's own: as much of it as a view has, and no more.
+            // The machine's own tree: as much of it as a view has, and no more.
             Isolation::Nothing => {
                 (GROUND.into_iter().map(|(path, access)| (PathBuf::from(path), access)))
                     .chain(system::etc().map(|path| (path, READ)))
@@ -137,8 +137,8 @@ impl Ground {
     }
 }
 
-/// The client's files in the view; without one, the files that were there with the same content.
-/// One that lies in an export is found with the commands' rights.
+/// The client's files in the view; without one, the server's files with equal content. One that
+/// lies in an export is opened with the commands' rights.
 fn client_files(spec: &ViewSpec) -> Vec<(OwnedFd, BitFlags<AccessFs>)> {
     let Ok(_acting) = ActingAs::begin(spec.user.as_ref()) else { return Vec::new() };
     let how = OpenHow::new()
@@ -152,7 +152,7 @@ fn is_no_link((fd, _): &(OwnedFd, BitFlags<AccessFs>)) -> bool {
     fstat(fd).is_ok_and(|status| status.st_mode & libc::S_IFMT != libc::S_IFLNK)
 }
 
-/// What the machine's Landlock is good for, or what of it is missing.
+/// Name of the machine's Landlock version, or a description of what is missing.
 pub fn reached() -> Result<String, String> {
     judge(crate::sys::landlock_version().ok().filter(|version| *version > 0))
 }
@@ -169,26 +169,26 @@ fn judge(version: Option<i32>) -> Result<String, String> {
     }
 }
 
-/// What one command may use.
+/// Parts of one command's domain.
 pub struct Reach<'a> {
-    /// Its directory.
+    /// Its working directory.
     pub cwd: &'a OwnedFd,
-    /// What its words name.
+    /// Paths that its words name.
     pub fence: &'a Fence,
-    /// What it may start; `None`: nobody knows, so anything.
+    /// Programs that it may start; `None`: any, since the command is not annotated.
     pub programs: Option<&'a Programs>,
 }
 
 /// A domain that waits to be entered.
 pub struct Domain {
     rules: RulesetCreated,
-    /// The machine's /proc is there, with all of its processes.
+    /// The machine's /proc is visible, with all of its processes.
     is_proc_of_machine: bool,
 }
 
 impl Domain {
-    /// Makes the domain of one command: the ground, what `fence` grants, and what the command has
-    /// open.
+    /// Makes the domain of one command: the ground, the grants of `fence`, and the command's open
+    /// files.
     pub fn new(
         view: &View,
         reach: &Reach<'_>,
@@ -238,11 +238,11 @@ impl Domain {
         }
     }
 
-    /// Enters it, for good, with all that will be started. Called by the command's own process.
+    /// Enters it for good, with all children. Called by the command's own process.
     pub fn enter(&self) -> nix::Result<()> {
         let mut rules = self.rules.try_clone().map_err(|_| Errno::EMFILE)?;
         if self.is_proc_of_machine {
-            // The list of mounts, which `find -fstype` reads, and what else a process is told of
+            // The list of mounts, which `find -fstype` reads, and other files about the process
             // itself.
             let own = open("/proc/self", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
             (&mut rules).add_rule(PathBeneath::new(&own, READ)).map_err(|_| Errno::EPERM)?;
@@ -261,7 +261,7 @@ impl Domain {
         }
     }
 
-    /// What is open may be opened once more by the name that /dev/fd gives it, as it is open.
+    /// An open file may be opened once more by its name in /dev/fd, with the same access.
     fn allow_opened(&mut self, fd: &impl AsFd) -> Result<(), RulesetError> {
         let kind = fstat(fd).map_or(0, |status| status.st_mode & libc::S_IFMT);
         let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL).unwrap_or(0));
@@ -285,34 +285,34 @@ fn empty() -> Result<RulesetCreated, RulesetError> {
         .create()
 }
 
-/// Takes a rule: all below what the descriptor refers to may be used so.
+/// Takes a rule: this access to everything below the descriptor.
 pub type AddRule<'a> = &'a mut dyn FnMut(&OwnedFd, BitFlags<AccessFs>) -> Result<(), RulesetError>;
 
-/// How far a command reads, of the files that its words name.
+/// Files that a command may read, beside its operands themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// These, as long as they are the same files.
+    /// Only the operands, as long as they are the same files.
     Named,
-    /// Also what else is in their directories: a file that is made or replaced while the command
-    /// waits has no rule of its own, since rules are on what is there when the command starts.
+    /// Also other files of their directories: a file that is made or replaced while the command
+    /// waits has no rule of its own, since rules are on the files at the command's start.
     Directories,
 }
 
 /// The reason why a command gets no rules.
 #[derive(Debug, thiserror::Error)]
 pub enum NoRules {
-    /// The kernel's.
+    /// The kernel refuses a rule.
     #[error("cannot make a rule: {0}")]
     Kernel(#[from] RulesetError),
-    /// The run has used up what it may look at.
+    /// The run's budget is spent.
     #[error("{SPENT}")]
     Spent,
-    /// Or what it may have of the kernel's memory.
+    /// The rules would take too much of the kernel's memory.
     #[error("they are more than the {MAX_RULES} that the commands of one run may name here")]
     TooMany,
 }
 
-/// Gives `add` the rules of a command that has these grants, in the directory `cwd`.
+/// Passes the rules of a command with these grants, in the directory `cwd`, to `add`.
 pub fn rules(
     (view, cwd): (&View, &OwnedFd),
     (grants, reads): (&[Grant], Reads),
@@ -324,25 +324,25 @@ pub fn rules(
     grants.iter().try_for_each(|grant| resolver.grant(grant))
 }
 
-/// What the server's own tree is for, in a view, whatever a command names or starts, other than its
+/// Access to the server's own tree in a view, whatever a command names or starts, without its
 /// temporary directories.
 pub fn ground() -> impl Iterator<Item = (&'static str, BitFlags<AccessFs>)> {
     VIEWS.into_iter().chain(GROUND)
 }
 
-/// Turns grants into rules. What it keeps of a path is which file that is: a client names as many
-/// paths, and as long ones, as it likes, and each of the links on their way makes another one.
+/// Turns grants into rules. Keeps the identity of each file, not its path: a client names as many
+/// and as long paths as it likes, and each symbolic link on their way makes another one.
 struct Resolver<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
     reads: Reads,
     budget: &'a Budget,
-    /// What has a rule, at most [`MAX_RULES`].
+    /// Files with a rule, at most [`MAX_RULES`].
     allowed: HashMap<DirectoryId, BitFlags<AccessFs>>,
     add: AddRule<'a>,
 }
 
-/// What a path leads to.
+/// The file at a path.
 struct Found {
     at: OwnedFd,
     kind: SFlag,
@@ -363,7 +363,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// The path of a grant; by `up_to` that of the nearest directory above which has such an entry.
+    /// The path of a grant; with `up_to`, that of the nearest directory upwards that has such an
+    /// entry.
     fn start(&self, grant: &Grant) -> Result<Option<PathBuf>, NoRules> {
         let path = path_of(&grant.path);
         if grant.up_to.is_empty() {
@@ -385,7 +386,7 @@ impl Resolver<'_> {
         Ok(None)
     }
 
-    /// To be called before a path is looked up.
+    /// Call it before a path is looked up.
     fn spend(&self, path: &Path) -> Result<(), NoRules> {
         match self.budget.spend(1 + path.components().count() / COMPONENTS_OF_A_NAME) {
             true => Ok(()),
@@ -393,9 +394,9 @@ impl Resolver<'_> {
         }
     }
 
-    /// Allows a tree to be read, or the directory that has a file, and the one that each link on
-    /// the way leads to. Where there is nothing yet, it may come. A file gets a rule of its own
-    /// only if its directory has none: the kernel keeps as many rules as there are.
+    /// Allows reading a tree, or the directory of a file, and those of the targets of each link on
+    /// the way: a file that does not exist yet may come. A file gets a rule of its own only if its
+    /// directory has none: the kernel keeps all rules.
     fn read(&mut self, path: &Path, no_follow: bool) -> Result<(), NoRules> {
         let found = self.find(path, !no_follow)?;
         let is_directory = found.as_ref().is_some_and(|found| found.kind == SFlag::S_IFDIR);
@@ -405,10 +406,10 @@ impl Resolver<'_> {
         Ok(())
     }
 
-    /// Tells if the last of the directories is the one that has the file itself, and has its rule.
+    /// Returns true if the last of the directories has the file itself, and has a rule.
     fn read_directories(&mut self, path: &Path, no_follow: bool) -> Result<bool, NoRules> {
         let mut path = path.to_owned();
-        // What is longer the kernel follows by its links alone.
+        // Beyond this, the kernel follows no link.
         for _ in 0..MAX_LINKS {
             let parent = parent_of(&path);
             let mut has_rule = false;
@@ -430,19 +431,19 @@ impl Resolver<'_> {
         Ok(false)
     }
 
-    /// Allows one file to be written, and where there is none, the directory in which it is made.
-    /// Nothing else of its directory: the file is written where it is.
+    /// Allows writing one file, or making it in its directory if it does not exist. Allows nothing
+    /// else in the directory: the file is written in place.
     fn output(&mut self, path: &Path, no_follow: bool) -> Result<(), NoRules> {
         match self.find(path, !no_follow)? {
             None => self.around(path, no_follow, CHANGE).map(drop),
-            // No command writes to a directory, and to what is in it none may by this name.
+            // No command writes to a directory, and this name allows none of its entries.
             Some(found) if found.kind == SFlag::S_IFDIR => Ok(()),
             Some(found) => self.allow_found(&found, OUTPUT),
         }
     }
 
-    /// Allows what a command changes, removes or replaces, and as much of the directory around it
-    /// as that takes.
+    /// Allows changing, removing or replacing a file, and as much of the directory around it as
+    /// that takes.
     fn change(&mut self, path: &Path, no_follow: bool) -> Result<(), NoRules> {
         let found = self.find(path, !no_follow)?;
         let is_directory = found.as_ref().is_some_and(|found| found.kind == SFlag::S_IFDIR);
@@ -451,8 +452,8 @@ impl Resolver<'_> {
         found.filter(|_| !is_covered).map_or(Ok(()), |found| self.allow_found(&found, CHANGE))
     }
 
-    /// Allows this in the directory that has `path` as an entry, or in the deepest one that there
-    /// is. Tells if that is the one that has the file, and has its rule.
+    /// Allows `access` in the directory that has `path` as an entry, or in the deepest existing one
+    /// above. Returns true if that directory has the file, and has a rule.
     fn around(
         &mut self,
         path: &Path,
@@ -473,7 +474,7 @@ impl Resolver<'_> {
         Ok(!leads_elsewhere && found.is_some_and(|found| self.has(found.id, access)))
     }
 
-    /// Where a link leads, things are made too. Tells if it is one.
+    /// Allows the same around a link's target. Returns true if `path` is a link.
     fn around_target(
         &mut self,
         path: &Path,
@@ -492,7 +493,7 @@ impl Resolver<'_> {
         Ok(true)
     }
 
-    /// Each component that is missing is looked for.
+    /// Looks up each missing component.
     fn landing(&self, path: &Path) -> Result<Option<(PathBuf, SFlag)>, NoRules> {
         match self.budget.spend(MAX_LINKS + path.components().count()) {
             true => {
@@ -502,7 +503,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Allows what is at `path`, if it lies in a mount; gives its kind.
+    /// Allows access to the file at `path`, if it lies in a mount; returns its type.
     fn allow(
         &mut self,
         path: &Path,
@@ -526,7 +527,7 @@ impl Resolver<'_> {
         if !name_of(at).is_ok_and(|name| self.view.mount_of(&name).is_some()) {
             return Ok(());
         }
-        // The kernel has one for each file, whatever the accesses.
+        // The kernel has one rule for each file, whatever the accesses.
         if !self.allowed.contains_key(id) && !self.budget.rule() {
             return Err(NoRules::TooMany);
         }
@@ -582,8 +583,8 @@ mod tests {
         }
     }
 
-    /// The rules, but that on the working directory, of a command in `tree` that uses these paths
-    /// so.
+    /// Rules of a command in `tree` that uses these paths so, without that on the working
+    /// directory.
     fn rules_of(
         tree: &Path,
         access: Access,

@@ -1,14 +1,12 @@
-//! The filters of system calls. The keeper of a view has one that refuses what no command that runs
-//! beside data needs, and what attacks on the kernel or on other processes are made of. All that it
-//! starts inherits it: the kernel has it once for each view. A command whose words were read
-//! installs one more, which allows the listed calls alone; one that nobody has described may need
-//! any other, and installs none.
+//! Seccomp filters. The keeper of a view has one that refuses system calls that commands beside
+//! data don't need, and that attacks on the kernel or on other processes use. All its children
+//! inherit it: the kernel has it once for each view. An annotated command installs one more, which
+//! allows the listed calls alone; an unannotated one may need any other call, and installs none.
 //!
-//! The kernel compiles each filter that is installed and keeps it in its JIT compiler's memory
-//! until the last process that has it is gone. When thousands are freed at once, the machine
-//! stalls. So no command has more than one of its own, none can install any (`seccomp`, `prctl`),
-//! nor attach other programs to sockets (`setsockopt`), and `config::MOST_PROCESSES` bounds how
-//! many there are.
+//! The kernel compiles each installed filter and keeps it in its JIT compiler's memory until the
+//! last process that has it is gone. When thousands are freed at once, the machine stalls. So no
+//! command has more than one of its own, none can install any (`seccomp`, `prctl`), nor attach
+//! other programs to sockets (`setsockopt`), and `config::MOST_PROCESSES` bounds their number.
 
 use std::{
     fs::File,
@@ -26,9 +24,8 @@ use nix::{errno::Errno, libc};
 use super::wire::Isolation;
 use crate::sys;
 
-/// Refused with EPERM, whatever the arguments: a program that makes one of these is told that it
-/// may not. Any other call that is not [`ALLOWED`] is ENOSYS, upon which C libraries take an older
-/// one.
+/// Refused with EPERM, whatever the arguments. Any other call that is not [`ALLOWED`] is ENOSYS,
+/// upon which C libraries fall back to an older one.
 const REFUSED: &[libc::c_long] = &[
     // The file tree, and namespaces.
     libc::SYS_mount,
@@ -61,8 +58,8 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_kcmp,
     libc::SYS_migrate_pages,
     libc::SYS_move_pages,
-    // The network: what is annotated as needing it never comes here, and a socket in a directory is
-    // a way out too.
+    // The network: commands that are annotated as needing it do not run on executors, and a socket
+    // in a directory is a way out, too.
     libc::SYS_socket,
     // Parts of the kernel with a long list of faults.
     libc::SYS_bpf,
@@ -98,9 +95,9 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_modify_ldt,
 ];
 
-/// Refused with EPERM where commands see the server's own tree: Landlock knows no right to
-/// attributes, so these reach every file of the user. Those that take a descriptor change a file
-/// that is open to read.
+/// Refused with EPERM for commands that see the server's own tree: Landlock has no rights for
+/// attributes, so these calls reach every file of the user. Those that take a descriptor change a
+/// file that is open for reading.
 const ATTRIBUTES: &[libc::c_long] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
@@ -132,13 +129,13 @@ const ATTRIBUTES: &[libc::c_long] = &[
     libc::SYS_futimesat,
 ];
 
-/// The same by ioctl(2): FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR (chattr(1)).
+/// Like `ATTRIBUTES`, but by ioctl(2): FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR (chattr(1)).
 const ATTRIBUTE_REQUESTS: [u64; 2] = [0x4008_6602, 0x401c_5820];
 
-/// What commands whose words were read may do. All of it works on what they have open, on names,
-/// which the mounts, their user and Landlock judge, or on themselves.
+/// System calls of annotated commands. All work on open files, on names, which the mounts, the
+/// user's rights and Landlock check, or on the process itself.
 pub const ALLOWED: &[libc::c_long] = &[
-    // Files: open, read, write, and what is known of them.
+    // Files: open, read, write, status.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -243,7 +240,7 @@ pub const ALLOWED: &[libc::c_long] = &[
     libc::SYS_munlock,
     libc::SYS_membarrier,
     libc::SYS_get_mempolicy,
-    // Processes and threads. The flags of clone are looked at by the other filter.
+    // Processes and threads. The other filter checks the flags of clone.
     libc::SYS_clone,
     libc::SYS_execve,
     libc::SYS_exit,
@@ -274,7 +271,7 @@ pub const ALLOWED: &[libc::c_long] = &[
     libc::SYS_landlock_create_ruleset,
     libc::SYS_landlock_add_rule,
     libc::SYS_landlock_restrict_self,
-    // Whose the process is; none has a capability by which it could become another.
+    // User and group ids; no command has a capability by which it could change them.
     libc::SYS_getuid,
     libc::SYS_geteuid,
     libc::SYS_getgid,
@@ -338,8 +335,8 @@ pub const ALLOWED: &[libc::c_long] = &[
     libc::SYS_timer_gettime,
     libc::SYS_timer_getoverrun,
     libc::SYS_timer_delete,
-    // Pairs of sockets between the processes of one command (rsync), and questions whether
-    // something is a socket (bash). socket(2) itself is refused.
+    // Socket pairs between the processes of one command (rsync), and checks for a socket (bash).
+    // socket(2) itself is refused.
     libc::SYS_socketpair,
     libc::SYS_shutdown,
     libc::SYS_sendto,
@@ -354,7 +351,7 @@ pub const ALLOWED: &[libc::c_long] = &[
     libc::SYS_uname,
     libc::SYS_sysinfo,
     libc::SYS_getrandom,
-    // By the numbers that only this architecture has.
+    // Calls that only this architecture has.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_open,
     #[cfg(target_arch = "x86_64")]
@@ -439,7 +436,7 @@ pub const ALLOWED: &[libc::c_long] = &[
     466,
 ];
 
-/// clone(2) is how processes are made; with one of these it makes a namespace.
+/// Flags of clone(2) that make a namespace.
 const NAMESPACES: [libc::c_int; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
@@ -450,10 +447,10 @@ const NAMESPACES: [libc::c_int; 7] = [
     libc::CLONE_NEWNET,
 ];
 
-/// Puts typed characters into a terminal, for whoever reads it next.
+/// Requests that put typed characters into a terminal, for its next reader.
 const TERMINAL_INPUT: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 
-/// Has the kernel run a BPF program for a socket: one more in its JIT compiler's memory.
+/// Options that attach a BPF program to a socket: one more in the kernel's JIT compiler's memory.
 const SOCKET_PROGRAMS: [libc::c_int; 4] = [
     libc::SO_ATTACH_FILTER,
     libc::SO_ATTACH_BPF,
@@ -461,7 +458,7 @@ const SOCKET_PROGRAMS: [libc::c_int; 4] = [
     libc::SO_ATTACH_REUSEPORT_EBPF,
 ];
 
-/// Why there is no filter.
+/// Reason for a missing filter.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum NoFilter {
     /// The rules can't be compiled for this machine.
@@ -470,10 +467,10 @@ pub enum NoFilter {
     /// More steps than a jump can pass.
     #[error("a filter has too many steps")]
     TooLong,
-    /// Nothing that nobody can guess.
+    /// No random number for the pass.
     #[error("/dev/urandom: {0}")]
     NoPass(Arc<io::Error>),
-    /// The kernel takes none.
+    /// The kernel refuses it.
     #[error("{}", .0.desc())]
     Kernel(#[from] Errno),
 }
@@ -484,12 +481,12 @@ impl From<BackendError> for NoFilter {
     }
 }
 
-/// What nobody has looked at: from here on, a call is ENOSYS for every command, as on the kernels
-/// that lack it.
+/// The first call that this list does not know: from it on, every call is ENOSYS for every command,
+/// as on kernels without it.
 const FIRST_UNKNOWN: u32 = 470;
 
-/// Puts the filter on this process and all that it will start. They must not be able to get new
-/// privileges. Where they see the server's own tree, they change no attributes.
+/// Installs the filter on this process and all its children. They must not be able to get new
+/// privileges. Where they see the server's own tree, they can't change attributes.
 pub fn apply(isolation: Isolation) -> Result<(), NoFilter> {
     Ok(install(&refusing(isolation)?)?)
 }
@@ -533,15 +530,15 @@ fn socket_rule(option: libc::c_int) -> Result<SeccompRule, NoFilter> {
     Ok(SeccompRule::new(vec![equals(1, libc::SOL_SOCKET)?, equals(2, option)?])?)
 }
 
-/// Begins a filter: who installs another one without the pass is told that it is done, and it is
-/// not. Programs that shut themselves in end when that fails: file(1) of distributions that build
-/// it with libseccomp, and man(1). Others don't look (sshd); xz(1) uses Landlock. None counts on
-/// more than being refused what it does not do anyway, and this filter refuses more than theirs.
-/// With 0 libseccomp takes seccomp(2) for absent and goes on to prctl(2). A filter with a listener
-/// gives a descriptor: that is EPERM.
+/// Begins a filter: an attempt to install another one without the pass succeeds, but has no effect.
+/// Programs that confine themselves exit when that fails: file(1) of distributions that build it
+/// with libseccomp, and man(1). Others ignore the failure (sshd); xz(1) uses Landlock. None needs
+/// more than the refusal of calls that it does not make anyway, and this filter refuses more than
+/// theirs. With 0 libseccomp takes seccomp(2) for absent and goes on to prctl(2). A filter with a
+/// listener returns a descriptor: that is EPERM.
 ///
 /// clone3 is absent (ENOSYS): its flags are in memory, where no filter sees them, and a C library
-/// takes clone(2) then.
+/// falls back to clone(2).
 fn no_filters(pass: u64) -> Result<BpfProgram, NoFilter> {
     let refuse = |errno: libc::c_int| vec![answer(libc::SECCOMP_RET_ERRNO | errno.unsigned_abs())];
     let done = vec![answer(libc::SECCOMP_RET_ERRNO)];
@@ -579,21 +576,21 @@ fn install(program: &[sock_filter]) -> nix::Result<()> {
     sys::install_filter(program, PASS.as_ref().copied().unwrap_or_default())
 }
 
-/// Which programs a narrowed command may become.
+/// Programs that a narrowed command may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Narrowed {
-    /// The one that it is for: its first execve(2) has the pass, and no program knows that.
+    /// Only its own: its first execve(2) has the pass, which no program knows.
     Alone,
     /// Those that `fence` lets it execute.
     WithOthers,
 }
 
-/// Makes the programs of [`narrow`], once for all commands of a view.
+/// Compiles the filters of [`narrow`], once for all commands of a view.
 pub fn prepare() -> Result<(), NoFilter> {
     ALONE.as_ref().and(NARROW.as_ref()).map(drop).map_err(Clone::clone)
 }
 
-/// Allows this process, and all that it will start, the calls of [`ALLOWED`] alone.
+/// Allows this process, and all its children, only the calls of [`ALLOWED`].
 pub fn narrow(narrowed: Narrowed) -> nix::Result<()> {
     let program = match narrowed {
         Narrowed::Alone => &ALONE,
@@ -602,20 +599,20 @@ pub fn narrow(narrowed: Narrowed) -> nix::Result<()> {
     install(program.as_ref().map_err(|_| Errno::EINVAL)?)
 }
 
-/// The sixth argument of an execve(2) that a command makes which is [`Narrowed::Alone`], and of
-/// each seccomp(2) by which this program installs a filter.
+/// Sixth argument of the execve(2) of a command that is [`Narrowed::Alone`], and of each seccomp(2)
+/// by which this program installs a filter.
 pub fn pass() -> u64 {
     PASS.as_ref().copied().unwrap_or_default()
 }
 
-/// Nobody can guess it, and it is gone with the memory of the process that becomes the command.
+/// Random, and gone with the memory of the process that becomes the command.
 static PASS: LazyLock<Result<u64, NoFilter>> = LazyLock::new(|| {
     let mut bytes = [0; 8];
     let random = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
     random.map(|()| u64::from_ne_bytes(bytes)).map_err(|error| NoFilter::NoPass(error.into()))
 });
 
-/// Starts with what becomes of execve(2), and goes on as for all commands.
+/// Checks execve(2) first, and continues like `NARROW`.
 static ALONE: LazyLock<Result<BpfProgram, NoFilter>> = LazyLock::new(|| {
     let call = number_of(libc::SYS_execve);
     let halves = halves(PASS.clone()?);
@@ -634,12 +631,13 @@ static ALONE: LazyLock<Result<BpfProgram, NoFilter>> = LazyLock::new(|| {
     Ok(program)
 });
 
-/// Where a filter sees an argument, its lower half first (seccomp(2), struct seccomp_data).
+/// Offset of an argument in a filter's data, its lower half first (seccomp(2), struct
+/// seccomp_data).
 const fn argument(index: u32) -> u32 {
     16 + index * 8
 }
 
-/// As a filter sees them, one after the other.
+/// The halves of a number in memory order, as a filter sees them.
 fn halves(number: u64) -> [u32; 2] {
     let bytes = number.to_ne_bytes();
     [0, 4].map(|at| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes")))
@@ -661,11 +659,12 @@ static NARROW: LazyLock<Result<BpfProgram, NoFilter>> = LazyLock::new(|| {
     Ok(program)
 });
 
-/// No call of any kernel has a number above.
+/// No kernel has a call with a higher number.
 const LAST_CALL: u32 = 1024;
 
 /// Finds the answer for a number in ranges that begin at these: a search tree, since the kernel
-/// asks for each of some hundred calls when the filter is put on, which has to take microseconds.
+/// evaluates the filter for each of some hundred calls when it is installed, which has to take
+/// microseconds.
 fn search(ranges: &[(u32, u32)]) -> Result<BpfProgram, NoFilter> {
     if let [(_, answer)] = ranges {
         return Ok(vec![step(libc::BPF_RET | libc::BPF_K, 0, 0, *answer)]);
@@ -683,12 +682,12 @@ fn load(at: u32) -> sock_filter {
     step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at)
 }
 
-/// Passes so many steps if what was loaded is another value.
+/// Skips so many steps if the loaded value differs.
 fn unless(value: u32, past: u8) -> sock_filter {
     step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, past, value)
 }
 
-/// These steps if it is this value; else they are passed.
+/// These steps if the loaded value is `value`; else they are skipped.
 fn only_for(value: u32, steps: BpfProgram) -> Result<BpfProgram, NoFilter> {
     Ok([vec![unless(value, length_of(&steps)?)], steps].concat())
 }
@@ -709,7 +708,7 @@ fn step(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
     sock_filter { code: u16::try_from(code).unwrap_or_default(), jt, jf, k }
 }
 
-/// Numbers with this bit are of the x32 interface.
+/// Call numbers with this bit belong to the x32 ABI.
 const X32_BIT: u32 = 0x4000_0000;
 
 fn filter(
@@ -728,7 +727,7 @@ fn rule(argument: u8, operation: SeccompCmpOp, value: u64) -> Result<SeccompRule
     Ok(SeccompRule::new(vec![condition])?)
 }
 
-/// On x86-64 every call has a second number, of the x32 binary interface, by which it would pass.
+/// On x86-64 every call has a second number, of the x32 ABI, which the filter would let pass.
 fn only_native(program: BpfProgram) -> BpfProgram {
     if !cfg!(target_arch = "x86_64") {
         return program;
@@ -760,7 +759,7 @@ mod tests {
     const AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
     const ANY: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 
-    /// What a filter says of a call without arguments, as the kernel reads it
+    /// Answer of a filter for a call without arguments, as the kernel evaluates it
     /// (Documentation/networking/filter.rst).
     fn said(program: &[sock_filter], call: u32) -> u32 {
         let arch = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };

@@ -1,7 +1,7 @@
-//! The guards of a stage: tests on files that decide whether its command does here
-//! what it would do on the workstation. They only look: at names, modes, and the
-//! settings and contents of small files. Which files matter to which command is the gateway's
-//! knowledge. (The guard of `runner` is a process, and another thing.)
+//! The guards of a stage: tests on files that decide whether its command would act on the server as
+//! on the workstation. They read only names, modes, and the settings and contents of small files.
+//! The gateway knows which files matter to which command. (The guard of `runner` is a process, and
+//! another thing.)
 
 use std::{
     io::Read as _,
@@ -30,14 +30,13 @@ use super::{
 };
 use crate::error::Refusal;
 
-/// Configuration files are far smaller; a larger one is not read but refused.
+/// Configuration files are far smaller; a larger one is refused without being read.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reading so many bytes costs a run as much as looking at a name.
+/// Reading so many bytes costs as much of the budget as looking up a name.
 const BYTES_OF_A_NAME: usize = 4096;
 
-/// Makes the tests of all guards of a stage.
-/// Those of `own` come from the server's own annotation.
+/// Tests all guards of a stage. Those of `own` come from the server's own annotation.
 pub fn check(
     view: &View,
     cwd: &OwnedFd,
@@ -57,12 +56,12 @@ pub fn check(
     })
 }
 
-/// One guard's test. Its errors say what was found.
+/// One guard's test. Its errors name the file at fault.
 struct Check<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
     guard: &'a Guard,
-    /// The server's own annotation has it.
+    /// The guard comes from the server's own annotation.
     is_own: bool,
     budget: &'a Budget,
 }
@@ -85,24 +84,24 @@ impl Check<'_> {
         }
     }
 
-    /// The directories that the files are looked for in.
+    /// The directories in which the guard looks for its files.
     fn places(&self) -> Result<Vec<PathBuf>, String> {
         let directory = match &self.guard.directory[..] {
             b"" => Path::new("."),
             given => path_of(given),
         };
-        // What is not there is for the command to complain of.
+        // A missing directory is the command's to report.
         let start = find(self.cwd, directory, true).and_then(|directory| name_of(&directory)).ok();
         let Some(start) = start else { return Ok(Vec::new()) };
         let Some(mount) = self.view.mount_of(&start) else {
-            // Commands write there; elsewhere outside of the mounts nothing can be found.
+            // Commands write there; elsewhere outside of the mounts there are no such files.
             return match PRIVATE.iter().any(|private| start.starts_with(private)) {
                 true => Err(format!("{} is not in a mount", start.display())),
                 false => Ok(Vec::new()),
             };
         };
         let upwards = start.ancestors().take_while(|directory| directory.starts_with(mount));
-        // Each is kept with its whole path: half as many as that has bytes, at most.
+        // Each is kept with its whole path: at most half as many as the path has bytes.
         if !self.budget.spend(upwards.clone().count()) {
             return Err(SPENT.to_owned());
         }
@@ -120,8 +119,8 @@ impl Check<'_> {
         Ok(found)
     }
 
-    /// Every file that the guard names, once for each place. One is made when it is asked for, and
-    /// looked at (and paid for) before the next: all together are as many as places times files.
+    /// Every file that the guard names, once for each place. Each path is made on demand, and its
+    /// lookup paid for before the next: all together are places times files.
     fn files(&self, places: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
         let named = |is_absolute: bool| {
             let files = self.guard.files.iter().map(|file| path_of(file));
@@ -131,11 +130,11 @@ impl Check<'_> {
         named(true).map(Path::to_owned).chain(below)
     }
 
-    /// Where a path leads, if anything is there. Whether a link that leaves the
-    /// mounts leads to something, only the workstation can tell.
+    /// The target of a path, if it exists. Only the workstation knows if a link that leaves the
+    /// mounts has a target.
     fn look(&self, path: &Path) -> Result<Option<(PathBuf, FileStat)>, String> {
         let failed = |errno: Errno| format!("{}: {}", path.display(), errno.desc());
-        // The kernel walks it up to four times.
+        // The kernel walks the path up to four times.
         if !self.budget.spend(4 * path.components().count()) {
             return Err(SPENT.to_owned());
         }
@@ -156,8 +155,8 @@ impl Check<'_> {
         Ok(found)
     }
 
-    /// What a guard tells of a file is as good as its content. Where there is no view, a client
-    /// learns so of no files but those in its mounts, and those that every view has.
+    /// A guard's answer discloses a file's content. Without a view, a client may only ask about
+    /// files in its mounts, and about those that every view has.
     fn require_readable(&self, at: &Path) -> Result<(), String> {
         match require_inside(self.view, at) {
             Err(_) if self.view.is_servers_own() && self.view.would_show(at) => Ok(()),
@@ -165,8 +164,8 @@ impl Check<'_> {
         }
     }
 
-    /// A file of the user: the view has it, where the workstation does. Without a view it is one of
-    /// the server's, and counts only where the server itself looks at it.
+    /// Returns true for a file of the user: the view has it, if the workstation does. Without a
+    /// view it is one of the server's, and counts only for the server's own guards.
     fn is_users(&self, path: &Path) -> bool {
         if self.view.is_servers_own() && !self.is_own {
             return false;
@@ -202,7 +201,7 @@ impl Check<'_> {
     fn settings_allowed(&self, file: &Path) -> Result<(), String> {
         let is_allowed =
             |setting: &&Setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern));
-        // Each is compared with each pattern.
+        // Each setting is compared with each pattern.
         let is_fine = |setting: &&Setting| self.budget.spend(0) && is_allowed(setting);
         match self.settings(file)?.iter().find(|setting| !is_fine(setting)) {
             None => Ok(()),
@@ -268,7 +267,7 @@ impl Check<'_> {
     }
 }
 
-/// Reads a plain file, and one byte more than the limit if there is as much.
+/// Reads a plain file, at most one byte more than the limit.
 fn read(cwd: &OwnedFd, path: &Path) -> Result<Vec<u8>, String> {
     let handle = find(cwd, path, false).map_err(|errno| errno.desc().to_owned())?;
     // A directory on the way may have become a link since it was found.

@@ -1,5 +1,5 @@
-//! A directory's entries, read without a trace, and the trace that other readers
-//! leave: by it can be told that nobody remembers a listing.
+//! Entries of a directory, read without an update of its access time; and other readers' updates,
+//! which tell if anybody may have cached a listing.
 
 use std::{
     ffi::{CStr, OsStr, OsString},
@@ -28,13 +28,13 @@ use nix::{
 };
 use rustix::fs::{FileType, OFlags, RawDir, StatxFlags, statx};
 
-/// What one call reads of a directory; those of a source tree need one.
+/// Bytes per read of a directory; those of a source tree need one.
 const READ_BYTES: usize = 32 << 10;
 
 /// Seconds and nanoseconds since 1970.
 pub type Time = (i64, i64);
 
-/// Those of which it is known how they note what is read and changed.
+/// File systems whose rules for access and change times are known.
 pub const FILE_SYSTEMS: [FsType; 4] =
     [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC];
 
@@ -44,20 +44,20 @@ pub struct Listing {
     entries: Entries,
 }
 
-/// The names in a directory, one behind the other: a tree has tens of thousands, and an allocation
-/// for each would cost as much as reading it.
+/// The names in a directory, packed: a tree has tens of thousands, and an allocation for each would
+/// cost as much as reading it.
 #[derive(Default)]
 pub struct Entries {
-    /// Of each a byte for its kind, its name, and a zero.
+    /// For each entry a byte for its type, its name, and a zero.
     packed: Vec<u8>,
     count: usize,
 }
 
-/// One of them.
+/// One entry.
 #[derive(Clone, Copy)]
 pub struct Entry<'a> {
     name: &'a CStr,
-    /// As the directory has it.
+    /// By the type in the directory.
     pub is_directory: bool,
 }
 
@@ -88,7 +88,7 @@ impl Entries {
         })
     }
 
-    /// What it takes in memory.
+    /// Bytes that it takes in memory.
     pub fn bytes(&self) -> usize {
         self.packed.capacity()
     }
@@ -102,13 +102,13 @@ impl Entries {
     }
 }
 
-/// Opens a directory to be read without a trace, where we may have that.
+/// Opens a directory for reading, with O_NOATIME if we may.
 pub fn open_directory(parent: impl AsFd, name: &Path) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened =
         match rustix::fs::openat(&parent, name, flags | OFlags::NOATIME, rustix::fs::Mode::empty())
         {
-            // For the owner and for root only.
+            // Only for the owner and for root.
             Err(rustix::io::Errno::PERM) => {
                 rustix::fs::openat(&parent, name, flags, rustix::fs::Mode::empty())
             }
@@ -118,13 +118,12 @@ pub fn open_directory(parent: impl AsFd, name: &Path) -> Option<File> {
 }
 
 impl Listing {
-    /// Reads a directory; `None` also if it has more entries than are left.
+    /// Reads a directory; `None` also if the budget is spent.
     pub fn read(path: &Path, budget: &Budget) -> Option<Self> {
         Self::of(open_directory(rustix::fs::CWD, path)?, budget)
     }
 
-    /// Reads one that is open; `None` if it has more entries than are left. One that is empty costs
-    /// something, too.
+    /// Reads an open directory; `None` if the budget is spent. An empty one costs something, too.
     pub fn of(directory: File, budget: &Budget) -> Option<Self> {
         budget.spend(1).then_some(())?;
         let mut entries = Entries::default();
@@ -149,23 +148,23 @@ impl Listing {
         (self.directory, self.entries)
     }
 
-    /// What an entry is; `None` if it has gone.
+    /// Status of an entry; `None` if it has gone.
     pub fn status(&self, entry: Entry<'_>) -> Option<FileStat> {
         status_in(&self.directory, entry)
     }
 }
 
-/// A directory whose entries are known from before.
+/// A directory whose entries are known already.
 pub struct Known(OwnedFd);
 
 impl Known {
-    /// Reads nothing.
+    /// Opens it without reading.
     pub fn open(path: &Path) -> Option<Self> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         open(path, flags, Mode::empty()).ok().map(Self)
     }
 
-    /// What an entry is; `None` if it has gone.
+    /// Status of an entry; `None` if it has gone.
     pub fn status(&self, entry: Entry<'_>) -> Option<FileStat> {
         status_in(&self.0, entry)
     }
@@ -179,22 +178,22 @@ pub fn is_directory(status: &FileStat) -> bool {
     status.st_mode & libc::S_IFMT == libc::S_IFDIR
 }
 
-/// Whether directories of this file system tell when they were read. By relatime, the default, a
-/// reader leaves its time if it is the first one since the last change, and no more is needed.
+/// Returns true if directories of this file system note reads. With relatime, the default, the
+/// first reader after a change updates the access time, and no more is needed.
 pub fn tells_readers(path: &Path) -> bool {
     let silent = FsFlags::ST_NOATIME | FsFlags::ST_NODIRATIME;
     let is_known = statfs(path).is_ok_and(|found| FILE_SYSTEMS.contains(&found.filesystem_type()));
     is_known && statvfs(path).is_ok_and(|found| !found.flags().intersects(silent))
 }
 
-/// Whether nobody has read a directory since it was last changed: who listed it
-/// before that change was told of it then, and has not listed it since.
+/// Returns true if nobody has read a directory since its last change: a reader before that change
+/// was told of it, and has not listed it since.
 pub fn is_unread(found: &FileStat) -> bool {
     (found.st_atime, found.st_atime_nsec) < (found.st_mtime, found.st_mtime_nsec)
 }
 
-/// When a directory was made, if nobody has read it in any later tick of the clock: its time of
-/// reading is that of its birth still.
+/// Time at which a directory was made, if nobody has read it in any later tick of the clock: then
+/// its access time is still its birth time.
 pub fn never_read(directory: &Path) -> Option<Time> {
     let wanted = StatxFlags::ATIME | StatxFlags::BTIME;
     let found =
@@ -204,8 +203,8 @@ pub fn never_read(directory: &Path) -> Option<Time> {
     (StatxFlags::from_bits_retain(found.stx_mask).contains(wanted) && read == made).then_some(made)
 }
 
-/// Takes away the trace that a reader has left, for one whose listing nobody remembers: its time of
-/// reading becomes a moment before its last change. Where the directory is not ours it stays read.
+/// Undoes a reader's update for a directory whose listing nobody caches: sets its access time to a
+/// moment before its last change. A directory that is not ours stays read.
 pub fn keep_unread(directory: &Path) {
     let Ok(found) = lstat(directory) else { return };
     if is_directory(&found) && !is_unread(&found) {
@@ -227,7 +226,7 @@ mod tests {
         let directory = tree.path().join("d");
         fs::create_dir(&directory).expect("a directory");
         let look = || lstat(&directory).expect("it is there");
-        // New directories have equal times: who reads one then leaves nothing new, and it counts as
+        // The times of a new directory are equal: a reader then changes none, and it counts as
         // read.
         assert!(!is_unread(&look()));
         let first = look().st_mtime_nsec;

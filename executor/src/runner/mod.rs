@@ -3,13 +3,12 @@
 //!
 //! * the **guard** waits for the daemon's end of the control socket to close and
 //!   then kills everything below it, even when that is stuck;
-//! * the **keeper** (process 1 of the process namespace, where there is one) built
-//!   the view, and forks one supervisor per run, the next one before there is a run for it;
-//! * a **supervisor** owns one run: it checks paths, opens files, forks the stages,
-//!   reports how they ended, and kills what is left when its socket closes.
+//! * the **keeper** (process 1 of the PID namespace, where there is one) builds the view, and forks
+//!   one supervisor per run, the next one before there is a run for it;
+//! * a **supervisor** owns one run: it checks paths, opens files, forks the stages, reports their
+//!   exits, and kills what is left when its socket closes.
 //!
-//! Nothing of it outlives the daemon: the sockets close with it, by whatever
-//! it died.
+//! None of them outlives the daemon: the sockets close with it, however it died.
 
 mod budget;
 mod build;
@@ -72,7 +71,7 @@ pub(crate) use self::{
 };
 pub use self::{budget::MAX_KEPT_BYTES, fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};
 
-/// The whole life of a guard: the control socket is its standard input.
+/// Main function of a guard: the control socket is its standard input.
 #[must_use]
 pub fn main() -> ExitCode {
     match guard() {
@@ -84,7 +83,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Says what went wrong, if anybody still listens.
+/// Reports an error on standard error, if that is still open.
 fn complain(error: &io::Error) {
     let _ = writeln!(io::stderr(), "posh-executor runner: {error}");
 }
@@ -94,7 +93,7 @@ fn guard() -> io::Result<()> {
     let spec: ViewSpec = read_frame(&control)?;
     // Started as /proc/self/exe, it would be listed as `exe`.
     let _ = prctl::set_name(c"posh-runner");
-    // A session of its own: what a terminal sends to the daemon is not for us.
+    // A session of its own: signals of the daemon's terminal are not for us.
     let _ = setsid();
     prctl::set_child_subreaper(true)?;
     confine::be_killed_first()?;
@@ -130,7 +129,7 @@ fn guard() -> io::Result<()> {
     }
 }
 
-/// Takes the control socket off standard input, where no child may find it.
+/// Moves the control socket off standard input, so that no child has it.
 fn take_control() -> io::Result<UnixStream> {
     let stdin = io::stdin();
     let control = UnixStream::from(stdin.as_fd().try_clone_to_owned()?);
@@ -145,7 +144,7 @@ fn leave_namespaces(isolation: Isolation) -> nix::Result<()> {
         return Ok(());
     }
     let (uid, gid) = (geteuid(), getegid());
-    // Nothing that is annotated for running here needs the network, nor another's shared memory.
+    // No annotated command needs the network or others' shared memory.
     let mut flags = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
     if !uid.is_root() {
         flags |= CloneFlags::CLONE_NEWUSER;
@@ -166,8 +165,8 @@ fn leave_namespaces(isolation: Isolation) -> nix::Result<()> {
     Ok(())
 }
 
-/// Returns when the keeper has ended or the daemon is gone; then the keeper is
-/// killed, and with it its process namespace.
+/// Returns when the keeper has ended or the daemon is gone; then the keeper is killed, and with it
+/// its PID namespace.
 fn wait_for_either_end(control: &UnixStream, children: &SignalFd, keeper: Pid) {
     loop {
         let mut ready = [
@@ -243,7 +242,7 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
             match sys::has_byte(&taken)? {
                 true => {}
                 false if is_closed(control)? => return Ok(()),
-                // It has ended by itself. Whatever the reason was, the next one would, too.
+                // It has ended by itself. Whatever the reason, the next one would, too.
                 false => has_spares = false,
             }
             continue;
@@ -267,8 +266,8 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
 }
 
 /// Forks a supervisor before there is a run for it, so that the run does not wait for the fork. It
-/// takes the next one off the control socket by itself, and writes a byte to the pipe that is given
-/// here; it ends without one when the daemon is gone.
+/// takes the next run off the control socket by itself, and then writes a byte to the returned
+/// pipe; it ends without one when the daemon is gone.
 fn fork_spare(
     control: &UnixStream,
     view: (&View, &scratch::Use),
@@ -286,7 +285,7 @@ fn fork_spare(
     Ok(taken)
 }
 
-/// The life of a spare supervisor; `None` without a run.
+/// Main function of a spare supervisor; `None` without a run.
 fn serve_as_spare(
     control: &UnixStream,
     view: (&View, &scratch::Use),
@@ -299,7 +298,7 @@ fn serve_as_spare(
     Some(serve(socket.into(), view, children))
 }
 
-/// The life of a supervisor that has a run.
+/// Main function of a supervisor that has a run.
 fn serve(socket: UnixStream, (view, used): (&View, &scratch::Use), children: &SignalFd) -> i32 {
     match used.begin() {
         Ok(()) => supervisor::main(socket, view, children),
@@ -310,14 +309,14 @@ fn serve(socket: UnixStream, (view, used): (&View, &scratch::Use), children: &Si
     }
 }
 
-/// The daemon has closed its end.
+/// Returns true if the daemon has closed its end.
 fn is_closed(control: &UnixStream) -> nix::Result<bool> {
     let mut ready = [PollFd::new(control.as_fd(), PollFlags::empty())];
     poll(&mut ready, PollTimeout::ZERO)?;
     Ok(is_ready(&ready[0]))
 }
 
-/// Reaps, and kills the orphans of a supervisor that did not end by itself.
+/// Reaps supervisors, and kills the orphans of one that did not end by itself.
 fn reap_supervisors(supervisors: &mut Vec<Pid>) {
     let mut is_lost = false;
     while let Ok(Some(ended)) = sys::reap() {
@@ -339,7 +338,7 @@ fn child_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// Waits until one of the two can be read (or is at its end).
+/// Waits until one of the two is readable or at its end.
 fn wait_for(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> nix::Result<[bool; 2]> {
     let mut ready = [one, other].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     loop {

@@ -1,8 +1,8 @@
-//! Where paths lead, as the kernel resolves them inside the view: working
-//! directories, the files that a command is known to use, and redirects.
+//! Path resolution by the kernel inside the view: working directories, the files that a command is
+//! known to use, and redirects.
 //!
-//! A path of a command must end up inside the workstation's mounts; anything
-//! else is another file there than here.
+//! A path of a command must lead into the workstation's mounts; anything else is another file on
+//! the server than on the workstation.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -33,11 +33,11 @@ use super::{
 };
 use crate::error::Refusal;
 
-/// As many symbolic links as the kernel follows.
+/// Number of symbolic links that the kernel follows.
 pub(super) const MAX_LINKS: usize = 40;
 
-/// Entries of a tree that are looked at before a command: beyond, it is walked faster by the
-/// command.
+/// Entries of a tree that are checked before a command: the command itself would walk a larger one
+/// faster.
 const MAX_ENTRIES: usize = 100_000;
 
 /// Devices that are the same on every machine.
@@ -48,8 +48,8 @@ pub(super) fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// Opens a stage's working directory, and makes it (empty) when the workstation
-/// has it outside of all mounts.
+/// Opens a stage's working directory, and makes it (empty) if it lies outside of all mounts on the
+/// workstation.
 pub fn working_directory(view: &View, bytes: &[u8]) -> Result<OwnedFd, Refusal> {
     let path = if bytes.is_empty() { Path::new("/") } else { path_of(bytes) };
     let refuse =
@@ -67,7 +67,7 @@ pub fn working_directory(view: &View, bytes: &[u8]) -> Result<OwnedFd, Refusal> 
     };
     let directory = opened.map_err(|errno| refuse(errno.desc()))?;
     let actual = name_of(&directory).map_err(|errno| refuse(errno.desc()))?;
-    // What getcwd(3) will say must be what it says on the workstation.
+    // getcwd(3) must return the same path as on the workstation.
     if actual != path {
         return Err(refuse(&format!("it is {} on the server", actual.display())));
     }
@@ -131,11 +131,13 @@ fn check_one(
         && rule::holds(Rule::Coherence)
         && let Some(link) = link_beside(cwd, path_of(&used.path), budget)?
     {
-        let why = "is a symbolic link, as which the workstation's mount might go on showing what this command puts there";
+        let why = "is a symbolic link, as which the workstation's mount might go on showing what \
+                   this command puts there";
         return Err(Refusal::new(Kind::Guard, format!("{} {why}", link.display())));
     }
     if is_unreadable_program(view, cwd, used, (&at, &status)) {
-        let why = "it can be started but not read, and only the workstation can tell if this user may start it";
+        let why = "it can be started but not read, and only the workstation can tell if this user \
+                   may start it";
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
     }
     if used.no_symlinks && rule::holds(Rule::Files) && passes_link(cwd, path_of(&used.path)) {
@@ -150,8 +152,8 @@ fn check_one(
     Ok(())
 }
 
-/// Tells if access(2) would say of a file that it is no program, because its export is mounted
-/// noexec. file(1) asks that of files that it can't read; no other command that is annotated does.
+/// Returns true if access(2) would deny that a file is a program, because its export is mounted
+/// noexec. file(1) asks that about files that it can't read; no other annotated command does.
 fn is_unreadable_program(
     view: &View,
     cwd: &OwnedFd,
@@ -168,17 +170,16 @@ fn identity_of(cwd: &OwnedFd, path: &[u8]) -> Option<(u64, u64)> {
     Some((found.st_dev, found.st_ino))
 }
 
-/// Whether who runs here may set its attributes.
-/// Whether a symbolic link would have to be followed; one as the last component
-/// of a path that is not followed does not count, since O_NOFOLLOW names it itself.
+/// Returns true if the lookup would follow a symbolic link. The last component of a path that is
+/// not followed does not count, since O_NOFOLLOW opens the link itself.
 fn passes_link(cwd: &OwnedFd, path: &Path) -> bool {
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
     let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
     openat2(cwd, path, how).is_err_and(|errno| errno == Errno::ELOOP)
 }
 
-/// The place first: nothing else is opened, not even to see if it can be. What is opened is what
-/// was found, whatever has its name by then.
+/// Checks the place first: no other file is opened, not even as a test. Opens the file that was
+/// found, whatever has its name by then.
 fn is_readable_file(view: &View, cwd: &OwnedFd, path: &Path) -> bool {
     let Ok(found) = find(cwd, path, true) else { return false };
     let is_inside = name_of(&found).is_ok_and(|at| view.mount_of(&at).is_some());
@@ -188,15 +189,15 @@ fn is_readable_file(view: &View, cwd: &OwnedFd, path: &Path) -> bool {
     is_inside && is_file && open(own.as_str(), flags, Mode::empty()).is_ok()
 }
 
-/// Without waiting for the other end of a FIFO.
+/// Does not wait for the other end of a FIFO.
 fn open_to_read(cwd: &OwnedFd, path: &Path) -> Option<fs::File> {
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
     let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS);
     openat2(cwd, path, how).ok().map(fs::File::from)
 }
 
-/// Whether a file has a last byte and it is a newline. An empty or unreadable
-/// file says nothing of what its part of a split ends in.
+/// Returns true if a file's last byte is a newline. An empty or unreadable file does not tell how
+/// its part of a split ends.
 fn ends_in_newline(cwd: &OwnedFd, path: &Path) -> bool {
     let Some(file) = open_to_read(cwd, path) else { return false };
     let mut last = [0];
@@ -226,14 +227,14 @@ pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<Owne
     let writes = flags & OFlag::O_ACCMODE != OFlag::O_RDONLY;
     let is_left_empty = status.st_size == 0 || file.offset > 0 || flags.contains(OFlag::O_APPEND);
     if writes && !is_left_empty && rule::holds(Rule::Offsets) {
-        // The shell has emptied the file that it has open: this one has got its name since.
+        // The shell has emptied its file: another file has got the name since.
         return Err(refuse("it is not empty, as the shell has left it"));
     }
     if writes && status.st_nlink > 1 && rule::holds(Rule::InputIsOutput) {
         // Through the mount, another name of it may look like another file.
         return Err(refuse("it has several hard links"));
     }
-    // The very object that was checked, not its name once more.
+    // Opens the object that was checked, not its name once more.
     let kept = flags & (OFlag::O_ACCMODE | OFlag::O_APPEND | OFlag::O_NONBLOCK);
     let own = format!("/proc/self/fd/{}", handle.as_raw_fd());
     let opened = open(own.as_str(), kept | OFlag::O_NOCTTY | OFlag::O_CLOEXEC, Mode::empty())
@@ -245,13 +246,12 @@ pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<Owne
     Ok(opened)
 }
 
-/// What each path of a stage is looked up in. The client makes both as long as it likes, so that
-/// nothing is compared with each of the other.
+/// Sets in which a stage's paths are looked up. The client makes both as long as it likes, so that
+/// comparing each with each is too expensive.
 struct Named<'a> {
-    /// Where the workstation has mounted something inside of a mount; in the order of their
-    /// components.
+    /// Mount points of the workstation inside a mount, in the order of their components.
     covered: BTreeSet<&'a Path>,
-    /// What the stage has open.
+    /// The stage's open descriptors.
     descriptors: HashSet<u32>,
     /// Device and inode of the file to which the workstation writes its output.
     local_output: Option<(u64, u64)>,
@@ -266,7 +266,7 @@ impl<'a> Named<'a> {
         }
     }
 
-    /// `/dev/stdin`, `/dev/fd/N` and their like mean what the stage has open.
+    /// `/dev/stdin`, `/dev/fd/N` and their like refer to the stage's open files.
     fn has_descriptor(&self, path: &[u8]) -> bool {
         let fd = match path {
             b"/dev/stdin" => Some(0),
@@ -280,10 +280,11 @@ impl<'a> Named<'a> {
         fd.is_some_and(|fd: u32| self.descriptors.contains(&fd))
     }
 
-    /// Nothing that the workstation has mounted inside a mount is known here.
+    /// Refuses paths below the workstation's own mounts inside a mount: the server lacks those
+    /// files.
     fn require_uncovered(&self, at: &Path, recursive: bool) -> Result<(), String> {
         let around = at.ancestors().find_map(|above| self.covered.get(&above).copied());
-        // What lies below a path comes right behind it.
+        // Paths below `at` come right behind it in the order.
         let below = || {
             self.covered
                 .range(at..)
@@ -300,15 +301,15 @@ impl<'a> Named<'a> {
     }
 }
 
-/// Where `path` leads; when it does not exist, the directory in which it would
-/// be made, or the deepest one that there is.
+/// The target of `path`; if that does not exist, the directory in which it would be made, or the
+/// deepest existing one.
 pub(super) fn landing(
     cwd: &OwnedFd,
     path: &Path,
     follow: bool,
 ) -> nix::Result<(PathBuf, FileStat)> {
     let (mut path, mut follow) = (path.to_owned(), follow);
-    // Each step takes away a link or a component.
+    // Each step removes a link or a component.
     for _ in 0..MAX_LINKS + path.components().count() {
         let errno = match find(cwd, &path, follow) {
             Ok(found) => return Ok((name_of(&found)?, fstat(&found)?)),
@@ -321,7 +322,7 @@ pub(super) fn landing(
             Some(parent) if parent != Path::new("") => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        // A link to nothing: a write would make the file that it names.
+        // A dangling link: a write would make its target.
         path = match readlinkat(cwd, &path) {
             Ok(target) if follow && errno != Errno::ELOOP => parent.join(target),
             _ => parent,
@@ -331,11 +332,11 @@ pub(super) fn landing(
     Err(Errno::ELOOP)
 }
 
-/// A handle on what is at `path`. Links like those of /proc/PID/fd are not
-/// followed: they would lead through what this process has open.
+/// A handle on the file at `path`. Magic links like those of /proc/PID/fd are not followed: they
+/// would lead through this process's open files.
 pub fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<OwnedFd> {
     if path == Path::new(".") {
-        // That needs no right to search it.
+        // Needs no right to search it.
         return cwd
             .try_clone()
             .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EMFILE)));
@@ -345,7 +346,7 @@ pub fn find(cwd: &OwnedFd, path: &Path, follow: bool) -> nix::Result<OwnedFd> {
     openat2(cwd, path, OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_MAGICLINKS))
 }
 
-/// The path by which the view knows what `fd` refers to.
+/// The path that `fd` has in the view.
 pub fn name_of(fd: &OwnedFd) -> nix::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
         .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
@@ -359,7 +360,7 @@ pub(super) fn require_inside(view: &View, at: &Path) -> Result<(), String> {
     Err(format!("leads to {} on the server, which is not in {}", at.display(), mounts.join(" or ")))
 }
 
-/// Links that are absolute or have `..`, which may lead out of the tree. A mount with
+/// Refuses links that are absolute or have `..`, which may lead out of the tree. A mount with
 /// contain_symlinks (sshfs) refuses to read them.
 fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
     if tree.is_symlink() {
@@ -390,12 +391,12 @@ fn require_plain_symlink(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// A symbolic link beside a file that a command writes by its name, where that command may put
-/// something: at the name, at what is left without a suffix, or at the name with something behind
-/// or before it (`sed -i.bak`, `gunzip`, `xz`).
+/// A symbolic link that a command may overwrite beside a file that it writes by name: at the name,
+/// at the name without its suffix, or at the name with a suffix or prefix (`sed -i.bak`, `gunzip`,
+/// `xz`).
 fn link_beside(cwd: &OwnedFd, path: &Path, budget: &Budget) -> Result<Option<PathBuf>, Refusal> {
     let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    // Where there is no directory, nothing is written.
+    // Without a directory, nothing is written.
     let Ok(directory) = find(cwd, parent, true).and_then(|found| name_of(&found)) else {
         return Ok(None);
     };
@@ -467,7 +468,7 @@ mod tests {
         assert!(named.has_descriptor(b"/dev/fd/7") && !named.has_descriptor(b"/dev/stdin"));
     }
 
-    // As many as one message has, of both; it takes no longer than it does to read them.
+    // As many of both as one message can have; comparing takes no longer than decoding.
     #[test]
     fn paths_and_what_is_covered_are_not_compared_with_each_other() {
         let covered = (0..60_000).map(|number| format!("/q/g/{number}").into()).collect();

@@ -1,9 +1,9 @@
 //! Decides by their text alone where a client's names may lie in a view: mount points, client
 //! files, and working directories that only the workstation has.
 //!
-//! A view has its root on a tmpfs of its own, so a name outside of the directories listed here is
-//! harmless whatever it is. The listed ones hold what the server shows (programs, libraries,
-//! configuration, devices, `/proc`), and nothing of a client's lies at, below or above them.
+//! A view has its root on a tmpfs of its own, so any name outside of the directories listed here is
+//! harmless. The listed ones hold what the server shows (programs, libraries, configuration,
+//! devices, `/proc`): nothing of a client's lies at, below or above them.
 
 use std::{
     collections::HashSet,
@@ -11,8 +11,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// Top directories of programs, libraries, configuration, and the kernel. They are reserved also
-/// where this server has none of that name.
+/// Top directories of programs, libraries, configuration, and the kernel. They are reserved even if
+/// this server has none of that name.
 const RESERVED: [&str; 18] = [
     "/bin", "/boot", "/dev", "/etc", "/gnu", "/lib", "/lib32", "/lib64", "/libo32", "/libx32",
     "/nix", "/opt", "/proc", "/run", "/sbin", "/snap", "/sys", "/usr",
@@ -43,7 +43,7 @@ pub enum NoPlace {
     /// Relative paths have no meaning in a view.
     #[error("it is not an absolute path")]
     Relative,
-    /// The text is not the one name of its place.
+    /// The path is not in its normal form.
     #[error("it is not a plain path")]
     NotPlain,
     /// The root directory.
@@ -63,7 +63,7 @@ pub enum NoPlace {
     TooMany(usize),
 }
 
-/// A path, and why it is refused.
+/// A path, and the reason of its refusal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the view can have nothing of the workstation at {}: {why}", path.display())]
 pub struct Misplaced {
@@ -104,7 +104,7 @@ pub fn check_file(path: &Path) -> Result<(), NoPlace> {
 
 /// Tells if `path` is one of the files of `/etc` that the workstation may replace.
 pub fn is_replaceable(path: &Path) -> bool {
-    // By the text: components of paths compare equal with other texts.
+    // Compared as text: `Path`s of different texts can be equal.
     REPLACEABLE.iter().any(|name| path.as_os_str() == *name)
 }
 

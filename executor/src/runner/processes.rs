@@ -1,7 +1,7 @@
 //! Finding and killing processes below this one.
 //!
-//! Every process here is a subreaper: an orphan comes to it, so that whatever a
-//! command leaves behind, also in another session, is found by its parents.
+//! Every process that uses this module is a subreaper: orphans become its children, so that
+//! whatever a command leaves behind, even in another session, is found by its parents.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,16 +17,16 @@ use nix::{
 
 use crate::sys;
 
-/// Between two looks: killed processes end within this, unless their memory is
-/// large or the disk holds them, and then looking often does not help.
+/// Pause between two looks: killed processes end within this, unless their memory is large or the
+/// disk holds them, and then looking often does not help.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long processes may take to remove their locks and unfinished files.
+/// Time in which processes may remove their locks and unfinished files.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Asks every process below this one to end, and kills those that have not after a
-/// second. What is killed outright leaves its locks: git's would keep the next git out.
+/// Terminates every process below this one, and kills those that are left after a second. A killed
+/// process leaves its locks: git's would keep the next git out.
 pub fn end_all_below() {
     let started = Instant::now();
     let mut pause = FIRST_PAUSE;
@@ -45,7 +45,7 @@ pub fn end_all_below() {
     }
 }
 
-/// Reaps what has ended; true if no process is left.
+/// Reaps children that have ended; true if no process is left.
 fn is_alone() -> bool {
     loop {
         match sys::reap() {
@@ -56,7 +56,7 @@ fn is_alone() -> bool {
     }
 }
 
-/// Reaps the children that have ended and are none of these.
+/// Reaps the children that have ended and are not in `kept`.
 pub fn reap_others(kept: &HashSet<Pid>) {
     for child in children().into_iter().filter(|child| !kept.contains(child)) {
         let _ = sys::reap_one(child);
@@ -70,15 +70,15 @@ fn children() -> Vec<Pid> {
         Ok(pids) => {
             pids.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect()
         }
-        // The kernel may be built without it.
+        // The kernel may be built without that file.
         Err(_) => {
             parents().into_iter().filter(|(_, parent)| *parent == own).map(|(pid, _)| pid).collect()
         }
     }
 }
 
-/// Kills every process below this one and waits for their ends. Looks again
-/// until none is left: one may fork, or be missed, while we look.
+/// Kills every process below this one and waits for their ends. Looks again until none is left: one
+/// may fork, or be missed, during a look.
 pub fn kill_all_below() {
     let mut pause = FIRST_PAUSE;
     while !is_alone() {

@@ -1,12 +1,12 @@
-//! What one command may start: its own program, what its annotation says that it starts (`runs`,
-//! `helpers`), and what the kernel needs to start those: loaders, and the interpreters of scripts.
-//! What a file of an export names to be started (git's configuration, a hook, a delegate) is
-//! nothing of that, whenever it was put there.
+//! Programs that one command may start: its own, those that its annotation names (`runs`,
+//! `helpers`), and those by which the kernel starts these: loaders, and the interpreters of
+//! scripts. Programs named by a file of an export (git's configuration, a hook, a delegate) are not
+//! among them, whenever that file was written.
 //!
-//! A loader starts whatever it can read (`ld.so /usr/bin/python3`). So what a command reads of the
-//! server's own tree depends on what it starts: a command that starts nothing, which the filter of
-//! system calls sees to, reads all of it; one that starts programs of machine code reads those,
-//! their libraries and data; a script reads no directory of programs.
+//! A loader starts whatever it can read (`ld.so /usr/bin/python3`). So read access to the server's
+//! own tree depends on the programs: a command that starts nothing, which the seccomp filter
+//! ensures, reads all of it; one that starts binary programs reads those, their libraries and data;
+//! a script reads no directory of programs.
 
 use std::{
     collections::HashSet,
@@ -30,18 +30,18 @@ use super::{
     fence::{PROGRAM, READ},
     view::{PROGRAM_LINKS, SHOWN, is_shown},
 };
-use crate::tools;
+use crate::identity;
 
-/// The kernel follows an interpreter that is a script itself so often.
+/// Depth of interpreters that are scripts themselves, as the kernel follows them.
 const MAX_DEPTH: usize = 5;
 
-/// Far more than any program has, of itself and its libraries.
+/// Bound of files: far more than any program has with its libraries.
 const MAX_FILES: usize = 512;
 
-/// As much of a script's first line as the kernel looks at.
+/// Bytes of a script's first line that the kernel reads.
 const MAX_LINE_BYTES: usize = 256;
 
-/// Libraries that C libraries load when they need them.
+/// Libraries that C libraries load on demand.
 const LOADED_LATER: [&str; 6] = [
     "libgcc_s.so.1",
     "libnss_files.so.2",
@@ -51,11 +51,11 @@ const LOADED_LATER: [&str; 6] = [
     "libnss_db.so.2",
 ];
 
-/// Beside a directory's libraries: those that convert character sets, and those that are made for
+/// Subdirectories of library directories: modules that convert character sets, and variants for
 /// newer processors.
 const BESIDE_LIBRARIES: [&str; 2] = ["gconv", "glibc-hwcaps"];
 
-/// What programs read that is no program: languages, time zones, terminals, and git's templates.
+/// Data that programs read: languages, time zones, terminals, and git's templates.
 const DATA: [&str; 11] = [
     "/usr/lib/locale",
     "/usr/lib64/locale",
@@ -70,8 +70,8 @@ const DATA: [&str; 11] = [
     "/usr/share/git-core",
 ];
 
-/// What a script's interpreter may read: it has modules in many places. No directory on a PATH is
-/// among them.
+/// Trees that a script's interpreter may read: it has modules in many places. None is a directory
+/// of a PATH.
 const MODULES: [&str; 12] = [
     "/usr/lib",
     "/usr/lib32",
@@ -87,36 +87,36 @@ const MODULES: [&str; 12] = [
     "/libx32",
 ];
 
-/// Where distributions and packages have programs and libraries side by side.
+/// Directories in which distributions and packages have programs and libraries side by side.
 const STORES: [&str; 4] = ["/opt", "/nix", "/gnu", "/snap"];
 
-/// What of the server's own tree a command reads, besides the files that are named one by one.
+/// Trees of the server that a command reads, beside single files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
     /// All of it: it starts nothing.
     Everything,
-    /// The modules of interpreters, and libraries wherever they are.
+    /// The modules of interpreters, and libraries of all programs.
     Modules,
-    /// Data.
+    /// Data only.
     Data,
 }
 
-/// What one command may start, and what it reads for that.
+/// Programs that one command may start, and the files that it reads for that.
 #[derive(Debug)]
 pub struct Programs {
-    /// To be executed, and read.
+    /// Files to execute and read.
     pub executed: Vec<OwnedFd>,
-    /// To be read: libraries, and directories of such.
+    /// Files to read: libraries, and directories of them.
     pub libraries: Vec<OwnedFd>,
-    /// The rest.
+    /// Trees to read.
     pub reads: Reads,
     /// Directories of a program's own distribution.
     pub stores: Vec<&'static str>,
 }
 
 impl Programs {
-    /// Of the program at `path`, which starts those of `others`: names, or absolute paths. What is
-    /// not installed can't be started by anybody. Libraries are looked for in `directories`.
+    /// For the program at `path`, which starts `others`: names, or absolute paths. Programs that
+    /// are not installed are left out. Looks for libraries in `directories`.
     pub fn new(path: &Path, others: &[String], directories: &[PathBuf]) -> Self {
         let mut search = Search { directories, ..Search::default() };
         search.add(path, MAX_DEPTH);
@@ -139,7 +139,7 @@ impl Programs {
         }
     }
 
-    /// It is the only program that the command ever is.
+    /// Returns true if the command never executes another program.
     pub fn is_alone(&self) -> bool {
         self.reads == Reads::Everything
     }
@@ -150,7 +150,7 @@ impl Programs {
         executed.chain(self.libraries.iter().map(|file| (file, READ)))
     }
 
-    /// The trees of the server's own that the command reads.
+    /// The trees of the server that the command reads.
     pub fn trees(&self) -> impl Iterator<Item = &'static str> {
         let (all, some): (&[&str], &[&str]) = match self.reads {
             Reads::Everything => (&SHOWN, &PROGRAM_LINKS),
@@ -161,8 +161,8 @@ impl Programs {
     }
 }
 
-/// Where this machine's loader looks for libraries, in any order: what its configuration says, and
-/// what is built in.
+/// Search path of this machine's loader for libraries, in any order: configured and built-in
+/// directories.
 pub fn library_directories() -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from("/etc/ld.so.conf")];
     files.extend(
@@ -180,40 +180,40 @@ pub fn library_directories() -> Vec<PathBuf> {
         .chain(built_in.map(str::to_owned))
         .chain(configured.filter(|line| line.starts_with('/')).map(str::to_owned));
     let mut known = HashSet::new();
-    // Of /lib and /usr/lib most machines have one only.
+    // On most machines /lib and /usr/lib are one directory.
     let directories = built_in.filter_map(|path| fs::canonicalize(path).ok());
     directories.filter(|path| is_shown(path) && known.insert(path.clone())).collect()
 }
 
-/// Follows what files name to what they need.
+/// Follows references of files to the files that they need.
 #[derive(Default)]
 struct Search<'a> {
     directories: &'a [PathBuf],
     known: HashSet<(u64, u64)>,
     executed: Vec<File>,
     libraries: Vec<File>,
-    /// Files whose libraries are still to be found, with the directories that they name for that.
+    /// Files whose libraries are still to be found, with their own search paths.
     images: Vec<Image>,
     stores: Vec<&'static str>,
     has_script: bool,
-    /// Something that is needed was not found.
+    /// A needed library was not found.
     is_short: bool,
 }
 
 impl Search<'_> {
-    /// All programs of a name: a script may name one of them by its path.
+    /// Adds all programs of a name: a script may use one of them by its path.
     fn add_named(&mut self, name: &OsStr, depth: usize) {
         if name.as_bytes().starts_with(b"/") {
             return self.add(Path::new(name), depth);
         }
         if !name.as_bytes().contains(&b'/') {
-            tools::PATH
+            identity::PATH
                 .split(':')
                 .for_each(|directory| self.add(&Path::new(directory).join(name), depth));
         }
     }
 
-    /// A program, and what the kernel starts for it.
+    /// Adds a program, and the programs by which the kernel starts it.
     fn add(&mut self, path: &Path, depth: usize) {
         let Some(file) = self.open(path) else { return };
         let (image, line) = (Image::read(&file), first_line(&file));
@@ -232,8 +232,8 @@ impl Search<'_> {
         }
     }
 
-    /// What the first line of a script names. The script may be there for the program of the same
-    /// name.
+    /// Adds the program in a script's first line. The script may be a wrapper for a program of its
+    /// own name.
     fn add_interpreter(&mut self, script: &Path, line: &[u8], depth: usize) {
         self.has_script = true;
         let mut words =
@@ -254,10 +254,10 @@ impl Search<'_> {
         script.file_name().into_iter().for_each(|name| self.add_named(name, depth));
     }
 
-    /// Opens what is a plain file of the server's own tree, once.
+    /// Opens a regular file of the server's own tree, once.
     fn open(&mut self, path: &Path) -> Option<File> {
         let found = fs::canonicalize(path).ok().filter(|path| is_shown(path))?;
-        // Neither a pipe nor a device waits for anybody.
+        // Opening a FIFO or a device must not block.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
@@ -269,7 +269,7 @@ impl Search<'_> {
             .then_some(file)
     }
 
-    /// What the loaders will look for.
+    /// Adds the libraries that the loaders will look for.
     fn add_libraries(&mut self) {
         let preloaded = fs::read_to_string("/etc/ld.so.preload").unwrap_or_default();
         let others = LOADED_LATER.iter().copied().chain(preloaded.split_whitespace());
@@ -294,7 +294,7 @@ impl Search<'_> {
         }
     }
 
-    /// All of that name: which of them a loader takes depends on its cache and on the processor.
+    /// Adds all libraries of that name: the loader chooses by its cache and by the processor.
     fn add_library(&mut self, name: &OsStr, run_paths: &[OsString]) -> bool {
         if name.as_bytes().contains(&b'/') {
             return self.add_library_at(Path::new(name));
@@ -319,7 +319,7 @@ impl Search<'_> {
     }
 }
 
-/// What stands behind `#!`.
+/// The text after `#!`.
 fn first_line(file: &File) -> Option<Vec<u8>> {
     let mut bytes = vec![0; MAX_LINE_BYTES];
     let count = file.read_at(&mut bytes, 0).ok()?;

@@ -1,10 +1,10 @@
-//! The root of a view: a tmpfs that nobody else can reach, and everything that is made on it.
+//! The root of a view: a tmpfs that no other process can reach, and everything that is made on it.
 //!
 //! Invariant: with the executor's own rights a name that a client chose is made only on a file
-//! system of the view's own. The tmpfs is open through two mounts. [`Root::bare`] has no mount on
-//! it, ever, so that a walk from there stays on the tmpfs whatever the names are; directories and
-//! files are made through it. [`Root::seen`] is the one that commands see, with all that is
-//! mounted; through it names are only looked up.
+//! system of the view's own. The tmpfs is open through two mounts. [`Root::bare`] never has a mount
+//! on it, so that a walk from there stays on the tmpfs whatever the names are; directories and
+//! files are made through it. [`Root::seen`] is the one that commands see, with all mounts; through
+//! it names are only looked up.
 
 use std::{
     fs::{File, Permissions},
@@ -43,13 +43,13 @@ use crate::{
 /// The root holds directories and small files only.
 const ROOT_OPTIONS: &str = "size=64m,nr_inodes=16k,mode=755";
 
-/// A file on the view's own file systems gives nobody rights.
+/// Files on the view's own file systems give no rights.
 const NO_RIGHTS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 
 /// A handle on a directory or file.
 const HANDLE: OFlag = OFlag::O_PATH.union(OFlag::O_CLOEXEC);
 
-/// Rights of a file that go along: reading, writing, executing; no set-user-id, set-group-id or
+/// Permission bits that are copied: reading, writing, executing; no set-user-id, set-group-id or
 /// sticky bit.
 const FILE_MODE: u32 = 0o777;
 
@@ -76,7 +76,8 @@ impl Root {
         mount(Some(&root), &root, None::<&str>, MsFlags::MS_BIND, None::<&str>)
             .map_err(failed(attempt))?;
         std::env::set_current_dir(&root).map_err(failed(attempt))?;
-        // The old root then lies on the new one, where it needs no directory (pivot_root(2)).
+        // The old root is then mounted on the new one, so that it needs no directory
+        // (pivot_root(2)).
         pivot_root(".", ".").map_err(failed(attempt))?;
         umount2(".", MntFlags::MNT_DETACH)
             .map_err(failed(|| "leave the server's root".to_owned()))?;
@@ -86,7 +87,7 @@ impl Root {
         Ok(Self { bare, seen })
     }
 
-    /// Makes a directory and its parents, and gives a handle on it. `path` is checked (see
+    /// Makes a directory and its parents, and returns a handle on it. `path` is checked (see
     /// `places`) and lies in no mount but the private directories.
     pub fn directory(&self, path: &Path) -> nix::Result<OwnedFd> {
         match PRIVATE.iter().find_map(|private| Some((private, path.strip_prefix(private).ok()?))) {
@@ -102,7 +103,7 @@ impl Root {
         make_directories(self.bare.as_fd(), path)
     }
 
-    /// A handle on what commands see at `path`; no symbolic link leads there.
+    /// A handle on the file that commands see at `path`; follows no symbolic link.
     pub fn find(&self, path: &Path) -> nix::Result<OwnedFd> {
         let resolve = ResolveFlag::RESOLVE_IN_ROOT
             | ResolveFlag::RESOLVE_NO_SYMLINKS
@@ -110,13 +111,13 @@ impl Root {
         openat2(&self.seen, path, OpenHow::new().flags(HANDLE).resolve(resolve))
     }
 
-    /// A mount point that lies in another mount: it must be there, for a caller with these rights.
+    /// A mount point inside another mount: it must exist, for a user with these rights.
     pub fn find_as(&self, path: &Path, user: Option<&ViewUser>) -> nix::Result<OwnedFd> {
         let _acting = ActingAs::begin(user)?;
         self.find(path)
     }
 
-    /// Makes an empty file on the tmpfs, for something to be mounted on.
+    /// Makes an empty file on the tmpfs, as a mount point.
     pub fn empty_file(&self, path: &Path) -> nix::Result<()> {
         self.new_file(path).map(drop)
     }
@@ -134,7 +135,7 @@ impl Root {
         move_mount(tree, c"", at, c"", flags).map_err(errno)
     }
 
-    /// Writes a client's file, whose place is checked, where nothing is yet.
+    /// Writes a client's file, whose place is checked and empty.
     pub fn write(&self, file: &ClientFile, user: Option<&ViewUser>) -> io::Result<()> {
         self.write_at(path_of(&file.path), file, user)
     }
@@ -149,12 +150,12 @@ impl Root {
         self.write_at(Path::new(COVER), file, user)?;
         let tree = detach(self.find(Path::new(COVER))?.as_fd(), FILE_ATTRIBUTES)?;
         self.attach(&tree, covered)?;
-        // The kernel mounts no file that has lost its name, but one that is mounted may lose it.
+        // The kernel mounts no unlinked file, but a mounted one may be unlinked.
         Ok(unlinkat(&self.bare, COVER, UnlinkatFlags::NoRemoveDir)?)
     }
 
-    /// Has commands find nothing at a place, whatever is there: an empty directory that only root
-    /// may enter, or an empty file.
+    /// Hides whatever is at a place: commands find an empty directory that only root may enter, or
+    /// an empty file.
     pub fn hide(&self, at: &OwnedFd) -> nix::Result<()> {
         if fstat(at)?.st_mode & libc::S_IFMT == libc::S_IFDIR {
             return self.attach(&empty_directory()?, at);
@@ -173,8 +174,7 @@ impl Root {
         target.set_permissions(Permissions::from_mode(file.mode & FILE_MODE))
     }
 
-    /// What was made so far is all that commands find; directories are still made through
-    /// [`Self::bare`].
+    /// Makes the root read-only for commands; directories are still made through [`Self::bare`].
     pub fn close(&self) -> nix::Result<()> {
         sys::set_mount(self.seen.as_fd(), libc::MOUNT_ATTR_RDONLY, false)
     }
@@ -199,7 +199,7 @@ const FILE_ATTRIBUTES: u64 = libc::MOUNT_ATTR_RDONLY
     | libc::MOUNT_ATTR_NODEV
     | libc::MOUNT_ATTR_NOEXEC;
 
-/// A file system in memory that holds nothing, and never will.
+/// An in-memory file system that is empty, and stays so.
 fn empty_directory() -> nix::Result<OwnedFd> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(errno)?;
     for (option, value) in [("source", "posh"), ("mode", "0"), ("nr_inodes", "1")] {
@@ -213,8 +213,8 @@ fn empty_directory() -> nix::Result<OwnedFd> {
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(errno)
 }
 
-/// Copies the mounts at and below what `at` refers to, with these attributes added
-/// (`MOUNT_ATTR_*`); the copy is nowhere until it is attached.
+/// Clones the mounts at and below `at`, with these attributes added (`MOUNT_ATTR_*`); the clone is
+/// detached until it is attached.
 pub fn detach(at: BorrowedFd<'_>, attributes: u64) -> nix::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -255,7 +255,7 @@ fn make_directories(base: BorrowedFd<'_>, path: &Path) -> nix::Result<OwnedFd> {
     Ok(at)
 }
 
-/// A name in a directory leads to what is there, on the same mount.
+/// Resolves a name in a directory on the same mount, without links.
 fn inside() -> ResolveFlag {
     ResolveFlag::RESOLVE_BENEATH
         | ResolveFlag::RESOLVE_NO_SYMLINKS

@@ -1,9 +1,9 @@
 //! The temporary directories of a view, `/tmp` and `/var/tmp`: one tmpfs of bounded size, which is
-//! empty again when no run of the view is at work.
+//! emptied when the view has no run.
 //!
 //! A supervisor holds a shared lock from before its run until it ends; the keeper empties the
-//! directories under the exclusive one, so that nothing is taken from a run, and a run that comes
-//! meanwhile waits.
+//! directories under the exclusive lock, so that no run loses its files, and a new run waits
+//! meanwhile.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -34,15 +34,15 @@ use super::{
 };
 use crate::error::Refusal;
 
-/// The directories, and what they are called on the tmpfs.
+/// The directories, with their names on the tmpfs.
 const DIRECTORIES: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
 
-/// Files and directories: kernel memory that the size does not count, and names that the keeper has
-/// to remove. The commands that make the most, sort(1) and git(1), make some hundred.
+/// Files and directories: they take kernel memory that the size does not count, and the keeper has
+/// to remove them. The commands that make the most, sort(1) and git(1), make some hundred.
 const MAX_FILES: u32 = 1 << 16;
 
-/// Makes the tmpfs at `place`, a directory of the runner's own, with both directories in it. Gives
-/// each with its path in the view.
+/// Makes the tmpfs at `place`, a directory of the runner's own, with both directories in it.
+/// Returns each with its path in the view.
 pub fn make(
     place: &Path,
     bytes: u64,
@@ -66,21 +66,21 @@ fn attempt<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Refusal 
     failed(move || format!("{what} the temporary directories of a view"))
 }
 
-/// A name in a directory leads to what is there, on the same mount.
+/// Resolves a name in a directory on the same mount, without links.
 const SAME_MOUNT: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
-/// Says when the directories of a view are in use.
+/// Lock on the directories of a view while they are in use.
 #[derive(Debug)]
 pub struct Use {
     lock: Option<OwnedFd>,
-    /// Paths of what the view shows: mounts, and the workstation's files.
+    /// Paths that the view shows: mounts, and the workstation's files.
     shown: Vec<PathBuf>,
 }
 
 impl Use {
-    /// Nobody uses them yet. Where a view is the machine's own tree they are not ours, and nothing
-    /// is removed.
+    /// Not in use yet. Without a view of its own the directories are the machine's, and nothing is
+    /// removed.
     pub fn new(spec: &ViewSpec) -> Result<Self> {
         let lock = match spec.isolation() {
             Isolation::Nothing => None,
@@ -91,8 +91,8 @@ impl Use {
         Ok(Self { lock, shown: shown.map(Path::to_owned).collect() })
     }
 
-    /// This process uses them until it ends: a lock of fcntl(2) belongs to a process, not to those
-    /// that it forks.
+    /// Locks them for this process until it ends: a lock of fcntl(2) belongs to a process, not to
+    /// its children.
     pub fn begin(&self) -> Result<()> {
         self.lock.as_ref().map_or(Ok(()), |lock| fcntl_lock(lock, FlockOperation::LockShared))
     }
@@ -119,8 +119,8 @@ impl Use {
     }
 }
 
-/// Removes all that is in `top`, but what is `shown` below it, and the directories above that:
-/// these keep their names.
+/// Removes everything in `top` except the `shown` paths below it, and the directories above these:
+/// they keep their names.
 fn empty_around(top: OwnedFd, shown: Vec<PathBuf>) -> Result<()> {
     let mut left = vec![(top, shown)];
     while let Some((directory, shown)) = left.pop() {
@@ -134,12 +134,12 @@ fn empty_around(top: OwnedFd, shown: Vec<PathBuf>) -> Result<()> {
                 .push(rest.as_path().to_owned());
         }
         empty(&directory, below.keys().cloned().collect())?;
-        // What is shown itself is not entered.
+        // A shown path itself is not entered.
         for (name, shown) in
             below.into_iter().filter(|(_, shown)| shown.iter().all(|path| path != Path::new("")))
         {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            // A command with the rights for it may have removed the directory.
+            // A command with sufficient rights may have removed the directory.
             if let Ok(inner) = openat2(&directory, &name, flags, Mode::empty(), SAME_MOUNT) {
                 left.push((inner, shown));
             }
@@ -148,10 +148,10 @@ fn empty_around(top: OwnedFd, shown: Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Removes all that is in `top`, but these names and what something is mounted on. What is in a
-/// directory is moved up before that is removed, so that a deep tree takes neither stack nor
-/// descriptors. Every name is one component below a descriptor, on the same mount: no link leads
-/// anywhere else, and nothing of an export that is mounted here is touched.
+/// Removes everything in `top` except these names and mount points. A directory's entries are moved
+/// up before it is removed, so that a deep tree takes neither stack nor descriptors. Every name is
+/// one component below a descriptor, on the same mount: no link leads elsewhere, and exports that
+/// are mounted below stay untouched.
 fn empty(top: &OwnedFd, mut kept: HashSet<CString>) -> Result<()> {
     let mut number = 0_u32;
     loop {
@@ -175,7 +175,7 @@ fn empty(top: &OwnedFd, mut kept: HashSet<CString>) -> Result<()> {
     }
 }
 
-/// Removes a directory whose entries are moved up; false where something is mounted on it or on one
+/// Removes a directory after moving its entries up; false if something is mounted on it or on one
 /// of them.
 fn remove_directory(top: &OwnedFd, name: &CString, number: &mut u32) -> Result<bool> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -192,7 +192,7 @@ fn remove_directory(top: &OwnedFd, name: &CString, number: &mut u32) -> Result<b
     }
 }
 
-/// Moves all entries up; false where one can't be, since something is mounted on it.
+/// Moves all entries up; false if one can't be moved, since something is mounted on it.
 fn move_up(from: &OwnedFd, top: &OwnedFd, number: &mut u32) -> Result<bool> {
     let mut is_all = true;
     for name in names(from)? {
@@ -212,9 +212,8 @@ fn move_up(from: &OwnedFd, top: &OwnedFd, number: &mut u32) -> Result<bool> {
     Ok(is_all)
 }
 
-/// An ordinary user's directory may be locked against its owner, who can open it. It is changed by
-/// a handle on the directory itself: neither what a link leads to, nor what is mounted there. root
-/// needs nothing of the kind.
+/// Opens up a directory that is closed to its owner, an unprivileged user. Changes it by a handle
+/// on the directory itself: neither a link's target, nor a mount on it. root needs no such change.
 fn make_usable(directory: &OwnedFd, name: &CString) {
     if geteuid().is_root() {
         return;

@@ -1,5 +1,5 @@
-//! One stage's process, from the contract's words to execve: what a shell's child
-//! does between fork and exec, and a barrier before the exec.
+//! One stage's process, from the contract's words to execve: the work of a shell's child between
+//! fork and exec, and a barrier before the exec.
 
 use std::{
     collections::HashMap,
@@ -33,19 +33,19 @@ use super::{
     view::View,
     wire::{Bounds, End, EndKind, Fence},
 };
-use crate::{error::Refusal, sys, tools};
+use crate::{error::Refusal, identity, sys, tools};
 
 /// The pipe and pty ends that came with the job.
 pub type Ends = HashMap<End, Rc<OwnedFd>>;
 
-/// The two pipes that hold stages back: each says that it is set up (or not), and
-/// then waits for one byte.
+/// The two pipes of the barrier: each stage reports success or failure of its set-up, and then
+/// waits for one byte.
 pub struct Barrier<'a> {
     pub report: &'a OwnedFd,
     pub go: &'a OwnedFd,
 }
 
-/// What a child says at the barrier: its stage, and an errno or 0.
+/// Report of a child at the barrier: its stage, and an errno or 0.
 pub const REPORT_BYTES: usize = 8;
 
 /// A stage whose paths are checked and whose descriptors are open.
@@ -56,7 +56,7 @@ pub struct Prepared {
     env: Vec<CString>,
     cwd: Rc<OwnedFd>,
     descriptors: Vec<(Rc<OwnedFd>, RawFd)>,
-    /// Files whose final offsets are to be told.
+    /// Files whose final offsets are to be reported.
     reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Files that it writes to, with their sizes.
     written: Vec<(u32, u64)>,
@@ -64,30 +64,30 @@ pub struct Prepared {
     open_files: u64,
     bounds: Bounds,
     domain: Option<Domain>,
-    /// Its words were read, so that it is known what it does: it makes the listed system calls
-    /// only.
+    /// Set for an annotated command, whose behaviour is known: it makes only the listed system
+    /// calls.
     narrowed: Option<Narrowed>,
 }
 
-/// What looking before the start may cost a run.
+/// Budgets for lookups before the start.
 pub struct Budgets {
     /// Guards and paths, without which nothing starts.
     pub checks: Budget,
-    /// Trees to be watched.
+    /// Watched trees.
     pub trees: Budget,
 }
 
-/// What has to be known of a stage until it has ended.
+/// State of a stage that is kept until it has ended.
 pub struct Live {
     pub stage: u32,
-    /// Files whose final offsets are to be told.
+    /// Files whose final offsets are to be reported.
     pub reported: Vec<(u32, Rc<OwnedFd>)>,
-    /// Trees whose changes are to be told.
+    /// Trees whose changes are to be reported.
     pub watch: Watch,
 }
 
 impl Prepared {
-    /// Checks a stage and opens what it names; nothing runs.
+    /// Checks a stage and opens the files that it names; nothing runs.
     pub fn new(
         view: &View,
         ends: &Ends,
@@ -193,7 +193,7 @@ impl Prepared {
         earlier.map(|(source, _)| source.clone()).ok_or_else(missing)
     }
 
-    /// How large the files were that its redirects write to.
+    /// Sizes of the files that its redirects write to.
     pub fn written_files(&self) -> impl Iterator<Item = WrittenFile> {
         self.written.iter().map(|(fd, size)| WrittenFile {
             stage: self.stage.id,
@@ -206,7 +206,7 @@ impl Prepared {
     pub fn fork(&self, barrier: &Barrier<'_>, memory: &OwnMemory) -> nix::Result<Pid> {
         match sys::fork()? {
             ForkResult::Parent { child } => {
-                // Also from here: a signal to the group may come before the child ran.
+                // The parent sets it, too: a signal to the group may come before the child runs.
                 let _ = setpgid(child, child);
                 Ok(child)
             }
@@ -214,7 +214,7 @@ impl Prepared {
         }
     }
 
-    /// What the supervisor needs of it from now on; closes its descriptors here.
+    /// State that the supervisor needs from now on; closes its copies of the descriptors.
     pub fn into_live(self) -> Live {
         Live { stage: self.stage.id, reported: self.reported, watch: self.watch }
     }
@@ -222,14 +222,14 @@ impl Prepared {
     fn become_stage(&self, barrier: &Barrier<'_>, memory: &OwnMemory) -> ! {
         let wanted: Vec<_> =
             self.descriptors.iter().map(|(source, target)| (source.as_fd(), *target)).collect();
-        // First what needs descriptors of ours: the command's own may have the same numbers.
+        // First the steps that need our descriptors: the command's own may have the same numbers.
         let installed = self.enter().and_then(|()| {
             sys::install_descriptors(&wanted, [barrier.report.as_fd(), barrier.go.as_fd()])
         });
         let [report, go] = match installed {
             Ok(kept) => kept,
             Err(errno) => {
-                // Neither kept one may be there: say it on the original, if that still is.
+                // Both copies may be missing: report on the original, if that still exists.
                 let copy = barrier.report.try_clone();
                 let _ = copy.map(|copy| std::fs::File::from(copy).write_all(&self.report(errno)));
                 sys::exit_now(126);
@@ -243,7 +243,7 @@ impl Prepared {
             sys::exit_now(126);
         }
         let errno = sys::exec(&self.program, &self.argv, &self.env, filter::pass());
-        // Too late to refuse: others run already. As a shell says it.
+        // Too late to refuse: others run already. The message is a shell's.
         let message = format!("posh-executor: {}: {}\n", self.stage.program, errno.desc());
         let _ = std::io::stderr().write_all(message.as_bytes());
         sys::exit_now(if errno == Errno::ENOENT { 127 } else { 126 })
@@ -256,7 +256,7 @@ impl Prepared {
         report
     }
 
-    /// Its group, its directory, and its domain.
+    /// Enters its process group, its directory, and its domain.
     fn enter(&self) -> nix::Result<()> {
         setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
         confine::enter_directory(&self.cwd)?;
@@ -274,26 +274,27 @@ impl Prepared {
         sys::set_nice(self.stage.nice);
         sys::set_signals(self.stage.ignored_signals, self.stage.blocked_signals);
         if let Some(narrowed) = self.narrowed {
-            // Last, since setting up takes more than a command needs.
+            // Last, since setting up needs calls that the filter refuses.
             filter::narrow(narrowed)?;
         }
         Ok(())
     }
 }
 
-/// Landlock knows no right to modes, owners, times and extended attributes. Without mounts of its
-/// own, a command that needs to set them could do so outside of the exports, and no other one can
-/// be told from it.
+/// Landlock has no rights for modes, owners, times and extended attributes. Without mounts of its
+/// own, a command that has to set them could do so outside of the exports, and can't be told from
+/// others.
 fn changes_without_namespaces(stage: &Stage) -> Refusal {
-    let why = "it changes files, and without namespaces the server can't keep it from changing attributes outside of the exports";
+    let why = "it changes files, and without namespaces the server can't keep it from changing \
+               attributes outside of the exports";
     Refusal::new(
         Kind::NotAllowed,
         format!("this executor does not run {} like this: {why}", stage.program),
     )
 }
 
-/// Of a tree that is too large it is told later that not all is known; one that takes too long is
-/// the workstation's.
+/// Starts watching. A tree that is too large makes the report of changes incomplete; a walk that
+/// takes too long refuses the run.
 fn watch(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<Watch, Refusal> {
     let watch = Watch::new(view, cwd, stage, budget);
     match budget.over() {
@@ -309,13 +310,14 @@ fn c_string(bytes: &[u8]) -> Result<CString, Refusal> {
     CString::new(bytes).map_err(|_| Refusal::protocol("an argument holds a zero byte"))
 }
 
-/// The stage's variables, and our PATH in place of theirs; so with TMPDIR, where /tmp is not the
+/// The stage's variables, with our PATH in place of theirs, and our TMPDIR, where /tmp is not the
 /// commands' own.
 fn environment(stage: &Stage, temporary: Option<&Path>) -> Result<Vec<CString>, Refusal> {
     let temporary =
         temporary.map(|directory| [b"TMPDIR=", directory.as_os_str().as_bytes()].concat());
     let own_names = [Some(&b"PATH"[..]), temporary.as_ref().map(|_| &b"TMPDIR"[..])];
-    let own = [Some(format!("PATH={}", tools::PATH).into_bytes()), temporary].into_iter().flatten();
+    let own =
+        [Some(format!("PATH={}", identity::PATH).into_bytes()), temporary].into_iter().flatten();
     let own = own.map(|variable| c_string(&variable));
     let given = stage.env.iter().filter(|variable| !own_names.contains(&Some(&variable.name[..])));
     own.chain(

@@ -1,8 +1,8 @@
-//! The supervisor: one process per run, the parent of its stages. A path that
-//! hangs or a run that goes wrong is its problem alone.
+//! The supervisor: one process per run, the parent of its stages. A path that hangs or a run that
+//! goes wrong affects no other run.
 //!
-//! It ends when its socket does, or when nobody needs it; either way it ends
-//! everything below it first.
+//! It ends when its socket is closed, or when nobody needs it; either way it ends everything below
+//! it first.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -51,7 +51,7 @@ use crate::{
     sys::{self, Deadly},
 };
 
-/// The whole life of a supervisor; gives its exit status.
+/// Main function of a supervisor; returns its exit status.
 pub fn main(socket: UnixStream, view: &View, children: &SignalFd) -> i32 {
     match supervise(&socket, view, children) {
         Ok(()) => 0,
@@ -80,10 +80,10 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
             Refusal::new(Kind::SpawnFailed, format!("cannot enter the run's cgroup: {error}"));
         return write_frame(socket, &RunOutput::from(refusal));
     }
-    // The one thing that needs more rights than the commands have: it is on a file system of ours.
+    // The only step that needs more rights than the commands have: it is on a file system of ours.
     job.stages.iter().for_each(|stage| view.prepare_directory(&stage.cwd));
     confine::take_user(view.user.as_ref())?;
-    // Another user's process has lost it.
+    // A change of the user id clears it (prctl(2)).
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     let memory = OwnMemory::bound()?;
     match start((job, &memory), descriptors, view, children, socket) {
@@ -118,7 +118,7 @@ fn spawn_failed(errno: Errno) -> Refusal {
     )
 }
 
-/// Prepares all stages, forks all, and lets them go together.
+/// Prepares all stages, forks all, and releases them together.
 fn start(
     (job, memory): (Job, &OwnMemory),
     descriptors: Vec<OwnedFd>,
@@ -126,13 +126,13 @@ fn start(
     children: &SignalFd,
     socket: &UnixStream,
 ) -> Result<Running, Failure> {
-    // Whoever gives the run up waits for nothing that is done here: it is killed. Until the daemon
-    // knows that the commands run it has nothing to say.
+    // If the run is given up, this process is killed, whatever it waits for. The daemon sends
+    // nothing before it knows that the commands run.
     let deadly = Deadly::begin(socket.as_fd()).map_err(spawn_failed)?;
     let now_ns = || if job.trace { monotonic_ns() } else { 0 };
     let taken_ns = now_ns();
     let ends: Ends = job.ends.into_iter().zip(descriptors.into_iter().map(Rc::new)).collect();
-    // Without a fence of its own a stage would reach nothing, which is the safe way to be wrong.
+    // Without a fence of its own a stage could access nothing, which fails safe.
     let fences = job.fences.into_iter().chain(std::iter::repeat_with(Fence::default));
     let budget = || Budget::new(socket.as_fd().try_clone_to_owned().ok());
     let before = Budgets { checks: budget(), trees: budget() };
@@ -170,7 +170,7 @@ fn start(
         running.stages.insert(pid, live);
     }
     drop(deadly);
-    // The daemon must know first: once released, the run has happened.
+    // The daemon must know first: once released, the commands count as run.
     let started =
         RunOutput { kind: Some(run_output::Kind::Started(Started { times, written_files })) };
     write_frame(socket, &started).map_err(Failure::Broken)?;
@@ -179,7 +179,7 @@ fn start(
     Ok(running)
 }
 
-/// Reads what the children say at the barrier.
+/// Reads the children's reports at the barrier.
 fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), Failure> {
     let mut report = std::fs::File::from(report);
     for _ in 0..count {
@@ -198,26 +198,26 @@ fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), F
     Ok(())
 }
 
-/// A run that was let go.
+/// A run whose commands were released.
 ///
-/// Invariant: until the run's end no process of `leaders` is reaped. As long as it is there, if
-/// only as what has ended, its number and that of its group are nobody else's, so that a signal to
-/// either never reaches a foreign process.
+/// Invariant: until the run's end no process of `leaders` is reaped. As long as it exists, if only
+/// as a zombie, its pid and that of its group are not reused, so that a signal to either never
+/// reaches another process.
 struct Running {
-    /// Those that have not ended, as far as the daemon has been told.
+    /// Stages whose exit the daemon has not been told.
     stages: HashMap<Pid, Live>,
     /// All stages, also those that have ended: their groups may live on.
     by_id: HashMap<u32, Pid>,
     leaders: HashSet<Pid>,
     frames: BytesMut,
-    /// Ends are told with their time.
+    /// Exits are reported with their time.
     trace: bool,
-    /// For what is looked at when commands have ended.
+    /// For lookups when commands have ended.
     budget: Budget,
 }
 
 impl Running {
-    /// Reports ends and passes signals on until the daemon closes the socket.
+    /// Reports exits and forwards signals until the daemon closes the socket.
     fn watch(&mut self, socket: &UnixStream, children: &SignalFd) -> io::Result<()> {
         loop {
             let [said, ended] = wait_for(socket.as_fd(), children.as_fd())?;
@@ -231,7 +231,7 @@ impl Running {
         }
     }
 
-    /// Reports the stages that have ended, and reaps other processes: orphans come to this one.
+    /// Reports the stages that have ended, and reaps other processes: orphans become our children.
     fn look_at_children(&mut self, socket: &UnixStream) -> io::Result<()> {
         let ended: Vec<_> =
             self.stages.keys().filter_map(|pid| sys::ended(*pid).ok().flatten()).collect();
@@ -250,7 +250,7 @@ impl Running {
         }
     }
 
-    /// Reads what is there; false at the socket's end.
+    /// Reads the available input; false at the socket's end.
     fn take_input(&mut self, mut socket: &UnixStream) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         let count = socket.read(&mut buffer)?;
@@ -269,7 +269,7 @@ impl Running {
         let number =
             i32::try_from(signal.signal).ok().and_then(|number| Signal::try_from(number).ok());
         let (Some(&pid), Some(number)) = (self.by_id.get(&signal.stage), number) else { return };
-        // Neither is reaped; what has ended takes no signal, but others of its group do.
+        // Neither is reaped; a zombie takes no signal, but others of its group do.
         if signal.group {
             let _ = killpg(pid, number);
         } else if self.stages.contains_key(&pid) {
@@ -277,8 +277,8 @@ impl Running {
         }
     }
 
-    /// Ends whatever is left: background processes of commands that have ended, and
-    /// the stages themselves when the run was given up.
+    /// Ends whatever is left: background processes of commands that have ended, and the stages
+    /// themselves when the run was given up.
     fn end(&self) {
         if !self.stages.is_empty() {
             for &pid in self.stages.keys() {

@@ -1,5 +1,5 @@
-//! What of the server's own tree a view shows: its programs, the few files of `/etc`
-//! that programs need, harmless devices, and `/proc`. All of it is read-only.
+//! The part of the server's own tree that a view shows: its programs, the few files of `/etc` that
+//! programs need, harmless devices, and `/proc`. All of it is read-only.
 
 use std::{
     fs,
@@ -26,54 +26,54 @@ use super::{
 };
 use crate::error::Refusal;
 
-/// Of `/etc`, what decides how programs run and what they print. What is not here
-/// (passwords, keys of the host, configurations of services) no command has to know.
-/// `gitconfig` and `gitattributes` are missing on purpose: the workstation sends its own.
+/// Files of `/etc` that decide how programs run and what they print. No command needs the others
+/// (passwords, keys of the host, configurations of services). `gitconfig` and `gitattributes` are
+/// missing on purpose: the workstation sends its own.
 const ETC: [&str; 24] = [
-    // Names of owners, in `ls -l`, tar and find.
+    // Names of owners, for `ls -l`, tar and find.
     "passwd",
     "group",
     "nsswitch.conf",
     // Times, unless the workstation sends its own zone.
     "localtime",
     "timezone",
-    // Which libraries there are.
+    // Search path and cache of libraries.
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
     "ld.so.preload",
     "ld-musl-x86_64.path",
     "ld-musl-x86_64.d",
-    // Which of several programs a name means: /usr/bin/awk leads here.
+    // Choices among alternative programs: targets of links like /usr/bin/awk.
     "alternatives",
     // Kinds of files, for file(1).
     "magic",
     "magic.mime",
     "mime.types",
-    // Locales and terminals by other names than /usr has.
+    // Locales and terminals that are not in /usr.
     "locale.alias",
     "terminfo",
     // The list of mounts, for `find -fstype` and `stat -f`: a link into the view's own /proc.
     "mtab",
-    // What cp(1) copies of extended attributes.
+    // Extended attributes that cp(1) copies.
     "xattr.conf",
     // ImageMagick's bounds, and the fonts that it draws with.
     "ImageMagick-6",
     "ImageMagick-7",
     "fonts",
-    // Where some distributions keep what others have in /usr.
+    // Files of some distributions that others have in /usr.
     "static",
     "selinux",
 ];
 
-/// Of `/etc/ssl`, whose other files are keys: the checksums of coreutils use OpenSSL, which reads
-/// it.
+/// A file of `/etc/ssl`, whose other files are keys: the checksums of coreutils use OpenSSL, which
+/// reads it.
 const OPENSSL: &str = "/etc/ssl/openssl.cnf";
 
 /// Devices that give or take nothing of this machine's.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// What the descriptors of a process are called.
+/// Names of a process's descriptors.
 const DEVICE_LINKS: [(&str, &str); 4] = [
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),
@@ -81,22 +81,22 @@ const DEVICE_LINKS: [(&str, &str); 4] = [
     ("/dev/stderr", "/proc/self/fd/2"),
 ];
 
-/// How many processors there are; nothing else of /sys is anybody's business.
+/// Number of processors; commands need nothing else of /sys.
 const PROCESSORS: &str = "/sys/devices/system/cpu";
 
-/// For what programs are made of: nothing in it is a device, or gives another user's rights.
+/// For programs and their files: no devices, and no set-user-id.
 const PROGRAMS: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-/// For devices: they are read and written, and nobody changes the node's owner, mode or times.
+/// For devices: they are read and written, but their nodes' owner, mode and times can't be changed.
 const NODES: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
 
-/// For what the kernel says of processes and processors.
+/// For the kernel's files about processes and processors.
 const KERNELS: u64 = PROGRAMS | libc::MOUNT_ATTR_NOEXEC;
 
 /// For the private directories, which commands write to.
 const OWN: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-/// Something of the server's that waits to be placed in the view.
+/// A part of the server's tree that is to be placed in the view.
 pub struct Taken {
     path: PathBuf,
     what: What,
@@ -109,7 +109,7 @@ enum What {
 }
 
 impl Taken {
-    /// Takes a directory, file, device or link of the server's, if there is one, with these
+    /// Takes a directory, file, device or link of the server's, if it exists, with these
     /// attributes.
     fn from(source: &Path, path: &Path, attributes: u64) -> Result<Option<Self>, Refusal> {
         let attempt = || format!("take {}", source.display());
@@ -129,7 +129,7 @@ impl Taken {
         Ok(Some(Self { path: path.to_owned(), what }))
     }
 
-    /// Puts it at its path.
+    /// Mounts it at its path.
     pub fn place(self, root: &Root) -> Result<(), Refusal> {
         let Self { path, what } = self;
         let placed = match what {
@@ -147,19 +147,18 @@ impl Taken {
     }
 }
 
-/// Tells if every view shows what is at `path`, which has no links in it, unless it is hidden
-/// there.
+/// Returns true if every view shows `path`, which has no links in it, unless it is hidden there.
 pub fn is_in_every_view(path: &Path) -> bool {
     SHOWN.iter().chain(&PROGRAM_LINKS).any(|shown| path.starts_with(shown))
         || etc().any(|shown| path.starts_with(shown))
 }
 
-/// What of /etc a view shows.
+/// The files of /etc that a view shows.
 pub fn etc() -> impl Iterator<Item = PathBuf> {
     ETC.iter().map(|name| Path::new("/etc").join(name)).chain([PathBuf::from(OPENSSL)])
 }
 
-/// Takes all that a view shows of the server. In place of `replaced` files the client has its own.
+/// Takes all that a view shows of the server. The client has its own in place of `replaced` files.
 pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<Taken>, Refusal> {
     let programs =
         SHOWN.iter().copied().chain(PROGRAM_LINKS).map(|path| (PathBuf::from(path), PROGRAMS));
@@ -185,8 +184,8 @@ pub fn take_private(scratch: &Path, bytes: u64) -> Result<Vec<Taken>, Refusal> {
     taken.flatten().collect()
 }
 
-/// Only processes, where the kernel can leave the rest out: settings of the machine are there too.
-/// It is mounted while the server's own is still there, without which the kernel gives none to a
+/// Mounts /proc with processes only, if the kernel can leave the rest out, such as the machine's
+/// settings. This happens while the server's own is still mounted: else the kernel refuses it to a
 /// user namespace.
 fn processes(isolation: Isolation) -> Result<Option<Taken>, Refusal> {
     let path = Path::new("/proc");
@@ -199,7 +198,7 @@ fn processes(isolation: Isolation) -> Result<Option<Taken>, Refusal> {
 
 fn new_proc() -> nix::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC).map_err(errno)?;
-    // Kernels before 5.8 do not know it.
+    // Kernels before 5.8 do not know this option.
     let _ = fsconfig_set_string(context.as_fd(), "subset", "pid");
     fsconfig_create(context.as_fd()).map_err(errno)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID

@@ -1,11 +1,11 @@
-//! The file tree that commands see: the server's programs, and the exports at
-//! the workstation's paths. All else of the server is hidden. Here is what it
-//! consists of and what can be asked of it; `build` makes it.
+//! The file tree that commands see: the server's programs, and the exports at the workstation's
+//! paths. All else of the server is hidden. This module describes and answers questions about it;
+//! `build` makes it.
 //!
-//! The root is a small tmpfs (see `root`). On it: `/usr /opt /nix /gnu /snap` of the
-//! server, read-only; `/bin /sbin /lib*` as they are; a few files of `/etc`, a few devices, a
-//! `/proc` (see `system`); a private `/tmp` and `/var/tmp` on the server's disk; then each mount of
-//! the workstation, its parents made as empty directories where that hides nothing (see `places`).
+//! The root is a small tmpfs (see `root`). On it: `/usr /opt /nix /gnu /snap` of the server,
+//! read-only; `/bin /sbin /lib*` as they are; a few files of `/etc`, a few devices, a `/proc` (see
+//! `system`); a private `/tmp` and `/var/tmp` in memory (see `scratch`); then each mount of the
+//! workstation, its parents made as empty directories where that hides nothing (see `places`).
 //! Commands can't write to the root: a file made there would vanish unseen. Empty directories for
 //! working directories that exist only on the workstation are made on demand.
 
@@ -41,41 +41,40 @@ use super::{
 };
 use crate::{error::Refusal, sys::ActingAs};
 
-/// Directories of the server that hold programs and what these read; of `/etc` only a part is
-/// shown.
+/// Directories of the server with programs and their files; of `/etc` only a part is shown.
 pub const SHOWN: [&str; 5] = ["/usr", "/opt", "/nix", "/gnu", "/snap"];
 
 /// Links at the top of the tree that distributions use for merged /usr; elsewhere, directories.
 pub const PROGRAM_LINKS: [&str; 7] =
     ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libo32", "/libx32"];
 
-/// Tells if commands see `path` of the server, which has no symbolic links in it.
+/// Returns true if commands see `path` of the server, which has no symbolic links in it.
 pub fn is_shown(path: &Path) -> bool {
     SHOWN.iter().chain(&PROGRAM_LINKS).chain(&["/etc"]).any(|shown| path.starts_with(shown))
 }
 
-/// A view that stands: this process and its children are inside it.
+/// A complete view: this process and its children are inside it.
 #[derive(Debug)]
 pub struct View {
     mounts: Vec<PathBuf>,
-    /// Those in which programs may be started.
+    /// Mounts in which programs may be executed.
     executable: Vec<PathBuf>,
     /// None without a namespace.
     root: Option<Root>,
     /// The soft limit of open files that commands start with.
     pub open_files: u64,
-    /// What each command may use.
+    /// Bounds of each command.
     pub bounds: Bounds,
-    /// Whose rights commands have, if not the executor's.
+    /// The user that commands run as, if not the executor's.
     pub user: Option<ViewUser>,
-    /// What of the server's own tree commands reach.
+    /// Access of all commands to the server's own tree.
     pub ground: Ground,
-    /// Without a namespace, the one directory for temporary files; the machine's own are other
-    /// programs'.
+    /// Without a namespace, the one directory for temporary files; the machine's own belong to
+    /// other programs.
     pub temporary: Option<PathBuf>,
-    /// Without a namespace, what commands of a view would not see; see the module `hidden`.
+    /// Without a namespace, paths that a view would hide; see the module `hidden`.
     hidden: Vec<PathBuf>,
-    /// Which directories the exports are, if they are mounted.
+    /// Identities of the exports' directories, if they are mounted.
     pub directories: Vec<DirectoryId>,
 }
 
@@ -83,7 +82,7 @@ pub fn refuse(message: impl Into<String>) -> Refusal {
     Refusal::new(Kind::NoNamespace, message)
 }
 
-/// Says what failed, with the system's words.
+/// Makes a refusal of a failed attempt and the system's error.
 pub fn failed<E: Into<io::Error>>(attempt: impl FnOnce() -> String) -> impl FnOnce(E) -> Refusal {
     move |error| refuse(format!("cannot {}: {}", attempt(), error.into()))
 }
@@ -121,8 +120,7 @@ impl View {
         Ok(view)
     }
 
-    /// This machine as it is, all of it being one mount: for who wants to know what commands would
-    /// reach.
+    /// This machine as it is, all of it as one mount: for observing what commands would access.
     pub fn of_machine() -> Self {
         Self {
             mounts: vec![PathBuf::from("/")],
@@ -138,12 +136,13 @@ impl View {
         }
     }
 
-    /// Commands see the server's own tree, in which only Landlock keeps them to the exports.
+    /// Returns true if commands see the server's own tree, in which only Landlock keeps them to the
+    /// exports.
     pub fn is_servers_own(&self) -> bool {
         self.root.is_none()
     }
 
-    /// Tells if a view would show what is at `path`, which the kernel must have resolved.
+    /// Returns true if a view would show `path`, which the kernel must have resolved.
     pub fn would_show(&self, path: &Path) -> bool {
         system::is_in_every_view(path) && !self.hidden.iter().any(|hidden| path.starts_with(hidden))
     }
@@ -158,8 +157,8 @@ impl View {
         &self.mounts
     }
 
-    /// Tells if programs at `path` may be started: by the innermost mount, which the kernel asks
-    /// too.
+    /// Returns true if programs at `path` may be executed: by the innermost mount, as for the
+    /// kernel.
     pub fn is_executable(&self, path: &Path) -> bool {
         let around = self.mounts.iter().filter(|mount| path.starts_with(mount));
         around
@@ -169,7 +168,7 @@ impl View {
 
     /// Makes a working directory that only the workstation has, as far as it lies on the root,
     /// which commands can't write. [`paths::working_directory`](super::paths::working_directory)
-    /// reports what can't be made.
+    /// reports failures.
     pub fn prepare_directory(&self, directory: &[u8]) {
         let directory = path_of(directory);
         if self.mount_of(directory).is_none() && !is_private(directory) {
@@ -186,7 +185,7 @@ impl View {
         Ok(())
     }
 
-    /// Without a namespace, all must already be where the workstation has it.
+    /// Without a namespace, all must already have the workstation's paths.
     fn check_same_tree(&mut self, spec: &ViewSpec) -> Result<(), Refusal> {
         let _acting = ActingAs::begin(spec.user.as_ref())
             .map_err(failed(|| "act as the caller".to_owned()))?;
@@ -219,7 +218,7 @@ impl View {
     }
 }
 
-/// A directory for the temporary files of the commands of one runner, which goes with it.
+/// A directory for the temporary files of the commands of one runner, which is removed with it.
 fn make_temporary(spec: &ViewSpec) -> Result<Option<PathBuf>, Refusal> {
     if spec.scratch.is_empty() {
         return Ok(None);
@@ -230,14 +229,14 @@ fn make_temporary(spec: &ViewSpec) -> Result<Option<PathBuf>, Refusal> {
     fs::DirBuilder::new().mode(0o700).create(&directory).map_err(failed(attempt))?;
     if let Some(user) = spec.user.as_ref().filter(|_| geteuid().is_root()) {
         chown(&directory, Some(user.uid), Some(user.gid)).map_err(failed(attempt))?;
-        // Others pass through it, and see nothing of it.
+        // Other users may search it, but not list it.
         fs::set_permissions(scratch, fs::Permissions::from_mode(0o711)).map_err(failed(attempt))?;
     }
     Ok(Some(directory))
 }
 
-/// Tells if there is a regular file of this content. No device is opened to read, and no more is
-/// read.
+/// Returns true if `path` is a regular file of this content. Opens no device, and reads no more
+/// than that.
 fn has_content(path: &Path, content: &[u8]) -> bool {
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let is_as_large = |about: fs::Metadata| about.is_file() && about.len() == content.len() as u64;
@@ -254,7 +253,7 @@ pub enum NoDirectory {
     /// The view is the server's own tree.
     #[error("it does not exist on the server")]
     NotMade,
-    /// It would lie in what the server has.
+    /// It would lie in a directory of the server's.
     #[error("it does not exist on the server, where it can't be made: {0}")]
     Misplaced(#[from] NoPlace),
     /// The system refuses.
@@ -262,7 +261,7 @@ pub enum NoDirectory {
     System(#[from] Errno),
 }
 
-/// Tells if commands can write at `path` of the view.
+/// Returns true if commands can write at `path` of the view.
 fn is_private(path: &Path) -> bool {
     PRIVATE.iter().any(|private| path.starts_with(private))
 }
@@ -271,12 +270,11 @@ pub fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// Opens a mount's directory on the server. The export's own directory is the administrator's
-/// choice, by a path without links: one that is there now was made since, perhaps by users of an
-/// export around it. The sub-path is the client's, and is walked with the rights of `user`, never
-/// out of the export.
+/// Opens a mount's directory on the server. The administrator chose the export's own directory by a
+/// path without links: a link in it was made since, perhaps by users of an export around it. The
+/// sub-path is the client's, and is resolved with the rights of `user`, never out of the export.
 ///
-/// The errors are of the kind `UnknownExport`: the directory is not there.
+/// The errors are of the kind `UnknownExport`: the directory does not exist.
 pub fn open_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd, Refusal> {
     let directory = path_of(&entry.directory);
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;

@@ -1,13 +1,12 @@
-//! What the daemon and its runners say to each other, over UNIX socket pairs:
-//! length-delimited protobuf (see `posh_proto::frame`), and descriptors.
+//! Protocol between the daemon and its runners, over UNIX socket pairs: length-delimited protobuf
+//! (see `posh_proto::frame`), and descriptors.
 //!
-//! * The control socket, one per runner: a [`ViewSpec`], answered by a
-//!   [`ViewReply`]; from then on one byte with one descriptor per run.
-//! * That descriptor is the run's own socket: the count of descriptors, the
-//!   descriptors, a [`Job`]; then `RunInput` (signals) to the supervisor and
-//!   `RunOutput` (started, rejected, exited) from it, as in the contract. A long
-//!   list of what a command has changed comes before its end ([`write_end`]).
-//!   Its end, on either side, is the end of the run and of all its processes.
+//! * The control socket, one per runner: a [`ViewSpec`], answered by a [`ViewReply`]; from then on
+//!   one byte with one descriptor per run.
+//! * That descriptor is the run's own socket: the count of descriptors, the descriptors, a [`Job`];
+//!   then `RunInput` (signals) to the supervisor and `RunOutput` (started, rejected, exited) from
+//!   it, as in the contract. A long list of a command's changes comes before its exit
+//!   ([`write_end`]). Closing the socket, on either side, ends the run and all its processes.
 
 use std::{
     io::{self, IoSlice, Read as _, Write as _},
@@ -27,12 +26,13 @@ use posh_proto::{
 };
 use prost::Message;
 
+pub use crate::identity::ViewUser;
 use crate::sys;
 
 /// The kernel's own limit (SCM_MAX_FD) is 253.
 pub const DESCRIPTORS_PER_MESSAGE: usize = 200;
 
-/// How much of the machine a runner hides.
+/// Extent to which a runner hides the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum Isolation {
@@ -41,7 +41,7 @@ pub enum Isolation {
     Nothing = 0,
     /// A mount namespace.
     Mounts = 1,
-    /// A mount namespace and a process namespace.
+    /// A mount namespace and a PID namespace.
     MountsAndProcesses = 2,
 }
 
@@ -64,21 +64,21 @@ pub struct ViewSpec {
     /// its runners have raised their own.
     #[prost(uint64, tag = "5")]
     pub open_files: u64,
-    /// Whose rights the commands have; the executor's own when there is none.
+    /// The user that commands run as; the executor's own when there is none.
     #[prost(message, optional, tag = "6")]
     pub user: Option<ViewUser>,
-    /// What commands may use.
+    /// Bounds of the commands.
     #[prost(message, required, tag = "7")]
     pub bounds: Bounds,
-    /// What commands do not see by its own name; see the module `hidden`.
+    /// Paths that commands do not see by their own names; see the module `hidden`.
     #[prost(bytes = "vec", repeated, tag = "8")]
     pub hidden: Vec<Vec<u8>>,
 }
 
-/// What commands may use; 0 is no bound.
+/// Bounds of the commands; 0 is no bound.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
 pub struct Bounds {
-    /// Processes and threads at a time, in one process namespace and of one user.
+    /// Processes and threads at a time, in one PID namespace and of one user.
     #[prost(uint64, tag = "1")]
     pub processes: u64,
     /// Memory that one process may write to.
@@ -93,7 +93,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// The same with at most this memory, of which the temporary directories are.
+    /// Like `self`, but with at most this memory, which includes the temporary directories.
     pub fn with_memory(self, bytes: Option<u64>) -> Self {
         let least = |own: u64| {
             [Some(own), bytes].into_iter().flatten().filter(|bytes| *bytes > 0).min().unwrap_or(0)
@@ -102,36 +102,16 @@ impl Bounds {
     }
 }
 
-/// An account of this machine.
-#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub struct ViewUser {
-    /// The login name.
-    #[prost(string, tag = "1")]
-    pub name: String,
-    /// Its number.
-    #[prost(uint32, tag = "2")]
-    pub uid: u32,
-    /// The number of its first group.
-    #[prost(uint32, tag = "3")]
-    pub gid: u32,
-    /// All its groups, the first one included.
-    #[prost(uint32, repeated, tag = "4")]
-    pub groups: Vec<u32>,
-    /// Its home directory, as this machine has it.
-    #[prost(bytes = "vec", tag = "5")]
-    pub home: Vec<u8>,
-}
-
 /// One export at a path of the workstation.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct ViewMount {
-    /// Where the workstation has it.
+    /// Its path on the workstation.
     #[prost(bytes = "vec", tag = "1")]
     pub path: Vec<u8>,
-    /// The export's directory here.
+    /// The export's directory on the server.
     #[prost(bytes = "vec", tag = "2")]
     pub directory: Vec<u8>,
-    /// Below the export's directory.
+    /// Path below the export's directory.
     #[prost(bytes = "vec", tag = "3")]
     pub sub_path: Vec<u8>,
     /// Commands may not write.
@@ -142,16 +122,16 @@ pub struct ViewMount {
     pub exec: bool,
 }
 
-/// Whether the view stands.
+/// Result of building the view.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct ViewReply {
-    /// Empty when it does.
+    /// Empty on success.
     #[prost(string, tag = "1")]
     pub error: String,
     /// `Rejected.Kind` of the error.
     #[prost(int32, tag = "2")]
     pub kind: i32,
-    /// What confines the commands.
+    /// Confinement of the commands.
     #[prost(message, required, tag = "3")]
     pub reached: Reached,
     /// The exports' directories, in the order of the specification's mounts; none without a mount
@@ -172,20 +152,20 @@ pub struct DirectoryId {
 }
 
 impl DirectoryId {
-    /// Of one that is open.
+    /// Of an open directory.
     pub fn of(directory: impl AsFd) -> nix::Result<Self> {
         let status = nix::sys::stat::fstat(directory)?;
         Ok(Self { device: status.st_dev, inode: status.st_ino })
     }
 }
 
-/// What confines commands, in words.
+/// Confinement of commands, as descriptions.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct Reached {
-    /// What is in force.
+    /// Mechanisms in force.
     #[prost(string, repeated, tag = "1")]
     pub has: Vec<String>,
-    /// What this machine does not allow, each with its reason.
+    /// Mechanisms that this machine lacks, each with its reason.
     #[prost(string, repeated, tag = "2")]
     pub lacks: Vec<String>,
 }
@@ -193,30 +173,30 @@ pub struct Reached {
 /// The work of one supervisor.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Job {
-    /// As in the contract; pipes and ptys are named by their numbers.
+    /// As in the contract; pipes and ptys by their ids.
     #[prost(message, repeated, tag = "1")]
     pub stages: Vec<Stage>,
-    /// What the descriptors are that were sent before, in the same order.
+    /// Kinds and ids of the descriptors sent before, in the same order.
     #[prost(message, repeated, tag = "2")]
     pub ends: Vec<End>,
-    /// The supervisor says when what happened, by this machine's `CLOCK_MONOTONIC`.
+    /// The supervisor reports times, by this machine's `CLOCK_MONOTONIC`.
     #[prost(bool, tag = "3")]
     pub trace: bool,
-    /// What files each stage reaches, in the order of the stages.
+    /// Files that each stage may access, in the order of the stages.
     #[prost(message, repeated, tag = "4")]
     pub fences: Vec<Fence>,
-    /// The last descriptor, which is none of the ends, is the entrance of the run's cgroup.
+    /// The last descriptor, which is none of the ends, is the `cgroup.procs` of the run's cgroup.
     #[prost(bool, tag = "5")]
     pub has_cgroup: bool,
 }
 
-/// What files of the mounts a stage reaches.
+/// Files of the mounts that a stage may access.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Fence {
-    /// All of them: nothing is known of the command.
+    /// All of them: the command is not annotated.
     #[prost(bool, tag = "1")]
     pub everything: bool,
-    /// What it names.
+    /// Paths that it names.
     #[prost(message, repeated, tag = "2")]
     pub grants: Vec<Grant>,
     /// Programs that it starts: names, or absolute paths.
@@ -225,7 +205,8 @@ pub struct Fence {
     /// It changes files otherwise than by its redirects.
     #[prost(bool, tag = "4")]
     pub changes: bool,
-    /// Which of the stage's guards the server's own annotation has; others are the client's alone.
+    /// Indices of the stage's guards that the server's own annotation has; others are the client's
+    /// alone.
     #[prost(uint32, repeated, tag = "5")]
     pub own_guards: Vec<u32>,
 }
@@ -239,11 +220,11 @@ pub struct Grant {
     /// [`Access`].
     #[prost(enumeration = "Access", tag = "2")]
     pub access: i32,
-    /// The last component's own link is not followed.
+    /// The last component is not followed if it is a link.
     #[prost(bool, tag = "3")]
     pub no_follow: bool,
-    /// Meant is the nearest directory from there upwards that has an entry of one of these names;
-    /// none: the path.
+    /// Grants the nearest directory from there upwards that has an entry of one of these names;
+    /// without names, the path.
     #[prost(string, repeated, tag = "4")]
     pub up_to: Vec<String>,
     /// With `up_to`: this path below that directory.
@@ -251,7 +232,7 @@ pub struct Grant {
     pub below: String,
 }
 
-/// How it is used.
+/// Kind of access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum Access {
@@ -259,10 +240,10 @@ pub enum Access {
     Read = 0,
     /// One file is written.
     Output = 1,
-    /// A file or tree is changed, or replaced or removed itself, with what that takes of what lies
-    /// beside it.
+    /// A file or tree is changed, or itself replaced or removed, with as much of the directory
+    /// around it as that takes.
     Change = 2,
-    /// What is in a tree is changed, and the tree's own name stays.
+    /// Entries of a tree are changed, but not the tree's own name.
     Within = 3,
 }
 
@@ -272,12 +253,12 @@ pub struct End {
     /// [`EndKind`].
     #[prost(enumeration = "EndKind", tag = "1")]
     pub kind: i32,
-    /// The pipe's or pty's number in the run.
+    /// The pipe's or pty's id in the run.
     #[prost(uint32, tag = "2")]
     pub id: u32,
 }
 
-/// Which end.
+/// Kind of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum EndKind {
@@ -296,16 +277,16 @@ pub fn write_frame(mut socket: &UnixStream, message: &impl Message) -> io::Resul
     socket.write_all(&buffer)
 }
 
-/// Of the length of a frame: it has a list of changes, and the length is followed by what the list
-/// takes in memory.
+/// Flag in the length of a frame with a list of changes; the length is followed by the list's size
+/// in memory.
 pub const HAS_CHANGES: u32 = 1 << 31;
 /// The head of such a frame.
 pub const CHANGES_HEAD_BYTES: usize = 8;
-/// A list up to this size goes with the rest of its command's end.
+/// A list up to this size is sent within its command's exit.
 const SMALL_CHANGES_BYTES: usize = 16 << 10;
 
-/// Writes the end of a command, blocking. A long list of changes has a frame of its own before it:
-/// the daemon finds room for the list before it reads it, or leaves it out.
+/// Writes the exit of a command, blocking. A long list of changes has a frame of its own before it:
+/// the daemon reserves room for the list before it reads it, or leaves it out.
 pub fn write_end(mut socket: &UnixStream, mut exited: Exited) -> io::Result<()> {
     let bytes = memory_of(&exited.changed_directories);
     if bytes > SMALL_CHANGES_BYTES {
@@ -324,7 +305,7 @@ pub fn write_end(mut socket: &UnixStream, mut exited: Exited) -> io::Result<()> 
     write_frame(socket, &RunOutput { kind: Some(run_output::Kind::Exited(exited)) })
 }
 
-/// What a list of changes takes once it is decoded.
+/// Memory that a list of changes takes once it is decoded.
 fn memory_of(directories: &[ChangedDirectory]) -> usize {
     let of = |directory: &ChangedDirectory| {
         let names = (directory.written.len() + directory.removed.len()) * size_of::<Bytes>();
@@ -352,7 +333,7 @@ pub fn read_frame<M: Message + Default>(mut socket: &UnixStream) -> io::Result<M
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Reads the count of descriptors and then them, blocking.
+/// Reads the count of descriptors and then the descriptors, blocking.
 pub fn read_descriptors(mut socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut count = [0; 4];
     socket.read_exact(&mut count)?;

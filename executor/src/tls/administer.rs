@@ -1,6 +1,6 @@
-//! What an administrator does with certificates: `posh-executor init`, `renew`, `rotate`, `enroll`,
-//! `revoke` and `list`. Each gives the text to print; none needs a running executor,
-//! and a running one takes notice by itself.
+//! An administrator's commands for certificates: `posh-executor init`, `renew`, `rotate`, `enroll`,
+//! `revoke` and `list`. Each returns the text to print; none needs a running executor, and a
+//! running one notices changes by itself.
 
 use std::path::Path;
 
@@ -62,7 +62,8 @@ pub fn rotate(directory: &Path) -> Result<String, TlsError> {
     let waiting = register.outstanding()?.unwrap_or_default();
     let waiting = if waiting.is_empty() { "nobody".to_owned() } else { waiting.to_string() };
     Ok(format!(
-        "made the authority that follows; workstations renew by themselves, within the hour when they are connected\n\
+        "made the authority that follows; workstations renew by themselves, within the hour when \
+         they are connected\n\
          to renew yet: {waiting}\n\
          once all have, and a day more: posh-executor rotate --finish --dir {}\n",
         directory.display()
@@ -85,7 +86,7 @@ pub fn finish_rotation(directory: &Path, forced: Forced) -> Result<String, TlsEr
     ))
 }
 
-/// A token for `identity`: the text to print, and a hint for a terminal.
+/// Makes a token for `identity`; returns the text to print, and a hint for a terminal.
 ///
 /// # Errors
 /// [`TlsError`].
@@ -104,7 +105,7 @@ pub fn enroll(directory: &Path, identity: &str) -> Result<(String, String), TlsE
     Ok((format!("{token}\n"), hint))
 }
 
-/// Takes all that `identity` has back.
+/// Revokes all certificates and tokens of `identity`.
 ///
 /// # Errors
 /// [`TlsError`].
@@ -113,12 +114,13 @@ pub fn revoke(directory: &Path, identity: &str) -> Result<String, TlsError> {
     Ok(match count {
         0 => format!("{identity} has no certificate and no token\n"),
         _ => format!(
-            "took {count} certificates and tokens of {identity} back; calls are refused from now on, and runs at work end within a second or two\n"
+            "took {count} certificates and tokens of {identity} back; calls are refused from now \
+             on, and runs at work end within a second or two\n"
         ),
     })
 }
 
-/// Takes the one certificate of `identity` back whose SHA-256 begins with `prefix`.
+/// Revokes the certificate of `identity` whose SHA-256 begins with `prefix`.
 ///
 /// # Errors
 /// [`TlsError`].
@@ -130,7 +132,7 @@ pub fn revoke_one(directory: &Path, identity: &str, prefix: &str) -> Result<Stri
     Ok(format!("took the certificate {sha256} of {identity} back\n"))
 }
 
-/// One line for each certificate, and one for a rotation that is under way.
+/// One line for each certificate, and one for a rotation in progress.
 ///
 /// # Errors
 /// [`TlsError`].
@@ -170,7 +172,7 @@ pub fn list(directory: &Path) -> Result<String, TlsError> {
     Ok(text)
 }
 
-/// The names by which this machine may be called, when none were given.
+/// The given names, or by default this machine's.
 fn or_own_names(names: Vec<String>) -> Vec<String> {
     if !names.is_empty() {
         return names;

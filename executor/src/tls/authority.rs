@@ -1,9 +1,9 @@
-//! The small certificate authority of one executor: a key that signs the executor's own
-//! certificate and those of the gateways that were enrolled. All keys are ECDSA P-256.
-//! Its files are read when something is to be signed, and not kept in memory.
+//! The small certificate authority of one executor: a key that signs the executor's own certificate
+//! and those of enrolled gateways. All keys are ECDSA P-256. Its files are read for each signature,
+//! and not kept in memory.
 //!
-//! A second file beside the first is the authority that follows it; see `rotation`. From then on
-//! the second one signs, and the first only vouches for it.
+//! During a rotation a second file holds the next authority; see `rotation`. From then on the next
+//! one signs, and the first only vouches for it.
 
 use std::{
     ops::Range,
@@ -24,26 +24,27 @@ use super::{AUTHORITY_FILE, NEXT_AUTHORITY_FILE, SERVER_FILE, TlsError, now_s, p
 
 const DAY_S: u64 = 24 * 3600;
 
-/// Long enough that a rotation is never urgent for its age.
+/// Long enough that a rotation is never urgent because of its age.
 pub const AUTHORITY_LIFETIME_S: u64 = 20 * 365 * DAY_S;
-/// The executor makes itself another one when a third is left.
+/// The executor renews its own when a third is left.
 pub const SERVER_LIFETIME_S: u64 = 365 * DAY_S;
-/// Gateways get another one when a third is left, over the one that they have: a
-/// workstation that was away for longer is enrolled anew.
+/// Gateways renew theirs when a third is left, with the current one: a workstation that was away
+/// for longer is enrolled anew.
 pub const CLIENT_LIFETIME_S: u64 = 90 * DAY_S;
-/// Clocks differ.
+/// Tolerance for clock differences.
 const BACKDATED_S: u64 = 3600;
 
-/// What was signed.
+/// A signed certificate, with its authorities.
 #[derive(Debug, Clone)]
 pub struct Issued {
     /// The certificate, DER.
     pub certificate: CertificateDer<'static>,
-    /// The one that tokens name, DER. It has signed the certificate, unless another one follows it.
+    /// The authority that tokens name, DER. It has signed the certificate, unless there is a next
+    /// one.
     pub authority: CertificateDer<'static>,
-    /// The one that follows it during a rotation, DER: it has signed the certificate then.
+    /// The next authority during a rotation, DER: it has signed the certificate then.
     pub next_authority: Option<CertificateDer<'static>>,
-    /// From when to when it is good, seconds since 1970.
+    /// Validity of the certificate, seconds since 1970.
     pub valid_s: Range<u64>,
 }
 
@@ -62,7 +63,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Of that directory; looks at nothing.
+    /// The authority in that directory; reads nothing.
     #[must_use]
     pub fn at(directory: &Path) -> Self {
         Self { directory: directory.to_owned() }
@@ -83,10 +84,10 @@ impl Authority {
         self.renew_server(names)
     }
 
-    /// Makes the authority that is to follow, which the present one vouches for by signing its
-    /// certificate, and has it sign the executor's certificate for `names`. That is written first:
-    /// whoever is given the new authority to believe must not meet a certificate that only the old
-    /// one has signed.
+    /// Makes the next authority, for which the current one vouches by signing its certificate, and
+    /// signs the executor's certificate for `names` with it. That certificate is written first: a
+    /// peer that trusts the new authority must not meet a certificate that only the old one has
+    /// signed.
     pub(super) fn create_next(&self, names: &[String]) -> Result<(), TlsError> {
         let present = self.signing()?;
         if present.former.is_some() {
@@ -104,7 +105,7 @@ impl Authority {
         Ok(secret::write(&self.directory.join(NEXT_AUTHORITY_FILE), &text)?)
     }
 
-    /// Puts the authority that follows in the place of the present one.
+    /// Replaces the current authority by the next one.
     pub(super) fn take_next(&self) -> Result<(), TlsError> {
         let next = self.directory.join(NEXT_AUTHORITY_FILE);
         Ok(secret::rename(&next, &self.directory.join(AUTHORITY_FILE))?)
@@ -127,15 +128,15 @@ impl Authority {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let certificate = params.signed_by(&key, &signing.issuer).map_err(make)?;
-        // With the authority's own, which a gateway that enrols knows by its fingerprint: that of
-        // the former one, while there is one. The one that has signed comes first.
+        // With the authorities' own certificates: a gateway that enrols knows one by its
+        // fingerprint, that of the former one, while there is one. The signing one comes first.
         let authorities: String =
             signing.with_former().map(|authority| authority.pem.as_str()).collect();
         let text = key.serialize_pem() + &certificate.pem() + &authorities;
         Ok(secret::write(&self.directory.join(SERVER_FILE), &text)?)
     }
 
-    /// Signs a gateway's request for the usual time. Its key counts, whatever name it gives itself.
+    /// Signs a gateway's request for the usual time. Uses its key, and ignores its name.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -144,7 +145,7 @@ impl Authority {
         self.issue_for(request, identity, now - BACKDATED_S..now + CLIENT_LIFETIME_S)
     }
 
-    /// The same for a time of one's own.
+    /// Like `issue`, with a given validity.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -155,7 +156,7 @@ impl Authority {
         valid_s: Range<u64>,
     ) -> Result<Issued, TlsError> {
         let signing = self.signing()?;
-        // This also checks that whoever asks has the key.
+        // This also checks that the requester has the key.
         let request = CertificateSigningRequestDer::from(request);
         let mut request = CertificateSigningRequestParams::from_der(&request).map_err(make)?;
         request.params = parameters(identity, valid_s.clone())?;
@@ -169,7 +170,8 @@ impl Authority {
         Ok(Issued { certificate, authority, next_authority, valid_s })
     }
 
-    /// By which a token names it. During a rotation that is the former one, until it ends.
+    /// Fingerprint by which tokens name it. During a rotation that is the former one's, until it
+    /// ends.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -186,8 +188,8 @@ impl Authority {
         Ok(former.map_or(certificate, |former| former.certificate))
     }
 
-    /// The certificates of the authorities that count: the one that signs, and during a rotation
-    /// behind it the former one.
+    /// The certificates of the valid authorities: the one that signs, and during a rotation the
+    /// former one behind it.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -197,7 +199,7 @@ impl Authority {
     }
 
     /// The authority that signs, with the former one. The end of a rotation may come between the
-    /// two reads: in this order the two are then the same one, and none is missed.
+    /// two reads: in this order both are then the same one, and none is missed.
     fn signing(&self) -> Result<Signing, TlsError> {
         let next = match self.read(NEXT_AUTHORITY_FILE) {
             Err(TlsError::NotMade(_)) => None,
@@ -233,13 +235,13 @@ impl Authority {
     }
 }
 
-/// The authority, as it signs.
+/// An authority, ready to sign.
 struct Signing {
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
-    /// The same as text.
+    /// The certificate as PEM.
     pem: String,
-    /// The one that it follows, until the rotation ends.
+    /// Its predecessor, until the rotation ends.
     former: Option<Box<Signing>>,
 }
 
@@ -258,7 +260,7 @@ fn authority_parameters() -> Result<CertificateParams, TlsError> {
     Ok(params)
 }
 
-/// A key and the certificates behind it, from one file.
+/// Reads a key and the certificates behind it from one file.
 pub(super) fn read_pair(
     path: &Path,
 ) -> Result<(PrivateKeyDer<'static>, Vec<CertificateDer<'static>>), TlsError> {

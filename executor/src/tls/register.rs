@@ -1,6 +1,5 @@
-//! The register: which certificates were issued to whom, until when, which are revoked,
-//! and the tokens that are good for one more. One file, replaced as a whole under a lock;
-//! who reads it notices when another process has changed it.
+//! The register: issued certificates with identity, expiry and revocation, and unused tokens. One
+//! file, replaced as a whole under a lock; a reader notices when another process has changed it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,29 +21,29 @@ use super::{
     now_s, provider,
 };
 
-/// How long a token may be used.
+/// Lifetime of a token.
 pub const TOKEN_LIFETIME_S: u64 = 3600;
 
-/// So long an expired certificate is still told apart from an unknown one.
+/// Time for which an expired certificate is still told apart from an unknown one.
 const REMEMBERED_S: u64 = 180 * 24 * 3600;
 
-/// The file is read whole: this bounds it, and no identity can come near it.
+/// Bound of the file, which is read as a whole; no identity can come near it.
 const MAX_CERTIFICATES: usize = 10_000;
 
-/// Certificates of one identity that the register keeps, those included that do not count any
-/// more: some tens of workstations. Only an administrator's tokens add to them; a renewal replaces.
+/// Certificates of one identity that the register keeps, invalid ones included: some tens of
+/// workstations. Only an administrator's tokens add to them; a renewal replaces.
 pub const MAX_OF_ONE: usize = 64;
 
-/// So long a certificate counts after it was renewed, in case its successor did not arrive.
+/// Time for which a renewed certificate stays valid, in case its successor did not arrive.
 pub const SUPERSEDED_S: u64 = 24 * 3600;
 
-/// Successors of one certificate that count: gateways of one user may renew at the same time.
+/// Valid successors of one certificate: gateways of one user may renew at the same time.
 const SUCCESSORS: usize = 3;
 
-/// Digits of a certificate's SHA-256 that name it.
+/// Least digits of a certificate's SHA-256 that name it.
 const PREFIX_DIGITS: usize = 8;
 
-/// What the file holds.
+/// Content of the file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Content {
     /// Host names and IP addresses of the executor's own certificate.
@@ -67,16 +66,16 @@ pub(super) struct Entry {
     /// That authority was replaced.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) retired: bool,
-    /// The certificate over which this one was got.
+    /// The certificate that asked for this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     replaces: Option<String>,
-    /// When it ended or ends because there is a successor.
+    /// End of its validity because of a successor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) superseded_s: Option<u64>,
 }
 
 impl Entry {
-    /// Whether it lets anybody in at that time.
+    /// Returns true if it is valid at that time.
     pub(super) fn counts_at(&self, now_s: u64) -> bool {
         let has_ended = self.revoked || self.retired || self.expires_s <= now_s;
         !has_ended && self.superseded_s.is_none_or(|at| at > now_s)
@@ -85,60 +84,61 @@ impl Entry {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Pending {
-    /// Of the secret: who reads the file can't enrol.
+    /// Hash of the secret: a reader of the file can't enrol.
     sha256: String,
     pub(super) identity: String,
     pub(super) expires_s: u64,
 }
 
-/// What is known of a certificate, for `posh-executor list`.
+/// Data of a certificate, for `posh-executor list`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
     /// Its SHA-256, in hexadecimal digits.
     pub sha256: String,
-    /// Whom it was issued to.
+    /// Identity that it was issued to.
     pub identity: String,
-    /// When, in seconds since 1970.
+    /// Time of issue, in seconds since 1970.
     pub issued_s: u64,
-    /// Until when it is good.
+    /// Expiry, in seconds since 1970.
     pub expires_s: u64,
-    /// It was taken back.
+    /// It was revoked.
     pub revoked: bool,
-    /// Until when it counts beside its successor, if it has one.
+    /// End of its validity beside its successor, if it has one.
     pub superseded_s: Option<u64>,
-    /// That authority was replaced.
+    /// The authority that has signed it was replaced.
     pub retired: bool,
 }
 
-/// Why a certificate or a token is not taken, for the user that shows it.
+/// Reason for refusing a certificate or a token, for the user that shows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// Not issued here.
+    /// This executor has not issued it.
     #[error("this executor has not issued the certificate of this workstation; {ENROL}")]
     Unknown,
-    /// Taken back.
+    /// It was revoked.
     #[error("the certificate of `{0}` was revoked; if that is a mistake, {ENROL}")]
     Revoked(String),
-    /// Too old.
+    /// It has expired.
     #[error("the certificate of `{0}` has expired; {ENROL}")]
     Expired(String),
-    /// Renewed long ago.
+    /// It was renewed long ago.
     #[error("the certificate of `{0}` was replaced by a newer one; {ENROL}")]
     Superseded(String),
-    /// Not renewed while its authority was replaced.
+    /// It was not renewed while its authority was replaced.
     #[error(
         "the authority that has signed the certificate of `{0}` was replaced meanwhile; {ENROL}"
     )]
     Retired(String),
-    /// No such token, or used already: there is no difference any more.
+    /// No such token, or used already: these can't be told apart.
     #[error("the token is not valid: mistyped, used already, or taken back; {NEW_TOKEN}")]
     Token,
-    /// Too old.
+    /// The token has expired.
     #[error("the token has expired; {NEW_TOKEN}")]
     TokenExpired,
-    /// The register itself.
+    /// The register can't be read.
     #[error(
-        "this executor can't read its register of certificates, so that it lets nobody in; its log says why"
+        "this executor can't read its register of certificates, so that it lets nobody in; its log \
+         says why"
     )]
     Register,
 }
@@ -157,7 +157,7 @@ pub struct Register {
     shown: Mutex<HashSet<Fingerprint>>,
 }
 
-/// A content, to be looked up.
+/// The content, indexed.
 #[derive(Debug)]
 struct Known {
     certificates: HashMap<Fingerprint, Certificate>,
@@ -167,14 +167,14 @@ struct Known {
 /// A certificate that was revoked while the executor was running.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revocation {
-    /// Whose.
+    /// Identity of the certificate.
     pub identity: String,
     /// Its SHA-256, in hexadecimal digits.
     pub sha256: String,
 }
 
 impl Register {
-    /// Of that directory; looks at nothing.
+    /// The register in that directory; reads nothing.
     #[must_use]
     pub fn at(directory: &Path) -> Self {
         Self {
@@ -194,7 +194,7 @@ impl Register {
         self.save(&Content { names: names.to_vec(), ..Content::default() })
     }
 
-    /// By which names the executor is reached.
+    /// The executor's host names and IP addresses.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -202,7 +202,7 @@ impl Register {
         Ok(self.load()?.names)
     }
 
-    /// The executor is reached by these names.
+    /// Sets the executor's host names and IP addresses.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -210,8 +210,8 @@ impl Register {
         self.change(|content| content.names = names.to_vec())
     }
 
-    /// Makes the executor a new certificate for its names: these. Not while the authority is being
-    /// changed.
+    /// Renews the executor's certificate, for its names, which are returned. Not while the
+    /// authority is being changed.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -222,7 +222,7 @@ impl Register {
         Ok(names)
     }
 
-    /// Whose certificate this is.
+    /// Identity of a certificate.
     ///
     /// # Errors
     /// [`Invalid`].
@@ -248,7 +248,7 @@ impl Register {
         }
     }
 
-    /// A token for `identity`, good once and for an hour.
+    /// Makes a token for `identity`, valid once and for an hour.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -256,7 +256,7 @@ impl Register {
         self.token_until(identity, now_s() + TOKEN_LIFETIME_S)
     }
 
-    /// The same with a time of one's own.
+    /// Like `token_for`, with a given expiry.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -274,10 +274,10 @@ impl Register {
         Ok(token)
     }
 
-    /// Takes a token and signs a request for its identity.
+    /// Uses up a token, and signs a request for its identity.
     ///
     /// # Errors
-    /// [`Invalid`] when the token is not good, and then it is as it was.
+    /// [`Invalid`] when the token is invalid, and then it stays as it was.
     pub fn enrol(
         &self,
         secret: &[u8],
@@ -286,7 +286,7 @@ impl Register {
         let offered = Fingerprint::of(secret);
         let lock = self.lock()?;
         let mut content = self.load()?;
-        // All are compared, in the same time: the place of one says nothing either.
+        // Compares all, in constant time: the position does not show either.
         let is_it = |token: &Pending| {
             token.sha256.parse().is_ok_and(|known: Fingerprint| known.is(&offered))
         };
@@ -304,21 +304,21 @@ impl Register {
         Ok(Ok((identity, issued)))
     }
 
-    /// Whether that is the secret of a token, also of one that has expired.
+    /// Returns true if that is the secret of a token, even of an expired one.
     #[must_use]
     pub fn has_token(&self, secret: &[u8]) -> bool {
         let offered = Fingerprint::of(secret);
-        // All are compared, in the same time: the place of one says nothing either.
+        // Compares all, in constant time: the position does not show either.
         self.known().is_ok_and(|known| {
             known.tokens.iter().fold(false, |found, token| found | token.is(&offered))
         })
     }
 
-    /// Signs another request for the identity of that certificate, which it replaces. The one that
-    /// was replaced before ends: whoever renews has received the present one. It stays in the
-    /// register until it expires, so that what began over it can be revoked. Of certificates that
-    /// were got over the same one, those that nobody has shown make way; one that was shown is
-    /// somebody's, and who has stolen the former one can't take it away.
+    /// Signs a successor of the certificate `present`, for its identity. The predecessor of
+    /// `present` ends: whoever renews has received `present`. It stays in the register until it
+    /// expires, so that work that began with it can be revoked. Other successors of that
+    /// predecessor are dropped if nobody has shown them; a shown one is in use, and a thief of the
+    /// former certificate can't remove it.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -331,7 +331,7 @@ impl Register {
         let _lock = self.lock()?;
         let mut content = self.load()?;
         let present = present.to_string();
-        // Under the lock: a revocation may have come since the call was let in.
+        // Under the lock: it may have been revoked since the call was admitted.
         let counts = |entry: &Entry| {
             entry.sha256 == present && entry.identity == identity && entry.counts_at(now_s())
         };
@@ -341,7 +341,7 @@ impl Register {
         let issued = self.authority.issue(request, identity)?;
         let entries = &mut content.certificates;
         let shown = self.shown.lock().expect("not poisoned").clone();
-        // What was renewed over was shown, though this process may not have seen it.
+        // A renewed certificate was shown, though this process may not have seen it.
         let renewed: HashSet<String> =
             entries.iter().filter_map(|entry| entry.replaces.clone()).collect();
         let is_unused = |entry: &Entry| {
@@ -380,7 +380,7 @@ impl Register {
         Ok(issued)
     }
 
-    /// Enters a certificate that was issued otherwise.
+    /// Enters a certificate issued by other means.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -389,7 +389,7 @@ impl Register {
         self.enter(&mut self.load()?, identity, issued, None)
     }
 
-    /// Takes all certificates and tokens of `identity` back; how many there were.
+    /// Revokes all certificates and tokens of `identity`; returns their number.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -411,8 +411,8 @@ impl Register {
         Ok(count)
     }
 
-    /// Takes the one certificate back whose SHA-256 begins with `prefix`, with those that were got
-    /// over it: its SHA-256. `None` if there is none of `identity`, or more than one.
+    /// Revokes the certificate whose SHA-256 begins with `prefix`, and its successors; returns its
+    /// SHA-256. `None` if `identity` has none, or more than one.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -433,10 +433,9 @@ impl Register {
         Ok(revoked)
     }
 
-    /// What was revoked since the last time that this was asked, as far as the register was looked
-    /// at.
+    /// Revocations since the last call, as far as the register was read.
     pub fn take_revocations(&self) -> Vec<Revocation> {
-        // Also when no call has come that would have looked.
+        // Even if no call has come that would have read it.
         let _ = self.known();
         std::mem::take(&mut *self.revocations.lock().expect("not poisoned"))
     }
@@ -479,7 +478,7 @@ impl Register {
         self.save(&content)
     }
 
-    /// Two processes must not both take one token. Blocks; whoever holds it writes one file.
+    /// Two processes must not both use one token. Blocks; a holder writes one file.
     pub(super) fn lock(&self) -> Result<File, TlsError> {
         let path = self.path.with_extension("lock");
         let failed = |source| SecretError::Io { attempt: "lock", path: path.clone(), source };
@@ -514,7 +513,7 @@ impl Register {
         Ok(secret::write(&self.path, &(text + "\n"))?)
     }
 
-    /// What the file says now: one stat(2) when nobody has changed it.
+    /// Current content of the file: one stat(2) if it is unchanged.
     fn known(&self) -> Result<Arc<Known>, TlsError> {
         let stamp = Stamp::of(&self.path);
         if let (Some(stamp), Some((known_at, known))) =
@@ -529,7 +528,7 @@ impl Register {
             .filter_map(|entry| Some((entry.sha256.parse().ok()?, Certificate::from(entry))));
         let tokens = content.tokens.iter().filter_map(|token| token.sha256.parse().ok());
         let known = Arc::new(Known { certificates: pairs.collect(), tokens: tokens.collect() });
-        // The stamp is from before: a change since then is seen next time.
+        // The stamp is older: a change since then is seen next time.
         let stamped = stamp.map(|stamp| (stamp, known.clone()));
         let before = std::mem::replace(&mut *self.known.write().expect("not poisoned"), stamped);
         if let Some((_, before)) = before {
@@ -566,19 +565,17 @@ impl From<&Entry> for Certificate {
     }
 }
 
-/// Removes entries. Those that were got over one of them count as got over the one that it
-/// replaced.
+/// Removes entries. A successor of a removed entry becomes one of that entry's predecessor.
 ///
-/// Invariant: whatever is removed, following `replaces` from a certificate leads to all those in
-/// the register over which it was got, so that the revocation of any of these takes it back, too.
+/// Invariant: whatever is removed, `replaces` leads from a certificate to all its predecessors in
+/// the register, so that the revocation of any of these revokes it, too.
 fn forget(certificates: &mut Vec<Entry>, is_gone: impl Fn(&Entry) -> bool) {
     let gone: HashMap<String, Option<String>> = certificates
         .extract_if(.., |entry| is_gone(entry))
         .map(|entry| (entry.sha256, entry.replaces))
         .collect();
     for entry in certificates.iter_mut() {
-        // Each step leads to an older certificate; a file that somebody has edited may have
-        // circles.
+        // Each step leads to an older certificate; an edited file may have circles.
         for _ in 0..gone.len() {
             let Some(before) = entry.replaces.as_ref().and_then(|replaced| gone.get(replaced))
             else {
@@ -589,7 +586,7 @@ fn forget(certificates: &mut Vec<Entry>, is_gone: impl Fn(&Entry) -> bool) {
     }
 }
 
-/// Whoever had the key of a revoked certificate may have renewed over it.
+/// Revokes successors, too: the holder of a revoked certificate's key may have renewed it.
 fn revoke_with_successors(certificates: &mut [Entry], sha256: &str) {
     let mut revoked = vec![sha256.to_owned()];
     while let Some(sha256) = revoked.pop() {
@@ -604,7 +601,7 @@ fn revoke_with_successors(certificates: &mut [Entry], sha256: &str) {
     }
 }
 
-/// For one more of `identity`: what does not count any more goes before anything is refused.
+/// Makes room for one more of `identity`: invalid entries are removed before anything is refused.
 fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsError> {
     let now = now_s();
     trim_shares(certificates, now);
@@ -616,7 +613,7 @@ fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsErr
         forget(certificates, |entry| entry.sha256 == spent);
     }
     while certificates.len() >= MAX_CERTIFICATES {
-        // Also unknown ones let nobody in.
+        // Unknown certificates are not accepted either.
         let spent = certificates.iter().find(|entry| !entry.counts_at(now));
         let spent = spent.ok_or(TlsError::Full(MAX_CERTIFICATES))?.sha256.clone();
         forget(certificates, |entry| entry.sha256 == spent);
@@ -624,9 +621,8 @@ fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsErr
     Ok(())
 }
 
-/// Leaves each identity its newest `MAX_OF_ONE`, those that count before others: an older version
-/// of this program, or somebody's hand, may have entered more, and they are nobody else's to pay
-/// for.
+/// Leaves each identity its newest `MAX_OF_ONE`, valid ones before others: an older version of this
+/// program, or an editor, may have entered more, and other identities must not pay for them.
 fn trim_shares(certificates: &mut Vec<Entry>, now: u64) {
     let mut newest_first: Vec<usize> = (0..certificates.len()).rev().collect();
     newest_first.sort_by_key(|index| !certificates[*index].counts_at(now));
@@ -688,7 +684,7 @@ mod tests {
         let first = first.sha256.clone();
         revoke_with_successors(&mut all, &first);
         assert!(all.iter().all(|entry| entry.revoked));
-        // What nothing is left of leads nowhere.
+        // The successor of a removed first certificate has no predecessor.
         forget(&mut all, |entry| entry.sha256 == first);
         assert_eq!((all.len(), all[0].replaces.as_ref()), (1, None));
     }

@@ -1,24 +1,24 @@
-//! Rotation of the authority: workstations come to believe another one without being enrolled anew,
-//! and without an outage.
+//! Rotation of the authority: workstations come to trust another one without a new enrolment, and
+//! without an outage.
 //!
 //! 1. `posh-executor rotate` makes the next authority. The former one signs its certificate, and
-//!    does nothing else any more: the next one signs the executor's certificate, renewals and
+//!    nothing else from then on: the next one signs the executor's certificate, renewals and
 //!    enrolments.
-//! 2. Workstations notice by the certificate that they are shown, and renew. With the answer each
-//!    believes the next authority in place of the former one, because the former one vouches for it
+//! 2. Workstations notice the change by the executor's certificate, and renew. With the answer each
+//!    trusts the next authority in place of the former one, because the former one vouches for it
 //!    (`posh_reach::tls::enrol`).
-//! 3. `posh-executor rotate --finish` puts the next authority in the place of the former one, whose
-//!    certificates count no more.
+//! 3. `posh-executor rotate --finish` replaces the former authority by the next one. The former
+//!    one's certificates become invalid.
 //!
-//! What holds at every moment, also when one of the steps was interrupted:
+//! Invariants, even if one of the steps was interrupted:
 //!
-//! * Whoever believes the former or the next authority believes the certificate that the executor
-//!   shows. It is signed by the next one before anybody is given that one to believe, and goes with
-//!   the certificate in which the former one vouches for it.
-//! * Whoever has a registered certificate of either is let in until the end. The end is refused
-//!   while a certificate of the former one counts, also one that was renewed: it counts for a day
-//!   after that, in case the answer was lost. So every workstation that is let in before the end is
-//!   let in after it.
+//! * A peer that trusts the former or the next authority trusts the executor's certificate. It is
+//!   signed by the next one before any peer is told to trust that one, and is sent with the
+//!   certificate in which the former one vouches for it.
+//! * A registered certificate of either is accepted until the end. The end is refused while a
+//!   certificate of the former one is valid, even a renewed one: it is valid for a day after that,
+//!   in case the answer was lost. So every workstation that is admitted before the end is admitted
+//!   after it.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -29,7 +29,7 @@ use super::{
     register::{Content, Entry, Register},
 };
 
-/// Who could not come any more if the rotation ended now, by identity.
+/// Certificates and tokens that would become invalid if the rotation ended now, by identity.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outstanding(BTreeMap<String, Waiting>);
 
@@ -37,9 +37,9 @@ pub struct Outstanding(BTreeMap<String, Waiting>);
 struct Waiting {
     /// Certificates that were not renewed.
     present: usize,
-    /// Those that were, less than a day ago.
+    /// Certificates that were renewed less than a day ago.
     renewed: usize,
-    /// Tokens that were not used yet: they name the former authority.
+    /// Unused tokens: they name the former authority.
     tokens: usize,
 }
 
@@ -53,12 +53,12 @@ impl Register {
         self.authority.create_next(&self.load()?.names)
     }
 
-    /// Has only the next authority count: whom that locks out, which is nobody unless it is
-    /// `forced`.
+    /// Makes only the next authority valid; returns the identities that this locks out, which are
+    /// none unless it is `forced`.
     ///
     /// # Errors
     /// [`TlsError::NotRotating`], [`TlsError::NotRenewed`], or when something can't be written.
-    /// Done again, it goes on then.
+    /// Call it again then to continue.
     pub fn finish_rotation(&self, forced: Forced) -> Result<Outstanding, TlsError> {
         let _lock = self.lock()?;
         let mut content = self.load()?;
@@ -69,7 +69,7 @@ impl Register {
         if forced == Forced::No && !outstanding.is_empty() {
             return Err(TlsError::NotRenewed(outstanding.to_string()));
         }
-        // The chain of certificates is looked at for connections, and the register for every call.
+        // The chain of certificates is checked for connections, and the register for every call.
         content.certificates.iter_mut().for_each(|entry| entry.retired |= is_former(entry, &next));
         content.tokens.clear();
         self.save(&content)?;
@@ -78,7 +78,7 @@ impl Register {
         Ok(outstanding)
     }
 
-    /// Who has to renew before a rotation can end; `None` when none is under way.
+    /// Identities that must renew before the rotation can end; `None` when none is in progress.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -87,19 +87,19 @@ impl Register {
         Ok(self.next_authority()?.map(|next| Outstanding::of(&content, &next)))
     }
 
-    /// The SHA-256 of the authority that follows the present one.
+    /// The SHA-256 of the next authority.
     fn next_authority(&self) -> Result<Option<String>, TlsError> {
         let authorities = self.authority.certificates()?;
         Ok((authorities.len() > 1).then(|| Fingerprint::of(&authorities[0]).to_string()))
     }
 }
 
-/// Whether a rotation ends whoever is locked out by it.
+/// Decides if a rotation ends although it locks workstations out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forced {
-    /// It does.
+    /// It ends.
     Yes,
-    /// Not before all have renewed.
+    /// It does not end before all have renewed.
     No,
 }
 
@@ -123,7 +123,7 @@ impl Outstanding {
         Self(by)
     }
 
-    /// Whether all have renewed.
+    /// Returns true if all have renewed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -1,9 +1,9 @@
-//! Which certificate the executor shows, and what it makes of the certificate that the peer
-//! shows. Both files, its own and that of the authorities, are read anew when they change.
+//! The executor's own certificate, and the check of the peer's. Both files, its own and that of the
+//! authorities, are read again when they change.
 //!
-//! The handshake only makes sure that the peer has the key of the certificate that it
-//! shows. Whether that certificate is any good is looked at right behind it: an alert
-//! would tell a user nothing, and might not even arrive.
+//! The handshake only makes sure that the peer has the key of its certificate. The certificate
+//! itself is checked right after it: a TLS alert would tell a user nothing, and might not even
+//! arrive.
 
 use std::{
     path::{Path, PathBuf},
@@ -33,34 +33,34 @@ use super::{
     register::Register,
 };
 
-/// How often it is asked whether it is time for another certificate.
+/// Interval of the check for a due renewal.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// The executor's side of TLS.
 pub struct Serving {
     /// For the handshakes.
     pub config: Arc<ServerConfig>,
-    /// What decides about certificates.
+    /// The register, which decides about certificates.
     pub register: Arc<Register>,
     own: Arc<Own>,
     authorities: Authorities,
 }
 
-/// What a connection has proved.
+/// A peer's proof of its identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Proof {
-    /// Nothing, and nothing was asked: plain text, or an executor started by ssh.
+    /// None, and none was asked for: plain text, or an executor started by ssh.
     NotAsked,
-    /// It has shown no certificate.
+    /// No certificate was shown.
     Nothing,
-    /// It has the key of this certificate, which our authority has signed.
+    /// The peer has the key of this certificate, which our authority has signed.
     Certificate(Fingerprint),
-    /// What it has shown is of no use; in words for its user.
+    /// The certificate is invalid; the reason for its user.
     Useless(String),
 }
 
 impl Serving {
-    /// Reads what `posh-executor init` has made.
+    /// Reads the files made by `posh-executor init`.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -76,19 +76,19 @@ impl Serving {
             .with_client_cert_verifier(Arc::new(HasTheKey(provider)))
             .with_cert_resolver(own.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
-        // A resumed connection would spare a millisecond; one path less to think about.
+        // A resumed connection would save a millisecond, for one more code path.
         config.send_tls13_tickets = 0;
         Ok(Self { config: Arc::new(config), register, own, authorities })
     }
 
-    /// What a peer has proved by the certificates that it showed in a handshake.
+    /// Proof by the certificates that a peer has shown in a handshake.
     #[must_use]
     pub fn proof(&self, shown: Option<&[CertificateDer<'_>]>) -> Proof {
         let Some((certificate, others)) = shown.and_then(<[_]>::split_first) else {
             return Proof::Nothing;
         };
         let fingerprint = Fingerprint::of(certificate);
-        // Words for those that were once ours come from the register.
+        // The register has the better messages for certificates that were once ours.
         if let Err(invalid) = self.register.identity_of(&fingerprint) {
             return Proof::Useless(invalid.to_string());
         }
@@ -104,14 +104,14 @@ impl Serving {
         }
     }
 
-    /// The SHA-256 of the authorities that count now: the one that signs, and during a rotation
-    /// behind it the former one.
+    /// The SHA-256 of the valid authorities: the one that signs, and during a rotation the former
+    /// one behind it.
     #[must_use]
     pub fn authorities(&self) -> Vec<Fingerprint> {
         self.authorities.now().fingerprints.clone()
     }
 
-    /// Makes the executor a new certificate in time, for ever.
+    /// Renews the executor's certificate in time, for ever.
     pub async fn keep_fresh(&self) {
         let mut interval = tokio::time::interval(RENEWAL_INTERVAL);
         loop {
@@ -140,9 +140,9 @@ impl Own {
         Ok(Self { directory: directory.to_owned(), current, seen })
     }
 
-    /// Reads the file if it is another one than last time. One that can't be read leaves what there
-    /// is, and is tried again: a rotation of the authority counts on it that the latest certificate
-    /// is shown.
+    /// Reads the file if it has changed. If it can't be read, the old certificate stays, and the
+    /// next call tries again: a rotation of the authority requires that the latest certificate is
+    /// shown.
     fn refresh(&self) {
         let mut seen = self.seen.lock().expect("not poisoned");
         let file = Stamp::of(&self.directory.join(SERVER_FILE));
@@ -159,7 +159,7 @@ impl Own {
         }
     }
 
-    /// By the age of its file: it is made for a fixed time.
+    /// Renews the certificate by the age of its file: its lifetime is fixed.
     fn renew_if_due(&self, register: &Register) {
         let file = Stamp::of(&self.directory.join(SERVER_FILE));
         let made = file.and_then(|file| u64::try_from(file.modified.0).ok());
@@ -173,7 +173,7 @@ impl Own {
     }
 }
 
-/// Whose certificates count.
+/// The valid authorities.
 struct Authorities {
     directory: PathBuf,
     current: RwLock<Arc<Current>>,
@@ -191,8 +191,8 @@ impl Authorities {
         Ok(Self { directory: directory.to_owned(), current })
     }
 
-    /// Those of the files now: two stat(2) when nobody has changed them. Files that can't be read
-    /// leave what there is, and are tried again.
+    /// The authorities in the files: two stat(2) if these are unchanged. If they can't be read, the
+    /// old ones stay, and the next call tries again.
     fn now(&self) -> Arc<Current> {
         let current = self.current.read().expect("not poisoned").clone();
         if current.files == Current::files(&self.directory) {
@@ -218,7 +218,7 @@ impl Current {
     }
 
     fn read(directory: &Path) -> Result<Self, TlsError> {
-        // From before: a change since then is seen next time.
+        // Taken before the read: a change since then is seen next time.
         let files = Self::files(directory);
         let certificates = Authority::at(directory).certificates()?;
         let fingerprints =
@@ -246,7 +246,7 @@ fn read_own(directory: &Path) -> Result<Arc<CertifiedKey>, TlsError> {
     Ok(Arc::new(key))
 }
 
-/// Takes any certificate whose key the peer has, or none.
+/// Accepts any certificate whose key the peer has, or none.
 #[derive(Debug)]
 struct HasTheKey(Arc<CryptoProvider>);
 

@@ -1,48 +1,48 @@
-//! The system calls by which a command uses files by their names, as a table, and what of a call's
-//! arguments is what. Who uses what it has open, names nothing.
+//! A table of the system calls by which a command uses files by path, and the meaning of their
+//! arguments. Access through an open descriptor is not a path access.
 
 use nix::{
     fcntl::OFlag,
     libc::{self, c_long},
 };
 
-/// What is done with a file.
+/// Kind of access to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deed {
     /// open(2), with its flags.
     Open(OFlag),
-    /// Whether it is there, what it is, where a link leads.
+    /// Lookup: existence, status, target of a link.
     Look,
-    /// A name is made, for a file or a directory; it fails if there is one.
+    /// A file or directory is created; fails if the name exists.
     Make,
-    /// A name gets something from elsewhere, in place of what has it.
+    /// A file is moved to a name, and replaces what has it.
     Replace,
-    /// The same for a thing that is neither.
+    /// Like `Make`, for other types of files.
     MakeSpecial,
     /// A name is removed.
     Remove,
     /// Content is cut off.
     Truncate,
-    /// Mode, owner, times or attributes become others.
+    /// Mode, owner, times or attributes are changed.
     Alter,
     /// A program is started.
     Run,
 }
 
-/// One use of one name.
+/// One access by path.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Touch {
     /// The descriptor that a relative path starts from, `AT_FDCWD` for the current directory.
     pub directory: i32,
-    /// Where in the process's memory the path is.
+    /// Address of the path in the process's memory.
     pub path: u64,
     /// A link at the end is followed.
     pub follows: bool,
-    /// What is done.
+    /// Kind of access.
     pub deed: Deed,
 }
 
-/// How a call says what it does; numbers are those of arguments.
+/// Kind of a row: how the arguments determine the access; numbers are those of arguments.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Open(usize),
@@ -50,14 +50,14 @@ enum Way {
     OpenHow(usize),
     Create,
     MakeNode(usize),
-    /// No link at the end counts, for making and removing.
+    /// A link at the end is not followed, or makes creation fail.
     Plain(Deed),
     Followed(Deed),
-    /// Unless one of the flags there is `AT_SYMLINK_NOFOLLOW`.
+    /// Followed unless the flags in that argument have `AT_SYMLINK_NOFOLLOW`.
     ByFlags(Deed, usize),
 }
 
-/// One name of one call.
+/// One path of one call.
 struct Row {
     number: c_long,
     directory: Option<usize>,
@@ -76,7 +76,7 @@ const fn at(number: c_long, directory: usize, way: Way) -> Row {
 use Deed::{Alter, Look, Make, MakeSpecial, Remove, Replace, Run, Truncate};
 use Way::{ByFlags, Followed, Plain};
 
-/// Calls that every machine has. Those with two names have two rows.
+/// Calls of all architectures. Those with two paths have two rows.
 const ROWS: &[Row] = &[
     at(libc::SYS_openat, 0, Way::Open(2)),
     at(libc::SYS_openat2, 0, Way::OpenHow(2)),
@@ -112,7 +112,7 @@ const ROWS: &[Row] = &[
     at(libc::SYS_execveat, 0, Followed(Run)),
 ];
 
-/// The older ones without a directory, which newer machines have left out.
+/// Older calls without a directory descriptor, which newer architectures lack.
 #[cfg(target_arch = "x86_64")]
 const OLD_ROWS: &[Row] = &[
     here(libc::SYS_open, 0, Way::Open(1)),
@@ -145,18 +145,18 @@ const OLD_ROWS: &[Row] = &[];
 /// A call with its arguments.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// Of this machine's table.
+    /// By this machine's table.
     pub number: c_long,
-    /// As the kernel got them.
+    /// As passed to the kernel.
     pub arguments: [u64; 6],
 }
 
-/// The numbers of all calls that matter.
+/// Numbers of all calls in the table.
 pub fn numbers() -> impl Iterator<Item = c_long> {
     ROWS.iter().chain(OLD_ROWS).map(|row| row.number)
 }
 
-/// What a call does by which names. `word` reads eight bytes of the process's memory.
+/// Accesses by path that a call makes. `word` reads eight bytes of the process's memory.
 pub fn touches(call: &Call, word: &dyn Fn(u64) -> Option<u64>) -> Vec<Touch> {
     let rows = ROWS.iter().chain(OLD_ROWS).filter(|row| row.number == call.number);
     rows.filter_map(|row| touch(row, call, word)).collect()

@@ -1,4 +1,4 @@
-//! Which command a process belongs to, what of it was missed, and the words for that.
+//! Assigns processes to commands, finds accesses that annotations miss, and describes them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,10 +19,10 @@ use super::{
 };
 use crate::policy::Policy;
 
-/// A command that walks a tree which no word names would fill the screen.
+/// Reported misses: a command that walks a tree which no word names would fill the screen.
 const MAX_MISSES: usize = 100;
 
-/// How many of a program's first words its interpreter may have put there (`/bin/sh -e SCRIPT`).
+/// Words at the beginning that a script's interpreter may have (`/bin/sh -e SCRIPT`).
 const MAX_INTERPRETER_WORDS: usize = 3;
 
 /// A command that an annotation understands.
@@ -35,12 +35,12 @@ struct Known {
 pub struct Verifier {
     policy: Policy,
     temporary: PathBuf,
-    /// The command that a process belongs to: all that one starts is it too.
+    /// The command of each process: children belong to their parent's command.
     processes: HashMap<Pid, Rc<Known>>,
     verified: usize,
     misses: Vec<String>,
     seen: HashSet<String>,
-    /// Sentences on commands that were not verified, once each.
+    /// Commands that were not verified, one sentence each, once.
     unverified: Vec<String>,
 }
 
@@ -58,7 +58,7 @@ impl Verifier {
         }
     }
 
-    /// What to print, and whether commands were verified and nothing was missed.
+    /// The report, and true if commands were verified and nothing was missed.
     pub fn report(&self) -> (String, bool) {
         let mut text = String::new();
         for line in self.unverified.iter().chain(self.misses.iter().take(MAX_MISSES)) {
@@ -75,7 +75,8 @@ impl Verifier {
             (verified, 0) => {
                 writeln!(
                     text,
-                    "commands verified: {verified}; each used what its annotation names, and no more"
+                    "commands verified: {verified}; each used what its annotation names, and no \
+                     more"
                 )
             }
             (verified, misses) => {
@@ -88,7 +89,7 @@ impl Verifier {
         (text, self.verified > 0 && self.misses.is_empty())
     }
 
-    /// Reads the words of a process that has become a program.
+    /// Analyses the words of a process after an execve(2).
     fn known(&mut self, process: Pid) -> Option<Known> {
         let about = |what: &str| fs::read(format!("/proc/{process}/{what}")).unwrap_or_default();
         let (argv, environment) = (words(&about("cmdline")), words(&about("environ")));
@@ -117,7 +118,7 @@ impl Verifier {
         }
     }
 
-    /// The annotated name of a program; of a script's words those of its interpreter are left out.
+    /// The annotated name of a program, and its words; a script's without those of its interpreter.
     fn named(&self, argv: Vec<OsString>, comm: &[u8]) -> Option<(String, Vec<OsString>)> {
         let name_of = |word: &OsString| Path::new(word).file_name()?.to_str().map(str::to_owned);
         let is_it = |word: &&OsString| name_of(word).is_some_and(|name| self.policy.knows(&name));
@@ -200,8 +201,7 @@ fn place(thread: &Thread, touch: &Touch, given: &[u8]) -> Option<Place> {
     Some(Place { base: open_directory(&base).ok()?, path, follows: touch.follows })
 }
 
-/// The word of a command that has this path in it, as people would name it: the option before it,
-/// or its number.
+/// The word of a command that contains this path, for people: the option before it, or its number.
 fn word_of(argv: &[OsString], given: &[u8]) -> Option<String> {
     let at = argv.iter().skip(1).position(|word| word.as_bytes().ends_with(given))? + 1;
     let is_option = |word: &OsString| word.len() > 1 && word.as_bytes().starts_with(b"-");
@@ -214,7 +214,7 @@ fn word_of(argv: &[OsString], given: &[u8]) -> Option<String> {
     Some(format!("option {}", String::from_utf8_lossy(option)))
 }
 
-/// Words that end in zero bytes.
+/// Splits words that end in zero bytes.
 fn words(bytes: &[u8]) -> Vec<OsString> {
     let ended = bytes.strip_suffix(b"\0").unwrap_or(bytes);
     ended.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect()

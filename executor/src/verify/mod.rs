@@ -1,7 +1,7 @@
-//! `posh annotations verify`: runs command lines and tells which files they used that no word of
-//! their annotations names. A command's rules are those that an executor would make (`policy`,
-//! `runner::fence`); the processes are observed (`observe`) and have each use judged (`scope`).
-//! Commands that no annotation understands run unobserved, since they would on a server not at all.
+//! `posh annotations verify`: runs command lines and reports the files that they used although no
+//! word of their annotations names them. The rules of a command are those of an executor (`policy`,
+//! `runner::fence`); the processes are traced (`observe`), and `scope` checks each access. Commands
+//! that no annotation understands run untraced, since a server would not run them.
 
 mod calls;
 mod judge;
@@ -24,7 +24,7 @@ use crate::{
     policy::{Policy, is_loading},
 };
 
-/// What to verify, and how.
+/// Input of a verification.
 #[derive(Debug, Default)]
 pub struct Task {
     /// Directories of annotation files, over those that ship with posh.
@@ -37,11 +37,11 @@ pub struct Task {
     pub in_copy_of: Option<PathBuf>,
 }
 
-/// What came of it: the report, and whether nothing was missed.
+/// Runs the verification; returns the report, and true if nothing was missed.
 ///
 /// # Errors
-/// When the command lines can't be read, or no command can be observed here. Must be called by a
-/// process that has one thread.
+/// When the command lines can't be read, or no command can be traced on this machine. Must be
+/// called by a process that has one thread.
 pub fn verify(task: &Task) -> io::Result<(String, bool)> {
     let lines = lines(task)?;
     let scratch = Scratch::new()?;
@@ -70,8 +70,8 @@ pub fn verify(task: &Task) -> io::Result<(String, bool)> {
     ))
 }
 
-/// The words before a command by which it gets the environment that it would have on a server:
-/// without variables that load things into programs, and with temporary files where no others are.
+/// Words before a command that give it its environment on a server: without variables that load
+/// code into programs, and with a TMPDIR of its own.
 fn environment(temporary: &Path) -> io::Result<Vec<CString>> {
     let mut words = vec![OsString::from("env")];
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_loading(name.as_bytes())) {
@@ -111,7 +111,7 @@ fn c_string(word: &OsStr) -> io::Result<CString> {
     CString::new(word.as_bytes()).map_err(|_| io::Error::other("an argument holds a zero byte"))
 }
 
-/// With everything as it is: modes, times, links.
+/// Copies everything as it is: modes, times, links.
 fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     let failed = |why: String| io::Error::other(format!("cannot copy {}: {why}", from.display()));
     if !from.is_dir() {
@@ -124,7 +124,7 @@ fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// A directory that is gone afterwards.
+/// A temporary directory, removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {

@@ -1,7 +1,7 @@
-//! Watches the processes of one command line by ptrace(2), as an ordinary user may do with its own
-//! children. They stop only at the calls of `calls`, which a filter of system calls singles out;
-//! what a call does is for somebody else to judge, who may have it fail. Not a guard: a second
-//! thread could change a name after it was looked at.
+//! Traces the processes of one command line by ptrace(2), as an unprivileged user may do with its
+//! children. They stop only at the calls of `calls`, selected by a seccomp filter; a [`Judge`]
+//! decides about each call, and may make it fail. No security boundary: a second thread could
+//! change a path after the check.
 
 use std::{
     collections::HashMap,
@@ -23,12 +23,12 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use super::calls::{self, Call};
 use crate::sys;
 
-/// A path is not longer (PATH_MAX).
+/// Longest path (PATH_MAX).
 const MAX_PATH_BYTES: usize = 4096;
-/// Memory comes in pages of at least this size: behind the end of one there may be nothing.
+/// Least size of a page: memory may end at any page boundary.
 const PAGE_BYTES: u64 = 4096;
 
-/// Whether a call may be carried out.
+/// Decision about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Granted,
@@ -36,9 +36,9 @@ pub enum Verdict {
     Denied,
 }
 
-/// Who judges what the processes do.
+/// Decides about the calls of the processes.
 pub trait Judge {
-    /// A process has become another program.
+    /// A process has executed another program.
     fn executed(&mut self, process: Pid);
     /// A process was made by another one.
     fn born(&mut self, process: Pid, parent: Pid);
@@ -48,11 +48,11 @@ pub trait Judge {
     fn ended(&mut self, process: Pid);
 }
 
-/// A stopped thread, to be asked for its memory.
+/// A stopped thread, whose memory can be read.
 pub struct Thread(Pid);
 
 impl Thread {
-    /// A path in its memory.
+    /// Reads a path from its memory.
     pub fn path(&self, mut address: u64) -> Option<Vec<u8>> {
         let memory = self.memory()?;
         let mut path = Vec::new();
@@ -71,14 +71,14 @@ impl Thread {
         None
     }
 
-    /// Eight bytes of its memory.
+    /// Reads eight bytes of its memory.
     pub fn word(&self, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         self.memory()?.read_exact_at(&mut bytes, address).ok()?;
         Some(u64::from_ne_bytes(bytes))
     }
 
-    /// What the kernel tells of it, below /proc.
+    /// Path of one of its files below /proc.
     pub fn about(&self, what: &str) -> String {
         format!("/proc/{}/{what}", self.0)
     }
@@ -88,12 +88,12 @@ impl Thread {
     }
 }
 
-/// Runs `argv` and returns when it has ended and nothing that it started is left; what still ran
-/// when the first process had ended is killed, as on a server. Must be called by a process that has
-/// one thread.
+/// Runs `argv` until it has ended and none of its processes is left; those that still run when the
+/// first process has ended are killed, as on a server. Must be called by a process that has one
+/// thread.
 ///
 /// # Errors
-/// What the system does not allow.
+/// Errors of the system.
 pub fn run(argv: &[std::ffi::CString], judge: &mut dyn Judge) -> io::Result<()> {
     let filter = filter().map_err(io::Error::other)?;
     let (wait, go) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
@@ -105,10 +105,11 @@ pub fn run(argv: &[std::ffi::CString], judge: &mut dyn Judge) -> io::Result<()> 
         ForkResult::Parent { child } => {
             drop(wait);
             if let Err(errno) = sys::observe(child) {
-                // Its pipe closes: it ends by itself.
+                // Its pipe closes, and it exits by itself.
                 drop(go);
                 let _ = sys::wait_for_any();
-                let hint = "see /proc/sys/kernel/yama/ptrace_scope, and whether a debugger observes already";
+                let hint = "see /proc/sys/kernel/yama/ptrace_scope, and whether a debugger \
+                            observes already";
                 return Err(io::Error::other(format!(
                     "cannot observe a command: {}; {hint}",
                     errno.desc()
@@ -129,7 +130,7 @@ pub fn run(argv: &[std::ffi::CString], judge: &mut dyn Judge) -> io::Result<()> 
 fn become_command(wait: OwnedFd, filter: &BpfProgram, argv: &[std::ffi::CString]) -> ! {
     let mut byte = [0];
     let set_up = || -> Result<(), String> {
-        // The report has standard output for itself.
+        // Standard output is for the report alone.
         dup2_stdout(io::stderr()).map_err(|errno| errno.desc().to_owned())?;
         prctl::set_no_new_privs().map_err(|errno| errno.desc().to_owned())?;
         seccompiler::apply_filter(filter).map_err(|error| error.to_string())
@@ -147,7 +148,7 @@ fn become_command(wait: OwnedFd, filter: &BpfProgram, argv: &[std::ffi::CString]
     sys::exit_now(126)
 }
 
-/// Has the observer told of the calls in the table.
+/// Stops the tracee at the calls in the table.
 fn filter() -> Result<BpfProgram, String> {
     let arch = std::env::consts::ARCH.try_into().map_err(|error| format!("{error}"))?;
     let rules = calls::numbers().map(|number| (number, Vec::new())).collect();
@@ -155,14 +156,14 @@ fn filter() -> Result<BpfProgram, String> {
     filter.and_then(TryInto::try_into).map_err(|error| error.to_string())
 }
 
-/// All that is observed.
+/// State of the tracer.
 struct Watch {
     root: Pid,
     /// The first process has ended.
     is_over: bool,
     /// The process that a thread belongs to.
     threads: HashMap<Pid, Pid>,
-    /// Of threads and processes that have not been seen yet.
+    /// Parents of threads and processes that have not been seen yet.
     parents: HashMap<Pid, Pid>,
 }
 
@@ -176,7 +177,7 @@ impl Watch {
             };
             if libc::WIFSTOPPED(status) {
                 if self.is_over {
-                    // Made just before the first process ended, and seen only now.
+                    // Made just before the first process ended, and first seen now.
                     let _ = kill(thread, Signal::SIGKILL);
                 }
                 self.stopped(thread, status, judge);
@@ -193,7 +194,7 @@ impl Watch {
         }
     }
 
-    /// A thread that has ended meanwhile (ESRCH) tells so by itself.
+    /// Errors are ignored: a thread that has ended meanwhile (ESRCH) is reported by wait(2).
     fn stopped(&mut self, thread: Pid, status: i32, judge: &mut dyn Judge) {
         let process = self.process_of(thread, judge);
         let signal = libc::WSTOPSIG(status);
@@ -230,7 +231,7 @@ impl Watch {
         }
     }
 
-    /// The process of a thread; one that is new is told of before anything that it does.
+    /// The process of a thread; reports a new process before any of its calls.
     fn process_of(&mut self, thread: Pid, judge: &mut dyn Judge) -> Pid {
         if let Some(process) = self.threads.get(&thread) {
             return *process;
@@ -243,7 +244,7 @@ impl Watch {
         };
         let process = field("Tgid:").unwrap_or(thread);
         self.threads.insert(thread, process);
-        // Its own first stop may come before its parent's: then the kernel still knows whose it is.
+        // Its own first stop may come before its parent's: then the kernel still knows its parent.
         if process == thread
             && let Some(parent) = told.or_else(|| field("PPid:"))
         {
@@ -276,7 +277,7 @@ fn call_of(registers: &libc::user_regs_struct) -> Call {
     Call { number: r[8].cast_signed(), arguments: [r[0], r[1], r[2], r[3], r[4], r[5]] }
 }
 
-/// A call with a number that there is not is left out, and its result is what stands there already.
+/// A call with an invalid number is skipped, and its result is the register's value.
 #[cfg(target_arch = "x86_64")]
 fn deny(thread: Pid, mut registers: libc::user_regs_struct) {
     registers.orig_rax = u64::MAX;
@@ -284,6 +285,7 @@ fn deny(thread: Pid, mut registers: libc::user_regs_struct) {
     let _ = ptrace::setregs(thread, registers);
 }
 
-/// There the number is not among the registers: the call is made, and only told of.
+/// On other architectures the number is not among these registers: the call is made, and only
+/// reported.
 #[cfg(not(target_arch = "x86_64"))]
 fn deny(_: Pid, _: libc::user_regs_struct) {}

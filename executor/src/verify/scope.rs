@@ -1,7 +1,7 @@
-//! What one command may reach by its annotation, as names: the rules that an executor makes for the
-//! kernel, looked up for one use at a time as the kernel would. Without those on the directories of
-//! operands: a file beside one can be read on a server, but an annotation that does not name it is
-//! wrong all the same, since nobody brings it up to date there.
+//! Files that one command may access by its annotation, as paths: the rules that an executor makes
+//! for the kernel, looked up for each access as the kernel would. Without the rules for the
+//! directories of operands: a file beside an operand can be read on a server, but an annotation
+//! that does not name it is wrong all the same, since the server's view of it is not kept coherent.
 
 use std::{
     ffi::OsStr,
@@ -28,44 +28,44 @@ use crate::{
     tools,
 };
 
-/// Whoever may do one of these in a tree may also change modes and times in it: no rule is about
-/// that.
+/// A right to one of these in a tree includes changes of modes and times: Landlock has no rights
+/// for them.
 const ALTER: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | MakeReg});
 
-/// A process's view of names.
+/// A path as a process uses it.
 pub struct Place {
-    /// Its directory, or the one that a call names.
+    /// Its working directory, or the one that the call names.
     pub base: OwnedFd,
-    /// As the process has it.
+    /// As the process passed it.
     pub path: PathBuf,
     /// A link at the end is followed.
     pub follows: bool,
 }
 
-/// A use that no word of an annotation covers.
+/// An access that no word of an annotation covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Miss {
-    /// In the past tense: `read`.
+    /// Verb in the past tense: `read`.
     pub deed: &'static str,
-    /// What is meant by it.
+    /// File that was accessed.
     pub path: PathBuf,
     /// The file is named, but for another use.
     pub is_named: bool,
-    /// Landlock has a right for it, so that a server would have it fail, unless it is a read beside
-    /// an operand; other uses it would let pass, of a file that is not there.
+    /// Landlock has a right for it, so that it would fail on a server, unless it is a read beside
+    /// an operand; a server would allow other accesses, to a file that is not there.
     pub is_governed: bool,
 }
 
-/// What one command may reach.
+/// Access rights of one command.
 pub struct Scope {
     rules: Vec<(PathBuf, BitFlags<AccessFs>)>,
-    /// What its words name, with all links followed but the last, and with all.
+    /// Paths that its words name, with all links followed but the last, and with all.
     named: Vec<PathBuf>,
 }
 
 impl Scope {
-    /// Of a command that was read so, in the directory `cwd`, with the directory `temporary` for
-    /// itself.
+    /// For a command analysed as `invocation`, in the directory `cwd`, with the directory
+    /// `temporary` for itself.
     ///
     /// # Errors
     /// When a directory can't be opened.
@@ -108,7 +108,7 @@ impl Scope {
         Ok(Self { rules: own, named })
     }
 
-    /// What is wrong with a use of a name; `None`: nothing.
+    /// Mistake in an access by path; `None` if it is covered.
     pub fn miss(&self, place: &Place, deed: Deed) -> Option<Miss> {
         match deed {
             Deed::Make => self.make(place, AccessFs::MakeReg.into()),
@@ -156,7 +156,7 @@ impl Scope {
         self.require(path, wanted | cut, word)
     }
 
-    /// Where there is something.
+    /// The existing file at a place.
     fn found(&self, place: &Place) -> Option<(PathBuf, SFlag)> {
         let at = find(&place.base, &place.path, place.follows).ok()?;
         let kind = SFlag::from_bits_truncate(fstat(&at).ok()?.st_mode & SFlag::S_IFMT.bits());
@@ -164,14 +164,14 @@ impl Scope {
         (!is_kernels(&path)).then_some((path, kind))
     }
 
-    /// A name that is not there is made, which is the directory's matter.
+    /// Checks the creation of a new name: a right of the directory.
     fn make(&self, place: &Place, wanted: BitFlags<AccessFs>) -> Option<Miss> {
         let (directory, path) = entry(&place.base, &place.path)?;
         let is_new = path.symlink_metadata().is_err() && !is_kernels(&path);
         (is_new && !self.allows(&directory, wanted)).then(|| self.missed("made", path))
     }
 
-    /// A name that is there is taken away, or from what has it.
+    /// Checks the removal or replacement of an existing name.
     fn replace(&self, place: &Place, wanted: AccessFs, word: &'static str) -> Option<Miss> {
         let (directory, path) = entry(&place.base, &place.path)?;
         let old = path.symlink_metadata().ok().filter(|_| !is_kernels(&path))?;
@@ -182,7 +182,7 @@ impl Scope {
         (!self.allows(&directory, wanted)).then(|| self.missed(word, path))
     }
 
-    /// To see that something is there, it is enough that something in it or around it is named.
+    /// To look a file up, it is enough that a path in it or around it is named.
     fn look(&self, path: PathBuf) -> Option<Miss> {
         let lists_only = BitFlags::from(AccessFs::ReadDir);
         let mut covering = self.rules.iter().filter(|(_, access)| *access != lists_only);
@@ -205,7 +205,7 @@ impl Scope {
         Miss { deed, is_named: self.named.contains(&path), path, is_governed: true }
     }
 
-    /// Each right may come from a rule of its own, on the thing itself or on what it lies in
+    /// Each right may come from another rule, on the file itself or on a directory above
     /// (landlock(7)).
     fn allows(&self, path: &Path, wanted: BitFlags<AccessFs>) -> bool {
         let given = self.rules.iter().filter(|(rule, _)| path.starts_with(rule));
@@ -229,7 +229,7 @@ fn entry(base: &OwnedFd, path: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((directory, path))
 }
 
-/// The kernel's own are everybody's.
+/// Files of the kernel may be used by all.
 fn is_kernels(path: &Path) -> bool {
     ["/proc", "/sys", "/dev"].iter().any(|kernel| path.starts_with(kernel)) || !path.is_absolute()
 }
@@ -242,10 +242,10 @@ fn in_home(file: &str) -> Option<PathBuf> {
     }
 }
 
-/// To start paths from.
+/// Opens a directory for relative lookups.
 ///
 /// # Errors
-/// What open(2) says.
+/// Errors of open(2).
 pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno: Errno| errno.into())
 }

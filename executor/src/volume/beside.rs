@@ -1,6 +1,6 @@
-//! Runs beside volumes: before a run starts, what sessions hold back of the exports that it uses is
-//! written; when one of its commands has ended, the sessions of its workstation are told what it
-//! has changed, before the workstation hears that it has ended.
+//! Runs beside volumes: before a run starts, sessions write back their cached changes of the
+//! exports that it uses; when a command has ended, the sessions of its workstation get its changes,
+//! before the workstation is told of its end.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,10 +25,10 @@ use crate::callers::Caller;
 pub struct Beside(Vec<(Bytes, Weak<Served>)>);
 
 impl Volumes {
-    /// Before a run looks at anything of these trees. Costs nothing if nobody holds anything back
-    /// of them, and else at most [`RUN_TIME`]: whoever has not written by then has lost its leases
-    /// ([`posh_volume::leases`]). After a restart it waits first until those who had leases of an
-    /// earlier process are back, or their time is over.
+    /// Call it before a run accesses these trees. Costs nothing if no session holds changes of
+    /// them, and else at most [`RUN_TIME`]: sessions that have not written by then lose their
+    /// leases ([`posh_volume::leases`]). After a restart it first waits until holders of an earlier
+    /// process's leases are back, or their time is over.
     pub async fn begin_run(
         &self,
         caller: &Caller,
@@ -54,10 +54,10 @@ impl Volumes {
     }
 }
 
-/// The trees of those exports of the caller's that `is_used` says.
+/// Trees of the caller's exports for which `is_used` is true.
 pub fn trees_of(caller: &Caller, is_used: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-    // Without links as they are, and not looked at: on the runtime's threads an export that hangs
-    // would hold up others.
+    // The paths have no links, and are not accessed: an export that hangs would block the runtime's
+    // threads.
     caller
         .exports
         .iter()
@@ -67,17 +67,17 @@ pub fn trees_of(caller: &Caller, is_used: impl Fn(&str) -> bool) -> Vec<PathBuf>
 }
 
 impl Beside {
-    /// Nobody is to be told.
+    /// Returns true if no session is to be told.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Tells the sessions what has changed until now, and notes where in what they are told that
-    /// is.
+    /// Sends the changes made until now to the sessions, and notes the position of that in their
+    /// notices.
     pub async fn tell(&self, exits: impl IntoIterator<Item = &mut Exited>) {
         let mut marks = Vec::with_capacity(self.0.len());
         for (session, served) in &self.0 {
-            // One that has ended is told nothing: its workstation finds out.
+            // A session that has ended gets nothing: its workstation notices by itself.
             let Some(served) = served.upgrade() else { continue };
             let stamp = served.store.mark().await;
             marks.extend(stamp.map(|Stamp(stamp)| VolumeMark { session: session.clone(), stamp }));

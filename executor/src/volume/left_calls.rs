@@ -1,5 +1,5 @@
-//! Calls of sessions that have ended since nobody took them up in time: the next session of the
-//! same name learns from them what became of its calls.
+//! Calls of sessions that were not resumed in time: the next session of the same name gets the
+//! outcomes of its calls from them.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use bytes::Bytes;
 
 use super::{MAX_SESSIONS, MAX_SESSIONS_OF_ONE};
 
-/// How long they are known: a workstation may be suspended.
+/// Time for which they are kept: a workstation may be suspended.
 pub const KEPT: Duration = Duration::from_secs(3600);
 /// Bytes charged for all calls, and for those of one identity. They outlive their identity's
-/// rights, and are to leave the others' shares of calls as they are.
+/// rights, and must not reduce others' shares of calls.
 const BYTES: usize = 8 << 20;
 const BYTES_OF_ONE: usize = 2 << 20;
 
@@ -26,7 +26,7 @@ struct Of<T> {
     at: Instant,
 }
 
-/// Of which session.
+/// The session that they belong to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Whose {
     pub identity: Option<String>,
@@ -41,8 +41,8 @@ impl<T> Default for LeftCalls<T> {
 }
 
 impl<T> LeftCalls<T> {
-    /// Keeps the calls of a session, which take so much, unless there is no room for them. For room
-    /// its identity's own oldest go, and never another's.
+    /// Keeps the calls of a session, which take `bytes`, unless there is no room for them. Makes
+    /// room by dropping its identity's own oldest, never another's.
     pub fn add(&mut self, whose: Whose, calls: T, bytes: usize) {
         let is_other = |its: &Whose| (&its.identity, &its.name) != (&whose.identity, &whose.name);
         self.0.retain(|its| its.at.elapsed() < KEPT && is_other(&its.whose));
@@ -69,7 +69,7 @@ impl<T> LeftCalls<T> {
             && sum(&mut self.0.iter()) <= BYTES
     }
 
-    /// Those of an earlier session of that name.
+    /// Takes those of an earlier session of that name.
     pub fn take(&mut self, whose: &Whose) -> Option<T> {
         self.0.retain(|its| its.at.elapsed() < KEPT);
         let found = self.0.iter().position(|its| its.whose == *whose)?;
@@ -95,7 +95,7 @@ mod tests {
                 left.add(of(identity, number), 'x', BYTES_OF_ONE / 4);
             }
         }
-        // The newest of each are there, as far as there is room; bob's were there before.
+        // The newest of each are kept, as far as there is room; bob's were added first.
         let known = |left: &mut LeftCalls<char>, identity: &str| {
             (0..5).filter(|n| left.take(&of(identity, *n)).is_some()).count()
         };

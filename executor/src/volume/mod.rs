@@ -1,7 +1,6 @@
-//! Serves files to mounts of workstations (`volume.proto`): who may have a session, and the three
-//! calls. What a session does is `session`'s, what it hears of runs `beside`'s, what is left of it
-//! after a restart `records`'; what becomes of files, and who may remember them, is the crate
-//! `posh-volume`'s.
+//! Serves files to mounts of workstations (`volume.proto`): admission of sessions, and the three
+//! calls. `session` implements a session, `beside` its coherence with runs, `records` its traces
+//! after a restart; the crate `posh-volume` implements files and leases.
 
 mod beside;
 mod left_calls;
@@ -50,92 +49,91 @@ use self::records::{Left, NotRecorded, Records};
 use self::session::{Charges, KnownCalls, Outgoing, Served};
 use crate::{
     Export,
+    accept::Peer,
     admission::{Denied, peer_name},
     callers::{Caller, caller_of},
     classifier::Turns,
     config::EXPORT_PATIENCE,
     metered::{Arrived, kept_until_sent},
     service::Shared,
-    tls::{accept::Peer, serving::Proof},
+    tls::serving::Proof,
 };
 
 /// Sessions in all, and of one identity: a workstation has one for each of its mounts.
 const MAX_SESSIONS: usize = 512;
 const MAX_SESSIONS_OF_ONE: usize = 128;
-/// How soon the space of removed files is given back.
+/// Interval in which the space of removed files is freed.
 const CLOSE_REMOVED_INTERVAL: Duration = Duration::from_secs(1);
-/// Who names a session is to be hard to guess.
+/// Length of a session's name, which must be hard to guess.
 const MIN_NAME_BYTES: usize = 16;
 const MAX_NAME_BYTES: usize = 64;
-/// A session says at once who it is.
+/// Time in which a new connection must send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// A request of many small parts takes so many times its encoded bytes once it is decoded.
+/// Memory of a decoded request of many small parts, as a multiple of its encoded bytes.
 const DECODED_FACTOR: usize = 4;
-/// Messages on their way out; a listing may be a megabyte.
+/// Queued messages; a listing may be a megabyte.
 const OUTGOING: usize = 256;
 /// Pieces of small files are sent together up to this size.
 const REPLY_BYTES: usize = 256 << 10;
-/// Replies that wait to be sent.
+/// Queued replies.
 const REPLIES: usize = 1;
-/// Bytes of answers that nobody has taken yet, of all and of one identity: with all else that an
-/// executor holds it stays below 256 MiB.
+/// Bytes of untaken answers, of all and of one identity: with all its other buffers an executor
+/// stays below 256 MiB.
 const ANSWER_BYTES: usize = 112 << 20;
 const ANSWER_BYTES_OF_ONE: usize = 48 << 20;
-/// Bytes of calls that are under way or remembered, of all and of one identity.
+/// Bytes of running or remembered calls, of all and of one identity.
 const CALL_BYTES: usize = 32 << 20;
 const CALL_BYTES_OF_ONE: usize = 12 << 20;
-/// Contents of writes that are being written, and of those that wait for others' leases, of all and
-/// of one identity.
+/// Contents of running writes, and of those that wait for others' leases, of all and of one
+/// identity.
 const WRITE_BYTES: usize = 48 << 20;
 const WRITE_BYTES_OF_ONE: usize = 24 << 20;
-/// What a part of a read takes besides its bytes.
+/// Memory of a part of a read besides its bytes.
 const PART_BYTES: usize = 512;
-/// What one read may have in memory here: in the store, one reply being made and those that wait,
-/// of up to twice their size.
+/// Most memory of one read in this process: in the store, one reply being made and queued ones, of
+/// up to twice their size.
 const MAX_READ_BYTES: usize = READ_BYTES + (1 + REPLIES) * 2 * REPLY_BYTES;
 
-/// Why a session ends, for the log.
+/// Reason of a session's end, for the log.
 const REPLACED: &str = "another directory is at the export's path";
 
 /// All sessions, and what they share.
 #[derive(Debug)]
 pub struct Volumes {
-    /// Started for the first session: most executors have none. Its directories have it, and they
-    /// are the sessions': with the last one what other programs change is watched no more, which
-    /// costs them something.
+    /// Started for the first session: most executors have none. Owned by the sessions' directories:
+    /// with the last one, watching other programs' changes, which slows these down, stops.
     machine: Mutex<Weak<Machine>>,
-    /// The leases of each machine in turn, with the penalties of those who did not give theirs
-    /// back.
+    /// The leases of each machine in turn, with the penalties of holders that did not return
+    /// theirs.
     keeper: Arc<Keeper>,
-    /// Records for the next process. `None`: there is no next one. An error: why there are no
-    /// sessions.
+    /// Records for the next process. `None`: there is no next one. An error: the reason for
+    /// refusing sessions.
     records: Option<Result<Records, NotRecorded>>,
-    /// Who is at work, with volumes and with runs.
+    /// Active identities, with volumes and with runs.
     rivals: Arc<Rivals>,
     directories: Mutex<Vec<OpenDirectory>>,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
-    /// Sessions that have ended, of which a system call may not have returned: that keeps them.
+    /// Sessions that have ended while a system call of theirs may still run: that keeps them.
     at_work: Mutex<Vec<AtWork>>,
-    /// Calls of sessions that nobody took up in time, oldest first, for those who come later.
+    /// Calls of sessions that were not resumed in time, oldest first, for later sessions.
     left_calls: Mutex<LeftCalls<KnownCalls>>,
-    /// Whose session is put into the list.
+    /// Turns of identities to add a session.
     openings: Turns,
-    /// Bytes of reads and listings that nobody has taken yet. Whoever asks for more waits.
+    /// Bytes of untaken reads and listings. Further requests wait.
     answers: Arc<Pool>,
-    /// Bytes of calls under way, and of answers that are remembered. Apart from those, since a call
-    /// may be what a read waits for.
+    /// Bytes of running calls, and of remembered answers. Separate from `answers`, since a read may
+    /// wait for a call.
     calls: Arc<Pool>,
-    /// Contents of writes under way. Whoever has more to write waits.
+    /// Contents of running writes. Further writes wait.
     writes: Arc<Pool>,
-    /// Contents of writes that wait for leases of others; see
-    /// [`posh_volume::directory::WriteRoom`].
+    /// Contents of writes that wait for others' leases; see [`posh_volume::directory::WriteRoom`].
     waiting_writes: Arc<Pool>,
 }
 
 impl Volumes {
-    /// No session yet, beside what else makes `rivals`. `state`: the directory in which sessions
-    /// are recorded, and in which those of earlier processes are found. Where that can't be used
-    /// there are no sessions.
+    /// Without sessions, with `rivals` shared with other work. `state`: the directory for records
+    /// of sessions, in which those of earlier processes are found. If it can't be used there are no
+    /// sessions.
     pub fn beside(rivals: Arc<Rivals>, state: Option<&Path>) -> Self {
         let (records, left) = match state.map(Records::open) {
             Some(Ok((records, left))) => (Some(Ok(records)), left),
@@ -173,7 +171,7 @@ impl Volumes {
     }
 }
 
-/// One that has ended.
+/// A session that has ended.
 #[derive(Debug)]
 struct AtWork {
     identity: Option<String>,
@@ -193,12 +191,12 @@ struct OpenDirectory {
 /// Answers, as a connection takes them.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Who is on a connection.
+/// The peer of a connection.
 #[derive(Debug, Clone)]
 pub struct Origin {
     /// For the log.
     pub name: String,
-    /// By which they may be here at all.
+    /// Proof by which it is admitted.
     pub proof: Proof,
 }
 
@@ -247,15 +245,15 @@ impl Volume for VolumeService {
         };
         let shared = self.0.clone();
         tokio::spawn(async move {
-            // Nobody takes any of it before the call is answered.
+            // The connection takes nothing of it before the call is answered.
             session::send(&sender, from_volume::Kind::Welcome(welcome), None).await;
             if session::tell_missed(&served, &mut hello, until, &sender).await {
                 served.attach(sender.clone(), peer.proof);
                 session::attend(shared, served, incoming, (hello, sender)).await;
             }
         });
-        // What an answer is charged with is given back when the connection asks for the next one:
-        // until then HTTP/2 holds it, for as long as whoever is served leaves its window closed.
+        // An answer's charge is returned when the connection asks for the next one: until then
+        // HTTP/2 holds the answer, for as long as the client leaves its window closed.
         let mut untaken: Option<Charges> = None;
         let messages = ReceiverStream::new(receiver).map(move |Outgoing { message, charge }| {
             drop(std::mem::replace(&mut untaken, charge));
@@ -275,7 +273,7 @@ impl Volume for VolumeService {
         let request_bytes = arrived.holds(request.encoded_len()) * DECODED_FACTOR;
         let ReadRequest { session, caller: file_caller, parts } = request;
         let served = self.admitted(&caller, &session).await?;
-        // Until the call ends.
+        // Held until the call ends.
         let Some(waits) = served.call_bytes.try_take(&served.account, request_bytes) else {
             return Err(Status::resource_exhausted(
                 "too many reads of this identity wait for their turn",
@@ -297,7 +295,7 @@ impl Volume for VolumeService {
                 () = served.store.ended() => {}
             }
         });
-        // Given back with the stream: until then whoever asked may leave all of it untaken.
+        // Held with the stream: until its end the client may leave all of it untaken.
         let replies = ReceiverStream::new(receiver).map(move |reply| {
             let _charged = &charge;
             reply
@@ -315,7 +313,7 @@ impl Volume for VolumeService {
         drop(session);
         served.acknowledge(acknowledged);
         let file_caller = served.acting_for(file_caller);
-        // Before anything is waited for.
+        // Before any wait.
         let calls = served.charge_writes(&file_caller, &writes)?;
         let writes: Vec<_> = writes
             .into_iter()
@@ -343,7 +341,7 @@ impl Origin {
 }
 
 impl VolumeService {
-    /// The caller with the rights it has now, since a call's headers may have come long before its
+    /// The caller with its current rights, since a call's headers may have come long before its
     /// message.
     fn standing(&self, caller: Arc<Caller>, peer: &Origin) -> Result<Arc<Caller>, Status> {
         match self.0.admission.standing(&peer.proof) {
@@ -409,7 +407,8 @@ impl VolumeService {
         let directory = directory.map_err(|error| {
             Status::failed_precondition(format!("cannot serve the export {}: {error}", export.name))
         })?;
-        // Of one that was replaced nobody is to read on while others see the new one.
+        // If the directory was replaced, its sessions must not read on while others see the new
+        // one.
         end_all(&self.0, volumes.sessions_of(&export.path, |its| !its.is_same(&directory)));
         let account = volumes.account(caller);
         let store = DirectorySession::open_for(account.clone(), directory, Liveness::Served);
@@ -424,8 +423,8 @@ impl VolumeService {
         if let Some(left) = left {
             served.take_over(left);
         }
-        // Away from the call, which may be reset meanwhile: what the record says has begun has an
-        // end.
+        // In a task of its own, since the call may be reset meanwhile: each recorded beginning
+        // needs its end.
         tokio::spawn(begin(self.0.clone(), session, served.clone()))
             .await
             .map_err(|error| Status::internal(error.to_string()))??;
@@ -433,9 +432,9 @@ impl VolumeService {
     }
 }
 
-/// Records that a session begins, and lets others find it.
+/// Records that a session begins, and adds it to the table.
 async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<(), Status> {
-    // One after the other, so that what finds no room is not recorded.
+    // One after the other, so that a session without room is not recorded.
     let _turn = shared.volumes.openings.share_of(&served.caller).acquire_owned().await;
     shared.volumes.require_room(&served)?;
     match &shared.volumes.records {
@@ -463,8 +462,8 @@ async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<
     Ok(())
 }
 
-/// Ends the sessions whose export's path names another directory by now. One that does not answer
-/// in time stays as it is.
+/// Ends the sessions whose export's path names another directory by now. A directory that does not
+/// answer in time stays as it is.
 pub async fn end_replaced(shared: Arc<Shared>) {
     let mut looks = JoinSet::new();
     for (path, directory) in shared.volumes.directories_in_use() {
@@ -480,7 +479,7 @@ pub async fn end_replaced(shared: Arc<Shared>) {
     while looks.join_next().await.is_some() {}
 }
 
-/// Ends sessions whose directory was replaced, each without waiting for another one's last calls.
+/// Ends sessions whose directory was replaced, each without waiting for another's last calls.
 fn end_all(shared: &Arc<Shared>, sessions: Vec<Arc<Served>>) {
     for served in sessions {
         let shared = shared.clone();
@@ -498,7 +497,7 @@ impl Volumes {
         meant.cloned().collect()
     }
 
-    /// Records the end of all that are left when the executor ends.
+    /// Records the end of all sessions that are left when the executor ends.
     pub async fn note_ends(&self, audit: &crate::audit::AuditLog) {
         let left: Vec<Arc<Served>> =
             self.sessions.lock().expect("not poisoned").values().cloned().collect();
@@ -507,7 +506,7 @@ impl Volumes {
         }
     }
 
-    /// The directories that sessions have, each once, and the paths at which they were opened.
+    /// The directories in use by sessions, each once, with the paths at which they were opened.
     fn directories_in_use(&self) -> Vec<(PathBuf, Arc<Directory>)> {
         let sessions = self.sessions.lock().expect("not poisoned");
         let mut found: Vec<(PathBuf, Arc<Directory>)> = Vec::new();
@@ -520,7 +519,7 @@ impl Volumes {
         found
     }
 
-    /// A session, for whom it belongs to.
+    /// A session of this caller.
     fn session(&self, caller: &Caller, name: &Bytes) -> Result<Arc<Served>, Status> {
         let sessions = self.sessions.lock().expect("not poisoned");
         let found = sessions.get(name).filter(|served| served.caller.identity == caller.identity);
@@ -535,7 +534,7 @@ impl Volumes {
         let mut sessions = self.sessions.lock().expect("not poisoned");
         require_room_in(&sessions, &served)?;
         match sessions.entry(name) {
-            // Only what is in the table is counted, recorded and ended.
+            // Only sessions in the table are counted, recorded and ended.
             Entry::Occupied(_) => {
                 Err(Status::aborted("that session is being opened by another call"))
             }
@@ -546,7 +545,7 @@ impl Volumes {
         }
     }
 
-    /// Whose share of the machine the sessions of that caller use.
+    /// The account that the sessions of that caller share.
     fn account(&self, caller: &Caller) -> Arc<Account> {
         let sessions = self.sessions.lock().expect("not poisoned");
         let known = sessions.values().find(|served| served.caller.identity == caller.identity);
@@ -556,20 +555,20 @@ impl Volumes {
         )
     }
 
-    /// Whoever had sessions of that name is no more.
+    /// Notes that the holder of sessions of that name has ended.
     fn has_ended(&self, name: &str) {
         self.keeper.has_ended(name);
         self.is_back(name);
     }
 
-    /// The holder of the session of that name relies on nothing from before.
+    /// Notes that the holder of the session of that name relies on no earlier state.
     fn is_back(&self, name: &str) {
         if let Some(Ok(records)) = &self.records {
             records.is_back(name);
         }
     }
 
-    /// Takes a session out of the list, if it is still that one.
+    /// Removes a session from the table, if it is still that one.
     fn remove(&self, served: &Arc<Served>) -> bool {
         let mut sessions = self.sessions.lock().expect("not poisoned");
         let found = sessions
@@ -577,7 +576,7 @@ impl Volumes {
             .find(|(_, other)| Arc::ptr_eq(other, served))
             .map(|(name, _)| name.clone());
         let Some(name) = found else { return false };
-        // Under one lock: who does not find it here any more finds it there.
+        // Under both locks: a session is always in one of the two.
         let mut at_work = self.at_work.lock().expect("not poisoned");
         at_work.retain(|ended| ended.store.upgrade().is_some());
         let (identity, store) = (served.caller.identity.clone(), served.store.downgrade());
@@ -586,7 +585,7 @@ impl Volumes {
         true
     }
 
-    /// Keeps the calls of a session that is going to end, since nobody has taken it up.
+    /// Keeps the calls of a session that is about to end, since it was not resumed.
     fn leave_calls(&self, served: &Served) {
         let name = {
             let sessions = self.sessions.lock().expect("not poisoned");
@@ -604,7 +603,7 @@ impl Volumes {
         self.left_calls.lock().expect("not poisoned").add(whose, calls, bytes);
     }
 
-    /// Calls of an earlier session of that name.
+    /// Takes the calls of an earlier session of that name.
     fn take_calls(&self, caller: &Caller, name: &Bytes, export: &str) -> Option<KnownCalls> {
         let whose = Whose {
             identity: caller.identity.clone(),
@@ -614,7 +613,7 @@ impl Volumes {
         self.left_calls.lock().expect("not poisoned").take(&whose)
     }
 
-    /// Sessions of that name that have ended, as far as something of them may still be at work.
+    /// Ended sessions of that name with system calls that may still run.
     fn still_at_work(&self, caller: &Caller, name: &Bytes) -> Vec<DirectorySession> {
         let at_work = self.at_work.lock().expect("not poisoned");
         let meant =
@@ -622,13 +621,13 @@ impl Volumes {
         meant.filter_map(|ended| ended.store.upgrade()).collect()
     }
 
-    /// What sessions share, if there are some.
+    /// State shared by sessions, if there are some.
     #[cfg(test)]
     fn machine_in_use(&self) -> Option<Arc<Machine>> {
         self.machine.lock().expect("not poisoned").upgrade()
     }
 
-    /// The export's directory, opened once for each kind of rights, and anew once its path names
+    /// The export's directory, opened once for each kind of rights, and again once its path names
     /// another one. May block.
     fn directory(&self, export: &Export, rights: Rights) -> io::Result<Arc<Directory>> {
         let machine = {
@@ -646,7 +645,7 @@ impl Volumes {
             if export.read_only { Mutability::ReadOnly } else { Mutability::ReadWrite };
         let place = {
             let mut directories = self.directories.lock().expect("not poisoned");
-            // Whoever opens one has a share of its place.
+            // A task that opens a directory shares its entry.
             directories.retain(|known| {
                 let is_open = |directory: &Weak<Directory>| directory.strong_count() > 0;
                 Arc::strong_count(&known.directory) > 1
@@ -673,7 +672,7 @@ impl Volumes {
                 }
             }
         };
-        // A file system that hangs holds up those that ask for it alone.
+        // A file system that hangs blocks only those that ask for it.
         let mut known = place.lock().expect("not poisoned");
         if let Some(directory) = known.upgrade()
             && directory.is_at(&export.path)
@@ -693,7 +692,7 @@ async fn close_removed(directory: Weak<Directory>) {
     loop {
         tokio::time::sleep(CLOSE_REMOVED_INTERVAL).await;
         let Some(directory) = directory.upgrade() else { return };
-        // A file system that hangs keeps this task alone.
+        // A file system that hangs blocks this task alone.
         let _ = tokio::task::spawn_blocking(move || directory.close_removed()).await;
     }
 }
@@ -707,7 +706,7 @@ fn require_room_in(sessions: &HashMap<Bytes, Arc<Served>>, served: &Served) -> R
     Err(Status::resource_exhausted("too many sessions of volumes on this executor"))
 }
 
-/// With whose rights a caller's files are touched. Only root can have others' than its own.
+/// Rights with which a caller's files are accessed. Only root can take others' rights.
 fn rights_of(caller: &Caller) -> Rights {
     if !geteuid().is_root() {
         return Rights::Own;
@@ -728,12 +727,13 @@ fn no_export(caller: &Caller, export: &str) -> Status {
         return Status::failed_precondition(why);
     }
     Status::permission_denied(format!(
-        "{} has no export `{export}` on this executor (`[[export]]`, and `exports` of its [[identity]])",
+        "{} has no export `{export}` on this executor (`[[export]]`, and `exports` of its \
+         [[identity]])",
         caller.name()
     ))
 }
 
-/// A name that is kept beyond its call: it has memory of its own, not its message's.
+/// Copies a name that outlives its call, so that it does not keep its message's memory.
 fn kept(name: &Bytes) -> Bytes {
     Bytes::copy_from_slice(name)
 }
@@ -742,7 +742,7 @@ fn malformed(malformed: wire::Malformed) -> Status {
     Status::invalid_argument(malformed.to_string())
 }
 
-/// What a read may have in memory here that nobody has taken.
+/// Memory of a read's untaken data in this process.
 fn bytes_of(parts: &[ReadPart]) -> usize {
     let of = |part: &ReadPart| {
         part.range.end.saturating_sub(part.range.start).saturating_add(PART_BYTES as u64)
@@ -751,7 +751,7 @@ fn bytes_of(parts: &[ReadPart]) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX).min(MAX_READ_BYTES)
 }
 
-/// Sends pieces together as long as they are there at once.
+/// Sends pieces together as long as they are ready at once.
 async fn pack(mut pieces: Pieces, sender: mpsc::Sender<Result<ReadReply, Status>>) {
     while let Some(first) = pieces.next().await {
         let mut reply = ReadReply { pieces: Vec::new() };
@@ -795,7 +795,7 @@ mod tests {
             return;
         }
         let anybody = Caller::anybody(&crate::Config::new(Vec::new()));
-        let user = crate::callers::UnixUser::named("nobody").unwrap();
+        let user = crate::identity::UnixUser::named("nobody").unwrap();
         let uid = user.uid;
         let mapped = Caller { user: Some(user), trust_caller_ids: false, ..anybody };
         assert!(matches!(rights_of(&mapped), Rights::User(user) if user.uid == uid));

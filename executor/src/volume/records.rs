@@ -1,15 +1,15 @@
-//! Records of volume sessions that outlive this process: a start finds out which sessions of
+//! Records of volume sessions that outlive this process: a new process reads which sessions of
 //! earlier processes may still rely on leases ([`Former`]). RFC 8881 (section 8.4.3) has servers
 //! keep such records for the same reason.
 //!
-//! In the state directory each process has `ID.lock`, which it locks for as long as it lives
-//! (fcntl(2): a child does not inherit such a lock), and the directory `ID` with a file for each
-//! session, named `FINGERPRINT.N`, with the session's tree.
+//! In the state directory each process has `ID.lock`, which it locks as long as it lives (fcntl(2):
+//! a child does not inherit such a lock), and the directory `ID` with a file for each session,
+//! named `FINGERPRINT.N`, with the session's tree.
 //!
 //! Invariant: a session has its record before it can have a lease, until its holder has said that
-//! it relies on none any more, or is away for longer than leases last. So what a process that has
-//! ended leaves behind is read by each process that starts, and removed once the leases of that
-//! time have ended, not before: the next start may come sooner.
+//! it relies on none any more, or is away for longer than leases last. So each new process reads
+//! the records of ended ones, and removes them only once the leases of that time have ended: the
+//! next start may come sooner.
 
 use std::{
     collections::HashMap,
@@ -38,11 +38,15 @@ const LOCK: &str = "lock";
 /// The reason that a session can't be recorded.
 #[derive(Debug, thiserror::Error)]
 pub enum NotRecorded {
-    /// Others could change the directory, or there is none.
+    /// Others could change the directory, or it does not exist.
     #[error("cannot record sessions of volumes: {0}; name another directory (`state`, --state)")]
     Untrusted(#[from] Untrusted),
-    /// The system's words.
-    #[error("cannot record sessions of volumes in {}: {source}; name another directory (`state`, --state)", place.display())]
+    /// The system's error.
+    #[error(
+        "cannot record sessions of volumes in {}: {source}; name another directory (`state`, \
+         --state)",
+        place.display()
+    )]
     Io { place: PathBuf, source: io::Error },
 }
 
@@ -50,22 +54,22 @@ pub enum NotRecorded {
 #[derive(Debug)]
 pub struct Records {
     place: PathBuf,
-    /// From the first session on.
+    /// Made with the first session.
     own: Mutex<Option<Own>>,
-    /// Records that earlier processes have left, by their sessions' names.
+    /// Records of earlier processes, by their sessions' names.
     left: Mutex<HashMap<String, Vec<PathBuf>>>,
 }
 
-/// The part of the state directory that is this process's.
+/// This process's part of the state directory.
 #[derive(Debug)]
 struct Own {
     directory: PathBuf,
     sessions: u64,
-    /// Locked.
+    /// Locked while the process lives.
     _lock: File,
 }
 
-/// Records that earlier processes have left.
+/// Records of earlier processes.
 #[derive(Debug, Default)]
 pub struct Left {
     /// Their sessions.
@@ -80,7 +84,7 @@ pub struct Left {
 pub struct SessionRecord(PathBuf);
 
 impl Records {
-    /// Reads what others have left in this directory. It need not be there before the first
+    /// Reads the records of earlier processes in this directory. It need not exist before the first
     /// session.
     ///
     /// # Errors
@@ -96,7 +100,7 @@ impl Records {
         Ok((Self { place: place.to_owned(), own: Mutex::default(), left: records }, left))
     }
 
-    /// Records a session, by the name that its holder will come back with.
+    /// Records a session, by the name with which its holder will return.
     ///
     /// # Errors
     /// [`NotRecorded`]: it must not begin.
@@ -105,7 +109,7 @@ impl Records {
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = &mut *own {
             match own.note(name, tree) {
-                // Somebody has tidied up: it is made anew.
+                // Somebody has deleted the directory: it is made anew.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 noted => return noted.map_err(failed),
             }
@@ -114,7 +118,8 @@ impl Records {
         own.insert(Own::make_in(&self.place).map_err(failed)?).note(name, tree).map_err(failed)
     }
 
-    /// The holder of former sessions of that name relies on none of their leases any more.
+    /// Removes records: the holder of former sessions of that name relies on none of their leases
+    /// any more.
     pub fn is_back(&self, name: &str) {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         left.into_iter().flatten().map(SessionRecord).for_each(SessionRecord::remove);
@@ -149,7 +154,7 @@ impl Own {
 }
 
 impl Drop for Own {
-    /// One without sessions leaves nothing.
+    /// Without sessions nothing is left.
     fn drop(&mut self) {
         if fs::remove_dir(&self.directory).is_ok() {
             let _ = fs::remove_file(self.directory.with_extension(LOCK));
@@ -158,12 +163,16 @@ impl Drop for Own {
 }
 
 impl SessionRecord {
-    /// Nobody relies on leases of that session any more.
+    /// Removes the record: no holder relies on leases of that session any more.
     pub fn remove(self) {
-        // One that stays makes others wait once, after the next start.
+        // A record that stays makes others wait once, after the next start.
         let removed = fs::remove_file(&self.0);
         if let Err(error) = removed.or_else(unless_missing) {
-            tracing::warn!(path = %self.0.display(), %error, "the record of a volume's session can't be removed");
+            tracing::warn!(
+                path = %self.0.display(),
+                %error,
+                "the record of a volume's session can't be removed"
+            );
         }
     }
 }
@@ -195,7 +204,7 @@ impl Left {
         self.ids.is_empty()
     }
 
-    /// Removes it, once the leases of that time have ended.
+    /// Removes the records, once the leases of that time have ended.
     pub async fn remove_after(self, time: Duration) {
         tokio::time::sleep(time).await;
         let removing =
@@ -207,12 +216,12 @@ impl Left {
 
     fn remove(&self, id: &OsString) -> io::Result<()> {
         let lock = lock_of(&self.place, id);
-        // Between making and locking its file a process looks as if it had ended.
+        // Between creating and locking its file a process looks as if it had ended.
         if !has_ended(&lock)? {
             return Ok(());
         }
         for gone in [fs::remove_dir_all(self.place.join(id)), fs::remove_file(lock)] {
-            // Another process has been there first.
+            // Another process may have removed it first.
             gone.or_else(unless_missing)?;
         }
         Ok(())
@@ -227,7 +236,7 @@ fn lock_of(place: &Path, id: &std::ffi::OsStr) -> PathBuf {
     place.join(id).with_extension(LOCK)
 }
 
-/// Whether the process with that lock has ended.
+/// Returns true if the process with that lock has ended.
 fn has_ended(lock: &Path) -> io::Result<bool> {
     let file = match File::open(lock) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
@@ -242,13 +251,13 @@ fn has_ended(lock: &Path) -> io::Result<bool> {
 
 fn former_in(directory: &Path) -> io::Result<Vec<(Former, PathBuf)>> {
     let entries = match fs::read_dir(directory) {
-        // It has ended before it made one.
+        // The process has ended before it made one.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
     let read = |path: PathBuf| {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        // Empty where the process was killed meanwhile: that overlaps with every tree.
+        // Empty if the process was killed meanwhile: an empty path overlaps with every tree.
         let tree = PathBuf::from(OsString::from_vec(fs::read(&path)?));
         Ok((Former { name, tree }, path))
     };
@@ -279,7 +288,7 @@ mod tests {
         let _stays = records.note("aa", Path::new("/srv/one")).unwrap();
         let _too = records.note("bb", Path::new("/srv/two \n")).unwrap();
         ended.remove();
-        // As if it were killed: the lock goes, the rest stays.
+        // As after SIGKILL: the lock is released, the records stay.
         drop(records);
         for _ in 0..2 {
             let (_, mut left) = Records::open(place.path()).unwrap();

@@ -1,5 +1,5 @@
-//! One session of a volume: it outlives its connection for a while, does each numbered call once,
-//! and remembers answers until they are known to have arrived.
+//! One session of a volume: it outlives its connection for a while, runs each numbered call once,
+//! and remembers answers until they are acknowledged.
 
 use std::{
     collections::BTreeMap,
@@ -51,68 +51,68 @@ use crate::{
     tls::serving::Proof,
 };
 
-/// The wait for calls that were given up, until the record counts them: on their threads they go
-/// on, and a file system may hang.
+/// Timeout for aborted calls before the audit record counts them: their threads continue, and a
+/// file system may hang.
 const LAST_COUNTS: Duration = Duration::from_secs(5);
-/// The wait for system calls of a session that is to be over.
+/// Timeout for system calls of a session that must have ended.
 const LAST_JOBS: Duration = Duration::from_secs(5);
-/// How long a session waits for its workstation, with its open files and locks: a laptop that
+/// Time for which a session waits for its workstation, with its open files and locks: a laptop that
 /// changes networks. Its leases end before that.
 const KEEP_TIME: Duration = Duration::from_secs(30);
-/// Calls under way or not known to have been answered; a gateway of ours has fewer.
+/// Running or unacknowledged calls; a gateway of ours has fewer.
 const MAX_CALLS: usize = 8192;
 
-/// What a call takes besides its own bytes, with an answer of an ordinary size.
+/// Memory of a call besides its own bytes, with an answer of ordinary size.
 const CALL_BYTES: usize = 1 << 10;
-/// The longest call: an attribute's value, the names of walks, a few thousand leases.
+/// Longest call: an attribute's value, the names of walks, a few thousand leases.
 const MAX_CALL_BYTES: usize = 2 << 20;
 /// Bytes counted for a call that has no answer yet.
 const CALL_AT_WORK_BYTES: usize = 64 << 10;
-/// What an entry takes in an answer.
+/// Memory of an entry in an answer.
 const ENTRY_BYTES: usize = 256;
-/// What a name takes that somebody asks for, besides its bytes.
+/// Memory of a name in a request, besides its bytes.
 const NAME_BYTES: usize = 96;
-/// What a name takes in a listing, at its longest.
+/// Memory of a name in a listing, at its longest.
 const LISTED_BYTES: usize = 450;
 /// XATTR_SIZE_MAX, and XATTR_LIST_MAX.
 const ATTRIBUTE_BYTES: usize = 64 << 10;
 
-/// What a session's stream carries.
+/// Message on a session's stream.
 #[derive(Debug)]
 pub struct Outgoing {
     pub message: FromVolume,
-    /// What it is charged with until the connection has taken it.
+    /// Charges that are held until the connection has taken it.
     pub charge: Option<Charges>,
 }
 
-/// What a call is charged with, and its answer.
+/// Charges for a call, and for its answer.
 pub type Charges = Arc<(Charge, Option<Charge>)>;
 
 /// A session.
 #[derive(Debug)]
 pub struct Served {
-    /// For the record.
+    /// Name in the record.
     name: String,
     pub caller: Arc<Caller>,
     pub export: Export,
     pub store: DirectorySession,
-    /// The groups that callers claim count.
+    /// Groups that callers claim are used.
     trusts_groups: bool,
-    /// Whose shares it uses.
+    /// Account that it is charged to.
     pub account: Arc<Account>,
     pub peer: String,
-    /// By which whoever is connected, or was last, may be here.
+    /// Proof by which the current or last connection is admitted.
     proof: Mutex<Proof>,
     began: Instant,
     /// See [`super::Volumes`].
     pub call_bytes: Arc<Pool>,
     calls: Mutex<Calls>,
-    /// Where notices go.
+    /// Queue of the current connection, for notices.
     outgoing: watch::Sender<Option<mpsc::Sender<Outgoing>>>,
-    /// How often it was opened or taken up.
+    /// Number of times that it was opened or resumed.
     hellos: watch::Sender<u64>,
     counts: Counts,
-    /// For the next process of this executor.
+    /// Record for the next process of this executor.
     record: Mutex<Option<SessionRecord>>,
 }
 
@@ -123,7 +123,7 @@ struct Counts {
     deeds: [AtomicU64; DEEDS.len()],
 }
 
-/// What a session does to an export, as its audit record has it.
+/// Kinds of changes to an export, as in the audit record.
 #[derive(Debug, Clone, Copy)]
 enum Deed {
     Made,
@@ -176,8 +176,8 @@ impl Counts {
     }
 }
 
-/// A deed that is under way. It counts unless it is known not to have happened: one that is given
-/// up may have, and one of several steps that fails may have in part.
+/// A change in progress. It counts unless it is known not to have happened: an aborted one may have
+/// happened, and one of several steps that fails may have happened in part.
 struct UnderWay {
     session: Arc<Served>,
     deed: Option<Deed>,
@@ -210,7 +210,7 @@ impl UnderWay {
         Self { session: session.clone(), deed: Some(Deed::of_write(write)), bytes, has_steps }
     }
 
-    /// It has failed, if there is an error.
+    /// Ends it, as a failure if there is an error.
     fn end(mut self, error: Option<Errno>) {
         if error.is_some_and(|errno| !self.has_steps || REFUSALS.contains(&errno)) {
             self.deed = None;
@@ -218,7 +218,7 @@ impl UnderWay {
     }
 }
 
-/// Errors of what is refused before its first step.
+/// Errors that come before the first step.
 const REFUSALS: [Errno; 10] = [
     Errno::EACCES,
     Errno::EPERM,
@@ -247,15 +247,15 @@ impl Drop for UnderWay {
     }
 }
 
-/// Invariant: each change that was begun since [`Self::since`] stands here until it is
-/// acknowledged. So one that does not has not begun, and can begin.
+/// Invariant: each change that was begun since [`Self::since`] is listed until it is acknowledged.
+/// So an unlisted change has not begun, and can begin.
 #[derive(Debug, Default)]
 struct Calls {
     acknowledged: u64,
     by_number: BTreeMap<u64, Numbered>,
-    /// When the first session was opened of which changes are known.
+    /// Stamp of the first session whose changes are known.
     since: Stamp,
-    /// None begins any more: the next session has them.
+    /// No call begins any more: the next session has them.
     are_left: bool,
 }
 
@@ -270,15 +270,15 @@ impl KnownCalls {
     }
 }
 
-/// A call that was begun.
+/// A call that has begun.
 #[derive(Debug, Clone)]
 struct Numbered {
     outcome: watch::Receiver<Option<Outcome>>,
     is_remembered: bool,
     task: AbortHandle,
-    /// Begun in an earlier session.
+    /// It began in an earlier session.
     is_earlier: bool,
-    /// The connection that waits for the answer, and the task that will send it there.
+    /// The connection that waits for the answer, and the task that will send it.
     answering: Option<(mpsc::WeakSender<Outgoing>, AbortHandle)>,
 }
 
@@ -289,7 +289,7 @@ impl Numbered {
                 charges.0.amount() + charges.1.as_ref().map_or(0, Charge::amount)
             }
             Some(Outcome::Written(_, charge)) => charge.amount(),
-            // Still at work, and nothing is known of its answer.
+            // It still runs, and has no answer.
             None => CALL_AT_WORK_BYTES,
         }
     }
@@ -313,12 +313,12 @@ struct Record {
     peer: String,
     calls: u64,
     bytes_written: u64,
-    /// How often it has succeeded in what, where it has.
+    /// Number of successes of each kind of change, without zeros.
     did: BTreeMap<&'static str, u64>,
     ms: u64,
 }
 
-/// As it begins.
+/// Record of a session's beginning.
 #[derive(Debug, Serialize)]
 struct Begin<'a> {
     session: &'a str,
@@ -330,7 +330,7 @@ struct Begin<'a> {
 }
 
 impl Served {
-    /// Without a connection yet.
+    /// Has no connection yet.
     pub fn new(
         name: &[u8],
         (caller, origin): (Arc<Caller>, Origin),
@@ -338,7 +338,7 @@ impl Served {
         store: DirectorySession,
         call_bytes: Arc<Pool>,
     ) -> Arc<Self> {
-        // The name itself takes the session up again.
+        // Hashed, since the name itself resumes the session.
         let name = Fingerprint::of(name).to_string();
         store.name(&name);
         let calls = Calls { since: store.opened(), ..Calls::default() };
@@ -361,19 +361,20 @@ impl Served {
         })
     }
 
-    /// A connection opens the session or takes it up. What it gives changes when the next one does.
+    /// Counts a connection that opens or resumes the session. The result changes when the next one
+    /// does.
     pub fn begin_hello(&self) -> watch::Receiver<u64> {
         self.hellos.send_modify(|count| *count += 1);
         self.hellos.subscribe()
     }
 
-    /// From now on this is the connection, by that proof.
+    /// Sets the current connection, with its proof.
     pub fn attach(&self, sender: mpsc::Sender<Outgoing>, proof: Proof) {
         *self.proof.lock().expect("not poisoned") = proof;
         self.outgoing.send_replace(Some(sender));
     }
 
-    /// Records it for the next process: nobody has leases of it yet.
+    /// Records it for the next process, before it has any leases.
     ///
     /// # Errors
     /// [`NotRecorded`]: it must not begin.
@@ -383,18 +384,18 @@ impl Served {
         Ok(())
     }
 
-    /// Its leases have ended. A holder whose rights were taken away may rely on them for a moment
-    /// more, as beside this process.
+    /// Removes its record, since its leases have ended. A holder whose rights were removed may rely
+    /// on them for a moment more, as it may while this process runs.
     pub fn forget_record(&self) {
         if let Some(record) = self.record.lock().expect("not poisoned").take() {
             record.remove();
         }
     }
 
-    /// Records that it begins.
+    /// Records that the session begins.
     ///
     /// # Errors
-    /// That can't be written, so that it must not begin.
+    /// The record can't be written: the session must not begin.
     pub async fn begin(&self, audit: &AuditLog) -> Result<(), Refusal> {
         let begin = Begin {
             session: &self.name,
@@ -407,18 +408,17 @@ impl Served {
         audit.begin("volume_begin", Some(self.caller.name()), &begin).await
     }
 
-    /// Records that it has ended.
+    /// Records that the session has ended.
     pub async fn note_end(&self, audit: &AuditLog) {
         audit.note("volume_end", self.caller.name(), &self.record()).await;
     }
 
-    /// Whether that is what its caller may do now, as it was when the session began.
+    /// Returns true if the caller's current rights are those with which the session began.
     pub fn is_within(&self, caller: &Caller) -> bool {
         caller.volumes && caller.user == self.caller.user && caller.exports.contains(&self.export)
     }
 
-    /// Whether whoever is connected may still be here, by what the register and the configuration
-    /// say at this moment.
+    /// Checks that the connected peer is still admitted, by the current register and configuration.
     fn is_admitted(&self, admission: &Admission) -> Result<(), Denied> {
         let proof = self.proof.lock().expect("not poisoned").clone();
         match admission.standing(&proof)? {
@@ -429,7 +429,7 @@ impl Served {
         }
     }
 
-    /// Passes recalls on, over whichever connection there is.
+    /// Forwards recalls to the current connection.
     pub fn start_notices(self: Arc<Self>) {
         let mut notices = self.store.notices();
         let session = Arc::downgrade(&self);
@@ -443,7 +443,7 @@ impl Served {
                     }
                     let sender = connection.borrow_and_update().clone();
                     let message = from_volume::Kind::Notice(notice.into());
-                    // One that is lost on its way is told again when the session is taken up.
+                    // A lost notice is sent again when the session is resumed.
                     match sender {
                         Some(sender) if send(&sender, message, None).await => break,
                         _ if connection.changed().await.is_err() => return,
@@ -454,8 +454,8 @@ impl Served {
         });
     }
 
-    /// What a call of these writes is charged with besides their contents, from when it was decoded
-    /// until its answer was taken.
+    /// Charge for a call of these writes besides their contents, from its decoding until its answer
+    /// was taken.
     pub fn charge_writes(
         &self,
         caller: &FileCaller,
@@ -464,13 +464,13 @@ impl Served {
         self.call_bytes.try_take(&self.account, charged_for(caller, writes)).ok_or_else(too_many)
     }
 
-    /// As whom a call wants to act.
+    /// The caller on whose behalf a call acts.
     pub fn acting_for(&self, wanted: Option<WireCaller>) -> FileCaller {
         acting_for(wanted.unwrap_or_default(), self.trusts_groups)
     }
 
-    /// Writes once for each number. What has to wait where there is no room to wait in has not
-    /// begun: whoever asked sends it again.
+    /// Writes once for each number. A write that would have to wait without room for waiting has
+    /// not begun: the client sends it again.
     pub async fn write(
         self: &Arc<Self>,
         number: u64,
@@ -510,7 +510,7 @@ impl Served {
         }
     }
 
-    /// Begins the work of that number, or finds it begun.
+    /// Begins the work of that number, or finds it running.
     fn once(
         self: &Arc<Self>,
         number: u64,
@@ -553,8 +553,8 @@ impl Served {
         Ok(outcome)
     }
 
-    /// Has the answer sent on that connection, once: whoever repeats a call that is still at work
-    /// waits for the same answer, and an earlier connection no longer does.
+    /// Sends the answer on that connection, once: a repetition of a running call waits for the same
+    /// answer, and an earlier connection no longer does.
     fn answer_when_done(
         &self,
         number: u64,
@@ -568,7 +568,7 @@ impl Served {
                 Some(Outcome::Answered(reply, charges)) => {
                     answer(&sender, Reply { earlier, ..reply }, Some(charges)).await;
                 }
-                // It was given up with its session: nobody knows how far it came.
+                // It was aborted with its session: its outcome is unknown.
                 None if earlier => {
                     let reply = Reply { number, error: Errno::EIO as i32, ..Reply::default() };
                     answer(&sender, reply, None).await;
@@ -593,7 +593,7 @@ impl Served {
         }
     }
 
-    /// Changes up to that number will not be asked for again.
+    /// Forgets changes up to that number: the client will not ask for them again.
     pub fn acknowledge(&self, number: u64) {
         let mut calls = self.calls.lock().expect("not poisoned");
         if number > calls.acknowledged {
@@ -602,11 +602,10 @@ impl Served {
         }
     }
 
-    /// Nobody waits for it any more: a lock that is not wanted.
+    /// Aborts a call that the client does not wait for any more, such as a lock.
     fn cancel(&self, number: u64) {
         let mut calls = self.calls.lock().expect("not poisoned");
-        // An aborted call removes nothing itself. What changes something is remembered until it is
-        // acknowledged.
+        // An aborted call removes nothing itself. A change is remembered until it is acknowledged.
         if calls.by_number.get(&number).is_some_and(|call| !call.is_remembered)
             && let Some(call) = calls.by_number.remove(&number)
         {
@@ -616,12 +615,12 @@ impl Served {
         }
     }
 
-    /// True if all changes are known that were begun since the session with that stamp was opened.
+    /// Returns true if all changes since the opening of the session with that stamp are known.
     pub fn knows_calls_of(&self, opened: Stamp) -> bool {
         opened != Stamp::default() && opened >= self.calls.lock().expect("not poisoned").since
     }
 
-    /// Gives the calls to whoever comes after it: none begins any more. `None`: that was done.
+    /// Hands the calls to the next session: none begins any more. `None`: that was done before.
     pub fn leave_calls(&self) -> Option<KnownCalls> {
         let mut calls = self.calls.lock().expect("not poisoned");
         if std::mem::replace(&mut calls.are_left, true) {
@@ -634,12 +633,12 @@ impl Served {
         Some(KnownCalls(Calls { acknowledged, by_number, since, are_left: false }))
     }
 
-    /// Before anybody else has it.
+    /// Takes the calls of an earlier session. Call it before the session is shared.
     pub fn take_over(&self, KnownCalls(known): KnownCalls) {
         *self.calls.lock().expect("not poisoned") = known;
     }
 
-    /// Whether that is still its connection.
+    /// Returns true if `sender` is still its connection.
     fn is_attached_to(&self, sender: &mpsc::Sender<Outgoing>) -> bool {
         self.outgoing.borrow().as_ref().is_some_and(|its| its.same_channel(sender))
     }
@@ -666,7 +665,7 @@ impl Served {
     }
 }
 
-/// Does what comes on one connection, until that ends.
+/// Handles the messages of one connection, until that ends.
 pub async fn attend(
     shared: Arc<Shared>,
     served: Arc<Served>,
@@ -677,7 +676,7 @@ pub async fn attend(
         let message = tokio::select! {
             message = incoming.message() => message,
             () = sender.closed() => break,
-            // Another connection takes the session up.
+            // Another connection has resumed the session.
             _ = hello.changed() => break,
             () = served.store.ended() => return,
         };
@@ -702,15 +701,15 @@ pub async fn attend(
             to_volume::Kind::Hello(_) => break,
         }
     }
-    // Another connection may have taken the session up meanwhile.
+    // Another connection may have resumed the session meanwhile.
     if served.is_attached_to(&sender) {
         served.outgoing.send_replace(None);
         end_unless_taken_up(&shared, &served).await;
     }
 }
 
-/// Ends a session that no connection takes up for a while. Whichever does, waits in turn when it
-/// ends.
+/// Ends a session that no connection resumes for a while. A connection that does, waits in turn
+/// when it ends.
 pub async fn end_unless_taken_up(shared: &Shared, served: &Arc<Served>) {
     let mut outgoing = served.outgoing.subscribe();
     let taken_up =
@@ -721,12 +720,11 @@ pub async fn end_unless_taken_up(shared: &Shared, served: &Arc<Served>) {
     }
 }
 
-/// Tells a connection the recalls that the session may not have heard of, up to a stamp. Whether
-/// all were told: when the next connection says hello (`hello` changes), this one is not needed any
-/// more.
+/// Sends a connection the recalls that the session may have missed, up to a stamp. Returns true if
+/// all were sent: when the next connection says hello (`hello` changes), this one is abandoned.
 ///
-/// Invariant: of one session at most one step of recalls is held for that, however many connections
-/// say hello and leave untaken what they are told.
+/// Invariant: one session holds at most one step of recalls for that, however many connections say
+/// hello and leave their notices untaken.
 pub async fn tell_missed(
     served: &Served,
     hello: &mut watch::Receiver<u64>,
@@ -753,8 +751,8 @@ pub async fn tell_missed(
     }
 }
 
-/// Ends a session when whoever has it may no longer: looked at as often as for runs, and at each
-/// call.
+/// Ends a session when its holder is not admitted any more: checked as often as for runs, and at
+/// each call.
 pub async fn end_with_rights(shared: Arc<Shared>, session: Weak<Served>) {
     loop {
         {
@@ -767,7 +765,7 @@ pub async fn end_with_rights(shared: Arc<Shared>, session: Weak<Served>) {
     }
 }
 
-/// Ends a session, and says in the log why.
+/// Ends a session, and logs the reason.
 pub async fn end_denied(shared: &Shared, served: &Arc<Served>, why: &str) {
     tracing::info!(
         identity = served.caller.name(),
@@ -780,7 +778,7 @@ pub async fn end_denied(shared: &Shared, served: &Arc<Served>, why: &str) {
 
 /// Ends a session: its calls under way, its open files, its locks and its leases.
 pub async fn end(shared: &Shared, served: &Arc<Served>) {
-    // Its listeners have a share of it; without one the stream ends.
+    // Tasks that wait for it share it; without a sender the stream ends.
     served.outgoing.send_replace(None);
     served.store.end();
     if shared.volumes.remove(served) {
@@ -790,8 +788,7 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
             calls.by_number.values().map(|call| (call.task.clone(), call.outcome.clone())).collect()
         };
         under_way.iter().for_each(|(task, _)| task.abort());
-        // What they may have done is counted when they are gone, which is when nobody can tell an
-        // outcome any more.
+        // Their changes are counted once they are gone, which closes their outcomes.
         let gone = async {
             for (_, outcome) in &mut under_way {
                 let _ = outcome.wait_for(|_| false).await;
@@ -812,7 +809,7 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
     }
 }
 
-/// Ends others of the same identity's sessions. See [`Op::EndSessions`].
+/// Ends other sessions of the same identity. See [`Op::EndSessions`].
 async fn end_sessions(
     shared: &Arc<Shared>,
     session: &Served,
@@ -824,7 +821,8 @@ async fn end_sessions(
                 continue;
             }
             let shared = shared.clone();
-            // Away from the call, which may be given up: what the record says has begun has an end.
+            // In a task of its own, since the call may be aborted: each recorded beginning needs
+            // its end.
             let ending = tokio::spawn(async move { end(&shared, &earlier).await });
             ending.await.map_err(|_| Errno::EIO)?;
         }
@@ -836,7 +834,7 @@ async fn end_sessions(
     Ok(())
 }
 
-/// Whether a call may name these sessions.
+/// Returns true if a call may name these sessions.
 fn are_names(names: &[Bytes]) -> bool {
     names.len() <= ENDED_AT_ONCE
         && names.iter().all(|name| (MIN_NAME_BYTES..=MAX_NAME_BYTES).contains(&name.len()))
@@ -891,7 +889,7 @@ async fn begin_call(
     let (session, shared) = (served.clone(), shared.clone());
     let is_remembered = op.is_change();
     let work = async move {
-        // Before it is made: afterwards it would be in memory while it waits.
+        // Before the answer is made: else it would take memory while it waits.
         let for_answer = match answer_bytes(&op) {
             0 => None,
             bytes => Some(shared.volumes.answers.take(&session.account, bytes).await),
@@ -915,29 +913,29 @@ async fn begin_call(
     }
 }
 
-/// Where files are touched with the rights of a configured user, or with this program's own, groups
-/// are of no use, and nothing is kept of them.
+/// Groups are dropped unless callers' ids are trusted: with a configured user's rights, or this
+/// program's own, they have no use.
 fn acting_for(WireCaller { uid, gid, groups }: WireCaller, trusts_groups: bool) -> FileCaller {
     let groups = if trusts_groups { groups } else { Vec::new() };
     FileCaller { uid, gid, groups: groups.into() }
 }
 
-/// What the groups of a caller take.
+/// Memory of a caller's groups.
 fn groups_bytes(caller: &FileCaller) -> usize {
     size_of_val(&*caller.groups)
 }
 
-/// What a call takes that had so many bytes on the wire.
+/// Charge for a call that had so many bytes on the wire.
 fn charged_for_call(bytes: usize, caller: &FileCaller, op: &Op) -> usize {
     bytes + groups_bytes(caller) + names_bytes(op) + CALL_BYTES
 }
 
-/// What a call of these writes takes besides their contents.
+/// Charge for a call of these writes, besides their contents.
 fn charged_for(caller: &FileCaller, writes: &[WireWrite]) -> usize {
     CALL_BYTES + groups_bytes(caller) + bytes_of_writes(writes)
 }
 
-/// What writes take besides their contents.
+/// Memory of writes besides their contents.
 fn bytes_of_writes(writes: &[WireWrite]) -> usize {
     let of_names = |write: &WireWrite| match &write.kind {
         Some(write::Kind::Put(put)) => put.path.iter().map(|name| name.len() + NAME_BYTES).sum(),
@@ -946,7 +944,7 @@ fn bytes_of_writes(writes: &[WireWrite]) -> usize {
     writes.iter().map(|write| ENTRY_BYTES + of_names(write)).sum()
 }
 
-/// What the names of a call take that are not its own bytes.
+/// Memory of a call's names besides its own bytes.
 fn names_bytes(op: &Op) -> usize {
     match op {
         Op::Walk { names, .. } => names.len() * NAME_BYTES,
@@ -955,7 +953,7 @@ fn names_bytes(op: &Op) -> usize {
     }
 }
 
-/// The answer's size, where it is more than an ordinary one's.
+/// Size of the answer, if it is more than an ordinary one's.
 fn answer_bytes(op: &Op) -> usize {
     match op {
         Op::List { limit, .. } => (*limit).clamp(1, MAX_NAMES) as usize * LISTED_BYTES,
@@ -984,7 +982,7 @@ async fn answer(sender: &mpsc::Sender<Outgoing>, reply: Reply, charges: Option<C
     send(sender, from_volume::Kind::Reply(reply), charges).await;
 }
 
-/// Whether it could be sent.
+/// Sends a message; returns false if the connection is gone.
 pub async fn send(
     sender: &mpsc::Sender<Outgoing>,
     kind: from_volume::Kind,
@@ -994,7 +992,7 @@ pub async fn send(
     sender.send(Outgoing { message, charge: charges }).await.is_ok()
 }
 
-/// `None`: it was given up.
+/// `None`: the call was aborted.
 async fn outcome_of(mut outcome: watch::Receiver<Option<Outcome>>) -> Option<Outcome> {
     let done = outcome.wait_for(Option::is_some).await.ok()?;
     done.clone()
@@ -1007,7 +1005,7 @@ fn written(result: Result<posh_volume::store::Entry, Errno>) -> Written {
     }
 }
 
-/// Bytes of contents.
+/// Bytes of a write's contents.
 pub fn size_of(write: &Write) -> usize {
     use posh_volume::store::NewFile;
     match write {

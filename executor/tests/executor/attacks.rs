@@ -1,4 +1,4 @@
-//! What a hostile gateway, or a command that it has got hold of, can't do here. Each test
+//! Attacks by a hostile gateway, or by a command under its control, which must fail. Each test
 //! names the guard that it fails without; docs/security.md has the whole table.
 
 use std::{
@@ -19,8 +19,8 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 use posh_executor::{
-    callers::UnixUser,
     config::{Commands, Confinement, Level},
+    identity::UnixUser,
     runner::ALLOWED_CALLS,
 };
 use posh_proto::executor::{
@@ -35,8 +35,8 @@ use crate::harness::*;
 /// An account with no rights of its own.
 const NOBODY: &str = "nobody";
 
-/// A shell as a command that names what it reads and writes, and what it starts: a stand-in for one
-/// that an attacker controls.
+/// A shell whose annotation names its inputs, outputs and programs: stands in for a command under
+/// an attacker's control.
 const SHELL: &str = "
 sh:
   helpers: [cat, cp, ln, ls, mv, perl, rm]
@@ -95,14 +95,14 @@ fn shell(script: &str) -> RunSpec {
     command(&["sh", "-c", script])
 }
 
-/// A script of a command that names `input` (read as $1) among its words.
+/// A script for a command that has `input` (read as $1) among its words.
 fn shell_with_input(script: &str, input: &str) -> RunSpec {
     // The shell takes what follows the script for its own parameters.
     command(&["sh", "-c", script, "sh", "-i", input])
 }
 
 impl Lab {
-    /// Runs a script to its end; what it has printed, errors included.
+    /// Runs a script to its end; returns its output, errors included.
     async fn says(&self, spec: RunSpec) -> String {
         let outcome = self.run(spec).await;
         assert!(outcome.is_finished, "{outcome:?}");
@@ -118,7 +118,7 @@ impl Lab {
     }
 }
 
-/// The number of a system call, and what a command gets that makes it.
+/// The errno of a system call made by a command.
 async fn answer_to(lab: &Lab, call: libc::c_long, arguments: &str) -> String {
     let script = format!("$! = 0; syscall({call}, {arguments}); print $! + 0");
     lab.says(command(&["perl", "-e", &script])).await
@@ -129,7 +129,7 @@ async fn answer_to(lab: &Lab, call: libc::c_long, arguments: &str) -> String {
 async fn commands_have_no_privileges() {
     let script = "grep -E '^(CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp):' /proc/self/status; id -u; id -G";
     let lab = Lab::start().await;
-    // Root keeps what root can do with files, since that is what it is for a command.
+    // Root keeps its rights over files: a command of root needs them.
     let roots = lab.says(shell(script)).await;
     let files = "000000000000001f";
     for expected in [
@@ -168,7 +168,7 @@ async fn a_users_rights_count_for_redirects_and_files() {
     assert_eq!(made.uid(), UnixUser::named(NOBODY).unwrap().uid);
 }
 
-// A directory in which a command already is may be locked against it (confine::enter_directory).
+// A command's working directory may be closed to its user (confine::enter_directory).
 #[tokio::test]
 async fn a_user_stays_in_a_directory_that_is_locked() {
     let lab = as_nobody().await;
@@ -211,7 +211,7 @@ async fn the_servers_secrets_are_not_there() {
         devices.trim(),
         "/dev/fd /dev/full /dev/null /dev/random /dev/stderr /dev/stdin /dev/stdout /dev/tty /dev/urandom /dev/zero"
     );
-    // Nor behind anybody's root.
+    // Nor through another process's root.
     for root in ["/proc/1/root", "/proc/self/root", "/proc/self/cwd/../../../.."] {
         let said = lab
             .says(shell(&format!("ls -d {root}/etc/shadow {root}/root; cat {root}/proc/1/environ")))
@@ -223,7 +223,7 @@ async fn the_servers_secrets_are_not_there() {
             "{said}"
         );
     }
-    // The machine's settings are not to be seen, so not to be changed either.
+    // The machine's settings are invisible, and so can't be changed.
     let said = lab
         .says(shell("cat /proc/sys/kernel/core_pattern; echo x > /proc/sys/kernel/core_pattern"))
         .await;
@@ -302,15 +302,15 @@ async fn dangerous_system_calls_are_refused() {
     }
 }
 
-/// Makes calls by their numbers; tells number and answer of each.
+/// Makes calls by their numbers; prints the number and errno of each.
 const PROBE: &str = "$| = 1; for $n (@ARGV) { $! = 0; syscall($n + 0, 0, 0, 0, 0, 0, 0); print $n, q( ), $! + 0, qq(\\n) }";
 
-// Guard: the list of allowed calls (filter::narrow), for commands whose words were read.
+// Guard: the list of allowed calls (filter::narrow), for annotated commands.
 #[tokio::test]
 async fn an_annotated_command_makes_no_other_system_call_than_those_listed() {
     let (lab, _directory) = annotated().await;
-    // The kernel lets two past every filter, for its probes of programs: who makes one by
-    // themselves is killed (SIGILL).
+    // The kernel lets two past every filter, for its uprobes: a process that makes one by itself is
+    // killed (SIGILL).
     let is_tried =
         |call: &libc::c_long| !ALLOWED_CALLS.contains(call) && ![335, 336].contains(call);
     let others: Vec<libc::c_long> = (0..=470).filter(is_tried).collect();
@@ -336,18 +336,18 @@ async fn an_annotated_command_makes_no_other_system_call_than_those_listed() {
     ] {
         assert_eq!(answer(call), forbidden, "call {call}");
     }
-    // A C library takes an older call for one that is not there.
+    // A C library falls back to an older call for an absent one.
     for call in [libc::SYS_clone3, libc::SYS_memfd_create, libc::SYS_semget, libc::SYS_mq_open, 470]
     {
         assert_eq!(answer(call), unknown, "call {call}");
     }
-    // A command that nobody has described has the wider filter alone.
+    // An unannotated command has the wider filter alone.
     let lab = Lab::start().await;
     assert_ne!(answer_to(&lab, libc::SYS_memfd_create, "0, 0").await, unknown);
 }
 
-/// Tells how many filters of system calls its process has, before and after it has installed one
-/// that allows everything by each of the two calls, and what these calls said.
+/// Prints the number of seccomp filters of its process, before and after it has installed one that
+/// allows everything by each of the two calls, and the results of these calls.
 const INSTALLER: &str = "sub count { open F, '/proc/self/status'; join '', map { /^Seccomp_filters:\\s+(\\d+)/ } <F> }
 $one = pack('SCCL', 6, 0, 0, 0x7fff0000); $all = pack('Sx6P', 1, $one); $before = count;
 $prctl = syscall(PRCTL, 22, 2, $all, 0, 0); $seccomp = syscall(SECCOMP, 1, 0, $all); $strict = syscall(SECCOMP, 0, 0, 0);
@@ -360,7 +360,7 @@ print join ' ', $before, count, $prctl, $seccomp, $strict, $listener, $error";
 async fn a_command_has_one_filter_of_its_own_at_most_and_installs_none() {
     let [prctl, seccomp] = [libc::SYS_prctl, libc::SYS_seccomp].map(|call| call.to_string());
     let script = INSTALLER.replace("PRCTL", &prctl).replace("SECCOMP", &seccomp);
-    // That of the view, which the kernel has once.
+    // The view's filter, which the kernel has once.
     let lab = Lab::start().await;
     assert_eq!(lab.says(command(&["perl", "-e", &script])).await, "1 1 0 0 0 -1 1");
     // And its own.
@@ -378,8 +378,7 @@ async fn no_program_is_attached_to_a_socket() {
     assert_eq!(lab.says(command(&["perl", "-e", attach])).await, "1 1 1 1 ok");
 }
 
-// Guards: the sized tmpfs (scratch::mount_private); what it took is given back
-// (scratch::Use::clean).
+// Guards: the sized tmpfs (scratch::mount_private); its memory is freed (scratch::Use::clean).
 #[tokio::test]
 async fn what_is_put_into_tmp_is_bounded_and_given_back() {
     let lab = Lab::with(|config| config.confinement.tmp_bytes = 8 << 20).await;
@@ -395,7 +394,7 @@ async fn what_is_put_into_tmp_is_bounded_and_given_back() {
         .says(shell("truncate -s 100T /tmp/sparse; ln -s /mnt /tmp/link; ls -A /tmp /var/tmp"))
         .await;
     assert_eq!(said, "/tmp:\nlink\nsparse\n\n/var/tmp:\n");
-    // While one run is at work, another's end takes nothing from it.
+    // The end of one run removes no file of another that still runs.
     let mut call = Call::open(&lab.client, pipeline_with_input(&["tee /tmp/kept"])).await;
     call.send(run_input::Kind::Chunk(posh_proto::executor::Chunk {
         stream: IN,
@@ -422,7 +421,7 @@ async fn shared_memory_that_outlives_its_processes_is_bounded() {
     assert_eq!(lab.says(command(&["perl", "-e", semaphores])).await, "1000");
 }
 
-// Not an attack: a machine whose settings are read-only sets no bounds of views, and says so.
+// Not an attack: on a machine with read-only settings a view has no bounds, and this is reported.
 #[tokio::test]
 async fn bounds_that_can_not_be_set_are_told() {
     if !nix::unistd::geteuid().is_root() {
@@ -511,11 +510,11 @@ async fn foreign_processes_can_not_be_killed() {
     .await;
 }
 
-/// Forks until it can't, or far too often; tells how often.
+/// Forks until it can't, or far too often; prints the number.
 const FORK_BOMB: &str = "while (defined($child = fork)) { $child or do { close STDOUT; close STDERR; sleep 1000 }; \
                          ++$count < 5000 or last } print $count";
 
-/// How many processes a fork bomb of this user has made where so many are allowed.
+/// Number of processes that a fork bomb of this user makes under this bound.
 async fn forked(user: Option<UnixUser>, max_processes: u64) -> u32 {
     let lab = Lab::with(|config| {
         config.confinement.max_processes = max_processes;
@@ -524,16 +523,16 @@ async fn forked(user: Option<UnixUser>, max_processes: u64) -> u32 {
     let lab = lab.await;
     assert_eq!(lab.says(command(&["bash", "-c", "ulimit -u"])).await, format!("{max_processes}\n"));
     let made = lab.says(command(&["perl", "-e", FORK_BOMB])).await;
-    // The next one has its room again.
+    // The next run has room again.
     assert_eq!(lab.says(shell("echo ok")).await, "ok\n");
     made.parse().unwrap()
 }
 
 // Guard: RLIMIT_NPROC (confine::set_bounds). The end of process numbers, which is never below 302,
-// is not what stops it.
+// is not the reason.
 #[tokio::test]
 async fn a_users_fork_bomb_ends_at_the_bound() {
-    // The bound counts all processes of a user of this machine: nobody else is this one.
+    // The bound counts all processes of a user of this machine: this one has no others.
     let uid = 1_900_000_000 + std::process::id();
     let user =
         UnixUser { name: "bomber".into(), uid, gid: uid, groups: vec![uid], home: "/".into() };
@@ -561,7 +560,7 @@ async fn memory_and_files_end_at_their_bounds() {
         .await;
     assert_eq!(outcome.text(), "");
     assert!(outcome.errors().contains("Out of memory"), "{}", outcome.errors());
-    // As many as there are; where nothing stops it, a gigabyte has to do.
+    // Without the bound, a gigabyte would be written.
     let outcome = lab.run(pipeline(&["dd if=/dev/zero of=zeros bs=1M count=1024"])).await;
     assert_eq!(
         outcome.codes(),
@@ -627,7 +626,7 @@ async fn what_is_not_named_can_not_be_read() {
         "/proc/self/cwd/secret".to_owned(),
         "/dev/fd/../cwd/secret".to_owned(),
     ] {
-        // Also where it names a tree, or nothing.
+        // Also if the operand is a tree, or does not exist.
         for operand in ["n/named", "n/below", "n/late", "n/below/missing/late"] {
             let said =
                 lab.says(shell_with_input(&format!("cat {path}; cat < {path}"), operand)).await;
@@ -638,7 +637,7 @@ async fn what_is_not_named_can_not_be_read() {
             assert!(said.contains("denied") || said.contains("No such"), "{path}: {said}");
         }
     }
-    // Of a link, the directory that it leads to counts too, and of a tree, only what is below.
+    // Of a link, its target's directory counts too; of a tree, only the files below.
     let said = lab.says(shell_with_input("cat n/to d/secret; cat secret", "n/to")).await;
     assert!(said.starts_with("secret\nsecret\ncat: secret: Permission denied"), "{said}");
     let said = lab.says(shell_with_input("cat n/below/f; cat n/beside", "n/below")).await;
@@ -655,7 +654,7 @@ async fn what_is_not_named_can_not_be_read() {
         (lab.read("named"), lab.has("new"), lab.has("d")),
         ("named\n".to_owned(), false, true)
     );
-    // What is read is not started, in whatever way it is called.
+    // A file that may be read can't be executed, by whatever name.
     lab.write("named", "#!/bin/sh\necho started\n");
     fs::set_permissions(lab.store.path().join("named"), fs::Permissions::from_mode(0o755)).unwrap();
     let said =
@@ -663,7 +662,7 @@ async fn what_is_not_named_can_not_be_read() {
     assert!(!said.contains("started") && !said.contains("uid="), "{said}");
 }
 
-// Guard: `fence`; of what is written, nothing else can be.
+// Guard: `fence`; beside the named output, nothing can be written.
 #[tokio::test]
 async fn what_is_not_named_can_not_be_written() {
     let (lab, _directory) = annotated().await;
@@ -675,15 +674,15 @@ async fn what_is_not_named_can_not_be_written() {
     let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "out"])).await;
     assert_eq!(said.matches("Permission denied").count(), 2, "{said}");
     assert_eq!((lab.read("out"), lab.read("other")), ("after\n".to_owned(), "before\n".to_owned()));
-    // Nor removed, or replaced by what is written.
+    // Nor removed, or replaced by the output.
     let script = "rm -f other; mv -f out other; ln -f out other; echo x > new";
     let said = lab.says(command(&["sh", "-c", script, "sh", "-o", "out"])).await;
     assert_eq!(said.matches("Permission denied").count(), 4, "{said}");
     assert_eq!((lab.read("other"), lab.has("new")), ("before\n".to_owned(), false));
 }
 
-// Guard: `fence`; who may remove a name may write its contents, so that what tar can't extract it
-// does not empty.
+// Guard: `fence`; a right to remove a name includes that to write its contents, so that tar does
+// not empty a file that it can't extract.
 #[tokio::test]
 async fn a_link_out_of_the_directory_of_an_archive_empties_nothing() {
     let (lab, directory) = annotated().await;
@@ -712,7 +711,7 @@ async fn a_link_out_of_the_directory_of_an_archive_empties_nothing() {
     assert_eq!(outcome.codes(), [How::Code(2)], "{outcome:?}");
     assert!(outcome.errors().contains("tar: l/f: Cannot open: File exists"), "{outcome:?}");
     assert_eq!((lab.read("out/f"), lab.read("d/g")), ("kept\n".to_owned(), "new\n".to_owned()));
-    // A link that stays within is followed, as by every shell's tar.
+    // A link that stays inside is followed, as by every shell's tar.
     symlink("e", lab.store.path().join("d/inner")).unwrap();
     fs::remove_file(lab.store.path().join("d/l")).unwrap();
     fs::rename(lab.store.path().join("d/inner"), lab.store.path().join("d/l")).unwrap();
@@ -723,7 +722,7 @@ async fn a_link_out_of_the_directory_of_an_archive_empties_nothing() {
         (vec![How::Code(0)], "new\n".to_owned()),
         "{outcome:?}"
     );
-    // The same where it works in its own directory: what lies around that is not its.
+    // Also in its own directory: it has no rights to files around that.
     let mut spec = pipeline(&["tar -xf ../a.tar"]);
     spec.stages[0].cwd = format!("{MOUNT}/in").into();
     symlink("../out", lab.store.path().join("in/l")).unwrap();
@@ -751,7 +750,8 @@ async fn a_directory_that_may_be_removed_is_none_around_which_files_may() {
     );
 }
 
-// Guard: Access::Within. What a command works in, it does not remove: nothing around that is its.
+// Guard: Access::Within. A command does not remove its working directory: it has no rights around
+// it.
 #[tokio::test]
 async fn a_command_that_changes_its_directory_changes_nothing_around_it() {
     let (lab, _directory) = annotated_with(
@@ -809,7 +809,7 @@ async fn a_link_that_is_swapped_leads_nowhere() {
     assert!(read > 0 && refused > 0, "{read} read, {refused} refused: nothing was raced for");
 }
 
-// What is made or replaced in the directories of operands while a command waits is read, as by
+// Files made or replaced in the directories of operands while a command waits can be read, as by
 // every shell's (fence::Reads).
 #[tokio::test]
 async fn what_is_made_or_replaced_while_a_command_waits_is_read() {
@@ -837,7 +837,7 @@ async fn what_is_made_or_replaced_while_a_command_waits_is_read() {
     }
     call.send(run_input::Kind::End(IN)).await;
     assert_eq!(call.collect(Bytes::new()).await.text(), "0\n1\n2\n3\n");
-    // tail(1) opens what has the name now.
+    // tail(1) opens the file that has the name now.
     let mut call = Call::open(&lab.client, pipeline(&["tail -F log new"])).await;
     call.until_output("old\n").await;
     fs::rename(at("log"), at("log.1")).unwrap();
@@ -847,7 +847,7 @@ async fn what_is_made_or_replaced_while_a_command_waits_is_read() {
     call.until_output("made\n").await;
 }
 
-/// Gives this thread, and what it starts, a tree of its own in which /opt is an empty directory.
+/// Gives this thread and its children a mount namespace in which /opt is an empty directory.
 fn take_an_opt_of_its_own() {
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
     let mount = |source: Option<&str>, at: &str, kind: Option<&str>, flags| {
@@ -914,8 +914,8 @@ async fn exports_below_opt_are_only_where_they_are_mounted() {
     }
 }
 
-// Guard: build::hide. Every view covers the exports below /opt, and who may write the directory
-// around one puts a link in its place.
+// Guard: build::hide. Every view covers the exports below /opt, and a user who may write the
+// directory around one puts a link in its place.
 #[tokio::test]
 async fn a_link_in_the_place_of_an_export_stops_nobodys_runs() {
     if !nix::unistd::geteuid().is_root() {
@@ -1178,7 +1178,7 @@ async fn the_workstation_has_only_files_that_a_command_reads() {
     }
 }
 
-/// Calls `test` on a thread that can make no namespaces, nor can what it starts.
+/// Calls `test` on a thread that can't make namespaces, and nor can its children.
 fn without_namespaces(test: impl AsyncFnOnce() + Send) {
     use seccompiler::{SeccompAction, SeccompFilter};
     let arch = std::env::consts::ARCH.try_into().unwrap();
@@ -1205,7 +1205,7 @@ perl:
   - {name: file, type: input_file, size: 1}
 ";
 
-/// Calls that change attributes of the file $p, or of what is open to read as $n.
+/// Calls that change attributes of the file $p, or of the file that is open for reading as $n.
 const CHANGES_OF_ATTRIBUTES: &[(libc::c_long, &str)] = &[
     (libc::SYS_fchmod, "$n, 0777"),
     (libc::SYS_fchmodat, "-100, $p, 0777"),
@@ -1238,7 +1238,7 @@ const CHANGES_OF_ATTRIBUTES: &[(libc::c_long, &str)] = &[
     (libc::SYS_futimesat, "-100, $p, 0"),
 ];
 
-/// An executor without namespaces, whose export lies where its workstations have it.
+/// An executor without namespaces, whose export has the path of its workstations.
 async fn in_its_own_tree(annotations: &Path, commands: Commands) -> (Lab, String) {
     let annotations = vec![annotations.to_owned()];
     let user = Some(own_user());
@@ -1457,7 +1457,7 @@ fn without_namespaces_trees_outside_of_the_mounts_are_not_watched() {
     });
 }
 
-// Guards: filter::ATTRIBUTES, also of what is open to read; ATTRIBUTE_REQUESTS.
+// Guards: filter::ATTRIBUTES, also of files that are open for reading; ATTRIBUTE_REQUESTS.
 #[test]
 fn without_namespaces_no_attributes_change() {
     let annotations = TempDir::new().unwrap();
@@ -1541,7 +1541,7 @@ async fn a_command_starts_what_its_annotation_names_alone() {
     }
 }
 
-/// git without its guards: what a repository's settings are after its guards have looked.
+/// git without its guards: as if a repository's settings had changed after its guards have looked.
 const UNGUARDED: &str = "
 git:
   subcommands: true
@@ -1558,7 +1558,7 @@ git diff:
   - needs_current_dir: writes
 ";
 
-/// Tells that it was started.
+/// Leaves a file when it is executed.
 const MARKER: &str = "open F, '>started'; print F 1; close F";
 
 /// A repository at `directory` of the export, with a program in two files that git calls its hook's
@@ -1591,7 +1591,7 @@ async fn settings_that_change_behind_the_guards_start_nothing() {
     lab.write(".gitattributes", "f filter=x diff=x\n");
     let shell = format!("perl -e \"{MARKER}\"");
     for (setting, subcommand) in [
-        // With the protocol's number for a script.
+        // The protocol's number is the script's name.
         ("core.fsmonitor=/usr/bin/perl".to_owned(), "status"),
         (format!("core.fsmonitor={shell}"), "status"),
         (format!("filter.x.clean={shell}"), "status"),
@@ -1604,8 +1604,8 @@ async fn settings_that_change_behind_the_guards_start_nothing() {
         lab.says(command(&["git", "-c", &setting, subcommand])).await;
         assert!(!lab.has("started"), "{setting}");
     }
-    // The first word that a program gets is a path of the repository's: a loader starts what it can
-    // read.
+    // The first argument of the program is a path of the repository's: a loader starts any file
+    // that it can read.
     fs::remove_file(lab.store.path().join("f")).unwrap();
     symlink("/usr/bin/id", lab.store.path().join("f")).unwrap();
     let setting = format!("diff.external={}", loader());
@@ -1613,8 +1613,7 @@ async fn settings_that_change_behind_the_guards_start_nothing() {
     assert!(!said.contains("uid=") && said.contains("cannot open shared object"), "{said}");
 }
 
-// Guard: `programs`. The settings of a repository in the repository, no guard looks at; git starts
-// itself there.
+// Guard: `programs`. No guard looks at the settings of a nested repository; git runs itself in it.
 #[tokio::test]
 async fn a_repository_in_a_repository_starts_nothing() {
     let (lab, _directory) = annotated().await;
@@ -1625,7 +1624,7 @@ async fn a_repository_in_a_repository_starts_nothing() {
     lab.write("inner/.git/config", format!("{inner}{fsmonitor}"));
     lab.write("inner/new", "new\n");
     let said = lab.says(command(&["git", "status", "--porcelain"])).await;
-    // It was asked, and its answer is right.
+    // The nested git was asked, and its answer is right.
     assert!(
         said.starts_with(" M inner\n")
             && said.contains("cannot exec '/usr/bin/perl': Permission denied"),
@@ -1662,7 +1661,7 @@ async fn hooks_of_a_repository_do_not_start() {
     .unwrap();
     let outcome = lab.run(command(&["git", "commit", "-q", "--allow-empty", "-m", "x"])).await;
     assert_eq!(outcome.refusal().kind(), Kind::Guard);
-    // Who has got hold of a command that has passed its guards starts nothing either.
+    // An attacker in control of a command that has passed its guards can't start it either.
     let said = lab.says(shell(".git/hooks/pre-commit")).await;
     assert!(said.contains("Permission denied") && !lab.has("started"), "{said}");
 }

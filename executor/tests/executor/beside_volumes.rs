@@ -1,5 +1,4 @@
-//! Runs and sessions of volumes on one executor: what the one changes the other hears in time, and
-//! the other way round.
+//! Runs and sessions of volumes on one executor: changes of one reach the other in time.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -58,7 +57,7 @@ async fn next(notices: &mut Notices) -> Notice {
         .expect("the session lives")
 }
 
-/// Waits until the session is asked for the right to write, writes, and gives it back.
+/// Waits for a recall of the session's lease, writes, and returns the lease.
 async fn hand_over(remote: &Remote, notices: &mut Notices, (place, text): (Place, &'static [u8])) {
     let (file, leases, stamp) = loop {
         match next(notices).await {
@@ -128,7 +127,7 @@ async fn a_session_that_is_named_again_and_again_is_told_once() {
     assert_eq!(lab.run(spec).await.exits[&1].volume_marks.len(), 1);
 }
 
-/// As somebody else's session does, which is asked for it.
+/// Like a session of another identity, whose lease is recalled.
 #[tokio::test]
 async fn a_run_waits_for_what_a_session_holds_back() {
     let lab = Lab::start().await;
@@ -152,7 +151,7 @@ async fn a_right_to_write_that_comes_back_with_the_run_is_not_asked_for() {
     let returned = vec![ReturnedLease { inode, generation, stamp: entry.stamp.0 }];
     let mut spec = pipeline(&["cat f"]);
     spec.volumes = vec![VolumeSession { session: remote.session(), returned }];
-    // Nobody answers, but nobody has to.
+    // Nobody answers recalls, but none is needed.
     let mut call = Call::open(&lab.client, spec).await;
     let marks = call
         .until(|kind| match kind {
@@ -182,7 +181,7 @@ async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends()
             text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         lines.find(|line| line["event"] == event)
     };
-    // Before it is let do anything.
+    // Recorded before its first call.
     let begin = of_event("volume_begin").expect("recorded");
     assert_eq!((&begin["volume"], &begin["read_only"]), (&"logs".into(), &false.into()));
     let (place, _) = open(&remote, "f", OpenFlags::WRITE).await;
@@ -207,7 +206,7 @@ async fn a_session_is_recorded_when_it_begins_and_what_it_changed_when_it_ends()
         (&end["did"], &end["bytes_written"]),
         (&serde_json::json!({ "made": 1, "written": 1 }), &3.into())
     );
-    // By its name others could take it up.
+    // The record does not have the name, by which others could resume the session.
     let text = std::fs::read(&path).unwrap();
     assert!(!text.windows(name.len()).any(|bytes| bytes == &name[..]));
 }
@@ -319,10 +318,10 @@ async fn a_session_whose_call_is_reset_as_it_begins_is_recorded_to_its_end() {
         let patience = Duration::from_micros(100 * u64::from(number));
         let (sender, messages) = tokio::sync::mpsc::channel(1);
         sender.send(hello).await.unwrap();
-        // Its answer, where there is one, is dropped, and nothing more is said.
+        // Its answer, if there is one, is dropped, and no further message is sent.
         let _ = tokio::time::timeout(patience, client.session(ReceiverStream::new(messages))).await;
     }
-    // It is kept for half a minute in case that its gateway comes back.
+    // Each is kept for half a minute in case its gateway reconnects.
     let all_have_ended = async {
         while count("volume_begin") == 0 || count("volume_end") < count("volume_begin") {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -333,7 +332,7 @@ async fn a_session_whose_call_is_reset_as_it_begins_is_recorded_to_its_end() {
     assert!(count("volume_begin") > 1);
 }
 
-/// Users of an export can rename what lies in it, another export's directory, too.
+/// Users of an export can rename directories in it, even that of another export.
 #[tokio::test]
 async fn a_link_in_place_of_an_exports_directory_is_not_followed() {
     let secret = tempfile::tempdir().unwrap();

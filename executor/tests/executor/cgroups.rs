@@ -1,6 +1,6 @@
-//! A cgroup per run, in hierarchies of version 2 that the tests mount where nobody else sees them.
-//! What bounds memory and processes there is the system's matter: a machine may have given these
-//! controllers to version 1.
+//! A cgroup per run, in hierarchies of version 2 that the tests mount where no other process sees
+//! them. Bounds of memory and processes depend on the system: a machine may have these controllers
+//! in version 1.
 
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
@@ -9,13 +9,13 @@ use posh_proto::{PROTOCOL_VERSION, executor::DescribeRequest};
 
 use crate::{harness::*, lifecycle::Program};
 
-/// Mounts the hierarchy at `$1`, makes `$2` in it, marks it as `$3` says, and becomes the rest, in
-/// it if it is marked.
+/// Mounts the hierarchy at `$1`, makes the cgroup `$2` in it, sets its attribute `$3` and enters it
+/// if `$3` is not empty, and executes the rest.
 const IN_A_CGROUP: &str = "mount -t cgroup2 none \"$1\" && mkdir -p \"$2\" || exit 90
 if [ -n \"$3\" ]; then setfattr -n \"$3\" -v 1 \"$2\" && echo 0 > \"$2/cgroup.procs\" || exit 91; fi
 shift 3; exec \"$@\"";
 
-/// Removes what is left of a cgroup of the tests.
+/// Removes a cgroup that the tests have left.
 const REMOVE: &str = "mount -t cgroup2 none \"$1\" && find \"$2\" -depth -type d -exec rmdir {} +";
 
 /// A cgroup for one test.
@@ -45,7 +45,7 @@ impl Delegated {
         command
     }
 
-    /// The cgroups in it, as the executor sees them.
+    /// The cgroups below it, as the executor sees them.
     fn inside(&self, executor: &Program) -> Vec<String> {
         let root = PathBuf::from(format!("/proc/{}/root", executor.pid()));
         let entries = fs::read_dir(root.join(self.path.strip_prefix("/").unwrap())).unwrap();
@@ -111,7 +111,7 @@ async fn the_system_has_delegated_one() {
 #[tokio::test]
 async fn no_other_is_touched() {
     let (store, delegated) = (tempfile::tempdir().unwrap(), Delegated::new("other"));
-    // In it, and not marked as delegated.
+    // The executor is in it, but it is not marked as delegated.
     let mut executor = Program::start(&mut delegated.executor("user.somebody"), store.path());
     let mut client = connect(executor.address()).await;
     let about =

@@ -1,4 +1,4 @@
-//! Guards: what is found near a command's directory decides whether it runs.
+//! Guards: files near a command's directory decide whether it runs.
 
 use std::{
     fs,
@@ -37,7 +37,7 @@ fn guarded(guard: &Guard, directory: &str) -> RunSpec {
 }
 
 impl Lab {
-    /// A repository as `git init` makes it, in `repository`, with a directory `a/b` in it.
+    /// A repository as made by `git init`, in `repository`, with a directory `a/b` in it.
     fn with_repository(self) -> Self {
         let git = self.store.path().join("repository/.git");
         for directory in ["hooks", "objects/info", "refs"] {
@@ -61,7 +61,7 @@ impl Lab {
             let outcome = self.run(guarded(guard, &format!("{MOUNT}/{directory}"))).await;
             assert_eq!(outcome.text(), "ok\n", "{guard:?}");
         }
-        // From elsewhere, by a directory of its own.
+        // From another directory, by the guard's own.
         let elsewhere = Guard { directory: "repository/a".into(), ..guard.clone() };
         assert_eq!(self.run(guarded(&elsewhere, MOUNT)).await.text(), "ok\n", "{guard:?}");
     }
@@ -90,7 +90,7 @@ async fn hooks_count_when_they_can_be_executed() {
     lab.passes(&hooks).await;
     lab.program("repository/.git/hooks/pre-commit");
     lab.refuses(&hooks, &format!("{MOUNT}/repository/.git/hooks/pre-commit")).await;
-    // Where no repository is found, the command is left to say so.
+    // Without a repository, the command reports that itself.
     assert_eq!(lab.run(guarded(&hooks, MOUNT)).await.text(), "ok\n");
     assert_eq!(lab.run(guarded(&hooks, "/home/nobody-here")).await.text(), "ok\n");
 }

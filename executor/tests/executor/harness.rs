@@ -1,4 +1,4 @@
-//! Starts executors and talks to them. Knows nothing of what is tested.
+//! Starts executors and talks to them. Independent of the tests' subjects.
 
 use std::{
     collections::BTreeMap,
@@ -12,8 +12,8 @@ use bytes::Bytes;
 use nix::unistd::geteuid;
 use posh_executor::{
     Config, Export,
-    callers::UnixUser,
     config::{Commands, Confinement},
+    identity::UnixUser,
 };
 use posh_proto::{
     MAX_MESSAGE_BYTES, PROTOCOL_VERSION,
@@ -35,10 +35,10 @@ use tonic::{Streaming, transport::Channel};
 /// Where the tests' workstation has the export; no machine has such a directory.
 pub const MOUNT: &str = "/mnt/posh-test-workstation/logs";
 
-/// For anything that is to happen at all.
+/// Timeout for any expected event.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A mount whose daemon never says a word.
+/// A mount whose daemon never answers.
 pub struct Hung {
     point: PathBuf,
     _device: OwnedFd,
@@ -59,7 +59,7 @@ impl Drop for Hung {
     }
 }
 
-/// As large as a gateway's.
+/// Size of a gateway's chunks.
 pub const CHUNK_BYTES: usize = 256 << 10;
 
 pub const OUT: u32 = 1000;
@@ -97,7 +97,7 @@ pub fn config(store: &Path) -> Config {
     }
 }
 
-/// Who runs the tests, root mostly: what commands of root may do is what most tests are about.
+/// The user that runs the tests, mostly root: most tests are about commands of root.
 pub fn own_user() -> UnixUser {
     let name = nix::unistd::User::from_uid(geteuid()).unwrap().unwrap().name;
     UnixUser::named(&name).unwrap()
@@ -185,7 +185,7 @@ pub fn pipeline(commands: &[&str]) -> RunSpec {
     }
 }
 
-/// The same with what the client sends as the first command's input.
+/// Like `pipeline`, with the client's input as the first command's standard input.
 pub fn pipeline_with_input(commands: &[&str]) -> RunSpec {
     let mut spec = pipeline(commands);
     spec.pipes.push(98);
@@ -194,7 +194,7 @@ pub fn pipeline_with_input(commands: &[&str]) -> RunSpec {
     spec
 }
 
-/// One command whose arguments hold spaces.
+/// One command whose arguments may hold spaces.
 pub fn command(argv: &[&str]) -> RunSpec {
     let mut spec = pipeline(&[argv[0]]);
     spec.stages[0].argv = argv.iter().map(|word| Bytes::copy_from_slice(word.as_bytes())).collect();
@@ -276,7 +276,7 @@ impl Call {
 }
 
 impl Call {
-    /// Carries the call to its end, with credit as it is used.
+    /// Completes the call, with credit as it is used.
     pub async fn collect(mut self, mut input: Bytes) -> Outcome {
         let mut outcome = Outcome::default();
         let mut is_input_ended = false;
@@ -311,7 +311,7 @@ impl Call {
     }
 }
 
-/// All that came of a run.
+/// Results of a run.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub out: Vec<u8>,

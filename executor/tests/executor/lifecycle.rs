@@ -1,4 +1,4 @@
-//! Starting, ending, and what is left behind.
+//! Starts, ends, and leftovers of both.
 
 use std::{
     fs::File,
@@ -73,7 +73,7 @@ async fn a_client_is_heard_out_after_its_run() {
     }
 }
 
-/// Each that is answered and still open holds memory.
+/// Each answered call that is still open takes memory.
 #[tokio::test]
 async fn few_calls_are_heard_out() {
     let lab = Lab::start().await;
@@ -88,7 +88,7 @@ async fn few_calls_are_heard_out() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    // Less than the time for which one is heard out.
+    // Less than the time for which the rest of a call is read.
     tokio::time::timeout(Duration::from_secs(4), reset).await.expect("those beyond 256 are reset");
     assert!(!calls[0].input.is_closed());
 }
@@ -127,8 +127,8 @@ async fn a_frozen_peer_leaves_no_process() {
     lock_is_free(lab.store.path()).await;
 }
 
-/// One that ssh has started has one connection: also a run that would be kept for another one ends
-/// with it.
+/// An executor started by ssh has one connection: even a run that would be kept for another one
+/// ends with it.
 #[tokio::test]
 async fn a_lost_ssh_leaves_no_process() {
     let store = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ async fn a_lost_ssh_leaves_no_process() {
     let spec = RunSpec { grace_ms: 60_000, ..command(&["sh", "-c", CLINGING]) };
     let mut call = Call::open(&ExecutorClient::new(channel), spec).await;
     call.until_output("ready").await;
-    // Nobody hears any more, which is no orderly end: what is said would still arrive.
+    // The reader is gone without an orderly end: messages would still be delivered.
     hearing.abort();
     let ended = Duration::from_secs(8);
     tokio::time::timeout(ended, lock_is_free(store.path()))
@@ -178,7 +178,7 @@ impl Program {
         Self::configured(command, store, confinement, str::to_owned)
     }
 
-    /// With a configuration that is changed first.
+    /// With a configuration that `change` modifies first.
     fn configured(
         command: &mut Command,
         store: &Path,
@@ -186,7 +186,7 @@ impl Program {
         change: impl Fn(&str) -> String,
     ) -> Self {
         let mut configuration = tempfile::NamedTempFile::new().unwrap();
-        // An ordinary user's executor, which setpriv starts, can only run commands as that.
+        // An unprivileged executor, which setpriv starts, can only run commands as its own user.
         let user = if command.get_program() == "setpriv" { "" } else { "user = \"root\"\n" };
         let text = format!(
             "listen = \"127.0.0.1:0\"\n[[export]]\nname = \"logs\"\npath = {:?}\n[confinement]\ncommands = [\"*\"]\n{user}{confinement}",
@@ -207,7 +207,7 @@ impl Program {
         said.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// Reads its log up to these words; gives the rest of their line.
+    /// Reads its log up to these words; returns the rest of their line.
     pub fn until(&mut self, words: &str) -> String {
         let mut log = String::new();
         loop {
@@ -222,7 +222,7 @@ impl Program {
         }
     }
 
-    /// Changes its configuration and has it read anew.
+    /// Changes its configuration and has it read again.
     fn reconfigure(&mut self, change: impl Fn(&str) -> String) {
         let text = std::fs::read_to_string(self.configuration.path()).unwrap();
         std::fs::write(self.configuration.path(), change(&text)).unwrap();
@@ -245,7 +245,7 @@ fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_posh-executor"))
 }
 
-/// Nobody has told the executor. The account database is one of its own mount namespace.
+/// The executor is not notified. The account database is in its own mount namespace.
 #[tokio::test]
 async fn who_leaves_a_group_loses_its_rights() {
     if !geteuid().is_root() {
@@ -289,7 +289,7 @@ async fn a_hangup_has_the_configuration_read_anew() {
     executor.reconfigure(|text| text.replace("[\"*\"]", "[\"cat\"]"));
     executor.until("took over the configuration");
     assert!(echo().await.refusal().message.contains("this executor does not run echo"));
-    // One with a mistake changes nothing, and the log says where it is.
+    // One with a mistake changes nothing, and the log tells its place.
     executor.reconfigure(|text| text.replace("[\"cat\"]", "[\"*\"]\ncolour = 1"));
     let said = executor.until("the configuration stays as it was, since it can't be read anew: ");
     assert!(said.contains(":7:1: unknown key `colour`"), "{said}");
@@ -313,7 +313,7 @@ async fn a_limit_on_file_sizes_does_not_end_it() {
         run(&client, command(&["bash", "-c", script]), bytes::Bytes::new()).await.text()
     };
     assert_eq!(says("echo there").await, "there\n");
-    // Its commands have what every process has to begin with.
+    // Its commands start with the default action for the signal.
     let script = "ulimit -f 1; bash -c 'head -c 9999 /dev/zero > f'; echo $?";
     assert_eq!(says(script).await, format!("{}\n", 128 + nix::libc::SIGXFSZ));
 }
@@ -333,7 +333,7 @@ async fn nobody_needs_to_read_its_log() {
     }
 }
 
-/// Threads that hang on a log that nobody takes do not keep it from ending.
+/// Threads that hang on a log without a reader do not keep the executor from ending.
 #[tokio::test]
 async fn it_ends_when_told_though_all_its_threads_hang() {
     let store = tempfile::tempdir().unwrap();
@@ -341,7 +341,7 @@ async fn it_ends_when_told_though_all_its_threads_hang() {
     let mut executor =
         Program::configured(program().env("RUST_LOG", "info"), store.path(), "", drain);
     let client = connect(executor.address()).await;
-    // Each is a line, until the pipe is full and nothing goes on.
+    // Each run is a line, until the pipe is full and no thread continues.
     let mut spec = pipeline(&["true"]);
     spec.run_id = "x".repeat(64);
     spec.stages[0].cwd = "/".repeat(250).into();
@@ -495,7 +495,7 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
         !reply.namespaces && reply.namespaces_reason.contains("cannot make a namespace"),
         "{reply:?}"
     );
-    // What needs no rights is there all the same.
+    // Mechanisms that need no rights are in force all the same.
     let reached = &reply.confinement;
     assert!(
         reached.starts_with("none: seccomp, landlock ") && reached.contains("missing: mounts"),
@@ -512,7 +512,7 @@ async fn without_namespaces_runs_need_the_same_path_on_both_sides() {
     };
     let outcome = run(&client, there(&["pwd", "-P"]), bytes::Bytes::new()).await;
     assert_eq!(outcome.text(), format!("{path}\n"));
-    // Without a process namespace the descendants are found all the same.
+    // Without a PID namespace the descendants are found all the same.
     let lock = store.path().join("lock");
     File::create(&lock).unwrap();
     std::os::unix::fs::chown(&lock, USER.parse().ok(), None).unwrap();
@@ -533,7 +533,7 @@ fn where_confinement_is_less_than_required_nothing_is_served() {
     let store = tempfile::tempdir().unwrap();
     let bin = tempfile::tempdir().unwrap();
     let copy = open_to(&store, &bin);
-    // Without a word on it, strict is what is required.
+    // The default is strict.
     for (level, line, is_reached) in [
         ("strict", "", false),
         ("strict", "require = \"strict\"\n", false),
@@ -554,7 +554,7 @@ fn where_confinement_is_less_than_required_nothing_is_served() {
         assert!(said.contains(&expected), "{said}");
         assert!(!said.contains("listening"), "{said}");
     }
-    // Of the same program, here: it is the machine that makes the difference.
+    // The machine makes the difference: the same program starts without those limits.
     Program::with(&mut program(), store.path(), "require = \"strict\"\n").address();
 }
 
@@ -569,7 +569,7 @@ fn without_namespaces(program: &Path) -> Command {
     command_line
 }
 
-/// A user who has nothing on any machine.
+/// A user without files on any machine.
 const USER: &str = "23456";
 
 /// Gives the store to [`USER`], and a copy of the program that they can run: where
@@ -653,7 +653,7 @@ fn root_is_nobodys_user_by_omission() {
         ),
         "{said}"
     );
-    // Spelled out it is served, with a warning.
+    // Named explicitly, root is served, with a warning.
     let mut executor = Program::start(&mut program(), directory.path());
     executor.until("is root below the exports");
     executor.address();
@@ -674,8 +674,8 @@ fn a_wrong_configuration_is_reported_before_anything_starts() {
     assert!(message.contains(relative), "{message}");
 }
 
-/// By somebody who may write the directory that it lies in, for one: everybody else's exports and
-/// rights count.
+/// For example because of a user who may write the parent directory: everybody else's exports and
+/// rights still apply.
 #[tokio::test]
 async fn an_export_that_can_not_be_served_is_left_out() {
     let [store, around] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -711,7 +711,7 @@ async fn an_export_that_can_not_be_served_is_left_out() {
             run(&client, spec, bytes::Bytes::new()).await.rejected.map(|rejected| rejected.message)
         }
     };
-    // Commands are taken away by each of the following configurations.
+    // Each of the following configurations removes commands.
     let taken = |program: &'static str| async move {
         while refused(pipeline(&[program])).await.is_none() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -723,12 +723,12 @@ async fn an_export_that_can_not_be_served_is_left_out() {
         why.contains("does not serve the export `n` just now: its directory does not exist; "),
         "{why}"
     );
-    // There it is.
+    // It exists now.
     std::fs::create_dir(&directory).unwrap();
     executor.reconfigure(|text| text.replace("[\"*\"]", "[\"pwd\", \"true\"]"));
     tokio::time::timeout(PATIENCE, taken("echo")).await.expect("the configuration counts");
     assert_eq!(refused(on_export("pwd")).await, None);
-    // Somebody puts a link in its place.
+    // A user puts a link in its place.
     std::fs::rename(&directory, point.join("gone")).unwrap();
     std::os::unix::fs::symlink("gone", &directory).unwrap();
     std::os::unix::fs::chown(&point, Some(65534), None).unwrap();
@@ -737,7 +737,7 @@ async fn an_export_that_can_not_be_served_is_left_out() {
     assert_eq!(refused(pipeline(&["true"])).await, None);
     let why = refused(on_export("true")).await.unwrap();
     assert!(why.contains("its path leads through a link; "), "{why}");
-    // A file system over it that hangs.
+    // A hanging file system is mounted over it.
     let hung = Hung::over(&point);
     executor.reconfigure(|text| text.replace("\"true\"", "\"printf\""));
     tokio::time::timeout(PATIENCE, taken("true")).await.expect("the configuration counts");
@@ -825,8 +825,8 @@ async fn a_spare_supervisor_that_died_is_done_without() {
     }
 }
 
-/// Of all processes below this one, the runner's keeper that sees this store: others are other
-/// tests'.
+/// The keeper, among all processes below this one, that sees this store: others belong to other
+/// tests.
 fn keeper(lab: &Lab) -> PathBuf {
     let guards = children_of(std::process::id());
     let name = lab.store.path().file_name().unwrap().to_str().unwrap().to_owned();
@@ -839,8 +839,8 @@ fn keeper(lab: &Lab) -> PathBuf {
     keeper.clone()
 }
 
-// Guard: supervisor::Running::leaders. Without it the number of an ended command is soon another
-// process's, and so is a signal to its group.
+// Guard: supervisor::Running::leaders. Without it the pid of an ended command would soon be another
+// process's, and so would a signal to its group.
 #[tokio::test]
 async fn the_number_of_an_ended_command_stays_its_own_until_its_run_ends() {
     let lab = Lab::start().await;
@@ -867,7 +867,7 @@ async fn the_number_of_an_ended_command_stays_its_own_until_its_run_ends() {
         tokio::task::yield_now().await;
     }
     assert_eq!(of_run().into_iter().filter(|state| *state == 'Z').count(), 1, "{:?}", of_run());
-    // To its group, in which nobody is left.
+    // To its group, which has no live process any more.
     call.send(run_input::Kind::Signal(RunSignal { stage: 1, signal: 9, group: true })).await;
     call.send(run_input::Kind::Signal(RunSignal { stage: 2, signal: 15, group: true })).await;
     let outcome = call.collect(bytes::Bytes::new()).await;
@@ -923,7 +923,7 @@ async fn describe_and_tools_say_what_is_here() {
     assert!(!tools[1].found);
 }
 
-/// As gateways ask for it: in no mount, and with the confinement of any run.
+/// As gateways ask for it: outside of all mounts, and with the confinement of any run.
 #[tokio::test]
 async fn a_program_says_its_version_in_a_run() {
     let lab = Lab::with(|config| {
@@ -975,13 +975,13 @@ fn pid_of(process: &Path) -> u32 {
     process.file_name().unwrap().to_str().unwrap().parse().unwrap()
 }
 
-/// As git's background gc, which removes its locks then; one that stays is killed.
+/// Like git's background gc, which removes its locks then; a process that stays is killed.
 #[tokio::test]
 async fn what_a_finished_command_leaves_behind_is_asked_to_end() {
     let lab = Lab::start().await;
     let tidy = "trap 'rm made; exit' TERM; touch made; echo bye >&3; exec 3>&-; while :; do sleep 0.01; done";
     let deaf = "trap '' TERM; sleep 1000; :";
-    // The last word comes from the background: it is ready for its end then.
+    // The last output comes from the background: its trap is set then.
     let script = format!(
         "exec 9>lock; flock 9; exec 3>&1; setsid sh -c \"$1\" >/dev/null 2>&1 & setsid sh -c '{deaf}' 3>&- >/dev/null 2>&1 & :"
     );

@@ -1,4 +1,4 @@
-//! Which paths commands may use, and what they see.
+//! Paths that commands may use, and their view of them.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 

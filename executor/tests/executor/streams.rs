@@ -93,7 +93,7 @@ async fn an_outlet_never_exceeds_its_credit() {
             call.send(Kind::Credit(Credit { stream: OUT, bytes: more })).await;
         }
     }
-    // Dead or not, what is in the pipe needs credit.
+    // Dead or not, output in the pipe needs credit.
     call.send(Kind::Signal(Signal { stage: 1, signal: 9, group: false })).await;
     let how = call.until(|kind| chunk(kind).map(|_| How::Code(0)).or_else(|| exited(kind))).await;
     assert_eq!(how, How::Signal(9));
@@ -134,7 +134,7 @@ async fn an_inlet_that_nobody_reads_is_closed() {
     call.until(started).await;
     call.send(Kind::Chunk(Chunk { stream: IN, data: "xyz".into() })).await;
     call.until(|kind| matches!(kind, run_output::Kind::Closed(IN)).then_some(())).await;
-    // Silent all the while: nothing was ever sent to it.
+    // No input was ever sent to it.
     let mut call = Call::open(&lab.client, pipeline_with_input(&["true"])).await;
     call.until(|kind| matches!(kind, run_output::Kind::Closed(IN)).then_some(())).await;
     call.until(|kind| matches!(kind, run_output::Kind::Finished(_)).then_some(())).await;
@@ -201,7 +201,7 @@ async fn two_descriptors_may_be_one_description() {
     spec.pipes.retain(|id| *id != 99);
     spec.outlets.truncate(1);
     assert_eq!(lab.run(spec).await.text(), "a\nb\nc\n");
-    // One offset, as `> file 2>&1` has: neither overwrites the other.
+    // One offset, as with `> file 2>&1`: neither overwrites the other.
     lab.write("both", "");
     let mut spec = command(&["sh", "-c", "echo a; echo b >&2; echo c"]);
     spec.stages[0].descriptors[1].source = Some(file("both", libc::O_WRONLY, 0));
@@ -358,7 +358,7 @@ async fn a_stage_starts_as_the_shell_would_have_started_it() {
     let lines: Vec<_> = text.lines().collect();
     assert!(lines[0].starts_with("odd name xx /usr/local/sbin:"), "{text}");
     assert_eq!(lines[1..5], ["0027", "77", "5", "alive"], "{text}");
-    // The default limit is the executor's own, not what it raised it to.
+    // The default limit is the executor's original one, not the raised one.
     let (soft, _) =
         nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
     let text = lab.run(command(&["sh", "-c", "ulimit -n; kill -PIPE $$; echo alive"])).await.text();
@@ -374,8 +374,8 @@ async fn signals_reach_a_stage_or_its_group() {
     call.send(Kind::Signal(Signal { stage: 1, signal: 15, group: false })).await;
     let outcome = call.collect(Bytes::new()).await;
     assert_eq!((outcome.text().as_str(), outcome.codes()), ("got it\n", vec![How::Code(3)]));
-    // Not SIGINT: dash can lose that between fork and exec. And not before it has forked: what
-    // comes when it holds signals up for that, its child never gets.
+    // Not SIGINT: dash can lose that between fork and exec. And not before it has forked: dash
+    // holds signals up for that, and its child never gets those.
     let script = "sh -c 'echo ready; exec sleep 1000'; echo not reached";
     let mut call = Call::open(&lab.client, command(&["sh", "-c", script])).await;
     call.until_output("ready").await;
@@ -384,7 +384,7 @@ async fn signals_reach_a_stage_or_its_group() {
     assert_eq!((outcome.text().as_str(), outcome.codes()), ("", vec![How::Signal(15)]));
 }
 
-/// The client does not know yet whether it has started.
+/// The client does not know yet that it has started.
 #[tokio::test]
 async fn a_signal_right_behind_the_specification_is_not_lost() {
     let lab = Lab::start().await;

@@ -1,4 +1,5 @@
-//! What commands use and their annotations do not name: found, and nothing else.
+//! Verification finds files that commands use although their annotations do not name them, and
+//! nothing else.
 
 use std::{
     fs,
@@ -7,7 +8,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// A `sort` whose annotation has forgotten that two of its options name files.
+/// A `sort` whose annotation lacks that two of its options name files.
 const FORGETFUL: &str = "\
 sort:
 - FLAGS:
@@ -19,7 +20,7 @@ sort:
   - {type: input_file, size: list, or_stdin: true}
 ";
 
-/// A `stat` that reads no names, as far as its annotation knows.
+/// A `stat` that uses no names, according to its annotation.
 const BLIND: &str =
     "stat:\n- OPTPARAMS:\n  - {short: c, type: string, size: 1}\n  PARAMS:\n  - {size: list}\n";
 
@@ -156,7 +157,7 @@ fn a_file_that_is_named_for_another_use_is_told() {
 #[test]
 fn threads_children_and_signals_are_left_as_they_are() {
     let site = Site::new();
-    // Stopped by job control and continued, ended by a signal without a name, waited for, and left
+    // Stopped by job control and continued, killed by a signal without a name, waited for, and left
     // behind.
     let line = "sh -c 'kill -STOP $$; echo continued; : > done' & \
                 until test -e done; do kill -CONT $!; done; wait; \
@@ -216,8 +217,7 @@ fn an_ordinary_user_needs_no_rights() {
         .expect(1, &format!("{said}\ncommands verified: 3; uses that no annotation names: 1\n"));
 }
 
-/// One line or more for every command that ships annotated, with how many commands of it are to be
-/// verified.
+/// Lines for every command that ships annotated, with the number of its invocations to be verified.
 const LINES: &[(usize, &str)] = &[
     (2, "awk '{print $1}' a; awk -v n=1 '{print n}' a b"),
     (2, "base64 a > a.64; base64 -d a.64"),
@@ -274,8 +274,8 @@ const LINES: &[(usize, &str)] = &[
     ),
 ];
 
-/// Every use of the first stays on the workstation; the others are read as awk and gunzip are, and
-/// not on every machine.
+/// Every use of the first stays on the workstation; the others are analysed as awk and gunzip, and
+/// do not exist on every machine.
 const NOT_RUN: [&str; 5] = ["dd", "gawk", "nawk", "original-awk", "uncompress"];
 
 #[test]
@@ -298,7 +298,8 @@ fn every_command_that_ships_annotated_uses_what_its_annotation_names() {
     assert!(untried.is_empty(), "no line runs {untried:?}");
 }
 
-/// Runs one line in a directory of its own; what is wrong, if anything.
+/// Runs one line in a directory of its own; returns the difference from the expected result, if
+/// any.
 fn line_as_expected(count: usize, line: &str) -> Option<String> {
     let site = Site::new();
     let prepared =
@@ -319,6 +320,6 @@ fn line_as_expected(count: usize, line: &str) -> Option<String> {
     (report != expected).then(|| format!("{line}\n  {report}  {output}"))
 }
 
-/// What the lines find, besides what every site has.
+/// Files for the lines, besides those of every site.
 const SCENE: &str = "mkdir -p x y/z; echo one > pattern; printf 'P3 2 2 255 1 2 3 1 2 3 1 2 3 1 2 3\\n' > r.ppm
 git init -q repo; cd repo; echo x > a; git add a; git -c user.name=x -c user.email=x commit -qm x; echo y > c";

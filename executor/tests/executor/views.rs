@@ -1,6 +1,6 @@
 //! Names that a client chooses: mount points, client files, sub-paths and working directories. None
-//! of them changes or reaches anything of the server's outside of its exports. Each test names the
-//! guard that it fails without.
+//! of them changes or reaches files of the server outside of its exports. Each test names the guard
+//! that it fails without.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use crate::harness::*;
 
-/// An account with no rights of its own, and one that has nothing to do with it.
+/// An account with no rights of its own, and one unrelated to it.
 const NOBODY: u32 = 65534;
 const ANOTHER: u32 = 4711;
 
@@ -53,7 +53,7 @@ impl Server {
         Self::with(way, "").await
     }
 
-    /// `more` goes to the export's table.
+    /// `more` is appended to the export's table.
     async fn with(way: Way, more: &str) -> Self {
         let (top, devices) = (TempDir::new().unwrap(), TempDir::new().unwrap());
         fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -119,8 +119,7 @@ impl Server {
         self.top.path().join("victim")
     }
 
-    /// All that is outside of the export, the nodes of devices, and what the executor's own mount
-    /// namespace has.
+    /// Everything outside of the export, device nodes, and the executor's own mount namespace.
     fn snapshot(&self) -> BTreeMap<PathBuf, String> {
         let mut found = BTreeMap::new();
         let devices = PathBuf::from(format!("/proc/{}/root/dev", self.child.id()));
@@ -149,7 +148,7 @@ impl Server {
             "/var",
             "/home",
         ] {
-            // Not their times: other tests of this machine may make things there.
+            // Not their times: other tests of this machine may change these directories.
             let about = fs::symlink_metadata(path).unwrap();
             found.insert(
                 path.into(),
@@ -268,7 +267,7 @@ async fn hostile_places_change_nothing_on_the_server() {
     for way in WAYS {
         let server = Server::start(way).await;
         let before = server.snapshot();
-        // The decision is the same for all; so are the costs of asking.
+        // The decision is the same for all, and each costs as much.
         let step = if way == Way::RootForNobody { 1 } else { 4 };
         for path in HOSTILE.into_iter().step_by(step) {
             let outcome = server.run(with_mount(pipeline(&["true"]), path, "")).await;
@@ -357,7 +356,7 @@ async fn mount_points_in_exports_are_only_looked_up() {
             ("to-victim", false),
             ("to-victim/d", false),
             ("to-root/etc", false),
-            // As far as the caller sees.
+            // As far as the caller can see.
             ("hidden/inner", matches!(way, Way::Root | Way::ReadOnly)),
         ] {
             let point = format!("{MOUNT}/{below}");
@@ -373,7 +372,7 @@ async fn mount_points_in_exports_are_only_looked_up() {
     }
 }
 
-// Guards: places::check_all for what covers something else of the client's.
+// Guards: places::check_all for places that cover another one of the client's.
 #[tokio::test]
 async fn places_of_one_view_do_not_cover_each_other() {
     let lab = Lab::start().await;
@@ -496,7 +495,7 @@ async fn a_program_that_can_not_be_read_is_looked_at_on_the_workstation() {
             "" => assert_eq!(outcome.refusal().kind(), Kind::Guard),
             _ => assert_eq!(outcome.out, local, "{outcome:?}"),
         }
-        // What can be read has no such answer.
+        // A readable file has no such problem.
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let mut spec = command(&["file", "-b", "program"]);
         spec.stages[0].paths = vec![path_use("program")];
@@ -566,15 +565,14 @@ async fn root_changes_no_attributes_of_what_is_the_servers() {
                 assert!(!outcome.errors().is_empty(), "{way:?} {change} {path}: {outcome:?}");
             }
         }
-        // Also by what a command has open: fchmod(2) and futimens(2), on its own standard input and
-        // output.
+        // Also through open descriptors: fchmod(2) and futimens(2), on standard input and output.
         let script = "chmod 600 /proc/self/fd/0; chmod 600 /dev/stdin; touch -d 2001-01-01 /dev/stdin; \
                       exec 3<> /dev/null; chmod 600 /proc/self/fd/3; perl -e 'open F, q(+<), q(/dev/null); \
                       print STDERR chmod(0600, *F) ? q(changed) : qq($!\\n), chown(1, 1, *F) ? q(changed) : qq($!\\n)'";
         let outcome = server.run(command(&["sh", "-c", script])).await;
         assert!(outcome.errors().matches("Read-only file system").count() >= 5, "{outcome:?}");
         assert!(!outcome.errors().contains("changed"), "{outcome:?}");
-        // They are as good as before.
+        // They work as before.
         let script = "echo x > /dev/null && head -c 3 /dev/zero | wc -c && head -c 5 /dev/urandom | wc -c && echo x > /dev/full";
         let outcome = server.run(command(&["sh", "-c", script])).await;
         assert_eq!(outcome.text(), "3\n5\n");
@@ -665,7 +663,7 @@ async fn emptying_tmp_touches_nothing_of_an_export_that_is_mounted_there() {
     // It is emptied when the run's last process has been reaped.
     let emptied = async { while run("ls /tmp").await != "a\nlogs\n" {} };
     tokio::time::timeout(PATIENCE, emptied).await.expect("/tmp is emptied");
-    // Mounts are where they were, and nothing else is beside them.
+    // Mounts are in place, and nothing else is beside them.
     assert_eq!(
         run("ls /tmp/a /tmp/a/b /tmp/a/b/c; cat /tmp/a/b/c/d/kept")
             .await
@@ -677,7 +675,7 @@ async fn emptying_tmp_touches_nothing_of_an_export_that_is_mounted_there() {
     assert_eq!(fs::read_to_string(lab.store.path().join("d/kept")).unwrap(), "x\n");
 }
 
-// Guard: pool::key_of. A view has copies of what is mounted below an export, and lasts for minutes.
+// Guard: pool::key_of. A view has copies of the mounts below an export, and lasts for minutes.
 #[tokio::test]
 async fn what_is_mounted_below_an_export_is_that_of_this_moment() {
     let server = Server::start(Way::Root).await;

@@ -1,4 +1,4 @@
-//! What a session remembers under its leases is what is there, whoever changes it.
+//! A session's cached data under its leases equals the files, whoever changes them.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use super::harness::*;
 const FILES: u64 = 4;
 const STEPS: u64 = 1500;
 
-/// A client that remembers as much as its leases allow.
+/// A client that caches as much as its leases allow.
 struct Caching {
     store: Arc<Remote>,
     memory: Arc<Mutex<Memory>>,
@@ -60,7 +60,7 @@ impl Caching {
         Self { store, memory, hits: 0 }
     }
 
-    /// From memory where a lease allows it.
+    /// From the cache where a lease allows it.
     async fn read(&mut self, file: FileId) -> Vec<u8> {
         if self.store.valid_until() > std::time::Instant::now()
             && let Some(known) = self.memory.lock().unwrap().contents.get(&file)
@@ -121,8 +121,7 @@ async fn two_sessions_and_a_program_of_the_server_are_never_stale() {
                 expected[file] = format!("{step:08}");
                 clients[client].write(files[file], &expected[file]).await;
             }
-            // By another program: as after every offloaded command, the gateway asks what has
-            // changed.
+            // By another program: as after every offloaded command, the gateway asks for changes.
             20..23 => {
                 expected[file] = format!("{step:08}");
                 let script = format!("printf {} > f{file}", expected[file]);

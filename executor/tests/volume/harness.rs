@@ -1,4 +1,4 @@
-//! An executor with one export, a connection to it that can be cut, and short words for operations.
+//! An executor with one export, a connection to it that can be cut, and short names for operations.
 
 use std::{
     ffi::OsString,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use posh_executor::{Config, Export, callers::UnixUser, config::Confinement};
+use posh_executor::{Config, Export, config::Confinement, identity::UnixUser};
 use posh_volume::{
     Errno, Store,
     remote::{Connector, Patience, Remote},
@@ -24,7 +24,7 @@ use tokio::{
 use tokio_stream::StreamExt as _;
 use tonic::transport::{Channel, Endpoint};
 
-/// For anything that is to happen at all.
+/// Timeout for any expected event.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const EXPORT: &str = "data";
 pub const RW: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
@@ -79,7 +79,7 @@ impl Site {
     }
 }
 
-/// Straight to an address.
+/// Connects directly to an address.
 pub struct Direct(pub SocketAddr);
 
 #[async_trait::async_trait]
@@ -92,12 +92,12 @@ impl Connector for Direct {
     }
 }
 
-/// Between a gateway and the executor.
+/// A proxy between a gateway and the executor.
 pub struct Proxy {
     pub address: SocketAddr,
-    /// Counts cuts; and whether new connections are let through.
+    /// Counts cuts; and true if new connections are let through.
     line: watch::Sender<(u64, bool)>,
-    /// Counts how often all were frozen.
+    /// Counts freezes.
     frozen: watch::Sender<u64>,
     target: watch::Sender<SocketAddr>,
     _task: JoinSet<()>,
@@ -126,13 +126,13 @@ impl Proxy {
         Self { address, line, frozen, target, _task: task }
     }
 
-    /// Breaks all connections; new ones lead elsewhere.
+    /// Breaks all connections; new ones go to another address.
     pub fn lead_to(&self, target: SocketAddr) {
         self.target.send_replace(target);
         self.cut();
     }
 
-    /// All connections carry nothing more, and no end of them is told; new ones work.
+    /// Stops all connections without closing them; new ones work.
     pub fn freeze(&self) {
         self.frozen.send_modify(|count| *count += 1);
     }
@@ -142,7 +142,7 @@ impl Proxy {
         self.line.send_modify(|line| line.0 += 1);
     }
 
-    /// Breaks all, and lets none through until it is told otherwise.
+    /// Breaks all connections, and lets none through until `open` is true.
     pub fn let_through(&self, open: bool) {
         self.line.send_modify(|line| *line = (line.0 + 1, open));
     }

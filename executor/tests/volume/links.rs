@@ -21,7 +21,7 @@ use tonic::transport::Channel;
 
 use super::harness::*;
 
-/// As long as an executor keeps a session that nobody takes up.
+/// Time for which an executor keeps a session without connection.
 const KEPT: Duration = Duration::from_secs(30);
 
 async fn behind(proxy: &Proxy, patience: Patience) -> Remote {
@@ -76,7 +76,7 @@ async fn changes_happen_once_while_the_connection_breaks() {
 }
 
 /// The link is gone for longer than the executor keeps a session. One change has arrived before,
-/// and is made while nobody can be told; two others are on their way.
+/// and is made while no connection can be told; two others are on their way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_happen_once_also_when_their_session_has_ended() {
     let site = Site::new().await;
@@ -91,7 +91,7 @@ async fn changes_happen_once_also_when_their_session_has_ended() {
             store.call(&me(), op).await
         })
     };
-    // Nobody answers this one's recalls.
+    // This session does not answer recalls.
     let other = site.remote().await;
     let _unanswered = other.notices();
     assert!(find(&other, "").await.unwrap().leases.contains(Leases::ENTRIES));
@@ -128,7 +128,7 @@ async fn requests_that_are_lost_with_their_connection_are_made_anew() {
     let proxy = Proxy::to(site.address).await;
     let store = behind(&proxy, Patience::default()).await;
     let (place, _) = open(&store, "log", RW).await.unwrap();
-    // Nobody tells them that they are lost.
+    // Neither side is told that they are lost.
     proxy.freeze();
     let append = vec![Write::Append { place, data: Bytes::from_static(b"two") }];
     let (written, found) = tokio::time::timeout(PATIENCE, async {
@@ -219,7 +219,7 @@ async fn leases_end_by_time_when_the_connection_is_gone() {
     proxy.let_through(false);
     let (place, _) = open(&writer, "a", OpenFlags::WRITE).await.unwrap();
     let written = write(&writer, place, 0, b"two".to_vec()).await;
-    // The writer has waited for as long as the holder may have believed its lease.
+    // The writer has waited until the holder's lease has expired.
     assert!(written.is_ok());
     assert!(holder.valid_until() <= Instant::now());
     proxy.let_through(true);
@@ -246,7 +246,7 @@ async fn who_takes_a_session_up_hears_when_it_has_heard_all() {
             let Some(Notice::All { stamp }) = notice else { panic!("{notice:?}") };
             assert!(stamp >= last);
             last = stamp;
-            // That of the connection before may come late.
+            // A late one may be of the connection before.
             if stamp >= entry.stamp {
                 break;
             }
@@ -261,8 +261,8 @@ async fn only_what_is_exported_is_served() {
     assert!(refused.unwrap_err().to_string().contains("no export `other`"));
 }
 
-/// As long as gRPC allows: what is said of it is not, since HTTP/2 ends connections with such
-/// headers.
+/// The name is as long as gRPC allows; the error message must be shorter, since HTTP/2 ends
+/// connections with such headers.
 #[tokio::test]
 async fn a_refusal_of_something_long_leaves_the_connection_as_it_was() {
     let site = Site::new().await;
@@ -306,7 +306,7 @@ async fn after_another_executor_has_taken_over_nothing_old_is_believed() {
     let notice =
         tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
     assert!(matches!(notice, Some(Notice::Lost { stamp }) if stamp > before.stamp), "{notice:?}");
-    // Nothing that the first has given out means anything to the second, until it is walked to.
+    // Handles of the first mean nothing to the second, until they are looked up again.
     assert_eq!(call(&store, Op::Attributes(place)).await, Err(Errno::ESTALE));
     let _ = call(&store, change).await;
     assert!(!first.path("d").exists());
@@ -314,7 +314,7 @@ async fn after_another_executor_has_taken_over_nothing_old_is_believed() {
 }
 
 /// A hello whose welcome is lost opens a session that its workstation never has: the next hello
-/// does not take that for the one it had.
+/// must not take that for the workstation's former one.
 #[tokio::test]
 async fn a_session_that_a_lost_hello_has_opened_is_a_new_one() {
     let (first, second) = two_sites().await;
@@ -343,7 +343,7 @@ async fn a_session_that_a_lost_hello_has_opened_is_a_new_one() {
     let notice =
         tokio::time::timeout(PATIENCE, tokio_stream::StreamExt::next(&mut notices)).await.unwrap();
     assert!(matches!(notice, Some(Notice::Lost { stamp }) if stamp > before.stamp), "{notice:?}");
-    // The handle is one of the session that was, and the file is opened anew for it.
+    // The handle is one of the former session, and the file is opened again for it.
     find(&store, "a").await.unwrap();
     let write = Write::At { place, offset: 0, data: "y".into() };
     let written = tokio::time::timeout(PATIENCE, store.write(&me(), vec![write])).await.unwrap();

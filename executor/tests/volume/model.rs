@@ -1,5 +1,5 @@
-//! The same operations on a volume and, by the standard library, on a plain directory: the same
-//! results, the same tree.
+//! Runs the same operations on a volume and, by the standard library, on a plain directory, and
+//! compares results and trees.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ enum Step {
     List(usize),
 }
 
-/// Few names, so that they meet.
+/// Few names, so that operations conflict.
 const PATHS: [&str; 9] = ["a", "b", "d", "d/a", "d/b", "d/e", "d/e/a", "c", "c/a"];
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -59,15 +59,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// What a step shows: an error, or bytes.
+/// Result of a step: an error, or bytes.
 type Shown = Result<Vec<u8>, Errno>;
 
 fn errno(error: io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().expect("an error of the system"))
 }
 
-/// With the standard library. Nothing follows a symbolic link: on a volume the workstation's kernel
-/// would.
+/// Uses the standard library. Follows no symbolic link: on a volume the workstation's kernel would.
 fn on_directory(top: &Path, step: &Step) -> Shown {
     const NO_FOLLOW: i32 = nix::libc::O_NOFOLLOW;
     let at = |path: &usize| top.join(PATHS[*path]);
@@ -226,14 +225,14 @@ fn tree(top: &Path) -> BTreeMap<String, (u32, u64, Vec<u8>)> {
     let mut tree = BTreeMap::new();
     for path in PATHS {
         let Ok(found) = fs::symlink_metadata(top.join(path)) else { continue };
-        // Some of these names may lead through a link by now; both sides have it.
+        // Some of these names may lead through a link by now, on both sides.
         let content = if found.is_file() { fs::read(top.join(path)).unwrap() } else { Vec::new() };
         tree.insert(path.to_owned(), (found.mode(), found.nlink(), content));
     }
     tree
 }
 
-/// A path through a symbolic link is the workstation's kernel's business.
+/// The workstation's kernel resolves a path through a symbolic link.
 fn leads_through_a_link(top: &Path, step: &Step) -> bool {
     let paths: Vec<usize> = match step {
         Step::Rename(a, b) | Step::Link(a, b) => vec![*a, *b],

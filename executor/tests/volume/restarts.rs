@@ -1,4 +1,4 @@
-//! Leases of a process that was killed: the next one waits for those who had them.
+//! Leases of a process that was killed: the next one waits for their holders.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use posh_volume::{
 
 use crate::harness::*;
 
-/// Less than a lease lasts, and more than it takes to come back.
+/// Less than a lease lasts, and more than a reconnection takes.
 const SOON: Duration = Duration::from_secs(8);
 
 struct Process {
@@ -40,14 +40,14 @@ impl Process {
         let listening = lines
             .find_map(|line| Some(line.unwrap().split_once("listening on ")?.1.trim().to_owned()));
         let address = listening.unwrap().parse().unwrap();
-        // Else it would wait for room.
+        // Else it would block on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, address }
     }
 }
 
 impl Drop for Process {
-    /// With SIGKILL.
+    /// Sends SIGKILL.
     fn drop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -58,14 +58,14 @@ async fn behind(proxy: &Proxy) -> Remote {
     Remote::open(Arc::new(Direct(proxy.address)), EXPORT, Patience::default()).await.unwrap()
 }
 
-/// How long it takes to make a directory.
+/// Time for making a directory.
 async fn change(store: &Remote, name: &str) -> Duration {
     let began = Instant::now();
     loop {
         let op = Op::MakeDirectory { parent: store.root(), name: name.into(), mode: 0o700.into() };
         match call(store, op).await {
             Ok(_) => return began.elapsed(),
-            // It was asked for before the next process was there, or that one does not know the
+            // It was requested before the next process listened, or that one does not know the
             // directory yet.
             Err(errno) => assert!(
                 matches!(errno, posh_volume::Errno::EIO | posh_volume::Errno::ESTALE),
@@ -86,7 +86,7 @@ async fn after_a_restart_changes_wait_for_those_who_had_leases() {
     let (ada, bob) = (behind(&proxies[0]).await, behind(&proxies[1]).await);
     assert!(change(&ada, "at-first").await < SOON);
 
-    // Bob's workstation is cut off when the executor dies, and may rely on what it had.
+    // Bob's workstation is cut off when the executor dies, and may rely on its leases.
     proxies[1].let_through(false);
     drop(first);
     let second = Process::start(&export, &state);
@@ -94,7 +94,7 @@ async fn after_a_restart_changes_wait_for_those_who_had_leases() {
     let waited = change(&ada, "without-bob").await;
     assert!(waited > SOON, "{waited:?}");
 
-    // It comes back: nobody waits for longer than that takes.
+    // It reconnects: no change waits for longer than that takes.
     proxies[1].lead_to(second.address);
     proxies[1].let_through(true);
     assert!(change(&bob, "bob-is-back").await < SOON);
@@ -103,7 +103,7 @@ async fn after_a_restart_changes_wait_for_those_who_had_leases() {
     proxies.iter().for_each(|proxy| proxy.lead_to(third.address));
     assert!(change(&ada, "both-are-back").await < SOON);
 
-    // Who has said goodbye is waited for by nobody; nor is who has been away for too long.
+    // A holder that has said goodbye delays no change; nor does one that was away for too long.
     bob.close().await;
     drop(third);
     let fourth = Process::start(&export, &state);
@@ -131,7 +131,7 @@ async fn another_executor_that_lives_is_no_earlier_one() {
 async fn what_a_dead_workstation_has_asked_for_is_not_carried_out_behind_its_successor() {
     let site = Site::new().await;
     let (dead, next, other) = (site.remote().await, site.remote().await, site.remote().await);
-    // Nobody answers this one's recalls: who changes the directory waits until its time is over.
+    // This session answers no recalls: changes of the directory wait until its lease expires.
     let _unanswered = other.notices();
     let looked = find(&other, "").await.unwrap();
     assert!(looked.leases.contains(Leases::ENTRIES));
@@ -142,7 +142,7 @@ async fn what_a_dead_workstation_has_asked_for_is_not_carried_out_behind_its_suc
     });
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(call(&next, Op::EndSessions(vec![session.clone()])).await, Ok(Answer::Done));
-    // Once more is no error, and nobody ends the session that asks.
+    // A repetition is no error, and does not end the session that asks.
     let own = next.session();
     assert_eq!(call(&next, Op::EndSessions(vec![session, own])).await, Ok(Answer::Done));
     let waited = change(&next, "next").await;

@@ -1,6 +1,6 @@
-//! The same files by the same kernel: a bind mount of a local disk, or a plain
-//! directory that an executor on this machine serves. There is one page cache,
-//! so there is nothing to do.
+//! Adapter for files that the same kernel serves: a bind mount of a local disk, or a plain
+//! directory that an executor on this machine exports. They share one page cache, so nothing is
+//! left to do.
 
 use super::{Change, Coherence, WriteBehind};
 use crate::beneath::MountRoot;

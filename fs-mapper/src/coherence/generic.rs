@@ -1,7 +1,6 @@
-//! Any other network or FUSE file system: what should work on most of them is
-//! done, and what could lose data on some of them is not. Several upload a
-//! whole file when it is closed (s3fs, gcsfuse), so nothing is written behind
-//! their back.
+//! Adapter for any other network or FUSE file system. Does what should work on most of them, and
+//! avoids what could lose data on some. Several upload a whole file on close (s3fs, gcsfuse), so
+//! commands on the server never write their files.
 
 use super::{Change, Coherence, WriteBehind, kernel, look};
 use crate::beneath::{MountRoot, look_at};
@@ -15,7 +14,7 @@ impl Coherence for Generic {
     fn settle(&self, path: &Path) -> io::Result<()> {
         let Some(file) = look::open(path)? else { return Ok(()) };
         match file.sync_all() {
-            // A file system without fsync writes when it is told to write, or on close.
+            // A file system without fsync writes synchronously, or on close.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
                 Ok(())
             }

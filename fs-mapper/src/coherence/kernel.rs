@@ -1,6 +1,5 @@
-//! What this machine's kernel remembers of a FUSE or network mount, apart from
-//! what its daemon does: attributes and names, each for as long as the file
-//! system allows.
+//! Kernel caches of a FUSE or network mount, as distinct from its daemon's caches: attributes and
+//! names, each for as long as the file system allows.
 
 use super::look;
 use crate::beneath::MountRoot;
@@ -11,22 +10,22 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-/// Names of a directory whose attributes are looked at again; beyond it they may
-/// be a second old in the kernel.
+/// Upper bound of names in a directory whose attributes are refreshed. Further ones may be a second
+/// old in the kernel.
 const MOST_ENTRIES: usize = 5000;
 
-/// Has one name looked up and its attributes asked for again.
+/// Looks up one name again and refreshes its attributes.
 pub(super) fn forget(on: &MountRoot, path: &Path) -> io::Result<()> {
     forget_name(on, path);
     on.look_at(path)
 }
 
-/// Has the kernel look the name up again.
+/// Makes the kernel look up the name again.
 pub(super) fn forget_name(on: &MountRoot, path: &Path) {
     let _free_or_not = on.is_free(path);
 }
 
-/// Lists a directory and asks for the attributes of what is in it.
+/// Lists a directory and refreshes the attributes of its entries.
 pub(super) fn forget_entries(on: &MountRoot, dir: &Path) -> io::Result<()> {
     match on.look_at_entries(dir, MOST_ENTRIES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -37,16 +36,16 @@ pub(super) fn forget_entries(on: &MountRoot, dir: &Path) -> io::Result<()> {
     }
 }
 
-/// [`forget`] on an executor, of a path that a command names, with the rights of its user.
+/// Like [`forget`], but on an executor, for a path from a command, with its user's rights.
 pub(super) fn look_up_again(path: &Path) -> io::Result<()> {
-    // From another mount it can never make anything.
+    // Source and target are on different mounts: link(2) can never create anything.
     let _never_made = std::fs::hard_link("/", path);
     look::attributes_at(path)
 }
 
-/// Drops every name and attribute of the mount that `path` lies on, save those in
-/// use at this moment: the kernel does so when a file system is mounted anew with
-/// the options it has. Needs the right to mount.
+/// Drops every cached name and attribute of the mount that holds `path`, except those in use: the
+/// kernel does so when a file system is remounted with its current options. Needs the right to
+/// mount.
 pub(super) fn drop_caches(path: &Path) -> io::Result<()> {
     let info = MountInfo::read().map_err(io::Error::other)?;
     let around = info.visible().into_iter().filter(|mount| path.starts_with(&mount.mount_point));
@@ -60,9 +59,9 @@ pub(super) fn drop_caches(path: &Path) -> io::Result<()> {
     })
 }
 
-/// Configures the file system with nothing changed: fsconfig(2) (Linux 5.2) leaves the mount's own
-/// flags alone, where MS_REMOUNT of mount(2) takes away all that it is not told again, also those
-/// that are newer than this program.
+/// Reconfigures the file system without changes. fsconfig(2) (Linux 5.2) keeps the mount's own
+/// flags. MS_REMOUNT of mount(2) clears every flag that is not passed again, including flags that
+/// are newer than this program.
 fn configure_anew(mount_point: &Path) -> rustix::io::Result<()> {
     let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_NO_AUTOMOUNT;
     let context = fspick(CWD, mount_point, flags)?;

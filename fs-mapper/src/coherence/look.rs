@@ -1,6 +1,6 @@
-//! The two system calls that adapters are made of: an open that disturbs
-//! nothing, and attributes that come from the server. By path: for what the workstation's own
-//! commands name. Names that a server tells of are reached by [`crate::beneath`].
+//! System calls shared by the adapters: an open without side effects, and attributes from the
+//! server. They take paths from the workstation's own commands. For names that a server reports,
+//! use [`crate::beneath`].
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -9,9 +9,9 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
-/// Opens a file or directory without waiting, creating or changing anything.
-/// `None` if it is not there, or is nothing that has cached content: links of a mount may lead to a
-/// FIFO whose writer would go on, or to a device that does something.
+/// Opens a file or directory without blocking, creating or changing anything. Returns `None` if it
+/// does not exist or has no cached content: a symlink on a mount may lead to a FIFO, whose writer
+/// would be unblocked, or to a device with side effects.
 pub(super) fn open(path: &Path) -> io::Result<Option<File>> {
     let found = match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
@@ -32,14 +32,14 @@ pub(super) fn open(path: &Path) -> io::Result<Option<File>> {
     };
     match opened {
         Ok(file) => Ok(Some(File::from(file))),
-        // It is remembered, and has gone.
+        // Cached by the mount, but removed on the server.
         Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Has the kernel ask the file system for a name's attributes now. Its own symlink is not followed;
-/// one that has gone is no error.
+/// Makes the kernel fetch a name's attributes from the file system. Does not follow a symlink in
+/// the last component. A missing name is no error.
 pub(super) fn attributes_at(path: &Path) -> io::Result<()> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
     match rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS) {

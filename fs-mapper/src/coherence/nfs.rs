@@ -1,10 +1,9 @@
-//! NFS (nfs(5), "Data and metadata coherence"): close-to-open. fsync(2) sends
-//! what any descriptor of this machine has left in the page cache; an open asks
-//! the server for the change attribute and drops what no longer fits, and a
-//! forced statx(2) does the same for a directory and its names.
+//! NFS (nfs(5), "Data and metadata coherence"): close-to-open. fsync(2) flushes dirty pages of
+//! every descriptor on this machine. An open asks the server for the change attribute and drops
+//! outdated cache entries; a forced statx(2) does so for a directory and its names.
 //!
-//! From the documentation and the kernel's source, not yet held against a real
-//! server: the options of a mount decide which of these promises it keeps.
+//! Based on the documentation and the kernel's source, not tested against a real server: the mount
+//! options decide which of these promises hold.
 
 use super::{Change, Coherence, WriteBehind, kernel, look};
 use crate::beneath::{MountRoot, look_at};
@@ -57,7 +56,7 @@ impl Coherence for Nfs {
         WriteBehind::Allowed
     }
 
-    /// All that an NFS client remembers is in the kernel.
+    /// An NFS client's caches are all in the kernel.
     fn renew(&self, top: &Path, _paths: &[PathBuf]) -> io::Result<()> {
         let options = Options::of(top)?;
         if options.keeps_attributes || options.keeps_names {
@@ -70,13 +69,13 @@ impl Coherence for Nfs {
         paths.iter().try_for_each(|path| look::attributes_at(path))
     }
 
-    /// Commands that have ended have closed their files, and close(2) sends what is left.
+    /// Ended commands have closed their files, and close(2) flushes.
     fn publish(&self, _path: &Path, _since: SystemTime) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// What a directory remembers of its names goes with a look at its attributes.
+/// Refreshing a directory's attributes invalidates its cached names.
 fn forget_in_directory(on: &MountRoot, path: &Path) -> io::Result<()> {
     match path.parent().map(|parent| on.open_itself(parent)).transpose()?.flatten() {
         Some(parent) => look_at(&parent),
@@ -84,14 +83,14 @@ fn forget_in_directory(on: &MountRoot, path: &Path) -> io::Result<()> {
     }
 }
 
-/// What a mount keeps, by its options (nfs(5)).
+/// Caching behaviour of a mount, from its options (nfs(5)).
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
-    /// Attributes live for some seconds: not `noac`, nor `actimeo=0`.
+    /// Attributes are cached for some seconds: neither `noac` nor `actimeo=0`.
     keeps_attributes: bool,
-    /// Names do: not `lookupcache=none`.
+    /// Names are cached: not `lookupcache=none`.
     keeps_names: bool,
-    /// An open asks the server: not `nocto`.
+    /// An open revalidates with the server: not `nocto`.
     close_to_open: bool,
 }
 
@@ -104,8 +103,7 @@ impl Options {
         Ok(Self::parse(mount.map_or("", |mount| mount.options.as_str())))
     }
 
-    /// The kernel shows `actimeo` as the four bounds that it sets, and leaves out what is by
-    /// default.
+    /// The kernel shows `actimeo` as the four bounds that it sets, and omits defaults.
     fn parse(options: &str) -> Self {
         let has = |wanted: &str| options.split(',').any(|option| option == wanted);
         let zero = |name: &str| has(&format!("{name}=0"));

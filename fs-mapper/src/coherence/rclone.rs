@@ -1,16 +1,15 @@
 //! rclone mount, by experiment with 1.60 and from its documentation:
 //!
-//! - With a write cache (`--vfs-cache-mode`), a closed file is uploaded some
-//!   seconds later (`--vfs-write-back`). Until then its metadata file in the
-//!   cache says so: that it is dirty is written there with the first write.
-//! - Directories are remembered for minutes (`--dir-cache-time`). Only its
-//!   remote control (`--rc`) makes it forget, and the kernel keeps attributes for
-//!   `--attr-timeout` more.
-//! - A clean copy in the cache is used for as long as its fingerprint fits what
-//!   the cloud has. Over some protocols that is the size alone, and other
-//!   content of the same size is not noticed: such a copy is not trusted.
-//! - An open file is uploaded whole when it is closed, and overwrites what came
-//!   in between: redirects are always written through the mount.
+//! - With a write cache (`--vfs-cache-mode`), a closed file is uploaded some seconds later
+//!   (`--vfs-write-back`). Until then, its metadata file in the cache has it as dirty, from the
+//!   first write on.
+//! - Directories are cached for minutes (`--dir-cache-time`). Only the remote control (`--rc`)
+//!   invalidates them, and the kernel keeps attributes for `--attr-timeout` more.
+//! - A clean copy in the cache is used for as long as its fingerprint matches the cloud's. Over
+//!   some protocols the fingerprint is the size alone, which misses other content of the same size:
+//!   such a copy is not trusted.
+//! - An open file is uploaded whole on close and overwrites changes made meanwhile: redirects are
+//!   always written through the mount.
 
 mod cache;
 mod daemon;
@@ -25,13 +24,13 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long an upload is waited for before a command reads the file on the
-/// server. Beyond, running here is quicker: the data is in this machine's cache.
+/// Timeout for an upload before a command reads the file on the server. After it, running locally
+/// is quicker: the data is in this machine's cache.
 const SETTLE_LIMIT: Duration = Duration::from_millis(800);
-/// How long what a command wrote beside the executor may take to the cloud:
-/// the default delay is 5 s, the rest is for large files.
+/// Timeout for uploading a command's writes on the executor to the cloud: the default delay is 5 s,
+/// the rest is for large files.
 const PUBLISH_LIMIT: Duration = Duration::from_secs(120);
-/// Between two looks at the cache's metadata files, which are small and local.
+/// Poll interval for the cache's metadata files, which are small and local.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 pub(super) struct Rclone;
@@ -43,7 +42,7 @@ impl Coherence for Rclone {
         let inside = daemon.inside(path);
         let end = Instant::now() + SETTLE_LIMIT;
         while let Some(dirty) = cache.find(&inside, Copy::is_dirty)? {
-            // A file that will wait for longer than we do need not be waited for.
+            // Don't wait for a file whose upload starts only after the timeout.
             let starts = dirty.recorded + daemon.write_back();
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || starts > SystemTime::now() + left {

@@ -1,36 +1,34 @@
 //! sshfs 3.7, by experiment (tests/real_mounts.rs repeats it):
 //!
-//! - Its daemon sends every write at once and one after the other; only a
-//!   mapping's dirty pages stay in the kernel. Opening and closing the file
-//!   flushes those, and is answered after the writes before it.
-//! - The daemon keeps attributes and listings for 20 s, the kernel for 1 s more.
-//!   An open makes the daemon ask for the attributes, a forced statx(2) then
-//!   passes them to the kernel: either one alone leaves the old size.
-//! - An open of a file that is gone makes the daemon forget it; the kernel
-//!   forgets when a call wants that name to be free. link(2) from another mount
-//!   is such a call, and can never create anything (EXDEV).
-//! - A listing is forgotten when the attributes of its directory are set. Group
-//!   to the same group is the smallest such change; the mode as the mount shows
-//!   it can be one that the command has just replaced.
-//! - Listing a directory that was forgotten also brings the attributes of its
-//!   entries anew, into the daemon.
-//! - Setting attributes takes two round trips, an open one; a path that was not
-//!   looked at for 20 s one more for each directory on the way.
-//! - Of those two, the second one is libfuse's, which shows the new attributes; the kernel holds
-//!   the directory's lock for both.
-//! - The kernel has names in one directory looked up one after the other, those in several at once;
-//!   and while one is looked up it sets no attributes of that directory.
-//! - An open is answered after the writes before it, whoever made them: files are
-//!   served over one connection each, in order (sftp-server(8)).
-//! - It forgets a directory that is removed through it, and nothing else makes it forget
-//!   one that is gone: whoever can makes it anew on the server, to be removed here.
-//! - Listing a directory brings the kinds of its entries anew, too; the kernel takes a name whose
-//!   kind has changed for another file.
-//! - What is in a symbolic link it remembers for 20 s of its own, whatever else it is asked. It
-//!   forgets that when the link is removed through it.
-//! - Not found: a way to make it forget what is in a link that has become another one, and the
-//!   listing of a directory whose attributes this user may not set. Its memory ends by itself, so
-//!   that is waited out.
+//! - The daemon sends every write at once and in order; only a mapping's dirty pages stay in the
+//!   kernel. Opening and closing the file flushes those, and is answered after earlier writes.
+//! - The daemon caches attributes and listings for 20 s, the kernel for 1 s more. An open makes the
+//!   daemon fetch the attributes, a forced statx(2) then passes them to the kernel: either one
+//!   alone leaves the old size.
+//! - Opening a removed file makes the daemon forget it. The kernel forgets it when a call needs
+//!   that name to be free. link(2) from another mount is such a call, and can never create anything
+//!   (EXDEV).
+//! - Setting a directory's attributes invalidates its listing. Setting the group to its current
+//!   value is the smallest such change; the mode that the mount shows may be one that the command
+//!   has just replaced.
+//! - Listing an invalidated directory also refreshes the attributes of its entries in the daemon.
+//! - Setting attributes takes two round trips, an open one; a path that was not looked up for 20 s
+//!   takes one more for each directory on the way.
+//! - The second of those two is libfuse's, which returns the new attributes; the kernel holds the
+//!   directory's lock during both.
+//! - The kernel looks up names of one directory one after the other, those of several directories
+//!   in parallel. During a lookup it sets no attributes of that directory.
+//! - An open is answered after earlier writes by any process: files are served over one connection
+//!   each, in order (sftp-server(8)).
+//! - The daemon forgets a directory that is removed through it. Nothing else makes it forget a
+//!   removed directory: a caller that can recreates it on the server, to remove it through the
+//!   mount.
+//! - Listing a directory also refreshes the types of its entries; the kernel treats a name whose
+//!   type has changed as another file.
+//! - The daemon caches the target of a symlink for 20 s of its own, whatever else is requested. It
+//!   forgets the target when the symlink is removed through it.
+//! - Not found: a way to make it forget the target of a replaced symlink, or the listing of a
+//!   directory whose attributes this user may not set. These entries expire, so wait.
 
 use super::{Change, Coherence, EntryKind, Left, SSHFS_MEMORY, WriteBehind, kernel, look};
 use crate::beneath::{MountRoot, look_at};
@@ -39,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Between two looks at something that is waited out.
+/// Poll interval while waiting for an entry to expire.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 pub(super) struct Sshfs;
@@ -66,8 +64,8 @@ impl Coherence for Sshfs {
                 }
             },
             Change::NameChanged(path) => forget_name_in_listing(on, path),
-            // Listing it anew gives the daemon the attributes of all that is in it, in a
-            // few round trips however many there are; the kernel then asks the daemon.
+            // Listing it again gives the daemon the attributes of all entries in a few round trips,
+            // however many there are. The kernel then asks the daemon.
             Change::EntriesChanged(dir) => {
                 if forget_listing(on, dir)? == Listing::Kept {
                     sleep(SSHFS_MEMORY);
@@ -75,7 +73,7 @@ impl Coherence for Sshfs {
                 kernel::forget_entries(on, dir)
             }
             Change::Removed(path) => wait_until_forgotten(on, path),
-            // Names that nobody has told of may be remembered.
+            // Unreported names may be cached.
             Change::Anything(_) => {
                 sleep(SSHFS_MEMORY);
                 Ok(())
@@ -87,8 +85,8 @@ impl Coherence for Sshfs {
         try_to_forget(on, path)
     }
 
-    // Names that are remembered are opened at once, those of one directory too. Each that is not is
-    // looked up, as removing it through this mount would do.
+    // Cached names are opened in parallel, also those of one directory. Each name that is not
+    // cached costs a lookup, as removing it through this mount would.
     fn forget_one_of_many_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
         match on.metadata(path) {
             Ok(found) if found.is_dir() => Ok(Left::Directory),
@@ -122,11 +120,11 @@ fn look_anew(on: &MountRoot, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns when the mount shows that a name is what it is, or has had the time to forget what it
-/// was: nobody goes where an old link led.
+/// Returns when the mount shows the new type and target, or the old entry must have expired: nobody
+/// follows an old symlink.
 fn show_entry(on: &MountRoot, path: &Path, kind: &EntryKind) -> io::Result<()> {
-    // What is not there is never remembered; nor what is in a link that sshfs refuses to show
-    // (`contain_symlinks`), but for the link that was there before, which it does show.
+    // Missing names are never cached. Nor is the target of a symlink that sshfs refuses to show
+    // (`contain_symlinks`), unless a symlink that it does show preceded it.
     let is_shown = || match on.kind(path) {
         Err(error) => error.kind() == io::ErrorKind::NotFound,
         Ok(EntryKind::Link(shown)) if shown.as_os_str().is_empty() => {
@@ -134,7 +132,8 @@ fn show_entry(on: &MountRoot, path: &Path, kind: &EntryKind) -> io::Result<()> {
         }
         Ok(shown) => shown == *kind,
     };
-    // Fails where the kernel finds that it is no file any more, and shows that from then on.
+    // Fails if the kernel finds that the name is no longer a file; it shows the new type from then
+    // on.
     let looked = look_anew(on, path);
     if *kind == EntryKind::File && is_shown() {
         return looked;
@@ -147,7 +146,7 @@ fn show_entry(on: &MountRoot, path: &Path, kind: &EntryKind) -> io::Result<()> {
     listed
 }
 
-/// Has what a name is, and its attributes, told by a listing.
+/// Refreshes a name's type and attributes by listing its directory.
 fn list_anew(on: &MountRoot, path: &Path) -> io::Result<()> {
     let Some(dir) = path.parent() else { return Ok(()) };
     forget_listing(on, dir)?;
@@ -158,11 +157,11 @@ fn list_anew(on: &MountRoot, path: &Path) -> io::Result<()> {
 #[derive(Debug, PartialEq, Eq)]
 enum Listing {
     Forgotten,
-    /// The owner alone may set attributes: the listing is remembered to its end.
+    /// Only the owner may set attributes: the listing stays until it expires.
     Kept,
 }
 
-/// A listing goes when the attributes of its directory are set.
+/// Setting a directory's attributes invalidates its listing.
 fn forget_listing(on: &MountRoot, dir: &Path) -> io::Result<Listing> {
     match on.set_same_group(dir) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Listing::Kept),
@@ -171,7 +170,7 @@ fn forget_listing(on: &MountRoot, dir: &Path) -> io::Result<Listing> {
     }
 }
 
-/// Where the listing can't be forgotten, it may still be right about this name.
+/// A listing that can't be invalidated may still be right about this name.
 fn forget_name_in_listing(on: &MountRoot, path: &Path) -> io::Result<()> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
     if forget_listing(on, dir)? == Listing::Forgotten {
@@ -191,8 +190,7 @@ fn forget_name_in_listing(on: &MountRoot, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opening a file that is gone makes the daemon forget it. The kernel's own memory is asked by what
-/// makes it look anew.
+/// Opening a removed file makes the daemon forget it. `is_free` makes the kernel look it up again.
 fn try_to_forget(on: &MountRoot, path: &Path) -> io::Result<Left> {
     drop(on.open_itself(path)?);
     if on.is_free(path)? {
@@ -201,14 +199,14 @@ fn try_to_forget(on: &MountRoot, path: &Path) -> io::Result<Left> {
     match on.metadata(path) {
         Ok(found) if found.is_dir() => Ok(Left::Directory),
         Ok(found) if found.is_symlink() => Ok(Left::Link),
-        // There again by now; then it is true that it is there.
+        // It exists again, so the mount shows the truth.
         Ok(_) => Ok(Left::Nothing),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::Nothing),
         Err(error) => Err(error),
     }
 }
 
-/// Directories and links are waited for.
+/// Directories and symlinks have to expire.
 fn wait_until_forgotten(on: &MountRoot, path: &Path) -> io::Result<()> {
     let end = Instant::now() + SSHFS_MEMORY;
     while try_to_forget(on, path)? != Left::Nothing && Instant::now() < end {

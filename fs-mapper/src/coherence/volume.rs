@@ -1,7 +1,6 @@
-//! A volume that posh serves itself (`fuse.posh`). What a closed file holds is on
-//! the server, and leases keep this machine's view true; the gateway that serves
-//! the mount is besides told directly of what runs have changed, so that nothing
-//! is left to do here but to flush what is still being written.
+//! A volume that posh itself serves (`fuse.posh`). A closed file is on the server, and leases keep
+//! this machine's view coherent. The gateway that serves the mount also learns directly of runs'
+//! changes, so this adapter only flushes files that are still being written.
 
 use super::{Change, Coherence, WriteBehind, look};
 use crate::beneath::MountRoot;
@@ -9,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// As mountinfo shows it.
+/// Type in mountinfo.
 pub(super) const FS_TYPE: &str = "fuse.posh";
 
 pub(super) struct Volume;
@@ -31,7 +30,7 @@ impl Coherence for Volume {
         WriteBehind::Allowed
     }
 
-    /// Another executor's changes are seen by the leases that this machine holds.
+    /// This machine's leases reveal other executors' changes.
     fn renew(&self, _top: &Path, _paths: &[PathBuf]) -> io::Result<()> {
         Ok(())
     }

@@ -1,25 +1,25 @@
-//! The address of an executor. Only its shape is checked; nothing is looked up.
+//! Address of an executor. Only its syntax is checked, without name lookups.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 
-/// How an executor is reached, checked.
+/// Validated address of an executor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// `http://HOST:PORT`: one that listens there.
+    /// `http://HOST:PORT`: an executor that listens without TLS.
     Http {
         /// A name or an IP address, without the brackets of IPv6.
         host: String,
         /// 1 to 65535.
         port: u16,
     },
-    /// `tls://HOST:PORT`: one that listens there, and wants to know who calls.
+    /// `tls://HOST:PORT`: an executor that listens with TLS and authenticates its callers.
     Tls(TlsHost),
-    /// `ssh://[USER@]HOST[:PORT]`: one that ssh starts there, for this gateway alone.
+    /// `ssh://[USER@]HOST[:PORT]`: an executor that ssh starts for this gateway alone.
     Ssh(Login),
 }
 
-/// Where an executor with certificates listens.
+/// Host and port of an executor with certificates.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TlsHost {
     /// A name or an IP address, without the brackets of IPv6; the executor's certificate must be
@@ -29,7 +29,7 @@ pub struct TlsHost {
     pub port: u16,
 }
 
-/// What ssh is told of where to log in; what is left out, the user's ssh configuration says.
+/// Login for ssh; the user's ssh configuration supplies omitted parts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Login {
     user: Option<String>,
@@ -37,16 +37,16 @@ pub struct Login {
     port: Option<u16>,
 }
 
-/// What is wrong with an address.
+/// Mistake in an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddressFault {
     /// No `scheme://`.
     #[error("the address has no scheme")]
     NoScheme,
-    /// A scheme that is not spoken.
+    /// A scheme that is not supported.
     #[error("the address has a scheme that is not supported")]
     Scheme,
-    /// No host, or with characters that no host has.
+    /// No host, or invalid characters in it.
     #[error("the address has no valid host")]
     Host,
     /// No port, or not 1 to 65535.
@@ -55,13 +55,13 @@ pub enum AddressFault {
     /// A user, path, query or fragment.
     #[error("the address has more than a host and a port")]
     Extra,
-    /// As [`AddressFault::Host`], of an ssh address; nor may it look like an option.
+    /// As [`AddressFault::Host`], for an ssh address; the host must not look like an option either.
     #[error("the address has no valid host")]
     SshHost,
     /// A port that is not 1 to 65535.
     #[error("the address has no valid port")]
     SshPort,
-    /// An empty user, a password, or characters that no user has.
+    /// An empty user, a password, or invalid characters.
     #[error("the address has no valid user")]
     SshUser,
     /// A path, query or fragment.
@@ -70,7 +70,7 @@ pub enum AddressFault {
 }
 
 impl AddressFault {
-    /// What to do about it.
+    /// Advice for the user.
     pub fn hint(self) -> &'static str {
         match self {
             AddressFault::Scheme => "http://, tls:// and ssh:// are",
@@ -94,7 +94,7 @@ impl AddressFault {
 }
 
 impl Address {
-    /// Checks the shape of an address.
+    /// Parses an address.
     pub fn parse(text: &str) -> Result<Address, AddressFault> {
         let (scheme, rest) = text.split_once("://").ok_or(AddressFault::NoScheme)?;
         let authority = rest.strip_suffix('/').unwrap_or(rest);
@@ -118,14 +118,14 @@ impl Address {
         Ok(if is_tls { Address::Tls(TlsHost { host, port }) } else { Address::Http { host, port } })
     }
 
-    /// The executor is started by ssh and serves what it is told to.
+    /// Returns true if ssh starts the executor.
     pub fn is_ssh(&self) -> bool {
         matches!(self, Address::Ssh(_))
     }
 }
 
 impl Login {
-    /// Checks the parts of a login.
+    /// Validates the parts of a login.
     pub fn new(user: Option<&str>, host: &str, port: Option<u16>) -> Result<Login, AddressFault> {
         let of_user = |byte: u8| byte.is_ascii_alphanumeric() || b"-._+@\\".contains(&byte);
         if user.is_some_and(|user| {
@@ -133,7 +133,7 @@ impl Login {
         }) {
             return Err(AddressFault::SshUser);
         }
-        // ssh(1) would read a host that begins so as an option.
+        // ssh(1) would parse a leading `-` as an option.
         if host.starts_with('-') || !(is_name(host) || host.parse::<Ipv6Addr>().is_ok()) {
             return Err(AddressFault::SshHost);
         }
@@ -154,23 +154,23 @@ impl Login {
         Login::new(user, host, port)
     }
 
-    /// Who logs in, if not whom ssh would take.
+    /// User name, or `None` for ssh's choice.
     pub fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
 
-    /// A name that ssh knows or an IP address, without the brackets of IPv6.
+    /// Host name or alias that ssh knows, or an IP address without the brackets of IPv6.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// 1 to 65535, if not the port that ssh would take.
+    /// Port from 1 to 65535, or `None` for ssh's choice.
     pub fn port(&self) -> Option<u16> {
         self.port
     }
 }
 
-/// What a host or an alias of ssh's configuration may consist of.
+/// Returns true for the characters of a host name or of an alias in ssh's configuration.
 fn is_name(host: &str) -> bool {
     !host.is_empty()
         && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
@@ -181,7 +181,7 @@ fn port_number(text: &str) -> Option<u16> {
     text.parse().ok().filter(|port| digits && *port != 0)
 }
 
-/// Host and port as text; IPv6 addresses stand in brackets (RFC 3986 §3.2.2).
+/// Splits host and port; IPv6 addresses are in brackets (RFC 3986 §3.2.2).
 fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = authority.strip_prefix('[') {
         let (host, after) = rest.split_once(']')?;
@@ -225,7 +225,7 @@ impl fmt::Display for Login {
     }
 }
 
-/// A host as it stands in an address.
+/// Host in the form for an address: IPv6 in brackets.
 struct Bracketed<'a>(&'a str);
 
 impl fmt::Display for Bracketed<'_> {

@@ -1,5 +1,5 @@
-//! Which files of directories the user has allowed, as direnv keeps it: by path and contents, so
-//! that a file that has changed must be allowed anew. One small file for each, in the user's state
+//! Register of directories' files that the user has allowed. As in direnv, an entry holds path and
+//! contents: a changed file must be allowed again. One small file per entry, in the user's state
 //! directory.
 
 use std::{
@@ -29,14 +29,15 @@ pub(super) fn digest(bytes: &[u8]) -> String {
 }
 
 impl Register {
-    /// Below $XDG_STATE_HOME or ~/.local/state; `None` where there is no home.
+    /// Opens the register below $XDG_STATE_HOME or ~/.local/state; `None` without a home directory.
     pub(super) fn of(set: impl Fn(&str) -> Option<OsString>, user: u32) -> Option<Self> {
         let below_home = || Some(directory_of(&set, "HOME")?.join(".local/state"));
         let state = directory_of(&set, "XDG_STATE_HOME").or_else(below_home)?;
         Some(Self { directory: state.join("posh/allowed"), user })
     }
 
-    /// Whether these contents of that file are allowed. `file` has no symbolic links.
+    /// Returns true if this file is allowed with these contents (by digest). `file` has no
+    /// symlinks.
     pub(super) fn allows(&self, file: &Path, contents: &str) -> bool {
         let Ok(entry) = trusted_path::open_file(&self.entry(file), self.user) else { return false };
         let mut allowed = String::new();
@@ -44,21 +45,21 @@ impl Register {
         read.is_ok() && allowed == contents
     }
 
-    /// Allows them.
+    /// Allows this file with these contents.
     pub(super) fn allow(&self, file: &Path, contents: &str) -> io::Result<()> {
         trusted_path::make_directory(&self.directory, self.user)?;
         let entry = self.entry(file);
         let fresh = entry.with_extension(format!("{}.new", std::process::id()));
-        // A process of the same number may have died here.
+        // An earlier process with this ID may have crashed.
         let _ = fs::remove_file(&fresh);
         let mut new =
             fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        // The path is for people; the file's name is what counts.
+        // The path is for human readers; lookups use the file's name.
         new.write_all(&[contents.as_bytes(), b"  ", file.as_os_str().as_bytes(), b"\n"].concat())?;
         fs::rename(&fresh, entry)
     }
 
-    /// Takes it back; gives whether it was allowed, in whatever version.
+    /// Revokes the permission for any contents. Returns whether there was one.
     pub(super) fn deny(&self, file: &Path) -> io::Result<bool> {
         match fs::remove_file(self.entry(file)) {
             Ok(()) => Ok(true),

@@ -1,4 +1,4 @@
-//! The search for the configuration, and which of the candidates may be trusted how far.
+//! Search for the configuration file, and the trust in each candidate.
 
 use std::{
     ffi::OsString,
@@ -10,40 +10,40 @@ use trusted_path::Untrusted;
 
 use super::allow::{self, Register};
 
-/// The name of the file in each directory that is searched.
+/// Name of the file in each searched directory.
 const NAME: &str = "mounts.toml";
 
-/// The configuration that stands for none, as the user may name it.
+/// Name that stands for an empty configuration.
 const EMPTY: &str = "/dev/null";
 
-/// No configuration is longer; what is, is not read to its end at the start of each shell.
+/// Limit on the file's length: each shell reads it on start.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The place that a configuration was found in, which says how far it is trusted.
+/// Origin of a configuration, which limits the keys that it may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// The user has named it, or it is the user's or the machine's own: all of its keys count.
+    /// Named by the user, or the user's or the machine's own: all keys count.
     Own,
-    /// It lies in the current directory, and the user has allowed it: nothing in it may start a
-    /// program, mount, or change the meaning of commands.
+    /// From the current directory, allowed by the user. It must not start programs, mount, or
+    /// change the meaning of commands.
     Directory,
 }
 
-/// A configuration file that may be read.
+/// A readable configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// Without symbolic links.
     pub file: PathBuf,
-    /// How far it is trusted.
+    /// Origin, which limits its keys.
     pub scope: Scope,
-    /// SHA-256 of the contents that were allowed, in hexadecimal digits; empty for the user's own.
+    /// SHA-256 of the allowed contents, in hexadecimal digits; empty for the user's own.
     digest: String,
 }
 
 impl Found {
-    /// The name that its gateway goes by: the file's path. A directory's file has a gateway for
-    /// each contents that were allowed, at a path that no file can have, so that it is never served
-    /// by one that trusts it further, or that has read something else.
+    /// Name of its gateway: the file's path. A directory's file has one gateway per allowed
+    /// contents, at a path that no file can have. So no gateway with more trust or with other
+    /// contents serves it.
     #[must_use]
     pub fn gateway_name(&self) -> PathBuf {
         match self.scope {
@@ -52,26 +52,26 @@ impl Found {
         }
     }
 
-    /// For sshfs mounts without any configuration.
+    /// Empty configuration, for sshfs mounts alone.
     #[must_use]
     pub fn empty() -> Self {
         Self { file: EMPTY.into(), scope: Scope::Own, digest: String::new() }
     }
 }
 
-/// A candidate that is not used, and why.
+/// A candidate that is not used, and the reason.
 #[derive(Debug)]
 pub enum PassedOver {
-    /// It lies in the current directory, and the user has not allowed these contents.
+    /// In the current directory, but the user has not allowed these contents.
     NotAllowed(PathBuf),
-    /// It lies in the current directory, and somebody else may have written it.
+    /// In the current directory, but another user may have written it.
     NotOwn(Unusable),
-    /// It should be the user's own or the machine's.
+    /// In the user's or the machine's directory, but unsafe.
     Unsafe(Unusable),
 }
 
 impl PassedOver {
-    /// Whether something is wrong with the user's own set-up; a directory may hold any file.
+    /// Returns true if the user's own setup is at fault; a directory may hold any file.
     #[must_use]
     pub fn is_fault(&self) -> bool {
         matches!(self, Self::Unsafe(_))
@@ -95,7 +95,7 @@ impl fmt::Display for PassedOver {
 #[derive(Debug, thiserror::Error)]
 #[error("can't use the configuration {}", file.display())]
 pub struct Unusable {
-    /// As it was named.
+    /// Path as given.
     pub file: PathBuf,
     /// Why.
     pub source: io::Error,
@@ -106,7 +106,7 @@ impl Unusable {
         Self { file: file.to_owned(), source: source.into() }
     }
 
-    /// Of a file that is missing, the system's words are enough.
+    /// For a missing file, the system error says enough.
     fn untrusted(file: &Path, why: Untrusted) -> Self {
         match why {
             Untrusted::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
@@ -117,12 +117,12 @@ impl Unusable {
     }
 }
 
-/// The end of a search.
+/// Result of a search.
 #[derive(Debug, Default)]
 pub struct Search {
-    /// The configuration in force.
+    /// Configuration in force.
     pub found: Option<Found>,
-    /// What would have come before it.
+    /// Candidates of higher precedence that were skipped.
     pub passed_over: Vec<PassedOver>,
 }
 
@@ -130,11 +130,11 @@ pub struct Search {
 pub(super) struct Surroundings<'a> {
     /// By name.
     pub variable: &'a dyn Fn(&str) -> Option<OsString>,
-    /// The current directory, however it is spelled.
+    /// Current directory, in any spelling.
     pub here: &'a Path,
     /// /etc outside tests.
     pub etc: &'a Path,
-    /// Whose configuration it is.
+    /// Owner of the configuration.
     pub user: u32,
 }
 
@@ -144,7 +144,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// The first candidate that may be used.
+/// Finds the first usable candidate.
 pub(super) fn find(around: &Surroundings<'_>) -> Result<Search, Unusable> {
     if let Some(named) = around.set("POSH_CONFIG") {
         let found = self::named(Path::new(&named), around.user)?;
@@ -175,7 +175,7 @@ fn is_missing(why: &Unusable) -> bool {
     matches!(why.source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// A file that the user has named, or that lies where the user's own does.
+/// Opens a file that the user has named, or one in the user's or the machine's directory.
 pub(super) fn named(file: &Path, user: u32) -> Result<Found, Unusable> {
     if file == Path::new(EMPTY) {
         return Ok(Found::empty());
@@ -185,7 +185,7 @@ pub(super) fn named(file: &Path, user: u32) -> Result<Found, Unusable> {
     Ok(Found { file: opened.path, scope: Scope::Own, digest: String::new() })
 }
 
-/// The current directory's file, if the user has allowed it as it is now.
+/// Current directory's file, if the user has allowed its contents.
 fn in_directory(around: &Surroundings<'_>) -> Result<Option<Found>, PassedOver> {
     let file = around.here.join(NAME);
     if !file.symlink_metadata().is_ok_and(|found| found.is_file() || found.is_symlink()) {
@@ -200,8 +200,8 @@ fn in_directory(around: &Surroundings<'_>) -> Result<Option<Found>, PassedOver> 
     Ok(Some(Found { file, scope: Scope::Directory, digest }))
 }
 
-/// Reads a directory's file: one regular file of the user's in directories that nobody else can
-/// change. The descriptor that is judged is the one that is read.
+/// Reads a directory's file: a regular file of the user's, in directories that nobody else can
+/// change. Checks and reads the same descriptor.
 pub(super) fn read_in_directory(file: &Path, user: u32) -> Result<(PathBuf, String), Unusable> {
     let refused =
         |why: &str| Unusable::new(file, io::Error::new(io::ErrorKind::PermissionDenied, why));
@@ -223,7 +223,7 @@ pub(super) fn read_in_directory(file: &Path, user: u32) -> Result<(PathBuf, Stri
     Ok((direct, text))
 }
 
-/// Reads what was found, once more under the same rules.
+/// Reads a found file, after checking it again.
 pub(super) fn read(found: &Found, user: u32) -> Result<String, Unusable> {
     if found.file == Path::new(EMPTY) {
         return Ok(String::new());
@@ -253,7 +253,7 @@ fn read_all(file: std::fs::File) -> io::Result<String> {
     Ok(text)
 }
 
-/// A directory's file for `--from-directory`: it must be allowed as it is now.
+/// Opens a directory's file for `--from-directory`: its contents must be allowed.
 pub(super) fn allowed(file: &Path, around: &Surroundings<'_>) -> Result<Found, Unusable> {
     let (file, text) = read_in_directory(file, around.user)?;
     let digest = allow::digest(text.as_bytes());
@@ -268,8 +268,7 @@ pub(super) fn allowed(file: &Path, around: &Surroundings<'_>) -> Result<Found, U
     Err(Unusable { file, source })
 }
 
-/// Where annotation files are looked for besides those that ship, a later place over an earlier
-/// one.
+/// Directories of annotation files besides the built-in ones; later ones override earlier ones.
 pub(super) fn annotations(variable: impl Fn(&str) -> Option<OsString>, etc: &Path) -> Vec<PathBuf> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     [Some(etc.to_owned()), user_directory(set)]
@@ -285,8 +284,8 @@ pub(super) fn user_directory(set: impl Fn(&str) -> Option<OsString>) -> Option<P
         .or_else(|| Some(directory_of(&set, "HOME")?.join(".config")))
 }
 
-/// The directory that a variable names; none if that is no absolute path, since it would be
-/// wherever one is.
+/// Directory in a variable; `None` unless the path is absolute, as a relative one would depend on
+/// the current directory.
 pub(super) fn directory_of(set: impl Fn(&str) -> Option<OsString>, name: &str) -> Option<PathBuf> {
     set(name).map(PathBuf::from).filter(|directory| directory.is_absolute())
 }

@@ -1,12 +1,11 @@
-//! What is wrong with a configuration, said the way compilers say it: one line
-//! per mistake with file, line and column.
+//! Mistakes in a configuration, in the format of compilers: one line per mistake with file, line
+//! and column.
 
 use super::Unusable;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A place in a text; both count from 1, columns in characters. The default, two zeros,
-/// is that of what stands in no text.
+/// Position in a text. The default, two zeros, means that no text has the entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// Line, from 1.
@@ -34,9 +33,9 @@ pub struct Mistake {
     pub file: PathBuf,
     /// `None` when the file as a whole is at fault.
     pub position: Option<Position>,
-    /// What is wrong.
+    /// Description of the mistake.
     pub message: String,
-    /// What to do about it; may be empty.
+    /// Advice for the user; may be empty.
     pub hint: String,
 }
 

@@ -1,6 +1,6 @@
-//! "Did you mean": the known word that a misspelt one is near to.
+//! "Did you mean": the known word closest to a misspelt one.
 
-/// The known word that is within two slips of the given one.
+/// Finds the closest known word within an edit distance of two.
 pub(super) fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     let near = known.iter().map(|candidate| (slips(word, candidate), *candidate)).min()?;
     (near.0 <= 2 && near.0 < word.chars().count()).then_some(near.1)

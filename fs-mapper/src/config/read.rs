@@ -1,5 +1,5 @@
-//! From TOML with spans to a [`Config`], collecting mistakes on the way: a
-//! mistake in one entry never hides those of the next.
+//! Parses TOML with spans into a [`Config`] and collects mistakes: a mistake in one entry never
+//! hides those of the next.
 
 use super::mistake::{ConfigErrors, Mistake, Position};
 use super::near::closest;
@@ -27,10 +27,10 @@ const MOUNT_KEYS: [&str; 5] = ["path", "executor", "export", "sub_path", "cohere
 const GATEWAY_KEYS: [&str; 6] =
     ["split", "scheduler", "idle_timeout_s", "annotations", "ssh_command", "sshfs"];
 
-/// More parts per machine than any machine has use for; a larger number is a slip.
+/// Upper bound of parts per machine, to catch typing errors.
 const MAX_SPLIT: u64 = 1024;
 
-/// Validates a text; `file` is what the messages call it.
+/// Validates a text; `file` is its name in messages.
 pub(super) fn read(text: &str, file: &Path, scope: Scope) -> Result<Config, ConfigErrors> {
     let (document, syntax) = DeTable::parse_recoverable(text);
     let mut reader = Reader { text, file, mistakes: Vec::new(), broken: !syntax.is_empty() };
@@ -48,7 +48,7 @@ pub(super) fn read(text: &str, file: &Path, scope: Scope) -> Result<Config, Conf
     reader.finish(config)
 }
 
-/// A table of the file, and what to call it.
+/// A table of the file, with its name for messages.
 #[derive(Clone, Copy)]
 struct Section<'t> {
     what: &'static str,
@@ -56,7 +56,7 @@ struct Section<'t> {
     start: usize,
 }
 
-/// A string of the file, and where it stands.
+/// A string of the file, with its span.
 struct Text<'t> {
     value: &'t str,
     span: Range<usize>,
@@ -65,9 +65,9 @@ struct Text<'t> {
 struct Reader<'a> {
     text: &'a str,
     file: &'a Path,
-    /// With the offset that they are sorted by.
+    /// Mistakes with the offset that they are sorted by.
     mistakes: Vec<(usize, Mistake)>,
-    /// The text is not TOML: what is missing may only be unreadable, and is not reported.
+    /// The text is not valid TOML: don't report missing keys, as they may only be unreadable.
     broken: bool,
 }
 
@@ -124,7 +124,7 @@ impl Reader<'_> {
             } else if let Some(DeValue::String(name)) =
                 section.table.get("name").map(Spanned::get_ref)
             {
-                // Mounts that name it are not to be blamed for its address.
+                // Don't report mounts that name it because its address is wrong.
                 seen.entry(name.to_string()).or_insert(section.start);
             }
         }
@@ -186,7 +186,7 @@ impl Reader<'_> {
         }
     }
 
-    /// `seen` are the paths that are taken, with where they stand.
+    /// `seen` has the mount paths in use, with their offsets.
     fn mounts(
         &mut self,
         document: &DeTable<'_>,
@@ -237,8 +237,8 @@ impl Reader<'_> {
         Some(normal)
     }
 
-    /// What an export may be depends on who names it: the executor, or we. Of an executor that is
-    /// itself a mistake neither can be said.
+    /// Validates an export: a name that the executor gives, or, over ssh, a directory that we name.
+    /// If the executor itself is a mistake, accepts either.
     fn export(&mut self, export: Text<'_>, address: Option<&Address>) -> Option<String> {
         let checked = match address {
             Some(Address::Ssh(_)) => server_directory(export.value),
@@ -329,7 +329,7 @@ impl Reader<'_> {
         gateway
     }
 
-    /// A command as a shell would split it, with its quotes but without its expansions.
+    /// Splits a command as a shell does, with quoting but without expansions.
     fn words(&mut self, command: Text<'_>) -> Option<Vec<String>> {
         let words = shlex::split(command.value)
             .filter(|words| words.first().is_some_and(|word| !word.is_empty()));
@@ -472,7 +472,7 @@ impl Reader<'_> {
     }
 }
 
-/// The tables of an array of tables; whatever else is there is reported elsewhere.
+/// Tables of an array of tables; `sections` reports other values.
 fn tables<'t>(document: &'t DeTable<'t>, key: &str) -> impl Iterator<Item = &'t DeTable<'t>> {
     let items = match document.get(key).map(Spanned::get_ref) {
         Some(DeValue::Array(items)) => items.iter().as_slice(),

@@ -1,22 +1,21 @@
-//! What a file of the current directory may not say, even when the user has allowed it: whoever
-//! wrote it could start programs, have something mounted, or change what commands are taken to
-//! mean.
+//! Forbidden keys in a file of the current directory, even if the user has allowed it: its author
+//! could start programs, mount something, or change the meaning of commands.
 
 use super::{Reader, tables};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Where such a key belongs.
+/// Advice: the right file for such a key.
 const OWN: &str = "write it into ~/.config/posh/mounts.toml, or name the file with --config";
 
-/// Of `[gateway]`: the first starts a program, the second says what commands do.
+/// Keys of `[gateway]`: the first starts a program, the second defines the meaning of commands.
 const GATEWAY_KEYS: [&str; 2] = ["ssh_command", "annotations"];
 
-/// Addresses that start a program on this machine begin so.
+/// Prefix of addresses that start a program on this machine.
 const STARTS_SSH: &str = "ssh:";
 
 impl Reader<'_> {
-    /// Reports each forbidden key where it stands.
+    /// Reports each forbidden key at its position.
     pub(super) fn forbidden_in_directories(&mut self, document: &DeTable<'_>) {
         if let Some((key, _)) = document.get_key_value("volume") {
             self.mistake(
@@ -42,7 +41,8 @@ impl Reader<'_> {
                     .is_some_and(|s| s.eq_ignore_ascii_case(STARTS_SSH))
             };
             if matches!(address.get_ref(), DeValue::String(text) if starts_ssh(text)) {
-                let message = "a directory's file can't name an executor over ssh, which is a program to start";
+                let message = "a directory's file can't name an executor over ssh, which is a \
+                               program to start";
                 self.mistake(address.span(), message, OWN);
             }
         }

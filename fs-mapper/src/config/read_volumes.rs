@@ -12,7 +12,7 @@ const VOLUME_KEYS: [&str; 7] =
     ["path", "executor", "export", "read_only", "cache_size", "sync", "hard"];
 
 impl Reader<'_> {
-    /// `seen` are the paths that are taken, with where they stand.
+    /// `seen` has the mount paths in use, with their offsets.
     pub(super) fn volumes(
         &mut self,
         document: &DeTable<'_>,

@@ -1,9 +1,8 @@
-//! What single values of the file must look like. A mistake is named without the
-//! value, which the reader puts before it.
+//! Syntax of single values. Messages omit the value; the reader puts it first.
 
 use std::path::{Component, Path, PathBuf};
 
-/// What is wrong with a value, and a hint.
+/// Message about a wrong value, and a hint.
 pub(crate) type Wrong = (&'static str, &'static str);
 
 /// A name that an executor gives to one of its directories.
@@ -15,7 +14,7 @@ pub(super) fn export_name(text: &str) -> Result<String, Wrong> {
     Ok(text.to_owned())
 }
 
-/// A directory of a machine that ssh reaches: absolute, or below the login's home.
+/// Validates a directory on a server that ssh reaches: absolute, or below the login's home.
 pub(crate) fn server_directory(text: &str) -> Result<String, Wrong> {
     let below_home = text == "~" || text.starts_with("~/");
     if !below_home && !text.starts_with('/') {
@@ -36,7 +35,10 @@ pub(crate) fn server_directory(text: &str) -> Result<String, Wrong> {
     Ok(normal.into_os_string().into_string().expect("it is made of parts of a string"))
 }
 
-/// Absolute, without `.`, `..`, doubled or trailing slashes; or what is wrong with it and a hint.
+/// Normalizes a path: absolute, without `.`, `..`, doubled or trailing slashes.
+///
+/// # Errors
+/// A message and a hint.
 pub(super) fn normal_path(text: &str) -> Result<PathBuf, Wrong> {
     let path = Path::new(text);
     if text.contains('\0') {
@@ -58,7 +60,7 @@ pub(super) fn normal_path(text: &str) -> Result<PathBuf, Wrong> {
     Ok(normal)
 }
 
-/// A number of bytes, with a suffix or without.
+/// Parses a number of bytes, with or without suffix.
 pub(super) fn size(text: &str) -> Result<u64, Wrong> {
     let (digits, shift) = match text.char_indices().next_back() {
         Some((end, 'k' | 'K')) => (&text[..end], 10),

@@ -1,19 +1,19 @@
-//! sshfs's arguments (sshfs(1)): how ssh got to the server, and whether the mount
-//! shows the server's files as they are.
+//! sshfs's arguments (sshfs(1)): ssh's command line, and whether the mount shows the server's files
+//! unchanged.
 
 use std::ffi::OsString;
 
-/// What the arguments say of the way.
+/// Connection settings in the arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Way {
-    /// ssh and the options that sshfs has handed to it.
+    /// ssh and the options that sshfs passes to it.
     pub ssh_command: Vec<String>,
-    /// The port that was given.
+    /// Port, if given.
     pub port: Option<u16>,
 }
 
-/// sshfs and mount options, up to `=`, that change neither what commands see nor how
-/// ssh gets there. All others leave the mount alone.
+/// sshfs and mount options, up to `=`, that affect neither the view of commands nor ssh's
+/// connection. A mount with any other option is left out.
 const HARMLESS: &[&str] = &[
     "_netdev",
     "ac_attr_timeout",
@@ -72,16 +72,15 @@ const HARMLESS: &[&str] = &[
     "user",
     "users",
 ];
-/// The same by how they begin.
+/// Prefixes of further such options.
 const HARMLESS_BEGINNINGS: &[&str] = &["cache_", "dcache_", "dir_cache", "x-", "comment="];
-/// The time for which sshfs remembers unless told otherwise;
-/// [`SSHFS_MEMORY`](crate::coherence::SSHFS_MEMORY) counts on it.
+/// sshfs's default cache lifetime; [`SSHFS_MEMORY`](crate::coherence::SSHFS_MEMORY) relies on it.
 const MEMORY_S: u64 = 20;
-/// Options of ssh that an ssh which nobody watches has its own mind about.
+/// ssh options that the gateway sets itself, for an unattended ssh.
 const OUR_OWN: &[&str] =
     &["batchmode", "controlmaster", "clearallforwardings", "remotecommand", "requesttty"];
 
-/// Reads the arguments.
+/// Parses the arguments.
 pub(super) fn read(arguments: &[OsString]) -> Result<Way, String> {
     let mut reading = Reading { command: vec!["ssh".to_owned()], options: Vec::new(), port: None };
     let mut words = arguments.iter().map(|word| word.to_str().ok_or("its options are not UTF-8"));
@@ -135,7 +134,8 @@ impl Reading {
         Ok(())
     }
 
-    /// One option of `-o`. Those of ssh begin with a capital, those of sshfs and of mounts never.
+    /// Handles one option of `-o`. ssh's begin with a capital letter, those of sshfs and mounts
+    /// never do.
     fn option(&mut self, option: &str) -> Result<(), String> {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
         if name.starts_with(|c: char| c.is_ascii_uppercase()) {
@@ -151,7 +151,8 @@ impl Reading {
             && value.parse().is_ok_and(|s: u64| s > MEMORY_S)
         {
             return Err(format!(
-                "it remembers for more than {MEMORY_S} s ({option}), so what is new would not be seen"
+                "it remembers for more than {MEMORY_S} s ({option}), so what is new would not be \
+                 seen"
             ));
         }
         let known = HARMLESS.iter().any(|harmless| *harmless == name || *harmless == option);
@@ -173,7 +174,7 @@ impl Reading {
     }
 }
 
-/// A relative file was meant from a directory that nobody knows any more.
+/// A relative file depends on a directory that is no longer known.
 fn is_absolute(file: &str) -> Result<(), String> {
     if file.starts_with(['/', '~', '%']) {
         Ok(())
@@ -182,7 +183,7 @@ fn is_absolute(file: &str) -> Result<(), String> {
     }
 }
 
-/// At commas; a backslash takes the next character as it is.
+/// Splits at commas; a backslash escapes the next character.
 fn split_options(text: &str) -> Vec<String> {
     let mut options = vec![String::new()];
     let mut characters = text.chars();

@@ -1,4 +1,4 @@
-//! What an sshfs process says of itself by its command line.
+//! Command line of an sshfs process.
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Component, Path, PathBuf};
 /// A command line longer than this is not sshfs's.
 const MAX_ARGUMENTS: usize = 256;
 
-/// What sshfs's file is called.
+/// File name of sshfs's executable.
 pub(super) const PROGRAMS: &[&str] = &["sshfs"];
 
-/// What argv[0] of an sshfs may be: mount(8) calls it by the names of its helpers.
+/// Names in sshfs's argv[0]: mount(8) uses those of its helpers.
 const NAMES: [&str; 4] = ["sshfs", "mount.sshfs", "mount.fuse.sshfs", "mount.fuse"];
 
-/// The arguments of an sshfs, if they name this source and this mount point.
+/// Arguments of an sshfs, if they name this source and this mount point.
 pub(super) fn of_mount<'a>(
     words: &'a [OsString],
     source: &str,
@@ -21,7 +21,7 @@ pub(super) fn of_mount<'a>(
     arguments(words).filter(|arguments| name(arguments, source, mount_point))
 }
 
-/// Its arguments; `None` when it is another program.
+/// Arguments without argv[0]; `None` for another program.
 pub(super) fn arguments(words: &[OsString]) -> Option<&[OsString]> {
     let (program, arguments) = words.split_first()?;
     let is_sshfs =
@@ -29,8 +29,8 @@ pub(super) fn arguments(words: &[OsString]) -> Option<&[OsString]> {
     (is_sshfs && arguments.len() < MAX_ARGUMENTS).then_some(arguments)
 }
 
-/// Whether arguments name this source and this mount point. A relative mount point is
-/// one from a directory that the process has left: its end must fit.
+/// Returns true if arguments name this source and this mount point. A relative mount point started
+/// at a directory that the process has left: it must match as a suffix.
 fn name(arguments: &[OsString], source: &str, mount_point: &Path) -> bool {
     let is_point = |word: &OsString| {
         let end: PathBuf =

@@ -1,5 +1,5 @@
-//! Makes the list of mounts: every one that a lookup can reach, joined with
-//! the configuration, and with the owner of what it is a bind mount of.
+//! Builds the list of mounts: those that a lookup can reach, joined with the configuration, and
+//! with the owners of bind mounts' sources.
 
 use super::{Mount, MountState, Owner, SamePlace};
 use crate::coherence::Adapter;
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The mounts in no order, their ids not yet given.
+/// Mounts in no order, before IDs are assigned.
 pub(super) fn mounts(config: &Config, info: &MountInfo) -> (Vec<Mount>, Vec<SamePlace>) {
     let visible = info.visible();
     let ground = Ground::new(&visible);
@@ -40,7 +40,7 @@ pub(super) fn mounts(config: &Config, info: &MountInfo) -> (Vec<Mount>, Vec<Same
     (mounts, problems)
 }
 
-/// The mounts that are there, before anything is configured.
+/// Mounts in mountinfo, without the configuration.
 struct Ground<'m> {
     visible: &'m [&'m MountEntry],
     places: Places,
@@ -56,15 +56,14 @@ impl<'m> Ground<'m> {
         Ground { visible, places: Places::new(visible.iter().enumerate().map(place).collect()) }
     }
 
-    /// A configured path with the symlinks above mounts resolved; what does not
-    /// exist stays as it is written.
+    /// Resolves symlinks above mounts in a configured path; missing components stay as written.
     fn real_path(&self, path: &Path) -> PathBuf {
         let mut position = Position::at(&self.places, Path::new("/"));
         position.walk(&self.places, path.as_os_str().as_bytes(), LastLink::Follow);
         position.path()
     }
 
-    /// The mount of one configured entry, and the tree of files that it shows.
+    /// Mount of one configured entry, and the file tree that it shows.
     fn configured(&self, config: &MountConfig, path: &Path) -> (Mount, Option<Tree>) {
         let around = self.places.around(&dir_of(path)).map(|place| self.visible[place.index]);
         let exact = around.is_some_and(|entry| entry.mount_point == path);
@@ -107,7 +106,7 @@ impl<'m> Ground<'m> {
     }
 }
 
-/// What makes two mounts show the same files, but for the directory.
+/// Identity of a file system: mounts with the same one may show the same files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FileSystem {
     device: (u32, u32),
@@ -120,15 +119,14 @@ impl FileSystem {
     }
 }
 
-/// A directory of a file system, and who owns what is below it.
+/// A directory of a file system, and its owner.
 struct Tree {
     of: FileSystem,
     base: PathBuf,
     owner: Owner,
 }
 
-/// The directory of its file system that a mount shows. `None` when it was
-/// removed or is not known.
+/// Directory of its file system that a mount shows. `None` if it was removed or is unknown.
 fn base(entry: &MountEntry) -> Option<PathBuf> {
     if entry.root.as_os_str().as_bytes().ends_with(b"//deleted") {
         return None;
@@ -139,8 +137,8 @@ fn base(entry: &MountEntry) -> Option<PathBuf> {
     }
 }
 
-/// A mount that the configuration does not name: owned all the same when it
-/// shows a part of a tree that has an owner (`mount --bind /mnt/logs/x /srv/x`).
+/// A mount that the configuration does not name. It has an owner if it shows part of an owned tree
+/// (`mount --bind /mnt/logs/x /srv/x`).
 fn found(entry: &MountEntry, trees: &[Tree]) -> Option<Mount> {
     let of = FileSystem::of(entry);
     let base = base(entry);

@@ -1,6 +1,6 @@
-//! Processes that have asked the gateway something and have no answer yet: stage programs that
-//! enlist, and shells' children that ask before they execute a command. They sleep because of the
-//! gateway, however long it takes.
+//! Processes with an unanswered request to the gateway: stage programs that enlist, and shells'
+//! children that ask before they execute a command. They sleep because of the gateway, however long
+//! it takes.
 
 use std::{
     collections::HashMap,
@@ -9,11 +9,12 @@ use std::{
 
 use crate::enlisted::Pid;
 
-/// All of them, and how many questions each has asked.
+/// Number of open requests per process.
 #[derive(Debug, Clone, Default)]
 pub struct Asking(Arc<Mutex<HashMap<Pid, u32>>>);
 
-/// One question; dropped when it is answered, or when who asks is known by what was asked.
+/// One open request. Drop it when it is answered, or when the assembler knows the process by its
+/// request.
 #[derive(Debug)]
 pub struct Question {
     asked_by: Pid,
@@ -21,13 +22,13 @@ pub struct Question {
 }
 
 impl Asking {
-    /// This process asks now.
+    /// Registers a request of this process.
     pub fn begin(&self, asked_by: Pid) -> Question {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(asked_by).or_default() += 1;
         Question { asked_by, all: self.clone() }
     }
 
-    /// Whether it does.
+    /// Returns true if the process has an open request.
     pub fn asks(&self, pid: Pid) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&pid)
     }

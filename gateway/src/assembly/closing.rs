@@ -1,8 +1,7 @@
-//! Which waiting stages form a pipeline, and whether it is complete: a pure
-//! function of what enlisted and of a snapshot of the processes. A wrong guess
-//! here costs speed and never an answer, with one exception that is exact: two
-//! stages are joined only when each end of their pipe has exactly one holder
-//! that could use it, and nothing is queued in it.
+//! Decides which waiting stages form a pipeline, and whether it is complete: a pure function of the
+//! enlisted stages and a process snapshot. A wrong guess costs speed, never correctness, with one
+//! exact exception: two stages are joined only if each end of their pipe has exactly one holder
+//! that could use it, and the pipe is empty.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -17,96 +16,85 @@ use super::{
     waits::{QUIET, STARTS},
 };
 use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
+use crate::model::Edge;
 
-/// A process whose system call says nothing is taken as settled when it has been asleep at two
-/// looks this far apart.
+/// Interval between two looks. A process that sleeps at both counts as settled if its system call
+/// reveals nothing.
 const SETTLED_AFTER: Duration = Duration::from_millis(3);
 
-/// A pipe between two stages that both wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Edge {
-    /// Index of the stage that writes, and its descriptor.
-    pub from: (usize, u32),
-    /// Index of the stage that reads, and its descriptor.
-    pub to: (usize, u32),
-}
-
-/// What is known of the waiting stages' pipes.
+/// Findings about the waiting stages' pipes.
 #[derive(Debug, Default)]
 pub struct Closing {
-    /// Pipes that join two waiting stages and that nobody else uses.
+    /// Pipes that join two waiting stages and have no other user.
     pub edges: Vec<Edge>,
-    /// Stages (by index) with a pipe end about which more can be learned by waiting.
+    /// Stages (by index) with a pipe end whose state waiting may clarify.
     pub pending: BTreeMap<usize, Patience>,
-    /// Stages with a pipe end whose other end nobody was seen to have.
+    /// Stages with a pipe whose other end no known process holds.
     pub leading_out: BTreeSet<usize>,
 }
 
-/// The event that a stage waits for in another process; `waits` lists what ends the wait.
+/// Event in another process that a stage waits for; `waits` lists the events that end the wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Awaited {
-    /// To come to the end of what it is doing.
+    /// The end of its current work.
     Work,
-    /// To be answered by a file system, or by a command that it reads from.
+    /// An answer from a file system, or output of a command that it reads from.
     Answer,
-    /// To enlist.
+    /// Its enlistment.
     Enlistment,
 }
 
-/// A process that is worth waiting for, and whether it gets on.
+/// A process worth waiting for, and whether it makes progress.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Patience {
     /// The awaited event.
     pub awaited: Awaited,
-    /// The process whose event it is.
+    /// Process of the event.
     pub process: Pid,
-    /// It runs, or would if it had a processor.
+    /// Runs, or is ready to run.
     pub is_ready: bool,
-    /// Its `/proc/PID/schedstat`, which changes when it runs.
+    /// Its `/proc/PID/schedstat`, which changes as it runs.
     pub scheduled: Scheduled,
 }
 
-/// The effect of a process that has an end of a stage's pipe on that stage.
+/// Effect of a pipe holder on the stage at the other end.
 enum Outlook {
-    /// It is to be joined, or its end counts for nothing.
+    /// The holder will be joined, or its end is irrelevant.
     Harmless,
-    /// It has its end for as long as can be told: the pipe joins no stages, and there is nothing to
-    /// wait for.
+    /// The holder keeps its end indefinitely: the pipe joins no stages, so don't wait.
     Stays,
-    /// It may become a stage, or close its end.
+    /// The holder may become a stage, or close its end.
     MayChange(Awaited),
 }
 
-/// Who is what among the processes.
+/// Roles of processes.
 pub struct Actors<'a> {
-    /// Files that shims lead to.
+    /// Targets of the shims.
     pub stage_programs: &'a HashSet<PathBuf>,
-    /// The sessions' shells.
+    /// Shells of the sessions.
     pub shells: &'a HashSet<Pid>,
     /// Stages that wait for a directive, by process.
     pub waiting: &'a HashMap<Pid, usize>,
-    /// Stages that have got theirs: they stand in for a remote command, or touch nothing and run
-    /// here.
+    /// Stages that have their directive: they stand in for a remote command, or run locally.
     pub directed: &'a dyn Fn(Pid) -> bool,
     /// Pipes that the sessions' shells write to.
     pub outputs: &'a HashSet<u64>,
-    /// Whether what a stage reads from a pipe is written here for certain.
+    /// Returns true if the writer of a stage's input pipe certainly runs locally.
     pub fed_here: &'a dyn Fn(&Enlisted, u64) -> bool,
-    /// Processes that this gateway has yet to answer.
+    /// Returns true for a process that awaits an answer from this gateway.
     pub asks: &'a dyn Fn(Pid) -> bool,
-    /// For how long a process was seen asleep, and unchanged.
+    /// Time for which a process has been seen asleep and unchanged.
     pub slept: &'a dyn Fn(&Process) -> Duration,
-    /// For how long of that the gateway was at work itself.
+    /// Part of that time in which the gateway itself was running.
     pub watched: &'a dyn Fn(&Process) -> Duration,
-    /// Tells if a sleeping process may be reading the output of a command on a server: one was
-    /// below it during its sleep.
+    /// Returns true if a sleeping process may be reading output of a command on a server: a stage
+    /// was its descendant during its sleep.
     pub asks_a_server: &'a dyn Fn(&Process) -> bool,
-    /// Within this time a mount answers.
+    /// Timeout for an answer from a mount.
     pub answers_within: Duration,
 }
 
-/// A pipe end of a stage that counts: what it reads or writes by convention, or
-/// what its words name.
+/// Pipe ends of a stage that count: its standard streams, and descriptors that its words name.
 pub fn used_ends(stage: &Enlisted) -> impl Iterator<Item = &Descriptor> {
     let standard = [(0, true), (1, false), (2, false)].into_iter();
     let standard = standard.filter_map(|(fd, reads)| {
@@ -115,13 +103,13 @@ pub fn used_ends(stage: &Enlisted) -> impl Iterator<Item = &Descriptor> {
     standard.chain(stage.named_descriptors()).filter(|d| d.kind == Kind::Pipe)
 }
 
-/// What the shell itself writes to was there before it: if a stage should read it, they are not
-/// joined.
+/// Returns true for a pipe that the shell itself writes to. It existed before the stage, so a stage
+/// that reads it is not joined.
 pub fn leads_out_for_certain(end: &Descriptor, outputs: &HashSet<u64>) -> bool {
     !end.reads() && outputs.contains(&end.identity.1)
 }
 
-/// Looks at every pipe of the waiting stages.
+/// Examines every pipe of the waiting stages.
 #[must_use]
 pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -> Closing {
     let mut closing = Closing::default();
@@ -135,7 +123,7 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
             }
             let pipe = Pipe { inode: end.identity.1, holders: &holders, stages, snapshot, actors };
             if pipe.leads_out(end) {
-                // It joins no stages, whoever holds this end.
+                // The pipe joins no stages, whoever holds this end.
                 closing.leading_out.insert(index);
             } else if let Some(patience) = pipe.may_change(stage.pid) {
                 let last = closing.pending.entry(index).or_insert_with(|| patience.clone());
@@ -147,8 +135,7 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
             }
         }
     }
-    // A writer with both descriptors 1 and 2 on one pipe is one edge: the lower number stands for
-    // it.
+    // A writer with descriptors 1 and 2 on one pipe makes one edge, with the lower number.
     closing.edges.sort_by_key(|e| (e.from, e.to));
     closing.edges.dedup_by_key(|e| (e.from.0, e.to));
     closing
@@ -181,13 +168,13 @@ impl Pipe<'_> {
         self.holders.0.get(&self.inode).into_iter().flatten()
     }
 
-    /// Nobody here has the other end.
+    /// No known process holds the other end.
     fn leads_out(&self, end: &Descriptor) -> bool {
         !self.holders().any(|(_, held)| if end.writes() { held.reads } else { held.writes })
     }
 
-    /// Some holder is about to become a stage, or to let go, and nobody stays who keeps the pipe
-    /// from joining two stages.
+    /// Returns the last awaited event if some holder may become a stage or close its end, and no
+    /// holder stays that prevents joining.
     fn may_change(&self, stage: Pid) -> Option<Patience> {
         let mut last: Option<Patience> = None;
         for (process, held) in self.holders() {
@@ -203,8 +190,8 @@ impl Pipe<'_> {
         last
     }
 
-    /// A shell above the stage that has the pipe as its own input, output or errors: it had it
-    /// before it forked, and keeps it whatever it does.
+    /// Returns true for a shell above the stage that has the pipe as its own stdin, stdout or
+    /// stderr: it had it before it forked, and keeps it.
     fn keeps(&self, process: &Process, fd: u32, stage: Pid) -> bool {
         fd <= 2 && self.snapshot.is_ancestor(process.pid, stage)
     }
@@ -220,7 +207,7 @@ impl Pipe<'_> {
             return Outlook::Stays;
         }
         if process.state == 'D' {
-            // The kernel works for it, on a disk or a network file system, and wakes it when that
+            // Uninterruptible sleep: waits for a disk or a network file system, and wakes when that
             // is done.
             return Outlook::MayChange(Awaited::Answer);
         }
@@ -232,7 +219,7 @@ impl Pipe<'_> {
             false => Outlook::Stays,
         };
         if self.actors.stage_programs.contains(&process.executable) {
-            // What it may have asked this gateway has had the time to come here.
+            // A request to this gateway would have arrived by now.
             let is_another_s = (self.actors.watched)(process) >= QUIET;
             return if is_another_s {
                 Outlook::Stays
@@ -259,7 +246,7 @@ impl Pipe<'_> {
         let parent = self.snapshot.get(process.parent);
         let is_fork = parent.is_some_and(|p| p.executable == process.executable);
         if !is_fork && !self.actors.shells.contains(&process.pid) {
-            // Another program: it may still be one that execs (nice, env, a shell).
+            // Another program may still exec (nice, env, a shell).
             return within(SETTLED_AFTER, Awaited::Work);
         }
         if process.waits_for_partner {
@@ -278,26 +265,27 @@ impl Pipe<'_> {
         within(SETTLED_AFTER, Awaited::Work)
     }
 
-    /// A shell keeps what it lends to a process substitution above its standard streams.
+    /// A shell lends descriptors above 2 to process substitutions.
     fn outlook_of_one_that_waits(fd: u32) -> Outlook {
         if fd > 2 { Outlook::Harmless } else { Outlook::Stays }
     }
 
-    /// A process that waits for its children goes on as soon as one of them has ended: the
+    /// Returns true if a process that waits for its children continues soon, as one of them ends. A
     /// shell that has read a `$(...)` to its end waits like this for a moment, then execs.
     fn goes_on_by_a_child(&self, process: &Process) -> bool {
         let children = || self.snapshot.processes().filter(|p| p.parent == process.pid);
-        // Seen dead just after its parent was seen to wait; some parents leave such a child alone.
+        // A child seen dead just after its parent was seen waiting; some parents never reap such a
+        // child.
         let just_died =
             || children().any(Process::is_dead) && (self.actors.slept)(process) < SETTLED_AFTER;
         children().any(|child| child.ending && !child.is_dead()) || just_died()
     }
 
-    /// Tells if a process gets on only when `stage` does: it is that, or sleeps until such
-    /// processes write to it or end (a coprocess and the shell that asks it). To wait for it would
-    /// be to wait for oneself. Processes that wait for each other alone are such, too: `seen` are
-    /// those that were asked about on the way. Another waiting stage gets on as soon as it is let
-    /// go, unless it reads what such processes write.
+    /// Returns true if a process depends on `stage`: it is `stage`, or sleeps until such processes
+    /// write to it or end (a coprocess and the shell that asks it). Waiting for it would be waiting
+    /// for `stage` itself. Processes that wait only for each other count too: `seen` holds those
+    /// visited so far. Another waiting stage continues once it is released, unless it reads the
+    /// output of such processes.
     fn waits_for(&self, stage: Pid, process: &Process, seen: &mut BTreeSet<Pid>) -> bool {
         if process.pid == stage || !seen.insert(process.pid) {
             return true;
@@ -310,7 +298,7 @@ impl Pipe<'_> {
             holders.filter(|held| is_writer(held)).map(|(writer, _)| *writer).collect()
         };
         let mut wait_for_all = |awaited: Vec<&Process>| {
-            // A child that has ended is news to its parent; of a pipe without a writer, its end is.
+            // A child that has ended wakes its parent; a pipe without writers wakes its reader.
             let is_news =
                 awaited.is_empty() || awaited.iter().any(|one| one.is_dead() || one.ending);
             !is_news && awaited.into_iter().all(|one| self.waits_for(stage, one, seen))
@@ -330,7 +318,7 @@ impl Pipe<'_> {
         }
     }
 
-    /// The edge that starts at this stage's descriptor, if the pipe is nobody else's.
+    /// Edge from this stage's descriptor, if no other process uses the pipe.
     fn edge_from(&self, writer: usize, end: &Descriptor) -> Option<Edge> {
         let alone = rule::holds(Rule::PipeHolders);
         if alone && (end.queued_bytes > 0 || self.snapshot.may_be_held_unseen(self.inode)) {
@@ -351,11 +339,11 @@ impl Pipe<'_> {
             match stage {
                 Some(index) if self.uses(index, held.fd) => match reader {
                     None => reader = Some((index, held.fd)),
-                    // The same pipe twice in one stage (0 and /dev/fd/63): leave it alone.
+                    // The same pipe twice in one stage (0 and /dev/fd/63): don't join.
                     Some(_) => return None,
                 },
                 _ if self.is_bystander(stage, held.fd) => {}
-                // The shell keeps its end of a process substitution until the command has ended.
+                // A shell keeps its end of a process substitution until the command has ended.
                 _ if process.waits_for_children() && self.only_lends(process) => {}
                 _ if alone => return None,
                 _ => {}
@@ -369,12 +357,12 @@ impl Pipe<'_> {
         used_ends(self.stages[stage]).any(|d| d.fd == fd)
     }
 
-    /// A stage that inherited this end without a word of its command naming it.
+    /// Returns true for a stage that inherited this end without a word of its command naming it.
     fn is_bystander(&self, stage: Option<usize>, fd: u32) -> bool {
         fd > 2 && stage.is_some_and(|index| !self.uses(index, fd))
     }
 
-    /// A shell that waits, above the stage whose words name the end that it holds.
+    /// Returns true for a waiting shell whose ends of this pipe are all named by stages below it.
     fn only_lends(&self, shell: &Process) -> bool {
         let lent = |fd: u32, stage: &Enlisted| {
             fd > 2 && stage.named_descriptors().any(|d| d.identity.1 == self.inode)
@@ -410,8 +398,7 @@ pub fn groups(count: usize, edges: &[Edge]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// The edges within a group, by its members' places in it: in the same order, whichever stages came
-/// first.
+/// Edges within a group, by position in it: in the same order, whichever stages came first.
 #[must_use]
 pub fn edges_of(group: &[usize], edges: &[Edge]) -> Vec<Edge> {
     let place: HashMap<usize, usize> =
@@ -424,14 +411,14 @@ pub fn edges_of(group: &[usize], edges: &[Edge]) -> Vec<Edge> {
     placed
 }
 
-/// The stages of one group with every writer before its reader; the shell may
-/// have started them in any order.
+/// Stages of one group with every writer before its reader; the shell may have started them in any
+/// order.
 fn downstream(group: Vec<usize>, edges: &[Edge]) -> Vec<usize> {
     let mut left = group;
     let mut ordered = Vec::with_capacity(left.len());
     while !left.is_empty() {
         let ready = |s: &usize| !edges.iter().any(|e| e.to.0 == *s && left.contains(&e.from.0));
-        // A ring of pipes has no first stage; any will do.
+        // A cycle of pipes has no first stage; start anywhere.
         let next = left.iter().position(ready).unwrap_or(0);
         ordered.push(left.remove(next));
     }

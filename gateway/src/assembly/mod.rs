@@ -1,7 +1,6 @@
-//! Assembles pipelines from live processes (design: a pipe has an inode; the
-//! stage that writes it and the stage that reads it are neighbours). Stages wait
-//! here from the moment they enlist until their pipeline is complete, or a
-//! deadline has passed; then the whole group goes on to be planned.
+//! Assembles pipelines from live processes. A pipe has an inode: its writer and its reader are
+//! neighbours. Enlisted stages wait until their pipeline is complete, or a deadline has passed;
+//! then the whole group is planned.
 
 mod asking;
 mod closing;
@@ -11,7 +10,6 @@ mod staying;
 mod waits;
 mod writers;
 
-pub use closing::Edge;
 pub(crate) use procfs::children as children_of;
 pub(crate) use procfs::{Stat, is_below, pipe_inode, pipe_read_by, read_stat, waits_for_children};
 pub use writers::{Writers, Written};
@@ -31,6 +29,7 @@ use crate::{
     backstops::Backstops,
     enlisted::{Descriptor, Enlisted, Kind, Pid},
     executors::Executors,
+    model::Edge,
     session::Sessions,
     stage_link::StageLink,
 };
@@ -41,49 +40,48 @@ use procfs::{Orphans, Process, Scheduled, Snapshot, Wanted};
 use staying::Staying;
 use waits::{BETWEEN_LOOKS, QUIET, ROUND_TRIPS, Waits};
 
-/// Commands of a pipeline come one after the other: before one whose pipe has no other end yet is
-/// looked for among the processes, so long nobody must have come. A look takes half as long, and
-/// all tasks of the gateway wait for it, those of the other commands, too.
+/// Time without new enlistments after which processes are read to find the other end of a stage's
+/// pipe: commands of a pipeline enlist one after the other. Reading takes half as long and blocks
+/// all tasks of the gateway, including those of the other commands.
 const GATHER: Duration = Duration::from_micros(500);
-/// However many come.
+/// Upper bound, however many stages enlist.
 const GATHER_LONGEST: Duration = Duration::from_millis(2);
-/// How often the processes are looked at again while something is pending.
+/// Interval of looks at the processes while something is pending.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// The same for stages that have waited longer than [`LONG_WAIT`].
+/// Like `LOOK_AGAIN`, but for stages that have waited longer than [`LONG_WAIT`].
 const LOOK_AGAIN_LATER: Duration = Duration::from_millis(8);
 const LONG_WAIT: Duration = Duration::from_millis(100);
-/// So many looks at once must do, of which the last two agree on who is joined to whom.
+/// Maximum number of looks per round, of which the last two agree on the edges.
 const LOOKS: u32 = 3;
-/// Looks further apart than this say nothing of the time between them.
+/// Looks further apart reveal nothing about the time between them.
 const LOOKS_FAR_APART: Duration = Duration::from_millis(20);
-/// Stages that may be on their way to the assembler at once.
+/// Capacity of the queue of events to the assembler.
 const QUEUE: usize = 1024;
 
-/// A complete pipeline: stages that wait for a directive, in the order in which
-/// the shell started them.
+/// A complete pipeline: stages that wait for a directive, in the order in which the shell started
+/// them.
 pub struct Pipeline {
     /// The stages.
     pub stages: Vec<StageLink>,
-    /// What joins them.
+    /// Pipes between the stages.
     pub shape: Shape,
-    /// All of them run here ([`Enlisted::stays`]).
+    /// All of them run locally ([`Enlisted::stays`]).
     pub stays: bool,
 }
 
-/// What joins the stages of a pipeline, and what they share with others.
+/// Pipes between the stages of a pipeline, and descriptors that they share with other processes.
 #[derive(Debug, Clone)]
 pub struct Shape {
     /// Pipes, by index of the stages.
     pub edges: Vec<Edge>,
-    /// For each stage: regular files on its descriptors 1 and 2 that some other live process may
-    /// write too.
+    /// Per stage: regular files on its descriptors 1 and 2 that another live process may write too.
     pub shared_outputs: Vec<HashSet<PathBuf>>,
-    /// For each stage: descriptors whose pipe some other process may read too.
+    /// Per stage: descriptors whose pipe another process may read too.
     pub shared_inputs: Vec<HashSet<u32>>,
 }
 
 impl Shape {
-    /// Of so many stages that share nothing with others.
+    /// Shape of `count` stages that share nothing with other processes.
     #[must_use]
     pub fn unshared(count: usize, edges: Vec<Edge>) -> Self {
         let (outputs, inputs) = (0..count).map(|_| (HashSet::new(), HashSet::new())).unzip();
@@ -91,7 +89,7 @@ impl Shape {
     }
 }
 
-/// What the assembler is told.
+/// Event for the assembler.
 #[derive(Debug)]
 enum Event {
     Enlisted(Box<StageLink>, Option<Question>),
@@ -105,7 +103,7 @@ enum Event {
 pub struct Assembler {
     events: mpsc::Sender<Event>,
     asking: Asking,
-    /// Counts waits that have reached their last limit.
+    /// Counts waits that reached their backstop.
     pub backstops: Arc<Backstops>,
 }
 
@@ -125,49 +123,52 @@ impl Assembler {
         (Self { events, asking, backstops }, pipelines)
     }
 
-    /// Somebody has connected. As long as the question lives, whoever has a pipe together with the
-    /// process waits for it.
+    /// Registers a request from a process that has connected. While the request is open, stages
+    /// that share a pipe with the process wait for it.
     pub fn asks(&self, process: Option<Pid>) -> Option<Question> {
         process.map(|process| self.asking.begin(process))
     }
 
-    /// A stage waits for its directive. Its question ends when it is among those who wait.
+    /// Adds a stage that waits for its directive. Its request ends once it is among the waiting
+    /// stages.
     pub async fn enlisted(&self, stage: StageLink, question: Option<Question>) {
         let _ = self.events.send(Event::Enlisted(Box::new(stage), question)).await;
     }
 
-    /// A command runs here without having enlisted: who reads what it writes needs not look for it.
+    /// Notes that a command runs locally without having enlisted: readers of its output need not
+    /// look for it.
     pub async fn let_go(&self, command: Enlisted) {
         let _ = self.events.send(Event::LetGo(Box::new(command))).await;
     }
 
-    /// A stage stands in for a remote command from now on.
+    /// Notes that a stage stands in for a remote command from now on.
     pub async fn directed(&self, stage: Arc<Enlisted>) {
         let _ = self.events.send(Event::Directed(stage)).await;
     }
 
-    /// That is over.
+    /// Notes the end of a directed stage.
     pub async fn ended(&self, pid: Pid) {
         let _ = self.events.send(Event::Ended(pid)).await;
     }
 }
 
-/// A process that was asleep, in one call of one program, at every look since a moment.
+/// A process that was asleep, in one system call of one program, at every look so far.
 struct Sleep {
     since: Instant,
     seen: Instant,
-    /// For how long of that the gateway has looked often enough to have done its own part.
+    /// Part of that time in which the gateway looked often enough to have done its own part.
     watched: Duration,
     program: PathBuf,
     call: Option<(i64, u64)>,
     scheduled: Scheduled,
-    /// A stage was below it at one of these looks.
+    /// A stage was its descendant at one of these looks.
     asks_a_server: bool,
 }
 
 impl Sleep {
-    /// The same sleep as at the last look, if it is in the same call, and if it has not run since
-    /// or that was just now; then it may have run in between all the same, but not for long.
+    /// Continues the sleep of the last look if the call and program are the same, and the process
+    /// has not run since or the last look was recent. In the second case it may have run in
+    /// between, but not for long.
     fn going_on(before: Option<&Self>, process: &Process, now: Instant) -> Self {
         let Process { system_call: call, scheduled, executable, .. } = process;
         let is_same = |old: &&Self| {
@@ -193,7 +194,7 @@ impl Sleep {
 struct Waiting {
     stage: StageLink,
     waits: Waits,
-    /// It has a pipe that leads out of the session: seen twice.
+    /// A pipe of it leads out of the session, seen twice.
     leads_out: bool,
 }
 
@@ -205,7 +206,7 @@ impl Waiting {
 
 struct Assembly {
     sessions: Arc<Sessions>,
-    /// They know how far away servers are.
+    /// Source of the servers' round-trip times.
     executors: Executors,
     backstops: Arc<Backstops>,
     complete: mpsc::Sender<Pipeline>,
@@ -215,9 +216,9 @@ struct Assembly {
     asleep: HashMap<Pid, Sleep>,
     orphans: Orphans,
     staying: Staying,
-    /// Reading /proc.
+    /// Runs the reading of /proc.
     reading: Growing,
-    /// When that was done last.
+    /// Time of the last look.
     looked: Option<Instant>,
     moment: Option<Moment>,
 }
@@ -270,8 +271,8 @@ impl Assembly {
         }
     }
 
-    /// What has already come is taken together, and what comes while a pipeline's commands are
-    /// still on their way or the assembler rests: one look for all of it.
+    /// Takes queued events together, and those that arrive while a pipeline's commands are still
+    /// enlisting or the assembler rests: one look serves all.
     async fn take_more(&mut self, incoming: &mut mpsc::Receiver<Event>) {
         while let Ok(event) = incoming.try_recv() {
             self.take(event);
@@ -292,8 +293,8 @@ impl Assembly {
         }
     }
 
-    /// For how long nobody must come any more before the processes are looked at: not at all where
-    /// each pipe of those that have just come has both ends here.
+    /// Time without new enlistments still to pass before processes are read. `None` if each pipe of
+    /// the recent stages has both ends among the waiting stages.
     fn gathers(&self) -> Option<Duration> {
         let left = |waiting: &Waiting| {
             GATHER.checked_sub(waiting.waits.since.elapsed()).filter(|left| !left.is_zero())
@@ -319,16 +320,16 @@ impl Assembly {
             .max()
     }
 
-    /// Whoever has waited for long waits for a slow mount or a long `$(...)`: looking less often
-    /// costs it little.
+    /// Time until the next look. A stage that has waited long waits for a slow mount or a long
+    /// `$(...)`: fewer looks cost it little.
     fn pause(&self) -> Duration {
         let long = self.waiting.iter().all(|w| w.waits.since.elapsed() > LONG_WAIT);
         let pause = if long { LOOK_AGAIN_LATER } else { LOOK_AGAIN };
         pause.max(self.rest().unwrap_or_default())
     }
 
-    /// What is left of the rest after a long look, which is as long as that took: no more than half
-    /// of a processor's time is spent on hundreds of processes, whatever they do.
+    /// Remaining rest after a long look, which lasts as long as the look did: at most half of a
+    /// processor's time goes to looking, however many processes there are.
     fn rest(&self) -> Option<Duration> {
         let took = self.reading.took();
         let left = self.looked.and_then(|looked| took.checked_sub(looked.elapsed()));
@@ -347,7 +348,7 @@ impl Assembly {
         }
     }
 
-    /// Lets go of every pipeline that is complete now.
+    /// Releases every pipeline that is complete.
     async fn look(&mut self) {
         self.waiting.retain(|w| !w.stage.is_gone());
         self.release_staying().await;
@@ -355,9 +356,9 @@ impl Assembly {
             return;
         }
         let (mut snapshot, mut closing) = self.look_around();
-        // Lists of children and of descriptors are read while processes move and end, so that one
-        // may be missed. Nobody waits for whom nobody has seen, and whom nobody has seen shares no
-        // pipe: that is believed when it was seen twice.
+        // Lists of children and descriptors are read while processes fork and end, so one may be
+        // missed. A missed process causes no wait and appears to share no pipe: trust such a
+        // finding only if seen twice.
         if !closing.edges.is_empty()
             || closing.leading_out.iter().any(|&stage| !self.waiting[stage].leads_out)
         {
@@ -391,7 +392,7 @@ impl Assembly {
         (snapshot, closing)
     }
 
-    /// What runs here anyway need not be looked at any closer.
+    /// Releases stages that run locally anyway, without reading processes.
     async fn release_staying(&mut self) {
         let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
         let (groups, edges) =
@@ -421,7 +422,7 @@ impl Assembly {
             wanted.pipes.extend(ends.map(|d| d.identity.1));
             wanted.files.extend(output_files(stage));
         }
-        // A stage that stands in for a remote command moves bytes, and starts nobody.
+        // A stage that stands in for a remote command only relays bytes, and starts no process.
         let has_any = |stage: &Enlisted| {
             let has = |d: &Descriptor| {
                 wanted.pipes.contains(&d.identity.1) || wanted.files.contains(&d.path)
@@ -451,7 +452,8 @@ impl Assembly {
         self.asleep = sleepers.map(|p| (p.pid, sleep(p))).collect();
     }
 
-    /// Those that have not enlisted yet, wait, are being planned, or stand in for a remote command.
+    /// Processes of stages: not yet enlisted, waiting, in planning, or standing in for a remote
+    /// command.
     fn stages_in(&self, snapshot: &Snapshot) -> Vec<Pid> {
         let programs = self.sessions.stage_programs();
         let is_waiting = |pid: Pid| self.waiting.iter().any(|w| w.stage.enlisted.pid == pid);
@@ -491,12 +493,12 @@ impl Assembly {
         )
     }
 
-    /// Who writes to a pipe has said so without having enlisted.
+    /// Returns true if the pipe's writer has noted, without enlisting, that it runs locally.
     fn is_fed_here(&self, stage: &Enlisted, pipe: u64) -> bool {
         self.sessions.is_fed_here(&stage.session, pipe)
     }
 
-    /// Groups in which nobody waits for anything any more, or not with patience.
+    /// Groups in which no stage waits for an event, or none within its limit.
     fn ready_groups(&self, closing: &Closing) -> Vec<Vec<usize>> {
         let mut groups = closing::groups(self.waiting.len(), &closing.edges);
         groups.retain(|group| !group.iter().any(|&i| self.waiting[i].waits.go_on()));
@@ -514,7 +516,11 @@ impl Assembly {
             let edges = closing::edges_of(group, &closing.edges);
             for waiting in group.iter().filter_map(|&i| waiting[i].as_ref()) {
                 self.backstops.waited(waiting.waits.total());
-                tracing::debug!(command = waiting.stage.enlisted.name, waits = ?waiting.waits, "goes on");
+                tracing::debug!(
+                    command = waiting.stage.enlisted.name,
+                    waits = ?waiting.waits,
+                    "goes on"
+                );
                 if let Some(backstop) = waiting.waits.backstop() {
                     self.backstops.reached(backstop, &waiting.stage.enlisted);
                 }
@@ -540,8 +546,8 @@ impl Assembly {
     }
 }
 
-/// Another process may have moved a shared offset since the stage enlisted. Who has
-/// ended before the snapshot moves it no more; who has not counts as a sharer.
+/// Another process may have moved a shared offset since the stage enlisted. A process that ended
+/// before the snapshot moves it no more; any other counts as a sharer.
 fn refresh_offsets(stage: &mut StageLink) {
     let pid = stage.enlisted.pid;
     let files = stage.enlisted.descriptors.iter().enumerate().filter(|(_, d)| d.kind == Kind::File);
@@ -561,8 +567,8 @@ fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
     files.filter(|d| d.kind == Kind::File && d.on_mount).map(|d| d.path.clone())
 }
 
-/// Output files that another live process has open: it may write through the
-/// same offset. A shell that waits for its only child, our stage, will not.
+/// Output files that another live process has open: it may write through the same offset. A shell
+/// that waits for its only child, our stage, will not.
 fn shared_outputs(
     stage: &Enlisted,
     members: &HashSet<Pid>,
@@ -598,7 +604,7 @@ fn waits_only_for(shell: &Process, pid: Pid, members: &HashSet<Pid>, snapshot: &
             .all(|c| c.pid == pid || members.contains(&c.pid) || snapshot.is_ancestor(c.pid, pid))
 }
 
-/// Pipes that a stage reads and that somebody else might read too.
+/// Pipes that a stage reads and another process might read too.
 fn shared_inputs(stage: &Enlisted, snapshot: &Snapshot) -> HashSet<u32> {
     let ends = closing::used_ends(stage).filter(|d| d.reads());
     let shared = ends.filter(|end| {

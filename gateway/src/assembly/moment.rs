@@ -1,4 +1,4 @@
-//! Times that are shorter than the runtime's timers, which count in milliseconds.
+//! Waits shorter than the resolution of Tokio's timers, one millisecond.
 
 use std::{io, time::Duration};
 
@@ -8,12 +8,12 @@ use rustix::time::{
 };
 use tokio::net::unix::pipe::Receiver;
 
-/// A timer of the kernel's (timerfd_create(2)). The runtime reads it as it reads pipes: that is
-/// where it takes any descriptor without `unsafe`, and says so.
+/// A kernel timer (timerfd_create(2)), wrapped as a pipe receiver: Tokio's documented way to poll
+/// any descriptor without `unsafe`.
 pub struct Moment(Receiver);
 
 impl Moment {
-    /// To be made within the runtime.
+    /// Must be called within the runtime.
     ///
     /// # Errors
     /// No descriptors left.
@@ -25,9 +25,9 @@ impl Moment {
         Ok(Self(Receiver::from_owned_fd_unchecked(timer)?))
     }
 
-    /// Waits for so long; not at all where that can't be.
+    /// Waits for `duration`, or not at all if the timer can't be set.
     pub async fn pass(&self, duration: Duration) {
-        // A timer of zero never ends.
+        // Setting a timer to zero disarms it.
         let it_value = Timespec::try_from(duration.max(Duration::from_nanos(1)));
         let Ok(it_value) = it_value else { return };
         let once = Itimerspec { it_interval: Timespec::default(), it_value };
@@ -35,7 +35,7 @@ impl Moment {
             return;
         }
         while self.0.readable().await.is_ok() {
-            // What was ready may have been the end of a time that nobody waited for any more.
+            // The expiry may belong to an earlier wait that was dropped.
             match self.0.try_read(&mut [0; 8]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 _ => return,

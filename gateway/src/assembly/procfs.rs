@@ -1,6 +1,5 @@
-//! A look at the live processes of the sessions: who holds which end of which
-//! pipe, and who is still about to do something. Reads /proc only (proc(5)), as
-//! the user that owns the processes.
+//! Snapshot of the sessions' live processes: pipe holders, and processes that may still act. Reads
+//! only /proc (proc(5)), as the user that owns the processes.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,61 +17,60 @@ use crate::enlisted::{Descriptor, Enlisted, Pid};
 #[derive(Debug, Default)]
 pub struct Snapshot {
     processes: HashMap<Pid, Process>,
-    /// The sessions' shells.
+    /// Shells of the sessions.
     roots: HashSet<Pid>,
-    /// Processes that started a session with something that was asked for, and their other
-    /// descendants.
+    /// Processes that started a session with wanted descriptors, and their other descendants.
     outside: Vec<Process>,
-    /// Processes of other users don't show in /proc (its mount option `hidepid`).
+    /// Other users' processes are hidden in /proc (mount option `hidepid`).
     hides_others: bool,
-    /// When pipes were made, in clock ticks after boot, where it matters and can be told.
+    /// Creation times of pipes, in clock ticks after boot, where needed and known.
     made: HashMap<u64, u64>,
 }
 
 /// One process.
 #[derive(Debug, Clone)]
 pub struct Process {
-    /// Its id.
+    /// Process ID.
     pub pid: Pid,
-    /// Its parent's id.
+    /// Parent's process ID.
     pub parent: Pid,
-    /// The letter of proc_pid_stat(5): R, S, D, Z, T, ... Of its first thread, or where that has
-    /// ended, of another one.
+    /// State letter of proc_pid_stat(5): R, S, D, Z, T, ... It is the first thread's, or another
+    /// one's if that has ended.
     pub state: char,
-    /// The program it runs.
+    /// Path of its executable.
     pub executable: PathBuf,
-    /// Its session, as setsid(2) has it.
+    /// Session ID (setsid(2)).
     pub session: Pid,
-    /// When it was forked, in clock ticks after boot. Of one that can't be seen, as late as can be.
+    /// Time of its fork, in clock ticks after boot. `u64::MAX` if unreadable.
     pub started: u64,
-    /// This user may not read its descriptors: a set-user-id program, say. It may hold anything
-    /// that it can have inherited.
+    /// Its descriptors are unreadable for this user, as with a set-user-id program. It may hold
+    /// anything that it can have inherited.
     pub is_opaque: bool,
-    /// It is in the middle of its exit(2): it has no program any more.
+    /// In the middle of its exit(2): it has no executable any more.
     pub ending: bool,
-    /// The pipe ends it holds, of those that were asked for.
+    /// Pipe ends that it holds, of the wanted ones.
     pub pipe_ends: Vec<PipeEnd>,
-    /// The regular files it has open, of those that were asked for.
+    /// Regular files that it has open, of the wanted ones.
     pub files: Vec<PathBuf>,
-    /// The system call it sleeps in, with its first argument, where the kernel tells.
+    /// System call that it sleeps in, with its first argument, if the kernel shows it.
     pub system_call: Option<(i64, u64)>,
     /// That call is a read(2) from some pipe.
     pub sleeps_in_pipe: bool,
-    /// That call is an open(2) of a FIFO whose other end nobody has open.
+    /// That call is an open(2) of a FIFO whose other end is not open.
     pub waits_for_partner: bool,
-    /// Changes whenever it gets a processor, and while it has one with every tick of the kernel.
+    /// Changes whenever it gets a processor, and with every kernel tick while it has one.
     pub scheduled: Scheduled,
 }
 
-/// /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst), to be compared with itself only.
+/// /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst). Compare it for equality only.
 pub type Scheduled = String;
 
 /// One end of one pipe in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PipeEnd {
-    /// The pipe.
+    /// Inode of the pipe.
     pub inode: u64,
-    /// The process's number for it.
+    /// Descriptor in the process.
     pub fd: u32,
     /// Can read from it.
     pub reads: bool,
@@ -80,33 +78,33 @@ pub struct PipeEnd {
     pub writes: bool,
 }
 
-/// What to look for.
+/// Pipes and files to look for.
 #[derive(Debug, Default)]
 pub struct Wanted {
     /// Pipes, by inode.
     pub pipes: HashSet<u64>,
     /// Files, by path.
     pub files: HashSet<PathBuf>,
-    /// Processes that have nothing of this, nor children, as long as they run one of
-    /// `stage_programs`: no more is read of them.
+    /// Processes that hold nothing wanted and have no children, as long as they run one of
+    /// `stage_programs`: only their executable is read.
     pub without: HashSet<Pid>,
-    /// Files that shims lead to.
+    /// Targets of the shims.
     pub stage_programs: HashSet<PathBuf>,
-    /// Stages that wait and have no children: each has what it enlisted with. Nothing is read of
-    /// them.
+    /// Waiting stages without children: their descriptors are those that they enlisted with.
+    /// Nothing of them is read.
     pub waiting: HashMap<Pid, Arc<Enlisted>>,
 }
 
 impl Snapshot {
-    /// Reads the processes below `roots`, and orphans: processes that were cut off
-    /// from those trees (their parent ended) but may hold what they inherited.
+    /// Reads the processes below `roots`, and orphans: processes that left those trees (their
+    /// parent ended) but may hold inherited descriptors.
     #[must_use]
     pub fn take(roots: &[Pid], wanted: &Wanted, orphans: &mut Orphans) -> Self {
         let hides_others = hides_others();
         let mut snapshot =
             Self { roots: roots.iter().copied().collect(), hides_others, ..Self::default() };
         snapshot.read_below(roots, wanted);
-        // Who loses its parent while the trees are walked is found behind them.
+        // A process that loses its parent during the walk is found among the orphans.
         let cut_off = orphans.find(roots, |pid| snapshot.processes.contains_key(&pid));
         snapshot.read_below(&cut_off, wanted);
         if snapshot.opaque().next().is_some() {
@@ -116,8 +114,8 @@ impl Snapshot {
         snapshot
     }
 
-    /// What a session has been given, somebody else has too: a pipe that a loop or a group of
-    /// commands reads, in which posh is one command, or the file that all of them write to.
+    /// Reads processes outside the session that share its descriptors: a pipe that a loop or
+    /// command group reads, in which posh is one command, or the file that all of them write.
     fn read_outside(&mut self, wanted: &Wanted) {
         let was_given =
             |root: &&Process| root.pipe_ends.iter().any(|end| end.reads) || !root.files.is_empty();
@@ -144,7 +142,8 @@ impl Snapshot {
         }
     }
 
-    /// Whether somebody who is no part of a session may read from a pipe that it was given.
+    /// Returns true if a process outside the session may read from a pipe that the session
+    /// inherited.
     #[must_use]
     pub fn is_read_outside(&self, pipe: u64) -> bool {
         let given =
@@ -156,8 +155,8 @@ impl Snapshot {
             && self.outside.iter().any(|p| !p.is_dead() && reads(p))
     }
 
-    /// Whether somebody who is no part of a session may write to a file that it was given: not who
-    /// waits for it.
+    /// Returns true if a process outside the session may write to a file that the session
+    /// inherited, except one that waits for the session.
     #[must_use]
     pub fn is_written_outside(&self, file: &Path) -> bool {
         let starts_sessions = |p: &Process| {
@@ -174,10 +173,9 @@ impl Snapshot {
         self.processes().filter(|process| process.is_opaque && !process.is_dead())
     }
 
-    /// Whether a process whose descriptors can't be read may hold an end of the pipe: it has made
-    /// it, or it has inherited it. Whoever has the pipe of its maker is the maker's descendant,
-    /// which is below the same topmost root, or was cut off from there; and what was cut off itself
-    /// and was forked before the pipe was made has inherited none.
+    /// Returns true if an opaque process may hold an end of the pipe, having made or inherited it.
+    /// A holder descends from the pipe's maker: it is below the same topmost root, or an orphan of
+    /// it. An orphan that was forked before the pipe was made has not inherited it.
     #[must_use]
     pub fn may_be_held_unseen(&self, pipe: u64) -> bool {
         if self.hides_others {
@@ -195,9 +193,9 @@ impl Snapshot {
         })
     }
 
-    /// Whether a process whose descriptors can't be read may have what a stage writes to, through
-    /// the same offset: what its shell has opened, or whoever has started that in this session.
-    /// Daemons have a session of their own and none of the descriptors that they were started with.
+    /// Returns true if an opaque process may share a stage's output offset: through its shell's
+    /// open files, or through the process that started the shell in this session. Daemons have
+    /// their own session and none of their starter's descriptors.
     #[must_use]
     pub fn may_share_files_unseen(&self, stage: Pid, session: Option<Pid>) -> bool {
         let is_of_session = |p: &Process| session.is_none_or(|session| p.session == session);
@@ -210,20 +208,20 @@ impl Snapshot {
         self.hides_others || self.opaque().any(may_share)
     }
 
-    /// Whether the one may be a descendant of the other, as far as can be seen: who has lost its
-    /// parent is the child of another process above that one, or of init.
+    /// Returns true if `ancestor` may be an ancestor of `pid`, as far as visible: an orphan's
+    /// parent becomes a subreaper or init.
     fn may_be_kin(&self, ancestor: Pid, pid: Pid) -> bool {
         self.topmost_root(pid).is_none()
             || self.is_below_the_same(ancestor, pid)
             || self.is_ancestor(ancestor, pid)
     }
 
-    /// Both are below one of the roots.
+    /// Returns true if both are below the same root.
     fn is_below_the_same(&self, one: Pid, other: Pid) -> bool {
         self.topmost_root(one).is_some_and(|root| self.topmost_root(other) == Some(root))
     }
 
-    /// The last of the roots on the way up from a process; none for one that was cut off.
+    /// Topmost root above a process; `None` for an orphan.
     fn topmost_root(&self, pid: Pid) -> Option<Pid> {
         std::iter::successors(self.get(pid), |p| self.get(p.parent))
             .map(|p| p.pid)
@@ -231,8 +229,8 @@ impl Snapshot {
             .last()
     }
 
-    /// A pipe that nothing was written to and nothing read from has the time of its making in all
-    /// of its times (inode(7)). Of others nothing is known.
+    /// Reads creation times of pipes. An unused pipe has its creation time in all its timestamps
+    /// (inode(7)); nothing is known of a used one.
     fn read_times_of_pipes(&mut self) {
         let ends =
             self.processes.values().flat_map(|p| p.pipe_ends.iter().map(|end| (p.pid, *end)));
@@ -260,7 +258,7 @@ impl Snapshot {
                 self.processes.insert(pid, process);
                 continue;
             }
-            // Its state before its children: one that was seen waiting has had all of them.
+            // Read the state before the children: a process seen waiting has forked all of them.
             let process = read_process(pid, wanted);
             if process.is_some() {
                 queue.extend(children(pid).into_iter().map(|child| (child, Some(pid))));
@@ -269,7 +267,7 @@ impl Snapshot {
         }
     }
 
-    /// Adds what was read of a process. If nothing was, it has ended, or can't be seen.
+    /// Adds a process. If nothing was read, it has ended or is invisible.
     fn add(&mut self, pid: Pid, read: Option<Process>, parent: Option<Pid>) {
         let unseen = || is_alive(pid).then(|| Process::unseen(pid, parent.unwrap_or_default()));
         self.processes.extend(read.or_else(unseen).map(|process| (pid, process)));
@@ -281,18 +279,18 @@ impl Snapshot {
         Self { processes: processes.map(|p| (p.pid, p)).collect(), ..Self::default() }
     }
 
-    /// All of them.
+    /// All processes of the snapshot.
     pub fn processes(&self) -> impl Iterator<Item = &Process> {
         self.processes.values()
     }
 
-    /// One of them.
+    /// Process by its ID.
     #[must_use]
     pub fn get(&self, pid: Pid) -> Option<&Process> {
         self.processes.get(&pid)
     }
 
-    /// Whether `ancestor` is above `pid` in the tree.
+    /// Returns true if `ancestor` is above `pid` in the tree.
     #[must_use]
     pub fn is_ancestor(&self, ancestor: Pid, pid: Pid) -> bool {
         std::iter::successors(self.get(pid), |p| self.get(p.parent))
@@ -302,7 +300,7 @@ impl Snapshot {
 }
 
 impl Wanted {
-    /// What is known of one that waits, or of one of those without.
+    /// Process built without reading /proc/PID/fd: a waiting stage, or one of `without`.
     fn at_once(&self, pid: Pid, parent: Pid) -> Option<Process> {
         if let Some(stage) = self.waiting.get(&pid) {
             let files =
@@ -319,7 +317,7 @@ impl Wanted {
             .then(|| Process { executable, ..Process::asleep(pid, parent) })
     }
 
-    /// Not of pipes with a name, whose other users are nobody's children.
+    /// Excludes FIFOs, whose other users need not be descendants.
     fn ends_of<'s>(&'s self, stage: &'s Enlisted) -> impl Iterator<Item = PipeEnd> + 's {
         let wanted =
             |d: &&Descriptor| pipe_inode(&d.path).is_some_and(|inode| self.pipes.contains(&inode));
@@ -334,7 +332,7 @@ impl Wanted {
 }
 
 impl Process {
-    /// One that sleeps and of which no more is known.
+    /// A sleeping process of which nothing else is known.
     fn asleep(pid: Pid, parent: Pid) -> Self {
         Self {
             pid,
@@ -354,24 +352,24 @@ impl Process {
         }
     }
 
-    /// One that is there and of which nothing else can be read.
+    /// A process that exists but can't be read.
     fn unseen(pid: Pid, parent: Pid) -> Self {
         Self { started: u64::MAX, is_opaque: true, ..Self::asleep(pid, parent) }
     }
 
-    /// It runs, or is about to: what it holds now may change at once.
+    /// Runs, or is about to: its descriptors may change at once.
     #[must_use]
     pub fn is_running(&self) -> bool {
         matches!(self.state, 'R' | 'D')
     }
 
-    /// It is dead but not reaped, and holds nothing.
+    /// Dead but not reaped; holds nothing.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
 
-    /// It waits for its children to end, so it will not fork, read or write before.
+    /// Waits for its children, so it will not fork, read or write before one ends.
     #[must_use]
     pub fn waits_for_children(&self) -> bool {
         use nix::libc::{SYS_rt_sigsuspend, SYS_wait4, SYS_waitid};
@@ -381,21 +379,20 @@ impl Process {
                 .is_some_and(|(n, _)| [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&n))
     }
 
-    /// It sleeps in a call on the file system: a shell that expands words does, on a slow mount for
-    /// long.
+    /// Sleeps in a file system call: a shell that expands words does, for long on a slow mount.
     #[must_use]
     pub fn walks_files(&self) -> bool {
         self.state == 'D'
             || self.system_call.is_some_and(|(number, _)| FILE_CALLS.contains(&number))
     }
 
-    /// It sleeps in a read(2) from this pipe.
+    /// Sleeps in a read(2) from this pipe.
     #[must_use]
     pub fn reads_from(&self, pipe: u64) -> bool {
         self.pipe_it_reads() == Some(pipe)
     }
 
-    /// The pipe, of those that were asked for, from which it sleeps in a read(2).
+    /// Pipe, among the wanted ones, that it sleeps in a read(2) from.
     #[must_use]
     pub fn pipe_it_reads(&self) -> Option<u64> {
         let (number, fd) = self.system_call?;
@@ -404,7 +401,7 @@ impl Process {
         self.pipe_ends.iter().find(is_read).map(|end| end.inode)
     }
 
-    /// A signal or a debugger has stopped it: it does nothing that could be waited for.
+    /// Stopped by a signal or a debugger: nothing will happen that could be waited for.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         matches!(self.state, 'T' | 't')
@@ -412,12 +409,12 @@ impl Process {
 }
 
 impl Process {
-    /// Adds what it holds to what was found before.
+    /// Adds its descriptors to those found before.
     fn read_descriptors(&mut self, wanted: &Wanted, threads: u32) {
         for table in descriptor_tables(self.pid, threads) {
             match fs::read_dir(table.join("fd")) {
                 Ok(directory) => self.add_descriptors(directory, wanted),
-                // Of a thread that has ended nobody may read any, and there are none.
+                // An ended thread's directory is unreadable for everybody, and empty.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     self.is_opaque |= read_stat_of(&table).is_some_and(|stat| !stat.has_ended());
                 }
@@ -439,7 +436,7 @@ impl Process {
     }
 }
 
-/// Calls by which a path is looked up or a directory listed.
+/// System calls that look up a path or list a directory.
 const FILE_CALLS: [i64; 9] = [
     nix::libc::SYS_openat,
     nix::libc::SYS_openat2,
@@ -452,25 +449,25 @@ const FILE_CALLS: [i64; 9] = [
     nix::libc::SYS_chdir,
 ];
 
-/// The number in `pipe:[12345]`.
+/// Inode number in `pipe:[12345]`.
 #[must_use]
 pub fn pipe_inode(link: &Path) -> Option<u64> {
     link.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Whether a process is one of `roots`, or one of them is above it.
+/// Returns true if a process is one of `roots` or a descendant of one.
 #[must_use]
 pub fn is_below(pid: Pid, roots: &[Pid]) -> bool {
     !roots.is_empty() && ancestors(pid).any(|pid| roots.contains(&pid))
 }
 
-/// A process and those above it, up to init.
+/// A process and its ancestors, up to init.
 fn ancestors(pid: Pid) -> impl Iterator<Item = Pid> {
     std::iter::successors(Some(pid), |pid| parent_of(*pid))
 }
 
-/// The processes below `roots`, and those that were cut off from these trees; their states are not
-/// asked for, nor of the `childless` what they have started.
+/// Processes below `roots`, and orphans of these trees. Reads neither their states nor the children
+/// of `childless` ones.
 pub fn processes_below(
     roots: &[Pid],
     childless: &HashSet<Pid>,
@@ -494,7 +491,7 @@ pub fn processes_below(
 fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     let stat = read_stat(pid)?;
     let first_has_ended = stat.has_ended() && stat.threads > 1;
-    // The gateway's own, of which there are many, share their descriptors.
+    // The gateway's own threads are many and share their descriptors.
     let threads = if pid == std::process::id() { 1 } else { stat.threads };
     let Stat { parent, mut state, session, started, .. } = stat;
     let mut executable = fs::read_link(format!("/proc/{pid}/exe"));
@@ -507,8 +504,8 @@ fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
     let mut process =
         Process { state, session, started, ending, executable, ..Process::asleep(pid, parent) };
     process.read_descriptors(wanted, threads);
-    // A shell's child that moves a pipe from a high number to a low one while they are read in
-    // order has it nowhere. What ran has moved it by now, so that a second reading finds it.
+    // A shell's child that moves a pipe from a high descriptor to a low one during the in-order
+    // reading appears to have it nowhere. A second reading finds it, as the move is done by then.
     if process.is_running() || read_stat(pid).is_some_and(|stat| stat.state == 'R') {
         process.read_descriptors(wanted, threads);
     }
@@ -528,60 +525,59 @@ fn is_pipe(pid: Pid, fd: u64) -> bool {
     fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|link| pipe_inode(&link).is_some())
 }
 
-/// The permissions of a link in /proc/PID/fd tell the access mode (proc_pid_fd(5)).
+/// The permissions of a link in /proc/PID/fd are the access mode (proc_pid_fd(5)).
 fn read_end(link: &Path, inode: u64) -> Option<PipeEnd> {
     let mode = fs::symlink_metadata(link).ok()?.permissions().mode();
     let fd = link.file_name()?.to_str()?.parse().ok()?;
     Some(PipeEnd { inode, fd, reads: mode & 0o400 != 0, writes: mode & 0o200 != 0 })
 }
 
-/// What is used of proc_pid_stat(5).
-/// What proc_pid_stat(5) says of a process.
+/// Fields of proc_pid_stat(5).
 #[derive(Debug)]
 pub struct Stat {
-    /// Who made it, or has taken it over since.
+    /// Parent: the process that forked it, or its current reaper.
     pub parent: Pid,
     state: char,
-    /// Its process group.
+    /// Process group ID.
     pub group: i64,
     session: Pid,
-    /// The process group in the foreground of its terminal; -1 where it has none.
+    /// Foreground process group of its terminal; -1 without one.
     pub foreground: i64,
-    /// Page faults of the children that it has waited for: a process that runs has some.
+    /// Page faults of children that it has waited for: every child causes some.
     pub faults_of_children: u64,
     threads: u32,
-    /// Clock ticks after boot.
+    /// Start time, in clock ticks after boot.
     pub started: u64,
 }
 
 impl Stat {
-    /// A signal or a debugger has stopped it.
+    /// Stopped by a signal or a debugger.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         matches!(self.state, 'T' | 't')
     }
 
-    /// The thread has; if it is a process's first one, others of it may go on.
+    /// The thread has ended. If it is a process's first one, others may go on.
     fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// What there is to know of a process, without its descriptors.
+/// Reads a process's stat line.
 #[must_use]
 pub fn read_stat(pid: Pid) -> Option<Stat> {
     read_stat_of(&Path::new("/proc").join(pid.to_string()))
 }
 
-/// Of a process, or of a thread, by its directory.
+/// Reads the stat line of a process or thread, by its directory.
 fn read_stat_of(directory: &Path) -> Option<Stat> {
-    // Numbers of at most 20 digits, 52 of them, and the name. By fs::read it takes twice as long:
-    // that does not know how much there is.
+    // At most 52 numbers of 20 digits, and the name. fs::read takes twice as long, as the file's
+    // size is unknown.
     let mut buffer = [0; 1200];
     let count =
         fs::File::open(directory.join("stat")).and_then(|mut file| file.read(&mut buffer)).ok()?;
     let text = String::from_utf8_lossy(&buffer[..count]);
-    // The name is in parentheses and may contain anything, also ") ".
+    // The name is in parentheses and may contain anything, even ") ".
     let rest = &text[text.rfind(')')? + 1..];
     let mut words = rest.split_ascii_whitespace();
     let state = words.next()?.chars().next()?;
@@ -596,12 +592,12 @@ fn read_stat_of(directory: &Path) -> Option<Stat> {
     Some(Stat { parent, state, group, session, foreground, faults_of_children, threads, started })
 }
 
-/// Whether other users' processes don't show (`hidepid`, proc(5)). Init's do where anybody's does.
+/// Returns true if `hidepid` (proc(5)) hides other users' processes: it hides init, too.
 fn hides_others() -> bool {
     read_stat(1).is_none()
 }
 
-/// Whether there is such a process, though its state can't be read.
+/// Returns true if the process exists, even if its state can't be read.
 fn is_alive(pid: Pid) -> bool {
     let number = i32::try_from(pid).map(nix::unistd::Pid::from_raw);
     number.is_ok_and(|pid| {
@@ -609,7 +605,7 @@ fn is_alive(pid: Pid) -> bool {
     })
 }
 
-/// The directories of a process's threads.
+/// Directories of a process's threads.
 fn threads(pid: Pid) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(format!("/proc/{pid}/task"))
         .into_iter()
@@ -618,30 +614,30 @@ fn threads(pid: Pid) -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path())
 }
 
-/// A thread of a process whose first one has ended.
+/// A living thread of a process whose first thread has ended.
 fn living_thread(pid: Pid) -> Option<(PathBuf, Stat)> {
     threads(pid)
         .filter_map(|thread| read_stat_of(&thread).map(|stat| (thread, stat)))
         .find(|(_, stat)| !stat.has_ended())
 }
 
-/// Directories whose `fd` may differ: a process's, and if it has several threads, each one's, since
-/// a thread may have descriptors of its own (CLONE_FILES of unshare(2)).
+/// Directories with distinct `fd` tables: the process's, or each thread's if there are several, as
+/// a thread may have its own descriptors (CLONE_FILES of unshare(2)).
 fn descriptor_tables(pid: Pid, count: u32) -> Vec<PathBuf> {
     let of_threads = if count > 1 { threads(pid).collect() } else { Vec::new() };
     if of_threads.is_empty() { vec![Path::new("/proc").join(pid.to_string())] } else { of_threads }
 }
 
-/// Who made a process, or has taken it over since; `None` above init, and once the process is gone.
+/// Parent or current reaper of a process; `None` for init and for an ended process.
 fn parent_of(pid: Pid) -> Option<Pid> {
     read_stat(pid).map(|stat| stat.parent).filter(|parent| *parent > 0)
 }
 
-/// The last tick that had surely begun at that time of the clock, which counts from 1970.
+/// Last tick that had certainly begun at `time`, which counts from 1970.
 fn ticks_after_boot(time: Duration) -> Option<u64> {
     use nix::time::{ClockId, clock_gettime};
-    /// An inode's time is that of the last timer interrupt, and the clock may be slewed meanwhile
-    /// (adjtimex(2)).
+    /// Inode timestamps have the resolution of the timer interrupt, and the clock may be slewed
+    /// meanwhile (adjtimex(2)).
     const MARGIN: Duration = Duration::from_millis(50);
     const TICK_MS: u128 = 10;
     let now = Duration::from(clock_gettime(ClockId::CLOCK_REALTIME).ok()?);
@@ -661,27 +657,27 @@ fn read_system_call(pid: Pid) -> Option<(i64, u64)> {
     Some((number, first))
 }
 
-/// Whether a process sleeps until a child of its ends or a signal comes: in wait4(2), waitid(2) or
+/// Returns true if a process sleeps until a child ends or a signal comes: in wait4(2), waitid(2) or
 /// sigsuspend(2).
 #[must_use]
 pub fn waits_for_children(pid: Pid) -> bool {
     use nix::libc::{SYS_rt_sigsuspend, SYS_wait4, SYS_waitid};
     match read_system_call(pid) {
         Some((number, _)) => [SYS_wait4, SYS_waitid, SYS_rt_sigsuspend].contains(&number),
-        // Where only a tracer may look at the call (Yama), the kernel names the function that it
-        // sleeps in.
+        // If only a tracer may read the call (Yama), the kernel still names the function that the
+        // process sleeps in.
         None => {
             wait_channel(pid).is_some_and(|name| name == "do_wait" || name.ends_with("sigsuspend"))
         }
     }
 }
 
-/// The kernel's function in which a process sleeps (/proc/PID/wchan).
+/// Kernel function in which a process sleeps (/proc/PID/wchan).
 fn wait_channel(pid: Pid) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/wchan")).ok()
 }
 
-/// The pipe from which a process sleeps in a read(2), where that may be looked at.
+/// Pipe that a process sleeps in a read(2) from, if that is readable.
 #[must_use]
 pub fn pipe_read_by(pid: Pid) -> Option<u64> {
     match read_system_call(pid)? {
@@ -692,7 +688,7 @@ pub fn pipe_read_by(pid: Pid) -> Option<u64> {
     }
 }
 
-/// The children of all its threads.
+/// Children of all its threads.
 pub fn children(pid: Pid) -> Vec<Pid> {
     let lists = threads(pid).filter_map(|thread| fs::read_to_string(thread.join("children")).ok());
     lists
@@ -700,26 +696,25 @@ pub fn children(pid: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// Finds processes that left their session's tree, without reading all of /proc
-/// each time: what is older than every session can't have inherited from one.
+/// Finds processes that left their session's tree, without reading all of /proc each time: a
+/// process older than every session can't have inherited from one.
 #[derive(Debug, Default)]
 pub struct Orphans {
-    /// Processes known to be older than the sessions, by id.
+    /// IDs of processes older than the sessions.
     old: HashSet<Pid>,
-    /// The start of the oldest root, when `old` was made.
+    /// Start time of the oldest root when `old` was filled.
     oldest_start: u64,
-    /// And when that was.
+    /// Time of the last search.
     looked_at: Option<Instant>,
 }
 
-/// So long nobody is taken for another one who had the number before: there are 32,768 at least.
+/// Minimum time before process IDs are reused: there are at least 32,768.
 const NUMBERS_HOLD: Duration = Duration::from_secs(5);
 
 impl Orphans {
-    /// Processes younger than the oldest root that init, or a subreaper, took over. A subreaper
-    /// takes over what its own descendants leave (PR_SET_CHILD_SUBREAPER(2const)), so one that has
-    /// a session's processes is above that session's root. Those that are `known` are not looked
-    /// at.
+    /// Processes younger than the oldest root that init or a subreaper adopted. A subreaper adopts
+    /// only its own descendants' orphans (PR_SET_CHILD_SUBREAPER(2const)), so one with a session's
+    /// processes is an ancestor of that session's root. Skips `known` ones.
     fn find(&mut self, roots: &[Pid], known: impl Fn(Pid) -> bool) -> Vec<Pid> {
         let Some(oldest) = roots.iter().filter_map(|&r| Some(read_stat(r)?.started)).min() else {
             return Vec::new();
@@ -729,7 +724,7 @@ impl Orphans {
             self.old.clear();
         }
         self.oldest_start = oldest;
-        // Read first: when one of them ends, the next one above takes over what it had.
+        // Read the ancestors first: when one ends, the next one above adopts its children.
         let reapers: HashSet<Pid> =
             roots.iter().flat_map(|&root| ancestors(root).skip(1)).collect();
         let Ok(directory) = fs::read_dir("/proc") else { return Vec::new() };
@@ -754,7 +749,7 @@ impl Orphans {
                 orphans.push(pid);
             }
         }
-        // A number that went away may come back as a younger process.
+        // A vanished ID may return as a younger process.
         self.old = seen;
         orphans
     }

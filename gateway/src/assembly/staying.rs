@@ -1,20 +1,20 @@
-//! Stages that stay here whatever is around them: the quick look found nothing of theirs on a
-//! mount, or a volume has it at hand, and what they read comes from other such stages. They are
-//! known by the inodes of their pipes alone, without a look at the processes, and run here at once:
-//! who reads what they write does not matter to them.
+//! Stages that run locally whatever surrounds them: the quick look found none of their files on a
+//! mount, or a volume has them cached, and their input comes from other such stages. They are
+//! identified by the inodes of their pipes, without reading processes, and are released at once:
+//! the readers of their output don't matter.
 //!
-//! Who else may hold such a pipe does not matter either: nothing is joined that would have to be
-//! exact.
+//! Nor do other holders of such pipes: nothing is joined that would have to be exact.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::closing::{self, Edge};
+use super::closing;
 use crate::enlisted::{Enlisted, Pid};
+use crate::model::Edge;
 
-/// So many stages are remembered; a pipeline's stages start within milliseconds.
+/// Limit on remembered stages; a pipeline's stages start within milliseconds.
 const REMEMBERED: usize = 1024;
 
-/// Stages that were let go lately, and the pipes that they write to.
+/// Recently released stages, and the pipes that they write to.
 #[derive(Debug, Default)]
 pub struct Staying {
     order: VecDeque<(Pid, Vec<u64>)>,
@@ -23,18 +23,18 @@ pub struct Staying {
 }
 
 impl Staying {
-    /// This process was let go, and has not enlisted since.
+    /// Returns true if this process was released and has not enlisted since.
     #[must_use]
     pub fn is_at_work(&self, pid: Pid) -> bool {
         self.stages.contains(&pid)
     }
 
-    /// A process enlists: what was let go under its number before is over.
+    /// Forgets a released stage when a process with its ID enlists.
     pub fn enlisted(&mut self, pid: Pid) {
         self.stages.remove(&pid);
     }
 
-    /// Remembers a stage that is let go.
+    /// Remembers a stage that is released.
     pub fn let_go(&mut self, stage: &Enlisted) {
         let pipes: Vec<u64> = written(stage).map(|(_, pipe)| pipe).collect();
         self.stages.insert(stage.pid);
@@ -48,8 +48,8 @@ impl Staying {
         }
     }
 
-    /// The groups among the waiting stages (by index) that may go, and the pipes that join them.
-    /// `fed_here` knows of writers that have not enlisted.
+    /// Groups of waiting stages (by index) that may go, and the pipes that join them. `fed_here`
+    /// knows of local writers that have not enlisted.
     #[must_use]
     pub fn groups(
         &self,
@@ -82,12 +82,12 @@ fn read(stage: &Enlisted) -> impl Iterator<Item = (u32, u64)> {
     closing::used_ends(stage).filter(|d| d.reads()).map(|d| (d.fd, d.identity.1))
 }
 
-/// Descriptors and pipes that it writes.
+/// Descriptors and pipes that a stage writes.
 fn written(stage: &Enlisted) -> impl Iterator<Item = (u32, u64)> {
     closing::used_ends(stage).filter(|d| d.writes()).map(|d| (d.fd, d.identity.1))
 }
 
-/// Each pipe's writers with each of its readers, of these stages.
+/// Edges from each pipe's writers to each of its readers, among these stages.
 fn edges(stages: &[&Enlisted], going: &[usize]) -> Vec<Edge> {
     let mut readers: HashMap<u64, Vec<(usize, u32)>> = HashMap::new();
     for &index in going {

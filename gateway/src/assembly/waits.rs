@@ -1,18 +1,28 @@
-//! How long a stage waits for the processes at its pipes.
+//! Limits on a stage's wait for the processes at its pipes.
 //!
-//! | for | until this event | or until it is seen that none is near | backstop |
-//! |---|---|---|---|
-//! | [`Awaited::Work`]: a process runs, and may become a stage or close its end | it executes a program, closes its end, ends, stops, or sleeps for 3 ms | it has been at work for [`WORKS`] in all, and so does something else | – |
-//! | [`Awaited::Answer`]: a shell that expands words sleeps in a call on a mount, or reads what a command prints | the call returns, something is printed, the command ends | it has slept for [`QUIET`], with a call on a mount [`ROUND_TRIPS`] longer, with a command that was sent to a server also [`STARTS`]; at once for a FIFO that nobody else has open; [`ANSWERS`] in all | – |
-//! | [`Awaited::Enlistment`]: a stage program has started, or a process has asked this gateway something | it enlists, executes the command, ends or stops | it has slept for [`QUIET`] and has not asked: it enlists with another gateway | [`ENLISTS`] |
-//! | any of them | | a process that can't be waited for has the same end of the pipe (`closing`) | [`LONGEST`] |
+//! Each entry lists the awaited event, the events that end the wait, the sign that the awaited
+//! event is not near, and the backstop:
 //!
-//! Invariant: what a stage has waited for work and for answers is summed over all processes and
-//! never given back, so that no sequence of processes, each of which seems to get on, holds a stage
-//! up for longer. Time in which a process that is ready to run has no processor does not count: on
-//! a machine with more to do than processors it can't get to its exec. Nor does time in which the
-//! gateway itself had none and so looked at nobody, beyond [`BETWEEN_LOOKS`]: the process may have
-//! got to its exec at once and be a stage since.
+//! - [`Awaited::Work`]: a process runs, and may become a stage or close its end. Ends when it
+//!   executes a program, closes its end, ends, stops, or sleeps for 3 ms; or when it has worked for
+//!   [`WORKS`] in total, and so does something else. No backstop.
+//! - [`Awaited::Answer`]: a shell that expands words sleeps in a call on a mount, or reads a
+//!   command's output. Ends when the call returns, output arrives, or the command ends; or when it
+//!   has slept for [`QUIET`], plus [`ROUND_TRIPS`] for a call on a mount, plus [`STARTS`] for a
+//!   command that was sent to a server; at once for a FIFO without another opener; after
+//!   [`ANSWERS`] in total. No backstop.
+//! - [`Awaited::Enlistment`]: a stage program has started, or a process has an open request to this
+//!   gateway. Ends when it enlists, executes the command, ends or stops; or when it has slept for
+//!   [`QUIET`] without a request: it enlists with another gateway. Backstop: [`ENLISTS`].
+//! - Any of them ends if a process that can't be waited for has the same end of the pipe
+//!   (`closing`). Backstop: [`LONGEST`].
+//!
+//! Invariant: a stage's waits for work and for answers are summed over all processes and never
+//! reset, so that no sequence of processes, each with apparent progress, delays a stage for longer.
+//! Time in which a ready process has no processor does not count: on an overloaded machine it can't
+//! reach its exec. Neither does time beyond [`BETWEEN_LOOKS`] in which the gateway itself had no
+//! processor and so did not look: the process may have reached its exec at once and be a stage by
+//! now.
 
 use std::{
     collections::BTreeMap,
@@ -22,30 +32,29 @@ use std::{
 use super::closing::{Awaited, Patience};
 use crate::backstops::Backstop;
 
-/// A shell's child needs one or two milliseconds from its fork to its exec, as do programs that
-/// execute a command (nice, env, a shell).
+/// A shell's child takes one or two milliseconds from fork to exec, as do programs that execute a
+/// command (nice, env, a shell).
 const WORKS: Duration = Duration::from_millis(12);
-/// Nothing has happened for so long where something would have happened by now.
+/// Time without activity after which an expected event would have happened.
 pub(super) const QUIET: Duration = Duration::from_millis(12);
-/// A directory is listed, and a command run, within so many round trips to its server.
+/// Round trips to a server that suffice to list a directory or run a command.
 pub(super) const ROUND_TRIPS: u32 = 4;
-/// A server that has to make its view of the workstation's files first needs some 50 ms to start a
-/// command.
+/// Time to start a command on a server that first has to set up its view of the workstation's
+/// files: about 50 ms.
 pub(super) const STARTS: Duration = Duration::from_millis(50);
-/// The stages before a command whose words are still being expanded lose nothing by waiting: nobody
-/// would read what they print. What they could gain is the transfer of that.
+/// Stages before a command whose words are still being expanded lose nothing by waiting: nobody
+/// would read their output yet. They may save its transfer.
 const ANSWERS: Duration = Duration::from_secs(1);
-/// A stage program that runs always enlists or executes the command, and does nothing else before.
+/// A running stage program always enlists or executes the command, and does nothing else before.
 const ENLISTS: Duration = Duration::from_secs(2);
-/// No stage waits longer than this in all.
+/// Limit on a stage's total wait.
 const LONGEST: Duration = Duration::from_secs(10);
-/// A process that runs shows it at the next tick of the kernel: 10 ms at most (`CONFIG_HZ`), and
-/// some.
+/// A running process shows at the next kernel tick: 10 ms at most (`CONFIG_HZ`), plus a margin.
 const RUNS_UNSEEN: Duration = Duration::from_millis(15);
-/// So much of the time between two looks counts.
+/// Upper bound of the counted time between two looks.
 pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(4);
 
-/// What one stage has waited for, and waits for now.
+/// Past waits of a stage, and the current one.
 #[derive(Debug)]
 pub(super) struct Waits {
     pub since: Instant,
@@ -54,12 +63,12 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// From now on.
+    /// Starts without a wait.
     pub fn begin() -> Self {
         Self { since: Instant::now(), spent: BTreeMap::new(), now: None }
     }
 
-    /// Notes what it waits for by the latest look.
+    /// Notes the awaited event of the latest look.
     pub fn note(&mut self, patience: Option<&Patience>) {
         if let Some(now) = &mut self.now
             && patience.is_some_and(|seen| seen.awaited == now.last.awaited)
@@ -73,18 +82,18 @@ impl Waits {
         self.now = patience.map(Pending::new);
     }
 
-    /// For what it has waited, all in all.
+    /// Total counted wait.
     pub fn total(&self) -> Duration {
         self.spent.values().sum::<Duration>()
             + self.now.as_ref().map(Pending::waited).unwrap_or_default()
     }
 
-    /// It may learn more.
+    /// Returns true if waiting longer may help.
     pub fn go_on(&self) -> bool {
         self.now.is_some() && !self.is_too_long() && self.left().is_some()
     }
 
-    /// It learns no more, and has learnt that by a last limit.
+    /// Backstop that ended the wait, if one did.
     pub fn backstop(&self) -> Option<Backstop> {
         let pending = self.now.as_ref()?;
         let has_not_enlisted = pending.last.awaited == Awaited::Enlistment && self.left().is_none();
@@ -96,7 +105,7 @@ impl Waits {
         self.since.elapsed() >= LONGEST
     }
 
-    /// Of the time for what it waits for now.
+    /// Time left for the current wait.
     fn left(&self) -> Option<Duration> {
         let pending = self.now.as_ref()?;
         let spent =
@@ -113,16 +122,16 @@ fn limit(awaited: Awaited) -> Duration {
     }
 }
 
-/// Waiting for the same of processes, one or one after the other.
+/// Wait for one kind of event, in one process or several in sequence.
 #[derive(Debug)]
 struct Pending {
     since: Instant,
-    /// How long the process had no processor, up to `still`, or nobody looked at it.
+    /// Time in which the process had no processor, up to `still`, or no look happened.
     uncounted: Duration,
     last: Patience,
-    /// Since when it looks as in `last`.
+    /// Time since when the process looks as in `last`.
     still: Instant,
-    /// When it was seen so the last time: what it did since then is not known.
+    /// Time of the last such look; later activity is unknown.
     seen: Instant,
 }
 
@@ -132,11 +141,11 @@ impl Pending {
         Self { since: at, uncounted: Duration::ZERO, last: now.clone(), still: at, seen: at }
     }
 
-    /// The same at a later look.
+    /// Updates with a later look at the same kind of event.
     fn see(&mut self, now: &Patience) {
         let at = Instant::now();
         if self.last != *now {
-            // A shorter standstill may have been none: it ran between two ticks.
+            // A short standstill may be none: the process ran between two ticks.
             let still = self.seen.duration_since(self.still);
             let starved =
                 if self.last.is_ready && still > RUNS_UNSEEN { still } else { Duration::ZERO };
@@ -148,7 +157,7 @@ impl Pending {
         self.seen = at;
     }
 
-    /// It is over, as seen now for the first time: for what it has counted.
+    /// Ends the wait, as noticed now. Returns its counted time.
     fn over(mut self) -> Duration {
         let at = Instant::now();
         if self.standstill().is_none() {
@@ -161,7 +170,7 @@ impl Pending {
         at.duration_since(self.seen).saturating_sub(BETWEEN_LOOKS)
     }
 
-    /// For how long by now it has been ready to run without a sign that it does.
+    /// Time for which it has been ready to run without a sign of running.
     fn standstill(&self) -> Option<Duration> {
         self.last.is_ready.then(|| self.still.elapsed())
     }
@@ -171,8 +180,8 @@ impl Pending {
     }
 }
 
-/// What a process has run, and has waited for a processor, between two looks at it: the first two
-/// numbers of `/proc/PID/schedstat`, in nanoseconds.
+/// Time that a process ran, and waited for a processor, between two looks: the first two numbers of
+/// `/proc/PID/schedstat`, in nanoseconds.
 fn spent_between(before: &Patience, after: &Patience) -> [Duration; 2] {
     let spent = |patience: &Patience, kind| {
         patience.scheduled.split_ascii_whitespace().nth(kind)?.parse::<u64>().ok()

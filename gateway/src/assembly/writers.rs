@@ -1,5 +1,5 @@
-//! Files on mounts that processes of the sessions hold open for writing: what was
-//! written to them may still be on its way when a command elsewhere reads them.
+//! Files on mounts that the sessions' processes hold open for writing: their data may still be in
+//! transit when a remote command reads them.
 
 use std::{
     collections::HashSet,
@@ -15,30 +15,31 @@ use crate::{
     enlisted::{Enlisted, Kind, Pid},
 };
 
-/// A process with more of them may have anything open for writing: looking at each takes a
-/// microsecond or two.
+/// Limit on inspected descriptors per process, at a microsecond or two each. A process with more
+/// may have anything open for writing.
 const MOST_DESCRIPTORS: usize = 65_536;
 
-/// Looks for them.
+/// Finds files open for writing.
 #[derive(Debug, Default)]
 pub struct Writers {
-    /// It remembers which processes are no part of a session.
+    /// Remembers processes outside the sessions.
     orphans: Mutex<Orphans>,
     looking: Growing,
 }
 
-/// A file that someone may write to.
+/// A file open for writing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
-    /// As /proc shows it.
+    /// Path in /proc.
     pub path: PathBuf,
-    /// The writer's offset, in bytes: at 0, nothing was written in the usual way.
+    /// Writer's offset, in bytes: at 0, nothing was written in the usual way.
     pub offset: u64,
 }
 
 impl Writers {
-    /// Those below some directories, in the processes below `roots`. Reads /proc only, and of these
-    /// stages, which wait, not even that: what they have is what they enlisted with.
+    /// Finds files below some directories that processes below `roots` have open for writing. Reads
+    /// /proc only. Of the `waiting` stages it reads nothing: their descriptors are those that they
+    /// enlisted with.
     #[must_use]
     pub fn find(
         &self,
@@ -61,7 +62,7 @@ impl Writers {
     }
 }
 
-/// What a stage can write to.
+/// Files that a stage can write to.
 fn written_through<'s>(
     stage: &'s Enlisted,
     below: &'s [PathBuf],
@@ -80,9 +81,9 @@ fn written_by(pid: Pid, below: &[PathBuf], most: usize) -> Vec<Written> {
         if !below.iter().any(|top| path.starts_with(top)) {
             return None;
         }
-        // The link's permissions tell the access mode (proc_pid_fd(5)).
+        // The link's permissions are the access mode (proc_pid_fd(5)).
         let writes = fs::symlink_metadata(&link).ok()?.permissions().mode() & 0o200 != 0;
-        // Where it can't be read, something may have been written.
+        // If the offset is unreadable, assume that data was written.
         let offset = offset(pid, link.file_name()?.as_ref()).unwrap_or(u64::MAX);
         writes.then_some(Written { path, offset })
     });
@@ -93,7 +94,7 @@ fn written_by(pid: Pid, below: &[PathBuf], most: usize) -> Vec<Written> {
     written
 }
 
-/// The offset of a process's open file, in bytes (proc_pid_fdinfo(5)).
+/// Offset of a process's open file, in bytes (proc_pid_fdinfo(5)).
 pub(super) fn offset(pid: Pid, fd: &Path) -> Option<u64> {
     let info = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd))
         .ok()?;

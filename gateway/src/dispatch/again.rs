@@ -1,5 +1,5 @@
-//! Which commands may be run a second time: those that only read. All others are
-//! kept by their executor when a connection is lost, and asked for (see `resume`).
+//! Commands that may run a second time: read-only ones. For all others, the executor keeps the run
+//! when a connection is lost, to be resumed (see `resume`).
 
 use std::{
     collections::BTreeSet,
@@ -19,10 +19,10 @@ use crate::{
     lower::Lowered,
 };
 
-/// A mount over a link that is gone answers nothing, and a command that reads it would hang.
+/// Timeout: a mount over a dead link never answers, and a command that reads it would hang.
 const MOUNT_ANSWERS: Duration = Duration::from_millis(1500);
 
-/// It leaves nothing behind but what it prints.
+/// Returns true if the command has no effects except its output.
 pub fn only_reads(reading: &Reading) -> bool {
     let invocation = &reading.invocation;
     let writes = invocation.files.iter().any(|file| file.kind.writes());
@@ -32,7 +32,7 @@ pub fn only_reads(reading: &Reading) -> bool {
         && invocation.current_dir != CurrentDir::Writes
 }
 
-/// Every name stays that of its file: at most directories are made.
+/// Returns true if every name keeps its file: at most, directories are created.
 pub fn leaves_names(reading: &Reading) -> bool {
     let invocation = &reading.invocation;
     let writes =
@@ -40,13 +40,12 @@ pub fn leaves_names(reading: &Reading) -> bool {
     !invocation.side_effects && !writes && invocation.current_dir != CurrentDir::Writes
 }
 
-/// It also prints the same each time.
+/// Returns true if its output is also the same each time.
 pub fn repeats_itself(reading: &Reading) -> bool {
     only_reads(reading) && reading.invocation.deterministic
 }
 
-/// Runs that do more than read are to outlive their connections for a while; their names are then
-/// such that nobody else can guess them.
+/// Makes runs that do more than read resumable, with IDs that nobody else can guess.
 pub fn keep_what_writes(lowered: &mut Lowered, readings: &[Result<Reading, String>], secret: &str) {
     for (index, run) in lowered.runs.iter_mut().enumerate() {
         let mut stages = lowered
@@ -62,7 +61,7 @@ pub fn keep_what_writes(lowered: &mut Lowered, readings: &[Result<Reading, Strin
     }
 }
 
-/// Files that a run opens for writing: the command's number on the wire, the descriptor, the file.
+/// Files that a run opens for writing: command ID on the wire, descriptor, file.
 pub fn redirects(spec: &RunSpec) -> impl Iterator<Item = (u32, u32, &File)> {
     spec.stages.iter().flat_map(|stage| {
         stage.descriptors.iter().filter_map(|descriptor| match &descriptor.source {
@@ -74,14 +73,14 @@ pub fn redirects(spec: &RunSpec) -> impl Iterator<Item = (u32, u32, &File)> {
     })
 }
 
-/// Where what a command wrote to a file begins, if all that lies behind is its own.
+/// Start of a command's output in a file, if everything after it is the command's own.
 pub fn written_from(file: &File, before: &WrittenFile) -> Option<u64> {
     let start = if file.flags.cast_signed() & O_APPEND != 0 { before.size } else { file.offset };
     (start == before.size).then_some(start)
 }
 
-/// Whether the mounts that commands use answer: over a link that is gone they would hang. One that
-/// has left an earlier question unanswered is not asked ([`Shares`](crate::shares::Shares)).
+/// Returns true if the mounts that commands use answer: over a dead link, commands would hang. A
+/// mount with an unanswered earlier request counts as dead ([`Shares`](crate::shares::Shares)).
 pub async fn mounts_answer(world: &World<'_>, commands: &[(&Enlisted, &Reading)]) -> bool {
     let mut mounts = BTreeSet::new();
     for (command, reading) in commands {
@@ -105,7 +104,7 @@ pub async fn mounts_answer(world: &World<'_>, commands: &[(&Enlisted, &Reading)]
             mount.owner.as_ref().and_then(|owner| world.executors.named(&owner.executor));
         let Some(executor) = executor else { return false };
         let left = end.saturating_duration_since(Instant::now());
-        // Never cached by the kernel: the file system's server is asked.
+        // Never cached by the kernel: asks the file system's server.
         let ask = move || nix::sys::statvfs::statvfs(&path).is_ok();
         if executor.shares.ask(mount.path.as_path(), left, ask).await != Ok(true) {
             return false;

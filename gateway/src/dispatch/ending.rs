@@ -1,4 +1,4 @@
-//! What is known of a remote stage until it ends, and how its parts' ends make one.
+//! State of a remote stage until it ends, and the combination of its parts' exits.
 
 use posh_annotations::StatusRule;
 use posh_proto::executor::{Exited, exited};
@@ -11,30 +11,30 @@ use crate::{
     stage_link::{ForStage, StageLink, Status},
 };
 
-/// The shell's own number for a command that posh lost (see the stage program).
+/// Exit status for a command that posh lost (see the stage program).
 pub(super) const EXIT_POSH_FAILED: u32 = 125;
 
-/// How one part of a stage ended.
+/// End of one part of a stage.
 pub(super) enum PartEnd {
     Exited(Exited),
     Lost(String),
-    /// Nothing was heard of it after it was sent this signal.
+    /// Silent since this signal was sent.
     Silent(u32),
 }
 
 /// An aggregator on this machine.
 pub(super) struct JoinHere {
     pub joining: Joining,
-    /// What it reads, part by part.
+    /// Its input streams, part by part.
     pub inputs: Vec<Stream>,
     pub ended: Option<Status>,
 }
 
-/// What is known of a stage until it ends.
+/// State of a stage until it ends.
 pub(super) struct StageState {
     pub name: String,
     pub tell: mpsc::Sender<ForStage>,
-    /// Its parts, and after them the commands of an aggregator on their machine.
+    /// Its parts, followed by the aggregator's commands on the parts' machine.
     pub parts: Vec<Option<PartEnd>>,
     pub part_count: usize,
     pub join: Option<JoinHere>,
@@ -42,7 +42,7 @@ pub(super) struct StageState {
     pub finished: bool,
 }
 
-/// The end of a command that posh lost.
+/// Exit of a command that posh lost.
 pub(super) fn failed(message: String) -> ForStage {
     ForStage::Exit {
         status: Status::Code(EXIT_POSH_FAILED),
@@ -61,12 +61,16 @@ pub(super) fn as_shell(status: Status) -> u32 {
 }
 
 impl PartEnd {
-    /// It did not come to its own end; one that met a closed pipe did as in a shell.
+    /// Returns true if the part did not end by itself. SIGPIPE counts as a normal end, as in a
+    /// shell.
     pub(super) fn is_violent(&self) -> bool {
         match self {
             Self::Lost(_) | Self::Silent(_) => true,
             Self::Exited(exited) => {
-                matches!(exited.how, Some(exited::How::Signal(s)) if s != nix::libc::SIGPIPE.cast_unsigned())
+                matches!(
+                    exited.how,
+                    Some(exited::How::Signal(s)) if s != nix::libc::SIGPIPE.cast_unsigned()
+                )
             }
         }
     }
@@ -90,7 +94,7 @@ impl StageState {
         }
     }
 
-    /// A part of it was lost, or given up.
+    /// Returns true if a part of it was lost or given up.
     pub(super) fn is_lost(&self) -> bool {
         self.parts
             .iter()
@@ -98,7 +102,7 @@ impl StageState {
             .any(|part| matches!(part, PartEnd::Lost(_) | PartEnd::Silent(_)))
     }
 
-    /// How its parts ended, as far as they did.
+    /// Exits of its parts so far.
     pub(super) fn exits(&self) -> impl Iterator<Item = &Exited> {
         self.parts
             .iter()
@@ -106,8 +110,7 @@ impl StageState {
             .filter_map(|p| if let PartEnd::Exited(e) = p { Some(e) } else { None })
     }
 
-    /// How the aggregator ended, if there is one: `there` are its commands on the machine of the
-    /// parts.
+    /// Status of the aggregator, if any: `there` are its commands on the parts' machine.
     fn joined(&self, there: &[&Exited]) -> Option<Status> {
         let statuses: Vec<Status> = there.iter().map(|e| status_of(e)).collect();
         let here = self.join.as_ref().and_then(|j| j.ended);
@@ -144,7 +147,7 @@ impl StageState {
     }
 }
 
-/// How a command ended.
+/// Status of a command.
 fn status_of(exited: &Exited) -> Status {
     match exited.how {
         Some(exited::How::Code(code)) => Status::Code(code),

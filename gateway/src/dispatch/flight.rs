@@ -1,6 +1,5 @@
-//! Relays between the stage programs and the runs of one pipeline until every
-//! remote stage has ended: one loop over one queue of events, in which nothing
-//! waits for anything but the next event.
+//! Relays between the stage programs and the runs of one pipeline until every remote stage has
+//! ended: one loop over one event queue, which never blocks on anything else.
 
 mod joined;
 mod lost;
@@ -51,15 +50,14 @@ use crate::{
     state::Gateway,
 };
 
-/// Events on their way to the loop. Small: what waits here is data that has left
-/// its sender's credit but not reached a queue that counts it.
+/// Capacity of the event queue. Small: queued data has left its sender's credit but is not yet
+/// counted by another queue.
 const QUEUE: usize = 64;
 
-/// What a lost command may have changed is forgotten if that takes no longer: nobody waits for a
-/// dead mount.
+/// Timeout for invalidating caches after a lost command, as its mount may be dead.
 const REFRESH_OF_LOST: Duration = Duration::from_millis(500);
 
-/// An executor ends a call as soon as its run is over and it has heard that we have no more to say.
+/// Time for an executor to end a call after its run is over and we have closed our side.
 const HEARING_OUT: Duration = Duration::from_secs(30);
 
 enum Event {
@@ -69,11 +67,11 @@ enum Event {
     Resumed(usize, Result<Resumed, Gone>),
 }
 
-/// Why a run's messages end before it does.
+/// Reason for the early end of a run's messages.
 enum Fault {
-    /// The connection is lost.
+    /// Lost connection.
     Lost(String),
-    /// The executor says more than it may.
+    /// The executor exceeded its allowance.
     Exceeded(String),
 }
 
@@ -92,30 +90,30 @@ struct Relay<'a> {
     stages: BTreeMap<usize, StageState>,
     outputs: BTreeMap<(usize, u32), Output>,
     feeds: HashMap<Stream, (usize, u32)>,
-    /// Streams that an aggregator on this machine reads: (stage, part).
+    /// Streams that a local aggregator reads: (stage, part).
     joined: HashMap<Stream, (usize, usize)>,
     inputs: BTreeMap<(usize, u32), Stream>,
     commands: HashMap<(usize, u32), (usize, usize)>,
     farewells: JoinSet<()>,
     outcome: Outcome,
     noted: Noted,
-    /// Joined on the servers: writer and reader.
+    /// Edges joined on servers: writer and reader.
     fused: Vec<(usize, usize)>,
-    /// What the runs were asked to do.
+    /// Specifications of the runs.
     specs: Vec<RunSpec>,
-    /// What was sent to the stage programs for their descriptors.
+    /// Digest of the data sent to stage programs, by stage and descriptor.
     delivered: BTreeMap<(usize, u32), Digest>,
-    /// Stages that did something which can't be done again: what they read is gone, or they were
-    /// sent a signal.
+    /// Stages with effects that can't be repeated: their input was consumed, or they received a
+    /// signal.
     spent: BTreeSet<usize>,
-    /// By run: why its connection was lost.
+    /// Reason for the lost connection, by run.
     why_lost: BTreeMap<usize, String>,
     silences: Silences,
     events: mpsc::Sender<Event>,
     pumps: JoinSet<()>,
 }
 
-/// Relays until every remote stage has ended and has been told so.
+/// Relays until every remote stage has ended and its program has been told so.
 pub async fn fly(
     gateway: &Arc<Gateway>,
     pipeline: &mut Pipeline,
@@ -204,7 +202,7 @@ async fn pump_run(index: usize, mut run: Outputs, events: mpsc::Sender<Event>) {
     }
 }
 
-/// Of a run whose commands have ended. See [`Listener`].
+/// Drains a run whose commands have ended. See [`Listener`].
 async fn hear_out(mut run: Outputs) {
     let hear = async { while let Ok(Some(_)) = run.message().await {} };
     let _ = tokio::time::timeout(HEARING_OUT, hear).await;
@@ -266,7 +264,7 @@ impl<'a> Relay<'a> {
         let stages: BTreeMap<usize, StageState> = stages.collect();
         let feeds =
             lowered.outputs.iter().flat_map(|(key, streams)| streams.iter().map(|s| (*s, *key)));
-        // An aggregator's streams are those of its stage, not of a run.
+        // An aggregator's streams belong to its stage, not to a run.
         let feeds = feeds.filter(|((run, _), _)| *run != JOINED);
         Self {
             gateway,
@@ -385,8 +383,8 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// Tells whether a message shows that a command goes on. Credits and the like do not: a server
-    /// can send them for ever.
+    /// Returns true if a message proves that a command makes progress. Credits and the like do not:
+    /// a server can send them forever.
     fn tells_of_life(&self, run: usize, message: &RunOutput) -> bool {
         match &message.kind {
             Some(run_output::Kind::Chunk(Chunk { stream, data })) => {
@@ -418,15 +416,15 @@ impl<'a> Relay<'a> {
                 let undelivered = output.take_undelivered();
                 self.deliver(stage, fd, released).await;
                 if undelivered {
-                    // Written before the command could know: here, this write would have met
-                    // SIGPIPE.
+                    // Written before the command could know that its reader is gone. Locally, this
+                    // write would have raised SIGPIPE.
                     self.break_pipe(run, stage).await;
                     self.tell_undelivered(stage, fd).await;
                 }
             }
             Some(run_output::Kind::End(stream)) => self.end_stream((run, stream)).await,
             Some(run_output::Kind::Credit(Credit { stream, bytes })) => {
-                // Of no input of ours: nobody keeps it.
+                // Ignore credit for a stream that is not an input.
                 if let Some((stage, fd)) = self.input_of((run, stream)) {
                     if self.runs[run].given(stream, bytes).is_err() {
                         return self
@@ -460,8 +458,8 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// What an executor tells of changes counts for its own mounts: the gateway looks at the paths,
-    /// opens them and has mounts forget them.
+    /// Drops changes that an executor reports outside its own mounts: the gateway looks up and
+    /// opens the paths and invalidates caches.
     fn keep_own(&self, run: usize, exited: &mut Exited) {
         let directories = &mut exited.changed_directories;
         if directories.is_empty() {
@@ -475,7 +473,11 @@ impl<'a> Relay<'a> {
         });
         let dropped = told - directories.len();
         if dropped > 0 {
-            tracing::warn!(executor = %executor.name, dropped, "it tells of changes on mounts that are not its own");
+            tracing::warn!(
+                executor = %executor.name,
+                dropped,
+                "it tells of changes on mounts that are not its own"
+            );
         }
     }
 
@@ -503,7 +505,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// The stage program is gone (killed, for it never ends by itself): its command goes too.
+    /// Handles the end of a stage program, which only a kill can cause: kills its command.
     async fn stage_gone(&mut self, stage: usize) {
         let Some(state) = self.stages.get_mut(&stage) else { return };
         state.gone = true;
@@ -531,9 +533,9 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// The reader of parts in order is gone while it reads one of them: one process would have
-    /// ended there, and so would those before it in the pipeline. An aggregator has read all parts
-    /// by then.
+    /// Mutes later parts when the reader of ordered parts is gone during one of them: a single
+    /// process would have ended there, and so would those before it in the pipeline. An aggregator
+    /// has read all parts by then.
     fn mute_later_parts(&mut self, stage: usize) {
         let Some(output) = self.outputs.get(&(stage, 1)) else { return };
         let (part, count) = (output.current(), output.len());
@@ -575,8 +577,8 @@ impl<'a> Relay<'a> {
     }
 
     async fn signal(&mut self, stage: usize, signal: u32, group: bool) {
-        // First who joins the parts: it must not take the end of one that the signal ended for the
-        // end of its input.
+        // Signal the aggregator first: it must not take the end of a signalled part for end of
+        // input.
         self.signal_join(stage, signal);
         let commands = self.commands.iter().filter(|(_, (s, _))| *s == stage);
         let mut commands: Vec<(usize, usize, u32)> =
@@ -589,7 +591,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// SIGPIPE for the parts of a stage in one run.
+    /// Sends SIGPIPE to the parts of a stage in one run.
     async fn break_pipe(&mut self, run: usize, stage: usize) {
         let signal = nix::libc::SIGPIPE.cast_unsigned();
         let parts = self.commands.iter().filter(|(key, (s, _))| key.0 == run && *s == stage);
@@ -604,8 +606,8 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// The command may have exited well by now, its last bytes under way: its stage
-    /// program must know that they came, though it can't write them.
+    /// The command may have exited successfully with its last bytes in transit: its stage program
+    /// must learn that they arrived, although it can't write them.
     async fn tell_undelivered(&self, stage: usize, fd: u32) {
         self.tell(stage, ForStage::Data(fd, Bytes::from_static(b"\n"))).await;
     }
@@ -617,7 +619,7 @@ impl<'a> Relay<'a> {
     fn part_ended(&mut self, command: (usize, u32), end: PartEnd) {
         if let Some(&(stage, part)) = self.commands.get(&command) {
             if end.is_violent() {
-                // What it wrote is not all of it: nothing may be made of that.
+                // Its output is incomplete and must not be aggregated.
                 self.signal_join(stage, nix::libc::SIGKILL.cast_unsigned());
             }
             self.stages.entry(stage).and_modify(|s| s.parts[part] = Some(end));
@@ -641,8 +643,8 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// Says farewell to every stage whose parts have all exited and whose outputs
-    /// are all delivered, once the mounts know what it changed.
+    /// Sends the exit status to every stage whose parts have all exited and whose outputs are all
+    /// delivered, after invalidating the mounts' caches.
     fn finish_stages(&mut self) {
         while let Some(index) = self.stages.keys().copied().find(|stage| self.is_at_its_end(*stage))
         {
@@ -661,7 +663,7 @@ impl<'a> Relay<'a> {
             self.farewells.spawn(async move {
                 let refreshing = refresh::refresh(gateway, written);
                 if is_lost {
-                    // Its mount may be out of reach, too.
+                    // Its mount may be unreachable too.
                     let _ = tokio::time::timeout(REFRESH_OF_LOST, refreshing).await;
                 } else {
                     refreshing.await;

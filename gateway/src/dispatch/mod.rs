@@ -1,5 +1,5 @@
-//! Carries out one pipeline: read its commands, plan, tell each stage program,
-//! start the runs once all have acknowledged, relay until everything has ended.
+//! Carries out one pipeline: resolve its commands, plan, send each stage its directive, start the
+//! runs once all have acknowledged, and relay until everything has ended.
 
 mod again;
 mod ending;
@@ -27,13 +27,14 @@ use posh_annotations::ToolVersion;
 use posh_proto::rule::{self, Rule};
 
 use crate::{
-    assembly::{Edge, Pipeline, Shape},
+    assembly::{Pipeline, Shape},
     enlisted::{Enlisted, Kind},
     executors::Connection,
     explain,
     facts::{self, Reading, Surroundings, World},
     fresh,
     lower::{Builder, Lowered},
+    model::Edge,
     peers::Peer,
     plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
     report::{PipelineReport, StageReport},
@@ -43,14 +44,14 @@ use crate::{
     trace::Tracer,
 };
 
-/// How often a plan is made anew after an executor has refused it (a file without a newline at a
-/// seam, a path that leaves the export): without the split, then without the executor.
+/// Number of plans: an executor may refuse one (a file without a newline at a seam, a path that
+/// leaves the export). The next plan drops the split, then the executor.
 const ATTEMPTS: usize = 3;
 
-/// Executors' connections that a pipeline may use.
+/// Connections of executors that a pipeline may use.
 type Connections = BTreeMap<ExecutorId, Arc<Connection>>;
 
-/// Carries out a pipeline from the moment it is complete until all its stages have ended.
+/// Carries out a complete pipeline until all its stages have ended.
 pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
     let number = gateway.next_pipeline();
     let session = pipeline.stages.iter().find_map(|s| gateway.sessions.get(&s.enlisted.session));
@@ -70,8 +71,8 @@ pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
     }
 }
 
-/// A pipeline that nothing leads away from here. Its report costs more than itself, so it is made
-/// only for who asks.
+/// Handles a pipeline that is purely local. Its report costs more than the pipeline itself, so it
+/// is made only on request.
 async fn leave_here(
     gateway: &Arc<Gateway>,
     pipeline: Pipeline,
@@ -102,7 +103,7 @@ async fn leave_here(
     };
     let mut planned = Planned::make(gateway, &world(gateway, &view), &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(reasons) {
-        // What the plan says of one that has nothing on mounts may tell more.
+        // The plan may give a more specific reason for a stage without files on mounts.
         if matches!(placement, Placement::Remote(_)) || reason != plan::NOTHING_ON_MOUNTS {
             *placement = Placement::Here(reason);
         }
@@ -112,7 +113,7 @@ async fn leave_here(
     Some(report(gateway, &commands, &pipeline.shape, &planned, &costs))
 }
 
-/// In words; a volume then fetches what it has nearly at hand.
+/// Reason for running a stage locally; starts a volume's prefetch of input that is almost cached.
 fn why_it_stays(gateway: &Gateway, world: &World<'_>, stage: &Enlisted) -> String {
     let reason = stage.stays.as_deref().unwrap_or(plan::NOTHING_ON_MOUNTS);
     let told = (reason != plan::NOTHING_ON_MOUNTS)
@@ -121,7 +122,7 @@ fn why_it_stays(gateway: &Gateway, world: &World<'_>, stage: &Enlisted) -> Strin
     told.map_or_else(|| reason.to_owned(), |words| format!("{reason}; {words}"))
 }
 
-/// What is known of a stage as soon as it enlists.
+/// Inspects a stage as soon as it enlists.
 pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted, peer: &Peer) {
     let view = gateway.view();
     let world = world(gateway, &view);
@@ -151,9 +152,9 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted, peer: &Peer) {
     }
 }
 
-/// Whether a command that is about to be executed stays here for certain: a rule says so, nothing
-/// of it is on a mount, or all of it is at hand. What it reads and is not, is fetched then. Its
-/// variables are not known: they only give further reasons to stay.
+/// Returns true if a command about to be executed certainly runs locally: a rule says so, none of
+/// its files are on a mount, or all are cached. Prefetches input that is not cached. The command's
+/// environment is unknown: it could only add reasons to run locally.
 pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted) -> bool {
     let view = gateway.view();
     let world = world(gateway, &view);
@@ -244,7 +245,7 @@ async fn carry_out_as(
     report(gateway, &commands, &pipeline.shape, &planned, &costs)
 }
 
-/// What is to be started by a plan.
+/// Lowers a plan to run specifications.
 fn lower(
     gateway: &Gateway,
     world: &World<'_>,
@@ -264,8 +265,8 @@ fn lower(
     lowered
 }
 
-/// Plans stages that no process stands for (`posh explain`). `unknowable` says of
-/// which stages the words are not known, and why.
+/// Plans stages without processes (`posh explain`). `unknowable` gives the reason for each stage
+/// whose words are not known.
 pub async fn plan_only(
     gateway: &Arc<Gateway>,
     commands: &[Arc<Enlisted>],
@@ -305,7 +306,7 @@ fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
     }
 }
 
-/// What is to be planned.
+/// Input of planning.
 struct Subject<'a> {
     commands: &'a [Arc<Enlisted>],
     shape: &'a Shape,
@@ -313,7 +314,7 @@ struct Subject<'a> {
     tracer: &'a Tracer,
 }
 
-/// A plan with all that it was made from.
+/// A plan and its inputs.
 struct Planned {
     readings: Vec<Result<Reading, String>>,
     facts: PipelineFacts,
@@ -359,7 +360,7 @@ impl Planned {
         Self { readings, facts, connections, options, plan }
     }
 
-    /// Another plan after a refusal; stages that already became their commands stay what they are.
+    /// Makes another plan after a refusal. Stages that already became their commands stay local.
     fn again(&mut self, gateway: &Gateway, attempt: usize, refusal: &start::Refusal) {
         refusal.apply(gateway, &mut self.facts);
         let plan = plan::greedy(&self.facts, self.options);
@@ -380,7 +381,7 @@ impl Planned {
     }
 }
 
-/// Where that takes less time than asking a server, all of a pipeline stays here.
+/// Keeps the whole pipeline local if that takes less time than asking a server.
 fn keep_what_is_at_hand(
     gateway: &Gateway,
     world: &World<'_>,
@@ -399,7 +400,7 @@ fn keep_what_is_at_hand(
     }
 }
 
-/// Fills in which executors can't run which stage; gives the connections of those that can.
+/// Notes which executors can't run which stage, and returns the connections of the others.
 async fn refusals(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
@@ -429,7 +430,7 @@ async fn refusals(
     connections
 }
 
-/// Executors that some path of the pipeline leads to.
+/// Executors of the pipeline's paths.
 fn concerned(facts: &PipelineFacts) -> Vec<ExecutorId> {
     let mut ids: Vec<ExecutorId> = facts.stages.iter().flat_map(of_stage).collect();
     ids.sort_unstable();
@@ -472,7 +473,7 @@ async fn can_run(
     {
         return Err(format!("{name} does not have the locale {locale}"));
     }
-    // Where it can be shown our zone, it is.
+    // An executor with namespaces can show our time zone.
     let shown = about.namespaces && !gateway.localtime.is_empty();
     if !shown
         && !identical
@@ -497,13 +498,13 @@ async fn can_run(
     Ok(())
 }
 
-/// Whether an executor's machine shows other local times than this one.
+/// Returns true if an executor's machine has another time zone.
 fn is_elsewhere(gateway: &Gateway, connection: &Connection) -> bool {
     connection.about.localtime_sha256 != gateway.localtime
 }
 
-/// The locales that count for a command (locale(7): `LC_ALL` stands for all kinds, `LANG` for
-/// those not named), without those that every machine has.
+/// Locales that affect a command (locale(7): `LC_ALL` overrides all categories, `LANG` is the
+/// default of unset ones), without those that every machine has.
 fn needed_locales(stage: &Enlisted) -> impl Iterator<Item = String> {
     let value = |name: &OsStr| stage.variable(name.to_str()?).filter(|v| !v.is_empty());
     let all = value(OsStr::new("LC_ALL"));
@@ -519,7 +520,7 @@ fn needed_locales(stage: &Enlisted) -> impl Iterator<Item = String> {
     set.into_iter().filter(|name| !matches!(name.as_str(), "C" | "POSIX" | "C.UTF-8" | "C.utf8"))
 }
 
-/// Codeset names are compared as glibc does: letters and digits only, in lower case.
+/// Compares codeset names as glibc does: letters and digits only, in lower case.
 fn has_locale(locales: &[String], wanted: &str) -> bool {
     let normal = |name: &str| -> String {
         name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
@@ -539,7 +540,8 @@ fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
     }
 }
 
-/// Whether what was to run elsewhere would find its files here.
+/// Returns true if the mounts of all remote stages answer, so that their commands could run
+/// locally.
 async fn may_run_here(world: &World<'_>, commands: &[Arc<Enlisted>], planned: &Planned) -> bool {
     let remote =
         planned.plan.placements.iter().map(|placement| matches!(placement, Placement::Remote(_)));
@@ -549,7 +551,7 @@ async fn may_run_here(world: &World<'_>, commands: &[Arc<Enlisted>], planned: &P
     again::mounts_answer(world, &read).await
 }
 
-/// What its stages were to run may have run, and can't be told.
+/// Fails stages whose commands may have run, with unknown results.
 async fn fail_all(
     pipeline: &Pipeline,
     plan: &Plan,
@@ -570,8 +572,8 @@ async fn fail_all(
     }
 }
 
-/// Has volumes fetch what the stages that are about to run here will read, and notes that for
-/// `explain`; not of those that were `told` to run here before.
+/// Makes volumes prefetch the input of stages that are about to run locally, and notes that for
+/// `explain`. Skips stages that were `told` to run locally before.
 fn fetch_inputs_ahead(
     gateway: &Gateway,
     world: &World<'_>,
@@ -589,7 +591,7 @@ fn fetch_inputs_ahead(
     }
 }
 
-/// Stages that acknowledged but whose run was never started run here after all.
+/// Lets stages that acknowledged, but whose run was never started, run locally.
 async fn release_the_rest(pipeline: &Pipeline, (told, plan): (&Plan, &Plan), tracer: &Tracer) {
     for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if let Placement::Here(reason) = placement {
@@ -637,7 +639,7 @@ fn report(
     }
 }
 
-/// Where a stage ran and why, in words.
+/// Placement of a stage and its reason, as text.
 fn described(
     gateway: &Gateway,
     shape: &Shape,

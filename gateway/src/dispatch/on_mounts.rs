@@ -1,5 +1,5 @@
-//! A refresh's way to its mounts: the table that it goes by, and its shares of what each executor
-//! may cost ([`Shares`](crate::shares::Shares)).
+//! A refresh's access to its mounts: the mount table, and its shares of the limits per executor
+//! ([`Shares`](crate::shares::Shares)).
 
 use std::{collections::BTreeMap, ops::Deref, path::Path, sync::Arc};
 
@@ -8,8 +8,7 @@ use fs_mapper::{ExecutorName, Mount, MountTable, Resolution};
 use super::refresh::{Told, is_on_mount_of, unseen};
 use crate::{executors::Executor, shares::Share, state::Gateway};
 
-/// Each call on a mount keeps this until it has ended, which may be long after the refresh was
-/// given up.
+/// Each call on a mount keeps this until it ends, which may be long after the refresh was given up.
 #[derive(Debug)]
 pub(super) struct OnMounts {
     table: Arc<MountTable>,
@@ -26,8 +25,8 @@ impl Deref for OnMounts {
 }
 
 impl OnMounts {
-    /// Where an executor has told of more than may be kept at one time, its mounts are to forget
-    /// without a look at each name.
+    /// Claims room for an executor's reported changes. If there is none, its mounts are invalidated
+    /// as a whole.
     pub fn claim(gateway: &Gateway, table: Arc<MountTable>, told: &mut Told) -> Self {
         let (mut executors, mut shares) = (Vec::new(), Vec::new());
         for (name, (paths, bytes)) in sizes(&table, told) {
@@ -41,7 +40,7 @@ impl OnMounts {
         Self { table, executors, shares }
     }
 
-    /// In the order of their names: none that has one turn waits for who waits for it.
+    /// Takes turns in the order of the executors' names, which prevents deadlock.
     pub async fn take_turns(&mut self) {
         for executor in &self.executors {
             self.shares.push(executor.shares.turn().await);
@@ -49,7 +48,7 @@ impl OnMounts {
     }
 }
 
-/// How many paths each executor has told of, and their bytes.
+/// Number of reported paths per executor, and their bytes.
 fn sizes(table: &MountTable, told: &Told) -> BTreeMap<ExecutorName, (usize, usize)> {
     let mut sizes: BTreeMap<ExecutorName, (usize, usize)> = BTreeMap::new();
     for change in told.changes.iter().chain(told.doubtful.iter().map(|(change, _)| change)) {

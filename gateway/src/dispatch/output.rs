@@ -1,5 +1,5 @@
-//! The ordered join of an output's parts on their way to one descriptor: the
-//! part whose turn it is flows, the others wait, each within its credit.
+//! Ordered merge of an output's parts into one descriptor: the current part flows, the others are
+//! buffered, each within its credit.
 
 use std::collections::VecDeque;
 
@@ -12,19 +12,19 @@ use crate::{join::errors::SharedStart, lower::Stream};
 #[derive(Debug)]
 pub struct Output {
     parts: Vec<Part>,
-    /// The part whose turn it is.
+    /// Index of the part that flows.
     current: usize,
-    /// Bytes given to the stage program for each part, oldest first, not yet credited.
+    /// Bytes sent to the stage program per part, oldest first, not yet credited.
     uncredited: VecDeque<(usize, u64)>,
     failed: bool,
-    /// The first so many streams, while what they all say first is held back.
+    /// Common start of the first `held_parts` streams, while it is not yet known.
     start: Option<SharedStart>,
-    /// What they all said first. An aggregator behind them may say it, too.
+    /// Common start of all parts. A following aggregator may repeat it.
     said: Bytes,
     held_parts: usize,
     /// See [`Self::mute_after`].
     muted_after: usize,
-    /// Bytes came for a reader who had gone, since the question was last asked.
+    /// Data arrived for a reader that is gone, since the last `take_undelivered`.
     undelivered: bool,
 }
 
@@ -36,7 +36,7 @@ struct Part {
 }
 
 impl Output {
-    /// Joins these streams.
+    /// Merges these streams.
     #[must_use]
     pub fn new(streams: &[Stream]) -> Self {
         let parts =
@@ -54,15 +54,15 @@ impl Output {
         }
     }
 
-    /// Joins the error outputs of `parts` parts of one command, and after them those of what joins
-    /// their outputs: what all of them say first comes once.
+    /// Merges the error outputs of a command's `parts` parts, followed by those of the aggregator:
+    /// a common start appears once.
     #[must_use]
     pub fn of_errors(streams: &[Stream], parts: usize) -> Self {
         let held_parts = parts.min(streams.len());
         Self { start: Some(SharedStart::new(held_parts)), held_parts, ..Self::new(streams) }
     }
 
-    /// Takes bytes of a stream; what may go to the descriptor now comes back.
+    /// Adds data of a stream. Returns data for the descriptor.
     pub fn push(&mut self, stream: Stream, data: Bytes) -> Vec<Bytes> {
         if self.failed {
             self.undelivered |= !data.is_empty();
@@ -86,12 +86,13 @@ impl Output {
         vec![data]
     }
 
-    /// What an aggregator says is looked at as a whole: it may begin with what the parts have said.
+    /// Returns true while an aggregator's output must be buffered as a whole: it may begin with the
+    /// common start.
     fn may_repeat(&self, index: usize) -> bool {
         self.held_parts > 0 && index >= self.held_parts && !self.parts[index].ended
     }
 
-    /// Lets go what was held back, if it is known by now what the parts have in common.
+    /// Releases held data once the common start is known.
     fn decide(&mut self) -> Vec<Bytes> {
         let Some((said, rests)) = self.start.as_ref().and_then(SharedStart::decide) else {
             return Vec::new();
@@ -109,7 +110,7 @@ impl Output {
         released
     }
 
-    /// What waited of the part whose turn it is.
+    /// Buffered data of the part that now flows.
     fn release(&mut self, part: usize) -> Vec<Bytes> {
         let mut waiting: Vec<Bytes> = self.parts[part].waiting.drain(..).collect();
         if part >= self.held_parts && self.held_parts > 0 {
@@ -123,7 +124,7 @@ impl Output {
         waiting
     }
 
-    /// A stream has ended; what had waited for that comes back, in order.
+    /// Ends a stream. Returns data that had waited for that, in order.
     pub fn end(&mut self, stream: Stream) -> Vec<Bytes> {
         let Some(index) = self.parts.iter().position(|p| p.stream == stream) else {
             return Vec::new();
@@ -161,7 +162,7 @@ impl Output {
         }
     }
 
-    /// The stage program has written so many bytes: the credit that each stream gets for it.
+    /// Credit for each stream after the stage program has written `bytes`.
     pub fn credit(&mut self, mut bytes: u64) -> Vec<(Stream, u64)> {
         let mut credits = Vec::new();
         while let Some((part, left)) = self.uncredited.front_mut().filter(|_| bytes > 0) {
@@ -177,7 +178,7 @@ impl Output {
         credits
     }
 
-    /// Nobody reads the descriptor any more; the streams to be closed for it.
+    /// Handles a closed descriptor. Returns the streams to close.
     pub fn fail(&mut self) -> Vec<Stream> {
         self.failed = true;
         self.start = None;
@@ -186,26 +187,26 @@ impl Output {
         self.parts.iter().filter(|p| !p.ended).map(|p| p.stream).collect()
     }
 
-    /// Whether bytes came, since this was last asked, that nobody reads any more.
+    /// Returns true if data has arrived for a closed descriptor since the last call.
     pub fn take_undelivered(&mut self) -> bool {
         std::mem::take(&mut self.undelivered)
     }
 
-    /// How many streams it joins.
+    /// Number of merged streams.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "there is always one")]
     pub fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// The part whose turn it is.
+    /// Index of the part that flows.
     #[must_use]
     pub fn current(&self) -> usize {
         self.current
     }
 
-    /// What the parts after this one say is not shown: one process would have ended in this one,
-    /// and what they do would never have been done.
+    /// Drops the output of later parts: a single process would have ended in this part and never
+    /// done their work.
     pub fn mute_after(&mut self, part: usize) {
         self.muted_after = self.muted_after.min(part);
         for part in self.parts.iter_mut().skip(part + 1) {
@@ -213,13 +214,13 @@ impl Output {
         }
     }
 
-    /// A stream has said that it is at its end.
+    /// Returns true if a stream has ended.
     #[must_use]
     pub fn has_ended(&self, stream: Stream) -> bool {
         self.parts.iter().any(|part| part.stream == stream && part.ended)
     }
 
-    /// All streams have ended.
+    /// Returns true if all streams have ended.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.current == self.parts.len()

@@ -1,6 +1,6 @@
-//! After a remote command has changed files, the mounts here must not go on
-//! showing what they remember (design §5, rule 8). Which files changed is known
-//! from redirects, from the annotation, and from the executor, which looks.
+//! Invalidates the mounts' caches after a remote command has changed files (design §5, rule 8). The
+//! changes are known from redirects, from the annotation, and from the executor, which inspects the
+//! trees.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -37,48 +37,47 @@ use crate::{
     state::Gateway,
 };
 
-/// A mount that does not answer in this time is not waited for: the command has ended, and its
-/// shell must go on. It is longer than the memory that some adapters wait out, and than what large
-/// trees take after that.
+/// Timeout for mounts: the command has ended, and its shell must go on. Longer than the cache
+/// lifetime that some adapters wait out, plus the work for large trees.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Calls on the mounts at once: each costs a round trip or more, and they wait for nothing but the
+/// Number of parallel calls on the mounts: each takes a round trip or more, and only waits for the
 /// network.
 const AT_ONCE: usize = 64;
-/// Beyond so many files, one listing of their directory costs less than asking for each.
+/// Up to so many files are refreshed one by one; beyond, listing their directory costs less.
 const FEW_FILES: usize = 64;
 
-/// What one stage has changed, as far as can be known.
+/// Changes by one stage, as far as known.
 pub struct Written {
     table: Arc<MountTable>,
     changes: BTreeSet<Change>,
-    /// What has to be forgotten unless it is shown as it is now.
+    /// Changes to invalidate unless the mount already shows the new state.
     doubtful: Doubtful,
     volumes: OnVolumes,
 }
 
-/// What an executor has told of, and what follows from the command's words.
+/// Changes that executors reported, and those that follow from the command's words.
 #[derive(Debug)]
 pub(super) struct Told {
     pub changes: BTreeSet<Change>,
     pub doubtful: Doubtful,
 }
 
-/// With how each is now: to be forgotten unless it is shown so.
+/// Changes with the new attributes: to be invalidated unless already shown.
 type Doubtful = Vec<(Change, Attributes)>;
 
-/// What the volumes have to be up to date with.
+/// Changes that volumes must catch up with.
 #[derive(Debug)]
 struct OnVolumes {
     /// Mounts that the stage uses.
     used: BTreeSet<MountId>,
     changes: Changes,
-    /// What their executors have told them.
+    /// Marks from their executors.
     marks: Vec<VolumeMark>,
 }
 
 impl Written {
-    /// Redirects of a stage, the files that its annotation says it changes, and what
-    /// the executors saw in the trees that it may have changed.
+    /// Collects a stage's redirects, the files that its annotation declares as changed, and the
+    /// changes that executors saw in the trees that it may change.
     #[must_use]
     pub fn by<'a>(
         gateway: &Gateway,
@@ -126,7 +125,7 @@ impl Written {
                 let is_all_unseen = exited.changed_directories.iter().all(has_no_names);
                 let trees = trees.iter().map(|(path, mount)| (path, table.mount(*mount).adapter()));
                 changes.extend(trees.map(|(path, adapter)| unseen(path, adapter, is_all_unseen)));
-                // Directories that were made may be missing, too.
+                // Created directories may be missing, too.
                 changes.extend(made.iter().flat_map(|(path, mount)| above(&table, path, *mount)));
             }
         }
@@ -134,19 +133,19 @@ impl Written {
     }
 }
 
-/// How much of each kind a mount is made to forget.
+/// Number of invalidations by kind.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Tally {
-    /// Files with other content or attributes.
+    /// Files with changed content or attributes.
     pub files: usize,
-    /// Directories whose listings are others.
+    /// Directories with changed listings.
     pub listings: usize,
-    /// Names that are gone.
+    /// Removed names.
     pub removed: usize,
 }
 
 impl Written {
-    /// Counts what is to be forgotten.
+    /// Counts the invalidations.
     #[must_use]
     pub fn tally(&self) -> Tally {
         let mut tally = Tally::default();
@@ -166,7 +165,7 @@ impl Written {
     }
 }
 
-/// The volume that a path lies on.
+/// Volume that holds a path.
 fn volume_at(table: &MountTable, path: &Path) -> Option<MountId> {
     match table.resolve(path, Path::new("/")) {
         Resolution::Owned(owned) => {
@@ -205,7 +204,7 @@ fn was_opened_there(table: &MountTable, path: &Path) -> bool {
     }
 }
 
-/// Of a tree, the executor tells.
+/// The executor reports changes in trees.
 fn by_annotation(kind: FileKind, path: &Path) -> Vec<Change> {
     if kind.recursive() || kind == FileKind::NewDir {
         return Vec::new();
@@ -213,8 +212,8 @@ fn by_annotation(kind: FileKind, path: &Path) -> Vec<Change> {
     vec![Change::FileWritten(path.to_owned()), Change::NameChanged(path.to_owned())]
 }
 
-/// What an executor saw in one directory. A command that only reads has removed nothing, whatever
-/// its server says.
+/// Changes that an executor saw in one directory. Ignores removals by a read-only command: the
+/// server is wrong.
 fn seen(directory: &ChangedDirectory, only_reads: bool) -> Vec<Change> {
     let path = PathBuf::from(OsStr::from_bytes(&directory.path));
     let within = |name: &bytes::Bytes| path.join(OsStr::from_bytes(name));
@@ -226,7 +225,7 @@ fn seen(directory: &ChangedDirectory, only_reads: bool) -> Vec<Change> {
         Change::EntryIs(within(name), kinds.get(name).cloned().unwrap_or(EntryKind::File))
     };
     if directory.written.len() > FEW_FILES {
-        // A listing does not tell what is in a link.
+        // A listing does not contain the target of a symlink.
         changes.extend(directory.kinds.iter().map(|kind| entry(&kind.name)));
         changes.push(Change::EntriesChanged(path));
         return changes;
@@ -236,7 +235,7 @@ fn seen(directory: &ChangedDirectory, only_reads: bool) -> Vec<Change> {
     changes
 }
 
-/// What a name is now that is no file.
+/// Entry kind of a name that is not a regular file.
 fn kind_of(told: &NamedKind) -> EntryKind {
     match told.link.is_empty() {
         true => EntryKind::Directory,
@@ -244,9 +243,9 @@ fn kind_of(told: &NamedKind) -> EntryKind {
     }
 }
 
-/// What changed in a directory that has the names that it had, with how it is now; `None` where
-/// that was not told, or the mount does not show it. Its content needs nothing: an open file is one
-/// of those that were replaced, and who opens one now gets the new one's.
+/// Changes in a directory whose names are the same as before, with the new attributes; `None` if
+/// those were not reported, or the mount does not show them. Contents need no invalidation: an open
+/// file is one of the replaced ones, and a new open gets the new content.
 fn replaced(table: &MountTable, directory: &ChangedDirectory) -> Option<Vec<(Change, Attributes)>> {
     let now = directory.now?;
     let path = PathBuf::from(OsStr::from_bytes(&directory.path));
@@ -267,21 +266,25 @@ fn replaced(table: &MountTable, directory: &ChangedDirectory) -> Option<Vec<(Cha
     Some(files.chain(listing).collect())
 }
 
-/// The listings of the directories above a path on its mount: one of them has changed if it was
-/// made.
+/// Listings of the directories above a path on its mount: one of them changed if it was created.
 fn above<'a>(
     table: &'a MountTable,
     path: &'a Path,
     mount: MountId,
 ) -> impl Iterator<Item = Change> + 'a {
-    let is_on_it = move |above: &&Path| matches!(table.resolve(above, Path::new("/")), Resolution::Owned(owned) if owned.mount == mount);
+    let is_on_it = move |above: &&Path| {
+        matches!(
+            table.resolve(above, Path::new("/")),
+            Resolution::Owned(owned) if owned.mount == mount
+        )
+    };
     path.ancestors()
         .skip(1)
         .take_while(is_on_it)
         .map(|above| Change::ListingChanged(above.to_owned()))
 }
 
-/// An executor could not tell all that changed in a tree, or not a thing of it.
+/// Change for a tree whose executor could not report all changes, or none at all.
 pub(super) fn unseen(tree: &Path, adapter: Adapter, is_all_unseen: bool) -> Change {
     match adapter {
         Adapter::Rclone => Change::Anything(tree.to_owned()),
@@ -290,7 +293,7 @@ pub(super) fn unseen(tree: &Path, adapter: Adapter, is_all_unseen: bool) -> Chan
     }
 }
 
-/// Makes the mounts forget. Takes as long as they do, up to a deadline.
+/// Invalidates the mounts' caches. Takes as long as the mounts do, up to a deadline.
 pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     let Written { table, changes, doubtful, volumes } = written;
     if !rule::holds(Rule::Coherence) {
@@ -302,7 +305,8 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
         return;
     }
     let on_mounts = OnMounts::claim(&gateway, table, &mut told);
-    // In a task of its own: what was made on a server for this is removed, also where nobody waits.
+    // In its own task: directories that were recreated on a server are removed even if the caller
+    // gives up.
     let work = tokio::spawn(async move {
         let remnants = Remnants::default();
         let all = forget_all(&gateway, on_mounts, told, &remnants);
@@ -336,9 +340,9 @@ async fn forget_all(gateway: &Gateway, mut on_mounts: OnMounts, told: Told, remn
     at_once(&table, left.chain(waited_out).collect(), wait_for_one).await;
 }
 
-/// Volumes are up to date when they have heard all that their executors had to tell them until the
-/// command ended, which comes on its way at the same time as its end. One whose executor has told
-/// it nothing asks.
+/// Waits until volumes have received everything that their executors had to say before the command
+/// ended; it arrives at the same time as the command's end. A volume whose executor sent no mark
+/// asks for it.
 async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
     let OnVolumes { used, changes, marks } = volumes;
     gateway.volumes.caught_up(&marks, changes).await;
@@ -349,10 +353,11 @@ async fn catch_up(gateway: &Gateway, table: &MountTable, volumes: OnVolumes) {
     }
 }
 
-/// Takes the trees on sshfs mounts that were removed with what was in them out of the changes.
-/// Invariant: a mount is asked about names below a directory while the directory is there. Else a
-/// mount that has forgotten the directory finds out that it is gone, and goes on remembering what
-/// was in it.
+/// Takes removed trees on sshfs mounts out of the changes.
+///
+/// Invariant: names below a directory are looked up on a mount while the directory exists there.
+/// Otherwise, a mount that has forgotten the directory notices its removal and keeps the cached
+/// names below it.
 async fn removed_trees(
     table: &Arc<OnMounts>,
     changes: BTreeSet<Change>,
@@ -377,10 +382,13 @@ async fn removed_trees(
 
 fn is_on_sshfs(table: &MountTable, path: &Path) -> bool {
     let place = table.resolve(path, Path::new("/"));
-    matches!(place, Resolution::Owned(owned) if table.mount(owned.mount).adapter() == Adapter::Sshfs)
+    matches!(
+        place,
+        Resolution::Owned(owned) if table.mount(owned.mount).adapter() == Adapter::Sshfs
+    )
 }
 
-/// In one pass, since there may be some hundred thousand changes.
+/// In one pass, as there may be several hundred thousand changes.
 fn take_out_trees(
     mut changes: BTreeSet<Change>,
     is_sshfs: impl Fn(&Path) -> bool,
@@ -389,14 +397,16 @@ fn take_out_trees(
         changes.iter().filter(|c| matches!(c, Change::Removed(_))).map(Change::path).collect();
     let listed = |path: &Path| changes.contains(&Change::ListingChanged(path.to_owned()));
     let mut trees: Vec<RemovedTree> = Vec::new();
-    // What is below a path comes right after it.
+    // Entries below a path follow it directly.
     for (number, path) in removed.iter().enumerate() {
         let has_names = removed.get(number + 1).is_some_and(|next| next.starts_with(path));
         match trees.last_mut().filter(|tree| path.starts_with(&tree.top)) {
             Some(tree) if has_names || listed(path) => {
-                drop(tree.directories.insert((*path).to_owned()))
+                tree.directories.insert((*path).to_owned());
             }
-            Some(tree) => drop(tree.others.insert((*path).to_owned())),
+            Some(tree) => {
+                tree.others.insert((*path).to_owned());
+            }
             None if has_names && is_sshfs(path) => {
                 let directories = BTreeSet::from([(*path).to_owned()]);
                 trees.push(RemovedTree {
@@ -417,11 +427,11 @@ fn take_out_trees(
     (trees, changes)
 }
 
-/// A directory that was removed, with what was in it.
+/// A removed directory with its former entries.
 #[derive(Debug)]
 pub(super) struct RemovedTree {
     pub top: PathBuf,
-    /// Those that are known to be directories, the top among them.
+    /// Known directories, including the top.
     pub directories: BTreeSet<PathBuf>,
     pub others: BTreeSet<PathBuf>,
 }
@@ -432,7 +442,7 @@ impl RemovedTree {
     }
 }
 
-/// Those whose directories may be removed through their mounts, and those in which files are open
+/// Splits into directories that may be removed through their mounts, and those with open files
 /// ([`open_files`]).
 async fn apart<T>(
     gateway: &Gateway,
@@ -447,14 +457,13 @@ async fn apart<T>(
     all.into_iter().partition(|one| !in_use.contains(directory(one)))
 }
 
-/// Makes the mounts forget; gives the directories that they still show.
+/// Invalidates caches; returns directories that the mounts still show.
 async fn forget(table: &Arc<OnMounts>, changes: BTreeSet<Change>) -> Vec<PathBuf> {
     at_once(table, beside_listings(&changes), look_up).await;
     at_once(table, changes, refresh_one).await
 }
 
-/// Those of the changes that a mount does not show yet. That takes one look at each, where
-/// forgetting takes two or three.
+/// Changes that a mount does not show yet. Checking takes one look each, invalidating two or three.
 async fn shown_otherwise(table: &Arc<OnMounts>, doubtful: Doubtful) -> BTreeSet<Change> {
     let table = Arc::clone(table);
     let is_otherwise = move |(change, now): &(Change, Attributes)| {
@@ -470,7 +479,7 @@ async fn shown_otherwise(table: &Arc<OnMounts>, doubtful: Doubtful) -> BTreeSet<
     in_parallel(doubtful, is_otherwise).await.into_iter().collect()
 }
 
-/// Carries out what is to be done for each change, and gathers which directories are left.
+/// Does the work for each change in parallel, and collects the directories that remain.
 async fn at_once(
     table: &Arc<OnMounts>,
     changes: BTreeSet<Change>,
@@ -478,8 +487,8 @@ async fn at_once(
 ) -> Vec<PathBuf> {
     let table = Arc::clone(table);
     let began = Instant::now();
-    // What sshfs remembered at the beginning it has forgotten by now, however many names a server
-    // tells of which it does not show as told.
+    // By now, sshfs's entries from before have expired, however many names a server reports that
+    // the mount does not show as reported.
     let is_over = move |table: &MountTable, change: &Change| {
         began.elapsed() > SSHFS_MEMORY
             && matches!(change, Change::EntryIs(..))
@@ -493,7 +502,7 @@ async fn at_once(
         Ok(Left::Directory) => real_place(&table, change),
         Ok(Left::Nothing | Left::Link) => None,
         Err(error) => {
-            // Usually the command removed the file again, or never made it.
+            // Usually, the command removed the file again, or never created it.
             tracing::debug!(path = %change.path().display(), %error, "nothing to refresh");
             None
         }
@@ -501,7 +510,7 @@ async fn at_once(
     in_parallel(changes.into_iter().collect(), carry_out).await
 }
 
-/// Works on all items in threads of their own, and gathers what comes of it.
+/// Processes all items in separate threads, and collects the results.
 pub(super) async fn in_parallel<T, R>(
     items: Vec<T>,
     work: impl Fn(&T) -> Option<R> + Send + Sync + 'static,
@@ -513,11 +522,11 @@ where
     if items.is_empty() {
         return Vec::new();
     }
-    // This one waits for them, and they may never end.
+    // The thread waits for all others, which may never end.
     let all = in_own_thread(move || {
         let (items, work) = (&items, &work);
         std::thread::scope(|scope| {
-            // Dealt out in turn: those of one kind, which take equally long, go to different
+            // Distribute round-robin: items of one kind, which take equally long, go to different
             // threads.
             let shares = (0..items.len().min(AT_ONCE)).map(|first| {
                 let share = items.iter().skip(first).step_by(AT_ONCE);
@@ -530,8 +539,8 @@ where
     all.await.unwrap_or_default()
 }
 
-/// Files in directories whose listings are to be forgotten: while that is under way, the kernel
-/// lets nobody look up names in them, so that is done before.
+/// Files in directories whose listings will be invalidated. During that, the kernel blocks lookups
+/// of their names, so look them up first.
 fn beside_listings(changes: &BTreeSet<Change>) -> BTreeSet<Change> {
     let is_beside = |change: &&Change| {
         let listing =
@@ -548,31 +557,38 @@ fn look_up(table: &MountTable, change: &Change) -> io::Result<Left> {
     root.metadata(&path).map(|_| Left::Nothing)
 }
 
-/// Whether a path that an executor has told of lies on a mount of its own.
+/// Returns true if a path that an executor reported is on a mount of its own.
 #[must_use]
 pub fn is_on_mount_of(table: &MountTable, executor: &fs_mapper::ExecutorName, path: &Path) -> bool {
-    matches!(table.resolve(path, Path::new("/")), Resolution::Owned(owned) if owned.executor == *executor)
+    matches!(
+        table.resolve(path, Path::new("/")),
+        Resolution::Owned(owned) if owned.executor == *executor
+    )
 }
 
-/// The mount around a path that a server has told of, to reach it by.
+/// Mount that holds a path from a server, opened at its root.
 pub(super) fn root_around<'t>(
     table: &'t MountTable,
     path: &Path,
 ) -> Option<(MountRoot, &'t Mount)> {
     let Resolution::Owned(owned) = table.resolve(path, Path::new("/")) else { return None };
     let mount = table.mount(owned.mount);
-    let opened = MountRoot::open(mount);
+    let opened = mount.open_root();
     if let Err(error) = &opened {
-        tracing::debug!(mount = %mount.path.as_path().display(), %error, "nothing is done on this mount");
+        tracing::debug!(
+            mount = %mount.path.as_path().display(),
+            %error,
+            "nothing is done on this mount"
+        );
     }
     Some((opened.ok()?, mount))
 }
 
-/// Where a change really is, at this moment: what is done there reaches it from its mount's root
-/// ([`MountRoot`]), through no link. Links on a mount are its server's to make: one that leads off
-/// the mounts of that server is not followed, else whoever serves a mount could have us open, list
-/// or touch what he likes on this machine. A change of a name is that name's, which may be a link;
-/// one of contents is that of what it leads to.
+/// Resolves a change's path at this moment; operations reach it from its mount's root
+/// ([`MountRoot`]) without following symlinks. The server controls symlinks on a mount: one that
+/// leads off that server's mounts is not followed, or the server could make us open, list or touch
+/// anything on this machine. A change of a name applies to the name, which may be a symlink; a
+/// change of contents applies to its target.
 pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf> {
     let path = change.path();
     let Resolution::Owned(told) = table.resolve(path, Path::new("/")) else { return None };
@@ -598,7 +614,7 @@ fn refresh_one(table: &MountTable, change: &Change) -> io::Result<Left> {
     let Some((change, root, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
     match &change {
         Change::Removed(path) => match coherence.forget_removed(&root, path)? {
-            // That takes until the mount has forgotten it.
+            // Blocks until the mount has forgotten it.
             Left::Link => coherence.refresh(&root, &change).map(|()| Left::Nothing),
             left => Ok(left),
         },
@@ -606,7 +622,7 @@ fn refresh_one(table: &MountTable, change: &Change) -> io::Result<Left> {
     }
 }
 
-/// A change where it really is, its mount, and who has it forgotten.
+/// A change with resolved path, its mount and adapter.
 fn really(
     table: &MountTable,
     change: &Change,

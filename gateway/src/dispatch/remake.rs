@@ -1,10 +1,10 @@
-//! Directories that are gone on a server while a mount here goes on showing them.
-//! sshfs forgets a directory only when it is removed through sshfs, or after 20 s: so it
-//! is made once more on the server, empty and for nobody else, and then removed here.
-//! Nothing but what was made for this is removed.
+//! Directories that were removed on a server while a mount still shows them. sshfs forgets a
+//! directory only when it is removed through sshfs, or after 20 s. So recreate it on the server,
+//! empty and private, and then remove it through the mount. Only what was created for this is
+//! removed.
 //!
-//! Invariant: once a removed tree has been dealt with, no name below it is remembered: each was
-//! either asked about while its directory was there, or sshfs has had the time to forget it.
+//! Invariant: after a removed tree has been handled, no name below it is cached: each was looked up
+//! while its directory existed, or has expired in sshfs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,19 +37,21 @@ use super::{
 };
 use crate::{executors::Connection, state::Gateway};
 
-/// Directories that are made by one run, each by a process of its own that tells of it.
+/// Directories created by one run, each by its own process that reports its status.
 const AT_ONCE: usize = 64;
-/// Bytes of the names of directories that one process makes or removes.
+/// Limit on the bytes of directory names for one process.
 const WORDS_BYTES: usize = 64 << 10;
-/// Beyond so many names, waiting until the kernel has forgotten them takes less than asking it
-/// about each.
+/// Beyond so many names, waiting until the kernel's entries expire takes less time than looking up
+/// each.
 const FEW_NAMES: usize = 32;
-/// For one command on a server, which makes or removes directories of [`WORDS_BYTES`] at most.
+/// Timeout for one command on a server, which creates or removes directories of [`WORDS_BYTES`] at
+/// most.
 const RUN_DEADLINE: Duration = Duration::from_secs(10);
-/// For the removal of what was made, once a refresh has been given up; the shell goes on meanwhile.
+/// Timeout for removing what was created, after a refresh was given up; the shell goes on
+/// meanwhile.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Makes the mounts forget directories; gives those that they still show.
+/// Makes the mounts forget directories; returns those that they still show.
 pub async fn forget(
     gateway: &Gateway,
     table: &Arc<OnMounts>,
@@ -78,8 +80,8 @@ pub async fn forget(
     left
 }
 
-/// Makes the mounts forget trees; gives the directories that they still show, and what is asked
-/// about as any other change, since the top is there again.
+/// Makes the mounts forget trees. Returns directories that they still show, and the changes below
+/// tops that exist again, which need ordinary invalidation.
 pub(super) async fn forget_trees(
     gateway: &Gateway,
     table: &Arc<OnMounts>,
@@ -126,7 +128,7 @@ fn mounts_of(table: &MountTable, executor: &ExecutorName) -> Vec<MountPoint> {
     mounts.collect()
 }
 
-/// The servers on which something was made that may not have been removed.
+/// Servers with created entries that may not have been removed.
 #[derive(Debug, Default)]
 pub(super) struct Remnants(Mutex<Vec<Arc<Server>>>);
 
@@ -137,7 +139,7 @@ impl Remnants {
         server
     }
 
-    /// Removes it, for as long as that may take.
+    /// Removes the created entries, up to a deadline.
     pub async fn remove(self) {
         let servers = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         let all = async {
@@ -151,14 +153,14 @@ impl Remnants {
     }
 }
 
-/// What was made on a server, or may have been, and was not removed.
+/// Entries that were, or may have been, created on a server and not removed.
 #[derive(Debug, Default)]
 struct Made {
     directories: BTreeSet<PathBuf>,
     files: BTreeSet<PathBuf>,
 }
 
-/// Where the directories were.
+/// Server of the removed directories.
 #[derive(Debug)]
 struct Server {
     table: Arc<OnMounts>,
@@ -182,13 +184,13 @@ impl Server {
     async fn forget(&self, directories: Vec<PathBuf>) -> Vec<PathBuf> {
         let sorted: BTreeSet<&PathBuf> = directories.iter().collect();
         let (mut tops, mut below): (Vec<PathBuf>, Vec<PathBuf>) = (Vec::new(), Vec::new());
-        // What is below a directory comes right after it.
+        // Entries below a directory follow it directly.
         for path in sorted {
             let is_below = tops.last().is_some_and(|top| path.starts_with(top));
             if is_below { &mut below } else { &mut tops }.push(path.clone());
         }
         let mut made = self.make_tops(&tops).await;
-        // What was below a directory that is new can't be anybody's.
+        // Nothing below a newly created directory can belong to anybody else.
         let new: BTreeSet<PathBuf> = made.iter().cloned().collect();
         below.retain(|path| path.ancestors().any(|above| new.contains(above)));
         made.extend(self.make_all(&below).await);
@@ -196,7 +198,8 @@ impl Server {
         directories.into_iter().filter(|directory| !removed.contains(directory)).collect()
     }
 
-    /// Those that were made. One that is there by now belongs to somebody, and is shown rightly.
+    /// Creates directories; returns those that did not exist. An existing one belongs to somebody
+    /// else, and the mount shows it correctly.
     async fn make_tops(&self, tops: &[PathBuf]) -> Vec<PathBuf> {
         let mut made = Vec::new();
         for tops in tops.chunks(AT_ONCE) {
@@ -216,7 +219,7 @@ impl Server {
         made
     }
 
-    /// Of trees whose tops have just been made, and that were gone at that time.
+    /// Forgets trees whose tops have just been created, and did not exist at `gone_since`.
     async fn forget_new(&self, trees: Vec<RemovedTree>, gone_since: Instant) -> Vec<PathBuf> {
         let (mut directories, mut others) = (Vec::new(), Vec::new());
         for tree in trees {
@@ -253,8 +256,8 @@ impl Server {
         directories.into_iter().filter(|directory| !removed.contains(directory)).collect()
     }
 
-    /// Links in directories that were made for this: sshfs forgets one that is removed through it,
-    /// whatever has its name on the server.
+    /// Makes sshfs forget symlinks in recreated directories: it forgets one that is removed through
+    /// it, whatever the server has under its name.
     async fn forget_links(&self, links: Vec<PathBuf>) {
         self.made().files.extend(links.iter().cloned());
         let made = self.with_each(&["touch", "--"], &links).await;
@@ -270,15 +273,15 @@ impl Server {
         }
     }
 
-    /// Those that are there now.
+    /// Creates directories with their parents; returns those that exist now.
     async fn make_all(&self, directories: &[PathBuf]) -> Vec<PathBuf> {
         self.made().directories.extend(directories.iter().cloned());
         self.with_each(&["mkdir", "-p", "-m", "700", "--"], directories).await
     }
 
-    /// Removes directories that the server has made through their mount, the deepest first and
-    /// those of one depth at once, and on the server what is left; gives which have gone through
-    /// the mount.
+    /// Removes directories that the server created: through their mount, the deepest first and
+    /// those of one depth in parallel; and on the server, what is left. Returns those removed
+    /// through the mount.
     async fn remove(&self, made: Vec<PathBuf>) -> BTreeSet<PathBuf> {
         let mut by_depth: BTreeMap<usize, Vec<PathBuf>> = BTreeMap::new();
         for directory in made {
@@ -304,7 +307,7 @@ impl Server {
         gone
     }
 
-    /// On the server itself, the deepest first.
+    /// Removes entries on the server itself, the deepest first.
     async fn remove_made(&self) {
         let Made { directories, files } = mem::take(&mut *self.made());
         self.with_each(&["rm", "-f", "--"], &Vec::from_iter(files)).await;
@@ -316,7 +319,7 @@ impl Server {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a command work on paths; gives those that it has worked on, by what the server says.
+    /// Runs a command on paths; returns those for which the server reports success.
     async fn with_each(&self, words: &[&str], paths: &[PathBuf]) -> Vec<PathBuf> {
         let mut done = Vec::new();
         for paths in portions(paths) {
@@ -328,8 +331,7 @@ impl Server {
         done
     }
 
-    /// Whether each of the stages has succeeded, which one has not of which nothing is heard in
-    /// time.
+    /// Returns each stage's success; a stage without an answer in time has failed.
     async fn run(&self, stages: Vec<Stage>) -> Vec<bool> {
         let count = stages.len();
         let run = tokio::time::timeout(RUN_DEADLINE, self.run_to_its_end(stages));
@@ -364,7 +366,7 @@ impl Server {
     }
 }
 
-/// For the words of one process each, in their order.
+/// Splits into portions for the arguments of one process each, in order.
 fn portions(directories: &[PathBuf]) -> impl Iterator<Item = &[PathBuf]> {
     let mut bytes = 0;
     directories.chunk_by(move |last, _| {

@@ -1,5 +1,5 @@
-//! Going on with a run whose connection was lost: the executor is reached anew and
-//! asked what became of it. Which runs that is done for is decided in [`super::again`].
+//! Resumes a run whose connection was lost: reconnects to the executor and asks for the run's
+//! state. [`super::again`] decides which runs are resumable.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,50 +12,49 @@ use posh_reach::{Allowance, Outputs};
 
 use crate::executors::{Connection, Executor};
 
-/// How long an executor lets a kept run go on without us. Its own notice of the loss may come as
-/// late as ours.
+/// Time for which an executor keeps a run without us. It may notice the loss as late as we do.
 pub const GRACE: Duration = Duration::from_secs(10);
-/// How long the executor is looked for, counted from when it was last heard: nothing may hang for
-/// more than 10 s after a fault. A silent one is noticed after 8 s.
+/// Timeout for reconnecting, since the executor's last message: nothing may hang for more than 10 s
+/// after a fault. A silent executor is noticed after 8 s.
 const WITHIN: Duration = Duration::from_secs(9);
-/// The least, whatever the silence before: two attempts to connect.
+/// Minimum, however long the silence before: two attempts to connect.
 const AT_LEAST: Duration = Duration::from_millis(1500);
-/// The most: it lets the run go on for little longer.
+/// Maximum: the executor keeps the run for little longer.
 const AT_MOST: Duration = Duration::from_secs(6);
 
-/// A run that goes on.
+/// A resumed run.
 pub struct Resumed {
-    /// By which connection.
+    /// New connection.
     pub connection: Arc<Connection>,
-    /// To it.
+    /// Messages to the executor.
     pub input: mpsc::Sender<RunInput>,
-    /// From it.
+    /// Messages from the executor.
     pub output: Outputs,
 }
 
-/// Why a run does not go on.
+/// Reason why a run can't be resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gone {
-    /// The executor was reached and has ended it.
+    /// The executor has ended it.
     Killed,
-    /// The executor was reached and has never heard of it.
+    /// The executor never received it.
     NeverCame,
-    /// The executor was restarted, and nothing is known of what its predecessor did.
+    /// The executor was restarted and does not know its predecessor's runs.
     Unknown,
-    /// The executor was not reached in time.
+    /// The executor could not be reached in time.
     OutOfReach,
-    /// It was there for the lost connection alone. That may have ended here before it ends there:
-    /// until somebody there notices, its commands go on.
+    /// The executor served the lost connection alone. The loss may be noticed late on its side:
+    /// until then, its commands go on.
     WithConnection,
 }
 
 impl Gone {
-    /// None of its processes is there any more.
+    /// Returns true if none of its processes is left.
     pub fn is_dead(self) -> bool {
         matches!(self, Self::Killed | Self::NeverCame | Self::Unknown)
     }
 
-    /// For the error of a command.
+    /// Text for the error message of a command.
     pub fn sentence(self) -> &'static str {
         match self {
             Self::Killed => "it was ended there before it was done",
@@ -65,14 +64,15 @@ impl Gone {
             }
             Self::OutOfReach => "whether it was done there is not known, and it is not run again",
             Self::WithConnection => {
-                "what ssh has started ends with it, how far the command came is not known, and it is not run again"
+                "what ssh has started ends with it, how far the command came is not known, and it \
+                 is not run again"
             }
         }
     }
 }
 
-/// Reaches the executor anew and goes on with the run, which may say so much; it was heard last so
-/// long ago.
+/// Reconnects to the executor and resumes the run under the rest of its allowance. `silence` is the
+/// time since its last message.
 ///
 /// # Errors
 /// [`Gone`]

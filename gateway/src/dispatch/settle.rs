@@ -1,6 +1,6 @@
-//! Before a remote command reads a file, what this machine has written to it
-//! through the mount must be on the server (design §5, rule 8), and before it
-//! changes one, this machine must be able to see that.
+//! Flushes before a remote command runs (design §5, rule 8): this machine's writes through the
+//! mount to files that the command reads must be on the server. For files that it changes, this
+//! machine must be able to see the change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ use crate::{
     state::Gateway,
 };
 
-/// A mount that can't say in this time that a file is settled has it not settled.
+/// Flush timeout; on expiry the command runs locally.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// A file or tree that a command will use on the server.
@@ -34,7 +34,7 @@ struct Use {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UseKind {
-    /// A word, the current directory, or standard input.
+    /// An operand, the current directory, or standard input.
     Read,
     /// Changed by its name.
     Changed,
@@ -42,7 +42,7 @@ enum UseKind {
     Output,
 }
 
-/// Settles what every command uses; one that can't be settled makes its command run here.
+/// Flushes the files that each command uses; if that fails, the command runs locally.
 pub async fn settle(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
@@ -76,7 +76,7 @@ pub async fn settle(
     }
 }
 
-/// Volumes are asked directly: they are served by this very process.
+/// Asks volumes directly: this process serves them.
 async fn settle_volumes(
     gateway: &Gateway,
     table: &MountTable,
@@ -127,14 +127,14 @@ fn uses_of(
     uses
 }
 
-/// Files that processes of the sessions hold open for writing, without those that
-/// the shell has just opened for these very commands.
+/// Files that the sessions' processes have open for writing, without those that the shell has just
+/// opened for these commands.
 fn being_written(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
     uses: &[Vec<(MountId, Use)>],
 ) -> Vec<PathBuf> {
-    // Volumes know themselves what is written through them.
+    // Volumes track writes themselves.
     let below = uses.iter().flatten().filter(|(_, used)| used.adapter != Adapter::Volume);
     let below: Vec<PathBuf> = below.map(|(_, used)| used.path.clone()).collect();
     if below.is_empty() {
@@ -156,9 +156,9 @@ enum Call {
     HandOver(Adapter, PathBuf),
 }
 
-/// sshfs hands every write to its server at once and has closed files there: only what is still
-/// open is worth the round trip. A volume is settled as a whole. Where a file goes up as a whole
-/// when it is closed, one that is open makes the command run here.
+/// Calls needed before a use. sshfs sends every write at once and closed files are on its server:
+/// only files still open need the round trip. Volumes are flushed as a whole. If an adapter uploads
+/// a file on close, an open file makes the command run locally.
 fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, String> {
     let adapter = used.adapter;
     let mut open = written.iter().filter(|path| path.starts_with(&used.path));
@@ -174,8 +174,8 @@ fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, String> {
     }
 }
 
-/// Invariant: a mount that leaves its calls unanswered has one thread and holds up one command; its
-/// further commands run here at once ([`Shares`](crate::shares::Shares)).
+/// Invariant: a mount that does not answer blocks one thread and delays one command; its further
+/// commands run locally at once ([`Shares`](crate::shares::Shares)).
 async fn carry_out(
     gateway: &Gateway,
     table: &MountTable,

@@ -1,6 +1,5 @@
-//! Directive, acknowledgement, start. The acknowledgement of every stage comes
-//! before any run is asked for; a run that an executor refuses was never started,
-//! and then its stages may still run here.
+//! Directive, acknowledgement, start. Runs are requested only after every stage has acknowledged. A
+//! run that an executor refuses was never started, so its stages may still run locally.
 
 use std::{
     collections::BTreeMap,
@@ -37,17 +36,17 @@ use crate::{
     trace::{Call, Tracer},
 };
 
-/// Messages on their way to an executor; inputs are bounded by credit, this bounds the rest.
+/// Capacity of the queue to an executor: inputs are bounded by credit, other messages by this.
 pub(super) const QUEUE: usize = 256;
-/// A stage program that runs answers a directive in microseconds.
+/// Timeout for acknowledgements. A running stage program answers a directive in microseconds.
 const ACK_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often one that does not is looked at: a signal or a debugger may have stopped it, which is
-/// no event for the gateway.
+/// Poll interval for a silent stage program: a signal or a debugger may have stopped it, which
+/// sends no event to the gateway.
 const STOPPED_LOOK: Duration = Duration::from_millis(10);
-/// An executor answers a specification within a round trip and a few forks.
+/// Timeout for a start. An executor answers within a round trip and a few forks.
 const START_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What became of a pipeline's remote stages.
+/// Result of a pipeline's remote stages.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Exit status as the shell sees it, by stage.
@@ -59,28 +58,28 @@ pub struct Outcome {
 /// A started run.
 #[derive(Debug)]
 pub struct Flight {
-    /// Whose.
+    /// Executor of the run.
     pub executor: ExecutorId,
-    /// By which connection.
+    /// Connection of the run.
     pub connection: Arc<Connection>,
-    /// To it.
+    /// Messages to the executor.
     pub input: mpsc::Sender<RunInput>,
-    /// From it.
+    /// Messages from the executor.
     pub output: Outputs,
-    /// When it was started, if anybody wants to know.
+    /// Times of the start, for the trace.
     pub call: Call,
-    /// How large the files were that its redirects write to.
+    /// Sizes of the files that its redirects write to.
     pub written_files: Vec<WrittenFile>,
 }
 
 impl Flight {
-    /// Its specification was sent then, and it has just been started.
+    /// Sets the times of sending the specification and of the start.
     fn since(self, sent_ns: u64, tracer: &Tracer) -> Self {
         Self { call: Call { sent_ns, started_ns: tracer.now_ns(), ..self.call }, ..self }
     }
 }
 
-/// All runs of a pipeline, started, and how their streams are joined.
+/// All runs of a pipeline, started, with their streams' connections.
 pub struct Flights {
     /// In the order of `lowered.runs`.
     pub flights: Vec<Flight>,
@@ -88,50 +87,50 @@ pub struct Flights {
     pub lowered: Lowered,
     /// Aggregators on this machine, by stage.
     pub joins: BTreeMap<usize, StartedJoin>,
-    /// Who is told when what happens.
+    /// Tracer of the session.
     pub tracer: Tracer,
 }
 
-/// An aggregator that runs, and waits for its parts.
+/// A running aggregator that waits for its parts.
 pub struct StartedJoin {
-    /// It.
+    /// Handle of the aggregator.
     pub joining: Joining,
-    /// What it tells.
+    /// Its events.
     pub told: mpsc::Receiver<join::Event>,
-    /// What it reads, part by part.
+    /// Its input streams, part by part.
     pub inputs: Vec<Stream>,
 }
 
-/// Why nothing was started.
+/// Reason why nothing was started.
 #[derive(Debug)]
 pub struct Refusal {
-    /// Who refused.
+    /// Executor that refused.
     pub executor: ExecutorId,
     fault: Fault,
     reason: String,
 }
 
-/// What is wrong, and must be planned otherwise.
+/// Kind of a refusal; determines the next plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// A seam of a split is not at a line's end.
+    /// A seam of a split is not at the end of a line.
     Seam,
-    /// An operand of a split is no plain file.
+    /// An operand of a split is not a regular file.
     NotWhole,
-    /// The executor, for this pipeline.
+    /// The executor can't run this pipeline.
     Executor,
-    /// The executor has no room for it.
+    /// The executor is overloaded.
     Full,
-    /// It was lost before it had started what only reads.
+    /// Lost before it had started a read-only run.
     Lost,
-    /// It may have been started all the same: what does more than read must not be run again.
+    /// A run that does more than read may have been started: don't run it again.
     Unclear,
 }
 
-/// Why a run has not said that it was started.
+/// Reason for a missing start message.
 enum NotOpened {
     Refused(Refusal),
-    /// It was lost, with this sentence, when the executor may have had it.
+    /// Lost when the executor may have received the specification, with the reason.
     Lost(Arc<Connection>, String),
 }
 
@@ -142,19 +141,19 @@ impl fmt::Display for Refusal {
 }
 
 impl Refusal {
-    /// The executor is gone, and its mounts may be.
+    /// Returns true if the executor is gone; its mounts may be too.
     #[must_use]
     pub fn is_loss(&self) -> bool {
         self.fault == Fault::Lost
     }
 
-    /// Whether the commands ran is not known: they can't run here.
+    /// Returns true if the commands may have run: they can't run locally.
     #[must_use]
     pub fn is_unclear(&self) -> bool {
         self.fault == Fault::Unclear
     }
 
-    /// Of an executor that was lost when it may have started the commands.
+    /// Refusal by an executor that was lost when it may have started the commands.
     #[must_use]
     pub fn unclear(executor: &Executor, why: &str, known: &str) -> Self {
         let place = format!("executor {} at {}", executor.name, executor.address);
@@ -162,7 +161,7 @@ impl Refusal {
         Self { executor: executor.id, fault: Fault::Unclear, reason }
     }
 
-    /// Changes the facts, so that the next plan does not meet the same refusal.
+    /// Changes the facts so that the next plan does not meet the same refusal.
     pub fn apply(&self, gateway: &Gateway, facts: &mut PipelineFacts) {
         match self.fault {
             Fault::Seam => {
@@ -185,8 +184,8 @@ impl Refusal {
     }
 }
 
-/// Sends every stage its directive and waits for the acknowledgements. If one
-/// does not come, nothing runs elsewhere.
+/// Sends every stage its directive and waits for the acknowledgements. If one is missing, no stage
+/// runs remotely.
 pub async fn tell(
     mut pipeline: Pipeline,
     plan: &mut Plan,
@@ -202,8 +201,8 @@ pub async fn tell(
     for (index, placement) in plan.placements.iter().enumerate() {
         if matches!(placement, Placement::Remote(_)) {
             let stage = &pipeline.stages[index];
-            // Which of these are really forwarded is decided by credit and data: none comes for
-            // what is opened there.
+            // Credit and data decide which of these are forwarded: files that the server opens get
+            // none.
             let named = stage.enlisted.named_descriptors().map(|d| (d.fd, d.writes()));
             let (writes, reads): (Vec<_>, Vec<_>) = [(0, false), (1, true), (2, true)]
                 .into_iter()
@@ -236,7 +235,7 @@ async fn all_acknowledge(pipeline: &mut Pipeline, plan: &Plan, backstops: &Backs
     true
 }
 
-/// Waits for a stage's acknowledgement: until it comes, the stage ends, or is stopped.
+/// Waits until a stage acknowledges, ends, or is stopped.
 async fn acknowledges(stage: &mut StageLink, backstops: &Backstops) -> bool {
     let pid = stage.enlisted.pid;
     let began = Instant::now();
@@ -254,9 +253,8 @@ async fn acknowledges(stage: &mut StageLink, backstops: &Backstops) -> bool {
 /// Starts all runs of a pipeline, or none.
 ///
 /// # Errors
-/// [`Refusal`] when an executor refused or could not be reached: runs that others
-/// had started by then are cancelled. Such runs are parts of one split, so they
-/// only read; what they printed is dropped.
+/// [`Refusal`] when an executor refused or could not be reached. Runs that others had started by
+/// then are cancelled: they are parts of one split, so they only read, and their output is dropped.
 pub async fn start(
     gateway: &Gateway,
     connections: &Connections,
@@ -283,7 +281,7 @@ pub async fn start(
     Ok(Flights { flights, lowered, joins, tracer: tracer.clone() })
 }
 
-/// Before any run: what can't be joined must not be started.
+/// Starts the aggregators before any run: without one, no part may start.
 fn start_joins(lowered: &mut Lowered) -> Result<BTreeMap<usize, StartedJoin>, Refusal> {
     let mut joins = BTreeMap::new();
     for (stage, JoinedHere { recipe, programs, inputs }) in std::mem::take(&mut lowered.joins) {
@@ -380,8 +378,7 @@ async fn open(
     })
 }
 
-/// From the first message of a run; `None` where it says neither that it was started nor that it
-/// was not.
+/// Interprets the first message of a run; `Err(None)` if it is neither a start nor a rejection.
 fn flight(
     executor: ExecutorId,
     connection: Arc<Connection>,
@@ -406,8 +403,8 @@ fn flight(
     }
 }
 
-/// The connection was lost between the specification and its answer, and the run does more than
-/// read: the executor is asked whether it has begun.
+/// Asks the executor if the run has started: the connection was lost between the specification and
+/// its answer, and the run does more than read.
 async fn ask_for(
     executor: &Arc<Executor>,
     lost: Arc<Connection>,
@@ -427,7 +424,7 @@ async fn ask_for(
     }
 }
 
-/// There was no connection to send anything by.
+/// Returns true if there was no connection to send on.
 fn was_never_sent(status: &Status) -> bool {
     let causes = std::iter::successors(std::error::Error::source(status), |cause| cause.source());
     let mut texts = causes.map(ToString::to_string).chain([status.message().to_owned()]);

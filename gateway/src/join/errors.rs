@@ -1,42 +1,41 @@
-//! The joined error output of a stage's parts. What a command says before it looks at any input (a
-//! wrong pattern, a warning about its words) every part says, and so does an aggregator that is the
-//! same command; it is said once.
+//! Merged error output of a stage's parts. Messages of a command before it reads input (a wrong
+//! pattern, a warning about its arguments) come from every part, and from an aggregator that is the
+//! same command; they appear once.
 
 use bytes::Bytes;
 
-/// The error outputs of parts while it is not known how much of them is the same.
+/// Error outputs of parts while their common start is unknown.
 #[derive(Debug, Clone, Default)]
 pub struct SharedStart {
     parts: Vec<(Vec<u8>, bool)>,
 }
 
-/// More than this at its start, and a part does not wait for the others any more: such messages are
+/// Limit on held output, after which a part no longer waits for the others: longer messages are
 /// about data.
 const HELD_BYTES: usize = 64 << 10;
 
 impl SharedStart {
-    /// For so many parts.
+    /// Makes the state for so many parts.
     #[must_use]
     pub fn new(parts: usize) -> Self {
         Self { parts: vec![(Vec::new(), false); parts] }
     }
 
-    /// What a part wrote.
+    /// Adds output of a part.
     pub fn push(&mut self, part: usize, data: &[u8]) {
         self.parts[part].0.extend_from_slice(data);
     }
 
-    /// A part is at its end.
+    /// Ends a part.
     pub fn end(&mut self, part: usize) {
         self.parts[part].1 = true;
     }
 
-    /// Once it is known, the lines at the start that all parts have, and what each part wrote after
-    /// them.
+    /// Returns, once known, the lines at the start of all parts, and each part's remaining output.
     #[must_use]
     pub fn decide(&self) -> Option<(Bytes, Vec<Bytes>)> {
         let shared = shared_lines(self.parts.iter().map(|(text, _)| text.as_slice()));
-        // Further lines may be the same only as long as nobody has another one or is at its end.
+        // Further lines may be equal only while no part has a different one or has ended.
         let next = |text: &[u8]| text[shared..].iter().position(|b| *b == b'\n').is_some();
         let all_may_go_on = self.parts.iter().all(|(text, ended)| !ended || text.len() > shared);
         let lines =
@@ -54,7 +53,7 @@ impl SharedStart {
     }
 }
 
-/// The length of the whole lines that all texts begin with.
+/// Length of the whole lines that all texts start with.
 fn shared_lines<'a>(mut texts: impl Iterator<Item = &'a [u8]>) -> usize {
     let Some(first) = texts.next() else { return 0 };
     let same = |a: &[u8], b: &[u8]| a.iter().zip(b).take_while(|(a, b)| a == b).count();

@@ -1,6 +1,6 @@
-//! Joining the outputs of a split stage's parts by an aggregator: what it is made of, as a value
-//! ([`Recipe`]), posh's own aggregators ([`own`]), and the joining on this machine ([`Joining`]).
-//! Which stage is joined, how and where, is the plan's matter ([`crate::plan::Join`]).
+//! Joining the outputs of a split stage's parts by an aggregator: the aggregator as a value
+//! ([`Recipe`]), posh's own aggregators ([`own`]), and local execution ([`Joining`]). The plan
+//! decides which stage is joined, how and where ([`crate::plan::Join`]).
 
 pub mod errors;
 pub mod own;
@@ -15,51 +15,51 @@ use self::own::Own;
 pub use self::run::{Event, Joining, Program};
 use crate::plan::{Part, Steps};
 
-/// What joins the parts of one stage.
+/// Aggregator of one stage's parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recipe {
-    /// How the parts come in.
+    /// How the parts are passed.
     pub source: Source,
-    /// Commands, each reading what the one before it writes; none with [`Source::Own`].
+    /// Commands, each reading the output of the one before; none with [`Source::Own`].
     pub commands: Vec<Step>,
-    /// How many parts there are.
+    /// Number of parts.
     pub parts: usize,
 }
 
 /// See [`Recipe::source`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// The first command's standard input is all parts, one after the other.
+    /// The first command's standard input is the concatenation of all parts.
     InOrder,
     /// The first command's last operands are the parts, one each.
     Separate,
-    /// Likewise, but the parts are counts of equal lines: without them the lines are merged, and
-    /// what comes out is counted anew.
+    /// Likewise, but the parts are counts of equal lines: the lines are merged without counts, and
+    /// the result is counted again.
     Counted,
-    /// posh's own code does all of it.
+    /// posh's own code does everything.
     Own(Own),
 }
 
 /// A command of a [`Recipe`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// The stage whose command, environment and so on it has.
+    /// Stage that supplies the command, environment and so on.
     pub stage: usize,
-    /// Its words, without the operands that are the parts.
+    /// Arguments, without the operands for the parts.
     pub argv: Vec<OsString>,
 }
 
-/// The words of a stage, and how they are read.
+/// Arguments of a stage, and their meaning.
 #[derive(Debug, Clone, Copy)]
 pub struct Words<'a> {
-    /// As the shell wrote them.
+    /// Arguments from the shell.
     pub argv: &'a [OsString],
-    /// By its annotation.
+    /// Result of the annotation.
     pub invocation: &'a Invocation,
 }
 
 impl Recipe {
-    /// What `steps` mean for `stage`, whose parts are `parts`.
+    /// Recipe of `steps` for `stage`, whose parts are `parts`.
     #[must_use]
     pub fn of<'a>(
         steps: Steps,
@@ -80,7 +80,7 @@ impl Recipe {
     }
 }
 
-/// `sort -m` and the options that count.
+/// `sort -m` and the relevant options.
 fn merging_words(words: Words<'_>) -> Vec<OsString> {
     match words.invocation.split.as_ref().and_then(|s| s.aggregator.as_ref()) {
         Some(Aggregator::Merge { words, .. }) => words.clone(),
@@ -99,8 +99,8 @@ fn own_of(invocation: &Invocation, parts: &[Part]) -> Own {
     }
 }
 
-/// Whether the parts of a command say the same at their start only if it is not about their input:
-/// no operand is in two parts.
+/// Returns true if a common start of the parts' errors can't be about their input: no operand is in
+/// two parts.
 #[must_use]
 pub fn starts_alike(argv: &[OsString], parts: &[Part]) -> bool {
     let mut seen = HashSet::new();

@@ -1,25 +1,24 @@
-//! posh's own aggregators: each reads the outputs of parts one after the other, line by line, and
-//! writes what one process would have written. Pure: bytes in, bytes out.
+//! posh's own aggregators: each reads the parts' outputs in order, line by line, and writes the
+//! output of a single process. Pure: bytes in, bytes out.
 
 use std::{collections::VecDeque, io::Write as _};
 
-/// The longest line whose end is waited for: the command here would keep all of it as well, but not
-/// in this process.
+/// Limit on a buffered line: the command itself would buffer all of it, but in another process.
 const LINE_BYTES: usize = 64 << 20;
-/// The same where lines are counts and the name of an operand, which has at most 128 KiB
+/// Like `LINE_BYTES`, but for lines of counts and the name of an operand, which has at most 128 KiB
 /// (`MAX_ARG_STRLEN`).
 const COUNTS_BYTES: usize = 256 << 10;
 
-/// What came is not what a part of the command writes, or has a line that is too long to be kept.
+/// The data is not the output of a part of the command, or has a line beyond the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("what a server sent is no part of the output, or has a line of more than 64 MiB")]
 pub struct NoPart;
 
-/// An aggregator at work.
+/// A running aggregator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Own {
     kind: Kind,
-    /// The beginning of a line whose end has not come.
+    /// Beginning of an incomplete line.
     open: Vec<u8>,
 }
 
@@ -31,21 +30,21 @@ enum Kind {
 }
 
 impl Own {
-    /// Each part is a number and a newline; the result is their sum, and nothing if there is none.
+    /// Each part is a number and a newline; the result is their sum, or nothing without parts.
     #[must_use]
     pub fn sum() -> Self {
         Self::new(Kind::Sum(None))
     }
 
-    /// Each part is an output of `uniq -c`: where a part begins with the line that the one before
-    /// it ends with, the two are one.
+    /// Each part is an output of `uniq -c`: counts are added where a part begins with the last line
+    /// of the part before.
     #[must_use]
     pub fn uniq_count() -> Self {
         Self::new(Kind::UniqCount(None))
     }
 
-    /// Each part is an output of `wc`, whose options are `letters` (`lwmcL`), with so many
-    /// operands. Parts with operands count bytes, too, which gives the width of the columns.
+    /// Each part is an output of `wc` with options `letters` (`lwmcL`) and so many operands. Parts
+    /// with operands also count bytes, which determine the width of the columns.
     #[must_use]
     pub fn wc_total(letters: &str, operands: Vec<usize>) -> Self {
         Self::new(Kind::WcTotal(WcTotal::new(letters, operands)))
@@ -55,7 +54,7 @@ impl Own {
         Self { kind, open: Vec::new() }
     }
 
-    /// Takes bytes; gives what can be written by now.
+    /// Adds bytes; returns output that is complete.
     ///
     /// # Errors
     /// [`NoPart`]
@@ -69,7 +68,7 @@ impl Own {
         Ok(out)
     }
 
-    /// After the last part: what is left to write.
+    /// Returns the remaining output after the last part.
     pub fn finish(&mut self) -> Vec<u8> {
         match &mut self.kind {
             Kind::Sum(sum) => sum.map(|sum| format!("{sum}\n").into_bytes()).unwrap_or_default(),
@@ -86,7 +85,7 @@ impl Own {
 }
 
 impl Kind {
-    /// One line of a part, without its newline.
+    /// Handles one line of a part, without its newline.
     fn line(&mut self, line: &[u8], out: &mut Vec<u8>) -> Result<(), NoPart> {
         match self {
             Self::Sum(sum) => {
@@ -105,7 +104,7 @@ impl Kind {
     }
 }
 
-/// Counts a line: with those before it if they are equal, else what was held is written.
+/// Adds a line's count to that of equal lines before it, or writes the held line.
 fn add(held: &mut Option<(u64, Vec<u8>)>, count: u64, line: &[u8], out: &mut Vec<u8>) {
     match held {
         Some((sum, same)) if same == line => *sum = sum.saturating_add(count),
@@ -117,20 +116,20 @@ fn add(held: &mut Option<(u64, Vec<u8>)>, count: u64, line: &[u8], out: &mut Vec
     }
 }
 
-/// The counts of sorted parts while their lines, without them, are merged by a command: lines of
-/// one part come out in their order, and of equal ones those of the first part come first.
+/// Counts of sorted parts while a command merges their lines without counts. The merge keeps the
+/// order of each part's lines, and of equal lines puts the first part's first.
 #[derive(Debug)]
 pub struct Recount {
-    /// For each part what went into the merge and has not come out.
+    /// Per part: lines fed to the merge that have not come out yet.
     waiting: Vec<VecDeque<(u64, Vec<u8>)>>,
-    /// For each part the beginning of a line whose end has not come.
+    /// Per part: beginning of an incomplete line.
     open: Vec<Vec<u8>>,
     merged: Vec<u8>,
     held: Option<(u64, Vec<u8>)>,
 }
 
 impl Recount {
-    /// For so many parts.
+    /// Makes the state for so many parts.
     #[must_use]
     pub fn new(parts: usize) -> Self {
         Self {
@@ -141,7 +140,7 @@ impl Recount {
         }
     }
 
-    /// Takes a part's bytes; gives its lines, for the merge.
+    /// Adds a part's bytes; returns its lines for the merge.
     ///
     /// # Errors
     /// [`NoPart`]
@@ -157,7 +156,7 @@ impl Recount {
         Ok(lines)
     }
 
-    /// Takes bytes of the merge; gives what can be written by now.
+    /// Adds output of the merge; returns output that is complete.
     ///
     /// # Errors
     /// [`NoPart`]
@@ -178,7 +177,7 @@ impl Recount {
         Ok(out)
     }
 
-    /// After the merge: what is left to write.
+    /// Returns the remaining output after the merge.
     pub fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         if let Some((count, line)) = self.held.take() {
@@ -188,7 +187,7 @@ impl Recount {
     }
 }
 
-/// The lines that `bytes` complete, without their newlines; the rest stays in `open`.
+/// Lines that `bytes` complete, without their newlines; the rest stays in `open`.
 fn whole_lines(
     open: &mut Vec<u8>,
     mut bytes: &[u8],
@@ -204,7 +203,7 @@ fn whole_lines(
     if open.len() > longest { Err(NoPart) } else { Ok(lines) }
 }
 
-/// A number that may have spaces before it, and what comes after it.
+/// Parses a number after optional blanks; returns the rest too.
 fn number(text: &[u8]) -> Option<(u64, &[u8])> {
     let text = text.trim_ascii_start();
     let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
@@ -212,33 +211,33 @@ fn number(text: &[u8]) -> Option<(u64, &[u8])> {
     Some((number, &text[digits..]))
 }
 
-/// A line of `uniq -c`: its count, and the line itself.
+/// Parses a line of `uniq -c`: its count, and the line itself.
 fn counted(line: &[u8]) -> Option<(u64, &[u8])> {
     let (count, rest) = number(line)?;
     Some((count, rest.strip_prefix(b" ")?))
 }
 
-/// As GNU uniq writes it.
+/// In GNU uniq's format.
 fn write_count(count: u64, line: &[u8], out: &mut Vec<u8>) {
     write!(out, "{count:>7} ").expect("memory can be written to");
     out.extend_from_slice(line);
     out.push(b'\n');
 }
 
-/// The columns of wc, in its order; lines, words and bytes are shown when none is asked for.
+/// Columns of wc in its order; the default is lines, words and bytes.
 const COLUMNS: [char; 5] = ['l', 'w', 'm', 'c', 'L'];
-/// The width of columns that count what is no regular file.
+/// Width of columns for input that is not a regular file.
 const PIPE_WIDTH: usize = 7;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct WcTotal {
-    /// Columns that the parts have, as indices of [`COLUMNS`].
+    /// Columns in the parts' outputs, as indices of [`COLUMNS`].
     present: Vec<usize>,
-    /// Columns that are shown.
+    /// Columns in the result.
     shown: Vec<usize>,
-    /// Operands of the parts that have not been read yet, the next one last.
+    /// Operand counts of unread parts, the next one last.
     operands: Vec<usize>,
-    /// Lines of the current part that are still to come, its total included.
+    /// Remaining lines of the current part, including its total.
     left: usize,
     files: Vec<([u64; 5], Vec<u8>)>,
 }

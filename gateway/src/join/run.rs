@@ -1,6 +1,6 @@
-//! A join at work on this machine: the commands of a recipe as processes, fed with what the parts
-//! wrote elsewhere. What goes in is bounded by the credit that its sender gets for what was taken
-//! ([`Event::Fed`]), what comes out by [`Joining::allow`].
+//! A running local aggregator: a recipe's commands as processes, fed with the output of remote
+//! parts. Input is bounded by the sender's credit, which grows as input is consumed
+//! ([`Event::Fed`]), output by [`Joining::allow`].
 
 use std::{
     collections::VecDeque,
@@ -37,40 +37,40 @@ use super::{
 };
 use crate::stage_link::Status;
 
-/// Events that wait for the reader.
+/// Capacity of the event queue.
 const QUEUE: usize = 16;
-/// What is read from a command at once: a pipe holds no more.
+/// Size of one read from a command: a pipe holds no more.
 const READ_BYTES: usize = 64 << 10;
-/// Output that the reader may have before it says that it took any: it is on this machine, so this
-/// is not a link's worth but a few pipes'.
+/// Output credit before the reader has confirmed any: the reader is local, so a few pipes' worth
+/// suffices.
 const WINDOW_BYTES: u64 = 1 << 20;
 
-/// The status of what posh can't do.
+/// Exit status if posh itself fails.
 const BROKEN: u32 = 125;
 
-/// The real command of a [`super::Step`].
+/// Executable of a [`super::Step`].
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// Where it is.
+    /// Path of the executable.
     pub path: PathBuf,
-    /// All of its environment.
+    /// Complete environment.
     pub env: Vec<(OsString, OsString)>,
 }
 
-/// What a join tells.
+/// Event of an aggregator.
 #[derive(Debug)]
 pub enum Event {
-    /// So many bytes of that part were taken.
+    /// So many bytes of that part were consumed.
     Fed(usize, u64),
     /// Output.
     Output(Bytes),
-    /// What a command wrote to its error output.
+    /// Error output of a command.
     Errors(Bytes),
-    /// Everything has ended, and how.
+    /// End of all commands, with the status.
     Over(Status),
 }
 
-/// A join that runs. When it is dropped, its commands are killed.
+/// A running aggregator. Dropping it kills its commands.
 #[derive(Debug)]
 pub struct Joining {
     parts: Vec<Arc<Incoming>>,
@@ -79,14 +79,14 @@ pub struct Joining {
     tasks: JoinSet<()>,
 }
 
-/// What the reader of the output can take.
+/// Output credit of the reader.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     allowed_bytes: u64,
     is_closed: bool,
 }
 
-/// Bytes of one part on their way in, as many as their sender has credit for.
+/// Buffered bytes of one part, bounded by the sender's credit.
 #[derive(Debug, Default)]
 struct Incoming {
     state: Mutex<Waiting>,
@@ -110,7 +110,7 @@ impl Incoming {
         self.changed.notify_one();
     }
 
-    /// The next piece; `None` at the end.
+    /// Next piece; `None` at the end.
     async fn next(&self) -> Option<Bytes> {
         loop {
             {
@@ -120,7 +120,7 @@ impl Incoming {
                     return next;
                 }
             }
-            // A notification between the look and this is kept for us.
+            // `Notify` stores a notification that comes before this.
             self.changed.notified().await;
         }
     }
@@ -131,10 +131,10 @@ impl Incoming {
 }
 
 impl Joining {
-    /// Starts the commands; `programs` are those of the recipe's commands.
+    /// Starts the commands; `programs` belong to the recipe's commands.
     ///
     /// # Errors
-    /// When a pipe or a process can't be made; then nothing runs.
+    /// A pipe or process can't be created; then nothing runs.
     pub fn start(
         recipe: &Recipe,
         programs: &[Program],
@@ -192,7 +192,7 @@ impl Joining {
             reads.push(read);
             writers.push(pipe::Sender::from_owned_fd(write)?);
         }
-        // They are named as ours: a descriptor to be inherited could be by other children that
+        // Name the gateway's descriptors: an inheritable one could leak into other children that
         // start at this moment.
         let own = std::process::id();
         let names = reads.iter().map(|read| format!("/proc/{own}/fd/{}", read.as_raw_fd()).into());
@@ -210,38 +210,38 @@ impl Joining {
             children.iter().filter_map(|c| Some(Pid::from_raw(c.id()?.cast_signed()))).collect();
     }
 
-    /// Bytes of a part.
+    /// Adds bytes of a part.
     pub fn push(&self, part: usize, data: Bytes) {
         self.parts.get(part).into_iter().for_each(|incoming| incoming.push(data.clone()));
     }
 
-    /// A part is at its end.
+    /// Ends a part.
     pub fn end(&mut self, part: usize) {
         self.parts.get(part).into_iter().for_each(|incoming| incoming.end());
     }
 
-    /// So many bytes of output were taken.
+    /// Adds output credit.
     pub fn allow(&self, bytes: u64) {
         self.window.send_modify(|window| {
             window.allowed_bytes = window.allowed_bytes.saturating_add(bytes)
         });
     }
 
-    /// Nobody reads the output any more: who writes gets SIGPIPE.
+    /// Closes the output: a command that writes gets SIGPIPE.
     pub fn close(&self) {
         self.window.send_modify(|window| window.is_closed = true);
     }
 
-    /// A signal for the commands.
+    /// Sends a signal to the commands.
     pub fn signal(&self, signal: Signal) {
-        // They are waited for once the last one has closed its output, and then all at once.
+        // Unreaped until the last one has closed its output, so their IDs are valid.
         for pid in &self.pids {
             let _ = kill(*pid, signal);
         }
     }
 }
 
-/// Starts the commands, each reading what the one before it writes.
+/// Starts the commands, each reading the output of the one before.
 fn spawn(
     recipe: &Recipe,
     programs: &[Program],
@@ -280,7 +280,7 @@ async fn feed(
     counts: Option<Arc<Mutex<Recount>>>,
     events: mpsc::Sender<Event>,
 ) {
-    // Once nobody reads, what comes is taken all the same: its senders must not wait for ever.
+    // After the reader is gone, keep consuming: the senders must not block forever.
     let mut is_read = true;
     for (part, incoming) in parts {
         while let Some(data) = incoming.next().await {
@@ -304,7 +304,7 @@ async fn feed(
     }
 }
 
-/// Stays with the commands to their end. `_reads` are what the first one opens by their names.
+/// Waits for the end of the commands. `_reads` keeps the pipes that the first one opens by name.
 async fn attend(
     mut children: Vec<Child>,
     _reads: Vec<OwnedFd>,
@@ -334,7 +334,7 @@ async fn tell_errors(mut stderr: ChildStderr, events: mpsc::Sender<Event>) {
     }
 }
 
-/// Until the output's end, or until nobody wants it: then the pipe is closed.
+/// Relays until the output ends, or its reader is gone: then closes the pipe.
 async fn tell_output(
     mut stdout: ChildStdout,
     counts: Option<&Mutex<Recount>>,
@@ -375,7 +375,7 @@ async fn read_some(from: &mut (impl AsyncRead + Unpin)) -> Option<Bytes> {
     }
 }
 
-/// posh's own code in place of commands.
+/// Runs posh's own code in place of commands.
 async fn run_own(mut own: Own, parts: Vec<Arc<Incoming>>, outlet: Outlet) {
     for (part, incoming) in parts.into_iter().enumerate() {
         while let Some(data) = incoming.next().await {
@@ -396,20 +396,20 @@ async fn run_own(mut own: Own, parts: Vec<Arc<Incoming>>, outlet: Outlet) {
     let _ = outlet.events.send(Event::Over(status)).await;
 }
 
-/// The parts can't be joined, and that is the end of it.
+/// Reports that the parts can't be joined, which ends the aggregator.
 async fn tell_broken(no_part: NoPart, events: &mpsc::Sender<Event>) {
     let _ = events.send(Event::Errors(Bytes::from(format!("posh: {no_part}\n")))).await;
     let _ = events.send(Event::Over(Status::Code(BROKEN))).await;
 }
 
-/// The way out, under the reader's allowance.
+/// Output channel with the reader's credit.
 struct Outlet {
     window: Arc<watch::Sender<Window>>,
     events: mpsc::Sender<Event>,
 }
 
 impl Outlet {
-    /// Sends bytes as the reader allows it; false when nobody reads any more.
+    /// Sends bytes within the credit; returns false when the reader is gone.
     async fn send(&self, mut data: Bytes) -> bool {
         let mut window = self.window.subscribe();
         while !data.is_empty() {
@@ -429,7 +429,7 @@ impl Outlet {
     }
 
     async fn closed(&self) {
-        // The sender is ours: it can't be gone.
+        // We hold the sender, so it can't be dropped.
         let _ = self.window.subscribe().wait_for(|window| window.is_closed).await;
     }
 }

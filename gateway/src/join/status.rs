@@ -1,4 +1,4 @@
-//! One exit status from those of the parts and of what joined them.
+//! Combines the exit statuses of parts and of their aggregator.
 
 use nix::sys::signal::Signal;
 use posh_annotations::StatusRule;
@@ -7,16 +7,17 @@ use crate::stage_link::Status;
 
 const BROKEN_PIPE: Status = Status::Signal(Signal::SIGPIPE as u32);
 
-/// The status of a stage whose parts ended like this, and whose aggregator, if there is one, so.
+/// Status of a stage from its parts and its aggregator, if any.
 #[must_use]
 pub fn of_stage(parts: &[Status], joined: Option<Status>, rule: StatusRule) -> Status {
-    // What killed a part, and then its aggregator, counts before what that ended by.
+    // A signal that killed a part, and then its aggregator, takes precedence over the aggregator's
+    // status.
     let is_killed = parts.iter().any(|s| matches!(s, Status::Signal(_)) && *s != BROKEN_PIPE);
     let joined = joined.filter(|s| *s != Status::Code(0) && !is_killed);
     joined.unwrap_or_else(|| of_parts(parts, rule))
 }
 
-/// One status from those of the parts, by the annotation's rule.
+/// Combines the parts' statuses by the annotation's rule.
 fn of_parts(parts: &[Status], rule: StatusRule) -> Status {
     let signals = || parts.iter().copied().filter(|s| matches!(s, Status::Signal(_)));
     if let Some(signal) = signals().find(|s| *s != BROKEN_PIPE).or_else(|| signals().next()) {
@@ -32,8 +33,8 @@ fn of_parts(parts: &[Status], rule: StatusRule) -> Status {
     })
 }
 
-/// How a chain of commands ended that stands for one: as the last one did; if that is well, as the
-/// first one that did otherwise. An earlier one that met a closed pipe did as in a shell.
+/// Status of a chain of commands that stands for one: the last one's. If that is a success, the
+/// first failure of an earlier one, except SIGPIPE, as in a shell.
 #[must_use]
 pub fn of_chain(commands: &[Status]) -> Status {
     let Some((last, earlier)) = commands.split_last() else { return Status::Code(0) };

@@ -1,5 +1,5 @@
-//! The lowering of joins by an aggregator: on the machine of the parts its commands are further
-//! commands of the run, which read the parts' pipes; on this one the parts' streams lead to it.
+//! Lowering of aggregators. On the parts' machine, an aggregator's commands are further commands of
+//! the run, which read the parts' pipes. On this machine, it reads the parts' streams.
 
 use bytes::Bytes;
 use posh_proto::executor::{
@@ -14,7 +14,7 @@ use crate::{
     plan::{ExecutorId, Join, Part, Site, Steps},
 };
 
-/// Descriptors by which a merging command reads the parts: beyond those that scripts use.
+/// First descriptor for a merging command's parts: above those that scripts use.
 const FIRST_PART_FD: u32 = 40;
 
 impl Builder<'_> {
@@ -29,7 +29,7 @@ impl Builder<'_> {
         self.readings[stage].as_ref().expect("only read commands are placed")
     }
 
-    /// The pipe from the last command of a join to the next stage on that machine.
+    /// Adds the pipe from an aggregator's last command to the next stage on the same machine.
     pub(super) fn lay_pipe_of_join(&mut self, edge: usize, stage: usize, parts: &[Part]) {
         let Join::By { steps, .. } = self.plan.joins[stage] else { return };
         let last = parts.len() + self.recipe(stage, steps, parts).commands.len() - 1;
@@ -39,8 +39,8 @@ impl Builder<'_> {
         self.reads.insert((edge, 0), pipe);
     }
 
-    /// Where a part writes that is joined by an aggregator. Its errors go their own way, also where
-    /// the stage's own descriptors are one terminal.
+    /// Output of a part that an aggregator joins. Its errors are separate, even if the stage's own
+    /// descriptors are one terminal.
     pub(super) fn output_of_part(&mut self, place: &CommandPlace, local: &Descriptor) -> Source {
         if local.fd != 1 && local.kind == Kind::Null {
             return Source::NullFlags(local.flags & super::ACCESS_AND_STATUS);
@@ -68,7 +68,7 @@ impl Builder<'_> {
         Source::PipeWrite(pipe)
     }
 
-    /// The aggregator of a stage whose parts are there.
+    /// Adds the aggregator of a stage whose parts are added.
     pub(super) fn add_join(&mut self, stage: usize, parts: &[Part]) {
         let Join::By { steps, at } = self.plan.joins[stage] else { return };
         let recipe = self.recipe(stage, steps, parts);
@@ -129,7 +129,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The first command's standard input, and the descriptors that are the parts.
+    /// The first command's standard input, and the parts' descriptors.
     fn inputs_of_join(
         &mut self,
         stage: usize,

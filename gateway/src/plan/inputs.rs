@@ -1,13 +1,13 @@
-//! Executors that are to see only what they have: a stage runs on one of them only if all that
-//! flows into it comes from there (`takes_input = false` of an `[[executor]]`).
+//! Executors that accept only their own data: a stage runs on one of them only if all its input
+//! comes from that executor (`takes_input = false` of an `[[executor]]`).
 //!
-//! Invariant: in the plan, no such executor is sent a byte that a command here, or on another
-//! machine, has written, or that lies in a file elsewhere. Words and variables of the commands
-//! themselves go there all the same.
+//! Invariant: in the plan, no such executor is sent a byte that a command on this or another
+//! machine has written, or that lies in a file elsewhere. Arguments and variables of the commands
+//! themselves are sent all the same.
 
 use super::{Edge, Flow, Part, PipelineFacts, Placement, Site};
 
-/// A stage that would be given more, and why it runs here.
+/// Finds a stage that would get foreign input, with the reason for running it locally.
 pub(super) fn first_with_foreign_input(
     pipeline: &PipelineFacts,
     placements: &[Placement],
@@ -27,7 +27,7 @@ fn has_own_input(
     let is_at = |executor| parts.iter().all(|part| part.executor == executor);
     let comes_from_there = |edge: &Edge| match &placements[edge.from.0] {
         Placement::Here(_) => false,
-        // Part by part, or all of one machine into its only part.
+        // Part by part, or all parts of one machine into its only part.
         Placement::Remote(from) => {
             let is_same = from.len() == parts.len()
                 && from.iter().zip(parts).all(|(a, b)| a.executor == b.executor);

@@ -1,62 +1,62 @@
-//! How the outputs of a stage's parts become one, and where that happens: on the
-//! machine of the parts if they are all on one, else here.
+//! How and where the outputs of a stage's parts are joined: on the parts' machine if there is only
+//! one, else locally.
 
 use std::{collections::BTreeSet, fmt};
 
 use super::{BehindMerge, Joining, PipelineFacts, Placement, Site, Spot};
 
-/// How the outputs of a stage become one.
+/// Join of a stage's outputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Join {
-    /// They do not: each part flows on to its part of the next stage.
+    /// No join: each part flows on to its part of the next stage.
     Parts,
-    /// One after the other; also the output of a stage that is not split.
+    /// Concatenation; also the output of a stage that is not split.
     InOrder,
     /// By an aggregator.
     By {
-        /// What it does.
+        /// Steps of the aggregator.
         steps: Steps,
-        /// Where.
+        /// Machine of the aggregator.
         at: Site,
     },
 }
 
-/// What an aggregator does.
+/// Steps of an aggregator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Steps {
-    /// Merges the parts by the command of that stage (`sort -m`).
+    /// Merges the parts with that stage's command (`sort -m`).
     Merge(usize),
-    /// Merges them so, and the stage's own command reads what comes out.
+    /// Merges them likewise, and feeds the result to the stage's own command.
     MergeThenSame(usize),
-    /// Merges the lines that the parts counted by the command of that stage, and adds up the counts
-    /// of equal ones.
+    /// Merges the counted lines of the parts with that stage's command, and adds the counts of
+    /// equal lines.
     MergeCounted(usize),
-    /// The stage's own command reads the parts in order.
+    /// Feeds the parts in order to the stage's own command.
     Same,
-    /// posh's own code reads the parts in order.
+    /// Feeds the parts in order to posh's own code.
     Own,
 }
 
 impl Steps {
-    /// Whether it consists of commands only, which any machine of the plan has.
+    /// Returns true if all steps are commands, which any machine of the plan has.
     fn only_commands(self) -> bool {
         !matches!(self, Self::MergeCounted(_) | Self::Own)
     }
 }
 
-/// What must be done to the parts of a split once a stage has run in them.
+/// Join that is still due after a stage that runs in parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pending {
-    /// They are joined in order.
+    /// Concatenation.
     InOrder,
-    /// That stage's merge.
+    /// A merge with that stage's command.
     Merge(usize),
-    /// These steps, and nothing may go on in parts.
+    /// These steps, which end the parts.
     Steps(Steps),
 }
 
 impl Pending {
-    /// After the stage in which the split begins.
+    /// Join due after the stage in which the split begins.
     pub(super) fn head(pipeline: &PipelineFacts, stage: usize) -> Self {
         match pipeline.stages[stage].joining {
             Joining::InOrder => Self::InOrder,
@@ -66,7 +66,7 @@ impl Pending {
         }
     }
 
-    /// After another stage, if that one can be split behind this.
+    /// Join due after a further stage, if that one can be split behind this join.
     pub(super) fn after(self, pipeline: &PipelineFacts, stage: usize) -> Option<Self> {
         let facts = &pipeline.stages[stage];
         match (self, facts.behind_merge) {
@@ -84,7 +84,7 @@ impl Pending {
         }
     }
 
-    /// Whether the parts' counts of equal lines are what is joined.
+    /// Returns true if the parts are counts of equal lines.
     pub(super) fn is_counted(self) -> bool {
         matches!(self, Self::Steps(Steps::MergeCounted(_)))
     }
@@ -97,13 +97,14 @@ impl Pending {
         }
     }
 
-    /// Whether the parts can only be joined on the workstation, even if they are on one machine.
+    /// Returns true if the parts can only be joined on the workstation, even if they are on one
+    /// machine.
     pub(super) fn joined_here(self) -> bool {
         self.steps().is_some_and(|steps| !steps.only_commands())
     }
 }
 
-/// The join of one stage.
+/// Join of one stage.
 pub(super) fn of(
     pipeline: &PipelineFacts,
     placements: &[Placement],
@@ -127,7 +128,7 @@ pub(super) fn of(
     Join::By { steps, at }
 }
 
-/// What is pending after `stage`, in which the split of `head` has arrived.
+/// Join due after `stage`, which the split of `head` has reached.
 fn pending(pipeline: &PipelineFacts, head: usize, stage: usize) -> Pending {
     let mut chain = vec![stage];
     while let Some(edge) = pipeline.edges.iter().find(|e| e.to == (chain[chain.len() - 1], 0)) {

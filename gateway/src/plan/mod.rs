@@ -1,18 +1,17 @@
-//! Where each stage of a pipeline runs: a pure function from what is known of
-//! the pipeline to a [`Plan`], which is a value that prints. The `greedy`
-//! scheduler is the paper's (§5.2, Algorithms 1 and 2, and §5.3), by its prose
-//! where the printed algorithm slips.
+//! Placement of a pipeline's stages: a pure function from facts about the pipeline to a [`Plan`],
+//! which is a value that prints. The `greedy` scheduler is the paper's (§5.2, Algorithms 1 and 2,
+//! and §5.3); it follows the prose where the printed algorithm errs.
 //!
-//! 1. Constraints: a stage is bound to the machine of its files; files on several
-//!    machines, or here, bind it here unless it can be split.
-//! 2. Splitting: a splittable stage with operands on several machines becomes one
-//!    part for each run of operands on one machine, and so do the stages behind it
-//!    that may be split across their input, as long as joining their outputs in order
-//!    gives what one process would print. The last of them is joined by its aggregator ([`Join`]).
-//! 3. For each path from a source to a sink, the cheapest cuts: an edge between
-//!    machines costs what is estimated to flow over it. Among equals the latest cut is taken.
-//! 4. A stage that two paths place differently runs here.
-//! 5. So does one on an executor that takes no input, if it is given some (`inputs`).
+//! 1. Constraints: a stage is bound to the machine of its files. Files on several machines, or
+//!    local ones, bind it to this machine unless it can be split.
+//! 2. Splitting: a splittable stage with operands on several machines becomes one part for each run
+//!    of operands on one machine. So do the stages behind it that may be split across their input,
+//!    as long as joining their outputs in order gives the output of a single process. The last of
+//!    them is joined by its aggregator ([`Join`]).
+//! 3. For each path from a source to a sink, the cheapest cuts: an edge between machines costs its
+//!    estimated flow. Of equal cuts, the latest is taken.
+//! 4. A stage that two paths place differently runs locally.
+//! 5. So does a stage on an executor that takes no input, if it would get some (`inputs`).
 
 mod inputs;
 mod join;
@@ -25,16 +24,10 @@ use std::{
 };
 
 pub use self::join::{Join, Steps};
-use crate::assembly::Edge;
+use crate::model::Edge;
+pub use crate::model::{ExecutorId, NOTHING_ON_MOUNTS};
 
-/// Why a stage stays here of a pipeline that has nothing to do with any executor.
-pub const NOTHING_ON_MOUNTS: &str = "nothing that it uses is on a mount with an executor";
-
-/// An executor, by its place in the configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ExecutorId(pub usize);
-
-/// A place where a stage can run, or where data is.
+/// A machine that runs a stage or has data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Site {
     /// This workstation.
@@ -43,66 +36,66 @@ pub enum Site {
     Executor(ExecutorId),
 }
 
-/// What a stage's files and nature demand.
+/// Placement constraint from a stage's files and nature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Need {
-    /// It must run here, and why.
+    /// Must run locally, with the reason.
     Here(String),
-    /// It names no files: it runs wherever its data flows.
+    /// Names no files: runs wherever its data flows.
     Anywhere,
     /// Its files are on one machine.
     At(ExecutorId),
-    /// Its files are on several machines, but it can be split: the owner of each splittable
-    /// operand.
+    /// Its files are on several machines, but it can be split by the owners of its splittable
+    /// operands.
     Split,
 }
 
-/// Where a stage's standard input comes from, or its output goes to, when no
-/// other waiting stage is at that end.
+/// Source of a stage's standard input, or destination of its output, if no other waiting stage is
+/// at that end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
     /// Nothing flows: not read, /dev/null, closed, or joined to another stage.
     Nothing,
-    /// A file or terminal or foreign program at that site.
+    /// A file, terminal or foreign process at that site.
     At(Site),
 }
 
-/// What is known of the end of a splittable stage's output lines.
+/// How a splittable stage's output ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LineEnds {
     /// Output always ends in a newline (or is empty).
     Always,
-    /// Output ends as the last operand's file ends: that must be looked at.
+    /// Ends as the last operand's file ends, which must be checked.
     AsInput,
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
-/// What makes one output of the outputs of a stage's parts.
+/// How the outputs of a stage's parts are joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Joining {
-    /// One after the other.
+    /// Concatenation.
     InOrder,
-    /// A command that is given all parts, each sorted (`sort -m`).
+    /// A command that takes all parts as sorted operands (`sort -m`).
     Merge,
-    /// Likewise, and it drops some of the lines (`sort -m -u`).
+    /// Likewise, but it drops some lines (`sort -m -u`).
     MergeUnique,
-    /// The command itself once more, over the parts in order (`tail`, `uniq`).
+    /// The command itself, run on the concatenated parts (`tail`, `uniq`).
     Same,
-    /// posh's own code, over the parts in order (`wc`, `uniq -c`).
+    /// posh's own code, run on the concatenated parts (`wc`, `uniq -c`).
     Own,
 }
 
-/// How a stage can be split behind parts that have to be merged.
+/// How a stage can be split behind parts that need a merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BehindMerge {
-    /// The merged parts are read by the command once more.
+    /// The command runs again on the merged parts.
     Same,
-    /// The parts are counts of lines; the lines are merged and the counts of equal ones added.
+    /// The parts are counts of lines; lines are merged and the counts of equal ones added.
     Counted,
 }
 
-/// What the planner knows of one stage.
+/// The planner's facts about one stage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageFacts {
     /// See [`Need`].
@@ -111,41 +104,42 @@ pub struct StageFacts {
     pub input: Flow,
     /// See [`Flow`].
     pub output: Flow,
-    /// Bytes out for each byte in.
+    /// Output bytes per input byte.
     pub weight: f64,
-    /// Splittable operands in order: index into argv, owner. Empty: not splittable.
+    /// Splittable operands in order: index into argv, owner. Empty if not splittable.
     pub operands: Vec<(usize, ExecutorId)>,
-    /// May be split across its standard input.
+    /// Can be split across its standard input.
     pub across_input: bool,
-    /// Joins its parts.
+    /// How its parts are joined.
     pub joining: Joining,
-    /// May be split across an input whose parts have to be merged.
+    /// How it can be split across an input whose parts need a merge.
     pub behind_merge: Option<BehindMerge>,
-    /// Parts keep only operands that are regular files, can be read, and so can't fail.
+    /// Parts keep only operands that are readable regular files, and so can't fail.
     pub whole_files: bool,
     /// See [`LineEnds`].
     pub line_ends: LineEnds,
-    /// Executors that can't run it, and why (tool, locale, version, not in reach).
+    /// Executors that can't run it, with the reason (tool, locale, version, unreachable).
     pub refusals: BTreeMap<ExecutorId, String>,
 }
 
-/// A pipeline as the planner sees it.
+/// The planner's facts about a pipeline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PipelineFacts {
     /// In the order in which the shell started them.
     pub stages: Vec<StageFacts>,
-    /// Pipes between them.
+    /// Pipes between the stages.
     pub edges: Vec<Edge>,
-    /// Executors that are to see only what they have, and how a plan says so.
+    /// Executors that accept only their own data, with the reason for plans.
     pub own_input_only: BTreeMap<ExecutorId, String>,
 }
 
-/// The planner's settings.
+/// Settings of the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Parts that one machine's share of a split is cut into (paper §5.3; 1: none).
+    /// Number of pieces into which one machine's share of a split is cut (paper §5.3; 1: none).
     pub split_factor: usize,
-    /// More parts than this, and the stage runs here: interleaved operands make one part each.
+    /// Limit on parts, beyond which the stage runs locally: interleaved operands make one part
+    /// each.
     pub most_parts: usize,
 }
 
@@ -155,30 +149,30 @@ impl Default for Options {
     }
 }
 
-/// What is to be done with one stage.
+/// Placement of one stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
-    /// The shell's own process becomes the command, and why.
+    /// The stage program executes the command locally, with the reason.
     Here(String),
-    /// It runs in parts (one, if it is not split), whose outputs are joined in order.
+    /// Runs in parts (one, if it is not split), whose outputs are joined.
     Remote(Vec<Part>),
 }
 
 /// One part of a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Where it runs.
+    /// Executor of the part.
     pub executor: ExecutorId,
-    /// Which splittable operands it keeps (indices into argv); `None`: all words as they are.
+    /// Splittable operands that it keeps (indices into argv); `None`: all words unchanged.
     pub operands: Option<Vec<usize>>,
     /// The last operand's file must end in a newline.
     pub needs_newline: bool,
-    /// The operands must be regular files that can be read.
+    /// The operands must be readable regular files.
     pub whole_files: bool,
 }
 
 impl Part {
-    /// The whole of a stage, or what comes from the same part of the stage before.
+    /// A whole stage, or a part fed by the same part of the stage before.
     fn on(executor: ExecutorId) -> Self {
         Self { executor, operands: None, needs_newline: false, whole_files: false }
     }
@@ -189,10 +183,10 @@ impl Part {
 pub struct Plan {
     /// One for each stage.
     pub placements: Vec<Placement>,
-    /// For each edge of the pipeline: a pipe on the server that joins the stages part by part
-    /// (or all parts into one), with nothing passing through the workstation.
+    /// Per edge of the pipeline: true if a pipe on the server joins the stages, part by part or all
+    /// parts into one, with no data through the workstation.
     pub fused: Vec<bool>,
-    /// For each stage: how its parts' outputs become one.
+    /// Per stage: how its parts' outputs are joined.
     pub joins: Vec<Join>,
 }
 
@@ -205,7 +199,7 @@ pub fn greedy(pipeline: &PipelineFacts, options: Options) -> Plan {
         (0..pipeline.stages.len()).map(|stage| place(pipeline, &heads, sites, stage)).collect()
     };
     let mut placements = place_all(&sites);
-    // Each turn takes a stage here: what it feeds may be next.
+    // Each iteration makes one stage local; the stage that it feeds may be next.
     while let Some((stage, why)) = inputs::first_with_foreign_input(pipeline, &placements) {
         sites[stage] = Err(why);
         placements = place_all(&sites);
@@ -217,14 +211,14 @@ pub fn greedy(pipeline: &PipelineFacts, options: Options) -> Plan {
     Plan { placements, fused, joins }
 }
 
-/// The parts of every stage that is split across its operands.
+/// Parts of every stage that is split across its operands.
 type Heads = BTreeMap<usize, Vec<Part>>;
 
-/// Where the paths put a stage.
+/// A stage's placement by the paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Spot {
     Site(Site),
-    /// With the parts of that split stage.
+    /// Together with the parts of that split stage.
     Parts(usize),
 }
 
@@ -247,7 +241,7 @@ fn split_heads(pipeline: &PipelineFacts, options: Options) -> Heads {
     heads
 }
 
-/// Runs of neighbouring operands with one owner, each cut into at most `factor` pieces.
+/// Groups neighbouring operands with one owner, each group cut into at most `factor` pieces.
 fn parts_of(stage: &StageFacts, factor: usize) -> Vec<Part> {
     stage
         .operands
@@ -283,8 +277,8 @@ fn place(
     }
 }
 
-/// A split stage that is followed by one split across its input is cut between
-/// lines only if each part but the last ends in a newline.
+/// Marks parts that must end in a newline: all but the last of a split stage, if a stage split
+/// across its input follows. Only then is the input cut between lines.
 fn mark_seams(pipeline: &PipelineFacts, placements: &mut [Placement]) {
     for edge in &pipeline.edges {
         let follows = matches!(&placements[edge.to.0], Placement::Remote(parts) if parts.len() > 1);
@@ -301,8 +295,8 @@ fn mark_seams(pipeline: &PipelineFacts, placements: &mut [Placement]) {
     }
 }
 
-/// Whether the stages are joined on the server: part by part, or all parts into one on their
-/// machine.
+/// Returns true if the stages are joined on the server: part by part, or all parts into one on
+/// their machine.
 fn is_fused(placements: &[Placement], joins: &[Join], edge: &Edge) -> bool {
     let (Placement::Remote(from), Placement::Remote(to)) =
         (&placements[edge.from.0], &placements[edge.to.0])

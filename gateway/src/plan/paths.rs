@@ -1,5 +1,5 @@
-//! The cheapest places along each path from a source to a sink (paper §5.2,
-//! step 2), and the agreement of paths that meet.
+//! Cheapest placements along each path from a source to a sink (paper §5.2, step 2), and agreement
+//! between paths that meet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use super::{
     ExecutorId, Flow, Heads, LineEnds, Need, PipelineFacts, Site, Spot, StageFacts, join::Pending,
 };
 
-/// Where the paths put each stage, or why it must be here.
+/// Placement of each stage by the paths, or the reason for running it locally.
 pub(super) fn assign(pipeline: &PipelineFacts, heads: &Heads) -> Vec<Result<Spot, String>> {
     let mut wishes: Vec<BTreeSet<Spot>> = vec![BTreeSet::new(); pipeline.stages.len()];
     for path in source_to_sink(pipeline) {
@@ -27,7 +27,7 @@ fn agree(pin: Option<Result<Spot, String>>, wishes: &BTreeSet<Spot>) -> Result<S
     }
 }
 
-/// Where a stage must be, or why it must be here; `None` when it is free.
+/// Fixed placement of a stage, or the reason for running it locally; `None` if it is free.
 fn pin(pipeline: &PipelineFacts, heads: &Heads, stage: usize) -> Option<Result<Spot, String>> {
     if heads.contains_key(&stage) {
         return Some(Ok(Spot::Parts(stage)));
@@ -63,18 +63,18 @@ fn source_to_sink(pipeline: &PipelineFacts) -> Vec<Vec<usize>> {
     };
     let mut paths: Vec<Vec<usize>> = sources.map(walk).collect();
     let reached: BTreeSet<usize> = paths.iter().flatten().copied().collect();
-    // A ring of FIFOs has no source: each of its stages stands alone.
+    // A cycle of FIFOs has no source: each of its stages is a path of its own.
     paths.extend((0..pipeline.stages.len()).filter(|s| !reached.contains(s)).map(|s| vec![s]));
     paths
 }
 
-/// The cheapest spots for the stages of one path, by dynamic programming over
-/// its edges: crossing between machines costs what flows.
+/// Cheapest spots for the stages of one path, by dynamic programming over its edges: crossing
+/// between machines costs the flow.
 fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot> {
     let columns = columns(pipeline, heads, path);
     let source = pipeline.stages[path[0]].input;
     let sink = pipeline.stages[path[path.len() - 1]].output;
-    // What flows into the first stage is the unit; after each stage it is multiplied by its weight.
+    // The flow into the first stage is the unit; each stage multiplies it by its weight.
     let mut flowing = 1.0;
     let mut costs: Vec<Vec<(f64, usize)>> = Vec::new();
     for (position, &stage) in path.iter().enumerate() {
@@ -96,7 +96,7 @@ fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot
         .iter()
         .zip(&columns[last].spots)
         .map(|((cost, _), &spot)| cost + exit_cost(sink, spot, flowing, &columns[last], heads));
-    // Among equals the last cut: the stage is not where its output goes.
+    // Of equal cuts, take the last: the stage is not where its output goes.
     let elsewhere = |spot: Spot| match sink {
         Flow::Nothing => spot != Spot::Site(Site::Here),
         Flow::At(site) => spot != Spot::Site(site),
@@ -111,7 +111,7 @@ fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot
     spots
 }
 
-/// Among equally cheap predecessors the one elsewhere is taken: the cut is as late as can be.
+/// Of equally cheap predecessors, takes another spot than `spot`: the cut is as late as possible.
 fn best_before(
     before: &[(f64, usize)],
     column: &Column,
@@ -120,7 +120,7 @@ fn best_before(
     heads: &Heads,
 ) -> (f64, usize) {
     let spots = &column.spots;
-    // What is not in parts can't go on in parts; a split begins in its head only.
+    // A stage that is not in parts can't continue in parts; a split begins at its head only.
     let impossible =
         |from: Spot| matches!(spot, Spot::Parts(head) if head != stage && from != spot);
     let cost_from = |from: Spot| match impossible(from) {
@@ -141,15 +141,15 @@ fn cheapest_index(costs: impl Iterator<Item = f64>, preferred: impl Fn(usize) ->
     cheapest().find(|&i| preferred(i)).or_else(|| cheapest().next()).unwrap_or(0)
 }
 
-/// What one stage of a path may do.
+/// Options of one stage of a path.
 struct Column {
-    /// The spots that it may take.
+    /// Possible spots.
     spots: Vec<Spot>,
-    /// Its parts, if it is split, are joined on the workstation.
+    /// If it is split, its parts are joined on the workstation.
     joined_here: bool,
 }
 
-/// The spots that each stage of a path may take: its pin, or every spot that the path knows.
+/// Possible spots of each stage of a path: its fixed spot, or every spot on the path.
 fn columns(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Column> {
     let mut known: BTreeSet<Spot> = [Spot::Site(Site::Here)].into();
     for flow in [pipeline.stages[path[0]].input, pipeline.stages[path[path.len() - 1]].output] {
@@ -164,7 +164,7 @@ fn columns(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Colum
             known.extend(single_site(spot, heads).map(Spot::Site));
         }
     }
-    // Parts go on only as long as every stage since the split may be split behind what is pending.
+    // Parts continue as long as every stage since the split can be split behind the pending join.
     let mut split: Option<(usize, Pending)> = None;
     let mut columns = Vec::new();
     for (position, &stage) in path.iter().enumerate() {
@@ -176,8 +176,8 @@ fn columns(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Colum
             None => split
                 .filter(|(head, _)| after_split && runs_at_all(facts, &heads[head]))
                 .and_then(|(head, pending)| Some((head, pending.after(pipeline, stage)?)))
-                // On one machine the merge happens there, and then counting once is less to send
-                // than counts of parts.
+                // On one machine the merge runs on the server, and counting once sends less than
+                // the counts of parts.
                 .filter(|(head, pending)| {
                     !pending.is_counted() || single_site(Spot::Parts(*head), heads).is_none()
                 }),
@@ -199,7 +199,7 @@ fn free_spots(facts: &StageFacts, known: &BTreeSet<Spot>, parts: Option<usize>) 
         Spot::Site(Site::Executor(executor)) => !facts.refusals.contains_key(executor),
         Spot::Parts(_) => false,
     });
-    // First, since several processes are quicker than one where the data moved is the same.
+    // Parts first: with equal data movement, several processes are faster than one.
     parts.map(Spot::Parts).into_iter().chain(spots).collect()
 }
 
@@ -211,14 +211,15 @@ fn runs_at_all(facts: &StageFacts, parts: &[super::Part]) -> bool {
     parts.iter().all(|p| !facts.refusals.contains_key(&p.executor))
 }
 
-/// The one machine of all parts, if it is one.
+/// The machine of all parts, if there is only one.
 fn single_site(spot: Spot, heads: &Heads) -> Option<Site> {
     let Spot::Parts(head) = spot else { return None };
     let machines: BTreeSet<ExecutorId> = heads[&head].iter().map(|p| p.executor).collect();
     (machines.len() == 1).then(|| Site::Executor(*machines.first().expect("there is one")))
 }
 
-/// 0 when nothing has to cross the network between the two spots; 2 when it must come here first.
+/// Network crossings between two spots: 0 for none, 2 if the data must pass through the
+/// workstation.
 fn crossing(from: Spot, to: Spot, joined_here: bool, heads: &Heads) -> f64 {
     match single_site(from, heads) {
         _ if from == to => 0.0,
@@ -247,7 +248,7 @@ fn exit_cost(sink: Flow, spot: Spot, flowing: f64, column: &Column, heads: &Head
     }
 }
 
-/// The sentence for a stage that the paths left here.
+/// Reason for a stage that the paths placed locally.
 pub(super) fn reason_for_here(pipeline: &PipelineFacts, stage: usize) -> String {
     let facts = &pipeline.stages[stage];
     let feeds: Vec<usize> =

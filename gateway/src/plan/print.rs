@@ -1,4 +1,4 @@
-//! A plan as text: one line a stage, for logs and tests.
+//! A plan as text: one line per stage, for logs and tests.
 
 use std::fmt;
 

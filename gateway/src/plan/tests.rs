@@ -6,7 +6,7 @@ use super::{
     BehindMerge, ExecutorId, Flow, Join, Joining, LineEnds, Need, Options, PipelineFacts,
     Placement, Site, StageFacts, Steps, greedy,
 };
-use crate::assembly::Edge;
+use crate::model::Edge;
 
 const A: ExecutorId = ExecutorId(0);
 const B: ExecutorId = ExecutorId(1);

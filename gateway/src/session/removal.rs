@@ -1,5 +1,4 @@
-//! Removal of session directories: an entry of the gateway's own directory, by its name, and
-//! nothing else.
+//! Removal of session directories: only entries of the gateway's own directory, by name.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -10,8 +9,7 @@ use std::{
 
 use rustix::fs::{Mode, OFlags, open};
 
-/// The name of an entry of `top`: one component that leads nowhere else. Paths are compared by
-/// components, of which `..` is one.
+/// Name of an entry of `top`: a single normal component. Compares components, so `..` is one.
 pub(super) fn entry_of<'a>(directory: &'a Path, top: &Path) -> Option<&'a OsStr> {
     let mut rest = directory.strip_prefix(top).ok()?.components();
     match (rest.next()?, rest.next()) {
@@ -20,12 +18,12 @@ pub(super) fn entry_of<'a>(directory: &'a Path, top: &Path) -> Option<&'a OsStr>
     }
 }
 
-/// Removes an entry of `top` with all below it. The path is walked from a descriptor of `top`; no
-/// symbolic link is followed, neither in place of the entry nor below it (`remove_dir_all` opens
-/// every directory with O_NOFOLLOW).
+/// Removes an entry of `top` and everything below. Starts at a descriptor of `top` and follows no
+/// symlinks, neither in place of the entry nor below it (`remove_dir_all` opens every directory
+/// with O_NOFOLLOW).
 ///
 /// # Errors
-/// The system's, and `InvalidInput` for what is no entry of `top`.
+/// System errors, and `InvalidInput` for anything but an entry of `top`.
 pub(super) fn remove(directory: &Path, top: &Path) -> io::Result<()> {
     let name = entry_of(directory, top).ok_or(io::ErrorKind::InvalidInput)?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -1,6 +1,5 @@
-//! The shims of a session: one symlink to the stage program for each annotated command that the
-//! user has. Which those are is remembered for the last PATH, as long as none of its directories
-//! changes.
+//! Shims of a session: one symlink to the stage program for each annotated command that is
+//! installed. The list is cached for the last PATH, until one of its directories changes.
 
 use std::{
     ffi::OsStr,
@@ -16,13 +15,13 @@ use posh_proto::runtime::SHIMS;
 
 use crate::{pipe_notes, shares::Shares};
 
-/// For all directories of a PATH, and where links in them lead.
+/// Timeout for all directories of a PATH, and the targets of links in them.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Seconds and nanoseconds of a directory's last change; `None` where there is no directory.
+/// Modification time of a directory in seconds and nanoseconds; `None` if it does not exist.
 type Changed = Option<(i64, i64)>;
 
-/// What shims depend on.
+/// Key of the cached list of shims.
 #[derive(Debug, PartialEq, Eq)]
 struct Search {
     path: PathBuf,
@@ -44,21 +43,21 @@ impl Search {
     }
 }
 
-/// The commands that were found for the last PATH.
+/// Commands found for the last PATH.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     last: Arc<Last>,
     looks: Shares,
 }
 
-/// The lock is never held while the file system is asked: a PATH on a mount that hangs delays no
-/// other session.
+/// The lock is never held during file system access: a PATH on a hanging mount delays no other
+/// session.
 #[derive(Debug, Default)]
 struct Last(Mutex<Option<(Search, Arc<[String]>)>>);
 
 impl Found {
-    /// Those of `commands` that are on `path`. Where that does not answer in time, none is: all
-    /// commands of the session run locally, also those of later ones until it answers.
+    /// Commands among `commands` that are on `path`; none on a timeout. Then all commands of the
+    /// session run locally, as do those of later sessions until the path answers.
     fn on(&self, path: &Path, stage_program: &Path, commands: &[String]) -> Arc<[String]> {
         let (last, search) = (Arc::clone(&self.last), path.to_owned());
         let (stage_program, commands) = (stage_program.to_owned(), commands.to_vec());
@@ -69,7 +68,7 @@ impl Found {
         })
     }
 
-    /// Makes a session's directory with its shims.
+    /// Creates a session's directory with its shims.
     pub(super) fn make(
         &self,
         directory: &Path,
@@ -105,7 +104,7 @@ impl Last {
     }
 }
 
-/// Whether a command of that name, other than a shim, is on PATH.
+/// Returns true if a command of that name, other than a shim, is on PATH.
 fn has_command(path: &OsStr, name: &str, stage_program: &Path) -> bool {
     std::env::split_paths(path).any(|directory| {
         let file = directory.join(name);

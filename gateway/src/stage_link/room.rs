@@ -1,5 +1,5 @@
-//! Connections that have not said yet what they want. There is room for so many: whoever comes then
-//! takes the place of the one that has been silent for longest.
+//! Connections before their first message. Their number is limited: a new one displaces the one
+//! that has been silent the longest.
 
 use std::{
     collections::BTreeMap,
@@ -8,9 +8,9 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// How many; each keeps some 300 KiB at most.
+/// Limit on connections; each takes up to some 300 KiB.
 const PLACES: usize = 256;
-/// Those among them with more to say: 8 MiB each.
+/// Limit on those with a large message: 8 MiB each.
 const LARGE_ONES: usize = 8;
 
 /// All of them.
@@ -22,12 +22,12 @@ pub struct Room {
 
 #[derive(Debug, Default)]
 struct Silent {
-    /// How many there have been; no number is used twice.
+    /// Number of connections so far; no number is reused.
     next: u64,
     by_number: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-/// One connection's place, which it gives back when this is dropped.
+/// One connection's place, released on drop.
 #[derive(Debug)]
 pub struct Place {
     number: u64,
@@ -42,12 +42,12 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Of one more.
+    /// Takes a place for a new connection.
     #[must_use]
     pub fn enter(&self) -> Place {
         let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         if silent.by_number.len() >= PLACES {
-            // Its sender is dropped, which the other end notices.
+            // Dropping its sender notifies the other end.
             silent.by_number.pop_first();
         }
         let number = silent.next;
@@ -57,7 +57,7 @@ impl Room {
         Place { number, room: self.clone(), lost }
     }
 
-    /// Waits until there are few enough others that have much to say.
+    /// Waits until few enough others have a large message.
     pub(super) async fn for_a_large_one(&self) -> OwnedSemaphorePermit {
         let permit = Arc::clone(&self.large_ones).acquire_owned().await;
         permit.expect("it is never closed")
@@ -69,7 +69,7 @@ impl Place {
         &self.room
     }
 
-    /// Completes when somebody else has the place.
+    /// Completes when another connection has taken the place.
     pub(super) async fn lost(&mut self) {
         let _sender_is_gone = (&mut self.lost).await;
     }

@@ -1,12 +1,12 @@
-//! When a specification arrived at an executor, by this machine's clock. The two clocks have
-//! nothing in common, and nobody sets them: an executor counts from the arrival, and the arrival is
-//! taken to be in the middle of what is possible (as NTP does, RFC 5905 §8).
+//! Arrival time of a specification at an executor, by this machine's clock. The two clocks are
+//! independent and not synchronized: an executor counts from the arrival, and the arrival is
+//! estimated as the middle of its possible range (as in NTP, RFC 5905 §8).
 
-/// The clocks of two machines drift apart by 100 µs in such a time at worst (100 ppm): what an
-/// executor says of later moments is shown, but tells nothing about the arrival.
+/// Within this time, the clocks of two machines drift apart by 100 µs at most (100 ppm). Later
+/// times from an executor are shown, but don't narrow the estimate.
 const DRIFTLESS_NS: u64 = 1_000_000_000;
 
-/// The moments between which a specification must have arrived.
+/// Range in which a specification must have arrived.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
     earliest_ns: u64,
@@ -14,12 +14,13 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// It was sent then.
+    /// Starts with the time of sending.
     pub fn after(sent_ns: u64) -> Self {
         Self { earliest_ns: sent_ns, latest_ns: u64::MAX }
     }
 
-    /// What happened `own_ns` after the arrival was heard of here at `received_ns`.
+    /// Narrows the range by an event `own_ns` after the arrival that was reported locally at
+    /// `received_ns`.
     pub fn heard(&mut self, received_ns: u64, own_ns: u64) {
         if own_ns <= DRIFTLESS_NS {
             self.latest_ns =
@@ -27,8 +28,8 @@ impl Arrival {
         }
     }
 
-    /// The middle. With nothing heard but the start of the commands, that is half of the
-    /// round trip without the executor's own time: as if both ways took equally long.
+    /// Middle of the range. With nothing reported but the start of the commands, that is half of
+    /// the round trip without the executor's own time, as if both ways took equally long.
     pub fn middle_ns(&self) -> u64 {
         if self.latest_ns == u64::MAX {
             return self.earliest_ns;
@@ -36,7 +37,7 @@ impl Arrival {
         self.earliest_ns + (self.latest_ns - self.earliest_ns) / 2
     }
 
-    /// The time that both ways together took at least.
+    /// Minimum time for both ways together.
     pub fn network_ns(&self) -> u64 {
         if self.latest_ns == u64::MAX { 0 } else { self.latest_ns - self.earliest_ns }
     }

@@ -1,8 +1,7 @@
-//! Timelines: when what happened in which program, for a session that asked for it
-//! (`posh --trace`, docs/trace.md). A [`Trace`] keeps events of one session; a
-//! [`Tracer`] adds those of one pipeline, and does nothing, not even look at a clock,
-//! where nobody asked. How the events are written down is in `render`, how the times
-//! of another machine are placed among ours in `arrival`.
+//! Timelines of a session's programs, on request (`posh --trace`, docs/trace.md). A [`Trace`] keeps
+//! events of one session; a [`Tracer`] adds those of one pipeline. Without a request it does
+//! nothing, not even read a clock. `render` has the output format, `arrival` the mapping of another
+//! machine's times to ours.
 
 mod arrival;
 mod render;
@@ -23,26 +22,26 @@ use crate::{
 
 pub use run::{Call, RunTrace};
 
-/// Events kept per session, at some 200 bytes each: a thousand pipelines of a few stages. Those
-/// that come later are counted.
+/// Limit on events per session, at some 200 bytes each: a thousand pipelines of a few stages. Later
+/// ones are only counted.
 const MOST_EVENTS: usize = 20_000;
-/// Stands for the number of a pipeline in what belongs to none; they are counted from 1.
+/// Pipeline number of events without a pipeline; pipelines are numbered from 1.
 const NO_PIPELINE: u64 = 0;
-/// Of a command's words, as many characters are shown.
+/// Limit on the shown characters of a command's arguments.
 const WORDS_SHOWN: usize = 120;
 
-/// Where an event is shown: the program, and a row in it.
+/// Place of an event: the program, and a row in it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Row {
     /// `posh` itself.
     Session,
-    /// A stage program: its place in the pipeline, its command.
+    /// A stage program: its index in the pipeline, its command.
     Stage(usize, String),
     /// The gateway's work on a pipeline as a whole.
     Pipeline,
     /// The gateway's call to an executor.
     Call(String),
-    /// What the gateway does at the end of a stage: its place, its command.
+    /// The gateway's work at the end of a stage: its index, its command.
     Ending(usize, String),
     /// An executor's work on a run.
     Run(String),
@@ -50,33 +49,33 @@ pub enum Row {
     Command(String, String),
 }
 
-/// Something that took time, or happened at one moment.
+/// An event with a duration, or a moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// What.
+    /// Name of the event.
     pub name: Cow<'static, str>,
     /// By [`monotonic_ns`].
     pub start_ns: u64,
     /// `None`: a moment.
     pub end_ns: Option<u64>,
-    /// What else is known.
+    /// Further data.
     pub notes: Vec<(&'static str, String)>,
 }
 
 impl Event {
-    /// From one moment to another.
+    /// Event with a duration.
     #[must_use]
     pub fn span(name: impl Into<Cow<'static, str>>, start_ns: u64, end_ns: u64) -> Self {
         Self { name: name.into(), start_ns, end_ns: Some(end_ns.max(start_ns)), notes: Vec::new() }
     }
 
-    /// At one moment.
+    /// Event at one moment.
     #[must_use]
     pub fn moment(name: impl Into<Cow<'static, str>>, at_ns: u64) -> Self {
         Self { name: name.into(), start_ns: at_ns, end_ns: None, notes: Vec::new() }
     }
 
-    /// With something to know.
+    /// Adds a note.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {
         self.notes.push((key, value.to_string()));
@@ -84,7 +83,7 @@ impl Event {
     }
 }
 
-/// When `posh` and its shell began and ended, by [`monotonic_ns`].
+/// Start and end of `posh` and its shell, by [`monotonic_ns`].
 #[derive(Debug, Clone, Copy)]
 pub struct SessionTimes {
     /// posh began.
@@ -95,10 +94,10 @@ pub struct SessionTimes {
     pub ended_ns: u64,
 }
 
-/// An event with its place: the pipeline's number, and the row.
+/// An event with its pipeline number and row.
 type Placed = (u64, Row, Event);
 
-/// The events of a session.
+/// Events of a session.
 #[derive(Debug, Default)]
 pub struct Trace {
     kept: Mutex<Kept>,
@@ -111,7 +110,7 @@ struct Kept {
 }
 
 impl Trace {
-    /// The document, and how many events it lacks.
+    /// Renders the trace; also returns the number of dropped events.
     #[must_use]
     pub fn document(&self, session: &SessionTimes) -> (String, u64) {
         let kept = self.lock();
@@ -144,24 +143,24 @@ impl Trace {
     }
 }
 
-/// Adds the events of one pipeline to its session's trace, if there is one.
+/// Adds one pipeline's events to its session's trace, if there is one.
 #[derive(Debug, Clone, Default)]
 pub struct Tracer(Option<(Arc<Trace>, u64)>);
 
 impl Tracer {
-    /// For a pipeline by its number.
+    /// Tracer for a pipeline by its number.
     #[must_use]
     pub fn new(trace: Option<Arc<Trace>>, pipeline: u64) -> Self {
         Self(trace.map(|trace| (trace, pipeline)))
     }
 
-    /// Whether anybody wants to know.
+    /// Returns true if the session is traced.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Now; 0 where nobody wants to know.
+    /// Current time; 0 without a trace.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         if self.is_on() { monotonic_ns() } else { 0 }
@@ -174,8 +173,8 @@ impl Tracer {
         }
     }
 
-    /// A step of the gateway's work, from `since_ns` until now, which is given back: the next step
-    /// begins there.
+    /// Adds a step of the gateway's work, from `since_ns` until now. Returns the current time, at
+    /// which the next step begins.
     pub fn step(&self, name: &'static str, since_ns: u64) -> u64 {
         let now_ns = self.now_ns();
         if self.is_on() {
@@ -184,13 +183,13 @@ impl Tracer {
         now_ns
     }
 
-    /// The stages have found each other; gives the moment.
+    /// Notes that the pipeline is assembled. Returns the current time.
     pub fn assembled(&self, stages: &[StageLink]) -> u64 {
         let came = stages.iter().filter_map(|stage| stage.times).map(|times| times.received_ns);
         self.step("assembly", came.min().unwrap_or_else(|| self.now_ns()))
     }
 
-    /// A stage has been told to become its command.
+    /// Notes that a stage runs its command locally.
     pub fn runs_here(&self, place: usize, stage: &StageLink, reason: &str) {
         let Some(times) = stage.times.filter(|_| self.is_on()) else { return };
         let times = Times { directed_ns: self.now_ns(), ..times };
@@ -198,7 +197,7 @@ impl Tracer {
         self.stage(place, &stage.enlisted, &times, end);
     }
 
-    /// An executor did not start a run.
+    /// Notes that an executor did not start a run.
     pub fn refused(&self, executor: String, sent_ns: u64, why: &impl fmt::Display) {
         if self.is_on() {
             let event = Event::span("refused", sent_ns, self.now_ns()).with("why", why);
@@ -206,9 +205,9 @@ impl Tracer {
         }
     }
 
-    /// A stage that stood in for its command has ended.
+    /// Notes the end of a stage that stood in for its command.
     pub fn stood_in(&self, place: usize, stage: &Enlisted, times: &Times) {
-        // One that was killed, or that still writes, has not said when it ended.
+        // A stage program that was killed, or still writes, has not reported its end.
         let end_ns = if times.ended_ns == 0 { self.now_ns() } else { times.ended_ns };
         if times.first_byte_ns > 0 {
             self.add(
@@ -241,7 +240,7 @@ fn row_of(place: usize, stage: &Enlisted) -> Row {
     Row::Stage(place, stage.name.clone())
 }
 
-/// A command as a person knows it again.
+/// Arguments of a command, truncated.
 fn words(stage: &Enlisted) -> String {
     let words = stage.argv.iter().map(|word| word.to_string_lossy());
     let mut line = String::new();

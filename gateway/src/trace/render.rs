@@ -1,7 +1,6 @@
-//! Writes a trace down as Chrome's trace event format ("JSON Object Format" of the document *Trace
-//! Event Format*), which ui.perfetto.dev and chrome://tracing open: complete events (`X`) and
-//! instant ones (`i`), times in microseconds, and metadata events (`M`) that name programs and
-//! rows.
+//! Writes a trace in Chrome's trace event format ("JSON Object Format" of the document *Trace Event
+//! Format*), which ui.perfetto.dev and chrome://tracing open: complete events (`X`) and instant
+//! ones (`i`), times in microseconds, and metadata events (`M`) that name programs and rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Event, Placed, Row};
 
-/// A program, in the order in which they are shown.
+/// A program, in display order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Program {
     Posh,
@@ -56,7 +55,7 @@ fn row_name(pipeline: u64, row: &Row) -> String {
     format!("pipeline {pipeline}, {what}")
 }
 
-/// The document. Times count from the first event.
+/// Renders the document. Times count from the first event.
 pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u64) -> String {
     let rows: BTreeSet<(Program, u64, &Row)> =
         events.clone().map(|(n, row, _)| (Program::of(row), *n, row)).collect();
@@ -69,7 +68,7 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
         .flat_map(|(program, pid)| named_program(program, *pid))
         .for_each(|event| write(&event));
     let mut places = BTreeMap::new();
-    // No row has the number of a program: viewers take that for its main thread.
+    // Keep row numbers apart from program numbers: viewers take an equal one for the main thread.
     for (tid, (program, pipeline, row)) in (1 + programs.len() as u64..).zip(&rows) {
         let place = (programs[program], tid);
         named_row(place, &row_name(*pipeline, row)).iter().for_each(&mut write);
@@ -81,14 +80,14 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
         write(&written_event(event, place, category, origin_ns));
     }
     let about = json!({ "posh": env!("CARGO_PKG_VERSION"), "dropped": dropped });
-    // One event a line, and never all of them as values: they take ten times the room of their
+    // One event per line, and never all of them as values: these take ten times the memory of their
     // text.
     let events = written.join(",\n");
     format!("{{\"traceEvents\":[\n{events}\n],\"displayTimeUnit\":\"ms\",\"otherData\":{about}}}\n")
 }
 
-/// Names and words are a user's and a server's. A document that somebody puts into a page, or
-/// prints, must not act there.
+/// Names and words come from users and servers. The document must be harmless in a web page or on a
+/// terminal.
 fn escaped_html(event: &str) -> String {
     escaped_json(event).replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }

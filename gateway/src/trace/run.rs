@@ -1,22 +1,22 @@
-//! What is noted of one run on an executor, and the events that come of it: the
-//! call as this machine sees it, and the executor's own times in the middle of it.
+//! Trace of one run on an executor: the call as seen from this machine, and the executor's own
+//! times within it.
 
 use posh_proto::executor::{Exited, RunTimes, StartTimes};
 
 use super::{Event, Row, Tracer, arrival::Arrival};
 
-/// The call that started a run: by this machine's clock, and what the executor said.
+/// Start of a run: local times, and the executor's report.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Call {
-    /// The specification was sent.
+    /// Time of sending the specification.
     pub sent_ns: u64,
-    /// `Started` came.
+    /// Time of receiving `Started`.
     pub started_ns: u64,
     /// The executor's own times.
     pub times: Option<StartTimes>,
 }
 
-/// One run, while it is at work.
+/// Trace of one run in progress.
 #[derive(Debug)]
 pub struct RunTrace {
     tracer: Tracer,
@@ -24,14 +24,14 @@ pub struct RunTrace {
     call: Call,
     arrival: Arrival,
     first_chunk_ns: u64,
-    /// Commands that exited: which, the executor's time, ours.
+    /// Exited commands: name, the executor's time, ours.
     exits: Vec<(String, u64, u64)>,
     finished: Option<RunTimes>,
     over_ns: u64,
 }
 
 impl RunTrace {
-    /// A run that has just been started.
+    /// Trace of a run that has just started.
     #[must_use]
     pub fn new(tracer: Tracer, executor: String, call: Call) -> Self {
         let mut arrival = Arrival::after(call.sent_ns);
@@ -48,14 +48,14 @@ impl RunTrace {
         }
     }
 
-    /// Bytes of its output came.
+    /// Notes output of the run.
     pub fn chunk(&mut self) {
         if self.first_chunk_ns == 0 {
             self.first_chunk_ns = self.tracer.now_ns();
         }
     }
 
-    /// A command of it exited.
+    /// Notes the exit of a command.
     pub fn exited(&mut self, command: &str, exited: &Exited) {
         if exited.exited_ns > 0 {
             let now_ns = self.tracer.now_ns();
@@ -64,7 +64,7 @@ impl RunTrace {
         }
     }
 
-    /// It has said its last.
+    /// Notes the last message of the run.
     pub fn finished(&mut self, times: Option<RunTimes>) {
         self.over();
         let Some(times) = times else { return };
@@ -77,14 +77,14 @@ impl RunTrace {
         self.finished = Some(times);
     }
 
-    /// Nothing more comes.
+    /// Notes the end of the stream.
     pub fn over(&mut self) {
         if self.over_ns == 0 {
             self.over_ns = self.tracer.now_ns();
         }
     }
 
-    /// Adds its events. `outlet` says whose output a stream is.
+    /// Adds the run's events. `outlet` names the source of a stream.
     pub fn tell(mut self, outlet: impl Fn(u32) -> String) {
         self.over();
         let here = Row::Call(self.executor.clone());
@@ -155,7 +155,7 @@ impl RunTrace {
         events.collect()
     }
 
-    /// A moment of the executor's by our clock: never outside of the call.
+    /// Converts an executor's time to our clock, within the call.
     fn here_ns(&self, own_ns: u64) -> u64 {
         self.arrival.middle_ns().saturating_add(own_ns).min(self.over_ns)
     }

@@ -1,6 +1,6 @@
-//! What a volume has at hand is used here, where asking its server would take longer (`scheduler =
-//! "cost"`): of files that are looked at or read, nothing is on the way then but what has not been
-//! read yet.
+//! Runs commands locally if a volume has their files cached and asking its server would take longer
+//! (`scheduler = "cost"`). Of files that are looked at or read, only uncached data is transferred
+//! then.
 
 use std::{
     collections::BTreeMap,
@@ -21,23 +21,23 @@ use crate::{
     facts::{Place, Reading, World},
 };
 
-/// What a run on a server takes besides its round trip: the messages, and starting its processes
-/// (`posh-bench overhead`).
+/// Time for a run on a server besides its round trip: messages, and starting processes (`posh-bench
+/// overhead`).
 const RUN: Duration = Duration::from_millis(3);
 
-/// What fetching takes besides its round trip, for a byte: 400 Mbit/s.
+/// Transfer time per byte besides the round trip: 400 Mbit/s.
 const FETCHED_BYTE: Duration = Duration::from_nanos(20);
 
-/// What it takes to get at what is here, for a byte and for a file: through the kernel and back.
+/// Time for local access per byte and per file: through the kernel and back.
 const BYTE: Duration = Duration::from_nanos(1);
 const FILE: Duration = Duration::from_micros(20);
 
-/// What commands use, by the mount point of the volume.
+/// Uses by commands, by mount point of the volume.
 type Uses = BTreeMap<PathBuf, Vec<Use>>;
 
 impl Volumes {
-    /// Why the commands of a pipeline run here, if that is sooner done than asking the server of
-    /// the volumes that all their files are on.
+    /// Reason for running the commands of a pipeline locally, if that is faster than asking the
+    /// server of the volumes that have all their files.
     #[must_use]
     pub fn at_hand(
         &self,
@@ -47,7 +47,7 @@ impl Volumes {
         self.sooner_here(world, commands).map(|(uses, found)| reason(uses.keys(), &found))
     }
 
-    /// The round trips that one command takes which runs here for that reason.
+    /// Round trips of one command that runs locally for that reason.
     #[must_use]
     pub fn round_trips_to_have(
         &self,
@@ -58,7 +58,7 @@ impl Volumes {
         self.sooner_here(world, &[(command, &Ok(reading))]).map(|(_, found)| found.round_trips)
     }
 
-    /// What the commands use, if they are sooner done here.
+    /// Uses of the commands, if they are faster locally.
     fn sooner_here(
         &self,
         world: &World<'_>,
@@ -107,7 +107,7 @@ fn reason<'a>(places: impl Iterator<Item = &'a PathBuf>, all: &AtHand) -> String
     }
 }
 
-/// Notes what a command uses. `None`: nobody can tell, or it is not on volumes alone.
+/// Notes a command's uses. `None` if they are unknown, or not on volumes alone.
 fn note(world: &World<'_>, command: &Enlisted, reading: &Reading, uses: &mut Uses) -> Option<()> {
     let invocation = &reading.invocation;
     let goes_further = !invocation.searches_up.is_empty()
@@ -150,7 +150,7 @@ fn note(world: &World<'_>, command: &Enlisted, reading: &Reading, uses: &mut Use
     Some(())
 }
 
-/// `None`: it changes more than one name, or a file that is there.
+/// `None` if it changes more than one name, or an existing file.
 fn use_of(invocation: &Invocation, kind: FileKind) -> Option<fn(PathBuf) -> Use> {
     let copies_files = || {
         invocation.command == "cp"
@@ -169,7 +169,8 @@ fn use_of(invocation: &Invocation, kind: FileKind) -> Option<fn(PathBuf) -> Use>
     }
 }
 
-/// `-R`, among other letters or in long, perhaps shortened; or an operand that looks like it.
+/// `-R` among other letters, or the long option, perhaps abbreviated; or an operand that looks like
+/// one.
 fn may_be_recursive(word: &[u8]) -> bool {
     word.starts_with(b"--r") || word.starts_with(b"-") && word.contains(&b'R')
 }

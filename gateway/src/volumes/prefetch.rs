@@ -1,6 +1,5 @@
-//! What a command that runs here is going to read is known from its words before it opens anything:
-//! its volumes are told, and fetch it meanwhile (informed prefetch). The command waits for none of
-//! that, and ends it when it ends.
+//! Informed prefetch: a local command's words tell its input before it opens anything. Its volumes
+//! fetch that input in the background. The command does not wait for it, and its end stops it.
 
 use std::{
     collections::BTreeMap,
@@ -22,22 +21,21 @@ use crate::{
     session::watch,
 };
 
-/// Commands that look at files and do not read them: contents are fetched only if they open one all
-/// the same.
+/// Commands that look at files without reading them: contents are fetched only on an open.
 pub(super) const LOOKING: [&str; 4] = ["du", "find", "ls", "stat"];
 
-/// What a command reads, by the mount point of the volume.
+/// Input of a command, by mount point of the volume.
 type Inputs = BTreeMap<PathBuf, Vec<Expected>>;
 
 impl Volumes {
-    /// Whether there is any.
+    /// Returns true if there are mounted volumes.
     #[must_use]
     pub fn are_there(&self) -> bool {
         *self.mounted.borrow() > 0
     }
 
-    /// Tells the volumes what a command is going to read, as far as its words say. For `explain`,
-    /// if there is something.
+    /// Announces a command's input to the volumes, as far as its words tell. Returns text for
+    /// `explain` if there is any.
     #[must_use]
     pub fn prefetch(&self, world: &World<'_>, stage: &Enlisted) -> Option<String> {
         if !self.are_there()
@@ -62,7 +60,7 @@ impl Volumes {
             told.push(path.display().to_string());
             let (caller, pid) = (own_caller(), stage.pid);
             runtime.spawn(async move {
-                // It has ended already, if it can't be watched.
+                // A process that can't be watched has already ended.
                 let Ok(process) = watch(pid) else { return };
                 let expectation = serving.volume.will_read(&caller, expected);
                 let _ = process.ready(Interest::READABLE).await;
@@ -74,8 +72,8 @@ impl Volumes {
     }
 }
 
-/// Commands of other users do not come to this gateway. Asked for once: getgroups(2) behind libc
-/// reads a file of /proc each time.
+/// Credentials of commands: other users' commands don't use this gateway. Cached, as libc's
+/// getgroups(2) reads a file of /proc each time.
 pub(super) fn own_caller() -> Caller {
     static OWN: LazyLock<Caller> = LazyLock::new(|| {
         let groups =
@@ -128,8 +126,8 @@ fn use_of(invocation: &Invocation, file: &FileUse) -> Option<fn(PathBuf) -> Expe
     }
 }
 
-/// The mount point of the volume that a path is on, and the path below it. Where only the server
-/// can say what it means, there is nothing to fetch.
+/// Mount point of a path's volume, and the path below it. `None` if only the server can resolve the
+/// path.
 pub(super) fn on_volume(
     table: &MountTable,
     resolver: &mut Resolver<'_>,

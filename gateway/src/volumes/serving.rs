@@ -1,4 +1,4 @@
-//! One volume from its connection to its mount.
+//! One volume, from its connection to its mount.
 
 use std::{
     io,
@@ -26,24 +26,22 @@ use tonic::transport::Channel;
 
 use crate::state::Gateway;
 
-/// What the kernel reads ahead, in KiB: one request.
+/// The kernel's read-ahead in KiB: one request.
 const READ_AHEAD_KIB: u32 = 1024;
 
-/// Contents that are kept in memory: what is read again and again within seconds, and what is read
-/// ahead.
+/// Contents cached in memory: data that is read repeatedly within seconds, and read-ahead.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// How long a disk cache and a journal are waited for that somebody else has, and how often they
-/// are looked at.
+/// Timeout and poll interval for a disk cache and a journal that another process holds.
 const HANDED_OVER: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A volume that is mounted.
+/// A mounted volume.
 #[derive(Debug, Clone)]
 pub(super) struct Serving {
     pub volume: Arc<Volume>,
     session: Bytes,
-    /// The mount's, where it could be told.
+    /// Device of the mount, if known.
     device: Option<(u32, u32)>,
     ended: watch::Receiver<bool>,
 }
@@ -61,13 +59,19 @@ impl Serving {
             .ok_or("the executor is not in the configuration")?;
         let route = Route::to(executor, &executors);
         let config = config.clone();
-        // What belongs to the volume belongs to its runtime.
+        // Tasks of the volume belong on its runtime.
         let begun = runtime?.spawn(async move {
-            let way = Arc::new(Way { route, carrier: tokio::sync::Mutex::default(), server: Mutex::default() });
-            let patience = if config.hard { Patience { deadline: None } } else { Patience::default() };
-            // Root's mounts, whose server knows the same users.
+            let way = Arc::new(Way {
+                route,
+                carrier: tokio::sync::Mutex::default(),
+                server: Mutex::default(),
+            });
+            let patience =
+                if config.hard { Patience { deadline: None } } else { Patience::default() };
+            // Root's mounts, whose server has the same users.
             let users = if geteuid().is_root() { Users::All } else { Users::Own };
-            let remote = Remote::open_for(Arc::<Way>::clone(&way), &config.export, patience, users).await;
+            let remote =
+                Remote::open_for(Arc::<Way>::clone(&way), &config.export, patience, users).await;
             let remote = Arc::new(remote.map_err(|error| error.to_string())?);
             let read_only = config.read_only || remote.is_read_only();
             let settings = Settings {
@@ -75,16 +79,23 @@ impl Serving {
                 memory_bytes: config.cache_bytes.min(MEMORY_BYTES),
                 most_files: MAX_FILES,
             };
-            let kept_as = way.server().ok_or("there is no connection")?.directory_for(&config.export);
+            let kept_as =
+                way.server().ok_or("there is no connection")?.directory_for(&config.export);
             let disk = disk_for(&config, &kept_as).await;
             let journal = journal_for(&config, &kept_as).await.filter(|_| !read_only);
-            let (volume, invalidations) = Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
-            // Without it files would be missing that were closed.
+            let (volume, invalidations) =
+                Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
+            // Without the journal, closed files would be missing.
             if let Some(journal) = journal {
                 let ended = volume.end_earlier_sessions(&journal.0, &remote.session()).await;
-                ended.map_err(|errno| format!("an earlier session of this volume does not end: {errno}; try again"))?;
+                ended.map_err(|errno| {
+                    format!("an earlier session of this volume does not end: {errno}; try again")
+                })?;
                 volume.keep_journal(journal).await.map_err(|errno| {
-                    format!("what a former gateway has not sent can't be taken up: {errno}; it is kept; try again")
+                    format!(
+                        "what a former gateway has not sent can't be taken up: {errno}; it is \
+                         kept; try again"
+                    )
                 })?;
             }
             let path = config.path.clone();
@@ -95,19 +106,22 @@ impl Serving {
                 mount::mount(&wanted, &config.path)
             });
             let device = device.await.map_err(|error| error.to_string())?;
-            let device = device.map_err(|error| format!("cannot mount on {}: {error}", path.display()))?;
-            let served =
-                tokio::task::block_in_place(|| fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users));
-            let thread =
-                served.map_err(|error| format!("the kernel does not begin with {}: {error}", path.display()))?;
+            let device =
+                device.map_err(|error| format!("cannot mount on {}: {error}", path.display()))?;
+            let served = tokio::task::block_in_place(|| {
+                fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users)
+            });
+            let thread = served.map_err(|error| {
+                format!("the kernel does not begin with {}: {error}", path.display())
+            })?;
             let (end, ended) = watch::channel(false);
             let session = remote.session();
             let ending = Arc::clone(&volume);
             tokio::spawn(async move {
-                // Whoever unmounts it, and with whatever program.
+                // Any program may unmount it.
                 let _ = tokio::task::spawn_blocking(move || thread.join()).await;
                 ending.end();
-                // Nobody on the server needs to wait for the end of its leases.
+                // Don't make clients of the server wait until its leases expire.
                 remote.close().await;
                 let _ = end.send(true);
             });
@@ -120,15 +134,15 @@ impl Serving {
         begun.await.map_err(|error| error.to_string())?
     }
 
-    /// The session, as its executor knows it.
+    /// Session ID at its executor.
     pub fn session(&self) -> &Bytes {
         &self.session
     }
 
-    /// Takes it out of the tree, and nothing that somebody has mounted over it. Blocks.
+    /// Unmounts it, unless another file system is mounted over it. Blocks.
     ///
     /// # Errors
-    /// What the kernel says, or that it is covered.
+    /// System errors, or that it is covered.
     pub fn unmount(&self, path: &Path) -> io::Result<()> {
         match (self.device, device_at(path)) {
             (Some(ours), Some(other)) if ours != other => {
@@ -138,7 +152,7 @@ impl Serving {
         }
     }
 
-    /// Whether it is certain that it is mounted there no more, nor covered by what is.
+    /// Returns true if it is certainly neither mounted at the path nor covered by another mount.
     pub fn is_out(&self, path: &Path) -> bool {
         let (Some(device), Ok(info)) = (self.device, MountInfo::read()) else {
             return self.has_ended();
@@ -146,18 +160,18 @@ impl Serving {
         !info.entries().iter().any(|entry| entry.mount_point == path && entry.device == device)
     }
 
-    /// Whether [`Self::ended`] would return at once.
+    /// Returns true if [`Self::ended`] would return at once.
     pub fn has_ended(&self) -> bool {
         *self.ended.borrow()
     }
 
-    /// Returns when it is a mount no more, nor a session on its server.
+    /// Returns when it is neither mounted nor has a session on its server.
     pub async fn ended(&self) {
-        // An error: its runtime has ended.
+        // On an error, its runtime has ended.
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
     }
 
-    /// For a run of which it is to be told.
+    /// Session for a run that must report its changes to it, with returned leases.
     pub fn told_of_runs(&self) -> VolumeSession {
         let lease = |returned: Returned| ReturnedLease {
             inode: returned.file.inode,
@@ -169,22 +183,22 @@ impl Serving {
     }
 }
 
-/// Of what a path lookup finds mounted there.
+/// Device of the mount that a path lookup finds at a path.
 fn device_at(path: &Path) -> Option<(u32, u32)> {
     let info = MountInfo::read().ok()?;
     info.visible().into_iter().find(|entry| entry.mount_point == path).map(|entry| entry.device)
 }
 
-/// Makes connections for one volume: bulk data is not to stand in the way of runs, nor they in its.
+/// Makes connections for one volume, so that bulk data and runs don't delay each other.
 struct Way {
     route: Route,
-    /// Keeps up what belongs to the latest connection: the renewal of its certificate, or its ssh.
+    /// Maintains the latest connection: renews its certificate, or holds its ssh.
     carrier: tokio::sync::Mutex<Option<Carrier>>,
     server: Mutex<Option<ServerIdentity>>,
 }
 
 impl Way {
-    /// The server of all connections.
+    /// Server of all connections.
     fn server(&self) -> Option<ServerIdentity> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -195,7 +209,7 @@ impl Connector for Way {
     async fn connect(&self) -> Result<Channel, String> {
         let reached = posh_reach::connect(&self.route).await.map_err(|error| error.sentence())?;
         let Reached { channel, carrier, server } = reached;
-        // What was read from one server, and what is to be written to it, is nothing for another.
+        // Cached data of one server, and writes for it, must not be used for another.
         if self.server().is_some_and(|former| former != server) {
             return Err(
                 "there is another server at its address now; unmount the volume and mount it anew"
@@ -207,7 +221,8 @@ impl Connector for Way {
         Ok(channel)
     }
 
-    /// A certificate that was renewed does not count for long.
+    /// Completes when the connection must be replaced: after a renewal, the old certificate is
+    /// accepted only briefly.
     async fn worn(&self) -> String {
         match &mut *self.carrier.lock().await {
             Some(carrier) => carrier.ended().await,
@@ -216,11 +231,10 @@ impl Connector for Way {
     }
 }
 
-/// Where contents of a volume are kept, by the server's identity. Without a disk that keeps them
-/// they are fetched again.
+/// Disk cache of a volume, by the server's identity. Without one, contents are fetched again.
 async fn disk_for(config: &VolumeConfig, kept_as: &str) -> Option<DiskCache> {
     let directory = xdg_home("XDG_CACHE_HOME", ".cache")?.join("posh/volumes").join(kept_as);
-    // It would keep what is kept of what is kept.
+    // A cache on the volume itself would cache itself.
     if directory.starts_with(&config.path) {
         return None;
     }
@@ -233,13 +247,13 @@ async fn disk_for(config: &VolumeConfig, kept_as: &str) -> Option<DiskCache> {
     }
 }
 
-/// Where it is noted what was closed and is not on the server yet. Without it nothing is put off.
+/// Journal of closed files that are not on the server yet. Without one, no write is delayed.
 async fn journal_for(config: &VolumeConfig, kept_as: &str) -> Option<(Journal, Vec<Record>)> {
     let directory = xdg_home("XDG_STATE_HOME", ".local/state")?.join("posh/volumes").join(kept_as);
     if directory.starts_with(&config.path) {
         return None;
     }
-    // Former versions kept it by the executor's name, which says nothing of the server.
+    // Former versions used the executor's name, which does not identify the server.
     let former = directory.with_file_name(config.source().replace('/', "%"));
     if former.is_dir() {
         tracing::warn!(
@@ -251,7 +265,7 @@ async fn journal_for(config: &VolumeConfig, kept_as: &str) -> Option<(Journal, V
     journal.inspect_err(|error| tracing::warn!(?directory, %error, "no journal is kept")).ok()
 }
 
-/// A volume that was unmounted just now has it for a moment more.
+/// Retries while a volume that was just unmounted still holds it.
 async fn when_free<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let began = Instant::now();
     loop {
@@ -266,7 +280,7 @@ async fn when_free<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// As the XDG base directory specification has it.
+/// Directory by the XDG Base Directory Specification.
 fn xdg_home(variable: &str, otherwise: &str) -> Option<PathBuf> {
     let given = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     given.or_else(|| std::env::home_dir().map(|home| home.join(otherwise)))

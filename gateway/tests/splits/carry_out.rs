@@ -13,11 +13,11 @@ use std::{
 
 use posh_annotations::{Invocation, Library};
 use posh_gateway::{
-    assembly::Edge,
     dispatch::output::Output,
     facts,
     join::{self, Event, Joining, Program, Recipe, Words, status},
     lower::{JOINED, argv_of},
+    model::Edge,
     plan::{
         self, ExecutorId, Flow, Join, LineEnds, Need, Options, Part, PipelineFacts, Placement,
         Plan, StageFacts,

@@ -54,7 +54,7 @@ const RECONNECTION: Duration = Duration::from_millis(10);
 /// Messages of one run.
 const MAX_MESSAGES: usize = 8;
 
-/// What the next run is answered.
+/// Answers to the next run.
 static NEXT: Mutex<Vec<Bytes>> = Mutex::new(Vec::new());
 
 struct Peer {
@@ -173,7 +173,7 @@ impl Peer {
         }
     }
 
-    /// The same once, as its stage program would have it: true if it was to run remotely.
+    /// Enlists the stage once, as its stage program would; true if it was to run remotely.
     async fn stage_once(&self) -> bool {
         let mut socket = UnixStream::connect(&self.stages).await.expect("the gateway takes stages");
         send(&mut socket, to_gateway::Kind::Enlist(self.enlist())).await;

@@ -41,7 +41,7 @@ const BETWEEN_PROBES: u64 = 16;
 /// For a sound run.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What only a fault of ours makes an executor say.
+/// Parts of error messages that an executor returns only because of a fault of its own.
 const FAULTS: [&str; 2] = ["supervisor is gone", "panic"];
 
 /// An executor, and what is sent to it.

@@ -108,7 +108,7 @@ pub async fn start(address: &str) -> Gateway {
     Gateway { channel, stages, mount }
 }
 
-/// What a front end says, and a stage.
+/// Valid messages of a front end and of a stage.
 fn sound(mount: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let mount = mount.to_vec();
     let file = [&mount[..], b"/f"].concat();
@@ -183,7 +183,7 @@ pub fn calls(data: &[u8]) {
     runtime.block_on(peer.probe());
 }
 
-/// What a stage says, in frames, with a wrong length now and then.
+/// Frames from a stage, some with a wrong length.
 pub fn stage_socket(data: &[u8]) {
     let peer = peer();
     let mut source = Unstructured::new(data);

@@ -1,5 +1,5 @@
-//! What strangers can feed to posh, fuzzed: configuration and annotation files,
-//! mountinfo, command lines, and every message of every service.
+//! Fuzz targets for all untrusted input of posh: configuration and annotation files, mountinfo,
+//! command lines, and every message of every service.
 //!
 //! A [`Target`] takes bytes. `cargo xtask fuzz` drives it with libFuzzer and
 //! coverage, for as long as one likes; `tests/short.rs` for some seconds, as part of

@@ -46,7 +46,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A stranger listens so long to what is said to its bytes.
 const LISTENS: Duration = Duration::from_millis(5);
 
-/// What every HTTP/2 connection begins with (RFC 9113 §3.4), and empty settings.
+/// Preface of every HTTP/2 connection (RFC 9113 §3.4), and empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 struct Peer {

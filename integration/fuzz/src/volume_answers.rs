@@ -173,7 +173,7 @@ impl tower::Service<http::Request<Body>> for Liar {
     }
 }
 
-/// What is answered to one call, by its path.
+/// Answers to one call, by its path.
 struct Lie(String);
 
 type Answers = ReceiverStream<Result<Bytes, Status>>;
@@ -223,7 +223,7 @@ fn bend(of: &MessageDescriptor, sound: Vec<u8>) -> Bytes {
     bent.map_or(sound, |message| message.encode_to_vec()).into()
 }
 
-/// What a session's message is answered: a reply, and now and then a notice of the server's own.
+/// Answers to a session's message: a reply, and sometimes a notice of the server's own.
 fn session_answers(message: &[u8]) -> Vec<Bytes> {
     use wire::{from_volume::Kind as To, to_volume::Kind as From};
     let said = wire::ToVolume::decode(message).ok().and_then(|message| message.kind);

@@ -1,5 +1,5 @@
-//! The laboratory's program: process 1 of its hosts, a laboratory to look
-//! around in, and the demonstration.
+//! The laboratory's program: process 1 of its hosts, an interactive laboratory, and the
+//! demonstration.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};

@@ -1,6 +1,6 @@
-//! The files that every case finds in its directory. They are made once, kept in
-//! memory, and written anew for each run; their times are fixed, so that what
-//! shows times (`ls -l`, `tar`, `find -newer`) has one answer.
+//! The files in every case's directory. They are made once, kept in memory, and written anew for
+//! each run. Their times are fixed, so that commands that show times (`ls -l`, `tar`, `find
+//! -newer`) have one result.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,7 +15,8 @@ use nix::sys::time::TimeSpec;
 
 use crate::error::{Attempt, LabError, Result};
 
-/// When the fixture's first file was changed, seconds since 1970; each next one a minute later.
+/// Modification time of the fixture's first file, seconds since 1970; each next one is a minute
+/// later.
 const FIRST_TIME_S: i64 = 1_000_000_000;
 const STEP_S: i64 = 60;
 
@@ -51,20 +52,20 @@ impl Fixture {
         for (node, number) in nodes.iter_mut().zip(0..) {
             node.modified_s = FIRST_TIME_S + STEP_S * number;
         }
-        // Only here, since who is not root could not read them back.
+        // Set only now, since only root could read such files back.
         for (name, mode) in [("unreadable", 0), ("locked", 0)] {
             nodes.iter_mut().filter(|n| n.path == Path::new(name)).for_each(|n| n.mode = mode);
         }
         Ok(Fixture(nodes))
     }
 
-    /// Writes the tree into `root`, an empty directory, as the property of `owner`.
+    /// Writes the tree into `root`, an empty directory, with owner `owner`.
     pub fn put(&self, root: &Path, owner: u32) -> Result<()> {
         for node in &self.0 {
             let path = root.join(&node.path);
             node.write(&path, owner).attempt(|| format!("write {}", path.display()))?;
         }
-        // Directories last and innermost first: what is made in them changes their times.
+        // Directories last and innermost first: creating entries changes their times.
         for node in self.0.iter().rev().filter(|n| matches!(n.kind, Kind::Directory)) {
             let path = root.join(&node.path);
             node.settle(&path).attempt(|| format!("set the mode of {}", path.display()))?;
@@ -240,7 +241,7 @@ fn lines(count: usize) -> String {
     (0..count).map(line).collect()
 }
 
-/// Compressed files and archives of what is there.
+/// Adds compressed files and archives of the fixture's files.
 fn pack(root: &Path) -> Result<()> {
     let script = "gzip -nc f > f.gz; bzip2 -c f > f.bz2; xz -c f > f.xz; zstd -qc f > f.zst
         tar --sort=name --owner=0 --group=0 --mtime=@1000000000 -cf archive.tar a b dir tree

@@ -1,6 +1,6 @@
-//! What counts as equal: both outputs, the status, the statuses of the last pipeline,
-//! the directory and the home afterwards; and which commands had to run where. The
-//! names of the runs' directories are taken for one name.
+//! Compares two runs of a case: both outputs, the status, the statuses of the last pipeline, the
+//! directory and the home afterwards; and checks where commands had to run. The names of the runs'
+//! directories count as equal.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::oracle::replace;
 use crate::tree::{Tree, differences, renamed};
 use crate::volumes::Mounts;
 
-/// What stands for the name of a run's directory; as long as that.
+/// Placeholder for the name of a run's directory, of equal length.
 const NAME: &str = "run-RUNRUN";
 
-/// How two runs of a case differ, one entry each; empty when nobody could tell.
+/// Differences of two runs of a case, one entry each; empty if a user could not tell them apart.
 pub fn differing(case: &Case, one: &Run, other: &Run) -> Vec<String> {
     let mut found = Vec::new();
     let (left, right) = (&one.outcome, &other.outcome);
@@ -62,7 +62,7 @@ fn sorted(bytes: &[u8]) -> Vec<&[u8]> {
     lines
 }
 
-/// A text from a little before the place where it differs from another.
+/// Part of a text around its first difference from another.
 fn excerpt(bytes: &[u8], other: &[u8]) -> String {
     const BEFORE: usize = 80;
     const SHOWN: usize = 400;
@@ -77,7 +77,7 @@ fn files(prefix: &str, (left, one): (&Tree, &Run), (right, other): (&Tree, &Run)
     if left == right {
         return Vec::new();
     }
-    // Only what differs is looked at closely: a case has megabytes of files.
+    // Only differing entries are compared in detail: a case has megabytes of files.
     let pick = |tree: &Tree, than: &Tree, run: &Run| {
         let differing = tree.iter().filter(|(path, entry)| than.get(*path) != Some(*entry));
         renamed(
@@ -97,14 +97,14 @@ fn time(path: &Path, one: &Run, other: &Run) -> Option<String> {
         .then(|| format!("time of {}: {left:?} / {right:?}", path.display()))
 }
 
-/// Which commands did not run where the case demands it.
+/// Commands that did not run where the case requires it.
 pub fn misplaced(case: &Case, report: &Report, mounts: Mounts) -> Vec<String> {
     let (mut there, mut here): (Vec<_>, Vec<_>) =
         (case.offloads.iter().collect(), case.local.iter().collect());
     match mounts {
         Mounts::Sshfs => here.extend(&case.by_sshfs),
         Mounts::Volume => there.extend(&case.by_sshfs),
-        // Whatever is at hand may be used here.
+        // With cached data any command may run locally.
         Mounts::AtHand => there.clear(),
     }
     let there = there.into_iter().filter(|w| count(report, w, true) < w.count);
@@ -117,7 +117,7 @@ fn count(report: &Report, wanted: &Wanted, offloaded: bool) -> usize {
     report.stages(&wanted.command).filter(|stage| stage.is_offloaded() == offloaded).count()
 }
 
-/// Where each stage ran, and why, one line each.
+/// Placement of each stage and its reason, one line each.
 pub fn placements(report: &Report) -> String {
     let mut text = String::new();
     for (number, pipeline) in (1..).zip(&report.pipelines) {
@@ -129,7 +129,7 @@ pub fn placements(report: &Report) -> String {
     text
 }
 
-/// Whether something of it ran on a server.
+/// Returns true if some stage ran on a server.
 pub fn offloaded(report: &Report) -> bool {
     report.pipelines.iter().flat_map(|p| &p.stages).any(crate::explain::Stage::is_offloaded)
 }

@@ -1,5 +1,5 @@
-//! Reads case files. All faults of all files come back at once, each with its file
-//! and, where there is one, the name of its case.
+//! Reads case files. Reports all faults of all files at once, each with its file and, where there
+//! is one, the name of its case.
 
 use std::collections::HashSet;
 use std::fs;
@@ -10,11 +10,11 @@ use serde_yaml::Value;
 use super::Case;
 use crate::error::{Attempt, Result};
 
-/// Where the cases of this repository are, as it was built.
+/// Directory of this repository's cases, at build time.
 pub const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cases");
 
-/// The cases of `paths` (files, or directories with all that is below them), in the
-/// order of their names; or every fault, one each line.
+/// The cases of `paths` (files, or directories with everything below them), ordered by name; or all
+/// faults, one per line.
 pub fn load(paths: &[PathBuf]) -> Result<std::result::Result<Vec<Case>, String>> {
     let mut files = Vec::new();
     for path in paths {
@@ -76,7 +76,7 @@ fn check(case: Case) -> std::result::Result<Case, String> {
     Ok(case)
 }
 
-/// The file below `cases`, without its ending.
+/// Path of the file below `cases`, without its extension.
 fn subject_of(file: &Path) -> String {
     let path = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let below = Path::new(DIRECTORY).canonicalize().ok();

@@ -1,8 +1,7 @@
-//! Cases as data: a script with what must come of it, read from
-//! `integration/cases/**/*.yaml`, run under its shell and under posh, and compared.
-//! The format is described in `integration/cases/README.md`. What the scripts find
-//! in their directory is [`fixture`]'s, how they run is [`site`]'s, what counts as
-//! equal is [`judge`]'s matter.
+//! Cases as data: scripts with expectations, read from `integration/cases/**/*.yaml`, run under
+//! their shell and under posh, and compared. The format is described in
+//! `integration/cases/README.md`. [`fixture`] makes the files of the scripts' directory, [`site`]
+//! runs the scripts, [`judge`] compares.
 
 pub mod fixture;
 pub mod judge;
@@ -28,23 +27,23 @@ use crate::oracle::{Door, Shell};
 pub struct Case {
     /// Unique in its file.
     pub name: String,
-    /// The rule or trap that it holds.
+    /// The rule or trap that it tests.
     #[serde(default, deserialize_with = "rule")]
     pub rule: Option<Rule>,
-    /// Commands that must have run on a server.
+    /// Commands that must run on a server.
     #[serde(default)]
     pub offloads: Vec<Wanted>,
-    /// Commands that must have run here.
+    /// Commands that must run locally.
     #[serde(default)]
     pub local: Vec<Wanted>,
-    /// Commands that must have run here where the mount is an sshfs, for what that does to files;
-    /// on volumes they run on the server.
+    /// Commands that must run locally if the mount is an sshfs, because of its effects on files; on
+    /// volumes they run on the server.
     #[serde(default)]
     pub by_sshfs: Vec<Wanted>,
-    /// Who reads the script.
+    /// Shell of the script.
     #[serde(default)]
     pub shell: Language,
-    /// Where it starts.
+    /// Working directory at the start.
     #[serde(default)]
     pub start: Start,
     /// A script for `sh` in the fresh directory, on the server.
@@ -55,22 +54,22 @@ pub struct Case {
     /// Files whose time of change is compared too.
     #[serde(default)]
     pub times: Vec<PathBuf>,
-    /// The lines of standard output come in no fixed order.
+    /// The lines of standard output have no fixed order.
     #[serde(default)]
     pub unordered: bool,
     /// Runs as the laboratory's ordinary user.
     #[serde(default)]
     pub user: bool,
-    /// It holds through this door only: the other one shows, as docs/doors.md says.
+    /// The only interception for which it holds: docs/doors.md says how the other one differs.
     #[serde(default)]
     pub door: Option<Door>,
-    /// What posh is measured by.
+    /// Reference run for the comparison.
     #[serde(default)]
     pub oracle: Oracle,
-    /// A difference that is known and not yet mended: the case fails once there is none.
+    /// A known difference that is not fixed yet: the case fails once there is none.
     #[serde(default)]
     pub known: String,
-    /// What it is about.
+    /// Purpose of the case.
     #[serde(default)]
     pub why: String,
     /// Its file, relative to the directory of all cases, without `.yaml`.
@@ -84,25 +83,25 @@ impl Case {
         format!("{}:{}", self.file, self.name)
     }
 
-    /// Whether it is meant for this door; none given is the hook, posh's default.
+    /// Returns true if the case applies to this interception; `None` is the hook, posh's default.
     pub fn holds_through(&self, door: Option<Door>) -> bool {
         self.door.is_none_or(|only| only == door.unwrap_or(Door::Hook))
     }
 
-    /// Whether it belongs to the sample that has one of `count` cases: by its title, so that the
-    /// sample stays as it is when cases are added.
+    /// Returns true if the case belongs to the sample of one in `count` cases. Chosen by title, so
+    /// that the sample does not change when cases are added.
     pub fn is_one_of(&self, count: u64) -> bool {
-        // Its low bits are its weak ones.
+        // The low bits of the sum are the weak ones.
         (generate::sum(self.title().as_bytes()) >> 32).is_multiple_of(count.max(1))
     }
 
-    /// The directory of its file: what the case is about.
+    /// Directory of its file: the subject of the case.
     pub fn subject(&self) -> &str {
         self.file.rsplit_once('/').map_or("", |(directory, _)| directory)
     }
 }
 
-/// Where a script starts, and what its variable `D` holds.
+/// Working directory of a script, and value of its variable `D`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Start {
@@ -113,14 +112,14 @@ pub enum Start {
     Inside,
 }
 
-/// By which run of the shell alone posh is measured.
+/// Reference run of the shell alone, with which posh is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Oracle {
     /// Over the mount, as a user without posh would run it.
     #[default]
     Mount,
-    /// On the local copy: where the mount itself makes a command fail that succeeds on every file
+    /// On the local copy, if the mount makes a command fail that succeeds on every other file
     /// system.
     Local,
 }

@@ -1,4 +1,4 @@
-//! `posh-lab cases`: which cases are run, and how.
+//! `posh-lab cases`: selection of cases and ways to run them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct Options {
     /// Only one of so many, always the same ones
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     one_of: u64,
-    /// What the servers' directories are mounted by
+    /// Kind of the mounts of the servers' directories
     #[arg(long, value_enum, default_value_t)]
     mounts: Mounts,
     /// How many laboratories at once
@@ -49,7 +49,7 @@ pub struct Options {
     paths: Vec<PathBuf>,
 }
 
-/// Runs what is asked for and prints what came of it; true when nothing failed.
+/// Runs the selected cases and prints the results; true when nothing failed.
 pub fn main(options: &Options) -> Result<bool> {
     let paths =
         if options.paths.is_empty() { vec![load::DIRECTORY.into()] } else { options.paths.clone() };
@@ -90,10 +90,10 @@ pub fn main(options: &Options) -> Result<bool> {
     Ok(verdicts.iter().all(|v| v.faults.is_empty()))
 }
 
-/// Of which cases something is printed as they end.
+/// Cases that are printed as they end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verbosity {
-    /// None: with a rule left out, many fail, and only which ones is of interest.
+    /// None: with a rule left out many fail, and only their names matter.
     Quiet,
     Failures,
     All,

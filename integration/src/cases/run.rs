@@ -1,5 +1,5 @@
-//! Runs many cases: some workers, each with machines of its own, take one case after
-//! the other. A laboratory in which a script hung is replaced.
+//! Runs many cases: several workers, each with machines of its own, take one case after the other.
+//! A laboratory in which a script hung is replaced.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,32 +10,32 @@ use super::{Case, Oracle, judge};
 use crate::error::{LabError, Result};
 use crate::volumes::Mounts;
 
-/// What belongs to one pipeline is found out against the clock, and may be missed on a machine that
-/// is busy otherwise: then a stage runs on the workstation, rightly but slowly. Wrong output is
-/// never tried again.
+/// Attempts at the placement of a case. Pipelines are assembled against deadlines, which a busy
+/// machine may miss: then a stage runs on the workstation, correct but slow. Wrong output is never
+/// retried.
 const TRIES: usize = 3;
 
-/// What came of one case.
+/// Result of one case.
 #[derive(Debug)]
 pub struct Verdict {
-    /// Its place among those that were run.
+    /// Index among the cases that were run.
     pub number: usize,
-    /// How posh differed from its shell, or what did not run where it must.
+    /// Differences between posh and its shell, and commands that did not run where they must.
     pub faults: Vec<String>,
-    /// How the shell itself differed on the mount from a local copy.
+    /// Differences of the shell itself between the mount and a local copy.
     pub by_mount: Vec<String>,
-    /// Something of it ran on a server.
+    /// Some stage ran on a server.
     pub offloaded: bool,
-    /// So often it looked the same but ran elsewhere than it must, before it ran where it must.
+    /// Attempts with the right output but the wrong placement, before the right one.
     pub missed: usize,
-    /// Where everything ran, and why.
+    /// Placement of every stage and its reason.
     pub placements: String,
-    /// All runs together.
+    /// Time of all runs together.
     pub wall: Duration,
 }
 
 impl Verdict {
-    /// A run that came to no end, or could not be started.
+    /// Verdict of a run that did not end, or could not be started.
     fn broken(number: usize, error: &LabError) -> Verdict {
         let faults = vec![error.to_string()];
         Verdict {
@@ -50,7 +50,7 @@ impl Verdict {
     }
 }
 
-/// Runs all `cases`; `done` hears of each as it ends. The answer is in their order.
+/// Runs all `cases`; calls `done` with each verdict. Returns the verdicts in the cases' order.
 pub fn run(
     cases: &[Case],
     setting: &Setting,

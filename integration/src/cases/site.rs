@@ -1,7 +1,6 @@
-//! The machines on which cases run, one set for each worker: a laboratory whose
-//! first server has a directory for each run, and a room on the workstation where
-//! the same paths hold a local copy instead of the mount. Nothing is started anew
-//! between cases.
+//! The machines on which cases run, one set for each worker: a laboratory whose first server has a
+//! directory for each run, and a mount namespace on the workstation in which the same paths hold a
+//! local copy instead of the mount. Nothing is restarted between cases.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -26,20 +25,20 @@ use crate::services;
 use crate::tree::{self, Tree};
 use crate::volumes::{self, Mounts};
 
-/// How long a script may take on a busy machine. A hanging one costs a laboratory too.
+/// Time limit of a script on a busy machine. A hanging one costs a laboratory too.
 const CASE_LIMIT: Duration = Duration::from_secs(120);
-/// The same with a rule left out, where hanging is one way of failing.
+/// Like [`CASE_LIMIT`], with a rule left out: hanging is then one way to fail.
 const CASE_LIMIT_WITHOUT: Duration = Duration::from_secs(15);
-/// The user's settings, by which git may run on either machine.
+/// The user's settings that allow git to run on either machine.
 const GIT_SETTINGS: &str = "[core]\n\tcheckStat = minimal\n\ttrustctime = false\n";
-/// Where the statuses of a script's last pipeline are put, in the home.
+/// File in the home for the statuses of a script's last pipeline.
 const STATUSES: &str = ".statuses";
-/// A directory on the first mount in which another file system is mounted, on the workstation only.
+/// Directory on the first mount in which the workstation mounts another file system.
 const NESTED: &str = "nested";
-/// The files of the second server, which no case changes.
+/// Files of the second server, which no case changes.
 const OTHER: &str = "/mnt/s2/other";
 
-/// What is the same for all workers.
+/// Settings common to all workers.
 #[derive(Debug, Clone)]
 pub struct Setting {
     /// The programs under test.
@@ -48,9 +47,9 @@ pub struct Setting {
     pub fixture: Arc<Fixture>,
     /// Rules that the programs leave out.
     pub without: Vec<rule::Rule>,
-    /// How commands are to be intercepted, if not as posh does by itself.
+    /// Interception of commands, if not posh's default.
     pub door: Option<Door>,
-    /// What the servers' directories are mounted by.
+    /// Kind of the mounts of the servers' directories.
     pub mounts: Mounts,
 }
 
@@ -69,15 +68,15 @@ pub struct Site {
 pub enum Way {
     /// The shell alone, on a local copy at the same path.
     Copy,
-    /// The shell alone, on the mount: what posh is measured by.
+    /// The shell alone, on the mount: the reference for posh.
     Mount,
-    /// posh on the mount, which tells where everything ran.
+    /// posh on the mount, with a report of placements.
     Posh,
-    /// The same without telling: what stays needs not enlist then.
+    /// posh on the mount without a report: local stages need not enlist then.
     PoshUntold,
 }
 
-/// What one run gave; the name of its directory is still in it.
+/// Result of one run, which still contains the name of its directory.
 #[derive(Debug)]
 pub struct Run {
     /// Outputs and status, and posh's report.
@@ -88,7 +87,7 @@ pub struct Run {
     pub left: Tree,
     /// The home afterwards.
     pub home: Tree,
-    /// The name of the run's directory, which no other run has.
+    /// Name of the run's directory, which is unique.
     pub name: String,
 }
 
@@ -108,7 +107,7 @@ impl Site {
         Ok(site)
     }
 
-    /// What lies beside the cases' directories: a nested mount, and another server's files.
+    /// Fills directories beside the cases': a nested mount, and another server's files.
     fn fill_constant(&self) -> Result<()> {
         let here = |host: &Host, path: &str| -> Result<()> {
             let path = host.path(path);
@@ -132,12 +131,12 @@ impl Site {
         Ok(())
     }
 
-    /// What the servers' directories are mounted by.
+    /// Kind of the mounts of the servers' directories.
     pub fn mounts(&self) -> Mounts {
         self.setting.mounts
     }
 
-    /// Runs a case one way, in a fresh directory that is gone afterwards.
+    /// Runs a case one way, in a fresh directory that is removed afterwards.
     pub fn run(&mut self, case: &Case, way: Way) -> Result<Run> {
         self.serial += 1;
         let name = format!("run-{:06}", self.serial);
@@ -174,7 +173,7 @@ impl Site {
             self.settle(&name, who)?;
         }
         let mut left = tree::snapshot(&data, &[])?;
-        // Her number on the workstation and that on the server are the same person.
+        // Her uids on the workstation and on the server are the same person.
         let hers = left
             .values_mut()
             .filter(|e| way == Way::Copy && case.user && e.owner == (who.here, who.here));
@@ -187,8 +186,8 @@ impl Site {
         Ok(Run { outcome, statuses, left, home, name })
     }
 
-    /// What another program does on the server is seen soon, not at once, where a volume remembers
-    /// that there is no such name.
+    /// Waits until the workstation sees the directory: a volume may cache that it does not exist,
+    /// and notices a change on the server soon, not at once.
     fn wait_seen(&self, name: &str, who: &Who) -> Result<()> {
         let mut wait = self.lab.workstation.command("sh");
         wait.args(["-c", "until [ -d \"$1\" ]; do :; done", "sh"])
@@ -196,8 +195,8 @@ impl Site {
         self.lab.workstation.must(people::as_number(wait, who.here)).map(drop)
     }
 
-    /// What was made last may still be on its way to the server, which this process looks at next.
-    /// A command there waits for it.
+    /// Flushes the run's directory to the server, which this process reads next; the last changes
+    /// may still be queued.
     fn settle(&self, name: &str, who: &Who) -> Result<()> {
         let text = format!("sync {}", Path::new(who.mount).join(name).display());
         let user = if who.here == 0 { volumes::User::Root } else { volumes::User::Ordinary };
@@ -225,7 +224,7 @@ impl Site {
     }
 }
 
-/// Whose files, homes and mounts a case uses.
+/// Paths and uids for the user of a case.
 struct Who {
     home: &'static str,
     mount: &'static str,
@@ -254,33 +253,35 @@ fn empty(home: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lines after the script that note `$?` and the statuses of its last pipeline, and
-/// end as the script would have ended. Nothing of it is seen: both outputs are closed
-/// to it, also for a trace. Where the script ends by itself, there is nothing to note.
+/// Lines after the script that record `$?` and the statuses of its last pipeline, and end as the
+/// script would have ended. They print nothing: both outputs are closed for them, also for a trace.
+/// A script that ends by itself records nothing.
 fn trailer(shell: crate::Shell, home: &str) -> String {
     use crate::Shell;
     let file = format!("{home}/{STATUSES}");
     match shell {
         Shell::Bash => format!(
-            "{{ lab_statuses=(\"$?\" \"${{PIPESTATUS[@]}}\"); builtin printf '%s ' \"${{lab_statuses[@]}}\" >| {file}; }} \
+            "{{ lab_statuses=(\"$?\" \"${{PIPESTATUS[@]}}\"); \
+             builtin printf '%s ' \"${{lab_statuses[@]}}\" >| {file}; }} \
              >/dev/null 2>&1\nexit \"${{lab_statuses[0]}}\""
         ),
         Shell::Dash => format!(
             "{{ lab_status=$?; echo $lab_status >| {file}; }} >/dev/null 2>&1\nexit $lab_status"
         ),
         Shell::Zsh => format!(
-            "{{ lab_statuses=($? $pipestatus); print -r -- $lab_statuses >| {file} }} >/dev/null 2>&1\n\
-             exit $lab_statuses[1]"
+            "{{ lab_statuses=($? $pipestatus); print -r -- $lab_statuses >| {file} }} \
+             >/dev/null 2>&1\nexit $lab_statuses[1]"
         ),
         Shell::Fish => {
             format!(
-                "set -l lab_statuses $status $pipestatus\necho $lab_statuses > {file}\nexit $lab_statuses[1]"
+                "set -l lab_statuses $status $pipestatus\necho $lab_statuses > {file}\n\
+                 exit $lab_statuses[1]"
             )
         }
     }
 }
 
-/// Runs the case's own preparation beside the data, with fixed names and times for git.
+/// Runs the case's own preparation on the server, with fixed names and times for git.
 fn prepare(host: &Host, directory: &Path, number: u32, text: &str) -> Result<()> {
     if text.is_empty() {
         return Ok(());
@@ -300,7 +301,7 @@ fn prepare(host: &Host, directory: &Path, number: u32, text: &str) -> Result<()>
     host.must(people::as_number(command, number)).map(drop)
 }
 
-/// The room's own file systems in place of the mounts.
+/// Replaces the mounts by the mount namespace's own file systems.
 fn fill_room(room: &Host) -> Result<()> {
     for path in ["/mnt/s1", "/mnt/s2", people::MOUNT] {
         room.run(move || umount2(path, MntFlags::MNT_DETACH))

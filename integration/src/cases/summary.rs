@@ -1,4 +1,4 @@
-//! What is printed of many cases: each failure in full, then the numbers.
+//! Prints the results of many cases: each failure in full, then the numbers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Case;
 use super::run::Verdict;
 
-/// A failed case: its script, how the two runs differ (shell / posh), where what ran.
+/// A failed case: its script, the differences of the two runs (shell / posh), and the placements.
 pub fn failure(case: &Case, verdict: &Verdict) -> String {
     let mut text = format!("FAILED {}", case.title());
     if !case.why.is_empty() {
@@ -23,7 +23,7 @@ pub fn failure(case: &Case, verdict: &Verdict) -> String {
     text + &verdict.placements
 }
 
-/// The numbers of all, of each subject, and how long it took.
+/// Numbers of all cases, of each subject, and the total time.
 pub fn numbers(cases: &[Case], verdicts: &[Verdict], wall: Duration) -> String {
     let mut subjects: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
     for verdict in verdicts {
@@ -44,7 +44,8 @@ pub fn numbers(cases: &[Case], verdicts: &[Verdict], wall: Duration) -> String {
     let by_mount = verdicts.iter().filter(|v| !v.by_mount.is_empty()).count();
     let _ = writeln!(
         text,
-        "{:20} {:5} cases, {:5} offloading, {:4} failed; {by_mount} where the mount itself differs from a local copy; \
+        "{:20} {:5} cases, {:5} offloading, {:4} failed; {by_mount} where the mount itself differs \
+         from a local copy; \
          {missed} placed only when tried again; {:.1} s",
         "all",
         sum(0),

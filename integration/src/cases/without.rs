@@ -1,5 +1,5 @@
-//! What the cases show of a rule: with it left out of the programs, those that hold it
-//! turn red. Red ones that do not name the rule and green ones that do are told too.
+//! Tests the cases of a rule: with the rule left out of the programs, they must fail. Failing cases
+//! that do not name the rule and passing ones that do are reported too.
 
 use std::fmt::Write as _;
 
@@ -10,15 +10,15 @@ use super::run::{self, Verdict};
 use super::site::Setting;
 use crate::error::Result;
 
-/// Which cases noticed that a rule was left out.
+/// Cases that noticed that a rule was left out.
 #[derive(Debug)]
 pub struct Effect {
     rule: Rule,
-    /// They name the rule and are red.
+    /// Name the rule and fail.
     held: Vec<usize>,
-    /// They name the rule and are green.
+    /// Name the rule and pass.
     silent: Vec<usize>,
-    /// They name another rule, or none, and are red.
+    /// Name another rule, or none, and fail.
     others: Vec<usize>,
 }
 
@@ -39,7 +39,7 @@ impl Effect {
         }
     }
 
-    /// With the titles of all red cases.
+    /// The effect, with the titles of all failing cases.
     pub fn in_full(&self, cases: &[Case]) -> String {
         let mut text = format!("\nwithout {}:\n", self.rule);
         for (what, numbers) in [
@@ -73,8 +73,8 @@ impl Effect {
     }
 }
 
-/// Runs all cases without each rule in turn and prints a table; true when at least
-/// five cases hold each rule and none of them stays green.
+/// Runs all cases without each rule in turn and prints a table; true when at least five cases hold
+/// each rule and none of them passes without it.
 pub fn table(cases: &[Case], setting: &Setting, jobs: usize) -> Result<bool> {
     println!(
         "| left out | cases of it that fail | other cases that fail | which |\n|---|---:|---:|---|"
@@ -90,5 +90,5 @@ pub fn table(cases: &[Case], setting: &Setting, jobs: usize) -> Result<bool> {
     Ok(complete)
 }
 
-/// So many cases hold a rule at least.
+/// Least number of cases for a rule.
 const ENOUGH: usize = 5;

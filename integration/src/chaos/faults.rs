@@ -1,20 +1,19 @@
-//! What can go wrong, and when: faults, and the points of a run's protocol at which
-//! they are done.
+//! Faults, and the points of a run's protocol at which they are injected.
 
-/// Between which messages of a run a fault is done.
+/// Point between messages of a run at which a fault is injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Point {
     /// The specification is on its way to the executor.
     BeforeSpecification,
-    /// The executor has started the run, and its word is on its way.
+    /// The executor has started the run; its message is on its way.
     BeforeStarted,
-    /// The gateway knows, and no byte has come.
+    /// The gateway knows that the run has started, and no output has arrived.
     BeforeFirstByte,
-    /// Some of the output has come.
+    /// Some of the output has arrived.
     Middle,
-    /// The output has come, and no status.
+    /// The output has arrived, but no status.
     BeforeStatus,
-    /// A status has come, and not the end of the run.
+    /// A status has arrived, but not the end of the run.
     BeforeFinished,
 }
 
@@ -29,7 +28,7 @@ impl Point {
         Point::BeforeFinished,
     ];
 
-    /// For the table.
+    /// Text for the table.
     pub fn words(self) -> &'static str {
         match self {
             Point::BeforeSpecification => "before the acknowledgement",
@@ -42,24 +41,24 @@ impl Point {
     }
 }
 
-/// What goes wrong.
+/// A fault to inject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// The executor is killed, and started again at once.
     Kill,
-    /// The executor is killed, and is not there until the pipeline's end.
+    /// The executor is killed, and restarted only after the pipeline's end.
     KillForGood,
-    /// The executor is stopped for two seconds, and nothing is answered.
+    /// The executor is stopped (SIGSTOP) for two seconds.
     Freeze,
-    /// The same until the pipeline's end.
+    /// The executor is stopped until the pipeline's end.
     FreezeForGood,
-    /// The connection is reset; executor and link are well.
+    /// The connection is reset; executor and link are unharmed.
     Reset,
-    /// Nothing moves for a moment.
+    /// No message is forwarded for a moment.
     Delay,
     /// The server's network is down for two seconds.
     Cut,
-    /// The same until the pipeline's end.
+    /// The server's network is down until the pipeline's end.
     CutForGood,
     /// The gateway is killed.
     KillGateway,
@@ -82,12 +81,12 @@ impl Fault {
         Fault::FullDisk,
     ];
 
-    /// It is noticed only by waiting.
+    /// Returns true if the fault is noticed only by a timeout.
     pub fn is_long(self) -> bool {
         matches!(self, Fault::FreezeForGood | Fault::CutForGood | Fault::KillForGood)
     }
 
-    /// For the table.
+    /// Text for the table.
     pub fn words(self) -> &'static str {
         match self {
             Fault::Kill => "executor killed, restarted",

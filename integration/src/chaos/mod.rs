@@ -1,10 +1,9 @@
-//! Chaos: pipelines under posh while their executor, the gateway, the link or the disk
-//! fails at a chosen message of the protocol. Each must end with bash's result, or with
-//! a clear error and no half result that looks whole; nothing twice, nothing for long,
-//! nothing left behind.
+//! Chaos: pipelines under posh while their executor, the gateway, the link or the disk fails at a
+//! chosen message of the protocol. Each must end with bash's result, or with a clear error and
+//! without a partial result that looks complete; nothing runs twice, hangs, or is left behind.
 //!
-//! The fault is done by a proxy in front of the executor, which sees each message
-//! (`proxy`); what is run is in `work`, what came of it is judged in `verdict`.
+//! A proxy in front of the executor, which sees each message, injects the fault (`proxy`); `work`
+//! has the pipelines, `verdict` judges the results.
 
 mod faults;
 mod proxy;
@@ -32,19 +31,18 @@ pub use tally::Tally;
 use verdict::{Injected, Left, Verdict};
 use work::{Effect, Work};
 
-/// What the server's disk holds: a few pipelines' files, and soon full.
+/// Size of the server's disk: enough for a few pipelines' files, and soon full.
 const DISK_BYTES: u64 = 64 << 20;
-/// How long the gateway may take to find an executor again: it waits up to 20 s between two
-/// attempts.
+/// Timeout for the gateway to find an executor again: it waits up to 20 s between two attempts.
 const READY: Duration = Duration::from_secs(40);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// A pipeline that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(60);
-/// What is still running so long after its end was left behind: killed runs go on for the grace of
-/// their connection.
+/// Time after which a running process counts as left behind: killed runs continue for the grace
+/// period of their connection.
 const AFTERWARDS: Duration = Duration::from_secs(15);
 
-/// Plans, too: what ran where tells the cause of what is wrong.
+/// Includes plans: placements explain failures.
 const LOG: &str = "info,posh_gateway::dispatch=debug";
 
 /// How much is done.
@@ -67,10 +65,10 @@ pub struct Options {
     pub short: bool,
 }
 
-/// Runs all of it; what came of it.
+/// Runs all pipelines; returns the tally.
 ///
 /// # Errors
-/// The laboratory's own; what posh does wrong is in the tally.
+/// The laboratory's own; faults of posh are in the tally.
 pub fn run(options: &Options, programs: &Programs) -> Result<Tally> {
     let tally = Mutex::new(Tally::default());
     let labs = options.labs.clamp(1, options.pipelines.max(1));
@@ -123,7 +121,7 @@ fn in_one_lab(
     site.look_for_remains(tally)
 }
 
-/// Which pipeline, and what happens to it when.
+/// Chooses pipeline, fault and point.
 fn plan(options: &Options, index: usize) -> Injected {
     let mut numbers =
         Numbers::seeded(options.seed.wrapping_mul(1_000_003).wrapping_add(index as u64));
@@ -132,7 +130,7 @@ fn plan(options: &Options, index: usize) -> Injected {
     }
     let mut pick =
         |count: usize| usize::try_from(numbers.below(count as u64)).expect("below a usize");
-    // Points in turn, so that a short run has each.
+    // Points in turn, so that a short run covers each.
     let point = Point::ALL[index % Point::ALL.len()];
     let faults: Vec<Fault> =
         Fault::ALL.into_iter().filter(|fault| !(options.short && fault.is_long())).collect();
@@ -147,7 +145,7 @@ struct Site<'a> {
 }
 
 impl Site<'_> {
-    /// Waits until the gateway has found the executor again: it tries now and then.
+    /// Waits until the gateway has found the executor again: it retries in intervals.
     fn wait_offloaded(&self) -> Result<()> {
         let end = Instant::now() + READY;
         loop {
@@ -217,8 +215,7 @@ impl Site<'_> {
         Ok(verdict)
     }
 
-    /// What the gateways of the workstation have said: what was placed where, run again, gone on
-    /// with.
+    /// Logs of the workstation's gateways: placements, repeated and resumed runs.
     fn log(&self) -> String {
         let mut files = quiet::files_below(&self.lab.workstation.path(RUNTIME)).unwrap_or_default();
         files.retain(|file| file.extension().is_some_and(|e| e == "log"));
@@ -228,7 +225,7 @@ impl Site<'_> {
             .collect()
     }
 
-    /// Processes, mounts and temporary files that nobody needs any more.
+    /// Looks for processes, mounts and temporary files that are left behind.
     fn look_for_remains(&self, tally: &Mutex<Tally>) -> Result<()> {
         let mut found = Vec::new();
         for host in [&self.lab.workstation, &self.lab.servers[0].host] {

@@ -1,7 +1,7 @@
-//! A proxy in front of the executor, on its server, which speaks the contract and
-//! forwards each message; at the chosen one it does the fault. It has one thread: what
-//! blocks that, freezes the proxy as a dead link would, pings and all; and all of its
-//! connections are reset when its runtime is dropped.
+//! A proxy in front of the executor, on its server, which implements the gRPC services, forwards
+//! each message, and injects the fault at the chosen one. It has one thread: to block that freezes
+//! the proxy like a dead link, keep-alive pings included; and dropping its runtime resets all of
+//! its connections.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -34,21 +34,21 @@ use crate::network;
 use crate::running;
 use crate::services::{self, EXECUTOR_PORT, Service};
 
-/// Where the gateway finds it.
+/// Port of the proxy, to which the gateway connects.
 pub const PORT: u16 = 7500;
 const SHORT: Duration = Duration::from_secs(2);
 const DELAY: Duration = Duration::from_secs(1);
-/// A fault "for good" is healed at the pipeline's end, and after this time in any case.
+/// Limit of a fault "for good", which otherwise lasts until the pipeline's end.
 pub const LONG: Duration = Duration::from_secs(30);
 
-/// The proxy, seen from the test.
+/// The proxy's handle for the test.
 pub struct Proxy(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// The connections are to be reset.
+    /// Tells the proxy to reset its connections.
     reset: Notify,
     workstation: u32,
     server: u32,
@@ -60,7 +60,7 @@ struct State {
     armed: Option<(Point, Fault, usize)>,
     fired: Option<Instant>,
     executor: i32,
-    /// A pipeline runs.
+    /// A pipeline is running.
     is_busy: bool,
     /// Faults that are not healed yet.
     unhealed: usize,
@@ -89,14 +89,15 @@ impl Proxy {
         Ok(Proxy(shared))
     }
 
-    /// The next run meets this fault.
+    /// Arms a fault for the next run.
     pub fn arm(&self, point: Point, fault: Fault, after_chunks: usize) {
         let mut state = self.0.lock();
         (state.armed, state.fired, state.is_busy) =
             (Some((point, fault, after_chunks)), None, true);
     }
 
-    /// The pipeline is over: all is healed on return. When the fault was done, if it was.
+    /// Ends the pipeline's fault; it is healed on return. Returns the time of the fault, if it was
+    /// injected.
     pub fn disarm(&self) -> Option<Instant> {
         {
             let mut state = self.0.lock();
@@ -111,7 +112,7 @@ impl Proxy {
         self.0.lock().fired
     }
 
-    /// Ends the thread.
+    /// Ends the proxy's thread.
     pub fn end(&self) {
         self.0.lock().is_over = true;
         self.0.reset.notify_one();
@@ -129,14 +130,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it became so.
+    /// Waits for a state; false if it was not reached in time.
     fn wait(&self, is_so: impl Fn(&State) -> bool) -> bool {
         let state = self.lock();
         let waited = self.changed.wait_timeout_while(state, LONG, |state| !is_so(state));
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Until the pipeline is over, at most so long.
+    /// Waits for the pipeline's end, at most this long.
     fn wait_at_most(&self, limit: Duration) {
         let state = self.lock();
         drop(
@@ -158,7 +159,7 @@ impl Shared {
                 .expect("a runtime");
             runtime.block_on(self.serve_until_reset());
             self.lock().is_listening = false;
-            // Nothing is said to anybody: the sockets are just closed.
+            // Closes the sockets without a goodbye.
             drop(runtime);
             if self.lock().is_over {
                 return;
@@ -168,7 +169,7 @@ impl Shared {
                 if fault == Fault::KillForGood {
                     self.wait_at_most(LONG);
                 }
-                // Its port is free when it has really ended.
+                // Its port is free only after its end.
                 let _ = executor.process.wait();
                 executor = start_executor(lab).expect("the executor starts again");
                 self.lock().must_restart = None;
@@ -182,8 +183,7 @@ impl Shared {
         let listener = loop {
             match tokio::net::TcpListener::bind(address).await {
                 Ok(listener) => break listener,
-                // Processes that another thread is about to start have copies of all sockets until
-                // they execute.
+                // Child processes of other threads have copies of all sockets until they execute.
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{error}"),
             }
             tokio::task::yield_now().await;
@@ -208,7 +208,7 @@ impl Shared {
         }
     }
 
-    /// Does the fault if this is its point; after a reset, never returns.
+    /// Injects the fault if this is its point; after a reset, never returns.
     async fn at(self: &Arc<Self>, point: Point, chunks: usize) {
         let fault = {
             let mut state = self.lock();
@@ -248,7 +248,7 @@ impl Shared {
         std::future::pending::<()>().await;
     }
 
-    /// Another thread of this network heals it.
+    /// Cuts the link; another thread of this network namespace heals it.
     fn cut(self: &Arc<Self>, limit: Duration) {
         self.lock().unhealed += 1;
         set_link("down");
@@ -276,7 +276,7 @@ impl Shared {
     }
 }
 
-/// Of the server's only way out; this thread is in its network.
+/// Sets the state of the server's only interface; this thread is in its network namespace.
 fn set_link(state: &str) {
     let status = Command::new("ip").args(["link", "set", "dev", "eth0", state]).status();
     assert!(status.is_ok_and(|status| status.success()), "the link goes {state}");
@@ -330,7 +330,7 @@ impl Executor for Relay {
     }
 }
 
-/// Forwards a run's messages, with the fault before the one that it belongs before.
+/// Forwards a run's messages, and injects the fault before the right one.
 async fn carry(
     shared: Arc<Shared>,
     mut output: Streaming<RunOutput>,
@@ -339,7 +339,7 @@ async fn carry(
     let (mut is_started, mut chunks) = (false, 0);
     loop {
         let message = tokio::select! {
-            // Dropping the stream tells the executor, too.
+            // Dropping the stream cancels the executor's call, too.
             () = sender.closed() => return,
             message = output.message() => message,
         };

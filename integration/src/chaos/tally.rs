@@ -1,4 +1,4 @@
-//! The counts: faults by the point at which they were done, and what came of them.
+//! Counts of faults by their points, and of results.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use super::faults::{Fault, Point};
 use super::verdict::{How, Injected, Verdict};
 
-/// What came of all pipelines.
+/// Results of all pipelines.
 #[derive(Debug, Default)]
 pub struct Tally {
     points: BTreeMap<Point, Counts>,
     faults: BTreeMap<Fault, Counts>,
-    /// Pipelines that never came to their point.
+    /// Pipelines that did not reach their point.
     pub unharmed: usize,
-    /// What was wrong.
+    /// Wrong results.
     pub wrong: Vec<String>,
-    /// What was left behind.
+    /// Things left behind.
     pub remains: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ impl Counts {
 }
 
 impl Tally {
-    /// Counts one pipeline; gives a line about it if it is wrong.
+    /// Counts one pipeline; returns a line about a wrong result.
     pub(super) fn add(
         &mut self,
         index: usize,
@@ -72,22 +72,22 @@ impl Tally {
         Some(line)
     }
 
-    /// How many faults were done.
+    /// Number of injected faults.
     pub fn faults(&self) -> usize {
         self.points.values().map(|counts| counts.faults).sum()
     }
 
-    /// Runs and commands that were gone on with or run again.
+    /// Number of runs and commands that were resumed or repeated.
     pub fn retried(&self) -> usize {
         self.points.values().map(|counts| counts.again + counts.resumed).sum()
     }
 
-    /// Points at which a fault was done.
+    /// Number of points at which a fault was injected.
     pub fn points(&self) -> usize {
         self.points.len()
     }
 
-    /// Nothing was wrong, and nothing left.
+    /// No wrong result, and nothing left behind.
     pub fn is_good(&self) -> bool {
         self.wrong.is_empty() && self.remains.is_empty()
     }
@@ -107,7 +107,8 @@ impl fmt::Display for Tally {
         let sum = |what: fn(&Counts) -> usize| self.points.values().map(what).sum::<usize>();
         writeln!(
             f,
-            "\n{} faults: {} retried ({} run again, {} gone on), {} as bash in all, {} failed cleanly, {} wrong; {} pipelines never came to their point",
+            "\n{} faults: {} retried ({} run again, {} gone on), {} as bash in all, {} failed \
+             cleanly, {} wrong; {} pipelines never came to their point",
             self.faults(),
             self.retried(),
             sum(|c| c.again),

@@ -1,4 +1,4 @@
-//! What came of one pipeline: bash's result, a clear error, or a wrong.
+//! Judges one pipeline: bash's result, a clear error, or wrong.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use crate::error::Result;
 use crate::oracle::Outcome;
 use crate::tree;
 
-/// Nothing may hang for longer after a fault; and what a busy machine adds.
+/// Limit of the time after a fault, and a margin for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SLACK: Duration = Duration::from_millis(1500);
-/// posh, when it could not keep its promise.
+/// posh's exit status when it could not complete a command.
 const EXIT_POSH_FAILED: i32 = 125;
 
-/// One pipeline and what is done to it.
+/// One pipeline and its fault.
 #[derive(Debug, Clone)]
 pub struct Injected {
     pub work: Work,
@@ -26,43 +26,43 @@ pub struct Injected {
     pub after_chunks: usize,
 }
 
-/// How it ended.
+/// Kind of a result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum How {
     /// As under bash.
     AsBash,
-    /// With an error that says so.
+    /// An error that is reported.
     FailedCleanly,
-    /// Neither; what is wrong.
+    /// Neither; a description.
     Wrong(String),
 }
 
-/// What a pipeline left.
+/// Files that a pipeline left.
 #[derive(Debug)]
 pub struct Left {
-    /// As this process sees it.
+    /// Its path for this process.
     pub directory: PathBuf,
     /// The commits in its repository, if it makes any.
     pub history: Vec<String>,
 }
 
-/// What came of a pipeline.
+/// Result of a pipeline.
 #[derive(Debug, Clone)]
 pub struct Verdict {
     pub how: How,
-    /// The fault was done; else the pipeline had no such point.
+    /// The fault was injected; false if the pipeline has no such point.
     pub fired: bool,
-    /// From the fault to the end.
+    /// Time from the fault to the end.
     pub took: Duration,
-    /// Commands were run again here.
+    /// Commands were repeated locally.
     pub again: bool,
-    /// A run went on by a new connection.
+    /// A run was resumed on a new connection.
     pub resumed: bool,
-    /// What the gateway said meanwhile.
+    /// Log of the gateway meanwhile.
     pub log: String,
 }
 
-/// Compares what is under bash with what is under posh, and looks at the clock.
+/// Compares the results under bash and posh, and checks the time.
 pub fn judge(
     injected: &Injected,
     (bash, here): (&Outcome, &Left),
@@ -84,9 +84,9 @@ pub fn judge(
     Verdict { how, fired: fired.is_some(), took, again: false, resumed: false, log: String::new() }
 }
 
-/// How long it may take after the fault. Its first command may be begun before the shell has opened
-/// that one's files: over a link that is down the shell then waits for its mount, as it does under
-/// bash, and posh has nothing to say of that.
+/// Limit of the time after the fault. The first command may start before the shell has opened
+/// another one's files. Over a link that is down the shell then waits for its mount, as under bash,
+/// and posh can't report that.
 fn patience(injected: &Injected) -> Duration {
     let is_opened_by_shell =
         ["< ", "> "].iter().any(|redirect| injected.work.text.contains(redirect));
@@ -125,7 +125,7 @@ fn compare(
     Err("an error that does not say what was lost".to_owned())
 }
 
-/// Paths at which the trees differ; repositories are looked at through git.
+/// Paths at which the trees differ; repositories are compared by git.
 fn differences(here: &Left, there: &Left) -> std::result::Result<Vec<String>, String> {
     let trees = [here, there].map(|left| tree::snapshot(&left.directory, &["repo/.git"]));
     let [Ok(left), Ok(right)] = trees else { return Err("a tree can't be read".to_owned()) };
@@ -148,7 +148,7 @@ fn once_only(effect: Effect, here: &Left, there: &Left) -> std::result::Result<(
                 std::fs::read(left.directory.join(file)).map_err(|error| error.to_string())
             };
             let (once, now) = (read(here)?, read(there)?);
-            // All, a beginning, or nothing of what is added; never more.
+            // The file may have all, a prefix, or nothing of the appended text; never more.
             if once.starts_with(&now) && now.starts_with(b"first\n") {
                 return Ok(());
             }

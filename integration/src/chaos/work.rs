@@ -1,5 +1,5 @@
-//! The pipelines that are run under faults, and the files that they work on. All paths
-//! are relative, so that both shells say the same.
+//! Pipelines for the faults, and their files. All paths are relative, so that both shells print the
+//! same.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,27 +12,27 @@ use crate::host::Host;
 const LARGE_LINES: usize = 40_000;
 const SMALL_LINES: usize = 400;
 
-/// What a pipeline does besides printing.
+/// Side effect of a pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing.
     Reads,
-    /// Makes a file.
+    /// Creates a file.
     Writes,
-    /// Adds to a file, and must do so once.
+    /// Appends to a file, exactly once.
     Appends(&'static str),
-    /// Commits, once.
+    /// Makes a git commit, exactly once.
     Commits,
 }
 
 /// A pipeline.
 #[derive(Debug, Clone)]
 pub struct Work {
-    /// For bash.
+    /// Script for bash.
     pub text: &'static str,
-    /// What else it does.
+    /// Its side effect.
     pub effect: Effect,
-    /// Its output comes in many messages.
+    /// Its output takes many messages.
     is_long: bool,
 }
 
@@ -90,13 +90,13 @@ impl Work {
         ALL.to_vec()
     }
 
-    /// A fault at this point can happen to it.
+    /// Returns true if a fault at this point can happen to it.
     pub fn reaches(&self, point: Point) -> bool {
         self.is_long || point != Point::Middle
     }
 }
 
-/// Makes the files that each pipeline gets a copy of, in the directory of a host.
+/// Makes the files of which each pipeline gets a copy, in a directory of a host.
 pub fn make_files(host: &Host, path: &str) -> Result<()> {
     let directory = &host.path(path);
     let make =
@@ -135,7 +135,7 @@ fn git_or_tar(host: &Host, directory: &str, words: &str) -> Result<()> {
     host.must(command).map(drop)
 }
 
-/// Trees and messages of all commits in a directory of a host, the last first.
+/// Trees and messages of all commits in a directory of a host, newest first.
 pub fn history(host: &Host, directory: &str) -> Result<Vec<String>> {
     let mut git = host.command("git");
     git.args(["-C", &format!("{directory}/repo"), "log", "--format=%T %s"]);

@@ -1,6 +1,6 @@
-//! The demonstration: the paper's five applications under bash and under posh, on
-//! the same data, with outputs compared byte for byte, and what each cost. How the
-//! machines are made is `site`'s business, how it is printed `table`'s.
+//! The demonstration: the paper's five applications under bash and under posh, on the same data,
+//! with outputs compared byte for byte, and the costs of each. `site` makes the machines, `table`
+//! prints the results.
 
 mod site;
 mod table;
@@ -20,7 +20,7 @@ use crate::wire::Profile;
 use crate::workload::{Size, Store, Workload};
 use site::Site;
 
-/// What to show.
+/// Selection and size of the demonstration.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Only this application (may be repeated).
@@ -43,7 +43,7 @@ fn by_name(name: &str) -> std::result::Result<Workload, String> {
         .ok_or_else(|| format!("the applications are {}", names()))
 }
 
-/// One application, done both ways.
+/// Results of one application under both.
 struct Comparison {
     workload: Workload,
     bash: Cost,
@@ -52,10 +52,10 @@ struct Comparison {
     differences: Vec<String>,
 }
 
-/// What a run cost.
+/// Cost of a run.
 struct Cost {
     seconds: f64,
-    /// Not known without network namespaces.
+    /// Unknown without network namespaces.
     bytes: Option<u64>,
 }
 
@@ -121,7 +121,7 @@ fn compare(site: &Site, workload: Workload, size: Size) -> Result<Comparison> {
     Ok(Comparison { workload, bash: bash.cost, posh: posh.cost, report, differences })
 }
 
-/// Each run has data of its own, which nobody has read through the mount yet.
+/// Runs an application on new data, which no run has read through the mount yet.
 fn run_under(
     site: &Site,
     workload: Workload,
@@ -144,7 +144,8 @@ fn run_under(
     Ok(Run { outcome, cost, left })
 }
 
-/// What a run left; the inputs are removed so that memory holds one run's data only.
+/// Reads the files that a run left, then removes its directories, so that memory holds one run's
+/// data only.
 fn leave(workload: Workload, stores: &[Store<'_>], out: &Path, name: &str) -> Result<Vec<Tree>> {
     let places: Vec<_> = stores.iter().map(Store::data).chain([out.to_owned()]).collect();
     let read = |place: &std::path::PathBuf| {
@@ -157,7 +158,7 @@ fn leave(workload: Workload, stores: &[Store<'_>], out: &Path, name: &str) -> Re
     trees
 }
 
-/// A pipeline over two servers as `posh --explain` shows it.
+/// Output of `posh --explain` for a pipeline over two servers.
 fn explain_view(site: &Site, chosen: &[Workload]) -> Result<String> {
     let count = chosen.iter().map(|w| w.stores()).max().unwrap_or(1).min(2);
     let stores = site.stores("explained", count)?;

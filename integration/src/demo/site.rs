@@ -1,5 +1,5 @@
-//! The machines of a demonstration: a laboratory for root; for others this machine
-//! itself, with executors on its loopback interface and no mounts in between.
+//! The machines of a demonstration: a laboratory for root; for other users this machine, with
+//! executors on its loopback interface and no mounts in between.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use crate::programs::Programs;
 use crate::services::{self, Service};
 use crate::workload::Store;
 
-/// As many as the distributed logs of the paper want.
+/// Number that the paper's distributed logs need.
 const SERVERS: usize = 5;
 
 pub enum Site {
@@ -46,15 +46,19 @@ impl Site {
     pub fn description(&self) -> String {
         match self {
             Site::Lab(_, link) => format!(
-                "A workstation and {SERVERS} storage servers, each in network, mount and process namespaces of\n\
+                "A workstation and {SERVERS} storage servers, each in network, mount and process \
+                 namespaces of\n\
                  its own on this machine, joined by {link} each. /mnt/s1 ... /mnt/s{SERVERS} are\n\
-                 sshfs mounts; the servers hold their data in memory. Bytes are those of the workstation's\n\
+                 sshfs mounts; the servers hold their data in memory. Bytes are those of the \
+                 workstation's\n\
                  network interfaces, both directions, mount traffic included."
             ),
             Site::Plain(plain) => format!(
-                "This user is not root: no namespaces and no mounts can be made. {SERVERS} executors serve\n\
+                "This user is not root: no namespaces and no mounts can be made. {SERVERS} \
+                 executors serve\n\
                  directories below {} over the loopback interface, and bash reads the same\n\
-                 directories directly; so outputs and placement are shown, but neither speed nor bytes\n\
+                 directories directly; so outputs and placement are shown, but neither speed nor \
+                 bytes\n\
                  mean anything. Run it as root for those.",
                 plain.root.display()
             ),
@@ -68,7 +72,7 @@ impl Site {
         }
     }
 
-    /// Where results on the workstation go.
+    /// Directory for results on the workstation.
     pub fn home(&self) -> PathBuf {
         match self {
             Site::Lab(..) => HOME.into(),
@@ -91,7 +95,7 @@ impl Site {
         }
     }
 
-    /// Starts the gateway, so that no run pays for it.
+    /// Starts the gateway, so that no run includes its start.
     pub fn warm_up(&self) -> Result<()> {
         let host = self.workstation();
         let mut start = host.command(host.programs().join("posh"));
@@ -99,7 +103,7 @@ impl Site {
         host.must(start).map(drop)
     }
 
-    /// Ends what does not end with this process.
+    /// Ends processes that do not end with this one.
     pub fn end(&self) {
         let Site::Plain(plain) = self else { return };
         let mut stop = plain.host.command(plain.host.programs().join("posh"));
@@ -145,14 +149,15 @@ impl Plain {
         Ok(Plain { host, root, owned: Mutex::new(Some((executors, directory))) })
     }
 
-    /// An executor on a free port, and its lines of the mount table.
+    /// Starts an executor on a free port; also returns its lines of the mount table.
     fn executor(host: &Host, number: usize, directory: &Path) -> Result<(Service, String)> {
         let path = directory.display();
         let (service, address) =
             services::start_local_executor(host, &format!("s{number}"), directory)?;
         let lines = format!(
             "[[executor]]\nname = \"store{number}\"\naddress = \"http://{address}\"\n\n\
-             [[mount]]\npath = \"{path}\"\nexecutor = \"store{number}\"\nexport = \"s{number}\"\ncoherence = \"bind\"\n\n"
+             [[mount]]\npath = \"{path}\"\nexecutor = \"store{number}\"\n\
+             export = \"s{number}\"\ncoherence = \"bind\"\n\n"
         );
         Ok((service, lines))
     }

@@ -1,11 +1,11 @@
-//! How the demonstration prints what it found.
+//! Prints the demonstration's results.
 
 use std::collections::BTreeMap;
 
 use super::{Comparison, Cost};
 use crate::explain::Report;
 
-/// What ran where in one application, alike stages counted together; then what differed.
+/// Prints the placements of one application, equal stages counted together, then the differences.
 pub fn print_details(comparison: &Comparison) {
     let Comparison { workload, bash, posh, report, differences } = comparison;
     println!("\n{}: bash {}, posh {}", workload.name(), cost(bash), cost(posh));
@@ -16,7 +16,7 @@ pub fn print_details(comparison: &Comparison) {
     differences.iter().for_each(|d| println!("DIFFERENT: {d}"));
 }
 
-/// The product's own view of one pipeline.
+/// posh's own explanation of one pipeline.
 pub fn print_explain(text: &str) {
     println!("\n== how posh explains one pipeline ==\n\n{text}");
 }
@@ -41,7 +41,7 @@ pub fn print_summary(comparisons: &[Comparison]) {
     }
 }
 
-/// Text two columns to the right.
+/// Indents a text by two columns.
 pub fn indent(text: &str) -> String {
     text.lines().map(|l| format!("  {l}\n")).collect()
 }
@@ -61,7 +61,7 @@ fn cost(cost: &Cost) -> String {
     format!("{:.2} s and {}", cost.seconds, bytes(cost))
 }
 
-/// As read by people: powers of 1000, one decimal.
+/// Formats bytes with powers of 1000 and one decimal.
 fn bytes(cost: &Cost) -> String {
     let Some(bytes) = cost.bytes else { return "-".into() };
     #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]

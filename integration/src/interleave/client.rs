@@ -1,5 +1,5 @@
-//! How soon a change by another client is seen: a second gateway, as of another workstation, with a
-//! volume of the same export.
+//! Measures how soon a change by another client is seen: a second gateway, as of another
+//! workstation, with a volume of the same export.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +10,13 @@ use crate::host::Host;
 use crate::lab::Lab;
 use crate::volumes::{self, Mounts, User};
 
-/// Where the other client has its volume.
+/// The other client's volume.
 const MOUNT: &str = "/mnt/other";
-/// A change that is not seen for so long is not.
+/// Timeout for seeing a change.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// So many changes by the other client, each from its first call until this one sees it.
+/// Delays of `changes` changes by the other client, each from its first call until this one sees
+/// it.
 pub fn delays(lab: &Lab, changes: usize) -> Result<Vec<Duration>> {
     let host = &lab.workstation;
     other_gateway(lab)?;
@@ -24,7 +25,7 @@ pub fn delays(lab: &Lab, changes: usize) -> Result<Vec<Duration>> {
     for number in 0..changes {
         let text = format!("change {number}\n");
         let name = format!("by-another-{}", number % 3);
-        // So that what was there is remembered, the names too.
+        // Fills the cache, names included.
         let _ = (fs::read_dir(&ours).map(Iterator::count), fs::read(ours.join(&name)));
         let began = Instant::now();
         change(&other.join(&name), number, &text)?;
@@ -36,7 +37,7 @@ pub fn delays(lab: &Lab, changes: usize) -> Result<Vec<Duration>> {
     Ok(delays)
 }
 
-/// In place, or by another file of that name.
+/// Changes the file in place, or replaces it.
 fn change(path: &Path, number: usize, text: &str) -> Result<()> {
     let changed = if number.is_multiple_of(2) {
         fs::write(path, text)

@@ -1,5 +1,5 @@
-//! What there is, by readdir(3), stat(2), readlink(2), open(2) and read(2), as the volume, its
-//! server and a plain directory have it; and what files show that stay open.
+//! Compares the trees of the volume, its server and a plain directory, by readdir(3), stat(2),
+//! readlink(2), open(2) and read(2); and the content of files that stay open.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
@@ -11,20 +11,20 @@ use std::process::Command;
 use crate::error::{Attempt, LabError, Result};
 use crate::generate::Numbers;
 
-/// Files do not grow beyond it: their tails are appended to each other.
+/// Largest size of a file: commands append the files' tails to each other.
 const LARGEST_BYTES: u64 = 40_000;
-/// What is left of one that did.
+/// Size after a larger file was cut.
 const CUT_TO_BYTES: u64 = 500;
-/// Files that are held open at a time.
+/// Number of files that are held open.
 const HELD: usize = 4;
-/// The one that commands make.
+/// The archive that commands make.
 const ARCHIVE: &str = "t.tar";
-/// How much of a content a difference shows.
+/// Characters of content in the report of a difference.
 const SHOWN: usize = 30;
-/// How many differences of one look are told: the first ones tell most.
+/// Reported differences of one comparison: the first ones are the most informative.
 const TOLD: usize = 4;
 
-/// What a volume numbers by itself has numbers that no file system gives.
+/// First inode number of those that a volume assigns itself; file systems assign none as large.
 const FIRST_OWN_NUMBER: u64 = 1 << 62;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,7 @@ struct Seen {
     content: Vec<u8>,
 }
 
-/// What the server and its volume agree on.
+/// Attributes on which the server and its volume must agree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Attributes {
     inode: u64,
@@ -86,8 +86,8 @@ fn whole(root: &Path) -> std::result::Result<Picture, String> {
     Ok(seen)
 }
 
-/// How the volume differs from its server, and the server from the plain directory, where times and
-/// numbers are others. Counts what was looked at.
+/// Differences between the volume and its server, and between the server and the plain directory
+/// except times and numbers. Counts the compared entries.
 pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) -> Vec<String> {
     let pictures = whole(volume).and_then(|ours| Ok((ours, whole(server)?, whole(plain)?)));
     let (ours, server, plain) = match pictures {
@@ -100,7 +100,7 @@ pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) ->
         ("its server", &server),
         Seen::clone,
     );
-    // An archive has times in it.
+    // An archive contains times.
     let [server, plain] = [server, plain].map(|mut all| {
         all.remove(Path::new(ARCHIVE));
         all
@@ -114,8 +114,8 @@ pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) ->
     found
 }
 
-/// A file that the volume has made in memory keeps the number that it got there
-/// (docs/consistency.md), under all its names: it stands for the server's.
+/// A file that the volume has created in memory keeps its inode number (docs/consistency.md), under
+/// all its names: it is mapped to the server's.
 fn numbered_alike(mut ours: Picture, server: &Picture) -> Picture {
     let mut meant = BTreeMap::new();
     for (path, seen) in
@@ -129,7 +129,7 @@ fn numbered_alike(mut ours: Picture, server: &Picture) -> Picture {
     ours
 }
 
-/// Of a plain directory numbers, sizes of directories and times are others.
+/// Removes numbers, sizes of directories and times, in which a plain directory differs.
 fn without_what_differs(seen: &Seen) -> Seen {
     let mode = seen.attributes.mode;
     let attributes =
@@ -154,27 +154,28 @@ fn compare(
     found
 }
 
-/// In a line; all of the content is in its sum.
+/// One line, with a hash of all the content.
 fn describe(seen: &Seen) -> String {
     let Attributes { inode, links, mode, size, modified, changed } = &seen.attributes;
     let start: String = String::from_utf8_lossy(&seen.content).chars().take(SHOWN).collect();
     let (length, sum) = (seen.content.len(), crate::generate::sum(&seen.content));
     format!(
-        "{mode:o} {inode} links {links} size {size} times {modified:?} {changed:?}, {length} bytes {start:?} {sum:x}"
+        "{mode:o} {inode} links {links} size {size} times {modified:?} {changed:?}, {length} bytes \
+         {start:?} {sum:x}"
     )
 }
 
-/// Cuts files that have grown, everywhere.
+/// Cuts large files in the volume and the plain directory.
 pub fn bound(volume: &Path, plain: &Path) -> Result<()> {
     let mut seen = Picture::new();
-    // What can't be read has been told of.
+    // Read errors are reported already.
     let _ = picture(volume, Path::new(""), &mut seen);
     let large = |seen: &Seen| {
         seen.attributes.mode & 0o170_000 == 0o100_000 && seen.attributes.size > LARGEST_BYTES
     };
     for path in seen.iter().filter(|(_, seen)| large(seen)).map(|(path, _)| path) {
         for root in [volume, plain] {
-            // An archive may be none in the plain directory's size.
+            // An archive may be smaller in the plain directory.
             let Ok(file) = File::options().write(true).open(root.join(path)) else { continue };
             file.set_len(CUT_TO_BYTES).attempt(|| format!("cut {}", path.display()))?;
         }
@@ -182,7 +183,7 @@ pub fn bound(volume: &Path, plain: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes a directory what another is.
+/// Replaces a directory by a copy of another one.
 pub fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::remove_dir_all(to)
         .and_then(|()| fs::create_dir(to))
@@ -196,13 +197,13 @@ pub fn copy(from: &Path, to: &Path) -> Result<()> {
     Err(LabError::Command { command: format!("{copy:?}"), host: "this machine".into(), stderr })
 }
 
-/// Files that stay open while their names come and go: by the volume and, at the same time, on its
+/// Files that stay open while names change: through the volume and, at the same time, on its
 /// server.
 #[derive(Debug, Default)]
 pub struct Handles(Vec<(PathBuf, [File; 2])>);
 
 impl Handles {
-    /// Now and then another file, so that old ones go.
+    /// Sometimes opens another file and drops an old one.
     pub fn change(&mut self, numbers: &mut Numbers, [volume, server, _]: &[PathBuf; 3]) {
         if numbers.below(3) > 0 {
             return;
@@ -210,7 +211,7 @@ impl Handles {
         let path =
             Path::new(["a", "b", "d/a"][usize::try_from(numbers.below(3)).expect("below 3")]);
         let regular = |file: &File| file.metadata().is_ok_and(|metadata| metadata.is_file());
-        // There may be none now.
+        // The file may not exist now.
         let [Ok(ours), Ok(theirs)] = [volume, server].map(|root| File::open(root.join(path)))
         else {
             return;
@@ -221,7 +222,7 @@ impl Handles {
         }
     }
 
-    /// How what they show differs.
+    /// Differences between the two views of the open files.
     pub fn differences(&self, reads: &mut usize) -> Vec<String> {
         *reads += self.0.len();
         let compare = |(path, files): &(PathBuf, [File; 2])| {
@@ -235,7 +236,7 @@ impl Handles {
     }
 }
 
-/// In words; a number of the volume's own stands for the server's.
+/// Descriptions; an inode number of the volume's own is mapped to the server's.
 fn shown(mut ours: io::Result<Seen>, theirs: io::Result<Seen>) -> [String; 2] {
     if let (Ok(ours), Ok(theirs)) = (&mut ours, &theirs)
         && ours.attributes.inode >= FIRST_OWN_NUMBER
@@ -246,7 +247,7 @@ fn shown(mut ours: io::Result<Seen>, theirs: io::Result<Seen>) -> [String; 2] {
         .map(|seen| seen.map_or_else(|error| format!("an error: {error}"), |seen| describe(&seen)))
 }
 
-/// Attributes, and what pread(2) gives.
+/// Attributes, and content by pread(2).
 fn seen(file: &File) -> io::Result<Seen> {
     let attributes = Attributes::of(&file.metadata()?);
     let mut content = vec![0; usize::try_from(attributes.size + 1).expect("files are small")];

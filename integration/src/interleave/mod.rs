@@ -1,10 +1,10 @@
 //! Coherence of volumes as numbers: random commands, most of them on the server, in turns with
-//! changes and reads of programs of the workstation, while the link is cut now and then. After each
-//! step every name, content and attribute that the volume shows is held against the server's
-//! directory, and against a plain one where bash did the same.
+//! changes and reads by programs of the workstation, while the link is cut now and then. After each
+//! step every name, content and attribute of the volume is compared with the server's directory,
+//! and with a plain one in which bash did the same.
 //!
-//! Also how soon a change by another client is seen (`client`). What a step can be is `steps`'
-//! matter, what is looked at is `look`'s, and what came of it `tally`'s.
+//! Also measures how soon a change by another client is seen (`client`). `steps` has the steps,
+//! `look` compares, `tally` counts.
 
 mod client;
 mod look;
@@ -31,12 +31,12 @@ use session::Session;
 use steps::Step;
 pub use tally::Tally;
 
-/// Below the mount, so that the volume's root changes too.
+/// Directory below the mount, so that the volume's root changes too.
 const BELOW: &str = "w";
-/// Cuts last from next to nothing to a second, which TCP sits out.
+/// Cuts last from almost no time to a second, which TCP survives.
 const SHORTEST_CUT: Duration = Duration::from_millis(50);
 const CUT_SPREAD_MS: u64 = 950;
-/// Within which a cut begins after its command has.
+/// A cut begins within this time after its command.
 const CUT_BEGINS_MS: u64 = 25;
 
 /// How much is done.
@@ -59,10 +59,10 @@ pub struct Options {
     pub verbose: bool,
 }
 
-/// Runs all of it; what came of it.
+/// Runs all steps; returns the tally.
 ///
 /// # Errors
-/// The laboratory's own; what volumes do wrong is in the tally.
+/// The laboratory's own; faults of volumes are in the tally.
 pub fn run(options: &Options, programs: &Programs) -> Result<Tally> {
     let lab = Lab::start(&LabSpec::servers(1).mounts(Mounts::Volume), programs)?;
     let mut site = Site::start(&lab, options)?;
@@ -83,8 +83,7 @@ struct Site<'a> {
     cut_every: u64,
     volume: Session,
     plain: Session,
-    /// Of the volume, its server, and where bash does the same on a plain directory; as this
-    /// process can open them.
+    /// Paths, for this process, of the volume, its server, and the plain directory for bash.
     roots: [PathBuf; 3],
     handles: Handles,
     tally: Tally,
@@ -115,7 +114,7 @@ impl<'a> Site<'a> {
         })
     }
 
-    /// The step in words.
+    /// Runs one step; returns its description.
     fn one(&mut self, number: usize) -> Result<String> {
         let step = Step::any(&mut self.numbers);
         let is_cut = self.cut_every > 0 && self.numbers.below(self.cut_every) == 0;
@@ -148,8 +147,8 @@ impl<'a> Site<'a> {
         Ok(differs.into_iter().collect())
     }
 
-    /// The link goes while the command is about to begin, at work, or at its end. It may fail for
-    /// that, as it may on any mount, but what it did is seen.
+    /// Cuts the link while the command is about to begin, running, or at its end. It may fail then,
+    /// as on any mount, but its changes are seen.
     fn command_with_cut(&mut self, line: &str) -> Result<Vec<String>> {
         let before = self.numbers.below(2) == 0;
         let lasts = SHORTEST_CUT + Duration::from_millis(self.numbers.below(CUT_SPREAD_MS));
@@ -173,9 +172,10 @@ impl<'a> Site<'a> {
         Ok(Vec::new())
     }
 
-    /// Everything there is, as each of the three has it.
+    /// Compares everything in the three trees.
     fn look(&mut self) -> Vec<String> {
-        // What this machine has made itself its server has when somebody there asks, or now.
+        // The workstation's own changes are flushed to the server when they are read on it, or by
+        // this sync.
         let sent = File::open(&self.roots[0]).and_then(|root| root.sync_all());
         let mut faults: Vec<String> =
             sent.err().map(|error| format!("a sync fails: {error}")).into_iter().collect();
@@ -186,7 +186,7 @@ impl<'a> Site<'a> {
         faults
     }
 
-    /// Ends the sessions; what ran where is in the report.
+    /// Ends the sessions; their report has the placements.
     fn end(self) -> Result<Tally> {
         let mut tally = self.tally;
         self.plain.end()?;

@@ -1,5 +1,5 @@
-//! A shell that carries out lines one by one and says when each has ended: a session of posh, or
-//! bash alone.
+//! A shell that executes lines one by one and reports the end of each: a session of posh, or bash
+//! alone.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -13,13 +13,13 @@ use crate::host::Host;
 use crate::oracle::{SCRIPT_LIMIT, Script, Under};
 use crate::process::Process;
 
-/// Nothing that a line says is of interest, but for how it ended.
+/// The shell's loop: of a line, only the exit status matters.
 const LOOP: &str =
     "while IFS= read -r line; do eval \"$line\" </dev/null >/dev/null 2>&1; builtin echo $?; done";
-/// One is waited for at a time.
+/// At most one line is awaited at a time.
 const ENDED_AT_ONCE: usize = 4;
 
-/// A shell at work. Dropping it ends it.
+/// A running shell. Dropping it ends it.
 #[derive(Debug)]
 pub struct Session {
     under: Under,
@@ -44,7 +44,7 @@ impl Session {
         });
         let said = std::thread::spawn(move || {
             let mut said = Vec::new();
-            // A read error ends it as its end does.
+            // A read error counts as the end of output.
             let _ = stderr.read_to_end(&mut said);
             said
         });
@@ -52,7 +52,7 @@ impl Session {
         Ok(Session { under, stdin, ended, said: Some(said), process, line: String::new() })
     }
 
-    /// Has a line carried out.
+    /// Starts a line.
     pub fn begin(&mut self, line: &str) -> Result<()> {
         line.clone_into(&mut self.line);
         let stdin = self.stdin.as_mut().expect("it has not been ended");
@@ -61,7 +61,7 @@ impl Session {
             .attempt(|| format!("give {line:?} to a shell"))
     }
 
-    /// How it ended.
+    /// Waits for the line's exit status.
     pub fn status(&mut self) -> Result<i32> {
         self.ended.recv_timeout(SCRIPT_LIMIT).map_err(|gone| LabError::Timeout {
             what: format!("the end of {:?}", self.line),
@@ -70,7 +70,7 @@ impl Session {
         })
     }
 
-    /// Ends the shell; posh's report, if it was asked for one.
+    /// Ends the shell; returns posh's report, if requested.
     pub fn end(mut self) -> Result<Option<Report>> {
         drop(self.stdin.take());
         if !self.process.wait_at_most(SCRIPT_LIMIT)? {

@@ -1,5 +1,5 @@
-//! What a step can be: a command line for both shells, or system calls of this process. Names are
-//! few, so that they meet; most steps are possible at any time, and those that are not fail in the
+//! Random steps: a command line for both shells, or system calls of this process. There are few
+//! names, so that steps collide. Most steps are possible at any time, and the others fail in the
 //! same way everywhere.
 
 use std::fmt;
@@ -18,7 +18,7 @@ const DIRECTORIES: [&str; 3] = ["d", "e", "d/f"];
 pub enum Step {
     /// A command line, which posh runs on the server.
     Command(String),
-    /// What a program of the workstation does.
+    /// Calls of a program on the workstation.
     Here(Change),
 }
 
@@ -53,7 +53,7 @@ fn pick(numbers: &mut Numbers, all: &[&'static str]) -> &'static str {
 }
 
 impl Step {
-    /// Three of four are commands.
+    /// A random step; three of four are commands.
     pub fn any(numbers: &mut Numbers) -> Step {
         if numbers.below(4) == 0 {
             Step::Here(Change::any(numbers))
@@ -63,7 +63,7 @@ impl Step {
     }
 }
 
-/// One that posh offloads, whatever there is.
+/// A random command that posh offloads in any state of the files.
 fn command(numbers: &mut Numbers) -> String {
     let [x, y] = [(); 2].map(|()| pick(numbers, &FILES));
     let [d, e] = [(); 2].map(|()| pick(numbers, &DIRECTORIES));
@@ -114,7 +114,7 @@ impl Change {
         }
     }
 
-    /// Does it below a directory; the error's number, if it fails.
+    /// Makes the change below a directory; returns the error's number, if it fails.
     pub fn carry_out(&self, root: &Path) -> Option<i32> {
         self.calls(root).err().map(|error| error.raw_os_error().unwrap_or(0))
     }

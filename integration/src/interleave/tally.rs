@@ -1,4 +1,4 @@
-//! The counts of interleavings, and what was wrong.
+//! Counts of interleavings, and their faults.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,38 +7,38 @@ use std::time::Duration;
 use super::steps::Step;
 use crate::explain::Report;
 
-/// By when a change by another client must be seen. It holds for the median: single ones wait for a
+/// Limit of the median delay until a change by another client is seen. Single ones wait for a
 /// processor on a busy machine.
 const SEEN_WITHIN: Duration = Duration::from_millis(100);
-/// One in so many commands may run here: when a cut was too long for them, and where nothing that
-/// they use is on the server.
+/// One in this many commands may run locally: after a cut that was too long for them, or if none of
+/// their files are on the server.
 const ELSEWHERE: usize = 6;
-/// How many faults are told in full: one stale file shows in each step after it.
+/// Faults that are printed in full: a stale file shows in each step after its first.
 const TOLD: usize = 20;
 
-/// What came of it.
+/// Results of a run.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Steps that were commands, and that were calls of a program here.
+    /// Steps that were commands, and that were calls of a local program.
     pub commands: usize,
     /// See [`Tally::commands`].
     pub changes: usize,
     /// Commands during which the link was cut.
     pub cuts: usize,
-    /// Of those, how many did not end as under bash.
+    /// Of those, commands that did not end as under bash.
     pub failed_by_cut: usize,
-    /// Stages on the server, and here.
+    /// Stages on the server, and on the workstation.
     pub offloaded: usize,
     /// See [`Tally::offloaded`].
     pub local: usize,
-    /// Names, contents and attributes that were looked at.
+    /// Compared names, contents and attributes.
     pub reads: usize,
-    /// Steps after which something old was seen, or something else than bash does.
+    /// Steps after which stale data, or another result than bash's, was seen.
     pub stale: usize,
-    /// From a change by another client to its sight, shortest first.
+    /// Delays from a change by another client until it is seen, shortest first.
     pub seen: Vec<Duration>,
     longest: Duration,
-    /// Why commands ran here, and how many.
+    /// Reasons of local commands, with counts.
     reasons: BTreeMap<String, usize>,
     faults: Vec<String>,
 }
@@ -71,8 +71,8 @@ impl Tally {
         }
     }
 
-    /// Nothing old was seen, the commands ran where they should, and other clients' changes are
-    /// seen soon.
+    /// Nothing stale was seen, most commands ran on the server, and other clients' changes are seen
+    /// soon.
     #[must_use]
     pub fn is_good(&self) -> bool {
         let most_are_offloaded = self.offloaded > self.local * ELSEWHERE;
@@ -99,7 +99,8 @@ impl fmt::Display for Tally {
         writeln!(f, "{offloaded} commands on the server, {local} here")?;
         writeln!(
             f,
-            "{cuts} cuts of the link, {failed_by_cut} commands ended otherwise for that; longest step {:.1?}",
+            "{cuts} cuts of the link, {failed_by_cut} commands ended otherwise for that; \
+             longest step {:.1?}",
             self.longest
         )?;
         writeln!(
@@ -111,7 +112,8 @@ impl fmt::Display for Tally {
             let count = self.seen.len();
             writeln!(
                 f,
-                "{count} changes by another client: seen after {median:.1?} (median), {worst:.1?} (worst)"
+                "{count} changes by another client: seen after {median:.1?} (median), \
+                 {worst:.1?} (worst)"
             )?;
         }
         self.reasons

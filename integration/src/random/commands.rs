@@ -1,19 +1,18 @@
-//! The vocabulary of random programs: annotated commands with flags, such that the
-//! same input always gives the same output. Within a table simpler ones come first,
-//! since shrinking goes there.
+//! The vocabulary of random programs: annotated commands with flags, whose output depends only on
+//! their input. Within a table simpler ones come first, since shrinking goes to the front.
 
-/// How a command reads its standard input when it names no files.
+/// Use of standard input by a command that names no files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// To its end, whatever it contains, and says nothing of it.
+    /// Reads to the end, whatever the content, without messages.
     All,
-    /// To its end if it is text in good order; else it may stop, or say so.
+    /// Reads valid text to the end; otherwise it may stop, or print a message.
     Text,
     /// It may stop before the end.
     Early,
-    /// Compressed data, and complains of anything else.
+    /// Reads compressed data, and fails on anything else.
     Compressed,
-    /// It may stop before the end, and say why.
+    /// May stop before the end, with a message.
     Checks,
 }
 
@@ -159,7 +158,7 @@ pub const FILTERS: &[(&str, Reads)] = &[
     ("gzip -t", Reads::Compressed),
 ];
 
-/// Commands over two files. All may say something, or stop early.
+/// Commands over two files. All may print messages, or stop early.
 pub const PAIRS: &[&str] = &[
     "comm",
     "comm -12",
@@ -185,8 +184,8 @@ pub const PAIRS: &[&str] = &[
     "head -n 2",
 ];
 
-/// Commands that read no standard input; `@` is the way to the program's directory.
-/// What they look at is what no program changes.
+/// Commands that read no standard input, only files that no program changes; `@` is the path of the
+/// program's directory.
 pub const SOURCES: &[&str] = &[
     "ls -1 @tree",
     "find @tree | sort",
@@ -220,8 +219,8 @@ pub const SOURCES: &[&str] = &[
     "file @list @patterns",
 ];
 
-/// Commands with an answer of whole lines and less than a block, which is written at
-/// once; the file is the last word.
+/// Commands whose output is whole lines and less than a block, written at once; the file is the
+/// last word.
 pub const SMALL: &[&str] = &[
     "grep -c needle",
     "wc -l",
@@ -233,7 +232,7 @@ pub const SMALL: &[&str] = &[
     "awk 'NR == 1'",
 ];
 
-/// Commands that change the file `%`, which nothing else uses then.
+/// Commands that change the file `%`, which nothing else uses at that time.
 pub const CHANGES: &[&str] = &[
     "sort -o % %",
     "sed -i s/hay/straw/ %",
@@ -259,8 +258,8 @@ pub const CHANGES: &[&str] = &[
     "dd if=% of=%.dd bs=100 count=2 status=none",
 ];
 
-/// What `umask` is given.
+/// Arguments of `umask`.
 pub const UMASKS: &[&str] = &["", "077", "002", "0"];
 
-/// What `LC_ALL` becomes.
+/// Values of `LC_ALL`.
 pub const LOCALES: &[&str] = &["", "C", "C.UTF-8", "POSIX"];

@@ -1,4 +1,4 @@
-//! The files of a random program: their names are fixed, their contents are drawn.
+//! Files of a random program: fixed names, random contents.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,29 +20,29 @@ pub const NAMES: &[&[u8]] = &[
     "\u{fc}ber".as_bytes(),
     b"\xff\xfe",
 ];
-/// Files that a glob finds.
+/// Number of files that a glob matches.
 pub const PARTS: usize = 3;
-/// Compressed files, `z0.gz` and so on.
+/// Number of compressed files, `z0.gz` and so on.
 pub const COMPRESSED: usize = 2;
-/// The words of texts: few, so that programs find what they look for.
+/// Words of texts: few, so that searches find matches.
 const WORDS: &[&str] = &["needle", "hay", "foo", "Banana", "apple", "10", "9", "x.y", "straw", "a"];
-/// Words that are not ASCII: what cuts lines at bytes makes them invalid.
+/// Words that are not ASCII: a command that cuts lines at bytes makes them invalid.
 const FOREIGN: &[&str] = &["na\u{ef}ve", "\u{17c}aba", "needle", "\u{65e5}\u{672c}"];
-/// What stands between words.
+/// Separators of words.
 const BETWEEN: &[&str] = &[" ", " ", ",", "\t", "  "];
 
-/// What a file contains.
+/// Kind of a file's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Words, a few in each line.
     Words,
-    /// The same, in the order of sort.
+    /// Words, sorted by line.
     Sorted,
     /// Numbers, one in each line.
     Numbers,
     /// Few and long lines.
     Long,
-    /// Lines that end as on other systems.
+    /// Lines that end in CR LF.
     Returns,
     /// Words that are not ASCII.
     Foreign,
@@ -59,9 +59,9 @@ pub struct Content {
     pub kind: Kind,
     /// Lines; about 12 bytes each.
     pub lines: usize,
-    /// Tells contents apart.
+    /// Seed of the random content.
     pub seed: u64,
-    /// The last line has its newline.
+    /// The last line ends in a newline.
     pub ended: bool,
 }
 
@@ -70,7 +70,7 @@ pub struct Content {
 pub struct Files {
     /// Those of [`NAMES`].
     pub named: Vec<Content>,
-    /// Those that a glob finds.
+    /// Files that a glob matches.
     pub parts: Vec<Content>,
     /// The compressed ones.
     pub compressed: Vec<Content>,
@@ -112,7 +112,7 @@ impl Content {
         }
     }
 
-    /// Every command takes it for text, and every piece of it.
+    /// Returns true if every command takes the file, and every piece of it, for text.
     pub fn is_text(&self) -> bool {
         !matches!(self.kind, Kind::Binary | Kind::Invalid | Kind::Foreign)
     }
@@ -132,7 +132,7 @@ fn words(numbers: &mut Numbers, from: &[&str], count: u64) -> Vec<u8> {
 }
 
 impl Files {
-    /// All are text for every command.
+    /// Returns true if all files are text for every command.
     pub fn are_text(&self) -> bool {
         let all = self.named.iter().chain(&self.parts).chain(&self.compressed).chain([&self.local]);
         all.into_iter().all(Content::is_text)
@@ -173,8 +173,7 @@ pub struct Made {
 }
 
 impl Made {
-    /// Writes the files into two new directories: the one on the mount, and the one on the
-    /// workstation.
+    /// Writes the files into two new directories, on the mount and on the workstation.
     pub fn fill(&self, on_mount: &Path, here: &Path) -> io::Result<()> {
         fs::create_dir_all(on_mount.join("tree/deep/er"))?;
         fs::create_dir(here)?;
@@ -187,14 +186,14 @@ impl Made {
     }
 }
 
-/// By the machine's own gzip.
+/// Compresses with the machine's gzip.
 fn compressed(bytes: &[u8]) -> io::Result<Vec<u8>> {
     use std::process::{Command, Stdio};
     let mut child =
         Command::new("gzip").arg("-nc").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     let bytes = bytes.to_owned();
-    // What is compressed may not fit into the pipe while nobody reads it.
+    // The compressed data may exceed the pipe's capacity before it is read.
     let writer = std::thread::spawn(move || stdin.write_all(&bytes));
     let output = child.wait_with_output()?;
     writer.join().expect("writing to a pipe does not panic")?;

@@ -1,5 +1,5 @@
-//! Strategies for random programs. In every choice the simplest comes first and lists
-//! may become shorter, so that a program in which posh differs shrinks to what matters.
+//! Strategies for random programs. In every choice the simplest comes first and lists can shrink,
+//! so that a program that fails shrinks to its essence.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ use super::{
 };
 use super::{Side, Stage};
 
-/// How deep groups stand in groups.
+/// Depth of nested groups.
 const DEPTH: u32 = 3;
 /// Lines of most files.
 const FEW: usize = 40;
@@ -76,7 +76,7 @@ fn content(text: bool) -> impl Strategy<Value = Content> {
     let lines = prop_oneof![2 => Just(0), 20 => 1..FEW, 3 => 1..SOME, 1 => 1..MANY];
     let ended = prop::bool::weighted(0.25).prop_map(|no| !no);
     (select(kinds.to_vec()), lines, 0..1_000u64, ended).prop_map(|(kind, lines, seed, ended)| {
-        // A long line is as many short ones.
+        // A long line counts as many short ones.
         let lines = if kind == Kind::Long { lines / 20 + 1 } else { lines };
         Content { kind, lines, seed, ended }
     })
@@ -116,7 +116,8 @@ fn node(depth: u32) -> BoxedStrategy<Node> {
         26 => leaf,
         2 => (lines(), inner()).prop_map(|(lines, body)| Node::While(lines, body)),
         1 => (pipeline(0), inner(), inner()).prop_map(|(test, yes, no)| Node::If(test, yes, no)),
-        2 => (file(), any::<bool>(), inner()).prop_map(|(file, exec, body)| Node::Descriptor(file, exec, body)),
+        2 => (file(), any::<bool>(), inner())
+            .prop_map(|(file, exec, body)| Node::Descriptor(file, exec, body)),
     ]
     .boxed()
 }
@@ -163,7 +164,8 @@ fn filter() -> impl Strategy<Value = Body> {
 fn body(depth: u32) -> BoxedStrategy<Body> {
     let leaf = prop_oneof![
         20 => filter(),
-        2 => (0..PAIRS.len(), side(depth), side(depth)).prop_map(|(index, left, right)| Body::Pair(index, left, right)),
+        2 => (0..PAIRS.len(), side(depth), side(depth))
+            .prop_map(|(index, left, right)| Body::Pair(index, left, right)),
         2 => (0..SOURCES.len()).prop_map(Body::Source),
         2 => prop::bool::weighted(0.3).prop_map(Body::Tee),
     ];
@@ -178,8 +180,11 @@ fn body(depth: u32) -> BoxedStrategy<Body> {
         1 => Just(Around::Eval),
         1 => Just(Around::Bash),
     ];
-    prop_oneof![24 => leaf, 5 => (around, list(depth - 1, 1..4)).prop_map(|(around, list)| Body::Group(around, list))]
-        .boxed()
+    prop_oneof![
+        24 => leaf,
+        5 => (around, list(depth - 1, 1..4)).prop_map(|(around, list)| Body::Group(around, list)),
+    ]
+    .boxed()
 }
 
 fn side(depth: u32) -> BoxedStrategy<Side> {
@@ -192,7 +197,8 @@ fn side(depth: u32) -> BoxedStrategy<Side> {
 
 fn file() -> impl Strategy<Value = File> {
     prop_oneof![
-        16 => (0..NAMES.len(), prop::bool::weighted(0.3)).prop_map(|(index, absolute)| File::Mount(index, absolute)),
+        16 => (0..NAMES.len(), prop::bool::weighted(0.3))
+            .prop_map(|(index, absolute)| File::Mount(index, absolute)),
         2 => Just(File::Parts),
         3 => (0..8usize).prop_map(File::Written),
         1 => Just(File::Deep),

@@ -1,10 +1,9 @@
-//! Random shell programs over random files, for the property that posh is bash. The
-//! values here are what is generated and shrunk (`grammar`), written out as text
-//! (`render`) and as files (`files`); `commands` is the vocabulary. Running them is
-//! the matter of the test.
+//! Random shell programs over random files, for the property that posh behaves as bash. The values
+//! of this module are generated and shrunk (`grammar`), then rendered as text (`render`) and
+//! written as files (`files`); `commands` is the vocabulary. The test runs them.
 //!
-//! Every program has one result under bash alone: where two processes run at the
-//! same time, neither can see how far the other has come. `render` keeps that rule.
+//! Every program has only one result under bash: processes that run concurrently can't observe each
+//! other's progress. `render` keeps that rule.
 
 pub mod commands;
 pub mod files;
@@ -16,18 +15,18 @@ use files::Files;
 /// A program with its files.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// What its directory contains.
+    /// Files of its directory.
     pub files: Files,
-    /// What holds for all of it.
+    /// Settings of the whole program.
     pub settings: Settings,
-    /// What it does.
+    /// Its commands.
     pub body: List,
 }
 
-/// What holds for a whole program.
+/// Settings of a whole program.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// posh comes to its commands by PATH, not by the exec hook.
+    /// Commands are intercepted by shims on PATH, not by the exec hook.
     pub by_path: bool,
     /// It starts in its directory, not in the home of the user.
     pub inside: bool,
@@ -44,18 +43,18 @@ pub struct Settings {
 /// Entries in order.
 pub type List = Vec<Entry>;
 
-/// One pipeline or compound with how it is joined to the next.
+/// A pipeline or compound command, and its connection to the next.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// What runs.
+    /// The pipeline or compound command.
     pub node: Node,
     /// `!` before it.
     pub negated: bool,
-    /// What stands behind it.
+    /// The text after it.
     pub join: Join,
 }
 
-/// What stands behind an entry.
+/// Text after an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Join {
     /// A new line.
@@ -70,7 +69,7 @@ pub enum Join {
     Background,
 }
 
-/// What an entry runs.
+/// Pipeline or compound command of an entry.
 #[derive(Debug, Clone)]
 pub enum Node {
     /// One or more stages.
@@ -85,36 +84,36 @@ pub enum Node {
     While(Lines, List),
     /// `if ...; then ...; else ...; fi`
     If(Vec<Stage>, List, List),
-    /// `x=$(...)`, and what became of it.
+    /// `x=$(...)`, then prints status and value.
     Substitution(Vec<Stage>),
     /// `{ ...; } 3< file`, where stages may read from descriptor 3; by `exec` in a subshell if set.
     Descriptor(File, bool, List),
-    /// `read -r x; echo "$x"` on what is standard input there.
+    /// `read -r x; echo "$x"` from the current standard input.
     Read,
 }
 
-/// Commands at once with one output.
+/// Commands that run concurrently with one output.
 #[derive(Debug, Clone)]
 pub struct Parallel {
     /// Each one's index into [`commands::SMALL`] and file.
     pub jobs: Vec<(usize, File)>,
-    /// Through a file that is sorted afterwards, not through a pipe to sort.
+    /// The output goes to a file that is sorted afterwards, not through a pipe to sort.
     pub by_file: bool,
 }
 
-/// Where the lines of a `while` come from.
+/// Source of the lines of a `while`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lines {
     /// A file with names of files.
     List,
-    /// Any file, as far as its first lines go.
+    /// The first lines of any file.
     Head(File),
 }
 
 /// One stage of a pipeline.
 #[derive(Debug, Clone)]
 pub struct Stage {
-    /// What runs.
+    /// Its command.
     pub body: Body,
     /// `< ...`
     pub input: Input,
@@ -126,7 +125,7 @@ pub struct Stage {
     pub locale: usize,
 }
 
-/// What a stage runs.
+/// Command of a stage.
 #[derive(Debug, Clone)]
 pub enum Body {
     /// Index into [`commands::FILTERS`], and its operands.
@@ -152,7 +151,7 @@ pub enum Side {
     Process(Vec<Stage>),
 }
 
-/// What makes one stage of a list.
+/// Form in which a list becomes one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Around {
     /// `{ ...; }`
@@ -176,17 +175,17 @@ pub enum File {
     Mount(usize, bool),
     /// All of `part-*`.
     Parts,
-    /// A file that an earlier entry wrote, if there is one.
+    /// A file that an earlier entry has written, if there is one.
     Written(usize),
     /// A file below the directory `tree`.
     Deep,
     /// A symbolic link to a file beside it.
     Link,
-    /// A file on this machine.
+    /// A file on the workstation's disk.
     Local,
     /// A compressed file.
     Compressed(usize),
-    /// A name that is not there.
+    /// A name that does not exist.
     Missing,
     /// A directory.
     Directory,
@@ -205,7 +204,7 @@ pub enum Input {
     Document(usize),
     /// `<<< words`
     Words,
-    /// `<&3`, where there is one.
+    /// `<&3`, if descriptor 3 is open.
     Third,
     /// `<> file`
     Both(File),
@@ -220,9 +219,9 @@ pub enum Output {
     Inherited,
     /// `> file`, on the mount.
     To,
-    /// `>> file`; a file that is there, if possible.
+    /// `>> file`; an existing file, if possible.
     Append,
-    /// `> file`, on this machine.
+    /// `> file`, on the workstation's disk.
     Local,
     /// `> /dev/null`
     Null,

@@ -1,6 +1,5 @@
-//! A program as text for bash. Where what was drawn would depend on how fast which
-//! process is, something else is written in its place: the rules are at `Around`
-//! (what may be said where) and at `Writer::pipeline`.
+//! Renders a program as text for bash. A part whose result would depend on the speed of processes
+//! is replaced: the rules are at `Around` (restrictions of a place) and at `Writer::pipeline`.
 
 mod commands;
 mod words;
@@ -20,36 +19,36 @@ pub struct Text {
     /// For `bash -c`; `$D` is the program's directory on the mount, `$L` the one on the
     /// workstation.
     pub script: String,
-    /// Two processes may complain at the same time, each in several writes, so bytes of stderr have
-    /// no order.
+    /// Two processes may print errors at the same time, each in several writes, so that the bytes
+    /// of stderr have no order.
     pub complains_at_once: bool,
 }
 
-/// Where relative names start.
+/// Start of relative names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Elsewhere: names are absolute.
+    /// Any other directory: names are absolute.
     Home,
     /// The program's directory.
     Inside,
-    /// A directory in it.
+    /// A directory below the program's.
     Below,
 }
 
-/// What may be said at one place in a program.
+/// Restrictions at a place in a program.
 #[derive(Debug, Clone, Copy)]
 struct Around {
     place: Place,
-    /// No errors and no files written: whoever reads this may stop early, so how far
-    /// this comes is chance.
+    /// No errors and no written files: the reader of this output may stop early, so that its
+    /// progress is random.
     quiet: bool,
-    /// Errors go where the output goes, so only the last stage may complain.
+    /// Errors go to the output, so only the last stage may print any.
     merged: bool,
-    /// Nothing else runs at the same time.
+    /// No other process runs at the same time.
     alone: bool,
-    /// Standard input is a pipe which others read after this: it must be read to its end.
+    /// Standard input is a pipe that later commands read too: it must be read to its end.
     shared_pipe: bool,
-    /// There is a descriptor 3.
+    /// Descriptor 3 is open.
     third: bool,
 }
 
@@ -90,21 +89,21 @@ pub fn render(program: &Program) -> Text {
 #[derive(Debug, Default)]
 struct Writer {
     text: String,
-    /// Bodies of here-documents, which follow the next newline.
+    /// Bodies of here-documents for the next newline.
     pending: String,
-    /// Names given so far, of files, functions and here-documents.
+    /// Number of names given so far, to files, functions and here-documents.
     names: usize,
-    /// How deep the list is that is being written.
+    /// Depth of the current list.
     depth: usize,
     /// Files that are complete.
     written: Vec<String>,
     /// Those of them that the current top-level entry reads or appends to.
     used: BTreeSet<String>,
-    /// Those of them that it appends to.
+    /// Files of `used` that it appends to.
     busy: BTreeSet<String>,
-    /// Indices into [`NAMES`] that may not be there any more.
+    /// Indices into [`NAMES`] of files that may not exist any more.
     gone: BTreeSet<usize>,
-    /// Places that may complain.
+    /// Number of places that may print errors.
     complaints: usize,
     at_once: bool,
     are_text: bool,
@@ -118,7 +117,7 @@ impl Writer {
         let (mut later, mut waits) = (Vec::new(), false);
         let before = self.complaints;
         for (index, entry) in list.iter().enumerate() {
-            // Nobody waits for it where a shell ends at the first error.
+            // A shell that ends at the first error does not wait for it.
             let background = !around.quiet && !around.merged && !self.errexit;
             if entry.join == Join::Background && background {
                 let complete = self.written.len();
@@ -129,7 +128,7 @@ impl Writer {
                 later.extend(self.written.drain(complete..));
                 (around.alone, waits) = (false, true);
             } else {
-                // A list of && and || would be in the background as a whole.
+                // `&` would put a whole list of && and || into the background.
                 let last = list.get(index + 1).is_none_or(|next| next.join == Join::Background);
                 let chained = index > 0 && matches!(list[index - 1].join, Join::And | Join::Or);
                 self.entry(entry, (last, chained), around);
@@ -155,7 +154,7 @@ impl Writer {
         match entry.join {
             Join::And if !last && !around.quiet => self.line(" &&"),
             Join::Or if !last && !around.quiet => self.line(" ||"),
-            // Of a chain, another pipeline may have been the last.
+            // In a chain, another pipeline may have run last.
             Join::Status if !around.quiet && (early || chained) => self.line("\necho \"$?\""),
             Join::Status if !around.quiet => self.line("\necho \"${PIPESTATUS[*]}\""),
             _ => self.line(""),
@@ -165,7 +164,7 @@ impl Writer {
     fn background(&mut self, entry: &Entry, around: Around) {
         let output = self.fresh("out");
         let target = format!(" > {}{output}", prefix(around));
-        // bash gives it /dev/null only where nothing is piped into the shell.
+        // bash gives a background command /dev/null only if the shell's input is no pipe.
         if let Node::Pipeline(stages) = &entry.node {
             self.pipeline(&without_stdin(stages), around, Some(&target));
         } else {
@@ -178,7 +177,8 @@ impl Writer {
         self.written.push(output);
     }
 
-    /// Writes a node without a newline behind it; whether only its last status is no chance.
+    /// Writes a node without a newline after it; returns true if only its last status is
+    /// deterministic.
     fn node(&mut self, node: &Node, around: Around) -> bool {
         match node {
             Node::Pipeline(stages) => return self.pipeline(stages, around, None),
@@ -194,11 +194,11 @@ impl Writer {
         true
     }
 
-    /// Writes stages. Behind the last one that may leave its input unread nothing is
-    /// chance; before it nothing may be seen but what comes out in the end.
+    /// Writes stages. After the last one that may leave its input unread, everything is
+    /// deterministic; before it only the final output may be visible.
     fn pipeline(&mut self, stages: &[Stage], around: Around, output: Option<&str>) -> bool {
         let stops = (1..stages.len()).rev().find(|k| !self.drains(&stages[*k]));
-        // How much is read before that is chance, and others may read on.
+        // How much is read before that stage is random, and later commands may continue to read.
         let unread = stops.map(|_| without_stdin(stages));
         let stages = unread.as_deref().unwrap_or(stages);
         let alone = self.pipefail && stops.is_some();
@@ -233,7 +233,7 @@ impl Writer {
         stops.is_some() || stages.iter().any(|s| matches!(s.body, Body::Group(..)))
     }
 
-    /// Whether a stage reads the pipe before it to its end.
+    /// Returns true if a stage reads the pipe before it to its end.
     fn drains(&self, stage: &Stage) -> bool {
         let writes = matches!(
             stage.output,
@@ -276,7 +276,7 @@ impl Writer {
             self.group(*kind, list, Around { shared_pipe, merged, alone, ..around });
             made.extend(self.written.drain(complete..));
         }
-        // After the group: what a here-document contains follows the next newline.
+        // After the group: a here-document's body follows the next newline.
         let input = self.input(stage, piped, around);
         let output = match output {
             Some(target) => target.to_owned(),
@@ -361,18 +361,18 @@ impl Writer {
     }
 
     fn substitution(&mut self, stages: &[Stage], around: Around) {
-        // bash complains of NULs.
+        // bash warns about NULs.
         self.complaints += usize::from(!self.are_text);
         self.at_once |= !self.are_text;
         let text = self.nested(|w| {
             w.pipeline(stages, around, None);
         });
-        // Two parentheses would be arithmetic.
+        // Two parentheses would be an arithmetic expansion.
         let _ = write!(self.text, "x=$( {text}); echo \"$? ${{#x}} $x\"");
     }
 
     fn descriptor(&mut self, file: File, exec: bool, body: &[Entry], around: Around) {
-        // One file, not more.
+        // One file only.
         let word = self.word(if file == File::Parts { File::Deep } else { file }, around);
         let inner = Around { third: true, alone: false, ..around };
         if exec {
@@ -385,7 +385,7 @@ impl Writer {
         }
     }
 
-    /// What `write` writes, apart.
+    /// Text written by `write`, apart from the program's.
     fn nested(&mut self, write: impl FnOnce(&mut Writer)) -> String {
         let outer = (std::mem::take(&mut self.text), std::mem::take(&mut self.pending));
         write(self);
@@ -413,7 +413,7 @@ impl Writer {
     }
 }
 
-/// The same, but the first stage does not read what others read too.
+/// Replaces the first stage's shared input by /dev/null.
 fn without_stdin(stages: &[Stage]) -> Vec<Stage> {
     let mut stages = stages.to_vec();
     if matches!(stages[0].input, Input::Inherited | Input::Third) {

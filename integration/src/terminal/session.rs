@@ -1,6 +1,6 @@
-//! An interactive shell on a terminal, alone or under posh. Its prompts are counted
-//! (`<7:0> `: the seventh, the last status was 0), so that the end of a command line
-//! is an event, and what came between two prompts can be compared between runs.
+//! An interactive shell on a terminal, alone or under posh. Its prompts are counted (`<7:0> `: the
+//! seventh, the last status was 0), so that the end of a command line is an event, and the output
+//! between two prompts can be compared between runs.
 
 use std::fs;
 use std::process::ExitStatus;
@@ -11,48 +11,51 @@ use crate::oracle::{Door, Shell, Under};
 use crate::process::Process;
 use crate::terminal::{Size, Terminal};
 
-/// Appended to the user's bashrc: counts prompts, whatever else the prompt shows.
-const BASH_COUNTER: &str = "PROMPT_COMMAND=\"tick_s=\\$?; tick=\\$((tick + 1))${PROMPT_COMMAND:+; $PROMPT_COMMAND}\"\n\
+/// Appended to the user's bashrc: counts prompts, whatever the prompt contains besides.
+const BASH_COUNTER: &str = "PROMPT_COMMAND=\"tick_s=\\$?; \
+                            tick=\\$((tick + 1))${PROMPT_COMMAND:+; $PROMPT_COMMAND}\"\n\
                             PS1=\"${TICK_PS1-}<\\$tick:\\$tick_s> \"\nHISTFILE=~/.history\n";
-/// The same for zsh: `precmd` runs before each prompt.
+/// Counter for zsh: `precmd` runs before each prompt.
 const ZSH_COUNTER: &str = "precmd() { tick_s=$?; tick=$((tick + 1)) }\nsetopt PROMPT_SUBST\n\
-                           PROMPT='<$tick:$tick_s> '\nHISTFILE=~/.history SAVEHIST=100 HISTSIZE=100\n";
-/// The same for fish, which repaints its prompts: the event comes once for each.
+                           PROMPT='<$tick:$tick_s> '\n\
+                           HISTFILE=~/.history SAVEHIST=100 HISTSIZE=100\n";
+/// Counter for fish, which repaints its prompts: the event comes once for each.
 const FISH_COUNTER: &str = "set -g fish_greeting\nset -g tick 0\n\
-                            function count_prompt --on-event fish_prompt; set -g tick (math $tick + 1); end\n\
+                            function count_prompt --on-event fish_prompt; \
+                            set -g tick (math $tick + 1); end\n\
                             function fish_prompt; set -l s $status; echo -n \"<$tick:$s> \"; end\n";
 
-/// What is to be started, and in which surroundings.
+/// A shell to start, and its environment.
 #[derive(Debug, Clone)]
 pub struct Setting<'a> {
     /// The shell.
     pub shell: Shell,
-    /// By itself or not.
+    /// The shell alone, or under posh.
     pub under: Under,
-    /// How posh sees what the shell executes; its own choice when `None`.
+    /// Interception of its commands; `None`: posh's default.
     pub door: Option<Door>,
     /// The terminal's size.
     pub size: Size,
-    /// The user's home, made anew; also where the shell starts.
+    /// The user's home, made anew; also the working directory at the start.
     pub home: &'a str,
-    /// What the shell's start-up file holds before our own lines.
+    /// Content of the shell's start-up file before our own lines.
     pub rc: &'a str,
 }
 
-/// See the module's text.
+/// An interactive shell; see the module.
 pub struct Session {
     shell: Shell,
     terminal: Terminal,
     prompts: usize,
-    /// Where in what was written the last turn ended.
+    /// Offset in the output at which the last turn ended.
     told: usize,
 }
 
-/// From Enter (or another key) to the next prompt.
+/// Output and status between Enter (or another key) and the next prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
-    /// All that was written, the echo of what was typed and the prompt included; process ids are
-    /// `PID`. Of fish, which colours its line when it finds the time, the text on the screen.
+    /// All output, including the echo and the prompt; process ids are replaced by `PID`. For fish,
+    /// which colours its line at any time, the text on the screen.
     pub written: String,
     /// `$?` at the prompt.
     pub status: u32,
@@ -86,15 +89,15 @@ impl Session {
         self.prompt()
     }
 
-    /// Types a line, and waits until what it starts has written `sign`, which the line itself does
-    /// not hold.
+    /// Types a line, and waits until its command has written `sign`, which the line itself must not
+    /// contain.
     pub fn begin(&mut self, text: &str, sign: &str) -> Result<()> {
         assert!(!text.contains(sign), "the echo of {text:?} would be taken for {sign:?}");
         self.terminal.keys(&format!("{text}\r"))?;
         self.terminal.until(sign).map(drop)
     }
 
-    /// Presses keys that lead to a prompt.
+    /// Presses keys, and waits for the next prompt.
     pub fn key(&mut self, keys: &str) -> Result<Turn> {
         self.terminal.keys(keys)?;
         self.prompt()
@@ -116,25 +119,25 @@ impl Session {
         Ok(Turn { written, status })
     }
 
-    /// Leaves the shell by `exit`, and says how it ended.
+    /// Leaves the shell by `exit`, and returns its status.
     pub fn end(self) -> Result<ExitStatus> {
         let mut terminal = self.terminal;
         terminal.keys("exit\r")?;
         terminal.finish().map(|(_, _, status)| status)
     }
 
-    /// Closes the terminal; the shell is still to be awaited.
+    /// Closes the terminal; the shell's end is still to be awaited.
     pub fn hang_up(self) -> Process {
         self.terminal.hang_up()
     }
 
-    /// The terminal, for what is not a matter of prompts.
+    /// The terminal, for waits other than for prompts.
     pub fn terminal(&mut self) -> &mut Terminal {
         &mut self.terminal
     }
 }
 
-/// Our lines come last, so that the user's own are as they would be.
+/// Our lines come last, after the user's own.
 fn write_rc(host: &Host, setting: &Setting<'_>) -> Result<()> {
     let home = host.path(setting.home);
     let (name, counter) = match setting.shell {
@@ -152,7 +155,8 @@ fn write_rc(host: &Host, setting: &Setting<'_>) -> Result<()> {
         .attempt(|| format!("write {}", file.display()))
 }
 
-/// Job control tells process ids: numbers of two digits and more on lines that begin with `[`.
+/// Removes the process ids that job control prints: numbers of two or more digits on lines that
+/// begin with `[`.
 fn without_pids(text: &str) -> String {
     let lines = text
         .split_inclusive('\n')

@@ -1,5 +1,4 @@
-//! What a wire is really like: measured between two hosts, to stand beside what
-//! was asked of it.
+//! Measures a link between two hosts, for comparison with its profile.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -11,20 +10,20 @@ use crate::host::Host;
 
 /// Round trips measured; the median counts.
 const ROUND_TRIPS: usize = 21;
-/// One direction is filled this long, after the start-up of TCP's window.
+/// Duration of a transfer in one direction, after TCP's window has opened.
 const FILL: Duration = Duration::from_millis(800);
-/// How long TCP gets to open its window.
+/// Time for TCP to open its window.
 const WARM_UP: Duration = Duration::from_millis(700);
 const PIECE_BYTES: usize = 256 << 10;
 
-/// A measured wire.
+/// Measurements of a link.
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {
-    /// The median of small messages there and back.
+    /// Median round-trip time of small messages.
     pub round_trip: Duration,
     /// One TCP connection from the near to the far end, megabits of payload per second.
     pub megabits_out: f64,
-    /// The same from far to near.
+    /// One TCP connection from the far to the near end, megabits of payload per second.
     pub megabits_back: f64,
 }
 
@@ -40,7 +39,7 @@ impl fmt::Display for Measured {
     }
 }
 
-/// Measures the way from `near` to `far`, which has this address.
+/// Measures the link from `near` to `far`, which has this address.
 pub fn measure(near: &Host, far: &Host, address: &str) -> Result<Measured> {
     let attempt = || format!("measure the wire to {}", far.name());
     let (here, there) = connect(near, far, address)?;
@@ -51,7 +50,7 @@ pub fn measure(near: &Host, far: &Host, address: &str) -> Result<Measured> {
     Ok(Measured { round_trip, megabits_out, megabits_back })
 }
 
-/// A connection; a socket belongs to the network in which it was made.
+/// Makes a connection; a socket belongs to the network namespace in which it was made.
 fn connect(near: &Host, far: &Host, address: &str) -> Result<(TcpStream, TcpStream)> {
     let place = (address.to_owned(), 0);
     let listener =
@@ -80,7 +79,7 @@ fn round_trip(mut here: &TcpStream, mut there: &TcpStream) -> io::Result<Duratio
     Ok(seen[ROUND_TRIPS / 2])
 }
 
-/// Sends as much as goes for a while.
+/// Sends as much as possible for a fixed time; returns the rate.
 fn fill(mut from: TcpStream, mut to: TcpStream) -> io::Result<f64> {
     let end = Instant::now() + WARM_UP + FILL;
     let sender = std::thread::spawn(move || -> io::Result<()> {
@@ -106,7 +105,7 @@ fn fill(mut from: TcpStream, mut to: TcpStream) -> io::Result<f64> {
             Some(_) => bytes += count,
         }
     };
-    // What is still under way is nobody's.
+    // Bytes under way are discarded.
     while to.read(&mut piece)? > 0 {}
     sender.join().expect("the sender does not panic")?;
     Ok(rate)

@@ -1,17 +1,17 @@
-//! One direction of a wire: when each packet arrives, and which ones are lost. Time
-//! is given by the caller, so that this can be tested without any.
+//! One direction of a link: the arrival time of each packet, and the loss of packets. The caller
+//! passes the time, so that tests need no clock.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::{Profile, tun::HEADER_BYTES};
 
-/// What a router holds back before it drops: the usual 50 ms of its rate...
+/// Capacity of a router's buffer: the usual 50 ms of its rate...
 const BUFFER: Duration = Duration::from_millis(50);
 /// ...and no less than this, or one burst of a fast sender would not fit.
 const LEAST_BUFFER_BYTES: u64 = 256 << 10;
-/// Ethernet's header, checksum, preamble and gap, and the headers of IP and TCP
-/// with timestamps: what each segment takes beside its payload.
+/// Ethernet's header, checksum, preamble and gap, and the headers of IP and TCP with timestamps:
+/// the overhead of each segment.
 const FRAME_BYTES: u64 = 38;
 const SEGMENT_BYTES: u64 = 52;
 
@@ -20,7 +20,7 @@ pub struct Lane {
     delay: Duration,
     bytes_per_second: u64,
     buffer: Duration,
-    /// When the sender's interface has sent all it was given.
+    /// Time at which the sender's interface is idle again.
     free_at: Option<Instant>,
     under_way: VecDeque<(Instant, Vec<u8>)>,
 }
@@ -38,7 +38,7 @@ impl Lane {
         }
     }
 
-    /// A packet is sent; it is lost if the buffer is full.
+    /// Sends a packet; it is lost if the buffer is full.
     pub fn push(&mut self, now: Instant, packet: Vec<u8>) {
         if packet.len() < HEADER_BYTES {
             return;
@@ -53,12 +53,12 @@ impl Lane {
         self.under_way.push_back((sent + self.delay, packet));
     }
 
-    /// When the next packet arrives.
+    /// Arrival time of the next packet.
     pub fn next_due(&self) -> Option<Instant> {
         self.under_way.front().map(|(due, _)| *due)
     }
 
-    /// A packet that has arrived by now.
+    /// A packet that has arrived by `now`.
     pub fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
         if self.next_due()? > now {
             return None;
@@ -67,7 +67,7 @@ impl Lane {
     }
 }
 
-/// The bytes that a packet takes as frames: `gso_size` of its header says how it will be cut.
+/// Bytes of a packet's frames: `gso_size` of its header is the segment size.
 fn bytes_on_wire(packet: &[u8]) -> u64 {
     let payload = (packet.len() - HEADER_BYTES) as u64;
     let segment = u64::from(u16::from_ne_bytes([packet[4], packet[5]]));

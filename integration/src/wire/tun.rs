@@ -1,7 +1,6 @@
-//! Making a TUN device: a network interface whose packets a process reads and
-//! writes (Documentation/networking/tuntap.rst). Packets carry a `virtio_net_hdr`
-//! before them, so that the kernel hands over up to 64 KiB at once instead of one
-//! frame after the other, and the other side's kernel cuts them.
+//! Makes a TUN device: a network interface whose packets a process reads and writes
+//! (Documentation/networking/tuntap.rst). Packets have a `virtio_net_hdr`, so that the kernel
+//! passes up to 64 KiB at once instead of single frames, and the other side's kernel segments them.
 #![allow(unsafe_code, reason = "TUN devices are made by ioctls that no safe crate in use offers")]
 
 use std::fs::{File, OpenOptions};
@@ -14,14 +13,14 @@ use nix::libc;
 /// `struct virtio_net_hdr` (linux/virtio_net.h).
 pub const HEADER_BYTES: usize = 10;
 
-/// linux/if_tun.h: checksums, and segments of TCP over IPv4 and IPv6, are left to the receiver.
+/// linux/if_tun.h: leaves checksums, and segments of TCP over IPv4 and IPv6, to the receiver.
 const OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
 
 nix::ioctl_write_ptr_bad!(set_interface, libc::TUNSETIFF, libc::ifreq);
 nix::ioctl_write_int_bad!(set_offloads, libc::TUNSETOFFLOAD);
 
-/// Makes the device in the network namespace of the calling thread; it is gone
-/// when the last copy of the descriptor is closed. Reads do not block.
+/// Makes the device in the network namespace of the calling thread. The device is removed when the
+/// last copy of the descriptor is closed. Reads do not block.
 pub fn open(name: &str) -> io::Result<OwnedFd> {
     let device: File = OpenOptions::new()
         .read(true)

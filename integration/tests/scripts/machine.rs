@@ -58,7 +58,7 @@ fn scripts(places: &[&str]) -> BTreeSet<PathBuf> {
             match entry.file_type() {
                 Ok(t) if t.is_dir() => queue.push(path),
                 Ok(t) if t.is_file() && path.to_str().is_some() && is_script(&path) => {
-                    drop(found.insert(path))
+                    found.insert(path);
                 }
                 _ => {}
             }

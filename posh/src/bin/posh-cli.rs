@@ -1,6 +1,6 @@
-//! What `posh` becomes for all but plain lines (`posh`, `posh -c CMD`, `posh ./SCRIPT`): options
-//! are parsed, questions answered, and shells started that somebody tells of afterwards. The whole
-//! program as one match.
+//! The program that `posh` executes for all but plain lines (`posh`, `posh -c CMD`, `posh
+//! ./SCRIPT`): parses options, answers questions, and starts shells that are reported on
+//! afterwards.
 //!
 //! There is no Rust `main`, for the reasons that `main.rs` gives.
 #![no_main]
@@ -30,7 +30,7 @@ use posh::{
 };
 use posh_proto::untrusted::escaped_lines;
 
-/// What bash adds to the number of the signal that killed a command.
+/// Offset of a signal's number in bash's exit status for a killed command.
 const SIGNAL_BASE: c_int = 128;
 
 /// Called by the C library, whose static start-up code has handed the arguments
@@ -54,7 +54,7 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
     }
 }
 
-/// Prints the answer; gives the exit status.
+/// Prints the answer; returns the exit status.
 fn answer(target: &Target, question: Question) -> c_int {
     match question {
         Question::Mounts { json } => print(tables::mounts(target, json)),
@@ -111,8 +111,7 @@ fn print(answer: Result<String, Error>) -> c_int {
 fn print_checked(answer: Result<(String, bool), Error>) -> c_int {
     let written = answer.and_then(|(text, good)| {
         let mut stdout = io::stdout();
-        // It may hold names of files, and what servers have said; documents in JSON have escapes of
-        // their own by now.
+        // The text may have file names and server messages; JSON documents are escaped already.
         stdout
             .write_all(escaped_lines(&text).as_bytes())
             .and_then(|()| stdout.flush())
@@ -132,9 +131,9 @@ fn usage(message: &clap::Error) -> c_int {
     if message.use_stderr() { USAGE } else { OK }
 }
 
-/// Ends as the shell ended, so that our parent sees the same.
+/// Kills this process by the shell's signal, so that the parent sees the same status.
 fn die_by(signal: Signal) -> c_int {
-    // The shell has dumped core already if it was to.
+    // The shell has already dumped core, if at all.
     let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
     let _ = SigSet::from(signal).thread_unblock();
     let _ = raise(signal);

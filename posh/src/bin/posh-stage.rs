@@ -1,12 +1,13 @@
-//! The stage program: what the shell execs in place of an annotated command.
-//! Only the entry lives here; the story is [`posh::stage::run`].
+//! The stage program: executed in place of an annotated command. This is only the entry; see
+//! [`posh::stage::run`].
 //!
-//! `no_main`, because Rust's runtime would reopen closed standard descriptors
-//! and ignore SIGPIPE before we could see what the shell had prepared.
+//! `no_main`, because Rust's runtime would reopen closed standard descriptors and ignore SIGPIPE
+//! before the stage could examine them.
 #![no_main]
 #![allow(
     unsafe_code,
-    reason = "an entry point without Rust's runtime must be an unmangled C function, and is given pointers"
+    reason = "an entry point without Rust's runtime must be an unmangled C function, and is given \
+              pointers"
 )]
 
 use std::ffi::{c_char, c_int};

@@ -1,4 +1,4 @@
-//! `posh allow` and `posh deny`: which directories' configurations count.
+//! `posh allow` and `posh deny`: permit or forbid a directory's own configuration.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use fs_mapper::config::Config;
 
 use crate::Error;
 
-/// Allows a file as it is now.
+/// Allows a file with its current content.
 ///
 /// # Errors
 /// [`Error::Allow`], with every mistake of the file.
@@ -18,7 +18,7 @@ pub fn allow(file: &Path) -> Result<String, Error> {
     ))
 }
 
-/// Takes that back.
+/// Withdraws the permission.
 ///
 /// # Errors
 /// [`Error::Allow`]

@@ -1,6 +1,6 @@
-//! `posh annotations`: what posh knows of commands, asked on the command line. The knowledge itself
-//! is the annotations crate's; done here is to run `COMMAND --help` for the flags that a command
-//! says it has, and to have `posh-executor` verify commands.
+//! `posh annotations`: questions about the annotations of commands. The annotations crate answers
+//! them; this module runs `COMMAND --help` for the list of flags, and `posh-executor` to verify
+//! commands.
 
 use std::{
     env,
@@ -44,7 +44,7 @@ pub fn check(target: &Target, dir: Option<&Path>) -> Result<(String, bool), Erro
     Ok((lines(&faults), false))
 }
 
-/// How one invocation is read.
+/// Explains how an invocation is read.
 ///
 /// # Errors
 /// [`Error::Annotations`] when its name is not UTF-8, as no annotated command's is.
@@ -58,8 +58,8 @@ pub fn explain(target: &Target, command: &[OsString]) -> Result<String, Error> {
     Ok(lines(&faults) + &library.explain(name, command, &|variable| env::var_os(variable)))
 }
 
-/// Which flags of each command are annotated and which are not; every annotated
-/// command when `commands` is empty. A subcommand is a word of its own (`"git log"`).
+/// Lists annotated and missing flags of each command; of every annotated command when `commands` is
+/// empty. A subcommand is one word with its command (`"git log"`).
 ///
 /// # Errors
 /// [`Error::Annotations`] when one of `commands` has no annotation.
@@ -88,8 +88,8 @@ fn covered(library: &Library, name: &str) -> Result<String, Error> {
     coverage.map(|coverage| coverage.to_string()).ok_or_else(unknown)
 }
 
-/// Runs commands and reports what files they use that their annotations do not name; false when
-/// there is one. The work is done by `posh-executor`, whose rules it is about.
+/// Runs commands and reports files that they use and their annotations do not name; false when
+/// there is one. `posh-executor` does the work, with its own rules of confinement.
 ///
 /// # Errors
 /// [`Error::Annotations`] when that program is missing, or no command can be observed.
@@ -121,7 +121,7 @@ pub fn verify(
     }
 }
 
-/// The one that was installed with this program.
+/// The program that was installed with this one.
 fn executor_program() -> Result<PathBuf, Error> {
     let unknown = |error| Error::Annotations(format!("can't tell where posh is: {error}"));
     let beside = programs::beside("posh-executor").map_err(unknown)?;
@@ -141,7 +141,7 @@ fn executor_program() -> Result<PathBuf, Error> {
 fn help_text(words: &[String]) -> io::Result<String> {
     let Some((program, arguments)) = words.split_first() else { return Ok(String::new()) };
     let mut command = Command::new(program);
-    // English, without colours, a pager or the width of this terminal.
+    // In English, without colours, a pager or this terminal's width.
     command
         .args(arguments)
         .env("LC_ALL", "C")
@@ -152,8 +152,8 @@ fn help_text(words: &[String]) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }
 
-/// The annotations as the gateway of this configuration would have them: the
-/// built-in files, then the machine's, the user's and the configuration's.
+/// The annotations as the gateway of this configuration loads them: built-in files, then the
+/// machine's, the user's and the configuration's.
 fn library(target: &Target) -> (Library, Vec<Diagnostic>) {
     Library::load(&directories(target))
 }

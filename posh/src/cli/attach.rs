@@ -1,6 +1,5 @@
-//! `posh attach HOST`: copies this machine's `posh-executor` to the home of a login on
-//! another machine, by the user's own ssh, after asking. Anything else about that
-//! machine stays as it is.
+//! `posh attach HOST`: copies this machine's `posh-executor` to the home of a login on another
+//! machine, by the user's own ssh, after asking. It changes nothing else on that machine.
 
 use std::{
     env,
@@ -24,23 +23,34 @@ use crate::{
 };
 
 const PROGRAM: &str = "posh-executor";
-/// Before our own words in ssh's output: start-up files may have theirs there.
+/// Prefix of our own line in ssh's output, to which start-up files may write too.
 const MARK: &str = "posh-attach";
-/// What is on the machine: system, processor, and the program that it has, by SHA-256 and version.
-const LOOK: &str = r#"d="$HOME/.local/bin/posh-executor"; s=-; v=; [ -f "$d" ] && s=$(sha256sum < "$d" 2>/dev/null) && s=${s%% *}; [ -x "$d" ] && v=$("$d" --version 2>/dev/null); echo posh-attach $(uname -s) $(uname -m) ${s:--} $v"#;
-/// Takes the program from standard input, into a new file that only this login can write. `$1` is
-/// its SHA-256, `$2` what it says of itself: it gets its name when it has the one and says the
-/// other, for the file may have come only in part, or as another, and the home may permit no
-/// programs. A link or a directory that has the name is not followed.
-const TAKE: &str = r#"umask 077; d="$HOME/.local/bin"; mkdir -p "$d" && t=$(mktemp "$d/.posh-executor.XXXXXXXX") || exit 1; cat > "$t" && s=$(sha256sum < "$t") && { [ "${s%% *}" = "$1" ] || { echo "the copy has another SHA-256" >&2; false; }; } && chmod 755 "$t" && v=$("$t" --version) && { [ "$v" = "$2" ] || { echo "the copy says that it is $v" >&2; false; }; } && mv -fT "$t" "$d/posh-executor" && echo posh-attach $v && exit 0; rm -f "$t"; exit 1"#;
+/// Script that prints the remote system, processor, and installed program, by SHA-256 and version.
+const LOOK: &str = concat!(
+    r#"d="$HOME/.local/bin/posh-executor"; s=-; v=; [ -f "$d" ] && s=$(sha256sum < "$d" "#,
+    r#"2>/dev/null) && s=${s%% *}; [ -x "$d" ] && v=$("$d" --version 2>/dev/null); echo "#,
+    r#"posh-attach $(uname -s) $(uname -m) ${s:--} $v"#,
+);
+/// Script that copies the program from standard input into a new file that only this login can
+/// write. `$1` is its SHA-256, `$2` its version line. The file is renamed only if both are right,
+/// since the copy may be incomplete or another file, and the home may be mounted noexec. An
+/// existing link or directory of the final name is not followed.
+const TAKE: &str = concat!(
+    r#"umask 077; d="$HOME/.local/bin"; mkdir -p "$d" && t=$(mktemp "#,
+    r#""$d/.posh-executor.XXXXXXXX") || exit 1; cat > "$t" && s=$(sha256sum < "$t") && { "#,
+    r#"[ "${s%% *}" = "$1" ] || { echo "the copy has another SHA-256" >&2; false; }; } && "#,
+    r#"chmod 755 "$t" && v=$("$t" --version) && { [ "$v" = "$2" ] || { echo "the copy says "#,
+    r#"that it is $v" >&2; false; }; } && mv -fT "$t" "$d/posh-executor" && echo posh-attach "#,
+    r#"$v && exit 0; rm -f "$t"; exit 1"#,
+);
 
-/// What a login may say on standard output, start-up files and all: our own line has less than 200
+/// Limit of a login's standard output, start-up files included; our own line has less than 200
 /// bytes.
 const ANSWER_BYTES: usize = 64 << 10;
-/// What is shown of its standard error, and of one line: a banner and ssh's own messages.
+/// Limits of its standard error (a banner, ssh's own messages) that is shown, and of one line.
 const SHOWN_BYTES: usize = 64 << 10;
 const LINE_BYTES: u64 = 4 << 10;
-/// For what is still said when ssh has ended.
+/// Timeout for the rest of standard error after ssh has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// A login as it is given on the command line: `[ssh://][USER@]HOST[:PORT]`.
@@ -58,19 +68,19 @@ pub fn parse_login(text: &str) -> Result<Login, String> {
     }
 }
 
-/// Whether to go on without asking.
+/// Permission to copy without a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Consent {
     /// `--yes`.
     Given,
-    /// The terminal is asked.
+    /// Ask on the terminal.
     Ask,
 }
 
-/// Copies the program to `login`, unless it is there; the answer says what was done.
+/// Copies the program to `login`, unless it is installed already; returns a report.
 ///
 /// # Errors
-/// [`Error::Attach`] for every reason why it is not, and [`Error::Config`].
+/// [`Error::Attach`] for every reason why it is not copied, and [`Error::Config`].
 pub fn attach(target: &Target, login: &Login, consent: Consent) -> Result<String, Error> {
     let way = Way { ssh_command: ssh_command(target)?, login };
     let own = Own::find()?;
@@ -84,11 +94,12 @@ pub fn attach(target: &Target, login: &Login, consent: Consent) -> Result<String
     }
     let version = copy(&way, &own)?;
     Ok(format!(
-        "{login} has {version} now, as ~/.local/bin/{PROGRAM}; in mounts.toml its address is ssh://{login}\n"
+        "{login} has {version} now, as ~/.local/bin/{PROGRAM}; in mounts.toml its address is \
+         ssh://{login}\n"
     ))
 }
 
-/// ssh as the configuration has it, if there is one.
+/// The configured ssh command, or the default.
 fn ssh_command(target: &Target) -> Result<Vec<String>, Error> {
     let Some(found) = gateway::find_config(target)? else {
         return Ok(Config::default().gateway.ssh_command);
@@ -99,7 +110,7 @@ fn ssh_command(target: &Target) -> Result<Vec<String>, Error> {
     }
 }
 
-/// The program on this machine.
+/// This machine's program.
 struct Own {
     path: PathBuf,
     bytes: u64,
@@ -124,16 +135,15 @@ impl Own {
     }
 }
 
-/// How to get to the other machine.
+/// ssh to the other machine.
 struct Way<'a> {
     ssh_command: Vec<String>,
     login: &'a Login,
 }
 
 impl Way<'_> {
-    /// Runs a script there. ssh asks on the terminal what it has to ask; what it and the login say
-    /// on standard error is passed on, fit to be shown. The answer is what the script said behind
-    /// [`MARK`].
+    /// Runs a script on the other machine. ssh asks its questions on the terminal; standard error
+    /// is passed on, escaped. Returns the script's line after [`MARK`].
     fn run(&self, script: &str, input: Stdio) -> Result<String, Error> {
         let (program, first) =
             self.ssh_command.split_first().expect("the configuration has checked it");
@@ -163,8 +173,8 @@ impl Way<'_> {
     }
 }
 
-/// Runs a command, and ends it when its output has more than [`ANSWER_BYTES`]; its error output is
-/// passed on to `errors`.
+/// Runs a command, and kills it when its output exceeds [`ANSWER_BYTES`]; passes its standard error
+/// on to `errors`.
 fn run_bounded(
     command: &mut Command,
     errors: impl Write + Send + 'static,
@@ -184,12 +194,12 @@ fn run_bounded(
         let _ = child.kill();
     }
     let status = child.wait()?;
-    // A connection that others share may hold it open.
+    // A shared ssh connection may hold it open.
     let _ = passed.recv_timeout(LAST_WORDS);
     read.map(|_| (status, output))
 }
 
-/// Lines that a server may have said, for the terminal.
+/// Passes lines of a server on to the terminal, escaped.
 fn pass_on(mut from: impl BufRead, mut to: impl Write) {
     let mut left_bytes = SHOWN_BYTES;
     loop {
@@ -198,7 +208,7 @@ fn pass_on(mut from: impl BufRead, mut to: impl Write) {
             Ok(1..) => {}
             Ok(0) | Err(_) => return,
         }
-        // All of it is read, so that nobody waits; what is too much is not shown.
+        // All of it is read, so that the writer never blocks; the excess is not shown.
         if let Some(left) = left_bytes.checked_sub(line.len()) {
             left_bytes = left;
             let _ = writeln!(to, "{}", escaped(String::from_utf8_lossy(&line).trim_end()));
@@ -211,9 +221,9 @@ fn pass_on(mut from: impl BufRead, mut to: impl Write) {
 struct There {
     system: String,
     machine: String,
-    /// Of the program; `-` when there is none.
+    /// SHA-256 of its program; `-` when there is none.
     sha256: String,
-    /// Empty when there is no program that runs.
+    /// Empty when no program can be run.
     version: String,
 }
 
@@ -231,7 +241,8 @@ impl There {
         Some(Self { system, machine, sha256, version: words.collect::<Vec<_>>().join(" ") })
     }
 
-    /// Programs of another processor or system are not for here to copy.
+    /// An error if the other machine has another system or processor, for which this machine has no
+    /// program.
     fn can_run(&self, login: &Login) -> Result<(), Error> {
         let own = uname()
             .map_err(|source| Error::System { attempt: "ask for the machine's name", source })?;
@@ -274,7 +285,7 @@ fn ask(own: &Own, there: &There, login: &Login) -> Result<(), Error> {
     }
 }
 
-/// Copies the program; the version that it says there.
+/// Copies the program; returns its version as run on the other machine.
 fn copy(way: &Way<'_>, own: &Own) -> Result<String, Error> {
     let failed =
         |error: io::Error| Error::Attach(format!("can't read {}: {error}", own.path.display()));

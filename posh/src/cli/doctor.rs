@@ -1,6 +1,5 @@
-//! `posh doctor`: the set-up of this machine, checked step by step, each with
-//! what to do about it. Looks only; the one thing it starts is the gateway, as
-//! any shell would.
+//! `posh doctor`: checks the set-up of this machine, with advice for each fault. It changes
+//! nothing; it only starts the gateway, as any shell would.
 
 use std::{env, fs::OpenOptions, path::Path, time::Duration};
 
@@ -31,13 +30,13 @@ use crate::{
     programs,
 };
 
-/// An executor that can't be asked within this time is of no use to a shell either.
+/// Timeout for an executor; a slower one is of no use to a shell either.
 const EXECUTOR_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What a peer of another version is compared to.
+/// Own side in a comparison of protocol versions.
 const OURS: &str = "this posh";
 
-/// What one check found.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
     verdict: Verdict,
@@ -48,14 +47,14 @@ struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Good,
-    /// Something is not there that not everybody needs.
+    /// Something optional is missing.
     Note,
     Bad,
 }
 
 impl Finding {
-    /// Invariant: a finding forges no other: whoever mounts a file system or runs a server chooses
-    /// part of the text.
+    /// Invariant: the text can't forge another finding: it is partly chosen by the owner of a file
+    /// system or server.
     fn new(verdict: Verdict, subject: impl Into<String>, detail: impl Into<String>) -> Self {
         let (subject, detail) = (subject.into(), detail.into());
         Self {
@@ -65,13 +64,13 @@ impl Finding {
         }
     }
 
-    /// One whose detail has lines of ours, such as the mistakes of a configuration.
+    /// A finding whose detail has line breaks of our own, such as the mistakes of a configuration.
     fn with_lines(verdict: Verdict, subject: &str, detail: &str) -> Self {
         Self { verdict, subject: subject.to_owned(), detail: escaped_lines(detail).into_owned() }
     }
 }
 
-/// Every check in turn: the text to print, and whether nothing is bad.
+/// Makes all checks: the text to print, and whether nothing is bad.
 #[must_use]
 pub fn examine(target: &Target) -> (String, bool) {
     let mut findings = programs();
@@ -106,7 +105,7 @@ fn line(finding: &Finding) -> String {
         Verdict::Note => "note",
         Verdict::Bad => "BAD",
     };
-    // Further lines of one finding stand below its first.
+    // Further lines of a finding are indented below its first.
     let detail = finding.detail.replace('\n', "\n      ");
     format!("{mark:4}  {}: {detail}\n", finding.subject)
 }
@@ -161,7 +160,7 @@ fn configuration(target: &Target, findings: &mut Vec<Finding>) -> Option<Config>
     None
 }
 
-/// The gateway, and what it says of the mounts that have an owner.
+/// Checks the gateway, and the owned mounts that it reports.
 fn service(target: &Target) -> Vec<Finding> {
     let bad = |error: &Error| vec![Finding::with_lines(Verdict::Bad, "gateway", &error.chain())];
     let asked = gateway::require(target).and_then(|place| {
@@ -177,8 +176,8 @@ fn service(target: &Target) -> Vec<Finding> {
     let mut findings = vec![if status.protocol == PROTOCOL_VERSION {
         Finding::new(Verdict::Good, "gateway", detail)
     } else {
-        // One that was started before the programs were replaced; the next shell starts what is
-        // installed now.
+        // The gateway was started before the programs were replaced; the next shell starts the
+        // installed one.
         let words = other_version("the running gateway", status.protocol, OURS);
         Finding::new(
             Verdict::Bad,
@@ -209,15 +208,14 @@ fn examine_mount(mount: &Mount) -> Finding {
     }
 }
 
-/// Asks the executor itself, as the gateway would, and looks for each export
-/// that the configuration names.
+/// Asks the executor itself, as the gateway would, and checks each export of the configuration.
 fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> {
     let subject = format!("executor {}", executor.name);
     let address = &executor.address;
     let reply = match describe(&Route::to(executor, config)) {
         Ok(reply) => reply,
         Err(why) => {
-            // Nobody has asked for one that only an sshfs mount names.
+            // Only an sshfs mount names it, not the configuration.
             let verdict =
                 if executor.origin == Origin::Configured { Verdict::Bad } else { Verdict::Note };
             return vec![Finding::new(
@@ -248,7 +246,7 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
     findings
 }
 
-/// The one by which the executor knows this workstation.
+/// Checks the certificate by which the executor knows this workstation.
 fn examine_certificate(executor: &ExecutorConfig) -> Option<Finding> {
     let Address::Tls(host) = &executor.address else { return None };
     let path = tls::credentials_file(host).ok()?;
@@ -260,11 +258,12 @@ fn examine_certificate(executor: &ExecutorConfig) -> Option<Finding> {
     if !runtime.block_on(tls::is_behind(host, &path)) {
         return Some(Finding::new(Verdict::Good, subject, good));
     }
-    let hint = "the executor's authority is being replaced, and the gateway has yet to renew it: once an hour it looks";
+    let hint = "the executor's authority is being replaced, and the gateway has yet to renew it: \
+                once an hour it looks";
     Some(Finding::new(Verdict::Note, subject, format!("{good}; {hint}")))
 }
 
-/// What keeps the commands there in their place; an executor of an older version does not say.
+/// The executor's confinement of commands; an older executor does not report it.
 fn examine_confinement(executor: &str, reached: &str) -> Option<Finding> {
     let verdict = if reached.starts_with("strict") { Verdict::Good } else { Verdict::Note };
     (!reached.is_empty())
@@ -288,7 +287,7 @@ fn examine_export(executor: &str, export: &str, reply: &DescribeReply) -> Findin
     }
 }
 
-/// Over ssh an export is a directory, and served if it can be.
+/// Over ssh an export is a directory, served if it can be opened.
 fn not_served(export: &str) -> &'static str {
     if export.starts_with(['/', '~']) {
         "it can't be opened there"

@@ -1,5 +1,5 @@
-//! `posh enroll ADDRESS TOKEN`: turns the token that an executor's administrator has
-//! handed over into a certificate for this workstation.
+//! `posh enroll ADDRESS TOKEN`: exchanges a token from an executor's administrator for a
+//! certificate of this workstation.
 
 use fs_mapper::config::{Address, TlsHost};
 use posh_proto::token::Token;
@@ -8,7 +8,7 @@ use tokio::runtime::Builder;
 
 use crate::Error;
 
-/// Where executors listen unless told otherwise.
+/// Default port of executors.
 const DEFAULT_PORT: u16 = 7400;
 
 /// An address as it is given on the command line: `[tls://]HOST[:PORT]`.
@@ -18,7 +18,7 @@ const DEFAULT_PORT: u16 = 7400;
 pub fn parse_host(text: &str) -> Result<TlsHost, String> {
     let address = if text.contains("://") { text.to_owned() } else { format!("tls://{text}") };
     let parsed = Address::parse(&address).or_else(|fault| {
-        // Without a port, if that is all that is wrong.
+        // Retried with the default port, in case only the port is missing.
         Address::parse(&format!("{address}:{DEFAULT_PORT}")).map_err(|_| fault)
     });
     match parsed {
@@ -31,7 +31,7 @@ pub fn parse_host(text: &str) -> Result<TlsHost, String> {
     }
 }
 
-/// Enrols this workstation; the answer says what to write into mounts.toml.
+/// Enrols this workstation; returns the lines for mounts.toml.
 ///
 /// # Errors
 /// [`Error::Enroll`] for every reason why it was not, and [`Error::System`].
@@ -44,7 +44,8 @@ pub fn enroll(host: &TlsHost, token: &Token) -> Result<String, Error> {
     let days = credentials.expires_in().as_secs() / (24 * 3600);
     Ok(format!(
         "{host} knows this workstation as {} now\n\
-         key and certificate are in {}; they are renewed by themselves, if used within {days} days\n\
+         key and certificate are in {}; they are renewed by themselves, if used within {days} \
+         days\n\
          in mounts.toml: address = \"tls://{host}\"\n",
         credentials.identity,
         path.display()

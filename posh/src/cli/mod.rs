@@ -1,5 +1,4 @@
-//! What the command line asks for. Parsing only validates: the outcome is one
-//! [`Request`], and doing it comes later.
+//! The command line. Parsing only validates; its result is one [`Request`].
 
 pub mod allow;
 pub mod annotations;
@@ -24,7 +23,7 @@ use crate::{
     launch::{Door, Format, Launch, Program, Shell},
 };
 
-/// One thing to do.
+/// The request of a command line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Request {
     /// Start a shell.
@@ -98,7 +97,7 @@ pub enum Question {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// What to do with one of them, instead
+        /// An action on one of them, instead
         #[command(subcommand)]
         action: Option<VolumeAction>,
     },
@@ -147,7 +146,7 @@ pub enum Question {
     },
 }
 
-/// What is done with one volume.
+/// Actions on one volume.
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub enum VolumeAction {
     /// Take out of a volume the files that its server does not take, into a directory of this
@@ -227,7 +226,14 @@ struct CommandLine {
     #[arg(long, value_enum)]
     door: Option<Door>,
     /// Print to stderr, when the shell has ended, where each stage ran and why
-    #[arg(long, value_enum, value_name = "FORMAT", num_args = 0..=1, require_equals = true, default_missing_value = "text")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "text"
+    )]
     explain: Option<Format>,
     /// Write a timeline of every pipeline to FILE, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE")]
@@ -273,7 +279,8 @@ fn parse_options(arguments: Vec<OsString>) -> Result<Request, clap::Error> {
             || line.split.is_some()
             || line.door.is_some()
         {
-            let message = "--explain, --trace, --split and --door are for starting a shell; see `posh explain --help`";
+            let message = "--explain, --trace, --split and --door are for starting a shell; see \
+                           `posh explain --help`";
             return Err(CommandLine::command().error(ErrorKind::ArgumentConflict, message));
         }
         return Ok(Request::Ask(target, question));
@@ -287,7 +294,7 @@ fn parse_options(arguments: Vec<OsString>) -> Result<Request, clap::Error> {
     Ok(Request::Launch(Launch { shell, door, explain, trace, split, program, target }))
 }
 
-/// `sh -c -- CMD` is how a careful caller protects a CMD that begins with `-`.
+/// Drops `--`: `sh -c -- CMD` protects a CMD that begins with `-`.
 fn without_dashes(mut command: Vec<OsString>) -> Result<Vec<OsString>, clap::Error> {
     if command.first().map(OsString::as_os_str) == Some(OsStr::new("--")) {
         command.remove(0);

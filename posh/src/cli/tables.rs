@@ -1,5 +1,4 @@
-//! `posh mounts`, `posh resolve` and `posh status`: the gateway's answers as
-//! tables for people and JSON for programs.
+//! `posh mounts`, `posh resolve` and `posh status`: the gateway's answers as tables and as JSON.
 
 use std::{
     env,
@@ -18,13 +17,13 @@ use crate::{
     gateway::{self, Client, Target},
 };
 
-/// Columns are this far apart, in characters.
+/// Characters between columns.
 const GAP: usize = 2;
 
 /// The mount table.
 ///
 /// # Errors
-/// Whatever kept the gateway from answering, as for every question here.
+/// Any error of reaching or asking the gateway, as for every question of this module.
 pub fn mounts(target: &Target, as_json: bool) -> Result<String, Error> {
     let mounts = gateway::reach(&gateway::require(target)?)?.mounts()?.mounts;
     Ok(if as_json {
@@ -34,7 +33,7 @@ pub fn mounts(target: &Target, as_json: bool) -> Result<String, Error> {
     })
 }
 
-/// Who owns `path`, and what it is called there.
+/// The owner of `path`, and its path on the owner's machine.
 ///
 /// # Errors
 /// As [`mounts`].
@@ -46,13 +45,13 @@ pub fn resolve(target: &Target, path: &Path, as_json: bool) -> Result<String, Er
     };
     let mut reply = gateway::reach(&gateway::require(target)?)?.resolve(request)?;
     if reply.client_path.is_empty() {
-        // Not looked into, so as it was asked for.
+        // Not resolved: the path is shown as given.
         reply.client_path = path.as_os_str().as_bytes().to_vec().into();
     }
     Ok(if as_json { pretty(&resolved_json(&reply)) } else { resolved_text(&reply) })
 }
 
-/// How the gateway and its executors are; a gateway that does not run is not started.
+/// State of the gateway and its executors; a gateway that does not run is not started.
 ///
 /// # Errors
 /// As [`mounts`], and [`Error::NotRunning`].
@@ -76,7 +75,7 @@ fn mount_table(mounts: &[Mount]) -> String {
     aligned(std::iter::once(heading).chain(rows))
 }
 
-/// `executor:export/sub`, or `-` for a mount that nobody owns.
+/// `executor:export/sub`, or `-` for a mount without owner.
 fn owner(mount: &Mount) -> String {
     if mount.executor.is_empty() {
         "-".to_owned()
@@ -101,7 +100,8 @@ fn resolved_text(reply: &ResolveReply) -> String {
 
 fn status_text(status: &StatusReply) -> String {
     let mut lines = format!(
-        "gateway {} (protocol {}), pid {}\nconfiguration {}\n{} sessions, {} pipelines running, {} in all\n",
+        "gateway {} (protocol {}), pid {}\nconfiguration {}\n{} sessions, {} pipelines running, {} \
+         in all\n",
         escaped(&status.version),
         status.protocol,
         status.pid,
@@ -138,7 +138,7 @@ fn status_text(status: &StatusReply) -> String {
     lines
 }
 
-/// What an executor says of itself, a line each; nothing of one that has not been asked.
+/// The executor's own report, in lines; empty if it has not been asked.
 fn usage_text(executor: &ExecutorStatus) -> String {
     let name = &escaped(&executor.name);
     let mut lines = String::new();
@@ -159,8 +159,13 @@ fn usage_text(executor: &ExecutorStatus) -> String {
             ));
         }
         lines.push_str(&format!(
-            "{name} has {} of {} runs, {}{own_limit} of them ours; refused {} of ours; load average {:.2}\n",
-            executor.all_runs, executor.max_all_runs, executor.runs, executor.refused, executor.load_average
+            "{name} has {} of {} runs, {}{own_limit} of them ours; refused {} of ours; load \
+             average {:.2}\n",
+            executor.all_runs,
+            executor.max_all_runs,
+            executor.runs,
+            executor.refused,
+            executor.load_average
         ));
     }
     if !executor.refusing.is_empty() {
@@ -222,7 +227,11 @@ fn status_json(status: &StatusReply) -> Value {
         "pipelines_running": status.pipelines_running,
         "pipelines_total": status.pipelines_total,
         "longest_wait_ms": status.longest_wait_ms,
-        "backstops": status.backstops.iter().map(|one| (one.name.clone(), one.reached.into())).collect::<Map<_, _>>(),
+        "backstops": status
+            .backstops
+            .iter()
+            .map(|one| (one.name.clone(), one.reached.into()))
+            .collect::<Map<_, _>>(),
         "executors": status.executors.iter().map(executor).collect::<Vec<_>>(),
     })
 }
@@ -232,12 +241,12 @@ fn optional(value: &str) -> Option<&str> {
     (!value.is_empty()).then_some(value)
 }
 
-/// Paths for JSON, which has no other text than Unicode.
+/// A path for JSON, which has only Unicode text.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The same for the eye alone.
+/// A path for a terminal, escaped.
 pub(super) fn shown(bytes: &[u8]) -> String {
     escaped(&String::from_utf8_lossy(bytes)).into_owned()
 }
@@ -246,10 +255,10 @@ pub(super) fn pretty(value: &Value) -> String {
     escaped_json(&format!("{value:#}\n")).into_owned()
 }
 
-/// Rows with their columns aligned; the last one is as long as it likes.
+/// Rows with aligned columns; the last column is not padded.
 ///
-/// Invariant: a row is one line, with the cells that it was given. Who mounts a file system, or
-/// runs a server, chooses most of the text.
+/// Invariant: a row is one line, with the cells that it was given: most of the text is chosen by
+/// the owner of a file system or server.
 pub(super) fn aligned<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<[String; N]> =
         rows.map(|row| row.map(|cell| escaped(&cell).into_owned())).collect();

@@ -1,5 +1,5 @@
-//! `posh mount`, `posh umount` and `posh volumes`: the words of the command line in those of the
-//! gateway. A volume whose gateway is gone is taken out of the file tree from here.
+//! `posh mount`, `posh umount` and `posh volumes`: requests to the gateway. A volume whose gateway
+//! is gone is unmounted by this program.
 
 use std::{
     ffi::OsString,
@@ -19,32 +19,32 @@ use crate::{
     gateway::{self, Client, Target},
 };
 
-/// What is mounted: `EXECUTOR:EXPORT`.
+/// The export to mount: `EXECUTOR:EXPORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Of the configuration.
+    /// Name in the configuration.
     pub executor: String,
-    /// As the executor names it.
+    /// Name on the executor.
     pub export: String,
 }
 
-/// What `posh mount` may be told besides.
+/// Options of `posh mount`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Refuse changes.
     pub read_only: bool,
     /// In bytes.
     pub cache_size: Option<u64>,
-    /// Writes are answered when they are on the server.
+    /// Answer writes only when they are on the server.
     pub sync: bool,
-    /// Wait for ever.
+    /// Wait without limit for the server.
     pub hard: bool,
 }
 
 /// Reads `EXECUTOR:EXPORT`.
 ///
 /// # Errors
-/// What it should look like.
+/// A description of the syntax.
 pub fn parse_source(words: &str) -> Result<Source, String> {
     match words.split_once(':') {
         Some((executor, export)) if !executor.is_empty() && !export.is_empty() => {
@@ -57,15 +57,15 @@ pub fn parse_source(words: &str) -> Result<Source, String> {
 /// Reads a size.
 ///
 /// # Errors
-/// What it should look like.
+/// A description of the syntax.
 pub fn parse_size(words: &str) -> Result<u64, String> {
     fs_mapper::config::cache_size(words).map_err(|(what, hint)| format!("{what}; {hint}"))
 }
 
-/// Mounts.
+/// Mounts an export.
 ///
 /// # Errors
-/// [`Error::MountPoint`], and what the gateway says.
+/// [`Error::MountPoint`], and the gateway's errors.
 pub fn mount(
     target: &Target,
     source: &Source,
@@ -75,8 +75,8 @@ pub fn mount(
     let path = mount_point(dir)?;
     let place = gateway::require(target)?;
     match mount_once(&place, source, dir, &path, options) {
-        // It was about to end, has taken the connection and maybe the request, and has answered
-        // nobody. What it has mounted is dead by then.
+        // That gateway was about to end. It has taken the connection, and perhaps the request, but
+        // has not answered; a volume that it mounted is gone by then.
         Err(error) if error.is_lost_connection() && gateway::has_ended(&place) => {
             mount_once(&place, source, dir, &path, options)
         }
@@ -115,10 +115,10 @@ fn mount_once(
     Ok(String::new())
 }
 
-/// Unmounts, whether or not a gateway serves it.
+/// Unmounts a volume, with or without a gateway that serves it.
 ///
 /// # Errors
-/// [`Error::Unmount`], and what the gateway says.
+/// [`Error::Unmount`], and the gateway's errors.
 pub fn unmount(target: &Target, dir: &Path) -> Result<String, Error> {
     let path = mount_point(dir)?;
     let running = gateway::find(target)?.map(|place| Client::connect(place.socket()));
@@ -138,10 +138,10 @@ pub fn unmount(target: &Target, dir: &Path) -> Result<String, Error> {
     take_out(&path).map(|()| String::new())
 }
 
-/// Copies what a volume keeps that its server does not take to a directory, and forgets it.
+/// Copies the data that a volume's server refuses to a directory, then drops it from the volume.
 ///
 /// # Errors
-/// [`Error::MountPoint`], and what the gateway says.
+/// [`Error::MountPoint`], and the gateway's errors.
 pub fn recover(target: &Target, dir: &Path, to: &Path) -> Result<String, Error> {
     let path = mount_point(dir)?;
     let absolute = std::path::absolute(to)
@@ -155,17 +155,17 @@ pub fn recover(target: &Target, dir: &Path, to: &Path) -> Result<String, Error> 
     Ok(format!("{them} in {} now, and in the volume no more\n", absolute.display()))
 }
 
-/// The volumes, with what the gateway knows of each.
+/// Lists the volumes and their state.
 ///
 /// # Errors
-/// What kept the gateway from answering; one that does not run is not started.
+/// Any error of asking the gateway; one that does not run is not started.
 pub fn list(target: &Target, as_json: bool) -> Result<String, Error> {
     let volumes = Client::connect(gateway::require(target)?.socket())?.volumes()?.volumes;
     Ok(if as_json { pretty(&volumes.iter().map(volume_json).collect()) } else { table(&volumes) })
 }
 
-/// Absolute, without symlinks; of a mount that nobody serves any more nothing but its name can be
-/// known.
+/// The mount point's absolute path, without symlinks. A mount that nothing serves any more can't be
+/// resolved, so that only its parent is.
 fn mount_point(dir: &Path) -> Result<PathBuf, Error> {
     let wrong = |source| Error::MountPoint { path: dir.to_owned(), source };
     let absolute = std::path::absolute(dir).map_err(wrong)?;

@@ -1,6 +1,5 @@
-//! The blocking face of the gateway's gRPC service: one connection, one small
-//! runtime on this thread, one method a call. Starting the service is
-//! `start.rs`; what to do without it is the caller's.
+//! Blocking client of the gateway's gRPC service: one connection, a small runtime on this thread,
+//! one method per call.
 
 use std::{
     future::Future,
@@ -36,8 +35,8 @@ use tonic::{
 
 use crate::{Error, signals::Held};
 
-/// A gateway answers from memory; one that takes longer than this hangs (is
-/// stopped, say), and the shell must start all the same.
+/// Timeout for calls that a gateway answers from memory. Beyond it the gateway hangs (is stopped,
+/// say), and the shell must start all the same.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to one gateway.
@@ -52,7 +51,7 @@ impl Client {
     /// Connects to a gateway that runs.
     ///
     /// # Errors
-    /// [`Error::NotRunning`] when nobody listens there.
+    /// [`Error::NotRunning`] when no process listens on the socket.
     pub fn connect(socket: &Path) -> Result<Self, Error> {
         let not_running = |source| Error::NotRunning { socket: socket.to_owned(), source };
         let stream = UnixStream::connect(socket).map_err(not_running)?;
@@ -65,8 +64,8 @@ impl Client {
         Ok(Self { socket: socket.to_owned(), service, runtime })
     }
 
-    /// What ran where in a session, and its trace if that is asked for. Waits, without limit, until
-    /// its pipelines have ended.
+    /// Report on a session: where its stages ran, and its trace if requested. Waits, without limit,
+    /// until its pipelines have ended.
     ///
     /// # Errors
     /// [`Error::Call`], as for every method here.
@@ -87,7 +86,7 @@ impl Client {
         )
     }
 
-    /// Who owns a path.
+    /// Resolves a path to its owner.
     ///
     /// # Errors
     /// [`Error::Call`]
@@ -96,7 +95,7 @@ impl Client {
         self.call("could not resolve the path", async move { service.resolve(request).await })
     }
 
-    /// A plan for one pipeline, which is not run.
+    /// Plans one pipeline without running it.
     ///
     /// # Errors
     /// [`Error::Call`]
@@ -105,7 +104,7 @@ impl Client {
         self.call("could not plan the pipeline", async move { service.plan(request).await })
     }
 
-    /// How the gateway is.
+    /// State of the gateway.
     ///
     /// # Errors
     /// [`Error::Call`]
@@ -140,7 +139,7 @@ impl Client {
         .map(|_| ())
     }
 
-    /// Takes out of a volume what its server does not take. The number of files.
+    /// Copies data that a volume's server refuses to a directory; returns the number of files.
     ///
     /// # Errors
     /// [`Error::Call`]
@@ -152,7 +151,7 @@ impl Client {
         Ok(reply.files)
     }
 
-    /// How the volumes are.
+    /// State of the volumes.
     ///
     /// # Errors
     /// [`Error::Call`]
@@ -192,8 +191,8 @@ impl Client {
         attempt: &'static str,
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, Error> {
-        // A gateway that dies during a call must not end us by SIGPIPE, whose
-        // disposition is our user's and stays untouched.
+        // A gateway that dies during a call must not kill this process by SIGPIPE, whose
+        // disposition belongs to the user and stays unchanged.
         let _held = Held::new(&[Signal::SIGPIPE])?;
         self.runtime.block_on(call).map(tonic::Response::into_inner).map_err(|status| Error::Call {
             socket: self.socket.clone(),
@@ -203,7 +202,8 @@ impl Client {
     }
 }
 
-/// Whoever listens is told all that this user runs, and says what becomes of it.
+/// An error if the peer is another user: it would learn all that this user runs, and decide how it
+/// runs.
 pub(super) fn expect_own(stream: &UnixStream, socket: &Path) -> Result<(), Error> {
     let peer = getsockopt(stream, PeerCredentials);
     let peer = peer.map_err(|source| Error::System {
@@ -217,7 +217,7 @@ pub(super) fn expect_own(stream: &UnixStream, socket: &Path) -> Result<(), Error
     Err(Error::ForeignGateway { socket: socket.to_owned(), owner: peer.uid(), user })
 }
 
-/// A channel over the connection that was made; never a second one.
+/// A channel over this connection, which never makes a second one.
 fn channel(stream: UnixStream) -> Channel {
     let once = Mutex::new(Some(stream));
     // The name is never resolved: the connection exists already.

@@ -1,6 +1,5 @@
-//! Which gateway serves this user here, and reaching it: the configuration is
-//! found, its gateway called, and started when none answers. What the gateway
-//! does is not known here.
+//! Finds this user's gateway and connects to it: finds the configuration, calls its gateway, and
+//! starts it if none answers.
 
 mod client;
 mod opening;
@@ -33,12 +32,12 @@ pub(crate) use start::{c_string, environment};
 
 use crate::Error;
 
-/// A gateway that was asked to end has that time, before it is only said that it will: pipelines,
-/// and what was written last, have less.
+/// Timeout for the end of a gateway after a request to end. Pipelines, and the flush of recent
+/// writes, have shorter limits.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
 const END_POLL: Duration = Duration::from_millis(5);
 
-/// What `--config` and `--socket` named; the environment is looked at by [`find`].
+/// `--config` and `--socket`; [`find`] adds the environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Target {
     /// A configuration file.
@@ -47,16 +46,16 @@ pub struct Target {
     pub socket: Option<PathBuf>,
 }
 
-/// Where the gateway is.
+/// The place of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// Somebody runs it and named its socket; it is never started from here.
+    /// A socket that the user named; no gateway is started for it.
     Socket(PathBuf),
     /// The gateway of this configuration.
     Config {
         /// The file, and how far it is trusted.
         config: Found,
-        /// Where its gateway listens.
+        /// Socket of its gateway.
         socket: PathBuf,
     },
 }
@@ -81,12 +80,12 @@ pub fn find(target: &Target) -> Result<Option<Place>, Error> {
     Ok(search(target)?.0)
 }
 
-/// The same, with the configurations that would have come first and are not used.
+/// Like [`find`], with the configurations of higher precedence that are not used.
 ///
 /// # Errors
 /// As [`find`].
 pub fn search(target: &Target) -> Result<(Option<Place>, Vec<PassedOver>), Error> {
-    // What the command line says is stronger than what the environment says.
+    // The command line takes precedence over the environment.
     let from_environment = || non_empty("POSH_SOCKET").filter(|_| target.config.is_none());
     if let Some(socket) = target.socket.clone().or_else(from_environment) {
         expect_trusted(&socket)?;
@@ -98,21 +97,20 @@ pub fn search(target: &Target) -> Result<(Option<Place>, Vec<PassedOver>), Error
     Ok((Some(Place::Config { config, socket }), passed_over))
 }
 
-/// Says which configurations are not used, and why.
+/// Prints which configurations are not used, and why.
 pub fn say_passed_over(target: &Target) {
     for why in search(target).map(|(_, passed_over)| passed_over).unwrap_or_default() {
         let _ = writeln!(io::stderr(), "posh: {}", escaped(&why.to_string()));
     }
 }
 
-/// With sshfs mounts there is something to do without a configuration: the empty file stands for
-/// it.
+/// With sshfs mounts posh works without a configuration; an empty one is used.
 fn unconfigured() -> Option<Found> {
     let mounted = MountInfo::read().is_ok_and(|info| sshfs::is_mounted(&info));
     mounted.then(Found::empty)
 }
 
-/// As [`find`], for a question that has no answer without a gateway.
+/// Like [`find`], for a request that needs a gateway.
 ///
 /// # Errors
 /// Also [`Error::NoConfig`].
@@ -123,15 +121,15 @@ pub fn require(target: &Target) -> Result<Place, Error> {
 /// A client of the gateway at `place`, started if it must be.
 ///
 /// # Errors
-/// Whatever kept it from being reached; a [`Place::Socket`] is only called.
+/// Any error of reaching it; the gateway of a [`Place::Socket`] is not started.
 pub fn reach(place: &Place) -> Result<Client, Error> {
     reach_by(place, Client::connect)
 }
 
-/// How long a gateway that is about to end is waited for.
+/// Timeout for a gateway that is about to end.
 const ENDS: Duration = Duration::from_secs(5);
 
-/// Waits until nobody listens at `place` any more; says whether that is so.
+/// Waits until no process listens at `place`; returns false at the timeout.
 #[must_use]
 pub fn has_ended(place: &Place) -> bool {
     let until = Instant::now() + ENDS;
@@ -156,10 +154,10 @@ fn reach_by<T>(place: &Place, connect: impl Fn(&Path) -> Result<T, Error>) -> Re
     }
 }
 
-/// The configuration file in force: the one named, or else the one that [`Config::find`] finds.
+/// The configuration file in force: the named one, else the result of [`Config::find`].
 ///
 /// # Errors
-/// [`Error::Config`] when one was named that can't be used.
+/// [`Error::Config`] when a named file can't be used.
 pub fn find_config(target: &Target) -> Result<Option<Found>, Error> {
     Ok(search_config(target)?.found)
 }
@@ -174,7 +172,7 @@ fn search_config(target: &Target) -> Result<Search, Error> {
     searched.map_err(|Unusable { file, source }| Error::Config { path: file, source })
 }
 
-/// Asks the gateway at the target to end; says what became of it.
+/// Asks the target's gateway to end; returns a report.
 ///
 /// # Errors
 /// [`Error::Call`], [`Error::NoConfig`]
@@ -198,8 +196,8 @@ pub fn stop(target: &Target) -> Result<String, Error> {
     }
 }
 
-/// Waits for the end of a gateway that was asked to: what was mounted is no mount then. Whether it
-/// has ended in time.
+/// Waits for the end of a gateway, after which its volumes are unmounted. Returns false at the
+/// timeout.
 fn ends(process: u32) -> bool {
     let asked = Instant::now();
     while is_running(process) {
@@ -211,23 +209,22 @@ fn ends(process: u32) -> bool {
     true
 }
 
-/// Whether there is such a process, and not only what its parent has not fetched
-/// (proc_pid_stat(5)).
+/// Returns true if the process exists and is no zombie (proc_pid_stat(5)).
 fn is_running(process: u32) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
     !status.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['Z', 'X']))
 }
 
-/// A socket that was named, and the one beside it, have to be root's or the user's, where nobody
-/// else can change them: an environment may be somebody else's (`sudo -E`), and what a gateway says
-/// is what is executed.
+/// Requires that a named socket and the stage socket beside it belong to root or the user, and that
+/// no other user can change their path. The environment may be another user's (`sudo -E`), and the
+/// gateway decides what is executed.
 fn expect_trusted(socket: &Path) -> Result<(), Error> {
     let user = geteuid().as_raw();
     let untrusted = |why: String| Error::UntrustedSocket { socket: socket.to_owned(), why };
     let directory =
         socket.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match trusted_path::directory(directory, user) {
-        // Nobody answers there, which is said when it is called.
+        // No such socket: reported when it is called.
         Err(missing) if missing.is_missing() => return Ok(()),
         walked => walked.map_err(|why| untrusted(why.to_string()))?,
     };

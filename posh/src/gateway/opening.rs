@@ -1,5 +1,5 @@
-//! Opens a session: the one question that every shell waits for, so it is asked on the stage
-//! socket, by one message each way. The gRPC client needs half a millisecond to be there.
+//! Opens a session. Every shell waits for it, so that it uses the stage socket, with one message
+//! each way; setting up the gRPC client takes half a millisecond.
 
 use std::{
     ffi::OsString,
@@ -29,23 +29,22 @@ use super::{
 };
 use crate::Error;
 
-/// An answer: a name and a path.
+/// Bytes of an answer: a name and a path.
 const ANSWER_BYTES: usize = 4 << 10;
 
-/// A session of a gateway, which lives as long as the process that it was opened for.
+/// A session, which lives as long as the process that it was opened for.
 #[derive(Debug)]
 pub struct Opened {
-    /// Where its shims are.
+    /// Directory of its shims.
     pub shims: PathBuf,
     /// Its name.
     pub id: String,
 }
 
-/// Opens a session that lives as long as the process named in it, with a gateway that is started if
-/// it must be.
+/// Opens a session that lives as long as the process named in it; starts the gateway if needed.
 ///
 /// # Errors
-/// [`Error::NoSession`], and whatever kept the gateway from being reached.
+/// [`Error::NoSession`], and any error of reaching the gateway.
 pub fn open_session(place: &Place, request: &OpenSession) -> Result<Opened, Error> {
     let ask = || {
         let stream = reach_by(place, connect)?;
@@ -65,7 +64,7 @@ pub fn open_session(place: &Place, request: &OpenSession) -> Result<Opened, Erro
             Err(error) => Err(refused(error.to_string())),
         }
     };
-    // It was about to end for want of work as we came: the next one will do.
+    // The gateway was about to end, being idle; a second attempt finds a new one.
     match ask()?.map_or_else(ask, |opened| Ok(Some(opened)))? {
         Some(opened) => Ok(opened),
         None => {
@@ -92,7 +91,7 @@ fn connect(socket: &Path) -> Result<UnixStream, Error> {
     Ok(stream)
 }
 
-/// Whose disposition of SIGPIPE this is, is our user's.
+/// Sends all of it, without SIGPIPE: its disposition belongs to the user.
 fn send_all(stream: &UnixStream, mut message: &[u8]) -> Result<(), Errno> {
     while !message.is_empty() {
         match send(stream.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL) {

@@ -1,9 +1,8 @@
-//! Starting a gateway in the background, once, however many shells want one at
-//! the same time. What it does from then on is its own business.
+//! Starts a gateway in the background, only once even if several shells need one at the same time.
 //!
-//! The shell that posh becomes must not find a child it never made, so the
-//! gateway is started by a process between them, `posh gateway start`, which
-//! ends once the gateway is ready; the gateway is then a child of init.
+//! The shell that posh becomes must not have a child that it did not create. So an intermediate
+//! process, `posh gateway start`, starts the gateway and ends once that is ready; the gateway is
+//! then a child of init.
 
 use std::{
     env,
@@ -36,21 +35,21 @@ use posh_proto::runtime::RuntimeDir;
 use super::Place;
 use crate::{Error, descriptors, programs};
 
-/// Reading a configuration and binding a socket takes milliseconds; a gateway
-/// that needs longer than this waits for something that will not come.
+/// Timeout for a gateway's start. Reading a configuration and binding a socket takes milliseconds;
+/// after this time it will not succeed.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a gateway may say of its configuration; the rest is dropped.
+/// Limit of the gateway's error text; the rest is dropped.
 const READY_TEXT_BYTES: u64 = 64 << 10;
 
-/// A log above this size is begun anew at the next start.
+/// A larger log is truncated at the next start.
 const LOG_BYTES: u64 = 1 << 20;
 
-/// What the gateway writes when it listens; any other text is its error.
+/// Message of a gateway that listens; any other text is its error.
 const READY: &[u8] = b"ready\n";
 
-/// Starts the gateway of `config` from a process of its own, which prints on our
-/// stderr why it could not.
+/// Starts the gateway of `config` from an intermediate process, which prints its errors on our
+/// stderr.
 ///
 /// # Errors
 /// [`Error::DidNotStart`] after that message, [`Error::Start`] without one.
@@ -60,9 +59,9 @@ pub(super) fn in_background(config: &Found) -> Result<(), Error> {
     command.args(["gateway", "start"]);
     match config.scope {
         Scope::Own => drop(command.arg("--config").arg(&config.file)),
-        // To name it would be to trust it further: the starter finds it as we did.
+        // To name the file would be to trust it further: the intermediate process finds it again.
         Scope::Directory => {
-            drop(command.current_dir(config.file.parent().unwrap_or(Path::new("/"))))
+            command.current_dir(config.file.parent().unwrap_or(Path::new("/")));
         }
     }
     let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
@@ -74,7 +73,7 @@ pub(super) fn in_background(config: &Found) -> Result<(), Error> {
 /// Closes every descriptor but the standard ones.
 ///
 /// # Errors
-/// [`Error::Refused`] with the gateway's own words, or what else kept it from starting.
+/// [`Error::Refused`] with the gateway's own error, or another error of its start.
 pub fn start(place: &Place) -> Result<(), Error> {
     let (config, socket) = match place {
         Place::Socket(socket) => {
@@ -85,7 +84,7 @@ pub fn start(place: &Place) -> Result<(), Error> {
     descriptors::close_inherited();
     let runtime = RuntimeDir::open()?;
     let _only_one = lock(&runtime.lock_path(&config.gateway_name()))?;
-    // Whoever held the lock before us may have started it.
+    // The previous holder of the lock may have started it.
     if answers(socket).is_ok() {
         return Ok(());
     }
@@ -93,7 +92,7 @@ pub fn start(place: &Place) -> Result<(), Error> {
     let (ready, child) = spawn(&program()?, config, socket, &log)?;
     match wait_until_ready(ready, &log) {
         Err(error @ Error::NotReady { .. }) => {
-            // It is of no use, and nobody else will look after it.
+            // It is useless, and no other process will end it.
             let _ = kill(child, Signal::SIGKILL);
             Err(error)
         }
@@ -136,8 +135,8 @@ fn program() -> Result<PathBuf, Error> {
     })
 }
 
-/// Spawns it in a session of its own, at `/`, with default signals and its
-/// messages in `log`; returns the pipe on which it says that it is ready.
+/// Spawns it in a session of its own (setsid(2)), at `/`, with default signals and its messages in
+/// `log`; returns the pipe for its ready message.
 fn spawn(
     program: &Path,
     config: &Found,
@@ -146,7 +145,7 @@ fn spawn(
 ) -> Result<(PipeReader, Pid), Error> {
     let system = |errno: Errno| failed(format!("run {}", program.display()))(errno.into());
     let (ready, ready_for_child) = io::pipe().map_err(failed("make a pipe"))?;
-    // The only descriptor besides the standard ones that the gateway is to have.
+    // The only descriptor that the gateway inherits besides the standard ones.
     fcntl(&ready_for_child, FcntlArg::F_SETFD(FdFlag::empty())).map_err(system)?;
     let null = File::open("/dev/null").map_err(failed("open /dev/null"))?;
     let log = open_log(log)?;
@@ -154,7 +153,7 @@ fn spawn(
     for (from, to) in [(&null, 0), (&log, 1), (&log, 2)] {
         actions.add_dup2(from.as_raw_fd(), to).map_err(system)?;
     }
-    // Its files are the user's alone, and it keeps no file system busy.
+    // Its files are private to the user, and it keeps no file system busy.
     umask(Mode::from_bits_truncate(0o077));
     env::set_current_dir("/").map_err(failed("change to /"))?;
     let ready_fd = ready_for_child.as_raw_fd().to_string();
@@ -179,7 +178,7 @@ fn spawn(
 }
 
 fn detached() -> nix::Result<PosixSpawnAttr> {
-    // posix_spawn(3) of glibc knows it; nix has no name for it.
+    // POSIX_SPAWN_SETSID of glibc; nix does not define it.
     let own_session = PosixSpawnFlags::from_bits_retain(nix::libc::POSIX_SPAWN_SETSID.into());
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_flags(
@@ -219,7 +218,7 @@ fn wait_until_ready(mut ready: PipeReader, log: &Path) -> Result<(), Error> {
     let not_ready = |what| Error::NotReady { what, log: log.to_owned() };
     let deadline = Instant::now() + READY_TIMEOUT;
     let mut text = Vec::new();
-    // Its one good word is enough; an error has as many lines as it likes.
+    // The ready message is complete by itself; an error ends at end of file.
     while text != READY {
         if !readable(&ready, deadline).map_err(failed("wait for the gateway"))? {
             return Err(not_ready("did not say within 10 s that it is ready"));

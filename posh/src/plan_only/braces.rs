@@ -1,5 +1,5 @@
-//! Brace expansion (bash(1), "Brace Expansion"): `{a,b}`, `{1..9}`, nested. The
-//! parser finds the braces; here their product is made, left to right.
+//! Brace expansion (bash(1), "Brace Expansion"): `{a,b}`, `{1..9}`, nested. The parser finds the
+//! braces; this module expands them, left to right.
 
 use brush_parser::{
     ParserOptions,
@@ -8,12 +8,12 @@ use brush_parser::{
 
 use super::nesting::is_readable;
 
-/// `{1..1000000}` is a program, not a pipeline that somebody reads a plan of.
+/// Limit of the words of one expansion: nobody reads the plan of `{1..1000000}`.
 const WORDS: usize = 10_000;
 
-/// The words that one word becomes; `None` when they are too many, or nested too deep.
+/// Expands one word; `None` when the result has too many words, or the braces are nested too deep.
 pub(super) fn expand(word: &str, options: &ParserOptions) -> Option<Vec<String>> {
-    // Without one of these a brace stands for itself, however many there are.
+    // Without one of these, a brace is literal.
     let may_expand = word.contains('{') && (word.contains(',') || word.contains(".."));
     if !may_expand {
         return Some(vec![word.to_owned()]);
@@ -23,7 +23,7 @@ pub(super) fn expand(word: &str, options: &ParserOptions) -> Option<Vec<String>>
     }
     match parse_brace_expansions(word, options) {
         Ok(Some(parts)) => product(&parts),
-        // No braces, or unbalanced ones, which stand for themselves.
+        // No braces, or unbalanced ones, which are literal.
         Ok(None) | Err(_) => Some(vec![word.to_owned()]),
     }
 }

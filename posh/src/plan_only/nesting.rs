@@ -1,19 +1,18 @@
-//! How deep a text is nested. The parser goes back at each bracket that is never closed and tries
-//! what follows in another way, so that twenty of them take more than twenty seconds. It does so at
-//! each `case`, too.
+//! Nesting depth of a text. The parser backtracks at each bracket that is never closed, and at each
+//! `case`, so that twenty of them take more than twenty seconds.
 
-/// Deeper than anybody nests; the parser takes some tenths of a millisecond for as many brackets
-/// that nobody closes.
+/// Limit of nesting, beyond that of real texts. The parser takes some tenths of a millisecond for
+/// as many unclosed brackets.
 const DEPTH: usize = 8;
 
-/// Whether the parser of commands can read this text in a moment. What is quoted and what is a
-/// comment counts as all else: only the parser could tell.
+/// Returns true if the command parser can read this text quickly. Quoted text and comments count
+/// like any other: only the parser could tell them apart.
 pub(super) fn is_parsable(text: &str) -> bool {
     let (mut open, mut brackets, mut is_in_pattern) = (0_usize, 0_usize, false);
     text.bytes().enumerate().all(|(at, byte)| {
         match byte {
             b'(' | b'{' => open += 1,
-            // One that nothing opens ends a pattern of `case`.
+            // A parenthesis that nothing opens ends a pattern of `case`.
             b')' if is_in_pattern => is_in_pattern = false,
             b')' | b'}' => open = open.saturating_sub(1),
             // Subscripts (`a[`) and patterns.
@@ -27,7 +26,7 @@ pub(super) fn is_parsable(text: &str) -> bool {
     })
 }
 
-/// Whether the word stands there, by itself.
+/// Returns true if `word` is at this position, as a whole word.
 fn is_word(text: &str, at: usize, word: &str) -> bool {
     let bytes = text.as_bytes();
     let is_part =
@@ -37,7 +36,7 @@ fn is_word(text: &str, at: usize, word: &str) -> bool {
     bytes[at..].starts_with(word.as_bytes()) && stands_alone
 }
 
-/// Whether the parser of words can read this one in a moment.
+/// Returns true if the word parser can read this word quickly.
 pub(super) fn is_readable(word: &str) -> bool {
     let mut open: Vec<char> = Vec::new();
     let mut before = ' ';

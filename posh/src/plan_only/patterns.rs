@@ -1,6 +1,5 @@
-//! Pathname expansion (bash(1), "Pathname Expansion") with bash's defaults: no
-//! dotglob, nullglob, extglob or globstar. Names come in byte order; the shell's
-//! own order follows the locale.
+//! Pathname expansion (bash(1), "Pathname Expansion") with bash's defaults: no dotglob, nullglob,
+//! extglob or globstar. Names come in byte order; the shell's own order follows the locale.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -11,21 +10,20 @@ use std::{
 
 use super::words::Unknowable;
 
-/// A field of a word: its text, and which of it may be a pattern (unquoted).
+/// A field of a word: its text, and which parts may be a pattern (unquoted).
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Field {
     pieces: Vec<(String, Quoting)>,
 }
 
-/// Whether `*`, `?` and `[` mean anything in a piece.
+/// Quoting of a piece: `*`, `?` and `[` are special only where it is unquoted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Quoting {
     Quoted,
     Unquoted,
 }
 
-/// A shell lists a directory to expand a pattern; a plan stops where nobody
-/// reads on.
+/// Limit of names in an expansion; nobody reads a longer plan.
 const NAMES: usize = 100_000;
 
 impl Field {
@@ -33,13 +31,13 @@ impl Field {
         self.pieces.push((text.to_owned(), quoting));
     }
 
-    /// The field without regard to patterns.
+    /// The field as literal text.
     pub(super) fn literal(&self) -> String {
         self.pieces.iter().map(|(text, _)| text.as_str()).collect()
     }
 
-    /// The names it matches, as seen from `cwd`; itself when it is no pattern or
-    /// matches nothing.
+    /// Names that match, relative to `cwd`; the field itself when it is no pattern or nothing
+    /// matches.
     pub(super) fn names(&self, cwd: Option<&Path>) -> Result<Vec<OsString>, Unknowable> {
         let literal = || Ok(vec![OsString::from(self.literal())]);
         let steps = self.steps()?;
@@ -66,7 +64,7 @@ impl Field {
                 }
                 None => {
                     names.iter_mut().for_each(|name| name.push(&step.text));
-                    // A slash at the end wants a directory.
+                    // A slash at the end requires a directory.
                     let is_there = |name: &OsString| {
                         !is_found || fs::symlink_metadata(base.join(name)).is_ok()
                     };
@@ -78,7 +76,7 @@ impl Field {
         if names.is_empty() { literal() } else { Ok(names) }
     }
 
-    /// Its components. No quotes hide a slash from pathname expansion.
+    /// Its components. Quotes do not hide a slash from pathname expansion.
     fn steps(&self) -> Result<Vec<Step>, Unknowable> {
         let mut steps = vec![(String::new(), Vec::new())];
         for (text, quoting) in &self.pieces {
@@ -99,7 +97,7 @@ impl Field {
 struct Step {
     slashes: String,
     text: String,
-    /// Where anything in it is special.
+    /// `None` if nothing in it is special.
     pattern: Option<Name>,
 }
 
@@ -110,15 +108,15 @@ impl Step {
     }
 }
 
-/// What the name of a file has to be like.
+/// Pattern of a file name.
 struct Name {
-    /// As characters, for names that are UTF-8, and as bytes for all others: so does bash, for
-    /// which the name that is no text of its locale is one of bytes.
+    /// Two forms: characters for names that are UTF-8, bytes for all others. bash also matches
+    /// names that are invalid in its locale by bytes.
     of_characters: Vec<Like>,
     of_bytes: Vec<Like>,
 }
 
-/// A place of a name: a character or a byte.
+/// One element of a pattern, for a character or a byte.
 #[derive(Debug, Clone)]
 enum Like {
     Itself(u32),
@@ -128,7 +126,7 @@ enum Like {
 }
 
 impl Name {
-    /// `None` where it is like itself only.
+    /// `None` if it matches only itself.
     fn new(characters: &[(char, Quoting)]) -> Result<Option<Self>, Unknowable> {
         let mut of_characters = Vec::new();
         let mut rest = characters;
@@ -142,7 +140,7 @@ impl Name {
                         rest = after;
                         set
                     }
-                    // Without its end it stands for itself.
+                    // Literal without its closing bracket.
                     None => Like::Itself(u32::from('[')),
                 },
                 (character, _) => Like::Itself(u32::from(*character)),
@@ -155,7 +153,7 @@ impl Name {
         Ok(Some(Self { of_characters, of_bytes }))
     }
 
-    /// Those in a directory that fit, behind its own name.
+    /// Matching names of a directory, prefixed with the directory's name.
     fn names_in(&self, base: &Path, directory: &OsStr) -> Vec<OsString> {
         let entries = fs::read_dir(base.join(directory)).into_iter().flatten().flatten();
         let fitting =
@@ -164,7 +162,7 @@ impl Name {
     }
 
     fn fits(&self, name: &[u8]) -> bool {
-        // A dot at the start is matched by a dot alone.
+        // Only a literal dot matches a leading dot.
         let dot = u32::from('.');
         if name.starts_with(b".")
             && !matches!(self.of_characters.first(), Some(Like::Itself(first)) if *first == dot)
@@ -211,8 +209,7 @@ impl Like {
     }
 }
 
-/// Whether all of a name is like that. What a star took is taken back one place at a time; only the
-/// last star's need be.
+/// Returns true if the whole name matches. Backtracks to the last star only, one place at a time.
 fn fits(pattern: &[Like], name: &[u32]) -> bool {
     let (mut at, mut place) = (0, 0);
     let mut star = None;
@@ -235,12 +232,12 @@ fn fits(pattern: &[Like], name: &[u32]) -> bool {
 
 type Quoted = (char, Quoting);
 
-/// What follows an unquoted `[`, up to its `]`, and what comes after that; `None` where there is
-/// none.
+/// The bracket expression after an unquoted `[`, up to its `]`, and the rest; `None` without a
+/// closing bracket.
 fn set(characters: &[Quoted]) -> Result<Option<(Like, &[Quoted])>, Unknowable> {
     let is_negated = matches!(characters, [('!' | '^', Quoting::Unquoted), ..]);
     let members = &characters[usize::from(is_negated)..];
-    // The first one is a member, whatever it is.
+    // The first member may be a `]`.
     let is_end = |(at, (character, quoting)): (usize, &Quoted)| {
         at > 0 && (*character, *quoting) == (']', Quoting::Unquoted)
     };

@@ -1,7 +1,7 @@
-//! From a text to its pipelines: parsed by brush-parser, walked in the order of
-//! execution, with what the text itself says of variables, functions and the
-//! directory kept in mind. Pipelines inside loops, functions' callers and
-//! substitutions are found as well: each is placed by itself when it runs.
+//! Finds the pipelines of a text: parses it with brush-parser and walks it in order of execution,
+//! while it tracks variables, functions and the working directory as far as the text determines
+//! them. Includes pipelines inside loops, functions' callers and substitutions: each is placed by
+//! itself when it runs.
 
 use std::{
     collections::HashSet,
@@ -25,10 +25,10 @@ use super::{
 };
 use crate::Error;
 
-/// Substitutions within substitutions; deeper ones are not looked into.
+/// Limit of nested substitutions; deeper ones are ignored.
 const DEPTH: usize = 16;
 
-/// Builtins that give values to the variables they name.
+/// Builtins that assign the variables that they name.
 const ASSIGNING: [&str; 10] = [
     "declare",
     "export",
@@ -42,7 +42,7 @@ const ASSIGNING: [&str; 10] = [
     "unset",
 ];
 
-/// Builtins after which anything may be different.
+/// Builtins after which nothing is known.
 const OPAQUE: [&str; 3] = [".", "eval", "source"];
 
 /// The pipelines of `text`, in the order of their commands.
@@ -66,13 +66,13 @@ pub(super) fn parse(text: &str) -> Result<Program, String> {
     parse_tokens(&tokens, &options).map_err(|error| error.to_string())
 }
 
-/// What the text has done to the shell so far.
+/// Changes that the text has made to the shell so far.
 #[derive(Clone, PartialEq, Eq)]
 struct Shell {
     cwd: Option<PathBuf>,
     assigned: HashSet<String>,
     functions: HashSet<String>,
-    /// A function, `eval` or `source` has run: any variable may be another.
+    /// A function, `eval` or `source` has run: any variable may have changed.
     opaque: bool,
 }
 
@@ -81,7 +81,7 @@ impl Shell {
         Self { cwd: Some(cwd), assigned: HashSet::new(), functions: HashSet::new(), opaque: false }
     }
 
-    /// After a part that may or may not have run, or not only once.
+    /// Merges with the state after a part that may have run any number of times.
     fn join(&mut self, maybe: Self) {
         if self.cwd != maybe.cwd {
             self.cwd = None;
@@ -91,7 +91,7 @@ impl Shell {
         self.opaque |= maybe.opaque;
     }
 
-    /// A variable's value, where nothing in the text can have changed it.
+    /// A variable's value, unless the text may have changed it.
     fn variable(&self, name: &str, surroundings: &Surroundings<'_>) -> Result<String, Unknowable> {
         if self.opaque || self.assigned.contains(name) {
             return Err(Unknowable::new(format!("${name} gets its value only when it runs")));
@@ -107,7 +107,7 @@ impl Shell {
 
 struct Reader<'a> {
     surroundings: &'a Surroundings<'a>,
-    /// What the positions of the commands at hand refer to.
+    /// Text to which the current commands' positions refer.
     text: String,
     found: Vec<Pipeline>,
     depth: usize,
@@ -118,7 +118,7 @@ impl Reader<'_> {
         for item in &list.0 {
             match item.1 {
                 SeparatorOperator::Sequence => self.and_or(&item.0, shell),
-                // In the background: a subshell.
+                // A background command runs in a subshell.
                 SeparatorOperator::Async => self.and_or(&item.0, &mut shell.clone()),
             }
         }
@@ -128,7 +128,7 @@ impl Reader<'_> {
         self.pipeline(&list.first, shell);
         for next in &list.additional {
             match next {
-                // It ran only if the one before succeeded, so what that did holds.
+                // It runs only after a success of the previous one, whose changes hold then.
                 AndOr::And(pipeline) => self.pipeline(pipeline, shell),
                 AndOr::Or(pipeline) => {
                     self.maybe(shell, |reader, shell| reader.pipeline(pipeline, shell))
@@ -137,7 +137,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A part that may not run, or more than once.
+    /// Visits a part that may run any number of times.
     fn maybe(&mut self, shell: &mut Shell, part: impl FnOnce(&mut Self, &mut Shell)) {
         let mut after = shell.clone();
         part(self, &mut after);
@@ -175,7 +175,7 @@ impl Reader<'_> {
         self.effect(command, shell);
     }
 
-    /// Pipelines inside a command of any kind.
+    /// Visits the pipelines inside a command of any kind.
     fn inside(&mut self, command: &Command, shell: &mut Shell) {
         match command {
             Command::Simple(command) => self.substitutions(command, shell),
@@ -226,7 +226,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A loop's body: what it assigns at its end, its beginning sees the next time.
+    /// Visits a loop's body: an iteration may see the assignments of the previous one.
     fn body(&mut self, list: &CompoundList, shell: &mut Shell) {
         shell.assigned.extend(changes(list));
         self.maybe(shell, |reader, shell| reader.list(list, shell));
@@ -263,7 +263,7 @@ impl Reader<'_> {
         stage
     }
 
-    /// The pipelines in `$(...)`, `<(...)` and `>(...)` of a command's words.
+    /// Visits the pipelines in `$(...)`, `<(...)` and `>(...)` of a command's words.
     fn substitutions(&mut self, command: &SimpleCommand, shell: &Shell) {
         if self.depth == DEPTH {
             return;
@@ -282,7 +282,7 @@ impl Reader<'_> {
         }
         let texts: Vec<String> = command_words(command).flat_map(words::substitutions).collect();
         for text in texts {
-            // What the parser can't read in there, the shell will complain about.
+            // The shell will report the syntax error.
             let Ok(program) = parse(&text) else { continue };
             let outer = std::mem::replace(&mut self.text, text);
             for list in &program.complete_commands {
@@ -293,7 +293,7 @@ impl Reader<'_> {
         self.depth -= 1;
     }
 
-    /// What a command changes in the shell that runs it.
+    /// Applies a command's changes to the shell that runs it.
     fn effect(&self, command: &SimpleCommand, shell: &mut Shell) {
         if command.word_or_name.is_none() {
             shell.assigned.extend(assigned_names(command));
@@ -309,7 +309,7 @@ impl Reader<'_> {
     }
 }
 
-/// Where `cd DIR` leads, when that is certain: one operand, a directory that is there.
+/// Target of `cd DIR` when it is certain: one operand, an existing directory.
 fn moved(stage: &Stage, cwd: Option<&PathBuf>) -> Option<PathBuf> {
     let [command, directory] = stage.argv.as_slice() else { return None };
     let plain =
@@ -343,8 +343,8 @@ fn fill(command: &SimpleCommand, scope: &Scope<'_>, stage: &mut Stage) -> Result
     Ok(())
 }
 
-/// The redirections of stdin and stdout to files; those of other descriptors and
-/// here-documents do not matter for a plan.
+/// Redirections of stdin and stdout to files; other descriptors and here-documents do not matter
+/// for a plan.
 fn redirection(
     redirect: &IoRedirect,
     scope: &Scope<'_>,
@@ -380,7 +380,7 @@ fn items(command: &SimpleCommand) -> impl Iterator<Item = &Item> {
     prefix(command).chain(suffix(command))
 }
 
-/// A command's name and arguments as they were written.
+/// A command's name and arguments as written.
 pub(super) fn command_words(command: &SimpleCommand) -> impl Iterator<Item = &str> {
     let arguments = suffix(command).filter_map(|item| match item {
         Item::Word(word) | Item::AssignmentWord(_, word) => Some(word.value.as_str()),
@@ -389,7 +389,7 @@ pub(super) fn command_words(command: &SimpleCommand) -> impl Iterator<Item = &st
     command.word_or_name.iter().map(|word| word.value.as_str()).chain(arguments)
 }
 
-/// The variables of `a=1 b=2` in front of, or instead of, a command.
+/// Variables of `a=1 b=2` before, or instead of, a command.
 pub(super) fn assigned_names(command: &SimpleCommand) -> Vec<String> {
     let name = |word: &str| word.split(['=', '+', '[']).next().unwrap_or_default().to_owned();
     let assigned = prefix(command).filter_map(|item| match item {
@@ -399,7 +399,7 @@ pub(super) fn assigned_names(command: &SimpleCommand) -> Vec<String> {
     assigned.collect()
 }
 
-/// The variables that a builtin names as its operands.
+/// Variables that a builtin names as its operands.
 pub(super) fn changed_by(command: &SimpleCommand) -> Vec<String> {
     let mut words = command_words(command);
     match words.next() {
@@ -411,7 +411,7 @@ pub(super) fn changed_by(command: &SimpleCommand) -> Vec<String> {
     }
 }
 
-/// The variables that a list assigns on its own level.
+/// Variables that a list assigns on its own level.
 fn changes(list: &CompoundList) -> Vec<String> {
     let pipelines = list.0.iter().flat_map(|item| item.0.iter().map(|(_, pipeline)| pipeline));
     let simple = pipelines.flat_map(|pipeline| &pipeline.seq).filter_map(|command| match command {
@@ -426,8 +426,8 @@ fn changes(list: &CompoundList) -> Vec<String> {
         .collect()
 }
 
-/// A command of `text` on one line, for a heading: compound ones as written,
-/// simple ones as they were understood.
+/// A command of `text` on one line, for a heading: compound commands as written, simple ones as
+/// parsed.
 fn one_line(command: &Command, text: &str) -> String {
     let written = match command {
         Command::Compound(compound, _) => compound.location().map(|span| {

@@ -1,6 +1,6 @@
-//! Word expansion, as far as it is certain: quotes, `~`, exported variables,
-//! braces, field splitting and patterns. Everything that only running can tell
-//! is an [`Unknowable`] with its sentence.
+//! Word expansion, as far as it is certain: quotes, `~`, exported variables, braces, field
+//! splitting and patterns. Anything that is known only at a run is an [`Unknowable`] with its
+//! sentence.
 
 use std::{ffi::OsString, path::Path};
 
@@ -18,7 +18,7 @@ use super::{
 /// bash's default IFS; the shell does not take IFS from its environment.
 const FIELD_SEPARATORS: [char; 3] = [' ', '\t', '\n'];
 
-/// Why a word can't be known, as a sentence for a plan.
+/// Reason why a word can't be known: a sentence for the plan.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unknowable(pub(super) String);
 
@@ -28,19 +28,19 @@ impl Unknowable {
     }
 }
 
-/// What words are expanded against.
+/// Directory and variables for an expansion.
 pub(super) struct Scope<'a> {
     pub(super) cwd: Option<&'a Path>,
     /// A variable's certain value.
     pub(super) variable: &'a dyn Fn(&str) -> Result<String, Unknowable>,
 }
 
-/// How the parser reads: as bash does by default, where extglob is off.
+/// Parser options of bash's defaults: extglob is off.
 pub(super) fn options() -> ParserOptions {
     ParserOptions { enable_extended_globbing: false, ..ParserOptions::default() }
 }
 
-/// The arguments that one word of a command becomes: none, one or many.
+/// Expands one word of a command to its arguments: none, one or many.
 pub(super) fn expand(word: &str, scope: &Scope<'_>) -> Result<Vec<OsString>, Unknowable> {
     // bash expands a tilde there when the word looks like an assignment.
     if word.contains("=~") {
@@ -58,7 +58,7 @@ pub(super) fn expand(word: &str, scope: &Scope<'_>) -> Result<Vec<OsString>, Unk
     Ok(arguments)
 }
 
-/// The one file that the word of a redirection names.
+/// Expands the word of a redirection to its one file.
 pub(super) fn expand_one(word: &str, scope: &Scope<'_>) -> Result<OsString, Unknowable> {
     let mut names = expand(word, scope)?;
     match (names.pop(), names.is_empty()) {
@@ -67,7 +67,7 @@ pub(super) fn expand_one(word: &str, scope: &Scope<'_>) -> Result<OsString, Unkn
     }
 }
 
-/// The texts of the command substitutions in a word, in order.
+/// Texts of the command substitutions in a word, in order.
 pub(super) fn substitutions(word: &str) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(Ok(pieces)) = is_readable(word).then(|| word::parse(word, &options())) {
@@ -105,7 +105,7 @@ fn fields(word: &str, scope: &Scope<'_>) -> Result<Vec<Field>, Unknowable> {
     Ok(splitter.finish())
 }
 
-/// Collects fields: expansions outside quotes are split at white space, the rest is not.
+/// Collects fields: unquoted expansions are split at white space.
 #[derive(Default)]
 struct Splitter {
     done: Vec<Field>,
@@ -113,12 +113,12 @@ struct Splitter {
 }
 
 impl Splitter {
-    /// Text that belongs to the field at hand.
+    /// Appends text to the current field.
     fn push(&mut self, text: &str, quoting: Quoting) {
         self.open.get_or_insert_default().push(text, quoting);
     }
 
-    /// The value of an unquoted expansion.
+    /// Adds the value of an unquoted expansion.
     fn split(&mut self, value: &str) {
         let mut rest = value;
         while let Some(at) = rest.find(FIELD_SEPARATORS) {
@@ -153,7 +153,7 @@ fn expand_piece(
         WordPiece::AnsiCQuotedText(text) => out.push(&ansi_c(text)?, Quoting::Quoted),
         WordPiece::EscapeSequence(escaped) => out.push(unescaped(escaped), Quoting::Quoted),
         WordPiece::DoubleQuotedSequence(inner) | WordPiece::GettextDoubleQuotedSequence(inner) => {
-            // "" is an argument, too.
+            // An empty quoted string is an argument, too.
             out.push("", Quoting::Quoted);
             for piece in inner {
                 expand_piece(&piece.piece, Quoting::Quoted, scope, out)?;
@@ -185,8 +185,7 @@ fn parameter(expression: &ParameterExpr, scope: &Scope<'_>) -> Result<String, Un
         ParameterExpr::Parameter { parameter: Parameter::Named(name), indirect: false } => {
             (scope.variable)(name)
         }
-        // A default matters only to a variable without a value, and whether it
-        // has none is what can't be known.
+        // A default counts only for a variable without a value, which is unknown.
         ParameterExpr::UseDefaultValues {
             parameter: Parameter::Named(name),
             indirect: false,

@@ -1,7 +1,6 @@
-//! Running the command here after all, when the machine that ran it is lost and all
-//! that it did was to read: as a child of ours, whose outputs go through us, so that
-//! what was delivered before is left out. It must be what the child writes again; if
-//! not, that is an error, for what stands in the output can't be taken back.
+//! Repeats a read-only command locally when the machine that ran it is lost. It runs as a child,
+//! whose outputs pass through this process, so that bytes delivered before are skipped. The child
+//! must write them again identically; otherwise it is an error, since output can't be withdrawn.
 
 use std::{
     fs::File,
@@ -30,10 +29,10 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::{descriptors, process};
 
-/// What is read of the child at once.
+/// Bytes per read of the child's output.
 const READ_BYTES: usize = 64 << 10;
 
-/// The command on its second run.
+/// The repeated command.
 pub struct Again {
     child: Pid,
     ended: OwnedFd,
@@ -42,36 +41,36 @@ pub struct Again {
     outputs: Vec<Output>,
 }
 
-/// One output of it.
+/// One of its outputs.
 struct Output {
     fd: RawFd,
     /// `None` at its end.
     pipe: Option<OwnedFd>,
-    /// Still to be left out.
+    /// Bytes still to skip.
     left_bytes: u64,
     seen: Digest,
     expected: u64,
 }
 
-/// It did not write again what it had written before.
+/// Error: the child's output differs from the bytes delivered before.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Differs;
 
-/// What can be waited for.
+/// Events of the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The end of the process.
+    /// The process has ended.
     End,
-    /// An output, by its place.
+    /// An output is readable; its index.
     Output(usize),
 }
 
 impl Again {
-    /// Starts `command` in a child, which gets back what it gives only if that failed: its exit
-    /// status.
+    /// Starts `command` in a child. The command executes a program; if that fails, its result is
+    /// the child's exit status.
     ///
     /// # Errors
-    /// Nothing was started.
+    /// No child was started.
     pub fn start(delivered: &[Delivered], command: impl FnOnce() -> i32) -> io::Result<Self> {
         let mut outputs = Vec::new();
         let mut ends = Vec::new();
@@ -96,7 +95,7 @@ impl Again {
         Ok(Self { child, ended, status: None, core_dumped: false, outputs })
     }
 
-    /// What to wait for; `may_flow` says of a descriptor whether it takes more.
+    /// Descriptors to poll; `may_flow` says if an output's descriptor takes more.
     pub fn awaited(&self, may_flow: impl Fn(RawFd) -> bool) -> Vec<(Part, BorrowedFd<'_>)> {
         let outputs = self.outputs.iter().enumerate().filter(|(_, output)| may_flow(output.fd));
         let mut awaited: Vec<_> = outputs
@@ -108,10 +107,10 @@ impl Again {
         awaited
     }
 
-    /// Reads an output once: its descriptor, and what goes there; `None` at the end.
+    /// Reads an output once; returns its descriptor and the new bytes, `None` at the end.
     ///
     /// # Errors
-    /// [`Differs`]; the child is to be killed then.
+    /// [`Differs`]; then the child must be killed.
     pub fn read(&mut self, index: usize) -> Result<(RawFd, Option<Bytes>), Differs> {
         let output = &mut self.outputs[index];
         let Some(pipe) = &output.pipe else { return Ok((output.fd, None)) };
@@ -128,13 +127,13 @@ impl Again {
         }
     }
 
-    /// Nobody reads that descriptor any more: the child learns it as it would have.
+    /// Closes an output whose reader is gone: the child gets SIGPIPE as it would locally.
     pub fn close(&mut self, fd: RawFd) {
         let closed = self.outputs.iter_mut().filter(|output| output.fd == fd);
         closed.for_each(|output| (output.pipe, output.left_bytes) = (None, 0));
     }
 
-    /// Takes the child's status.
+    /// Reaps the child if it has ended.
     pub fn reap(&mut self) {
         match waitpid(self.child, Some(WaitPidFlag::WNOHANG)) {
             Ok(WaitStatus::Exited(_, code)) => self.status = Some(How::Code(code.cast_unsigned())),
@@ -146,14 +145,14 @@ impl Again {
         }
     }
 
-    /// Passes a signal on.
+    /// Forwards a signal.
     pub fn signal(&self, signal: Signal) {
         if self.status.is_none() {
             let _ = kill(self.child, signal);
         }
     }
 
-    /// Ends the child, whatever it does.
+    /// Kills the child.
     pub fn abandon(&mut self) {
         self.signal(Signal::SIGKILL);
         if self.status.is_none() {
@@ -161,7 +160,7 @@ impl Again {
         }
     }
 
-    /// How it ended, once it has and all that it wrote is read.
+    /// Its status, once it has ended and all its output is read.
     pub fn end(&self) -> Option<Exit> {
         let how =
             self.status.filter(|_| self.outputs.iter().all(|output| output.pipe.is_none()))?;
@@ -184,7 +183,7 @@ impl Output {
         }
     }
 
-    /// What of these bytes was not delivered before.
+    /// Removes the bytes that were delivered before.
     fn leave_out(&mut self, mut data: Bytes) -> Result<Bytes, Differs> {
         if self.left_bytes == 0 {
             return Ok(data);
@@ -200,9 +199,9 @@ impl Output {
     }
 }
 
-/// What lies in a file from `offset` on; leaves its description at the end of that.
+/// Digest of a file from `offset` to its end; moves the descriptor's offset to the end.
 fn written(fd: RawFd, offset: u64) -> io::Result<Digest> {
-    // Ours may be open for writing only.
+    // The descriptor may be open for writing only.
     let file = File::open(format!("/proc/self/fd/{fd}"))?;
     let mut digest = Digest::default();
     let mut piece = vec![0; READ_BYTES];

@@ -1,5 +1,5 @@
-//! What the shell gave us as open descriptors, told without touching the files:
-//! everything comes from the descriptors themselves and from /proc/self.
+//! Describes the open descriptors that the shell has set up, without access to the files: from the
+//! descriptors themselves and from /proc/self.
 
 use std::{
     fs,
@@ -23,18 +23,18 @@ use super::process;
 
 /// Device number of /dev/null: 1:3 (the kernel's devices.txt).
 const NULL_DEVICE: u64 = (1 << 8) | 3;
-/// The highest major numbers of terminals: tty (4), tty and ptmx (5), pts (136–143).
+/// Major numbers of terminals: tty (4), tty and ptmx (5), pts (136–143).
 const TTY_MAJORS: [u64; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
 
-/// Standing in for a command takes a socket, signals, and two descriptors for each output.
+/// Descriptors that a relay needs: a socket, signals, and two for each output.
 const NEEDED: u64 = 16;
 
-/// The command's own limit leaves too few for standing in (`ulimit -n 4`).
+/// Returns true if the limit of open files is too low for a relay (`ulimit -n 4`).
 pub fn are_scarce() -> bool {
     getrlimit(Resource::RLIMIT_NOFILE).is_ok_and(|(soft, _)| soft < NEEDED)
 }
 
-/// Every open descriptor, in order of its number.
+/// Every open descriptor, ordered by number.
 pub fn all() -> Vec<Descriptor> {
     let Ok(directory) = fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let mut numbers: Vec<RawFd> =
@@ -53,8 +53,8 @@ fn described(numbers: impl Iterator<Item = RawFd>) -> Vec<Descriptor> {
     found
 }
 
-/// Which earlier descriptor is a dup(2) of this one. Asked only where the files
-/// agree and it matters: a pipe has no offset to share.
+/// An earlier descriptor that is a dup(2) of this one. Checked only for files, where it matters: a
+/// pipe has no offset to share.
 fn shared_with(earlier: &[Descriptor], this: &Descriptor) -> Option<u32> {
     if this.kind() != Kind::File {
         return None;
@@ -65,7 +65,7 @@ fn shared_with(earlier: &[Descriptor], this: &Descriptor) -> Option<u32> {
         .find(|&fd| process::same_description(fd.cast_signed(), this.fd.cast_signed()))
 }
 
-/// What one descriptor is, or `None` when it is not open.
+/// Describes one descriptor; `None` when it is not open.
 pub fn one(fd: RawFd) -> Option<Descriptor> {
     let borrowed = borrow(fd);
     let stat = fstat(borrowed).ok()?;
@@ -91,7 +91,8 @@ pub fn one(fd: RawFd) -> Option<Descriptor> {
     Some(found)
 }
 
-/// Whether a descriptor is a pipe or a FIFO: one system call, for every local command makes it.
+/// Returns true if the descriptor is a pipe or a FIFO. One system call, since every local command
+/// makes it.
 pub fn is_pipe(fd: RawFd) -> bool {
     fstat(borrow(fd)).is_ok_and(|stat| kind_of(&stat) == Kind::Pipe)
 }
@@ -109,7 +110,7 @@ fn kind_of(stat: &FileStat) -> Kind {
     }
 }
 
-/// A descriptor that the shell opened for us.
+/// A descriptor that the shell has opened.
 pub fn borrow(fd: RawFd) -> BorrowedFd<'static> {
     process::inherited(fd)
 }

@@ -1,6 +1,5 @@
-//! Is it worth asking the gateway, and if so, what does it need to know of us?
-//! The first question is on the path of every local command; the second is
-//! answered only when the first one says yes.
+//! Decides if the gateway must be asked about a command, and describes the command to it. The
+//! decision is on the path of every local command; the description is made only after a yes.
 
 use std::{
     ffi::OsStr,
@@ -25,8 +24,8 @@ use super::{
     process,
 };
 
-/// The limits that a command can notice, by their Linux numbers, and that make
-/// sense on another machine: CPU time, file size, stack, core, open files, address space.
+/// Resource limits that a command can notice, and that make sense on another machine: CPU time,
+/// file size, stack, core, open files, address space.
 const FORWARDED_LIMITS: [Resource; 6] = [
     Resource::RLIMIT_CPU,
     Resource::RLIMIT_FSIZE,
@@ -36,13 +35,12 @@ const FORWARDED_LIMITS: [Resource; 6] = [
     Resource::RLIMIT_AS,
 ];
 
-/// What /proc/self/status takes, with room to spare; it grows with the user's groups.
+/// Usual size of /proc/self/status, with a margin; it grows with the user's groups.
 const STATUS_USUAL_BYTES: usize = 4 << 10;
-/// The kernel's 65,536 groups and the rest.
+/// Limit for the kernel's 65,536 groups and the rest.
 const STATUS_BYTES: u64 = 1 << 20;
 
-/// `None` when nothing about this command touches an owned mount and no pipe
-/// joins it to one that might.
+/// `None` when the command uses no owned mount, and no pipe joins it to one that might.
 pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
     let cwd = std::env::current_dir().unwrap_or_default();
     let looked = entry.looked.or_else(|| look(entry, session, &cwd))?;
@@ -112,7 +110,7 @@ fn window_size(descriptors: &[Descriptor]) -> Option<WindowSize> {
     terminal_size(tty.fd.cast_signed())
 }
 
-/// The size of the terminal behind a descriptor.
+/// Size of the terminal of a descriptor.
 pub fn terminal_size(fd: i32) -> Option<WindowSize> {
     let size = rustix::termios::tcgetwinsize(descriptors::borrow(fd)).ok()?;
     Some(WindowSize {
@@ -123,7 +121,7 @@ pub fn terminal_size(fd: i32) -> Option<WindowSize> {
     })
 }
 
-/// The parts of /proc/self/status (proc_pid_status(5)) that a run must inherit.
+/// Fields of /proc/self/status (proc_pid_status(5)) that a run must inherit.
 #[derive(Default)]
 struct ProcStatus {
     umask: u32,
@@ -134,8 +132,8 @@ struct ProcStatus {
 impl ProcStatus {
     fn read() -> Self {
         let mut text = Vec::with_capacity(STATUS_USUAL_BYTES);
-        // Without the limit, std would ask for the size, which is 0 here, and then read in pieces
-        // of a few bytes.
+        // Without the limit, std would ask for the size, which is 0 for this file, and then read in
+        // pieces of a few bytes.
         let read = File::open("/proc/self/status")
             .and_then(|f| f.take(STATUS_BYTES).read_to_end(&mut text));
         read.map_or_else(|_| Self::default(), |_| Self::parse(&String::from_utf8_lossy(&text)))

@@ -1,11 +1,9 @@
-//! How the stage program was entered, and what it stands for: the session, the
-//! command's name and the real program.
+//! Determines the stage program's target: the session, the command's name and the real program.
 //!
-//! The PATH door: the kernel tells by which path we were executed (`AT_EXECFN`,
-//! getauxval(3)); argv[0] would not do, since `exec -a` changes it. The session
-//! lies beside the directory of shims. The exec hook: the last variables of the environment
-//! tell the path that was to be executed and the session, and what the real
-//! program must get so that it is hooked in turn.
+//! By a shim on PATH: the kernel records the executed path (`AT_EXECFN`, getauxval(3)); argv[0]
+//! would not do, since `exec -a` changes it. The session lies beside the directory of shims. By the
+//! exec hook: the last variables of the environment have the target's path, the session, and the
+//! variables by which the real program is hooked in turn.
 
 use std::{
     ffi::{CStr, CString, OsStr, OsString},
@@ -26,51 +24,51 @@ use prost::Message;
 
 use super::process;
 
-/// The file beside the shim directory that names the session.
+/// File with the session, beside the directory of shims.
 const SESSION_FILE: &str = "session";
 
-/// The command that the shell wanted, and where we are.
+/// The command that the shell wanted to execute.
 pub struct Entry {
-    /// As found on PATH, without its directory.
+    /// Name without directory.
     pub name: OsString,
     /// The real program.
     pub program: PathBuf,
-    /// argv, `argv[0]` included and kept.
+    /// argv, unchanged, with `argv[0]`.
     pub argv: Vec<OsString>,
-    /// The variables that the shell gave, as they are.
+    /// The shell's variables, unchanged.
     pub environment: Vec<CString>,
-    /// `None` when the session is gone: then everything runs here.
+    /// `None` when the session is gone: then everything runs locally.
     pub session: Option<Session>,
-    /// The quick look, if it was taken before we were started: it was worth asking.
+    /// Result of the hook's quick look, if it was taken before this program was executed.
     pub looked: Option<Looked>,
-    /// What is put behind the environment for the real program.
+    /// Variables appended to the environment of the real program.
     carried: Vec<CString>,
 }
 
-/// What makes a command worth asking for.
+/// Reason why a command is worth asking about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Looked {
-    /// Only a pipe, whose other end may be a command's that touches a mount.
+    /// Only a pipe, whose other end may belong to a command that touches a mount.
     PipeOnly,
     /// It may touch a mount itself.
     MayTouch,
 }
 
-/// Where to ask, and which paths are worth asking for.
+/// Session data: the gateway's socket, and the paths that are worth asking about.
 pub struct Session {
-    /// The session's name, for reports.
+    /// Name of the session, for reports.
     pub id: String,
     /// The gateway's stage socket.
     pub socket: PathBuf,
-    /// Enlist even when nothing touches a mount.
+    /// Enlist even commands that touch no mount.
     pub always_enlist: bool,
     /// The owned mount points.
     pub prefixes: fs_mapper::Prefixes,
-    /// The gateway wants to know when what happened.
+    /// Report times to the gateway.
     pub trace: bool,
 }
 
-/// Why we can't even tell what to run.
+/// Reason why no program can be determined.
 #[derive(Debug)]
 pub enum EntryError {
     /// Not started through a shim.
@@ -93,7 +91,7 @@ impl fmt::Display for EntryError {
 }
 
 impl Entry {
-    /// Reads all but the words from the kernel and PATH.
+    /// Determines everything but the words from the kernel and PATH.
     ///
     /// # Errors
     /// [`EntryError`] when no real program can be named.
@@ -135,8 +133,8 @@ impl Entry {
         })
     }
 
-    /// The hook puts its variables last: the session, for a program that preloads
-    /// the library, and the path. What was there before is the shell's.
+    /// The hook appends its variables: the session, for a program that preloads the library, and
+    /// the path. All before them are the shell's.
     fn by_hook(argv: Vec<OsString>, mut environment: Vec<CString>) -> Option<Self> {
         let target = environment.pop()?;
         let target = value(&target, TARGET_VARIABLE)?;
@@ -166,8 +164,8 @@ impl Entry {
         })
     }
 
-    /// Becomes the real program, with everything as the shell prepared it. Returns
-    /// only when that failed, with the status that a shell would give.
+    /// Becomes the real program, exactly as the shell set it up. Returns only on failure, with a
+    /// shell's exit status for it.
     #[must_use]
     pub fn run_here(&self) -> i32 {
         let argv: Vec<CString> = self.argv.iter().filter_map(|a| c_string(a.clone())).collect();
@@ -180,7 +178,7 @@ impl Entry {
         process::complain(status, &format!("{}: {error}", self.program.display()))
     }
 
-    /// A file without `#!`: execve(2) refuses it and every shell runs it by sh.
+    /// Runs a file without `#!` by sh, as every shell does when execve(2) refuses it.
     fn run_as_script(&self, mut argv: Vec<CString>) -> i32 {
         let Some(program) = c_string(self.program.clone().into_os_string()) else { return 126 };
         argv.splice(..argv.len().min(1), [c"sh".to_owned(), program]);
@@ -188,7 +186,7 @@ impl Entry {
         process::complain(126, &format!("{}: {error}", self.program.display()))
     }
 
-    /// Without what is carried when that is what makes the environment too long.
+    /// Executes with the appended variables; without them if the environment is too long.
     fn exec(&self, program: &CStr, argv: &[CString]) -> io::Error {
         let environment: Vec<CString> =
             self.environment.iter().chain(&self.carried).cloned().collect();
@@ -200,14 +198,14 @@ impl Entry {
     }
 }
 
-/// Whether [`become_shell`] may be meant.
+/// Returns true if the words may be meant for [`become_shell`].
 pub fn is_for_shell(words: &[OsString]) -> bool {
     words.get(1).is_some_and(|word| word.as_bytes() == AS_SHELL.to_bytes())
 }
 
-/// Becomes a shell that the hook has sent this way (system(3), popen(3)): with its text, and the
-/// session's variables behind the environment. `None` when these words ask for something else;
-/// otherwise the status of a failure.
+/// Becomes a shell for the hook (system(3), popen(3)), with the given text, and the session's
+/// variables appended to the environment. `None` when the words are not such a request; otherwise
+/// the exit status of a failure.
 #[must_use]
 pub fn become_shell(words: &[OsString]) -> Option<i32> {
     const SHELL: &CStr = c"/bin/sh";
@@ -231,16 +229,16 @@ pub fn become_shell(words: &[OsString]) -> Option<i32> {
     if error.raw_os_error() == Some(nix::libc::E2BIG) {
         error = process::exec(SHELL, &argv, &environment);
     }
-    // As of system(3).
+    // As in system(3).
     Some(process::complain(127, &format!("/bin/sh: {error}")))
 }
 
-/// One `NAME=VALUE`.
+/// Makes `NAME=VALUE`.
 fn variable(name: &str, value: &OsStr) -> Option<CString> {
     CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
 }
 
-/// The value, if it is that variable.
+/// The value, if the variable has this name.
 fn value<'v>(variable: &'v CStr, name: &str) -> Option<&'v [u8]> {
     variable.to_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=")
 }
@@ -249,8 +247,8 @@ fn c_string(word: OsString) -> Option<CString> {
     CString::new(word.into_vec()).ok()
 }
 
-/// The first executable of that name on PATH that is not a shim: sessions can be
-/// nested, so a shim is known by the file that it leads to, not by its directory.
+/// The first executable of that name on PATH that is not a shim. Sessions can be nested, so that a
+/// shim is recognized by the file that it leads to, not by its directory.
 fn real_program(name: &OsStr, own_directory: &Path) -> Option<PathBuf> {
     let ourselves = fs::metadata("/proc/self/exe").ok()?;
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
@@ -264,9 +262,9 @@ fn real_program(name: &OsStr, own_directory: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Who could write it, or put another in its place, would tell us what to run: it must be ours or
-/// root's, and so must every directory on the way. A variable that was kept (`sudo -E`) may name
-/// another user's.
+/// Reads a session file. Its writer decides what is executed, so the file and every directory of
+/// its path must belong to root or this user, and be writable by no other. An inherited variable
+/// (`sudo -E`) may name another user's file.
 fn read_session(file: &Path) -> Option<Session> {
     let mut bytes = Vec::new();
     let opened = trusted_path::open_file(file, rustix::process::geteuid().as_raw()).ok()?;

@@ -1,9 +1,9 @@
-//! The stage program's story: look, ask, then either become the real command or
-//! stand in for it while it runs elsewhere.
+//! The stage program: looks, asks the gateway, then becomes the real command, or relays for it
+//! while it runs remotely.
 //!
-//! It must not care how it was entered (symlink on PATH, exec hook):
-//! `entry` alone knows that. Everything up to `enlist` is on the path of
-//! every local command, so it makes few system calls and starts no runtime.
+//! Only `entry` depends on the way of interception (symlink on PATH, exec hook). Everything up to
+//! `enlist` is on the path of every local command, so it makes few system calls and starts no
+//! runtime.
 
 mod again;
 mod descriptors;
@@ -22,20 +22,20 @@ use posh_proto::stage::{Remote, ToStage, to_stage};
 use times::{Noted, Start};
 use wire::Link;
 
-/// Exit status when posh itself failed after it had given up the right to run
-/// the command here (as env(1), nohup(1) and timeout(1) use 125).
+/// Exit status when posh itself failed after it had given up the right to run the command locally
+/// (as env(1), nohup(1) and timeout(1) use 125).
 pub const EXIT_POSH_FAILED: i32 = 125;
 
-/// Runs the stage to its end and gives its exit status. Usually it does not
-/// return: it becomes the real command, or ends by the signal that ended the
-/// remote one. It takes the words of the command line, as the shell gave them.
+/// Runs the stage to its end; returns its exit status. Usually it does not return: it becomes the
+/// real command, or dies by the signal that ended the remote one. The words are those of the
+/// command line.
 #[must_use]
 pub fn run(words: Vec<OsString>) -> i32 {
     let start = Start::now();
     let for_shell = entry::is_for_shell(&words).then(|| words.clone());
     let entry = match Entry::find(words) {
         Ok(entry) => entry,
-        // A command with such words has been found by now.
+        // Words for a shell make `find` fail.
         Err(e) => {
             let status = for_shell.and_then(|words| entry::become_shell(&words));
             return status.unwrap_or_else(|| process::complain(EXIT_POSH_FAILED, &e.to_string()));
@@ -46,7 +46,7 @@ pub fn run(words: Vec<OsString>) -> i32 {
     if descriptors::are_scarce() {
         return entry.run_here();
     }
-    // ps(1) and pkill(1) are to find the command, not what stands in for it.
+    // ps(1) and pkill(1) must find the command's name.
     process::rename(&entry.name);
     let Ok(mut link) = Link::connect(&session.socket) else { return entry.run_here() };
     let mut noted = Noted::since(start, session.trace);
@@ -56,8 +56,8 @@ pub fn run(words: Vec<OsString>) -> i32 {
     }
 }
 
-/// Enlists and waits for the directive; `None` means to run the command here,
-/// which is also what any fault before the acknowledgement means.
+/// Enlists and waits for the directive; `None` means to run the command locally, as does any fault
+/// before the acknowledgement.
 fn ask(
     link: &mut Link,
     mut enlist: posh_proto::stage::Enlist,

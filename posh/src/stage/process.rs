@@ -1,9 +1,9 @@
-//! The calls on our own process that need `unsafe` or must not go through
-//! Rust's runtime: execve, dying by a signal, messages on descriptor 2.
+//! Calls on this process that need `unsafe` or must not use Rust's runtime: execve, dying by a
+//! signal, messages on descriptor 2.
 #![allow(
     unsafe_code,
-    reason = "execve with borrowed C strings, the environment as it is, resetting a signal's disposition and reading into memory that nobody has \
-              filled yet have no safe wrapper"
+    reason = "execve with borrowed C strings, the environment as it is, resetting a signal's \
+              disposition and reading into memory that nobody has filled yet have no safe wrapper"
 )]
 
 use std::{
@@ -26,7 +26,7 @@ use nix::{
     unistd::{ForkResult, Pid},
 };
 
-/// Becomes another program; returns only the reason why it could not.
+/// Becomes another program; returns only on failure, with the error.
 pub fn exec(program: &CStr, argv: &[CString], environment: &[CString]) -> io::Error {
     let argv: Vec<_> = argv.iter().map(|a| a.as_ptr()).chain([ptr::null()]).collect();
     let environment: Vec<_> = environment.iter().map(|e| e.as_ptr()).chain([ptr::null()]).collect();
@@ -36,60 +36,58 @@ pub fn exec(program: &CStr, argv: &[CString], environment: &[CString]) -> io::Er
     io::Error::last_os_error()
 }
 
-/// The environment as execve(2) gave it: std's view leaves out what has no `=`.
+/// The environment as execve(2) passed it; std leaves out entries without `=`.
 pub fn environment() -> Vec<CString> {
     unsafe extern "C" {
         static environ: *const *const std::ffi::c_char;
     }
-    // SAFETY: the C library set `environ` to the kernel's array, which ends in a null pointer. Who
-    // changes it (`std::env::set_var`, an unsafe function) has to know that no other thread reads
-    // it.
+    // SAFETY: the C library set `environ` to the kernel's array, which ends in a null pointer. A
+    // caller of `std::env::set_var` (an unsafe function) must know that no other thread reads it.
     unsafe {
         let entries = (0..).map(|index| *environ.add(index)).take_while(|entry| !entry.is_null());
         entries.map(|entry| CStr::from_ptr(entry).to_owned()).collect()
     }
 }
 
-/// Runs `child` in a child process, which ends with the status that it gives.
+/// Runs `child` in a child process, whose exit status is its result.
 ///
 /// # Errors
-/// fork(2)'s, and EAGAIN where there are other threads: what they hold locked stays so in a child.
+/// fork(2)'s; EAGAIN if there are other threads, since their locks would stay locked in the child.
 pub fn fork(child: impl FnOnce() -> i32) -> nix::Result<Pid> {
     let threads = std::fs::read_dir("/proc/self/task").map_err(|_| Errno::EAGAIN)?;
     if threads.count() != 1 {
         return Err(Errno::EAGAIN);
     }
-    // SAFETY: this process has one thread, which is here, so the child may do whatever we may.
+    // SAFETY: this process has only this thread, so that the child may do anything.
     match unsafe { nix::unistd::fork() }? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
             let status = child();
-            // SAFETY: _exit(2) runs nothing of this process any more.
+            // SAFETY: _exit(2) runs no further code of this process.
             unsafe { nix::libc::_exit(status) }
         }
     }
 }
 
-/// Whether nobody is our child: neither running nor dead.
+/// Returns true if this process has no child, running or dead.
 pub fn is_childless() -> bool {
     let flags =
         WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT | WaitPidFlag::__WALL;
     waitid(Id::All, flags) == Err(Errno::ECHILD)
 }
 
-/// Makes the descriptor `target` another name of `source`, for the next program too.
+/// Duplicates `source` to the descriptor `target`, without close-on-exec.
 ///
 /// # Errors
 /// dup2(2)'s.
 pub fn put(source: BorrowedFd<'_>, target: RawFd) -> nix::Result<()> {
-    // SAFETY: dup2 takes two numbers. What `target` was is the shell's, and nothing here believes
-    // to own it.
+    // SAFETY: dup2 takes two numbers. `target` is the shell's descriptor, and no value of this
+    // process owns it.
     Errno::result(unsafe { nix::libc::dup2(source.as_raw_fd(), target) }).map(drop)
 }
 
-/// A descriptor inherited from the shell. It stays open until we end, since
-/// nothing here closes what it did not open; whether it is open at all, the
-/// kernel says at each use (EBADF).
+/// A descriptor inherited from the shell. It stays open until this process ends, which closes only
+/// descriptors that it opened; if it was not open, each use fails with EBADF.
 pub fn inherited(fd: RawFd) -> BorrowedFd<'static> {
     // A `BorrowedFd` can't be -1; the largest number is as little open.
     let fd = if fd == -1 { RawFd::MAX } else { fd };
@@ -99,12 +97,12 @@ pub fn inherited(fd: RawFd) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// One read(2) of at most `limit` bytes to the end of `buffer`, whose spare room
-/// is taken as it is: filling it with zeros first costs more than reading. Gives
-/// the number of bytes; 0 at the end, or without spare room.
+/// One read(2) of at most `limit` bytes to the end of `buffer`, into its uninitialised spare
+/// capacity: zeroing it first costs more than reading. Returns the number of bytes; 0 at the end,
+/// or without spare capacity.
 ///
 /// # Errors
-/// What read(2) said; `buffer` is as before then.
+/// read(2)'s; `buffer` is unchanged then.
 pub fn read_into(fd: impl AsFd, buffer: &mut BytesMut, limit: usize) -> rustix::io::Result<usize> {
     let spare = buffer.spare_capacity_mut();
     let limit = limit.min(spare.len());
@@ -116,23 +114,23 @@ pub fn read_into(fd: impl AsFd, buffer: &mut BytesMut, limit: usize) -> rustix::
     Ok(count)
 }
 
-/// Whether two descriptors of ours are one open file description (kcmp(2) with
-/// `KCMP_FILE`, which is 0). Where the kernel won't tell, `false`.
+/// Returns true if two descriptors have one open file description (kcmp(2) with `KCMP_FILE`, which
+/// is 0); false if the kernel does not permit the call.
 pub fn same_description(a: RawFd, b: RawFd) -> bool {
     let pid = nix::unistd::getpid().as_raw();
     // SAFETY: kcmp takes five integers and no pointers.
     unsafe { nix::libc::syscall(nix::libc::SYS_kcmp, pid, pid, 0, a, b) == 0 }
 }
 
-/// Ends this process as the remote command ended: by `signal`, or, where the shell had us ignore
-/// that signal, with the status that a shell gives for it. A signal that does not end processes is
-/// not raised: stopped, we would keep the shell waiting for ever.
+/// Ends this process as the remote command ended: by `signal`, or, if the shell has set that signal
+/// to be ignored, with a shell's exit status for it. A signal whose default action does not end a
+/// process is not raised: stopped, this process would block the shell for ever.
 pub fn die_by(signal: i32) -> i32 {
     let status = status_of(signal);
     let Some(signal) = Signal::try_from(signal).ok().filter(|signal| ends(*signal)) else {
         return status;
     };
-    // The core, if any, was dumped where the command ran; a second one here would be ours, not its.
+    // A core was dumped, if at all, on the executor; a second one would be of this process.
     let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
     if signal != Signal::SIGKILL {
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
@@ -148,26 +146,25 @@ pub fn die_by(signal: i32) -> i32 {
     status
 }
 
-/// 128 and the number, as a shell has it; never what would be cut to the status of a command that
-/// ended well.
+/// A shell's status for a signal: 128 and the number, clamped so that it is never truncated to 0.
 fn status_of(signal: i32) -> i32 {
     128 + signal.clamp(1, 127)
 }
 
-/// By its default action (signal(7)).
+/// Returns true if the signal's default action ends a process (signal(7)).
 fn ends(signal: Signal) -> bool {
     use Signal::{SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH};
     !matches!(signal, SIGCHLD | SIGCONT | SIGSTOP | SIGTSTP | SIGTTIN | SIGTTOU | SIGURG | SIGWINCH)
 }
 
-/// Gives this process the short name that a program of this name would have (comm of proc(5)).
+/// Sets this process's short name to that of a program of this name (comm of proc(5)).
 pub fn rename(name: &OsStr) {
     if let Ok(name) = CString::new(name.as_bytes()) {
         let _ = nix::sys::prctl::set_name(&name);
     }
 }
 
-/// Whether the shell had us ignore a signal.
+/// Returns true if the shell has set the signal to be ignored.
 pub fn ignores(signal: Signal) -> bool {
     let mut old = std::mem::MaybeUninit::<nix::libc::sigaction>::uninit();
     // SAFETY: with a null new action, sigaction(2) only writes the old one to the place given.
@@ -177,7 +174,7 @@ pub fn ignores(signal: Signal) -> bool {
     }
 }
 
-/// Says an error of posh itself on descriptor 2, and gives `status` back.
+/// Prints an error of posh itself on descriptor 2, and returns `status`.
 pub fn complain(status: i32, message: &str) -> i32 {
     say(&format!("posh: {message}"));
     status

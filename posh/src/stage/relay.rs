@@ -1,6 +1,5 @@
-//! Standing in for a command that runs elsewhere: its input is read here when it
-//! is wanted, its output written to the shell's descriptors, signals passed on,
-//! and in the end this process ends as the remote one did. One poll(2) loop.
+//! Relays for a command that runs remotely: reads its input on demand, writes its output to the
+//! shell's descriptors, forwards signals, and ends as the remote command ended. One poll(2) loop.
 
 use std::{
     collections::BTreeSet,
@@ -37,15 +36,15 @@ use super::{
     wire::Link,
 };
 
-/// What is read from an input at once.
+/// Bytes per read of an input.
 const READ_BYTES: usize = 256 << 10;
-/// Above this much not yet sent to the gateway, no more input is read.
+/// Limit of bytes queued for the gateway, above which no input is read.
 const OUTGOING_BYTES: usize = 1 << 20;
-/// `si_code` of a signal that the kernel itself made, such as a terminal's Ctrl-C (sigaction(2)).
+/// `si_code` of a signal from the kernel itself, such as a terminal's Ctrl-C (sigaction(2)).
 const SI_KERNEL: i32 = 0x80;
 
-/// Signals that are passed on. SIGPIPE is held back, so that a write says EPIPE;
-/// the others are left as they are.
+/// Signals that are forwarded. SIGPIPE is blocked, so that a write returns EPIPE; the others are
+/// left alone.
 const FORWARDED: [Signal; 10] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -59,7 +58,7 @@ const FORWARDED: [Signal; 10] = [
     Signal::SIGWINCH,
 ];
 
-/// Of these, those by which a user or a shell wants a command to end.
+/// Forwarded signals by which a user or a shell ends a command.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
 /// An input that the remote command may read.
@@ -80,21 +79,21 @@ struct Relay<'a> {
     run_here: bool,
     again: Option<Again>,
     asked_to_end: Option<Signal>,
-    /// Signals that were read, but for those of the terminal's size and stops.
+    /// Signals that were read, except window size changes and stops.
     taken: BTreeSet<Signal>,
     told_of_broken_pipe: bool,
     noted: Noted,
 }
 
-/// Relays until the remote command has ended and all its output is written, then
-/// ends as it did.
+/// Relays until the remote command has ended and all its output is written, then ends in the same
+/// way.
 pub fn stand_in(link: Link, remote: &Remote, entry: &Entry, noted: Noted) -> i32 {
     let mut mask_before = SigSet::empty();
     let mut held: SigSet = FORWARDED.into_iter().filter(|s| !process::ignores(*s)).collect();
     let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
     held.add(Signal::SIGPIPE);
-    // A terminal's output from a background job stays the terminal's business (SIGTTOU stops us as
-    // it would the command).
+    // SIGTTOU is not blocked: a terminal stops this process for background output as it would the
+    // command.
     let masked = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&held), Some(&mut mask_before));
     let (Ok(signals), Ok(())) = (signals, masked) else {
         return process::complain(
@@ -135,7 +134,7 @@ impl Relay<'_> {
     fn run(mut self) -> i32 {
         loop {
             if self.run_here {
-                // What was passed on was heard by nobody: it is this process's own again.
+                // No command got the forwarded signals: they are raised in this process again.
                 for signal in &self.taken {
                     let _ = raise(*signal);
                 }
@@ -159,7 +158,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Waits for whatever can go on, and lets it.
+    /// Waits for events, and handles them.
     fn step(&mut self) -> io::Result<()> {
         let ready = self.wait()?;
         if ready.signal {
@@ -187,8 +186,8 @@ impl Relay<'_> {
         Ok(())
     }
 
-    /// Bytes that came for a reader who had gone: here, the write itself would have
-    /// met SIGPIPE, so the command gets it now. It need not ever write again.
+    /// Reports SIGPIPE for bytes whose reader is gone: a local command would have received it at
+    /// that write, and the remote one may never write again.
     fn tell_of_broken_pipes(&mut self) {
         let broken = rule::holds(Rule::Streaming)
             && self.sinks.iter().any(|s| s.undelivered() == Some(Errno::EPIPE));
@@ -203,8 +202,8 @@ impl Relay<'_> {
         let mut link = PollFlags::empty();
         link.set(PollFlags::POLLIN, !self.link.is_closed());
         link.set(PollFlags::POLLOUT, self.link.queued_bytes() > 0);
-        // A closed link would be reported for ever: while the command runs again here, nobody
-        // listens to it.
+        // A closed link would be reported by every poll; while the command is repeated locally, it
+        // is not needed.
         let fd = if self.link.is_closed() { self.signals.as_fd() } else { self.link.as_fd() };
         fds.push(PollFd::new(fd, link));
         let open = self.link.queued_bytes() < OUTGOING_BYTES && self.exit.is_none();
@@ -217,8 +216,8 @@ impl Relay<'_> {
                 .map(|&i| PollFd::new(descriptors::borrow(self.sources[i].fd), PollFlags::POLLIN)),
         );
         let watch = rule::holds(Rule::Streaming);
-        // POLLERR is always reported: it tells that the reader is gone, also when there is nothing
-        // to write.
+        // poll(2) always reports POLLERR: it shows that the reader is gone even when there is
+        // nothing to write.
         let sinks: Vec<usize> = (0..self.sinks.len())
             .filter(|&i| watch && self.sinks[i].is_watched() || !self.sinks[i].is_idle())
             .collect();
@@ -291,14 +290,14 @@ impl Relay<'_> {
                 self.exit = Some(exit);
             }
             to_stage::Kind::Again(again) => self.run_again(&again),
-            // Said before, or to others.
+            // These answer other requests.
             to_stage::Kind::Remote(_)
             | to_stage::Kind::SessionOpened(_)
             | to_stage::Kind::SessionRefused(_) => {}
         }
     }
 
-    /// Nothing was delivered: we can still become the command. Else it runs below us.
+    /// Repeats the command locally: by exec if nothing was delivered, else in a child.
     fn run_again(&mut self, order: &wire::Again) {
         self.sources.iter_mut().for_each(|source| source.ended = true);
         if order.delivered.is_empty() {
@@ -321,7 +320,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Ends with an error of posh, once all is written.
+    /// Ends with an error of posh, once all output is written.
     fn fail(&mut self, message: String) {
         self.again.take().into_iter().for_each(|mut again| again.abandon());
         self.sinks.iter_mut().for_each(Sink::end);
@@ -330,7 +329,8 @@ impl Relay<'_> {
         self.exit = Some(Exit { how, message, ..Exit::default() });
     }
 
-    /// A sink holds little more than what it is about to write.
+    /// Returns true if the descriptor's sinks are idle: a sink queues little more than its current
+    /// write.
     fn takes_more(&self, fd: RawFd) -> bool {
         self.sinks.iter().all(|sink| sink.fd != fd || sink.is_idle())
     }
@@ -344,7 +344,8 @@ impl Relay<'_> {
                     Ok((fd, data)) => self.take_again(fd, data),
                     Err(Differs) => {
                         self.again = Some(again);
-                        let why = "the machine that ran it was lost, and run again it writes something else";
+                        let why = "the machine that ran it was lost, and run again it writes \
+                                   something else";
                         return self.fail(format!("{why}; its output is incomplete"));
                     }
                 },
@@ -370,8 +371,8 @@ impl Relay<'_> {
         }
     }
 
-    /// Writes what a descriptor takes. Data that has just come is tried at once,
-    /// without a poll first, where that can't block.
+    /// Writes as much as a descriptor takes. New data is written at once, without a poll, where
+    /// that can't block.
     fn write(&mut self, index: usize, flags: PollFlags) {
         let sink = &mut self.sinks[index];
         let fd = sink.fd.cast_unsigned();
@@ -434,7 +435,8 @@ impl Relay<'_> {
         Ok(())
     }
 
-    /// A terminal's signal goes to the whole group, and the child is in ours.
+    /// Signals the child, except from the terminal: it signals the whole group, which includes the
+    /// child.
     fn pass_again(&mut self, signal: Signal, from_terminal: bool) {
         self.again.iter().filter(|_| !from_terminal).for_each(|again| again.signal(signal));
         if signal == Signal::SIGTSTP {
@@ -442,8 +444,8 @@ impl Relay<'_> {
         }
     }
 
-    /// Passes a signal on that asks the command to end. Asked twice, this process
-    /// does not wait for an answer any more: the other side may be out of reach.
+    /// Forwards a signal that ends commands. At the second one this process does not wait for the
+    /// remote command any more: the executor may be out of reach.
     fn end_by(&mut self, signal: Signal, from_terminal: bool) {
         self.queue_signal(signal as u32, from_terminal);
         if self.asked_to_end.replace(signal) == Some(signal) {
@@ -466,8 +468,8 @@ impl Relay<'_> {
         }
     }
 
-    /// Ctrl-Z: the remote command stops (by SIGSTOP, since SIGTSTP does nothing in
-    /// an orphaned group there), then so do we, as the shell expects; SIGCONT ends both.
+    /// Handles Ctrl-Z: stops the remote command (by SIGSTOP, since SIGTSTP has no effect in its
+    /// orphaned process group), then this process, as the shell expects; SIGCONT continues both.
     fn stop(&mut self) {
         self.queue_signal(Signal::SIGSTOP as u32, true);
         self.link.flush();
@@ -475,12 +477,12 @@ impl Relay<'_> {
         only.add(Signal::SIGTSTP);
         let _ = nix::sys::signal::raise(Signal::SIGTSTP);
         let _ = only.thread_unblock();
-        // Stopped here, until SIGCONT.
+        // Blocks until SIGCONT.
         let _ = only.thread_block();
         self.queue_signal(Signal::SIGCONT as u32, true);
     }
 
-    /// The last thing that is said, in a session that is traced.
+    /// Sends the times, as the last message of a traced session.
     fn tell_times(&mut self) {
         self.noted.ended();
         if let Some(times) = self.noted.so_far() {
@@ -489,7 +491,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Ends as the remote command ended, with shared files where it left them.
+    /// Ends as the remote command ended, after moving the shared files' offsets.
     fn finish(&self, exit: &Exit) -> i32 {
         for seek in &exit.seeks {
             let offset = i64::try_from(seek.offset).unwrap_or(i64::MAX);
@@ -503,8 +505,8 @@ impl Relay<'_> {
             return process::die_by(signal as i32);
         }
         match (exit.how, undelivered) {
-            // The command could write more than its output here took: it ends as if that write had
-            // been its own.
+            // The command wrote more than its local output took: it ends as if that write had been
+            // local.
             (Some(exit::How::Code(code)), Some(Errno::EPIPE)) => {
                 self.end_at_closed_pipe(code.cast_signed())
             }
@@ -515,7 +517,7 @@ impl Relay<'_> {
         }
     }
 
-    /// `code` is what the command itself ended with.
+    /// `code` is the command's own exit status.
     fn end_at_closed_pipe(&self, code: i32) -> i32 {
         match (process::ignores(Signal::SIGPIPE), code) {
             (false, _) => process::die_by(Signal::SIGPIPE as i32),
@@ -524,20 +526,21 @@ impl Relay<'_> {
         }
     }
 
-    /// In the words of the GNU tools.
+    /// Reports the error in the words of the GNU tools.
     fn end_at_write_error(&self, errno: Errno) -> i32 {
         process::say(&format!("{}: write error: {}", self.entry.name.display(), errno.desc()));
         1
     }
 
-    /// The gateway is gone after we gave up our right to run the command: whether
-    /// it ran, nobody can say any more.
+    /// Reports that the gateway is gone after this process gave up the right to run the command:
+    /// nobody knows if it ran.
     fn lost(&self) -> i32 {
         let name = self.entry.name.display();
         process::complain(
             EXIT_POSH_FAILED,
             &format!(
-                "{name}: the gateway ended while this command ran on another machine; its output may be incomplete"
+                "{name}: the gateway ended while this command ran on another machine; its output \
+                 may be incomplete"
             ),
         )
     }
@@ -551,9 +554,8 @@ struct Ready {
     sinks: Vec<(usize, PollFlags)>,
 }
 
-/// A signal came while the command was still running for all that the shell can
-/// know, but its neighbour had it first: the command met the end of its input or
-/// of its reader there before the signal.
+/// Returns true if a neighbour may have received the signal before the command did: the command
+/// then ended by itself, or by a closed reader. To the shell, the signal came while it was running.
 fn ended_beside_the_signal(exit: &Exit) -> bool {
     match exit.how {
         Some(exit::How::Code(_)) => true,

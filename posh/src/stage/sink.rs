@@ -1,6 +1,6 @@
-//! One descriptor that the remote command's output goes to: a queue of what has
-//! come, written as the descriptor takes it and never with O_NONBLOCK set, since
-//! the open file description belongs to the shell and its other children too.
+//! One descriptor for output of the remote command: a queue of bytes, written as the descriptor
+//! takes them. O_NONBLOCK is never set, since the open file description also belongs to the shell
+//! and its other children.
 
 use std::{
     collections::VecDeque,
@@ -21,32 +21,31 @@ use rustix::pipe::{SpliceFlags, splice};
 
 use super::descriptors;
 
-/// A terminal may stop taking bytes at any moment (Ctrl-S); after POLLOUT it
-/// takes at least this much (n_tty's WAKEUP_CHARS is 256).
+/// A terminal may stop taking bytes at any moment (Ctrl-S); after POLLOUT it takes at least this
+/// much (n_tty's WAKEUP_CHARS is 256).
 const TTY_WRITE_BYTES: usize = 256;
-/// Credit is given in pieces of this size, a quarter of what may be under way: the
-/// other side never runs out of it, and a message for each write is saved.
+/// Credit is granted in pieces of this size, a quarter of the window: the sender never runs out of
+/// it, and not every write needs a message.
 const CREDIT_BYTES: u64 = 1 << 20;
-/// Our own pipe in front of the shell's, so that splice(2) can move its pages
-/// without blocking.
+/// Size of our own pipe before the shell's, from which splice(2) can move pages without blocking.
 const FERRY_BYTES: i32 = 1 << 20;
 
 enum How {
-    /// Files and devices: a write ends by itself.
+    /// Files and devices: a write does not block for long.
     Direct,
     Terminal,
     Socket,
-    /// Through our own pipe; its read end, its write end, and the bytes in it.
+    /// By splice(2) through our own pipe: its read end, its write end, and the bytes in it.
     Pipe {
         read: OwnedFd,
         write: OwnedFd,
         held: usize,
     },
-    /// A pipe, where no pipe of our own could be had: PIPE_BUF after each POLLOUT.
+    /// A pipe without a pipe of our own: PIPE_BUF bytes after each POLLOUT.
     SmallPipe,
 }
 
-/// See the module's text.
+/// An output descriptor; see the module.
 pub struct Sink {
     /// The descriptor's number.
     pub fd: RawFd,
@@ -82,7 +81,7 @@ impl Sink {
         }
     }
 
-    /// Takes bytes for writing; they are dropped when the descriptor failed before.
+    /// Queues bytes; they are dropped if the descriptor has failed.
     pub fn push(&mut self, data: Bytes) {
         if data.is_empty() {
         } else if self.failed {
@@ -92,32 +91,32 @@ impl Sink {
         }
     }
 
-    /// Notes bytes that were written; gives the credit that is now worth a message.
+    /// Counts written bytes; returns credit once it is worth a message.
     pub fn credit_for(&mut self, bytes: usize) -> Option<u64> {
         self.uncredited += bytes as u64;
         (self.uncredited >= CREDIT_BYTES).then(|| std::mem::take(&mut self.uncredited))
     }
 
-    /// Why bytes of the command never reached the descriptor, if any did not.
+    /// The error because of which output was not delivered, if any.
     pub fn undelivered(&self) -> Option<Errno> {
         self.undelivered
     }
 
-    /// To be called once all is written: what a file system has taken may still not have come to
-    /// its file (a full disk behind sshfs or NFS), and close(2) says so, to whichever descriptor of
-    /// the file is closed first. It counts as the write's error.
+    /// Checks for delayed write errors; to be called once all is written. A file system may report
+    /// at close(2) that accepted data did not reach the file (a full disk behind sshfs or NFS), to
+    /// the first closed descriptor of the file. It counts as an error of the write.
     pub fn hear_late_errors(&mut self) {
         if !std::mem::take(&mut self.has_written_file) || self.undelivered.is_some() {
             return;
         }
-        // What can't be duplicated is left to the kernel's close at our end, as before.
+        // If it can't be duplicated, the kernel closes it when this process ends.
         let closed = nix::unistd::dup(descriptors::borrow(self.fd)).map(nix::unistd::close);
         if let Ok(Err(errno)) = closed {
             self.undelivered = Some(errno);
         }
     }
 
-    /// No more bytes will come.
+    /// Marks the end of the output.
     pub fn end(&mut self) {
         self.ended = true;
     }
@@ -127,12 +126,12 @@ impl Sink {
         self.queue.is_empty() && self.held() == 0
     }
 
-    /// It takes no more.
+    /// The descriptor has failed.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// Whether the reader's going away still matters.
+    /// Returns true if the reader's end still matters.
     pub fn is_watched(&self) -> bool {
         !self.failed && !self.ended
     }
@@ -142,11 +141,11 @@ impl Sink {
         descriptors::borrow(self.fd)
     }
 
-    /// Writes what the descriptor takes now. `ready` is what poll(2) said of
-    /// POLLOUT. Gives the number of bytes that left us.
+    /// Writes as much as the descriptor takes now. `ready`: poll(2) reported POLLOUT. Returns the
+    /// number of bytes written.
     ///
     /// # Errors
-    /// What write(2) said; the sink then drops what it holds and all that comes.
+    /// write(2)'s; the sink then drops its queue and all further bytes.
     pub fn write(&mut self, ready: bool) -> Result<usize, Errno> {
         let result = self.write_some(ready);
         match result {
@@ -156,7 +155,7 @@ impl Sink {
         result
     }
 
-    /// Gives up: the reader is gone (EPIPE), or the descriptor takes no more.
+    /// Marks the sink as failed: the reader is gone (EPIPE), or the descriptor takes no more.
     pub fn fail(&mut self, errno: Errno) {
         if !self.is_idle() {
             self.undelivered.get_or_insert(errno);
@@ -218,7 +217,7 @@ impl Sink {
         Ok(total)
     }
 
-    /// Fills our own pipe and moves its pages on, as far as neither would block.
+    /// Fills our own pipe and splices its pages on, as long as neither blocks.
     fn ferry(&mut self) -> Result<usize, Errno> {
         let How::Pipe { read, write, held } = &mut self.how else { return Ok(0) };
         let mut total = 0;
@@ -263,7 +262,7 @@ fn advance(queue: &mut VecDeque<Bytes>, bytes: usize) {
 fn ferry() -> Option<How> {
     let flags = nix::fcntl::OFlag::O_CLOEXEC | nix::fcntl::OFlag::O_NONBLOCK;
     let (read, write) = nix::unistd::pipe2(flags).ok()?;
-    // The kernel's default of 64 KiB does as well when the budget for larger ones is used up.
+    // The default of 64 KiB suffices when the user's limit of pipe pages is used up.
     let _ = fcntl(write.as_fd(), FcntlArg::F_SETPIPE_SZ(FERRY_BYTES));
     Some(How::Pipe { read, write, held: 0 })
 }

@@ -1,9 +1,9 @@
-//! When what happened in this process, for a session that is traced. Only the start
-//! is noted before it is known whether anybody wants to know: that costs no system call (vdso(7)).
+//! Times of this process's steps, for a traced session. Only the start is noted before it is known
+//! if the session is traced: that costs no system call (vdso(7)).
 
 use posh_proto::{clock::monotonic_ns, stage::Times};
 
-/// The moment when this program began.
+/// Time of this program's start.
 #[derive(Clone, Copy)]
 pub struct Start(u64);
 
@@ -14,7 +14,7 @@ impl Start {
     }
 }
 
-/// What the gateway will be told; in a session that is not traced, nothing.
+/// Times to report to the gateway; none in a session that is not traced.
 pub struct Noted(Option<Times>);
 
 impl Noted {
@@ -23,27 +23,27 @@ impl Noted {
         Self(is_traced.then(|| Times { started_ns: start.0, ..Times::default() }))
     }
 
-    /// As far as it has come.
+    /// Times so far.
     pub fn so_far(&self) -> Option<Times> {
         self.0
     }
 
-    /// The gateway is about to be asked.
+    /// The command is about to be enlisted.
     pub fn enlisted(&mut self) {
         self.note(|times| &mut times.enlisted_ns);
     }
 
-    /// The directive has come.
+    /// The directive has arrived.
     pub fn directed(&mut self) {
         self.note(|times| &mut times.directed_ns);
     }
 
-    /// Bytes were written; only the first time counts.
+    /// Output was written; only the first time counts.
     pub fn wrote(&mut self) {
         self.note(|times| &mut times.first_byte_ns);
     }
 
-    /// All is over.
+    /// The command has ended.
     pub fn ended(&mut self) {
         self.note(|times| &mut times.ended_ns);
     }

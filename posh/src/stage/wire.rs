@@ -1,5 +1,5 @@
-//! The stage's end of the socket to the gateway: blocking until the directive
-//! has come, then driven by the relay's poll loop.
+//! The stage's end of its socket to the gateway: blocking until the directive has arrived, then
+//! driven by the relay's poll loop.
 
 use std::{
     io::{self, Write},
@@ -20,15 +20,14 @@ use rustix::io::Errno;
 
 use super::process;
 
-/// How long a gateway may take for a directive. Far above what it needs (its own
-/// deadlines are in the tens of milliseconds); this one is for a gateway that is
-/// stopped or swapped out: then the command runs here.
+/// Timeout for a directive. Far above the gateway's own deadlines of tens of milliseconds: it is
+/// for a gateway that is stopped or swapped out. On expiry the command runs locally.
 const DIRECTIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The first reads from the socket: a directive and an exit, which is all that
-/// most commands get. Memory that is not touched costs nothing.
+/// Size of the first reads: a directive and an exit, which is all that most commands get. Untouched
+/// memory costs nothing.
 const FIRST_READ_BYTES: usize = 4 << 10;
-/// Once a read was full, data is coming: a full frame of it and a bit.
+/// Size of reads after a full one: a full frame of data and a bit.
 const READ_BYTES: usize = 512 << 10;
 
 /// A connection to the gateway.
@@ -61,19 +60,19 @@ impl Link {
         })
     }
 
-    /// Says who we are.
+    /// Sends the enlistment.
     ///
     /// # Errors
-    /// The gateway went away.
+    /// The gateway has closed the connection.
     pub fn send_enlist(&mut self, enlist: Enlist) -> io::Result<()> {
         self.queue(Kind::Enlist(enlist));
         self.socket.write_all(&self.outgoing.split())
     }
 
-    /// Gives up the right to run the command here.
+    /// Gives up the right to run the command locally.
     ///
     /// # Errors
-    /// The gateway went away: then nothing was given up.
+    /// The gateway has closed the connection: then nothing was given up.
     pub fn acknowledge(&mut self) -> io::Result<()> {
         self.queue(Kind::Ack(Ack {}));
         self.socket.write_all(&self.outgoing.split())?;
@@ -84,7 +83,7 @@ impl Link {
     /// Waits for the directive.
     ///
     /// # Errors
-    /// The gateway went away, or took too long.
+    /// The gateway has closed the connection, or took too long.
     pub fn receive_directive(&mut self) -> io::Result<ToStage> {
         loop {
             if let Some(message) = self.next()? {
@@ -97,7 +96,7 @@ impl Link {
         }
     }
 
-    /// Takes the next whole message that has come, if any.
+    /// The next complete message, if any.
     ///
     /// # Errors
     /// The bytes are no message.
@@ -105,10 +104,10 @@ impl Link {
         frame::decode(&mut self.incoming).map_err(io::Error::other)
     }
 
-    /// Reads what has come; [`Self::is_closed`] tells the end.
+    /// Reads available bytes; [`Self::is_closed`] reports the end.
     ///
     /// # Errors
-    /// Other than that nothing has come.
+    /// Any but EAGAIN.
     pub fn fill(&mut self) -> io::Result<()> {
         self.incoming.reserve(self.read_bytes);
         match process::read_into(&self.socket, &mut self.incoming, self.read_bytes) {
@@ -122,12 +121,12 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the gateway has closed its end.
+    /// Returns true if the gateway has closed its end.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Puts a message into the queue.
+    /// Queues a message.
     pub fn queue(&mut self, kind: Kind) {
         frame::encode(&ToGateway { kind: Some(kind) }, &mut self.outgoing);
     }
@@ -145,7 +144,7 @@ impl Link {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {
-                    // Reading will find the end; what can't be sent is of no use any more.
+                    // The next read reports the end; unsent bytes are useless now.
                     self.outgoing.clear();
                     return;
                 }

@@ -1,4 +1,4 @@
-//! The two pipes of an ssh as one stream that tells when it is dropped.
+//! The two pipes of an ssh process as one stream that reports its drop.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use tokio::{
     sync::oneshot,
 };
 
-/// What an executor says and hears through ssh.
+/// Duplex stream to an executor through ssh.
 #[derive(Debug)]
 pub struct Carried {
     input: ChildStdout,
@@ -22,7 +22,7 @@ pub struct Carried {
 }
 
 impl Carried {
-    /// The stream, and what resolves when it is dropped.
+    /// Returns the stream, and a receiver that completes when the stream is dropped.
     pub(super) fn new(output: ChildStdin, input: ChildStdout) -> (Self, oneshot::Receiver<()>) {
         let (used, dropped) = oneshot::channel();
         (Self { input, output, _used: used }, dropped)

@@ -1,5 +1,4 @@
-//! The words that ssh is given, and the command for the shell at the other end,
-//! whichever that is.
+//! ssh's arguments, and the command line for the remote login shell, whichever that is.
 
 use std::process::Stdio;
 
@@ -9,14 +8,13 @@ use tokio::process::{Child, Command};
 use super::Fault;
 use crate::Route;
 
-/// Where [`executor_command`] looks before PATH: what the user has put there (`posh attach`) goes
-/// before what the machine has.
+/// Start of the executor: the user's own installation (`posh attach`) takes precedence over PATH.
 const SCRIPT: &str =
     r#"p="$HOME/.local/bin/posh-executor"; [ -x "$p" ] || p=posh-executor; exec "$p" --stdio"#;
 
-/// Options of every ssh that nobody watches. It asks nothing; what the user's configuration
-/// says of a terminal, of forwardings and of a command is for other uses. A connection that is
-/// shared already is used, but none is offered to others: this one ends with the gateway.
+/// Options of a non-interactive ssh: no prompts, and none of the user's settings for terminals,
+/// forwardings and remote commands. It uses an existing shared connection (ControlMaster), but
+/// isn't a master itself, since it ends with the gateway.
 const UNATTENDED: [&str; 11] = [
     "-T",
     "-x",
@@ -31,13 +29,13 @@ const UNATTENDED: [&str; 11] = [
     "RemoteCommand=none",
 ];
 
-/// Options of an ssh for one command whose user watches, and answers what it asks.
+/// Options of an ssh for one command whose user answers its prompts.
 pub const ATTENDED: [&str; 7] =
     ["-T", "-x", "-a", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none"];
 
-/// Starts ssh with pipes, apart from the signals that the gateway's process group gets. Names in
-/// its words that are relative mean nothing in the directory where somebody calls `posh doctor`,
-/// which may be a stranger's.
+/// Starts ssh with pipes, in a process group of its own, so that signals to the gateway's group
+/// don't reach it. Its working directory is `/`: relative names in its arguments must not resolve
+/// in the directory where `posh doctor` is called, which another user may control.
 pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, Fault> {
     let (program, first) =
         route.ssh_command.split_first().expect("the configuration has checked it");
@@ -52,7 +50,7 @@ pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, Fault> {
     command.spawn().map_err(|source| Fault::Spawn { program: program.clone(), source })
 }
 
-/// The arguments of ssh that say where to.
+/// Returns ssh's arguments for the destination.
 #[must_use]
 pub fn arguments(login: &Login) -> Vec<String> {
     let mut words = Vec::new();
@@ -66,7 +64,7 @@ pub fn arguments(login: &Login) -> Vec<String> {
     words
 }
 
-/// What starts an executor of these directories, for a login shell of any kind.
+/// Returns the command line that starts an executor with these exports, for any login shell.
 #[must_use]
 pub fn executor_command(exports: &[String]) -> String {
     let exports: String =
@@ -74,16 +72,15 @@ pub fn executor_command(exports: &[String]) -> String {
     any_shell(&format!("{SCRIPT}{exports}"))
 }
 
-/// A script for sh, as the command line of a login shell that may be another. Inside of
-/// single quotes sh, bash, zsh, fish and csh agree on all but a few characters, which the
-/// script must do without.
+/// Wraps a script for sh into a command line for any login shell. Inside of single quotes sh, bash,
+/// zsh, fish and csh agree on all but a few characters, which the script must not contain.
 #[must_use]
 pub fn any_shell(script: &str) -> String {
     assert!(!script.contains(['\'', '!', '\n']), "these mean something inside of quotes: {script}");
     format!("exec sh -c '{script}'")
 }
 
-/// A word of a script for [`any_shell`].
+/// Quotes a word of a script for [`any_shell`].
 #[must_use]
 pub fn quoted(word: &[u8]) -> String {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-+=:@,%~ ".contains(byte);

@@ -1,5 +1,5 @@
-//! What ssh, and the executor through it, say on standard error: always read, so
-//! that nobody waits, and the last lines kept for an error message.
+//! Standard error of ssh, and of the executor through it: always read, so that the writer never
+//! blocks; the last lines are kept for an error message.
 
 use std::{
     collections::VecDeque,
@@ -14,14 +14,14 @@ use tokio::{
 
 use super::LAST_WORDS;
 
-/// The lines kept: ssh explains a refusal in up to three.
+/// Number of lines kept: ssh explains a refusal in up to three.
 const KEPT_LINES: usize = 3;
-/// What is kept of each.
+/// Limit for each line; the rest is dropped.
 const KEPT_LINE_BYTES: usize = 300;
-/// What is read at once.
+/// Size of the read buffer.
 const PIECE_BYTES: usize = 4096;
 
-/// The reader of one standard error.
+/// Reader of one standard error.
 #[derive(Debug)]
 pub(super) struct Said {
     lines: Arc<Mutex<Lines>>,
@@ -31,12 +31,12 @@ pub(super) struct Said {
 #[derive(Debug, Default)]
 struct Lines {
     whole: VecDeque<Vec<u8>>,
-    /// The one that has not ended yet.
+    /// The incomplete last line.
     begun: Vec<u8>,
 }
 
 impl Said {
-    /// Reads until the end, in a task of its own.
+    /// Spawns a task that reads to the end.
     pub(super) fn listen(mut input: impl AsyncRead + Unpin + Send + 'static) -> Self {
         let lines = Arc::new(Mutex::new(Lines::default()));
         let kept = Arc::clone(&lines);
@@ -49,8 +49,8 @@ impl Said {
         Self { lines, reader }
     }
 
-    /// The last lines behind `prefix`; nothing when there are none. Waits a little for the
-    /// end: a process that ssh has left behind may hold it open.
+    /// Returns the last lines after `prefix`, or an empty string if there are none. Waits only
+    /// [`LAST_WORDS`] for the end: a process that ssh has left behind may hold the pipe open.
     pub(super) async fn after(&mut self, prefix: &str) -> String {
         let _ = timeout(LAST_WORDS, &mut self.reader).await;
         let text = self.lines.lock().unwrap_or_else(PoisonError::into_inner).text();
@@ -88,7 +88,7 @@ impl Lines {
         }
     }
 
-    /// One line of them all, without the full stop at the end.
+    /// Joins the lines into one, without the full stop at the end.
     fn text(&mut self) -> String {
         self.keep();
         let lines: Vec<_> = self.whole.iter().map(|line| String::from_utf8_lossy(line)).collect();

@@ -1,5 +1,5 @@
-//! What enrolling has left on this workstation: a key that never leaves it, a certificate
-//! for it, and whom to believe. One file for each executor, only for its owner.
+//! Credentials from an enrolment: a private key that never leaves this workstation, its
+//! certificate, and the authority to trust. One file per executor, accessible only to its owner.
 
 use std::{
     path::Path,
@@ -12,23 +12,24 @@ use serde::{Deserialize, Serialize};
 
 use super::Fault;
 
-/// However an executor may change its authority, it has no others made sooner than this.
+/// Minimum age of the file before an early renewal, however often an executor changes its
+/// authority.
 const LEAST_AGE: Duration = Duration::from_secs(3600);
 
-/// The file.
+/// Contents of the file.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Credentials {
-    /// What the executor calls this workstation.
+    /// Name of this workstation at the executor.
     pub identity: String,
-    /// From when the certificate is good, seconds since 1970.
+    /// Start of the certificate's validity, seconds since 1970.
     pub issued_s: u64,
-    /// Until when.
+    /// End of its validity, seconds since 1970.
     pub expires_s: u64,
     /// The private key, PEM.
     pub key: String,
-    /// DER.
+    /// The certificate, DER.
     pub certificate: Vec<u8>,
-    /// Who signs the executor's certificate, DER.
+    /// Certificate of the authority that signs the executor's certificate, DER.
     pub authority: Vec<u8>,
     /// The server's identity, if it is older than this authority: see [`Credentials::server`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,7 +37,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Of a key and what was signed for it.
+    /// Combines a key with the certificate that was issued for it.
     pub(super) fn new(key: String, issued: IssuedCertificate) -> Self {
         let IssuedCertificate { identity, certificate, authority, issued_s, expires_s, .. } =
             issued;
@@ -44,10 +45,10 @@ impl Credentials {
         Self { identity, issued_s, expires_s, key, certificate, authority, server: None }
     }
 
-    /// Reads them.
+    /// Reads the file.
     ///
     /// # Errors
-    /// [`Fault::NotEnrolled`], or why they can't be used.
+    /// [`Fault::NotEnrolled`], [`Fault::Damaged`], [`Fault::Secret`].
     pub fn load(path: &Path, host: &TlsHost) -> Result<Self, Fault> {
         let text = match secret::read(path) {
             Err(error) if error.is_missing() => return Err(Fault::NotEnrolled(host.clone())),
@@ -57,7 +58,7 @@ impl Credentials {
             .map_err(|error| Fault::Damaged { path: path.to_owned(), what: error.to_string() })
     }
 
-    /// Writes them in place of older ones.
+    /// Writes the file in place of an older one.
     ///
     /// # Errors
     /// [`Fault::Secret`].
@@ -66,15 +67,15 @@ impl Credentials {
         Ok(secret::write(path, &(text + "\n"))?)
     }
 
-    /// The server behind the address: the fingerprint of the authority that it had when this
-    /// workstation was enrolled there. What is got by a connection that these credentials have
-    /// proved stays that server's.
+    /// Returns the server's identity: the fingerprint of the authority that it had when this
+    /// workstation was enrolled. It stays when the authority is rotated, and so does the data that
+    /// is kept under it.
     #[must_use]
     pub fn server(&self) -> String {
         self.server.clone().unwrap_or_else(|| Fingerprint::of(&self.authority).to_string())
     }
 
-    /// How long until it is time for others: when a third of their life is left.
+    /// Returns the time until renewal is due: when a third of the certificate's validity is left.
     #[must_use]
     pub fn renewal_in(&self) -> Duration {
         let life_s = self.expires_s.saturating_sub(self.issued_s);
@@ -82,7 +83,7 @@ impl Credentials {
         due.duration_since(SystemTime::now()).unwrap_or_default()
     }
 
-    /// Whether the file is so old that others may be got before it is time.
+    /// Returns true if the file is old enough for an early renewal.
     pub(super) fn may_be_replaced(path: &Path) -> bool {
         let age = path
             .metadata()
@@ -92,7 +93,7 @@ impl Credentials {
         age.is_none_or(|age| age >= LEAST_AGE)
     }
 
-    /// Until when they are good.
+    /// Returns the time until the certificate expires.
     #[must_use]
     pub fn expires_in(&self) -> Duration {
         let end = SystemTime::UNIX_EPOCH + Duration::from_secs(self.expires_s);

@@ -1,6 +1,6 @@
-//! Getting credentials: the first for a token, the next ones for those that there are. With them
-//! comes whom to believe from now on: the same authority, or the one that it says is to follow it.
-//! What is not vouched for changes nothing, whoever says it.
+//! Enrolment and renewal: the first credentials for a token, the next ones for the present ones.
+//! They include the authority to trust from then on: the same one, or a successor that it vouches
+//! for. Another authority is refused, whoever presents it.
 
 use std::{path::Path, sync::Arc};
 
@@ -15,8 +15,8 @@ use tonic::{Status, transport::Channel};
 
 use super::{Fault, credentials::Credentials, handshake, over, trust};
 
-/// Makes a key here, lets the executor sign for it and stores both in the file `path`. The secret
-/// of the token goes to nobody but who the token names.
+/// Generates a key, has the executor sign it and stores both in the file `path`. The token's secret
+/// is sent only to an executor whose authority the token names.
 ///
 /// # Errors
 /// [`Fault`]; nothing is stored then.
@@ -37,14 +37,14 @@ pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credent
         ));
     }
     let issued = with_authority_after(&issued.authority.clone(), issued)?;
-    // Enrolled anew at the same server, this workstation goes on with what it keeps of it.
+    // After another enrolment at the same server, the data that is kept of it stays usable.
     let is_same =
         |present: &Credentials| with_authority_after(&present.authority, issued.clone()).is_ok();
     let same = Credentials::load(path, host).ok().filter(is_same);
     keep(key, issued, path, same.map(|present| present.server()))
 }
 
-/// Gets other credentials over a connection with the present ones, and stores them.
+/// Renews the credentials over a connection that uses the present ones, and stores them.
 ///
 /// # Errors
 /// [`Fault`]; the present ones stay then.
@@ -61,8 +61,8 @@ pub async fn renew(channel: Channel, host: &TlsHost, path: &Path) -> Result<Cred
     keep(key, issued, path, Some(present.server()))
 }
 
-/// What was issued, with the one authority to believe from now on: the one that is `known` already,
-/// or the one that it vouches for.
+/// Returns `issued` with the authority to trust from now on: the `known` one, or a successor that
+/// it vouches for.
 fn with_authority_after(
     known: &[u8],
     issued: IssuedCertificate,
@@ -70,7 +70,8 @@ fn with_authority_after(
     let IssuedCertificate { authority, next_authority, .. } = &issued;
     let newest = if next_authority.is_empty() { authority } else { next_authority }.clone();
     if newest != known && !trust::vouches(known, &newest, &issued.certificate) {
-        let why = "the executor answered with another authority, for which the one that it had does not vouch";
+        let why = "the executor answered with another authority, \
+                   for which the one that it had does not vouch";
         return Err(Fault::Refused(why.to_owned()));
     }
     Ok(IssuedCertificate { authority: newest, ..issued })
@@ -83,7 +84,7 @@ fn keep(
     server: Option<String>,
 ) -> Result<Credentials, Fault> {
     let credentials = Credentials { server, ..Credentials::new(key.serialize_pem(), issued) };
-    // What can't be used must not replace what can.
+    // Unusable credentials must not replace usable ones.
     trust::config_of(&credentials, path)?;
     credentials.save(path)?;
     Ok(credentials)

@@ -1,11 +1,11 @@
-//! An executor behind TLS: certificates on both sides. The executor's must be signed by the
-//! authority that it had when this workstation was enrolled, or by the one that follows it; ours is
-//! what it gave us. When it shows that another authority follows, our certificate is renewed, and
-//! then that one is believed.
+//! An executor behind mutual TLS. The executor's certificate must be signed by the authority that
+//! it had when this workstation was enrolled, or by that authority's successor. The executor issued
+//! our certificate. When it shows a successor of its authority, our certificate is renewed, and
+//! from then on the successor is trusted.
 //!
-//! * [`credentials`]: what enrolling has left here
-//! * [`enrol`]: getting them, and getting others before they expire
-//! * `trust`: whom to believe, and the words for why not
+//! * [`credentials`]: the file of key, certificate and authority
+//! * [`enrol`]: enrolment, and renewal before the certificate expires
+//! * `trust`: verification of the executor, and messages for failed handshakes
 
 pub mod credentials;
 pub mod enrol;
@@ -34,15 +34,15 @@ use tower::{Service, service_fn};
 use self::credentials::Credentials;
 use crate::{ServerIdentity, endpoint, root_cause};
 
-/// HTTP/2 wants an address; TLS is done by the time that somebody looks at it.
+/// URI that HTTP/2 requires; ignored, since TLS is established before.
 const BEHIND_TLS: &str = "http://tls";
 
-/// For TCP's handshake.
+/// Timeout of TCP's handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// For the one of TLS: two round trips on a bad link, at an executor that many want something of.
+/// Timeout of TLS's handshake: two round trips on a bad link, with a busy executor.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there is no connection, and what to do.
+/// Error of enrolment or connection, with the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// There is no directory for credentials.
@@ -50,61 +50,62 @@ pub enum Fault {
     NoHome,
     /// This workstation was never enrolled there.
     #[error(
-        "this workstation has no certificate for {0}; run `posh-executor enroll NAME` there and `posh enroll {0} TOKEN` here"
+        "this workstation has no certificate for {0}; run `posh-executor enroll NAME` there \
+         and `posh enroll {0} TOKEN` here"
     )]
     NotEnrolled(TlsHost),
-    /// What enrolling has left can't be used.
+    /// The credentials file can't be read or written, or others can access it.
     #[error(transparent)]
     Secret(#[from] posh_proto::secret::SecretError),
-    /// The same.
+    /// The credentials file has invalid contents.
     #[error("{} is damaged ({what}); enrol this workstation anew", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// How.
+        /// The error in it.
         what: String,
     },
-    /// No TCP connection: the system's words.
+    /// No TCP connection, with the system's error.
     #[error("{0}")]
     Connect(io::Error),
-    /// Nothing came.
+    /// Timeout of a handshake.
     #[error("no answer within {} s", .0.as_secs())]
     Silent(Duration),
-    /// No TLS: whatever it was, in words.
+    /// TLS's handshake failed; the message for the user.
     #[error("{0}")]
     Handshake(String),
-    /// The host is none that a certificate can be for.
+    /// The host is no valid name for a certificate.
     #[error("the host {0:?} can't stand in a certificate")]
     Name(String, #[source] InvalidDnsNameError),
-    /// The library will not have it.
+    /// The TLS library refused the configuration.
     #[error("cannot set up TLS: {0}")]
     Setup(String),
-    /// What was begun with one server does not go on with another.
+    /// A reconnect reached another server than the first connection did.
     #[error("this workstation was enrolled at another server as {0} meanwhile")]
     OtherServer(TlsHost),
-    /// The executor does not want it.
+    /// The executor refused, or its reply is unacceptable.
     #[error("{0}")]
     Refused(String),
 }
 
-/// For a renewal that the executor's certificate has asked for, while somebody waits for the
+/// Timeout of a renewal for the executor's next authority, while the caller waits for the
 /// connection.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connection to an executor that has proved who it is.
+/// A connection to an executor that has proved its identity.
 type Stream = TlsStream<TcpStream>;
 
-/// Where the credentials for an executor are.
+/// Returns the path of the credentials for an executor.
 ///
 /// # Errors
 /// [`Fault::NoHome`].
 pub fn credentials_file(host: &TlsHost) -> Result<PathBuf, Fault> {
     let directory = credentials_directory().ok_or(Fault::NoHome)?;
-    // IPv6 addresses have colons, which are nothing special in a name.
+    // Colons of IPv6 addresses are fine in a file name.
     Ok(directory.join(format!("{host}.json")))
 }
 
-/// A channel by the credentials that are in the file whenever it connects.
+/// Returns a channel that reads the credentials from the file at each connect.
 ///
 /// # Errors
 /// [`Fault`].
@@ -112,7 +113,7 @@ pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<Channel, Faul
     Ok(identified_channel(host, credentials).await?.0)
 }
 
-/// The same, with the server that it leads to.
+/// Like [`channel`], but also returns the server's identity.
 ///
 /// # Errors
 /// [`Fault`].
@@ -130,7 +131,7 @@ pub async fn identified_channel(
                 let (stream, server) = connect(host, credentials).await?;
                 return Ok((over(stream, host, credentials, Some(server.clone())).await?, server));
             }
-            // As long as the present certificate counts, there is another time.
+            // Retried on the next connect, while the present certificate is valid.
             Ok(Err(fault)) => {
                 tracing::warn!(%host, %fault, "not renewed for the executor's next authority")
             }
@@ -142,16 +143,15 @@ pub async fn identified_channel(
     Ok((channel, server))
 }
 
-/// Whether the executor, asked by another connection, shows that another authority follows the one
-/// that is believed here.
+/// Returns true if the executor, on another connection, shows a successor of the trusted authority.
 pub async fn is_behind(host: &TlsHost, credentials: &Path) -> bool {
     connect(host, credentials)
         .await
         .is_ok_and(|(stream, _)| shows_another(&stream, host, credentials))
 }
 
-/// Behind its own certificate an executor shows that of the authority that has signed it. It counts
-/// for nothing here, other than that it may be time for another certificate of ours.
+/// Returns true if the authority in the executor's certificate chain is not the trusted one: a hint
+/// that a renewal may be due, and no more.
 fn shows_another(stream: &Stream, host: &TlsHost, credentials: &Path) -> bool {
     let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.get(1));
     let is_other =
@@ -159,7 +159,7 @@ fn shows_another(stream: &Stream, host: &TlsHost, credentials: &Path) -> bool {
     Credentials::load(credentials, host).is_ok_and(is_other)
 }
 
-/// A channel whose first connection is there already.
+/// Returns a channel over an existing first connection.
 async fn over(
     stream: Stream,
     host: &TlsHost,
@@ -180,7 +180,7 @@ async fn connect(host: &TlsHost, credentials: &Path) -> Result<(Stream, ServerId
     Ok((stream, ServerIdentity::of_authority(&loaded.server())))
 }
 
-/// TCP, and then TLS.
+/// Connects TCP, then TLS.
 async fn handshake(host: &TlsHost, config: Arc<ClientConfig>) -> Result<Stream, Fault> {
     let name = ServerName::try_from(host.host.clone())
         .map_err(|error| Fault::Name(host.host.clone(), error))?;
@@ -194,17 +194,16 @@ async fn handshake(host: &TlsHost, config: Arc<ClientConfig>) -> Result<Stream, 
         .map_err(|error| Fault::Handshake(trust::words(host, &error)))
 }
 
-/// What a connector gives: a connection that is being made.
+/// Future of a connector.
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
 
-/// A connector that gives `first`, and then makes connections of its own, to the same server.
+/// Returns a connector that yields `first`, and afterwards reconnects to the same server only.
 fn connector(
     first: Stream,
     host: TlsHost,
     credentials: PathBuf,
     server: Option<ServerIdentity>,
-) -> impl Service<Uri, Response = TokioIo<Stream>, Error = io::Error, Future = Connecting> + Send + 'static
-{
+) -> impl Service<Uri, Response = TokioIo<Stream>, Error = io::Error, Future = Connecting> + Send {
     let first = Mutex::new(Some(first));
     service_fn(move |_: Uri| -> Connecting {
         let ready = first.lock().unwrap_or_else(PoisonError::into_inner).take();

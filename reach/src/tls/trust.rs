@@ -1,6 +1,6 @@
-//! Whom to believe: for an enrolment the authority that the token names by its fingerprint,
-//! afterwards the one that the credentials hold, and the one that it says is to follow it. And what
-//! a failed handshake means, in words.
+//! Verification of an executor. For an enrolment, the token names the authority by its fingerprint;
+//! afterwards the authority is the one in the credentials, or a successor that it vouches for. Also
+//! the messages for a failed handshake.
 
 use std::{io, path::Path, sync::Arc};
 
@@ -21,13 +21,13 @@ use rustls::{
 
 use super::{Fault, credentials::Credentials};
 
-/// The executor's certificate is not signed by whom the token names.
+/// The executor doesn't show the authority that the token names.
 #[derive(Debug, thiserror::Error)]
 #[error("the authority is not the one that the token names")]
 struct OtherAuthority;
 
-/// Our cryptography. With AES-128 first: it is a fifth faster than AES-256, and as safe as P-256
-/// is.
+/// Our crypto provider, which prefers AES-128: it is a fifth faster than AES-256, and as safe as
+/// P-256 is.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     provider
@@ -36,7 +36,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// TLS with these credentials.
+/// Returns a TLS configuration with these credentials.
 pub(super) fn config_of(credentials: &Credentials, path: &Path) -> Result<ClientConfig, Fault> {
     let damaged = |what: String| Fault::Damaged { path: path.to_owned(), what };
     let mut roots = RootCertStore::empty();
@@ -54,7 +54,8 @@ pub(super) fn config_of(credentials: &Credentials, path: &Path) -> Result<Client
     Ok(finished(config))
 }
 
-/// TLS without a certificate of ours, with whoever the authority of this fingerprint vouches for.
+/// Returns a TLS configuration without a client certificate, for an executor whose authority has
+/// this fingerprint.
 pub(super) fn config_for(authority: Fingerprint) -> Result<ClientConfig, Fault> {
     let provider = provider();
     let verifier = Arc::new(Named { authority, provider: provider.clone() });
@@ -67,14 +68,14 @@ pub(super) fn config_for(authority: Fingerprint) -> Result<ClientConfig, Fault> 
     Ok(finished(config))
 }
 
-/// Whether `authority` has signed the certificate of `next`, which has signed `certificate` of
-/// ours. An executor's own key says nothing about authorities: whoever has it must not be believed
-/// for longer than its certificate is.
+/// Returns true if `authority` has signed `next`, and `next` has signed our `certificate`. An
+/// executor's own key can't vouch for an authority: if it is stolen, the thief must not be trusted
+/// beyond the validity of the executor's certificate.
 pub(super) fn vouches(authority: &[u8], next: &[u8], certificate: &[u8]) -> bool {
     let [authority, next, certificate] =
         [authority, next, certificate].map(|bytes| CertificateDer::from(bytes.to_vec()));
-    // Through `next` to the one, and by `next` itself: a certificate that `authority` has signed
-    // says nothing about `next`.
+    // Both a chain through `next` to `authority` and one to `next` itself: a certificate that
+    // `authority` signed directly proves nothing about `next`.
     is_signed(&certificate, std::slice::from_ref(&next), authority)
         && is_signed(&certificate, &[], next.clone())
 }
@@ -100,7 +101,7 @@ fn finished(mut config: ClientConfig) -> ClientConfig {
     config
 }
 
-/// Believes the authority with that fingerprint, which the executor shows itself.
+/// Verifier that trusts the authority with that fingerprint in the executor's own chain.
 #[derive(Debug)]
 struct Named {
     authority: Fingerprint,
@@ -151,13 +152,14 @@ impl ServerCertVerifier for Named {
     }
 }
 
-/// Why a handshake failed, for who can do something about it.
+/// Explains a failed handshake to the user.
 pub(super) fn words(host: &TlsHost, error: &io::Error) -> String {
     let Some(error) = error.get_ref().and_then(|cause| cause.downcast_ref::<Error>()) else {
         return match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
                 format!(
-                    "{host} hung up in the middle of the handshake; is it a posh-executor with [tls]?"
+                    "{host} hung up in the middle of the handshake; \
+                     is it a posh-executor with [tls]?"
                 )
             }
             _ => error.to_string(),
@@ -168,7 +170,8 @@ pub(super) fn words(host: &TlsHost, error: &io::Error) -> String {
             InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
         ) => {
             format!(
-                "{host} does not speak TLS; if it is an executor without [tls], its address is http://{host}"
+                "{host} does not speak TLS; if it is an executor without [tls], \
+                 its address is http://{host}"
             )
         }
         Error::InvalidCertificate(reason) => of_certificate(host, reason),
@@ -180,7 +183,8 @@ fn of_certificate(host: &TlsHost, reason: &CertificateError) -> String {
     match reason {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
             format!(
-                "the certificate of {host} has expired, or the clock here is wrong; there, run: posh-executor renew"
+                "the certificate of {host} has expired, or the clock here is wrong; \
+                 there, run: posh-executor renew"
             )
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
@@ -188,20 +192,22 @@ fn of_certificate(host: &TlsHost, reason: &CertificateError) -> String {
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             format!(
-                "the certificate of {host} is for another name; there, run: posh-executor renew --name {} (and all its other names)",
+                "the certificate of {host} is for another name; \
+                 there, run: posh-executor renew --name {} (and all its other names)",
                 host.host
             )
         }
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             format!(
-                "{host} is not the executor at which this workstation was enrolled: another authority has signed its \
-                 certificate. If it was set up anew, or its authority was replaced while this workstation was away, enrol \
-                 this workstation again; else somebody stands in between"
+                "{host} is not the executor at which this workstation was enrolled: \
+                 another authority has signed its certificate. If it was set up anew, \
+                 or its authority was replaced while this workstation was away, \
+                 enrol this workstation again; else somebody stands in between"
             )
         }
         CertificateError::Other(OtherError(other)) if other.is::<OtherAuthority>() => format!(
-            "{host} is not the executor that has made this token; check the address, or somebody stands in between. \
-             The token was not sent"
+            "{host} is not the executor that has made this token; check the address, \
+             or somebody stands in between. The token was not sent"
         ),
         other => format!("the certificate of {host} is no good: {other}"),
     }

@@ -1,8 +1,9 @@
-//! Shares of what all sessions of a machine use together: memory of answers, descriptors, places in
-//! queues. Each is a [`Pool`] that is counted by [`Account`]: one identity, with all its sessions.
+//! Fair shares of the resources that all sessions of a machine share: memory for answers,
+//! descriptors, places in queues. Each is a [`Pool`] with usage by [`Account`]: one identity, with
+//! all its sessions.
 //!
-//! Invariant: whoever has nothing of a pool finds room in it, however many accounts take what they
-//! can. An account may have as much as it would leave free (dynamic thresholds, Choudhury and
+//! Invariant: an account that uses nothing of a pool finds room in it, however many accounts take
+//! what they can. An account may have as much as it leaves free (dynamic thresholds, Choudhury and
 //! Hahne, 1998): one takes half, two a third each, and so on.
 
 use std::{
@@ -13,30 +14,29 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// The long work of one account keeps half of the processors busy, or the one that there is.
+/// Divisor for CPU-bound work of one account: half of the processors, at least one.
 const STEPS_PART: usize = 2;
 
-/// One identity, as far as shares go.
+/// An identity that shares are counted for.
 #[derive(Debug)]
 pub struct Account {
     name: String,
-    /// Places for steps of long work; see [`super::steps`].
+    /// Permits for steps of long operations; see [`super::steps`].
     steps: Arc<Semaphore>,
 }
 
-/// Something that is there once for all.
+/// A limited resource, shared by all accounts.
 #[derive(Debug)]
 pub struct Pool {
     limit: usize,
-    /// What one account may have at most, also while nobody else has anything.
+    /// Limit for one account, even if no other uses the pool.
     own_limit: usize,
     state: Mutex<State>,
     returned: Notify,
     turns: Mutex<HashMap<String, Turn>>,
 }
 
-/// Held by the one of an account that waits for bytes: those behind it are not woken by each
-/// return.
+/// Lock held by an account's first waiter, so that a returned charge wakes only one of them.
 type Turn = Arc<tokio::sync::Mutex<()>>;
 
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ struct State {
     by: HashMap<String, usize>,
 }
 
-/// A part of a pool; given back when dropped.
+/// A share taken from a pool; dropping it returns it.
 #[derive(Debug)]
 #[must_use = "it is given back when dropped"]
 pub struct Charge {
@@ -55,7 +55,7 @@ pub struct Charge {
 }
 
 impl Account {
-    /// With nothing. Two accounts of one name are one account.
+    /// Creates an account with that name. Pools count accounts of one name as one.
     #[must_use]
     pub fn named(name: &str) -> Arc<Self> {
         let processors = thread::available_parallelism().map_or(1, usize::from);
@@ -63,28 +63,28 @@ impl Account {
         Arc::new(Self { name: name.to_owned(), steps: Arc::new(Semaphore::new(steps)) })
     }
 
-    /// A turn for one step of long work, which keeps a processor busy: as soon as fewer are at work
-    /// than an account may have.
+    /// Waits for a permit for one step of a long, CPU-bound operation.
     pub async fn step(&self) -> Option<OwnedSemaphorePermit> {
-        // It is never closed.
+        // The semaphore is never closed.
         self.steps.clone().acquire_owned().await.ok()
     }
 
-    /// The identity.
+    /// Returns the identity.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-/// Whether somebody who has `own` may have `want` more of a pool of which `used` is in use.
+/// Returns true if an account that has `own` may take `want` more of a pool of size `limit`, of
+/// which `used` is in use.
 pub fn is_share((own, want): (usize, usize), (used, limit): (usize, usize)) -> bool {
     let free = limit.saturating_sub(used);
     want <= free && (own == 0 || own.saturating_add(want) <= free)
 }
 
 impl Pool {
-    /// Nothing of it is in use.
+    /// Creates an unused pool.
     #[must_use]
     pub fn new(limit: usize, own_limit: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -96,7 +96,7 @@ impl Pool {
         })
     }
 
-    /// A part of it, if that is still the account's share.
+    /// Takes `amount` if it is within the account's share.
     pub fn try_take(self: &Arc<Self>, account: &Arc<Account>, amount: usize) -> Option<Charge> {
         let mut state = self.state.lock().expect("not poisoned");
         let own = state.by.get(&account.name).copied().unwrap_or_default();
@@ -109,8 +109,8 @@ impl Pool {
         })
     }
 
-    /// A part of it, as soon as there is room. No more than the account may ever have is waited
-    /// for.
+    /// Waits until `amount` is within the account's share, and takes it. `amount` is capped at what
+    /// the account can ever get.
     pub async fn take(self: &Arc<Self>, account: &Arc<Account>, amount: usize) -> Charge {
         let amount = amount.min(self.own_limit).min(self.limit / 2);
         let turn = self.turn(account);
@@ -118,7 +118,7 @@ impl Pool {
         loop {
             let returned = self.returned.notified();
             tokio::pin!(returned);
-            // From here on no wake-up is missed.
+            // Registers for wake-ups before the check, so that none is missed.
             returned.as_mut().enable();
             if let Some(charge) = self.try_take(account, amount) {
                 return charge;

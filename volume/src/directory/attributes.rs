@@ -1,4 +1,4 @@
-//! How files are: what stat(2) tells, what is changed of it, and extended attributes.
+//! File attributes: statx(2), chown, chmod, utimensat, statfs, and extended attributes.
 
 use std::{
     ffi::{CStr, OsStr, OsString},
@@ -20,16 +20,16 @@ use crate::store::{
 
 /// XATTR_SIZE_MAX and XATTR_LIST_MAX.
 const MAX_VALUE_BYTES: usize = 64 << 10;
-/// Names that are the users' to set. Others are the system's: capabilities of programs, labels,
-/// what overlayfs keeps.
+/// Name prefixes that users may set. Others belong to the system: file capabilities, security
+/// labels, overlayfs's own.
 const OPEN_NAMESPACES: [&str; 3] = ["user.", "system.posix_acl_access", "system.posix_acl_default"];
 /// Names of the two ACLs.
 const ACCESS_ACL: &CStr = c"system.posix_acl_access";
 const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
-/// Permissions with the bits above.
+/// Permission bits with setuid, setgid and sticky.
 const PERMISSIONS: u32 = 0o7777;
 
-/// Attributes of an open file (`O_PATH` is enough), but for its ACLs.
+/// Returns the attributes of an open file (`O_PATH` is enough), without its ACLs.
 pub fn of(fd: BorrowedFd<'_>, id: FileId) -> Result<Attributes, Fault> {
     let found = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
     let time =
@@ -53,8 +53,8 @@ pub fn of(fd: BorrowedFd<'_>, id: FileId) -> Result<Attributes, Fault> {
     })
 }
 
-/// Every change gives another change time; since Linux 6.13 also two within one tick, where
-/// somebody has looked in between. The size helps older kernels.
+/// Derives a version from the change time, which every change updates; since Linux 6.13 also two
+/// changes within one tick with a stat between. The size helps on older kernels.
 fn version(ctime: Time, size: u64) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let nanoseconds = ctime
@@ -65,12 +65,12 @@ fn version(ctime: Time, size: u64) -> u64 {
     nanoseconds ^ size.wrapping_mul(FACTOR)
 }
 
-/// The link in /proc by which calls that want a path get at an open file.
+/// Returns the link in /proc by which calls that take a path reach an open file.
 pub fn link_to(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// All but the size, which needs a file open for writing.
+/// Changes owner and mode. The size needs a descriptor for writing; times come last.
 pub fn change(fd: BorrowedFd<'_>, changes: &Changes) -> Result<(), Fault> {
     let link = link_to(fd);
     if changes.uid.is_some() || changes.gid.is_some() {
@@ -88,7 +88,7 @@ pub fn change(fd: BorrowedFd<'_>, changes: &Changes) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The times, last of all: everything else changes them.
+/// Changes the times; to be called last, since every other change updates them.
 pub fn change_times(fd: BorrowedFd<'_>, changes: &Changes) -> Result<(), Fault> {
     if changes.atime.is_none() && changes.mtime.is_none() {
         return Ok(());
@@ -134,8 +134,7 @@ pub fn value(fd: BorrowedFd<'_>, name: &OsString) -> Result<Bytes, Fault> {
     Ok(value.into())
 }
 
-/// Which POSIX ACLs a file has; `None` where that can't be told. The kernel keeps the answers with
-/// the inode.
+/// Returns which POSIX ACLs a file has; `None` on an error. The kernel caches ACLs with the inode.
 pub fn acls(fd: BorrowedFd<'_>, kind: Kind) -> Option<Acls> {
     let link = link_to(fd);
     let mut acls = Acls::empty();
@@ -148,12 +147,13 @@ pub fn acls(fd: BorrowedFd<'_>, kind: Kind) -> Option<Acls> {
     Some(acls)
 }
 
-/// Says that the file system can have them at all.
+/// Returns true if the file system supports POSIX ACLs.
 pub fn may_have_acls(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::getxattr_query(link_to(fd), ACCESS_ACL) != Err(rustix::io::Errno::OPNOTSUPP)
 }
 
-/// Whether what is made in the directory has the mode that it was made with.
+/// Returns true if a directory has no default ACL: new files get the mode that they are created
+/// with.
 pub fn has_no_default_acl(fd: BorrowedFd<'_>) -> bool {
     has_value(&link_to(fd), DEFAULT_ACL) == Some(false)
 }
@@ -188,7 +188,7 @@ pub fn remove_value(fd: BorrowedFd<'_>, name: &OsString) -> Result<(), Fault> {
     Ok(rustix::fs::removexattr(link_to(fd), name)?)
 }
 
-/// listxattr(2), of those that can be had.
+/// listxattr(2), filtered to permitted names.
 pub fn names(fd: BorrowedFd<'_>) -> Result<Vec<OsString>, Fault> {
     let mut list = vec![0; MAX_VALUE_BYTES];
     let length = rustix::fs::listxattr(link_to(fd.as_fd()), &mut list[..])?;
@@ -198,7 +198,7 @@ pub fn names(fd: BorrowedFd<'_>) -> Result<Vec<OsString>, Fault> {
     Ok(names.filter(|name| check_namespace(name, Errno::ENODATA).is_ok()).collect())
 }
 
-/// Whether attributes of that name are anybody's.
+/// Fails with `refusal` unless users may access attributes of that name.
 pub fn check_namespace(name: &OsStr, refusal: Errno) -> Result<(), Fault> {
     let is_open = OPEN_NAMESPACES.iter().any(|open| name.as_bytes().starts_with(open.as_bytes()));
     if is_open { Ok(()) } else { Err(refusal.into()) }

@@ -1,4 +1,4 @@
-//! Open files, and what is done to their bytes.
+//! Open files, and operations on their contents.
 
 use std::{
     ffi::OsStr,
@@ -22,24 +22,24 @@ use crate::store::{
     Sought, Synced,
 };
 
-/// Open files of one session.
+/// Limit of open files per session.
 const MAX_OPENED: usize = 32_768;
-/// Attempts at a name that others make and remove at the same time.
+/// Attempts at a name that other programs create and remove concurrently.
 const ATTEMPTS: u32 = 16;
 
 /// A file that a session has open.
 #[derive(Debug)]
 pub struct Opened {
-    /// Which.
+    /// The file.
     pub file: FileId,
-    /// How.
+    /// The flags that it was opened with.
     pub flags: OpenFlags,
-    /// As the kernel has it.
+    /// The kernel's descriptor.
     pub fd: OwnedFd,
     _charge: Charge,
 }
 
-/// What a place means.
+/// A resolved [`Place`].
 #[derive(Debug, Clone)]
 pub enum Target {
     Opened(Arc<Opened>),
@@ -47,7 +47,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// For calls that take any descriptor.
+    /// Returns a descriptor, for calls that accept `O_PATH`.
     pub fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Opened(opened) => opened.fd.as_fd(),
@@ -60,10 +60,10 @@ impl Target {
     }
 }
 
-/// A file open for what is to be done.
+/// A file that is open with the necessary flags.
 ///
-/// Invariant: nobody keeps an own one while a call waits, be it for a turn, a lease or a reader. So
-/// there are no more of them than threads at work, however many calls wait.
+/// Invariant: no call holds an `Own` one while it waits for a turn, a lease or a reader. So there
+/// are no more of them than running threads, however many calls wait.
 #[derive(Debug)]
 pub enum Usable {
     Opened(Arc<Opened>),
@@ -80,7 +80,7 @@ impl std::os::fd::AsFd for Usable {
 }
 
 impl Session {
-    /// The handle's file, or the id's.
+    /// Resolves a place: by its handle, or else by its id.
     pub fn target(&self, place: Place) -> Result<Target, Fault> {
         match place.handle {
             None => self.node(place.file).map(Target::Node),
@@ -93,9 +93,9 @@ impl Session {
         }
     }
 
-    /// A file by its id. One that has lost its names, or that cannot be reached by them any more,
-    /// is found among those that this session has open, as an open descriptor goes on to work:
-    /// where all callers are one, so that none is served by what another has opened.
+    /// Resolves a file by its id. If it has no names, or they are unreachable, one of this
+    /// session's open files serves, as an open descriptor keeps working. Not with
+    /// [`Rights::Callers`]: a caller must not use another caller's descriptor.
     fn node(&self, file: FileId) -> Result<Node, Fault> {
         self.directory.nodes.node(file).or_else(|fault| {
             if self.directory.rights == Rights::Callers {
@@ -108,7 +108,7 @@ impl Session {
         })
     }
 
-    /// Opens a place for this one use, where its handle does not allow it already.
+    /// Returns the place's open file, or opens it for this one use.
     pub fn usable(&self, place: Place, flags: OpenFlags) -> Result<Usable, Fault> {
         match self.target(place)? {
             Target::Opened(opened) if opened.flags.contains(flags) => Ok(Usable::Opened(opened)),
@@ -126,14 +126,14 @@ impl Session {
         )?)
     }
 
-    /// Whether files of this kind are opened so, rights apart.
+    /// Checks that a file of this kind can be opened with these flags, permissions apart.
     pub fn check_kind(&self, node: &Node, flags: OpenFlags) -> Result<(), Fault> {
         match node.kind {
             Kind::Regular => {}
             Kind::Directory if flags == OpenFlags::READ => {}
             Kind::Directory => return Err(Errno::EISDIR.into()),
             Kind::Symlink => return Err(Errno::ELOOP.into()),
-            // The workstation's kernel has pipes, sockets and devices of its own.
+            // Pipes, sockets and devices are the workstation's kernel's own.
             _ => return Err(Errno::ENXIO.into()),
         }
         if flags.intersects(OpenFlags::WRITE | OpenFlags::TRUNCATE) {
@@ -142,14 +142,14 @@ impl Session {
         Ok(())
     }
 
-    /// open(2) of what exists.
+    /// open(2) of an existing file.
     pub fn open(&self, file: FileId, flags: OpenFlags) -> Result<Answer, Fault> {
         let node = self.directory.nodes.node(file)?;
         self.open_node(&node, flags)
     }
 
     fn open_node(&self, node: &Node, flags: OpenFlags) -> Result<Answer, Fault> {
-        // Before it is cut, if it is to be.
+        // Before the file is truncated.
         let room = self.room_for_open()?;
         let fd = self.reopen(node, flags)?;
         self.keep((node.id, fd), flags, None, room)
@@ -183,7 +183,7 @@ impl Session {
         (parent, name): (&Node, &OsStr),
         (mode, flags): (NewMode, OpenFlags),
     ) -> Result<Answer, Fault> {
-        // On a read-only export opening what exists is all right, as long as it is not changed.
+        // On a read-only export an existing file can still be opened.
         if self.directory.require_writable().is_err() {
             let exists = self.directory.nodes.child(parent, name, Keep::Open).is_ok();
             return Err(if exists { Errno::EEXIST.into() } else { Errno::EROFS.into() });
@@ -200,7 +200,7 @@ impl Session {
         self.keep_new((parent, name), (flags, fd), room)
     }
 
-    /// Of a file that was made just now.
+    /// Registers a file that was just created as open.
     pub fn keep_new(
         &self,
         at: (&Node, &OsStr),
@@ -210,7 +210,7 @@ impl Session {
         let made = rustix::fs::fstat(&opened.1)?;
         let kept = self.keep_made(at, opened, room);
         if kept.is_err() {
-            // It was not opened, and so it was not made: open(2) knows no half.
+            // A failed open(2) must not leave a new file.
             unmake(at, &made);
         }
         kept
@@ -230,13 +230,13 @@ impl Session {
         let begun =
             self.keeper().table().is_changing(self.directory.nodes.file(parent.id), self.id);
         if !begun {
-            // It was there when this was announced, and has gone since.
+            // The file existed when the op was announced, and was removed since.
             self.directory.touched(parent.id, super::session::NAMES);
         }
         self.keep((path.id, fd), flags, Some(parent), room)
     }
 
-    /// A place among the open files of its account.
+    /// Charges an open file to the account.
     pub fn room_for_open(&self) -> Result<Charge, Fault> {
         if self.opened.lock().expect("not poisoned").len() >= MAX_OPENED {
             return Err(Errno::EMFILE.into());
@@ -264,7 +264,7 @@ impl Session {
         if opened.len() >= MAX_OPENED {
             return Err(Errno::EMFILE.into());
         }
-        // Looked at under the lock, as the end empties the table under it: nothing stays behind.
+        // Under the lock under which the end empties the table, so that no file is left over.
         if self.is_over() {
             return Err(Errno::ESTALE.into());
         }
@@ -274,7 +274,7 @@ impl Session {
         Ok(Answer::Opened { handle, entry, parent })
     }
 
-    /// The last close.
+    /// Closes an open file.
     pub fn close(&self, handle: Handle) -> Result<Answer, Fault> {
         let opened = self.opened.lock().expect("not poisoned").remove(&handle);
         let file = opened.ok_or(Errno::EBADF)?.file;
@@ -291,7 +291,7 @@ impl Session {
             (Target::Opened(opened), Some(_)) if opened.flags.contains(OpenFlags::WRITE) => {
                 Some(Usable::Opened(opened.clone()))
             }
-            // ftruncate(2) of a file that is open for reading.
+            // ftruncate(2) of a read-only descriptor.
             (Target::Opened(_), Some(_)) => return Err(Errno::EINVAL.into()),
             (Target::Node(_), Some(_)) => Some(self.usable(place, OpenFlags::WRITE)?),
         };
@@ -310,7 +310,7 @@ impl Session {
         let target = self.target(place)?;
         let own = match &target {
             Target::Opened(_) => None,
-            // What somebody may write but not read is his to sync, too.
+            // A file may be writable but not readable.
             Target::Node(node) => {
                 let read = self.reopen(node, OpenFlags::READ);
                 Some(read.or_else(|fault| self.reopen(node, OpenFlags::WRITE).map_err(|_| fault))?)
@@ -324,7 +324,7 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// How a file is that its caller has written to.
+    /// Returns the entry of a file that the caller may write.
     pub fn entry_of_writable(&self, place: Place) -> Result<Entry, Fault> {
         let file = self.usable(place, OpenFlags::WRITE)?;
         self.entry((file.as_fd(), place.file), Leases::ATTRIBUTES)
@@ -332,7 +332,7 @@ impl Session {
 
     /// lseek(2).
     pub fn seek(&self, place: Place, (offset, what): (u64, Sought)) -> Result<Answer, Fault> {
-        // A description of its own is not needed: nobody uses its offset.
+        // The session's own descriptor will do: nothing else uses its offset.
         let file = match self.target(place)? {
             Target::Opened(opened) => Usable::Opened(opened),
             Target::Node(_) => self.usable(place, OpenFlags::READ)?,
@@ -345,7 +345,7 @@ impl Session {
     }
 }
 
-/// Removes a file that was made a moment ago, unless the name has become another one's.
+/// Removes a file that was just created, unless its name refers to another file by now.
 pub fn unmake((parent, name): (&Node, &OsStr), made: &Stat) {
     let Ok(found) = rustix::fs::statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW) else { return };
     if (found.st_dev, found.st_ino) == (made.st_dev, made.st_ino) {
@@ -382,8 +382,8 @@ pub fn copy_step(
     Ok(copied as u64)
 }
 
-/// As the kernel has them. Appending is done by each write ([`super::transfer`]); nothing waits for
-/// pipes.
+/// Converts flags for open(2). Without `O_APPEND`: each write appends by itself
+/// ([`super::transfer`]). With `O_NONBLOCK`, so that no pipe blocks.
 fn kernel_flags(flags: OpenFlags) -> OFlags {
     let (reads, writes) = (flags.contains(OpenFlags::READ), flags.contains(OpenFlags::WRITE));
     let access = match (reads, writes) {
@@ -396,7 +396,7 @@ fn kernel_flags(flags: OpenFlags) -> OFlags {
     access | truncate | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK
 }
 
-/// Of an error of the standard library.
+/// Converts an error of the standard library.
 pub fn errno_of(error: std::io::Error) -> Fault {
     Fault::from(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
 }

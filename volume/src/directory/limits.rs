@@ -1,4 +1,4 @@
-//! How much one message may ask for. A number that a system call refuses anyway is left to it.
+//! Limits of one message. Numbers that a system call checks anyway are left to it.
 
 use std::ffi::OsString;
 
@@ -6,18 +6,18 @@ use nix::errno::Errno;
 
 use crate::store::{Op, ReadPart, Write};
 
-/// Names of one walk: as many as a path of PATH_MAX bytes has.
+/// Limit of names in one walk: as many as fit in PATH_MAX bytes.
 const MAX_NAMES: usize = 2048;
-/// Leases given back by one op; a gateway sends more in several.
+/// Limit of leases in one [`Op::Return`]; a gateway sends more in several.
 const MAX_RETURNED: usize = 65_536;
-/// Parts of one read, and writes of one call.
+/// Limit of parts in one read, and of writes in one call.
 const MAX_PARTS: usize = 16_384;
 /// PATH_MAX: a symbolic link's target.
 const MAX_TARGET_BYTES: usize = 4096;
 /// XATTR_SIZE_MAX.
 const MAX_VALUE_BYTES: usize = 64 << 10;
 
-/// Refuses an op that asks for too much at once.
+/// Refuses an op above the limits.
 pub fn check(op: &Op) -> Result<(), Errno> {
     match op {
         Op::Walk { names, .. } => check_names(names),
@@ -29,14 +29,14 @@ pub fn check(op: &Op) -> Result<(), Errno> {
     }
 }
 
-/// Refuses a read of too many parts, or of what no file can have.
+/// Refuses a read of too many parts, or with an invalid offset.
 pub fn check_parts(parts: &[ReadPart]) -> Result<(), Errno> {
     at_most(parts.len(), MAX_PARTS, Errno::E2BIG)?;
-    // An end may be beyond: it is as much as there is.
+    // The end may be `u64::MAX`, for the rest of the file.
     parts.iter().try_for_each(|part| check_offset(part.range.start, 0))
 }
 
-/// Refuses too many writes at once.
+/// Refuses too many writes, or invalid ones.
 pub fn check_writes(writes: &[Write]) -> Result<(), Errno> {
     at_most(writes.len(), MAX_PARTS, Errno::E2BIG)?;
     writes.iter().try_for_each(|write| match write {
@@ -46,7 +46,7 @@ pub fn check_writes(writes: &[Write]) -> Result<(), Errno> {
     })
 }
 
-/// pwritev2(2) takes -1 for the present position.
+/// Refuses offsets that are negative as `off_t`: pwritev2(2) takes -1 for the current position.
 fn check_offset(offset: u64, bytes: usize) -> Result<(), Errno> {
     let end = offset.checked_add(bytes as u64);
     if end.is_some_and(|end| i64::try_from(end).is_ok()) { Ok(()) } else { Err(Errno::EINVAL) }

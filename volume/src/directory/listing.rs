@@ -16,14 +16,14 @@ use super::{
 };
 use crate::store::{Answer, FileId, Kind, Leases, Listed, Listing, Walked};
 
-/// Names in one answer: about 150 bytes each on the wire, at most 450.
+/// Limit of names in one answer: about 150 bytes each on the wire, at most 450.
 pub const MAX_NAMES: u32 = 8192;
-/// What the kernel fills at a time.
+/// Size of the buffer for getdents64(2).
 const BUFFER_BYTES: usize = 64 << 10;
 /// PATH_MAX.
 const MAX_TARGET_BYTES: usize = 4096;
 
-/// A name as a directory has it.
+/// A directory entry.
 struct Found {
     name: OsString,
     cookie: u64,
@@ -32,7 +32,7 @@ struct Found {
 }
 
 impl Session {
-    /// Goes as far as it goes.
+    /// Looks up names one below the other, as far as they exist.
     pub fn walk(&self, from: FileId, names: &[OsString]) -> Result<Walked, Fault> {
         let mut at = self.directory.nodes.node(from)?;
         let mut walked =
@@ -57,7 +57,7 @@ impl Session {
         Ok(walked)
     }
 
-    /// The files that a walk is going to tell of.
+    /// Returns the files that a walk is going to report.
     pub fn walked_ids(&self, from: FileId, names: &[OsString]) -> Vec<FileId> {
         let mut ids = vec![from];
         let Ok(mut at) = self.directory.nodes.node(from) else { return ids };
@@ -71,8 +71,8 @@ impl Session {
         ids
     }
 
-    /// The files that a listing is going to tell of, and the directory, whose names may be held
-    /// back.
+    /// Returns the files that a listing is going to report, and the directory, whose names another
+    /// session may hold back.
     pub fn listed_ids(&self, directory: FileId, cookie: u64, limit: u32) -> Vec<FileId> {
         let Ok(node) = self.directory.nodes.node(directory) else { return Vec::new() };
         let found = self.names_of(&node, cookie, limit).map(|(found, _)| found).unwrap_or_default();
@@ -82,7 +82,7 @@ impl Session {
             .collect()
     }
 
-    /// Part of a directory.
+    /// Lists part of a directory.
     pub fn list(&self, directory: FileId, (cookie, limit): (u64, u32)) -> Result<Listing, Fault> {
         let node = self.directory.nodes.node(directory)?;
         if node.kind != Kind::Directory {
@@ -142,7 +142,7 @@ impl Session {
         Ok((found, true))
     }
 
-    /// Where a symbolic link leads.
+    /// Reads a symbolic link.
     pub fn read_link(&self, file: FileId) -> Result<Answer, Fault> {
         let node = self.directory.nodes.node(file)?;
         if node.kind != Kind::Symlink {

@@ -1,12 +1,11 @@
-//! Locks, which are the kernel's own: programs on the server see them, and it decides which exclude
-//! each other. flock(2) is taken on the session's open file. A range lock belongs to an owner of
-//! the workstation; each owner has a description of the file of its own here, with its locks on it
+//! File locks, taken from the kernel: programs on the server see them, and the kernel decides which
+//! conflict. flock(2) is taken on the session's open file. A range lock belongs to an owner on the
+//! workstation; each owner has its own open file description of the file, which holds its locks
 //! ("open file description locks", fcntl(2)).
 //!
-//! Invariant: whoever may not change an export keeps no program of the server, and no other
-//! session, from anything. On a read-only export an exclusive lock is refused (`EROFS`); a shared
-//! one is granted and excludes nobody: all who could be kept out by it write on the server, which
-//! does not wait for readers that may only read.
+//! Invariant: a client that may not change an export can't block a program of the server or another
+//! session. On a read-only export an exclusive lock is refused (`EROFS`); a shared one is granted
+//! but not taken, since it could only block writers on the server.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -35,13 +34,13 @@ use super::{
 };
 use crate::store::{Access, Answer, Caller, FileId, Lock, OpenFlags, Place, RangeLock, Wait};
 
-/// Nobody tells when a program of the server gives a lock back: it is looked for after an eighth of
-/// the time that was waited already, between these two. Locks of sessions are told of at once.
+/// Bounds of the polling interval for locks of programs on the server, whose release isn't
+/// notified: an eighth of the time waited so far. Unlocks by sessions wake at once.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LAST_LOOK: Duration = Duration::from_secs(1);
-/// Descriptions for locks, of one session.
+/// Limit of open file descriptions for locks per session.
 const MAX_OWNERS: usize = 4096;
-/// Ranges that one owner has locked of one file; the kernel has no bound of its own.
+/// Limit of locked ranges per owner and file; the kernel has none.
 const MAX_RANGES: usize = 4096;
 
 /// The range locks of a session.
@@ -54,18 +53,18 @@ pub struct Locks {
 #[derive(Debug)]
 struct Description {
     fd: OwnedFd,
-    /// Ranges that it may have, at most: a lock or a part given back makes two of one.
+    /// Upper bound of its locked ranges: each lock or partial unlock can add up to two.
     ranges: AtomicUsize,
-    /// Room for them among those of its account, a block each.
+    /// Charges to the account, one per block of ranges.
     rooms: Mutex<Vec<Charge>>,
     _charge: Charge,
 }
 
-/// Ranges that are charged at a time.
+/// Number of ranges in one charge.
 const BLOCK_RANGES: usize = 16;
 
 impl Locks {
-    /// Gives all back, and tells of which files.
+    /// Releases all locks, and returns their files.
     pub fn clear(&self) -> HashSet<FileId> {
         let cleared = std::mem::take(&mut *self.by_owner.lock().expect("not poisoned"));
         cleared.into_keys().map(|(file, _)| file).collect()
@@ -77,7 +76,7 @@ impl Locks {
 }
 
 impl Description {
-    /// Counts a range more.
+    /// Counts one more lock request, and charges the account for its ranges.
     fn count(&self, session: &Session) -> Result<(), Fault> {
         self.count_own()?;
         let mut rooms = self.rooms.lock().expect("not poisoned");
@@ -104,7 +103,7 @@ impl Description {
     }
 }
 
-/// Takes a lock, or gives it back. To stop waiting, drop the future.
+/// Takes or releases a lock. To cancel a wait, drop the future.
 pub async fn lock(
     session: &Arc<Session>,
     caller: &Caller,
@@ -114,8 +113,7 @@ pub async fn lock(
     let waiting = Waiting::default();
     let attempt = || async {
         let (lock, is_given_up) = (lock.clone(), waiting.0.clone());
-        // The kernel looks at all locks of a file, while others wait for the processor: one account
-        // does so on few.
+        // The kernel scans all locks of the file; the permit limits an account's use of processors.
         let _turn = session.account.step().await;
         let trying = session.as_caller(caller, move |session| {
             try_lock(session, (place, owner), &lock)?;
@@ -141,7 +139,7 @@ pub async fn lock(
     loop {
         let unlocked = waiter.wake.notified();
         tokio::pin!(unlocked);
-        // From here on no wake-up is missed.
+        // Registers for wake-ups before the attempt, so that none is missed.
         unlocked.as_mut().enable();
         match attempt().await {
             Err(Errno::EAGAIN) => {}
@@ -152,7 +150,7 @@ pub async fn lock(
     }
 }
 
-/// Tells the thread that works for it when nobody waits any more.
+/// On drop, tells the running job that the request was cancelled.
 #[derive(Default)]
 struct Waiting(Arc<AtomicBool>);
 
@@ -201,7 +199,7 @@ fn try_lock(session: &Session, (place, owner): (Place, u64), lock: &Lock) -> Res
                 Some(description) => description,
                 None => describe(session, (place, owner))?,
             };
-            // Giving back needs no room of others.
+            // An unlock is not charged.
             if range.access.is_some() {
                 description.count(session)?;
             } else {
@@ -216,8 +214,8 @@ fn try_lock(session: &Session, (place, owner): (Place, u64), lock: &Lock) -> Res
     Ok(())
 }
 
-/// What is in the way of a lock. Who has none of the file asks by a description that is closed at
-/// once.
+/// Finds a conflicting lock. An owner without locks of the file uses a temporary open file
+/// description.
 pub fn test(
     session: &Session,
     (place, owner): (Place, u64),
@@ -242,7 +240,7 @@ pub fn test(
     Ok(Answer::Locked(Some(RangeLock { range: start..end, access: Some(access) })))
 }
 
-/// Gives back all range locks of an owner.
+/// Releases all range locks of an owner.
 pub fn unlock(session: &Session, file: FileId, owner: u64) {
     let removed = session.locks.by_owner.lock().expect("not poisoned").remove(&(file, owner));
     if removed.is_some() {
@@ -251,9 +249,9 @@ pub fn unlock(session: &Session, file: FileId, owner: u64) {
     }
 }
 
-/// Opens the file once more, for one owner's locks, as the caller may: flock(2) excludes others
-/// also through a descriptor for reading, which the client's kernel sees to; a range is locked
-/// through one for writing.
+/// Opens the file once more for one owner's locks, for reading and writing if the caller may: an
+/// exclusive range lock needs a descriptor for writing. The client's kernel turns flock(2) through
+/// one for reading into such a lock.
 fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Description>, Fault> {
     let charge =
         session.directory.machine.descriptors.try_take(&session.account, 1).ok_or(Errno::ENOLCK)?;
@@ -283,15 +281,15 @@ fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Descr
     if by_owner.len() >= MAX_OWNERS {
         return Err(Errno::ENOLCK.into());
     }
-    // Looked at under the lock, as the end empties the table under it: nothing stays behind.
+    // Under the lock under which the end empties the table, so that no lock is left over.
     if session.is_over() {
         return Err(Errno::ESTALE.into());
     }
     Ok(by_owner.entry((place.file, owner)).or_insert(description).clone())
 }
 
-/// Opens the file once more to ask about locks, as the caller may: to read, wherever that is
-/// possible. One that is open for writing is no program that can be started.
+/// Opens the file once more to test for locks, read-only if possible: a program that is open for
+/// writing can't be executed (ETXTBSY).
 fn open_to_ask(session: &Session, place: Place) -> Result<OwnedFd, Fault> {
     match session.target(place)? {
         Target::Opened(opened)
@@ -302,7 +300,7 @@ fn open_to_ask(session: &Session, place: Place) -> Result<OwnedFd, Fault> {
         }
         Target::Opened(opened) => Ok(open_again(&opened, OFlags::RDONLY)?),
         Target::Node(_) => {
-            // An export that is not to be changed gives nothing to write to.
+            // A read-only export allows no descriptor for writing.
             let usable = session.usable(place, OpenFlags::READ);
             let usable = usable.or_else(|_| session.usable(place, OpenFlags::WRITE))?;
             usable.as_fd().try_clone_to_owned().map_err(super::files::errno_of)

@@ -1,22 +1,21 @@
-//! The store over a directory of this machine: what an executor serves. Every path is walked by the
-//! kernel below the directory; nothing leads out of it, nor into what else is mounted there.
+//! The store over a local directory, which an executor serves. The kernel resolves every path
+//! beneath the directory (openat2(2)): no path leads out of it or into another mount.
 //!
-//! * [`Directory`]: one export, with the rights of those who use it; [`DirectorySession`]: one of
-//!   them
-//! * `session`: one op, from what it is going to touch to its answer
-//! * `nodes`: which file an id means; `attributes`: how it is
-//! * `names`: names made, changed and removed; `listing`: walked and listed
-//! * `files`: open files, their bytes; `transfer`: many at a time; `steps`: what takes long;
-//!   `locks`; `limits`: of one message
+//! * [`Directory`]: one export, with the rights that apply; [`DirectorySession`]: a session with it
+//! * `session`: one op, from its intents to its answer; `rights`: permission checks before recalls
+//! * `nodes`: files by id; `attributes`: stat, chmod, xattrs and the like
+//! * `names`: create, rename, remove; `listing`: walk, list
+//! * `files`: open files; `transfer`: bulk reads and writes; `steps`: long operations; `locks`;
+//!   `limits`: of one message
 //! * `reserved`: space held for files that a session is going to put
-//! * [`watch`]: what other programs change
-//! * `workers`: the threads; `account`: what each identity may use of what is shared; `sys`: the
-//!   file with `unsafe`
+//! * [`watch`]: changes by other programs
+//! * `workers`: the threads; `account`: fair shares; `rivals`: recent CPU use by account; `sys`:
+//!   the module with `unsafe`
 //!
 //! Invariant: every system call about a name or a file of the export is made on a worker thread
-//! between the beginning and the end of `session::Session::as_caller`, as the caller and without
-//! any capability that the caller does not have. The one exception is `sys::open_handle`, of which
-//! `nodes` uses no more than the path.
+//! inside `session::Session::as_caller`, as the caller and without any capability that the caller
+//! does not have. The one exception is `sys::open_handle`, of whose result `nodes` uses only the
+//! path.
 
 mod account;
 mod attributes;
@@ -61,10 +60,10 @@ use crate::{
     store::{Caller, FileId, Leases, Watched},
 };
 
-/// Names of so many directories are changed at the same time.
+/// Number of locks for changes of names: a directory's id selects its lock.
 const NAME_LOCKS: usize = 64;
 
-/// With whose rights files are touched.
+/// Identity that files are accessed as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rights {
     /// This process's.
@@ -75,27 +74,27 @@ pub enum Rights {
     Callers,
 }
 
-/// Whether anything may be changed.
+/// Read-write or read-only export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutability {
     /// As the rights allow.
     ReadWrite,
-    /// Nothing (`EROFS`).
+    /// Every change fails with `EROFS`.
     ReadOnly,
 }
 
-/// Locks that sessions wait for, in all and of one account.
+/// Limits for waiting lock requests: in all, and of one account.
 const MAX_WAITING_LOCKS: usize = 4096;
 const MAX_WAITING_LOCKS_OF_ONE: usize = 256;
-/// Ranges that sessions have locked, in all and of one account: some 200 bytes of the kernel's
-/// each, and all those of one file are looked at for each lock of it.
+/// Limits for locked ranges: in all, and of one account. Each takes some 200 bytes in the kernel,
+/// which scans all ranges of a file for each lock request.
 const MAX_LOCKED_RANGES: usize = 1 << 18;
 const MAX_LOCKED_RANGES_OF_ONE: usize = 1 << 16;
-/// Sessions that are being settled, in all and of one account. There is room for each of some
-/// hundreds of accounts.
+/// Limits for concurrent [`Op::Settle`](crate::store::Op::Settle): in all (room for some hundreds
+/// of accounts), and of one account.
 const MAX_SETTLING: usize = 1024;
 const MAX_SETTLING_OF_ONE: usize = 2;
-/// What all directories of one machine share.
+/// Resources that all exports of one machine share.
 #[derive(Debug)]
 pub struct Machine {
     /// The leases.
@@ -106,7 +105,7 @@ pub struct Machine {
     waiting_locks: Arc<Pool>,
     locked_ranges: Arc<Pool>,
     settling: Arc<Pool>,
-    /// Of open files and of locks: half of what this process may have.
+    /// Descriptors for open files and locks: half of this process's limit.
     descriptors: Arc<Pool>,
     remembered: Arc<AtomicUsize>,
 }
@@ -118,13 +117,12 @@ pub struct Directory {
     nodes: Nodes,
     /// Its path, without symbolic links.
     tree: PathBuf,
-    /// Its device (major, minor) and inode. Nothing else gets this inode while the directory is
-    /// open.
+    /// Its device (major, minor) and inode, which is not reused while the directory is open.
     identity: (u32, u32, u64),
     rights: Rights,
     mutability: Mutability,
     watched: Watched,
-    /// Looking a name up and changing it are one step, among our own.
+    /// Make look-up and change of a name atomic within this process.
     name_locks: [Mutex<()>; NAME_LOCKS],
 }
 
@@ -134,13 +132,13 @@ fn open_root(path: &Path) -> io::Result<OwnedFd> {
 }
 
 fn identity_of(root: &OwnedFd) -> io::Result<(u32, u32, u64)> {
-    // Which file it is the kernel knows without asking a server.
+    // The inode number needs no request to a network file system's server.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let about = statx(root, c"", flags, StatxFlags::INO)?;
     Ok((about.stx_dev_major, about.stx_dev_minor, about.stx_ino))
 }
 
-/// An error number, whichever crate it comes from.
+/// Error number from nix or rustix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault(Errno);
 
@@ -163,17 +161,16 @@ impl From<Fault> for Errno {
 }
 
 impl Machine {
-    /// Starts the threads, and the watch over what other programs change.
+    /// Starts the threads, and the watch for changes by other programs.
     ///
     /// # Errors
-    /// When the system has no threads left.
+    /// The system can't start more threads.
     pub fn start() -> io::Result<Arc<Self>> {
         Self::start_with(Arc::default(), Arc::default())
     }
 
-    /// The same over leases that outlive it: penalties for leases that were not given back in time
-    /// must not end with the sessions of whoever has earned them. `rivals` are also those who do
-    /// something else.
+    /// Like [`Machine::start`], but with a keeper that outlives it, since penalties for late
+    /// returns of leases must outlive the session. `rivals` also counts the accounts' other work.
     ///
     /// # Errors
     /// See [`Machine::start`].
@@ -181,7 +178,7 @@ impl Machine {
         Self::with(Watch::start(keeper.clone()), keeper, rivals)
     }
 
-    /// As on a machine that does not tell what other programs change.
+    /// Like [`Machine::start`], but without a watch for changes by other programs.
     ///
     /// # Errors
     /// See [`Machine::start`].
@@ -189,7 +186,7 @@ impl Machine {
         Self::with(Watch::none(), Arc::default(), Arc::default())
     }
 
-    /// Without any thread: nothing is watched, and each job is done by whoever asks for it.
+    /// Creates a machine without threads and watch, on which each job runs on its caller's thread.
     /// For simulations.
     #[must_use]
     pub fn without_threads(keeper: Arc<Keeper>) -> Arc<Self> {
@@ -224,10 +221,10 @@ impl Machine {
 }
 
 impl Directory {
-    /// The directory at `path`, which leads through no symbolic link.
+    /// Opens the directory at `path`, which must contain no symbolic link.
     ///
     /// # Errors
-    /// The system's, when it can't be opened or is none.
+    /// The system's, if it can't be opened or is no directory.
     pub fn open(
         machine: Arc<Machine>,
         path: &Path,
@@ -253,20 +250,19 @@ impl Directory {
         }))
     }
 
-    /// How other programs' changes are noticed.
+    /// Returns the method by which changes by other programs are noticed.
     #[must_use]
     pub fn watched(&self) -> Watched {
         self.watched
     }
 
-    /// The directory's path, without symbolic links.
+    /// Returns the directory's path, without symbolic links.
     #[must_use]
     pub fn tree(&self) -> &Path {
         &self.tree
     }
 
-    /// Whether that path leads to this directory now, rather than to another one, or nowhere. May
-    /// block.
+    /// Returns true if that path leads to this directory at present. May block.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         open_root(path)
@@ -274,19 +270,18 @@ impl Directory {
             .is_ok_and(|identity| identity == self.identity)
     }
 
-    /// Whether both are one directory of the file system, with whatever rights it is used.
+    /// Returns true if both are the same directory of the file system, whatever their rights.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
-    /// Gives back what it holds of files that other programs have removed. May block.
+    /// Closes descriptors of files that other programs have removed. May block.
     pub fn close_removed(&self) {
         self.nodes.close_removed();
     }
 
-    /// While what it gives lives, this thread has the rights that the caller's files are touched
-    /// with.
+    /// Gives this thread the identity for the caller's accesses, until the result is dropped.
     fn act(&self, caller: &Caller) -> Result<Option<Acting>, Fault> {
         match &self.rights {
             Rights::Own => Ok(None),
@@ -306,7 +301,7 @@ impl Directory {
         (directory.generation % NAME_LOCKS as u64) as usize
     }
 
-    /// Somebody's leases are of a file that was touched without announcement.
+    /// Ends other sessions' leases of a file that was changed without announcement.
     fn touched(&self, file: FileId, leases: Leases) {
         self.machine.keeper.changed([(self.nodes.file(file), leases)]);
     }

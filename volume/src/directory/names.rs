@@ -1,4 +1,4 @@
-//! Names made, changed and removed.
+//! Operations that create, rename and remove names.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -16,11 +16,11 @@ use super::{
 };
 use crate::store::{Answer, Entry, FileId, Kind, Leases, NewMode, Op, Removal, Renaming};
 
-/// Permissions with the bits above.
+/// Permission bits with setuid, setgid and sticky.
 const PERMISSIONS: u32 = 0o7777;
 
 impl Session {
-    /// A new name: of a directory, a node, a symbolic link, or for a file that is.
+    /// Creates a directory, a node, a symbolic link or a hard link.
     pub fn make(&self, op: &Op) -> Result<Answer, Fault> {
         let (Op::MakeDirectory { parent, name, .. }
         | Op::MakeNode { parent, name, .. }
@@ -63,7 +63,7 @@ impl Session {
         Ok(Answer::Made { entry, parent: self.entry_of_node(&parent)? })
     }
 
-    /// Makes a name, and looks at what it means then.
+    /// Creates a name by `make`, and looks it up; returns parent and child.
     pub fn make_in(
         &self,
         parent: FileId,
@@ -119,7 +119,7 @@ impl Session {
             Renaming::Exchange => RenameFlags::EXCHANGE,
         };
         rustix::fs::renameat_with(&old.fd, &from.1, &new.fd, &to.1, flags)?;
-        // Of one file with two names nothing happens (rename(2)).
+        // Two names of one file: a no-op (rename(2)).
         let is_changed = other.as_ref().is_none_or(|other| other.id != file.id);
         if is_changed {
             nodes.removed(file.id, old.id, &from.1);
@@ -142,7 +142,7 @@ impl Session {
         })
     }
 
-    /// A file that has lost a name: it may have others, or be open.
+    /// Returns the entry of a file that has lost a name, if it has others or is open.
     fn rest_of(&self, node: &Node) -> Result<Option<Entry>, Fault> {
         let entry = self.entry((node.fd.as_fd(), node.id), Leases::ATTRIBUTES)?;
         let is_open = || {
@@ -151,12 +151,11 @@ impl Session {
         Ok(Some(entry).filter(|entry| entry.attributes.links > 0 || is_open()))
     }
 
-    /// Until it is dropped, names of these directories mean what they mean, as far as this process
-    /// is concerned.
+    /// Locks the names of these directories against changes by this process.
     fn lock_names(&self, directories: &[FileId]) -> Vec<MutexGuard<'_, ()>> {
         let mut numbers: Vec<usize> =
             directories.iter().map(|id| self.directory.name_lock(*id)).collect();
-        // In one order everywhere, so that nobody waits in a circle.
+        // In one order everywhere, against deadlock.
         numbers.sort_unstable();
         numbers.dedup();
         numbers
@@ -167,7 +166,8 @@ impl Session {
 }
 
 impl super::Directory {
-    /// Between announcement and deed the name may have come to mean another file.
+    /// Ends others' leases of a file unless its change was announced: between announcement and
+    /// execution, the name may have come to refer to another file.
     fn touched_unless_begun(&self, node: &Node, session: &Session) {
         let file = self.nodes.file(node.id);
         let is_begun = session.keeper().table().is_changing(file, session.id);
@@ -177,15 +177,16 @@ impl super::Directory {
     }
 }
 
-/// Of something new in a directory. Whoever can change the directory's default ACL meanwhile could
-/// have given others as much by it.
+/// Returns the mode for a new file in a directory. A race with a change of the default ACL is
+/// harmless: who can change it can grant the same access by it.
 pub fn permissions(parent: &Node, mode: NewMode) -> Mode {
     let is_masked = mode.withheld == 0 || attributes::has_no_default_acl(parent.fd.as_fd());
     let mode = if is_masked { mode.masked } else { mode.masked | mode.withheld };
     Mode::from_raw_mode(mode & PERMISSIONS)
 }
 
-/// Devices of the server are nothing to be reached from elsewhere.
+/// Returns the type for mknodat(2). Device files are refused: they would give clients access to the
+/// server's devices.
 fn node_type(kind: Kind) -> Result<FileType, Fault> {
     match kind {
         Kind::Regular => Ok(FileType::RegularFile),

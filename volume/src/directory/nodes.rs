@@ -1,14 +1,13 @@
-//! Which file an id means: every file that a session was told of, and the way back to it. An id
-//! that was never given out leads nowhere, so that no guessing leads out of the export.
+//! Files by id: every file that a session has seen, with hints for finding it again. An id that was
+//! never given out is unknown, so that guessed ids don't lead out of the export.
 //!
-//! Invariant: an id becomes a file in hand only by a walk from the export's root that the kernel
-//! has just made with the caller's rights, and that has ended at the file of that id. So every
-//! directory on the way is one that this caller may search, at this moment. Descriptors, handles
-//! and names that are kept tell only where to walk; what they say is never trusted, and a
-//! descriptor that was opened for one caller serves no other. One exception: a file that has lost
-//! its last name can't be walked to, and is served to the account that walked to it last, which
-//! could have kept it open. All of [`Nodes::node`] and [`Nodes::child`] is to be called with the
-//! caller's rights ([`super::session::Session::as_caller`]).
+//! Invariant: an id is resolved only by a path walk from the export's root that the kernel has just
+//! made with the caller's rights, and that has ended at the file of that id. So this caller may
+//! search every directory of the path at this moment. Cached descriptors, handles and names are
+//! only hints for the path, never trusted, and a descriptor that was opened for one caller serves
+//! no other. One exception: a file without names has no path, and is served to the account that
+//! walked to it last, which could have kept it open. [`Nodes::node`] and [`Nodes::child`] must be
+//! called with the caller's rights ([`super::session::Session::as_caller`]).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -37,47 +36,47 @@ use crate::{
     store::{FileId, Kind},
 };
 
-/// Files that all directories of a machine remember together: about 250 bytes each, at most 500.
-/// Who asks for an older one gets ESTALE and walks to it again.
+/// Limit of known files for all exports of a machine: about 250 bytes each, at most 500. An evicted
+/// one is answered with ESTALE, and the client walks to it again.
 pub const MAX_NODES: usize = 250_000;
-/// Descriptors kept open: they know where their files have been moved by other programs. A file
-/// that is removed has none for longer than [`Nodes::close_removed`] takes.
+/// Limit of cached descriptors, which follow renames by other programs. Those of removed files are
+/// closed by [`Nodes::close_removed`].
 const MAX_DESCRIPTORS: usize = 1024;
 /// NAME_MAX.
 const MAX_NAME_BYTES: usize = 255;
-/// PATH_MAX, without the zero at its end: what the kernel walks at a time.
+/// PATH_MAX without the NUL at its end: the longest path of one system call.
 const MAX_PATH_BYTES: usize = 4095;
-/// Names of one file that are remembered.
+/// Limit of known names of one file.
 const MAX_LINKS: usize = 8;
-/// Directories above a file that are looked up by their names, where no descriptor knows the way.
+/// Limit of path components when a path is built from known names.
 const MAX_DEPTH: usize = 4096;
 
-/// A file in hand.
+/// A resolved file.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// Its id.
     pub id: FileId,
-    /// What it is.
+    /// Its file type.
     pub kind: Kind,
     /// An `O_PATH` descriptor.
     pub fd: Arc<OwnedFd>,
 }
 
-/// All that are known.
+/// All known files.
 #[derive(Debug)]
 pub struct Nodes {
     root: Node,
-    /// Its mount: nothing of another is entered.
+    /// The root's mount id; other mounts aren't entered.
     mount: u64,
     system: u64,
-    /// Whether handles can be opened; otherwise files are found again by name.
+    /// True if file handles can be opened; otherwise files are found again by name.
     opens_handles: bool,
     telling: Purpose,
-    /// Its files can have ACLs.
+    /// True if the file system supports ACLs.
     has_acls: bool,
-    /// The root's path when it was last looked at. It only tells where to walk.
+    /// The root's path at the last look; only a hint.
     root_path: Mutex<PathBuf>,
-    /// Files that all directories of the machine remember.
+    /// Number of known files of all exports of the machine.
     remembered: Arc<AtomicUsize>,
     state: Mutex<State>,
 }
@@ -85,7 +84,7 @@ pub struct Nodes {
 #[derive(Debug, Default)]
 struct State {
     known: HashMap<FileId, Known>,
-    /// Oldest first; those used since go to the back once more.
+    /// Eviction order (second chance): a used file goes to the back once more.
     order: VecDeque<FileId>,
     open: VecDeque<FileId>,
 }
@@ -96,26 +95,26 @@ type At = (FileId, Box<OsStr>);
 #[derive(Debug)]
 struct Known {
     handle: Option<Handle>,
-    /// The names under which it was found, the last one first: a file may have several.
+    /// The names under which it was found, the latest first: a file may have several.
     at: Vec<At>,
     fd: Option<Arc<OwnedFd>>,
-    /// It is in [`State::open`].
+    /// True if it is in [`State::open`].
     is_listed: bool,
-    /// The account that walked to it last.
+    /// Uid of the caller that walked to it last.
     walker: u32,
     is_used: bool,
 }
 
-/// Whether a descriptor is kept for what is looked at.
+/// Policy for caching the descriptor of a file that was looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
     Open,
-    /// One of many: a directory's listing.
+    /// Not cached: one of many, as in a directory's listing.
     Way,
 }
 
 impl Nodes {
-    /// Below that directory.
+    /// Creates an empty table for the export at `root`.
     pub fn new(
         root: OwnedFd,
         may_open_handles: bool,
@@ -156,23 +155,23 @@ impl Nodes {
         })
     }
 
-    /// The export's own directory.
+    /// Returns the export's root directory.
     pub fn root(&self) -> &Node {
         &self.root
     }
 
-    /// Says that files of the export can have ACLs.
+    /// Returns true if files of the export can have ACLs.
     pub fn has_acls(&self) -> bool {
         self.has_acls
     }
 
-    /// As leases name it.
+    /// Returns the file's key in the lease table.
     pub fn file(&self, id: FileId) -> File {
         File { system: self.system, generation: id.generation }
     }
 
-    /// A file that was given out before; `EACCES` when the caller may not walk to it, `ESTALE` when
-    /// no way is known any more.
+    /// Resolves an id that was given out before; `EACCES` if the caller may not walk to it,
+    /// `ESTALE` if no path is known any more.
     pub fn node(&self, id: FileId) -> Result<Node, Fault> {
         if id == self.root.id {
             return Ok(self.root.clone());
@@ -213,7 +212,7 @@ impl Nodes {
         Err(outcome)
     }
 
-    /// The file of that id, if it has no name any more and this caller was the last to walk to it.
+    /// Returns the file of that id if it has no names and this caller was the last to walk to it.
     fn unlinked(&self, id: FileId, fd: Arc<OwnedFd>) -> Option<Node> {
         let walker = self.state.lock().expect("not poisoned").known.get(&id)?.walker;
         let found = look(fd.as_fd()).ok()?;
@@ -238,7 +237,8 @@ impl Nodes {
         Ok(node)
     }
 
-    /// Walks from the root, with the rights of this thread; it is to end at the file of that id.
+    /// Walks from the root with this thread's rights; `ESTALE` unless it ends at the file of that
+    /// id.
     fn walk_to(&self, id: FileId, path: &Path) -> Result<Node, Fault> {
         let fd = self.open_below_root(path)?;
         let found = look(fd.as_fd())?;
@@ -249,7 +249,7 @@ impl Nodes {
         Ok(Node { id, kind: found.kind, fd: Arc::new(fd) })
     }
 
-    /// As openat2(2), also where the path is longer than one call takes.
+    /// Like openat2(2), but also for paths longer than PATH_MAX.
     fn open_below_root(&self, path: &Path) -> Result<OwnedFd, Fault> {
         if path.as_os_str().len() <= MAX_PATH_BYTES {
             return self.open_beneath(self.root.fd.as_fd(), path.as_os_str());
@@ -266,7 +266,7 @@ impl Nodes {
         self.open_beneath(at.as_fd(), part.as_os_str())
     }
 
-    /// Below the root, as far as the kernel knows of a descriptor.
+    /// Returns the kernel's path of a descriptor, relative to the root.
     fn path_below(&self, fd: &OwnedFd) -> Option<PathBuf> {
         let path = path_of(fd)?;
         let mut root = self.root_path.lock().expect("not poisoned");
@@ -277,27 +277,26 @@ impl Nodes {
         Some(below).filter(|below| !below.as_os_str().is_empty())
     }
 
-    /// Below the root, by the names under which it and the directories above were found.
+    /// Returns paths relative to the root, built from the known names of the file and its parents.
     fn known_paths(&self, id: FileId) -> Vec<PathBuf> {
         let state = self.state.lock().expect("not poisoned");
         let names = state.known.get(&id).map_or(&[][..], |known| &known.at);
         names.iter().filter_map(|at| state.path_of(at, self.root.id)).collect()
     }
 
-    /// The file of a name. The name is one component; a symbolic link is found itself.
+    /// Looks up a name, which is one component. Doesn't follow a symbolic link.
     pub fn child(&self, parent: &Node, name: &OsStr, keep: Keep) -> Result<Node, Fault> {
         check_name(name)?;
         let fd = self.open_beneath(parent.fd.as_fd(), name)?;
         self.remember(fd, Some((parent.id, name)), keep)
     }
 
-    /// A file several names down, not through symbolic links. Each on the way is found again by its
-    /// name.
+    /// Looks up names one below the other, without following symbolic links.
     pub fn descend(&self, from: &Node, names: &[OsString]) -> Result<Node, Fault> {
         names.iter().try_fold(from.clone(), |at, name| self.child(&at, name, Keep::Open))
     }
 
-    /// Gives a file its id. `at`: where it was found.
+    /// Adds a file to the table, and returns it with its id. `at`: its directory and name.
     pub fn remember(
         &self,
         fd: OwnedFd,
@@ -313,7 +312,7 @@ impl Nodes {
         let fd = Arc::new(fd);
         let handle = handle.filter(|_| self.opens_handles);
         let at: Vec<At> = at.map(|(parent, name)| (parent, name.into())).into_iter().collect();
-        // Without another way back the descriptor is all there is.
+        // Without a name and a handle, only the descriptor leads back to the file.
         let keep = if at.is_empty() && handle.is_none() { Keep::Open } else { keep };
         let mut state = self.state.lock().expect("not poisoned");
         let walker = sys::file_ids().0;
@@ -328,7 +327,7 @@ impl Nodes {
         Ok(Node { id, kind: found.kind, fd })
     }
 
-    /// A file has another name now.
+    /// Notes a file's new name.
     pub fn moved(&self, id: FileId, parent: FileId, name: &OsStr) {
         let mut state = self.state.lock().expect("not poisoned");
         if let Some(known) = state.known.get_mut(&id) {
@@ -336,7 +335,7 @@ impl Nodes {
         }
     }
 
-    /// A file has lost a name.
+    /// Notes that a file has lost a name.
     pub fn removed(&self, id: FileId, parent: FileId, name: &OsStr) {
         let mut state = self.state.lock().expect("not poisoned");
         if let Some(known) = state.known.get_mut(&id) {
@@ -345,8 +344,8 @@ impl Nodes {
         }
     }
 
-    /// Closes the descriptors of files that other programs have removed, which would keep their
-    /// space. May block.
+    /// Closes cached descriptors of files that other programs have removed, to free their space.
+    /// May block.
     pub fn close_removed(&self) {
         let open: Vec<(FileId, Arc<OwnedFd>)> = {
             let state = self.state.lock().expect("not poisoned");
@@ -374,13 +373,13 @@ impl Nodes {
     }
 }
 
-/// How every path below the export is walked: by the kernel, which leaves it by no way.
+/// Flags of openat2(2) by which the kernel confines every path walk to the export.
 pub const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_XDEV);
 
-/// Refuses what is no name.
+/// Refuses an invalid file name.
 pub fn check_name(name: &OsStr) -> Result<(), Fault> {
     let bytes = name.as_bytes();
     match bytes {
@@ -400,7 +399,7 @@ impl Known {
 }
 
 impl State {
-    /// The way to a name from the root.
+    /// Returns the path of a name relative to the root.
     fn path_of(&self, at: &At, root: FileId) -> Option<PathBuf> {
         let mut names: Vec<&OsStr> = vec![&at.1];
         let mut directory = at.0;
@@ -423,7 +422,7 @@ impl State {
             new.at.into_iter().for_each(|at| known.found_at(at));
             return;
         }
-        // Others have theirs: see [`super::account`].
+        // Fair shares between exports: see [`super::account`].
         while !is_share((self.known.len(), 1), (remembered.load(Ordering::Relaxed), MAX_NODES)) {
             let Some(oldest) = self.order.pop_front() else { break };
             match self.known.get_mut(&oldest) {
@@ -470,12 +469,12 @@ fn has_no_name(fd: &Arc<OwnedFd>) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|found| found.st_nlink == 0)
 }
 
-/// The path that the kernel knows of a descriptor.
+/// Returns the kernel's path of a descriptor.
 fn path_of(fd: &OwnedFd) -> Option<PathBuf> {
     std::fs::read_link(super::attributes::link_to(fd.as_fd())).ok()
 }
 
-/// Of two failures on different ways the one that says more: that no way was found is the least.
+/// Returns the more specific of two errors of different paths: "not found" is the least specific.
 fn graver(known: Fault, new: Fault) -> Fault {
     let says_little = [Errno::ESTALE, Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP, Errno::EXDEV];
     if says_little.map(Fault::from).contains(&new) { known } else { new }
@@ -505,7 +504,7 @@ fn look(fd: BorrowedFd<'_>) -> Result<Look, Fault> {
     })
 }
 
-/// The file's number, of its handle where the file system has such, otherwise of when it was made.
+/// Returns the file's generation: derived from its handle, or else from its creation time.
 fn number_of(fd: BorrowedFd<'_>, found: &Look, purpose: Purpose) -> (u64, Option<Handle>) {
     match sys::handle_of(fd, purpose) {
         Ok(handle) => (handle.number(), Some(handle).filter(|_| purpose == Purpose::Opening)),
@@ -522,7 +521,7 @@ fn number_of(fd: BorrowedFd<'_>, found: &Look, purpose: Purpose) -> (u64, Option
     }
 }
 
-/// Of the bits of `st_mode`.
+/// Returns the file type in `st_mode`.
 pub fn kind_of(mode: u32) -> Kind {
     use rustix::fs::FileType;
     match FileType::from_raw_mode(mode) {

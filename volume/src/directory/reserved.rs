@@ -62,7 +62,7 @@ impl SpaceHold {
                 bytes - self.bytes,
             );
             if let Err(errno) = grown {
-                // Some file systems keep what there was room for.
+                // Some file systems keep a partial allocation.
                 rustix::fs::ftruncate(&self.file, self.bytes)?;
                 return Err(errno.into());
             }
@@ -79,7 +79,7 @@ impl Reservations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all.
+    /// Ends all reservations.
     pub fn clear(&self) {
         self.all().clear();
     }
@@ -150,7 +150,7 @@ impl Session {
         }
         let node = self.directory.nodes.node(directory)?;
         let found = rustix::fs::fstatvfs(&node.fd)?;
-        // File systems that make inodes as they need them say 0.
+        // File systems that allocate inodes dynamically report 0.
         let has_few_files = found.f_files > 0 && found.f_favail < MIN_FREE_FILES;
         let held = all.get(caller).map_or(0, |reserved| reserved.bytes);
         let available = found.f_bavail.saturating_mul(found.f_frsize).saturating_add(held);
@@ -169,7 +169,7 @@ impl Session {
         let file = rustix::fs::openat2(&node.fd, ".", flags, Mode::RUSR | Mode::WUSR, BENEATH)?;
         let mut reserved = SpaceHold { file, bytes: 0, _charge: charge };
         reserved.resize(bytes)?;
-        // A session that has ended meanwhile has cleared them already.
+        // A session that has ended meanwhile has already cleared its reservations.
         if !self.is_over() {
             all.insert(caller.clone(), reserved);
         }

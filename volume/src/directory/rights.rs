@@ -1,8 +1,8 @@
-//! What the kernel is going to refuse, found out before anybody gives up a lease for it.
+//! Permission checks before an operation, so that a refused one recalls no leases.
 //!
-//! Invariant: whatever is refused here, the kernel would refuse with the same errno, for the caller
-//! that this thread acts for (an ACL that is none apart: EPERM comes before EINVAL here). So a
-//! check that is missing costs others a recall, and none changes what is allowed.
+//! Invariant: the kernel would refuse everything that these checks refuse, with the same errno, for
+//! the caller that this thread acts for (except for an invalid ACL: EPERM comes before EINVAL). So
+//! a missing check costs others a recall, and no check changes the access rules.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -27,14 +27,14 @@ use super::{
 };
 use crate::store::{Changes, FileId, Kind, NewTime, Op, OpenFlags, Place, Renaming};
 
-/// `fs.protected_hardlinks` (proc_sys_fs(5)): nobody links a file that is another's and that he may
-/// not read and write.
+/// `fs.protected_hardlinks` (proc_sys_fs(5)): a user can't link a file of another user unless he
+/// may read and write it.
 static ARE_LINKS_PROTECTED: LazyLock<bool> = LazyLock::new(|| {
     fs::read("/proc/sys/fs/protected_hardlinks").is_ok_and(|value| value.starts_with(b"1"))
 });
 
 impl Session {
-    /// Whether the caller may do this, as far as rights go.
+    /// Checks the caller's permissions for an op.
     pub fn check_rights(&self, op: &Op) -> Result<(), Fault> {
         match op {
             Op::Set { place, changes } => self.check_changes(*place, changes),
@@ -71,7 +71,7 @@ impl Session {
         }
     }
 
-    /// Whether the caller may write there: the file is open for it, or would be opened.
+    /// Checks that the file is open for writing, or that the caller may open it so.
     pub fn check_writing(&self, place: Place) -> Result<(), Fault> {
         match self.target(place)? {
             Target::Opened(opened) if opened.flags.contains(OpenFlags::WRITE) => Ok(()),
@@ -83,7 +83,7 @@ impl Session {
         }
     }
 
-    /// Whether the caller may change these.
+    /// Checks that the caller may change these attributes.
     pub fn check_changes(&self, place: Place, changes: &Changes) -> Result<(), Fault> {
         let target = self.target(place)?;
         let fd = target.fd();
@@ -107,7 +107,7 @@ impl Session {
         }
     }
 
-    /// Whether the caller may put names into a directory.
+    /// Checks that the caller may create names in a directory.
     pub fn check_new_names(&self, directory: &Node) -> Result<(), Fault> {
         may(directory.fd.as_fd(), AccessFlags::W_OK | AccessFlags::X_OK)
     }
@@ -127,8 +127,8 @@ impl Session {
             require(!is_link(target.fd())?, Errno::EOPNOTSUPP)?;
             return require(owns(target.fd(), Capability::Fowner)?, Errno::EPERM);
         }
-        // Only files and directories have these, and directories for all have their owner's
-        // (xattr(7)).
+        // Only regular files and directories have user attributes; those of a sticky directory
+        // belong to its owner (xattr(7)).
         let mode = rustix::fs::fstat(target.fd())?.st_mode;
         match FileType::from_raw_mode(mode) {
             FileType::RegularFile => {}
@@ -178,8 +178,7 @@ impl Session {
             if from == to {
                 return Ok(());
             }
-            // A directory that moves has another one above it from then on, which is written into
-            // it.
+            // A moved directory gets another `..`, which is a write to it.
             let moved = [
                 self.child(*from, old)?,
                 self.child(*to, new)?.filter(|_| how == Renaming::Exchange),
@@ -189,13 +188,13 @@ impl Session {
             directories.try_for_each(|node| may_write(node.fd.as_fd()))
         };
         let Err(fault) = checks() else { return Ok(()) };
-        // What has nothing to do with rights comes first.
+        // Errors other than permissions take precedence.
         let file = self.child(*from, old)?.ok_or(Errno::ENOENT)?;
         match self.child(*to, new)? {
             Some(other) if how == Renaming::NoReplace && other.id != file.id => {
                 Err(Errno::EEXIST.into())
             }
-            // One file with two names: nothing happens.
+            // Two names of one file: a no-op (rename(2)).
             Some(other) if other.id == file.id => Ok(()),
             None if how == Renaming::Exchange => Err(Errno::ENOENT.into()),
             _ => Err(fault),
@@ -212,12 +211,13 @@ impl Session {
     }
 }
 
-/// ftruncate(2) of a file that is open for reading has an errno of its own.
+/// Maps a fault to EINVAL if the file is open: ftruncate(2) of a read-only descriptor.
 fn not_open_for_it(target: &Target, fault: Fault) -> Fault {
     if matches!(target, Target::Opened(_)) { Errno::EINVAL.into() } else { fault }
 }
 
-/// An owner may give a file to one of his groups; only CAP_CHOWN gives it to anybody (chown(2)).
+/// Returns true for an allowed chown(2): an owner may change the group to one of his own, and
+/// CAP_CHOWN allows everything.
 fn may_give(file: BorrowedFd<'_>, changes: &Changes) -> Result<bool, Fault> {
     if sys::has(Capability::Chown)? {
         return Ok(true);
@@ -246,7 +246,7 @@ fn check_link(file: BorrowedFd<'_>) -> Result<(), Fault> {
     require(is_plain && is_usable(), Errno::EPERM)
 }
 
-/// A symbolic link has neither a mode nor an ACL to be set.
+/// Returns true for a symbolic link, whose mode and ACL can't be set.
 fn is_link(file: BorrowedFd<'_>) -> Result<bool, Fault> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode) == FileType::Symlink)
 }
@@ -255,12 +255,12 @@ fn may_write(file: BorrowedFd<'_>) -> Result<(), Fault> {
     may(file, AccessFlags::W_OK)
 }
 
-/// With the file's mode and ACL, as the kernel would find when it is opened.
+/// Checks access by mode and ACL, as the kernel does on open.
 fn may(file: BorrowedFd<'_>, access: AccessFlags) -> Result<(), Fault> {
     Ok(faccessat(file, c"", access, AtFlags::AT_EACCESS | AtFlags::AT_EMPTY_PATH)?)
 }
 
-/// Whether the caller is the file's owner, or may act as if it were.
+/// Returns true if the caller is the file's owner, or has the capability `instead`.
 fn owns(file: BorrowedFd<'_>, instead: Capability) -> Result<bool, Fault> {
     let owner = rustix::fs::fstat(file)?.st_uid;
     Ok(owner == sys::file_ids().0 || sys::has(instead)?)

@@ -1,19 +1,19 @@
-//! Accounts that are at work. Rationing that gives each its share costs nothing where there is only
-//! one; an account that uses next to nothing does not count, since what it left would be lost.
+//! Accounts with recent CPU use. Rationing must cost nothing for a single active account; an almost
+//! idle account doesn't count as a rival, since the share kept for it would be wasted.
 
 use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// An account's use counts half after this time: commands of a shell follow one another sooner.
+/// Half-life of an account's counted use: a shell's commands follow one another sooner.
 const HALF_LIFE: Duration = Duration::from_millis(50);
 
-/// An account that has used so much of late is at work: some 1.4 % of a processor all the time, or
-/// one start of a command.
+/// Decayed use from which an account counts as active: a constant 1.4 % of a processor, or one
+/// start of a command.
 const AT_WORK: Duration = Duration::from_millis(1);
 
-/// Accounts that are remembered: those that have used most.
+/// Limit of tracked accounts; those with the most use are kept.
 const MOST: usize = 16;
 
 /// Recent use of processors by account.
@@ -35,7 +35,7 @@ impl Use {
 }
 
 impl Rivals {
-    /// Counts that an account has kept a processor busy for `used`.
+    /// Adds `used` to an account's CPU use.
     pub fn note(&self, name: &str, used: Duration, now: Instant) {
         let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = uses.iter_mut().find(|known| known.name == name) {
@@ -50,7 +50,7 @@ impl Rivals {
         uses.push(Use { name: name.to_owned(), used, at: now });
     }
 
-    /// An account other than `name` is at work.
+    /// Returns true if an account other than `name` is active.
     #[must_use]
     pub fn has_rival(&self, name: &str, now: Instant) -> bool {
         let uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);

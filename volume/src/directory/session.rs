@@ -1,5 +1,5 @@
-//! One session with a directory, and the way of one op: what it is going to touch, whom that has to
-//! wait for, what happens, and how things are then.
+//! A session with a directory, and the stages of an op: its intents, waiting for recalls, the
+//! operation itself, and the entries in the answer.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -37,30 +37,31 @@ use crate::{
     },
 };
 
-/// What a change of names is about.
+/// Leases that a change of names conflicts with.
 pub const NAMES: Leases = Leases::ENTRIES.union(Leases::ATTRIBUTES);
-/// What a change of bytes is about.
+/// Leases that a change of contents conflicts with.
 pub const BYTES: Leases = Leases::DATA.union(Leases::ATTRIBUTES);
-/// Notices that wait for their listener.
+/// Size of the queue to a session's listener.
 const NOTICES: usize = 1024;
-/// The kernel ends leases that are not given up after 45 s (/proc/sys/fs/lease-break-time).
+/// Timeout for the break of a kernel lease. The kernel itself breaks it after 45 s
+/// (/proc/sys/fs/lease-break-time).
 const LEASES_END: Duration = Duration::from_secs(60);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What one op is going to touch.
+/// Files that one op is going to access or change.
 pub type Intents = Vec<(File, FileId, Intent)>;
 
-/// A session with a [`Directory`]. The last clone's end closes its files and gives back its locks
+/// A session with a [`Directory`]. Dropping the last clone closes its files and releases its locks
 /// and leases.
 #[derive(Debug, Clone)]
 pub struct DirectorySession(pub(super) Arc<Session>);
 
-/// A [`DirectorySession`] that may have gone: it goes with its last holder and its last job.
+/// Weak reference to a [`DirectorySession`], which lives until its last holder and its last job.
 #[derive(Debug, Clone)]
 pub struct WeakSession(Weak<Session>);
 
 impl WeakSession {
-    /// The session, if it is still there.
+    /// Returns the session if it still exists.
     #[must_use]
     pub fn upgrade(&self) -> Option<DirectorySession> {
         self.0.upgrade().map(DirectorySession)
@@ -75,32 +76,32 @@ pub struct Session {
     pub last_handle: AtomicU64,
     pub locks: Locks,
     pub reserved: Reservations,
-    /// Whose share of the machine it uses.
+    /// Account that its use of the machine is charged to.
     pub account: Arc<Account>,
-    /// One flush or refresh at a time.
+    /// Held during a [`Op::Settle`]: one at a time.
     settling: tokio::sync::Mutex<()>,
     liveness: Liveness,
     has_listener: AtomicBool,
-    /// Attributes tell which ACLs there are.
+    /// True if attributes include [`Acls`].
     tells_acls: AtomicBool,
-    /// Who called last: what the session is told without having asked is looked at with its rights.
+    /// The last caller, with whose rights unrequested entries are read.
     last_caller: Mutex<Caller>,
-    /// Nothing more is done for it.
+    /// True after the end: no further job runs.
     over: watch::Sender<bool>,
-    /// Jobs that are at work on threads.
+    /// Number of running jobs.
     jobs: watch::Sender<usize>,
 }
 
-/// Who says that the session is alive.
+/// Source of a session's lease renewals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// It lives as long as this process: its listener renews its leases.
+    /// A local session, which lives as long as this process: its listener renews the leases.
     Own,
-    /// Whoever serves it, by [`DirectorySession::renew`].
+    /// A session of a remote client: its server calls [`DirectorySession::renew`].
     Served,
 }
 
-/// What became of an op at first.
+/// Result of an op's first attempt.
 #[expect(clippy::large_enum_variant, reason = "most often it is the answer")]
 enum Attempt {
     Done(Answer),
@@ -108,13 +109,13 @@ enum Attempt {
 }
 
 impl DirectorySession {
-    /// A new one, without anything, of nobody in particular.
+    /// Opens a session for the account with an empty name.
     #[must_use]
     pub fn open(directory: Arc<Directory>, liveness: Liveness) -> Self {
         Self::open_for(Account::named(""), directory, liveness)
     }
 
-    /// A new one, without anything.
+    /// Opens a session for an account.
     #[must_use]
     pub fn open_for(account: Arc<Account>, directory: Arc<Directory>, liveness: Liveness) -> Self {
         let id = directory.machine.keeper.open_session(account.name(), directory.tree());
@@ -136,38 +137,38 @@ impl DirectorySession {
         }))
     }
 
-    /// The directory that it is of.
+    /// Returns the session's directory.
     #[must_use]
     pub fn directory(&self) -> &Arc<Directory> {
         &self.0.directory
     }
 
-    /// From now on attributes tell which ACLs there are, which costs a look more for each file.
+    /// Includes ACLs in attributes from now on, which costs more system calls per file.
     pub fn tell_acls(&self) {
         self.0.tells_acls.store(true, Ordering::Relaxed);
     }
 
-    /// It bears that name: what is left from a former session of it ([`leases::Former`]) does not
-    /// stand in its way.
+    /// Names the session: leases left from a former session with that name ([`leases::Former`])
+    /// don't block it.
     pub fn name(&self, name: &str) {
         self.0.keeper().table().name(self.0.id, name);
     }
 
-    /// It ends, whoever still has a share of it: what it has open is closed, its locks and leases
-    /// are given back, and what it asks for from now on is refused with `ESTALE`.
+    /// Ends the session for all its holders: closes its files, releases its locks and leases, and
+    /// refuses every further op with `ESTALE`.
     pub fn end(&self) {
         self.0.end();
     }
 
-    /// The same session, without keeping it.
+    /// Returns a weak reference.
     #[must_use]
     pub fn downgrade(&self) -> WeakSession {
         WeakSession(Arc::downgrade(&self.0))
     }
 
-    /// Completes when nothing of it is at work any more. To be called after its [`Self::end`].
+    /// Completes when no job of it runs any more. To be called after [`Self::end`].
     pub async fn is_quiet(&self) {
-        // It is not dropped: the session is ours.
+        // The sender lives as long as `self`.
         let _ = self.0.jobs.subscribe().wait_for(|count| *count == 0).await;
     }
 
@@ -176,18 +177,20 @@ impl DirectorySession {
         self.0.ended().await;
     }
 
-    /// A sign of life from whoever is served.
+    /// Renews the leases, on a sign of life from the client.
     pub fn renew(&self) {
         self.0.renew();
     }
 
-    /// When it was opened. No other session of this machine was, in this process or an earlier one.
+    /// Returns the stamp of its opening, unique among all sessions of this machine, including those
+    /// of earlier processes.
     #[must_use]
     pub fn opened(&self) -> Stamp {
         self.0.keeper().table().opened(self.0.id)
     }
 
-    /// What may not have been heard because of a break; see [`crate::leases::LeaseTable::missed`].
+    /// Returns the notices that a broken connection may have lost; see
+    /// [`crate::leases::LeaseTable::missed`].
     #[must_use]
     pub fn missed(&self) -> (Stamp, Stamp) {
         self.0.keeper().table().missed(self.0.id)
@@ -203,15 +206,15 @@ impl DirectorySession {
         self.0.keeper().table().missed_recalls(self.0.id, after, until)
     }
 
-    /// What other programs of this machine have changed until now is told to the listener before
-    /// its notice with this stamp. `None`: the session has ended.
+    /// Queues notices about all earlier changes by other programs of this machine, then one with
+    /// the returned stamp. `None`: the session has ended.
     pub async fn mark(&self) -> Option<Stamp> {
         self.0.catch_up().await.ok()?;
         self.0.tell_changed().await.ok()?;
         self.0.keeper().mark(self.0.id)
     }
 
-    /// Leases are given back; see [`Op::Return`].
+    /// Takes back leases; see [`Op::Return`].
     pub fn give_back(&self, returned: Vec<Returned>) {
         for each in returned {
             let file = self.0.directory.nodes.file(each.file);
@@ -219,10 +222,10 @@ impl DirectorySession {
         }
     }
 
-    /// As [`Store::write`], with a charge for what is in memory.
+    /// Like [`Store::write`], with a charge for the data in memory.
     ///
     /// # Errors
-    /// The errors of that; `EAGAIN` when nothing is written, since there is no room to wait in.
+    /// Those of [`Store::write`]; `EAGAIN` if nothing was written, for lack of room to wait in.
     pub async fn write_in(
         &self,
         caller: &Caller,
@@ -232,7 +235,7 @@ impl DirectorySession {
         super::transfer::write(&self.0, caller, writes, Some(room)).await
     }
 
-    /// Open files, for the state.
+    /// Returns the number of open files.
     #[must_use]
     pub fn open_files(&self) -> usize {
         self.0.opened.lock().expect("not poisoned").len()
@@ -264,7 +267,7 @@ impl Store for DirectorySession {
                 self.give_back(returned);
                 Ok(Answer::Done)
             }
-            // Whoever serves sessions by names has ended them.
+            // The server of named sessions has ended them before.
             Op::EndSessions(_) => Ok(Answer::Done),
             Op::Forgotten(lost) => {
                 session.keeper().forgotten(session.id, lost);
@@ -313,7 +316,7 @@ impl Store for DirectorySession {
     }
 }
 
-/// Passes notices on for as long as there is a session and a listener.
+/// Forwards notices while the session and its listener exist.
 async fn tell(session: Weak<Session>, sender: mpsc::Sender<Notice>) {
     loop {
         let Some((keeper, id)) = session.upgrade().map(|session| {
@@ -328,11 +331,11 @@ async fn tell(session: Weak<Session>, sender: mpsc::Sender<Notice>) {
             biased;
             notices = keeper.notices(id) => notices,
             () = sender.closed() => return,
-            // A session of our own is renewed in time.
+            // Back to the renewal of a local session.
             () = tokio::time::sleep(LEASE_TIME / 4) => continue,
         };
-        // It has ended, though somebody still has it: asking again would be answered at once, for
-        // ever.
+        // The session has ended but still has holders: another `notices` would return at once, and
+        // this would spin.
         let Some(notices) = notices else { return };
         for notice in notices {
             if sender.send(notice).await.is_err() {
@@ -342,7 +345,7 @@ async fn tell(session: Weak<Session>, sender: mpsc::Sender<Notice>) {
     }
 }
 
-/// A job that is at work.
+/// A running job.
 struct Job<'a>(&'a Session);
 
 impl<'a> Job<'a> {
@@ -385,13 +388,13 @@ impl Session {
         let _ = self.over.subscribe().wait_for(|over| *over).await;
     }
 
-    /// Whoever waits for a lock of that file tries again.
+    /// Wakes the waiters for locks of that file.
     pub fn unlocked(&self, file: FileId) {
         self.keeper().unlocked.notify(self.directory.nodes.file(file));
     }
 
-    /// Does something on one of the account's threads, with exactly the caller's rights. All that
-    /// depends on names and files of the export is done in here.
+    /// Runs a job on one of the account's threads, with exactly the caller's rights. All accesses
+    /// to names and files of the export go through this.
     pub async fn as_caller<T, F>(self: &Arc<Self>, caller: &Caller, job: F) -> Result<T, Errno>
     where
         T: Send + 'static,
@@ -401,7 +404,7 @@ impl Session {
         self.directory.machine.workers.run(&self.account, job).await
     }
 
-    /// See [`Self::as_caller`]; what keeps a processor busy.
+    /// Like [`Self::as_caller`], for CPU-bound jobs.
     pub async fn as_caller_at_low_priority<T, F>(
         self: &Arc<Self>,
         caller: &Caller,
@@ -415,7 +418,7 @@ impl Session {
         self.directory.machine.low_priority_workers.run(&self.account, job).await
     }
 
-    /// The job, done with the caller's rights.
+    /// Wraps a job so that it runs with the caller's rights.
     fn acting<T, F>(
         self: &Arc<Self>,
         caller: &Caller,
@@ -427,8 +430,8 @@ impl Session {
         let (session, caller) = (self.clone(), caller.clone());
         move || {
             let _job = Job::begin(&session);
-            // It may have ended while this waited for a thread. Looked at after the job is counted:
-            // who ends the session and then sees none is right.
+            // It may have ended while this waited for a thread. Checked after the job was counted,
+            // so that `is_quiet` can't miss it.
             if session.is_over() {
                 return Err(Errno::ESTALE);
             }
@@ -445,9 +448,8 @@ impl Session {
         self.keeper().table().renew(self.id, crate::clock::now());
     }
 
-    /// Opens a file that a program of the server may have leased (F_SETLEASE of fcntl(2)) as
-    /// open(2) does: when the lease is given up. No thread waits meanwhile, since that may take
-    /// long: the kernel is asked again and again.
+    /// Opens a file when a program of the server has given up its kernel lease of it (F_SETLEASE of
+    /// fcntl(2)), as open(2) does. It polls instead of blocking a thread, since that may take long.
     async fn open_in_time(self: &Arc<Self>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let begun = crate::clock::now();
         loop {
@@ -466,7 +468,7 @@ impl Session {
         if let Op::CopyRange { .. } | Op::Allocate { .. } = op {
             return super::steps::perform(self, caller, op).await;
         }
-        // Whoever asks looks at all locks of the file in the kernel, as who takes one does.
+        // The kernel scans all locks of the file, as for taking one.
         let _step = match &op {
             Op::TestLock { .. } => self.account.step().await,
             _ => None,
@@ -491,7 +493,7 @@ impl Session {
         }
     }
 
-    /// Does it at once, if nobody is in the way.
+    /// Executes the op at once, unless recalls are necessary.
     fn attempt(&self, caller: &Caller, op: &Op) -> Result<Attempt, Fault> {
         let intents = self.intents(op)?;
         self.check_rights(op)?;
@@ -504,9 +506,9 @@ impl Session {
         Ok(Attempt::Done(answer))
     }
 
-    /// One at a time for each session, and few for each account: what these cost others is bounded.
-    /// Whoever is waited for answers by [`Op::Return`] and writes, which never wait for a turn in
-    /// here, so that turns can't wait for each other; and a recall ends by time in any case.
+    /// Performs [`Op::Settle`], one at a time per session and few per account, to bound their cost
+    /// for others. No deadlock: the other sessions answer by [`Op::Return`] and writes, which never
+    /// wait for such a turn, and a recall times out in any case.
     async fn settle(self: &Arc<Self>, how: Settling) -> Result<Answer, Errno> {
         let _turn = self.settling.lock().await;
         let _place = self.directory.machine.settling.take(&self.account, 1).await;
@@ -528,8 +530,8 @@ impl Session {
         Ok(Answer::Settled(self.keeper().table().next_stamp()))
     }
 
-    /// Whoever has run a command that changed files is likely to look at them next: it is told how
-    /// they are before it asks.
+    /// Sends the attributes of changed files unasked: after a command has changed files, its caller
+    /// is likely to stat them next.
     async fn tell_changed(self: &Arc<Self>) -> Result<(), Errno> {
         let changed = self.keeper().table().take_changed(self.id);
         if changed.is_empty() || self.directory.watched == Watched::LeaseEnd {
@@ -543,7 +545,7 @@ impl Session {
                     .nodes
                     .node(file)
                     .and_then(|node| session.entry_of_node(&node));
-                // It is gone, or somebody else holds it.
+                // Skips files that are gone or held by another session.
                 if let Some(entry) = entry.ok().filter(|entry| !entry.leases.is_empty()) {
                     session.keeper().table().tell(session.id, entry);
                 }
@@ -553,7 +555,7 @@ impl Session {
         self.as_caller(&caller, tell).await
     }
 
-    /// What others have done is recalled when this returns.
+    /// Completes when recalls for all earlier changes by other programs are queued.
     async fn catch_up(&self) -> Result<(), Errno> {
         let directory = self.directory.clone();
         let catch_up = move || {
@@ -563,8 +565,8 @@ impl Session {
         self.directory.machine.workers.run(&self.account, catch_up).await
     }
 
-    /// Says what is about to happen. A change of an export that is not to be changed does not
-    /// happen: it is refused when it is executed, and until then nobody gives anything up for it.
+    /// Announces an op to the lease table. On a read-only export changes are left out: they will be
+    /// refused on execution, and must not recall leases before.
     pub fn announce(&self, mut intents: Intents) -> Begun {
         if self.directory.require_writable().is_err() {
             intents.retain(|(_, _, intent)| *intent == Intent::Look);
@@ -572,7 +574,7 @@ impl Session {
         self.keeper().begin(self.id, &intents)
     }
 
-    /// What the op looks at or changes, as far as names tell now.
+    /// Returns the files that the op accesses or changes, by the present names.
     pub fn intents(&self, op: &Op) -> Result<Intents, Fault> {
         let change = |id: FileId, leases| self.intent(id, Intent::Change(leases));
         Ok(match op {
@@ -593,7 +595,7 @@ impl Session {
                 vec![change(*parent, NAMES), change(file.file, Leases::ATTRIBUTES)]
             }
             Op::Remove { parent, name, .. } => {
-                // A name that is not there may be one that another session has not sent yet.
+                // A missing name may be one that another session has not sent yet.
                 let child = self.child_id(*parent, name)?;
                 std::iter::once(change(*parent, NAMES))
                     .chain(child.map(|child| change(child, NAMES)))
@@ -602,7 +604,7 @@ impl Session {
             Op::Rename { from, to, .. } => {
                 let (file, other) = (self.child_id(from.0, &from.1)?, self.child_id(to.0, &to.1)?);
                 if file.is_some() && file == other {
-                    // One file with two names: nothing happens (rename(2)).
+                    // Two names of one file: a no-op (rename(2)).
                     return Ok(Vec::new());
                 }
                 let mut intents = vec![change(from.0, NAMES), change(to.0, NAMES)];
@@ -636,7 +638,7 @@ impl Session {
         })
     }
 
-    /// With the space that the caller has reserved.
+    /// Executes an op, deducting a new file from the caller's space reservation.
     fn execute_for(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
         match op {
             Op::CreateWhole { put, .. } => {
@@ -680,7 +682,7 @@ impl Session {
                 super::locks::unlock(self, *file, *owner);
                 Ok(Answer::Done)
             }
-            // Answered before anything is touched, or done in steps.
+            // Answered in `call`, or performed in steps.
             Op::Lock { .. }
             | Op::Return(_)
             | Op::Forgotten(_)
@@ -724,8 +726,8 @@ impl Session {
         answer.map_or_else(|| self.entry_of(*place).map(Answer::Entry), Ok)
     }
 
-    /// What is held under [`Leases::WRITE`] by others, of files that are about to be told of. Most
-    /// often nobody holds any.
+    /// Returns intents to read these files, if other sessions may hold [`Leases::WRITE`] at all.
+    /// Most often none does.
     fn looks(&self, ids: impl FnOnce() -> Vec<FileId>) -> Intents {
         if !self.keeper().table().may_be_held_back(self.id) {
             return Vec::new();
@@ -737,7 +739,7 @@ impl Session {
         (self.directory.nodes.file(id), id, intent)
     }
 
-    /// The file that a name means now.
+    /// Returns the file that a name refers to at present.
     pub fn child_id(
         &self,
         parent: FileId,
@@ -751,35 +753,37 @@ impl Session {
         }
     }
 
-    /// How a place is now, with the leases that go with it.
+    /// Returns the entry of a place, with leases.
     pub fn entry_of(&self, place: Place) -> Result<Entry, Fault> {
         let target = self.target(place)?;
         let leases = if target.is_directory() { NAMES } else { Leases::ATTRIBUTES };
         self.entry((target.fd(), place.file), leases)
     }
 
-    /// How a node is now.
+    /// Returns the entry of a node, with leases.
     pub fn entry_of_node(&self, node: &Node) -> Result<Entry, Fault> {
         let leases = if node.kind == Kind::Directory { NAMES } else { Leases::ATTRIBUTES };
         self.entry((node.fd.as_fd(), node.id), leases)
     }
 
-    /// How a directory is that this session has just made. Nobody else knows it: its names may be
-    /// made in memory, unless their permissions come of more than mode and owner.
+    /// Returns the entry of a directory that this session has just created, with [`Leases::WRITE`],
+    /// since no other session knows it; not if it has a default ACL, from which new files get their
+    /// permissions.
     pub fn entry_of_new_directory(&self, node: &Node) -> Result<Entry, Fault> {
         let is_plain = attributes::has_no_default_acl(node.fd.as_fd());
         let held_back = if is_plain { Leases::WRITE } else { Leases::empty() };
         self.entry((node.fd.as_fd(), node.id), NAMES | held_back)
     }
 
-    /// First the lease, then the look: a change in between is recalled with a later stamp.
+    /// Grants leases, then reads the attributes: a change in between is recalled with a later
+    /// stamp.
     pub fn entry(
         &self,
         (fd, id): (BorrowedFd<'_>, FileId),
         wanted: Leases,
     ) -> Result<Entry, Fault> {
         let file = (self.directory.nodes.file(id), id);
-        // Nobody would answer recalls.
+        // Without a listener, recalls would remain unanswered.
         let has_listener = self.has_listener.load(Ordering::Relaxed);
         let wanted = if has_listener { wanted } else { Leases::empty() };
         let (leases, stamp) =
@@ -794,12 +798,12 @@ impl Session {
     }
 }
 
-/// What a change of attributes is about.
+/// Returns the leases that a change of attributes conflicts with.
 pub fn leases_of(changes: &Changes) -> Leases {
     if changes.size.is_some() { BYTES } else { Leases::ATTRIBUTES }
 }
 
-/// What changes nothing is as good as a look.
+/// Returns the intent of a change of attributes; an empty one only reads.
 pub fn setting(changes: &Changes) -> Intent {
     if *changes == Changes::default() { Intent::Look } else { Intent::Change(leases_of(changes)) }
 }

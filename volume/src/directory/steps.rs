@@ -1,6 +1,6 @@
-//! What may take long is done in steps, each of which waits for a thread behind everybody else's
-//! work, and for earlier steps of its own account: copies in memory keep a processor busy, and all
-//! threads of an account would keep all of them so.
+//! Long operations, split into steps. Each step queues for a thread like a new job, and needs a
+//! permit of its account: copies in memory are CPU-bound, and without the permits an account's
+//! threads could occupy all processors.
 
 use std::{ops::Range, sync::Arc};
 
@@ -9,14 +9,14 @@ use nix::errno::Errno;
 use super::session::Session;
 use crate::store::{Allocation, Answer, Caller, Op, OpenFlags, Place};
 
-/// Bytes of one step of a copy: some 1 ms on a disk. Where the kernel is not preemptible, nobody
-/// else has the processor meanwhile.
+/// Bytes of one step of a copy: some 1 ms on a disk. Without kernel preemption, the processor is
+/// occupied for that time.
 const COPY_STEP_BYTES: u64 = 1 << 20;
-/// Bytes copied for one answer.
+/// Limit of bytes copied for one answer.
 const COPY_BYTES: u64 = 256 << 20;
-/// Bytes of one step of an allocation; file systems in memory clear what they allocate.
+/// Bytes of one step of an allocation; tmpfs zeroes what it allocates.
 const ALLOCATION_STEP_BYTES: u64 = 4 << 20;
-/// However large a range is, it has no more steps.
+/// Limit of steps of one allocation.
 const MAX_ALLOCATION_STEPS: u64 = 1024;
 
 /// See [`Op::CopyRange`] and [`Op::Allocate`].
@@ -39,7 +39,8 @@ pub async fn perform(session: &Arc<Session>, caller: &Caller, op: Op) -> Result<
     answer
 }
 
-/// A failure after some bytes is told by the next call: this one says how many there were.
+/// Copies up to [`COPY_BYTES`]. After a partial copy it returns the count; the next call reports
+/// the error.
 async fn copy(
     session: &Arc<Session>,
     caller: &Caller,
@@ -96,7 +97,8 @@ async fn allocate(
         .map(Answer::Entry)
 }
 
-/// What moves bytes within a file is one step: half of it is nothing that was asked for.
+/// Splits an allocation into steps. Collapse and insert are one step, since half of them would be
+/// corruption.
 fn steps_of(range: Range<u64>, how: Allocation) -> impl Iterator<Item = Range<u64>> {
     let length = range.end.saturating_sub(range.start);
     let step = match how {
@@ -104,7 +106,7 @@ fn steps_of(range: Range<u64>, how: Allocation) -> impl Iterator<Item = Range<u6
         _ => ALLOCATION_STEP_BYTES
             .max((length / MAX_ALLOCATION_STEPS).next_multiple_of(ALLOCATION_STEP_BYTES)),
     };
-    // A range without bytes is refused by the kernel.
+    // One step also for an empty range, so that the kernel refuses it.
     let count = length.div_ceil(step).max(1);
     (0..count).map(move |number| {
         let start = range.start.saturating_add(number.saturating_mul(step));

@@ -1,5 +1,4 @@
-//! System calls that no safe crate has: file handles, the rights of one thread, and fanotify(7).
-//! Knows nothing of volumes.
+//! System calls without a safe wrapper: file handles, credentials of one thread, and fanotify(7).
 #![allow(
     unsafe_code,
     reason = "nix and rustix have none of these calls, or not for one thread only"
@@ -19,13 +18,13 @@ use nix::{
 
 use crate::store::Caller;
 
-/// The longest handle that the kernel makes (MAX_HANDLE_SZ).
+/// Size of the longest file handle (MAX_HANDLE_SZ).
 const MAX_HANDLE_BYTES: usize = 128;
-/// A handle that only tells files apart; more file systems make these (name_to_handle_at(2), Linux
-/// 6.5).
+/// Flag for a handle that only identifies a file and can't be opened; more file systems support it
+/// (name_to_handle_at(2), Linux 6.5).
 const AT_HANDLE_FID: libc::c_int = 0x200;
 
-/// What a file system calls a file, for as long as it exists.
+/// File handle (name_to_handle_at(2)), which identifies a file as long as it exists.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Handle {
     kind: i32,
@@ -40,7 +39,7 @@ struct RawHandle {
 }
 
 impl Handle {
-    /// As a record of the kernel's has it: the length, the kind, the bytes.
+    /// Parses a `struct file_handle`: length, kind, bytes.
     pub fn from_record(record: &[u8]) -> Option<Self> {
         let (length, rest) = record.split_first_chunk::<4>()?;
         let (kind, rest) = rest.split_first_chunk::<4>()?;
@@ -48,13 +47,13 @@ impl Handle {
         Some(Self { kind: i32::from_ne_bytes(*kind), bytes: bytes.into() })
     }
 
-    /// A number that no other file of the file system has, by all probability.
+    /// Returns a hash, almost certainly unique within the file system.
     pub fn number(&self) -> u64 {
         digest(self.kind.cast_unsigned().into(), &self.bytes)
     }
 }
 
-/// 64 well-mixed bits of a few bytes.
+/// Hashes a few bytes to 64 bits.
 pub fn digest(start: u64, bytes: &[u8]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mix = |state: u64, word: u64| {
@@ -70,16 +69,16 @@ pub fn digest(start: u64, bytes: &[u8]) -> u64 {
     mix(words.fold(start, mix), FACTOR)
 }
 
-/// What kind of handle is wanted.
+/// Purpose of a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// One that [`open_handle`] takes.
+    /// For [`open_handle`].
     Opening,
-    /// One to tell files apart.
+    /// For identification only.
     Telling,
 }
 
-/// The handle of an open file.
+/// Returns the handle of an open file.
 pub fn handle_of(file: BorrowedFd<'_>, purpose: Purpose) -> nix::Result<Handle> {
     let mut handle =
         RawHandle { length: MAX_HANDLE_BYTES as u32, kind: 0, bytes: [0; MAX_HANDLE_BYTES] };
@@ -101,9 +100,8 @@ pub fn handle_of(file: BorrowedFd<'_>, purpose: Purpose) -> nix::Result<Handle> 
     Ok(Handle { kind: handle.kind, bytes: bytes.into() })
 }
 
-/// Opens a file by its handle (`O_PATH`), on the file system that `mount` is a file of. The one
-/// call that is made with a right which the caller does not have: what comes of it is to be
-/// checked.
+/// Opens a file by its handle (`O_PATH`), on the file system of `mount`. It uses a capability that
+/// the caller may lack, so that the result must not be used before a check of the caller's access.
 pub fn open_handle(mount: BorrowedFd<'_>, handle: &Handle) -> nix::Result<OwnedFd> {
     with_read_search(|| open_handle_as_now(mount, handle))
 }
@@ -123,7 +121,7 @@ fn open_handle_as_now(mount: BorrowedFd<'_>, handle: &Handle) -> nix::Result<Own
     }
 }
 
-/// From now on this thread has a umask (and a current directory) of its own.
+/// Gives this thread its own umask (and current directory).
 pub fn unshare_umask() -> nix::Result<()> {
     // SAFETY: no pointers.
     Errno::result(unsafe { libc::unshare(libc::CLONE_FS) }).map(drop)
@@ -132,30 +130,30 @@ pub fn unshare_umask() -> nix::Result<()> {
 /// A set of capabilities: bit n is capability n (capabilities(7)).
 type Capabilities = u64;
 
-/// What root may do with files: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID. A caller that
-/// is root has these, as root's commands have; every other capability of root is withheld from it,
-/// as nfsd does (SYS_ADMIN, SYS_RESOURCE, SETFCAP, MKNOD, LINUX_IMMUTABLE and the rest).
+/// Root's capabilities on files: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID. A caller
+/// that is root has only these, as with nfsd (not SYS_ADMIN, SYS_RESOURCE, SETFCAP, MKNOD,
+/// LINUX_IMMUTABLE and the rest).
 const ROOTS_FILES: Capabilities = 0b1_1111;
-/// SETGID and SETUID: to become the next caller.
+/// SETGID and SETUID: for switching to the next caller.
 const CHANGES_USER: Capabilities = 1 << 6 | 1 << 7;
-/// Opening a file by its handle.
+/// DAC_READ_SEARCH: for opening a file by its handle.
 const READ_SEARCH: Capabilities = 1 << 2;
-/// More groups than an account of a large site has; the kernel sorts them at each change.
+/// Limit of groups, more than accounts of a large site have; the kernel sorts them at each change.
 const MAX_GROUPS: usize = 1024;
 
-/// While it lives, this thread reads, writes and owns files as somebody else, without any
-/// capability that this user does not have. Only root can make one.
+/// Guard during which this thread accesses files as another user, without capabilities that this
+/// user lacks. Only root can create one.
 pub struct Acting {
     groups: Vec<libc::gid_t>,
     uid: Uid,
     gid: Gid,
     permitted: Capabilities,
-    /// It is this thread's.
+    /// `!Send`: it belongs to this thread.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl Acting {
-    /// Begins to.
+    /// Switches this thread to a caller.
     pub fn begin(caller: &Caller) -> nix::Result<Self> {
         if caller.groups.len() > MAX_GROUPS {
             return Err(Errno::EINVAL);
@@ -163,11 +161,11 @@ impl Acting {
         let permitted = permitted_capabilities()?;
         let groups = nix::unistd::getgroups()?.into_iter().map(Gid::as_raw).collect();
         set_groups_of_thread(&caller.groups)?;
-        // Each gives what was before. The group first: as another user we may not.
+        // Both return the previous id. The group first: as another user we may not change it.
         let gid = setfsgid(Gid::from_raw(caller.gid));
         let uid = setfsuid(Uid::from_raw(caller.uid));
         let acting = Self { groups, uid, gid, permitted, _not_send: std::marker::PhantomData };
-        // Neither call tells that it has failed: it does for numbers that no account can have.
+        // setfsuid(2) and setfsgid(2) don't report errors, such as for invalid ids.
         if file_ids() != (caller.uid, caller.gid) {
             return Err(Errno::EINVAL);
         }
@@ -183,7 +181,7 @@ impl Drop for Acting {
         setfsuid(self.uid);
         setfsgid(self.gid);
         let groups = set_groups_of_thread(&self.groups);
-        // A thread with somebody else's rights must not serve the next caller.
+        // A thread with another user's rights must not serve the next caller.
         if restored.is_err()
             || groups.is_err()
             || file_ids() != (self.uid.as_raw(), self.gid.as_raw())
@@ -193,14 +191,13 @@ impl Drop for Acting {
     }
 }
 
-/// Leaves this thread what [`Acting`] and [`open_handle`] need. Where it has less, it keeps less.
+/// Drops all capabilities of this thread but those that [`Acting`] and [`open_handle`] need.
 pub fn give_up_capabilities() -> nix::Result<()> {
     let kept = permitted_capabilities()? & (ROOTS_FILES | CHANGES_USER);
     set_capabilities(kept, kept)
 }
 
-/// Does it with the right to open files by their handles, which the caller that this thread acts
-/// for need not have.
+/// Runs `action` with CAP_DAC_READ_SEARCH, if this thread may have it.
 fn with_read_search<T>(action: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
     let (effective, permitted) = capabilities()?;
     if effective & READ_SEARCH != 0 || permitted & READ_SEARCH == 0 {
@@ -214,9 +211,9 @@ fn with_read_search<T>(action: impl FnOnce() -> nix::Result<T>) -> nix::Result<T
     done
 }
 
-/// The numbers with which this thread uses files.
+/// Returns this thread's filesystem uid and gid.
 pub fn file_ids() -> (libc::uid_t, libc::gid_t) {
-    // -1 changes nothing (setfsuid(2)).
+    // -1 changes nothing and returns the current id (setfsuid(2)).
     (
         setfsuid(Uid::from_raw(libc::uid_t::MAX)).as_raw(),
         setfsgid(Gid::from_raw(libc::gid_t::MAX)).as_raw(),
@@ -239,7 +236,7 @@ struct CapabilityData {
     inheritable: u32,
 }
 
-/// A capability in force on this thread, by its number.
+/// A capability, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
     /// CAP_CHOWN.
@@ -248,7 +245,7 @@ pub enum Capability {
     Fowner = 3,
 }
 
-/// Whether this thread has it.
+/// Returns true if this thread has the capability in its effective set.
 pub fn has(capability: Capability) -> nix::Result<bool> {
     capabilities().map(|(effective, _)| effective & 1 << capability as u32 != 0)
 }
@@ -257,7 +254,7 @@ fn permitted_capabilities() -> nix::Result<Capabilities> {
     capabilities().map(|(_, permitted)| permitted)
 }
 
-/// The effective and the permitted ones of this thread.
+/// Returns this thread's effective and permitted capabilities.
 fn capabilities() -> nix::Result<(Capabilities, Capabilities)> {
     let mut header = CapabilityHeader { version: CAPABILITIES_VERSION_3, pid: 0 };
     let mut data = [CapabilityData::default(); 2];
@@ -267,7 +264,7 @@ fn capabilities() -> nix::Result<(Capabilities, Capabilities)> {
     Ok((joined(data[0].effective, data[1].effective), joined(data[0].permitted, data[1].permitted)))
 }
 
-/// For this thread only.
+/// Sets this thread's capabilities.
 fn set_capabilities(permitted: Capabilities, effective: Capabilities) -> nix::Result<()> {
     let mut header = CapabilityHeader { version: CAPABILITIES_VERSION_3, pid: 0 };
     let part = |shift: u32| CapabilityData {
@@ -281,14 +278,14 @@ fn set_capabilities(permitted: Capabilities, effective: Capabilities) -> nix::Re
         .map(drop)
 }
 
-/// libc's own function sets the groups of all threads.
+/// Sets this thread's groups; libc's function would set those of all threads.
 fn set_groups_of_thread(groups: &[libc::gid_t]) -> nix::Result<()> {
     // SAFETY: as many numbers are read as the slice has.
     Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })
         .map(drop)
 }
 
-/// A queue of what happens in file systems.
+/// Creates a fanotify queue.
 pub fn fanotify(flags: u32) -> nix::Result<OwnedFd> {
     let event_flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_LARGEFILE).cast_unsigned();
     // SAFETY: no pointers; the descriptor is new.
@@ -298,7 +295,7 @@ pub fn fanotify(flags: u32) -> nix::Result<OwnedFd> {
     }
 }
 
-/// Has the queue get events of `file`, or of its whole file system.
+/// Adds a mark on `file`, or on its whole file system.
 pub fn fanotify_mark(
     queue: BorrowedFd<'_>,
     flags: u32,
@@ -317,9 +314,9 @@ pub fn fanotify_mark(
 pub struct Event {
     /// `FAN_*`.
     pub mask: u64,
-    /// Of whoever did it.
+    /// Process that caused it.
     pub pid: i32,
-    /// What it is about.
+    /// The files that it is about.
     pub files: Vec<EventFile>,
 }
 
@@ -328,15 +325,15 @@ pub struct Event {
 pub struct EventFile {
     /// `FAN_EVENT_INFO_TYPE_*`.
     pub kind: u8,
-    /// The file system, as statvfs(3) has it.
+    /// The file system's id, as from statvfs(3).
     pub system: u64,
     /// The file.
     pub handle: Handle,
-    /// In a directory; empty for none.
+    /// The name in the directory, or empty.
     pub name: Vec<u8>,
 }
 
-/// Takes apart what was read from a queue.
+/// Parses the bytes that were read from a queue.
 pub fn events(mut read: &[u8]) -> Vec<Event> {
     const HEADER_BYTES: usize = mem::size_of::<libc::fanotify_event_metadata>();
     let mut events = Vec::new();
@@ -355,8 +352,8 @@ pub fn events(mut read: &[u8]) -> Vec<Event> {
     events
 }
 
-/// Each record: its kind, a byte of padding, two bytes of length; the file system's eight bytes;
-/// the handle; the name.
+/// Parses an event's records. Each has: kind (a byte), padding (a byte), length (two bytes), file
+/// system id (eight bytes), handle, name.
 fn event_files(mut records: &[u8]) -> Vec<EventFile> {
     const FSID: ops::Range<usize> = 4..12;
     const LENGTH: ops::Range<usize> = 2..4;

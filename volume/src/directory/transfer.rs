@@ -1,4 +1,4 @@
-//! Bytes of many files at a time, out and in.
+//! Bulk reads and writes over many files.
 
 use std::{
     ffi::OsStr,
@@ -37,24 +37,24 @@ use crate::{
     },
 };
 
-/// What is read at a time.
+/// Size of a piece.
 const PIECE_BYTES: u64 = 256 << 10;
-/// Parts that are read at the same time: the disk's queue, not one file after the other.
+/// Number of parts that are read concurrently, to use the disk's queue.
 const PARALLEL_PARTS: usize = 4;
-/// Pieces that wait for whoever reads them: 1 MiB.
+/// Number of pieces queued for the receiver: 1 MiB.
 const PIECES: usize = 4;
-/// Bytes of a read that may be in memory here before somebody takes them: those that wait, and one
-/// of each part that is being read.
+/// Limit of a read's bytes in memory: the queued pieces, and one of each part that is being read.
 pub const READ_BYTES: usize = (PIECES + PARALLEL_PARTS) * PIECE_BYTES as usize;
 
-/// One job of a batch of writes takes no longer, but for its last write: then others have the
-/// thread, and a session that has ended gets no further job. Less than what is taken for waiting
-/// for a disk (`workers`), so that it counts as work.
+/// Time limit of one job of a batch of writes, checked between writes: then other jobs get the
+/// thread, and the batch of an ended session stops. It is below the time from which a job counts as
+/// waiting for a disk (`workers`).
 const WRITING: Duration = Duration::from_millis(2);
 
-/// A part under way.
+/// State of a part's read.
 struct Reading {
-    /// `None`: it is opened for each piece, since whoever reads may never take one.
+    /// The session's open file. `None`: the file is opened anew for each piece, since the receiver
+    /// may never take the next one.
     opened: Option<Usable>,
     part: u32,
     place: Place,
@@ -71,7 +71,7 @@ pub fn read(session: &Arc<Session>, caller: &Caller, parts: Vec<ReadPart>) -> Pi
     let (sender, receiver) = mpsc::channel(PIECES);
     let (session, caller) = (session.clone(), caller.clone());
     let held = workers::held();
-    // It ends by itself when nobody listens any more.
+    // The task ends when the receiver is dropped.
     tokio::spawn(async move {
         let _held = held;
         let room = Arc::new(Semaphore::new(PARALLEL_PARTS));
@@ -114,7 +114,7 @@ async fn read_pieces(
     (number, part): (u32, ReadPart),
     sender: &mpsc::Sender<Result<Piece, Errno>>,
 ) -> Result<(), Errno> {
-    // Who holds something back has written it when this is clear.
+    // When this is clear, other sessions have written their held-back data.
     let mut begun = session.begin_of(&[(part.place.file, Intent::Look)]);
     tokio::select! {
         biased;
@@ -127,7 +127,7 @@ async fn read_pieces(
         let (piece, reading) = next;
         tokio::select! {
             biased;
-            // Nobody may ever take it: that is not to keep the session.
+            // The receiver may never take the piece, which must not keep the session alive.
             () = session.ended() => return Err(Errno::ESTALE),
             sent = sender.send(Ok(piece)) => if sent.is_err() {
                 return Ok(());
@@ -138,21 +138,21 @@ async fn read_pieces(
     }
 }
 
-/// What writes are charged with while they are in memory. Invariant: what is written at once waits
-/// for nobody but the disk, since what waits for others has a pool of its own. So the holder of a
-/// right to write can always give back what others, of its own account, too, wait for.
+/// Charge for writes in memory. Invariant: writes that don't wait for other sessions wait only for
+/// the disk, since the waiting ones have a separate pool. So the holder of a write lease can always
+/// write back the data that others wait for, even others of its own account.
 #[derive(Debug)]
 pub struct WriteRoom {
-    /// Taken before.
+    /// The charge that was taken on arrival.
     pub charge: Charge,
-    /// Where writes are charged that have to wait until others have given leases back.
+    /// Pool for writes that have to wait for other sessions' leases.
     pub waiting: Arc<Pool>,
-    /// Of the contents.
+    /// Size of the contents.
     pub bytes: usize,
 }
 
 impl WriteRoom {
-    /// From here on it waits for others. Whether there is room for that.
+    /// Moves the charge to the pool for waiting writes; returns false if that is full.
     fn wait(&mut self, session: &Session) -> bool {
         if Arc::ptr_eq(self.charge.pool(), &self.waiting) {
             return true;
@@ -168,7 +168,7 @@ impl WriteRoom {
 /// See [`crate::Store::write`].
 ///
 /// # Errors
-/// `EAGAIN`: nothing is written, and there is no room to wait in.
+/// `EAGAIN` if nothing was written, for lack of room to wait in.
 pub async fn write(
     session: &Arc<Session>,
     caller: &Caller,
@@ -176,7 +176,7 @@ pub async fn write(
     room: Option<WriteRoom>,
 ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
     limits::check_writes(&writes)?;
-    // A job that is left behind by its session has both until it is gone.
+    // Shared with the jobs, so that a job that outlives the call still holds the charge.
     let held = Arc::new((writes, Mutex::new(room)));
     let mut results = Vec::with_capacity(held.0.len());
     let mut begun = None;
@@ -188,7 +188,7 @@ pub async fn write(
         let (more, mut waits) = match session.as_caller(caller, job).await {
             Ok(written) => written,
             Err(errno) if results.is_empty() => return Err(errno),
-            // Some are written: of each of the others it is known that it is not.
+            // Some are written; the others certainly are not.
             Err(errno) => {
                 results.resize(held.0.len(), Err(errno));
                 break;
@@ -198,7 +198,7 @@ pub async fn write(
         if let Some(waits) = &mut waits {
             let may_wait =
                 held.1.lock().expect("not poisoned").as_mut().is_none_or(|room| room.wait(session));
-            // What is done can't be undone: the rest waits where it is.
+            // A partial batch can't be undone: the rest waits without a charge to that pool.
             if !may_wait && results.is_empty() {
                 return Err(Errno::EAGAIN);
             }
@@ -253,8 +253,8 @@ impl Session {
         Ok((piece, Some(reading).filter(|_| !is_last)))
     }
 
-    /// As many as can be written without waiting, in [`WRITING`]. `begun`: what the first of them
-    /// has waited for.
+    /// Performs writes until one has to wait, or [`WRITING`] is over. `begun`: the announcement of
+    /// the first one, which has waited.
     fn write_some(
         &self,
         caller: &Caller,
@@ -287,7 +287,7 @@ impl Session {
         (results, None)
     }
 
-    /// What it changes, if the caller may.
+    /// Returns the intent of a write, if the caller has permission.
     fn write_intent(&self, write: &Write) -> Result<(FileId, Intent), Fault> {
         match write {
             Write::At { place, .. } | Write::Append { place, .. } => {
@@ -315,7 +315,7 @@ impl Session {
         }
     }
 
-    /// At an offset, or at the end, which the kernel finds in the same step.
+    /// Writes at an offset, or atomically at the end.
     fn write_bytes(
         &self,
         place: Place,
@@ -332,8 +332,8 @@ impl Session {
         self.directory.nodes.descend(&directory, above)
     }
 
-    /// A file that gets its name when it is complete. `None`: the file system has no files without
-    /// names.
+    /// Creates a file without a name (O_TMPFILE), and links it when it is complete. `None` if the
+    /// file system or the kernel doesn't allow that.
     fn put_whole(
         (parent, name): (&Node, &OsStr),
         (data, mode): (&Bytes, Mode),
@@ -349,7 +349,7 @@ impl Session {
         };
         write_all(&file, data, Some(0))?;
         change(file.as_fd(), put)?;
-        // By its descriptor: that needs no right but those of this process, open(2).
+        // Linked through /proc, which needs no capability (open(2)).
         let by = format!("/proc/self/fd/{}", file.as_raw_fd());
         match rustix::fs::linkat(rustix::fs::CWD, by, &parent.fd, name, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => Ok(Some(file)),
@@ -360,7 +360,7 @@ impl Session {
         }
     }
 
-    /// Its directory, and its name there.
+    /// Returns a put's directory and name.
     pub fn place_of<'a>(&self, put: &'a Put) -> Result<(Node, &'a OsStr), Fault> {
         let name = put.path.last().ok_or(Errno::EINVAL)?;
         check_name(name)?;
@@ -385,7 +385,7 @@ impl Session {
         }
     }
 
-    /// A new file, complete or not at all, as far as nobody else touches it.
+    /// Creates a new file, complete or not at all.
     fn put(&self, put: &Put) -> Result<Entry, Fault> {
         self.directory.require_writable()?;
         let (parent, name) = self.place_of(put)?;
@@ -397,7 +397,7 @@ impl Session {
                 let file = Self::put_file((&parent, name), data, put)?;
                 let node =
                     self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
-                // Nobody else knows it.
+                // No other session knows the new file yet.
                 return self.entry((node.fd.as_fd(), node.id), BYTES | Leases::WRITE);
             }
         }
@@ -413,7 +413,8 @@ impl Session {
     }
 }
 
-/// A file that has its name from the start: who ends this program meanwhile leaves a part of it.
+/// Creates a file under its name from the start: if this process is killed, an incomplete file is
+/// left.
 fn put_by_name(
     (parent, name): (&Node, &OsStr),
     (data, mode): (&Bytes, Mode),

@@ -1,14 +1,13 @@
-//! What other programs of this machine change, as fanotify(7) tells it: each change becomes a
-//! recall. What this process does itself is announced beforehand ([`crate::keeper`]) and passed
-//! over here.
+//! Watch for changes by other programs of this machine, by fanotify(7): each change becomes a
+//! recall. This process announces its own changes beforehand ([`crate::keeper`]); their events are
+//! ignored.
 //!
-//! With root's rights a whole file system is watched. Stores through a shared mapping are told of
-//! by nothing in the kernel before they are written back.
+//! It watches whole file systems, which needs root. The kernel reports stores through a shared
+//! mapping only on write-back.
 //!
-//! Who makes many changes is not to pay for being watched with a wake-up of this thread at each:
-//! what comes within a millisecond of the last read is read together (5,000 files that are unpacked
-//! and removed are told of in a hundred reads, not eight thousand). Who has to know sooner catches
-//! up itself.
+//! Batching: a wake-up of this thread per event would slow down writers. So after a read it pauses
+//! for a millisecond (5,000 files that are unpacked and removed take a hundred reads, not eight
+//! thousand). A caller that needs the events sooner calls [`Watch::catch_up`].
 
 use std::{
     collections::HashSet,
@@ -31,8 +30,8 @@ use crate::{
     store::{Leases, Watched},
 };
 
-/// Names and identities of files with each event. Events are queued without bound: a lost one would
-/// make all leases worthless at once.
+/// Flags of the queue. Each event has names and file handles. The queue is unlimited: a lost event
+/// would void all leases.
 const QUEUE: u32 = libc::FAN_CLASS_NOTIF
     | libc::FAN_CLOEXEC
     | libc::FAN_NONBLOCK
@@ -41,27 +40,28 @@ const QUEUE: u32 = libc::FAN_CLASS_NOTIF
 const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
 const EVENTS: u64 =
     NAMES | libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_DELETE_SELF | libc::FAN_ONDIR;
-/// File systems that change without this kernel's doing: NFS, SMB (three of them), FUSE, Ceph, 9P,
-/// AFS (statfs(2)).
+/// Network file systems and FUSE, which can change without events of this kernel: NFS, SMB (three
+/// of them), FUSE, Ceph, 9P, AFS (statfs(2)).
 const ELSEWHERE: [u64; 8] =
     [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x6573_5546, 0x00c3_6400, 0x0102_1997, 0x5346_414f];
-/// A read's worth of events.
+/// Size of the buffer for events.
 const READ_BYTES: usize = 64 << 10;
-/// Events that may wait in the kernel, where each takes some hundred bytes and nothing bounds them:
-/// beyond that all leases are lost, which takes less time than to look at each.
+/// Limit of queued events, each of which takes some hundred bytes in the kernel. Beyond it all
+/// leases are dropped, which is faster than processing each event.
 const MOST_QUEUED: u64 = 20_000;
-/// FIONREAD counts the head of each event alone (fs/notify/fanotify/fanotify_user.c).
+/// Size of an event's head, the only part that FIONREAD counts
+/// (fs/notify/fanotify/fanotify_user.c).
 const EVENT_HEAD_BYTES: u64 = std::mem::size_of::<libc::fanotify_event_metadata>() as u64;
-/// Between two reads. More would make the kernel's list longer, and no writer faster.
+/// Pause between two reads. A longer one would lengthen the queue, but not speed up writers.
 const REST: Duration = Duration::from_millis(1);
-/// The kernel's name for a directory's own record.
+/// The kernel's name for an event of the directory itself.
 const ITSELF: &[u8] = b".";
 
-/// The queue, and the thread that empties it.
+/// The queue of events, and the thread that reads it.
 #[derive(Debug)]
 pub struct Watch {
     shared: Option<Arc<Shared>>,
-    /// Wakes the thread for its end.
+    /// Stops the thread.
     end: Option<Arc<EventFd>>,
 }
 
@@ -70,17 +70,17 @@ struct Shared {
     queue: OwnedFd,
     keeper: Arc<Keeper>,
     systems: Mutex<HashSet<u64>>,
-    /// Whoever has it takes the events in their order.
+    /// Its lock also serializes the processing of events.
     buffer: Mutex<Vec<u8>>,
 }
 
 impl Watch {
-    /// Watches nothing.
+    /// Creates a watch that watches nothing.
     pub fn none() -> Self {
         Self { shared: None, end: None }
     }
 
-    /// Where the kernel or our rights do not allow it, nothing is watched.
+    /// Starts the thread. If the kernel or our rights don't allow it, nothing is watched.
     pub fn start(keeper: Arc<Keeper>) -> Self {
         let none = Self::none();
         let Ok(queue) = sys::fanotify(QUEUE) else { return none };
@@ -98,7 +98,7 @@ impl Watch {
         }
     }
 
-    /// Watches the file system of that directory from now on.
+    /// Watches the file system of that directory, if possible.
     pub fn cover(&self, root: BorrowedFd<'_>) -> Watched {
         let Some(shared) = &self.shared else { return Watched::LeaseEnd };
         let Ok(found) = rustix::fs::fstatvfs(root) else { return Watched::LeaseEnd };
@@ -109,7 +109,7 @@ impl Watch {
         }
         let mut systems = shared.systems.lock().expect("not poisoned");
         if !systems.contains(&found.f_fsid) {
-            // A mark is made by a descriptor that is not O_PATH.
+            // fanotify_mark(2) refuses O_PATH descriptors.
             let link = super::attributes::link_to(root);
             let flags = rustix::fs::OFlags::RDONLY
                 | rustix::fs::OFlags::DIRECTORY
@@ -127,7 +127,7 @@ impl Watch {
         Watched::Fanotify
     }
 
-    /// What happened before this was called has become recalls when it returns.
+    /// Turns all earlier changes into recalls before it returns.
     pub fn catch_up(&self) {
         if let Some(shared) = &self.shared {
             shared.catch_up();
@@ -143,10 +143,10 @@ impl Drop for Watch {
     }
 }
 
-/// Reads events until the end.
+/// Reads events until the watch is dropped.
 fn attend(shared: &Weak<Shared>, end: &EventFd) {
     loop {
-        // Held while waiting, so that the queue stays open; the end is told by `end`.
+        // A strong reference keeps the queue open during poll(2); `end` stops the loop.
         let Some(shared) = shared.upgrade() else { return };
         let mut both = [
             PollFd::new(shared.queue.as_fd(), PollFlags::POLLIN),
@@ -163,9 +163,9 @@ fn attend(shared: &Weak<Shared>, end: &EventFd) {
 }
 
 impl Shared {
-    /// Invariant: it takes no longer than two reads of [`MOST_QUEUED`] events, however fast others
-    /// write. Where more wait, nobody looks at them first: all leases are lost, which covers
-    /// whatever has happened.
+    /// Processes all queued events. Invariant: it takes no longer than two reads of [`MOST_QUEUED`]
+    /// events, however fast others write. If more are queued, all leases are dropped, which covers
+    /// all changes.
     fn catch_up(&self) {
         if self.queued() > MOST_QUEUED {
             self.keeper.lose_all();
@@ -178,8 +178,8 @@ impl Shared {
         rustix::io::ioctl_fionread(&self.queue).map_or(0, |bytes| bytes / EVENT_HEAD_BYTES)
     }
 
-    /// Reads what is queued at this moment and no more: whoever goes on until the queue is empty
-    /// keeps step with others who write, for as long as they like.
+    /// Reads the events that are queued at this moment and no more: constant writers could keep a
+    /// loop until the queue is empty going for ever.
     fn read_all(&self) {
         let mut buffer = self.buffer.lock().expect("not poisoned");
         let queued = self.queued();
@@ -201,13 +201,13 @@ impl Shared {
             self.keeper.changed(of_others.flat_map(changes));
         }
         if is_too_much {
-            // Nobody has looked at them, and so everything may have changed.
+            // The events were not processed, so everything may have changed.
             self.keeper.lose_all();
         }
     }
 }
 
-/// The files of an event, and what it ends of each.
+/// Returns the files of an event, with the leases that it ends.
 fn changes(event: &Event) -> impl Iterator<Item = (File, Leases)> + '_ {
     let changes = event.files.iter().map(|file| {
         let id = File { system: file.system, generation: file.handle.number() };
@@ -216,12 +216,12 @@ fn changes(event: &Event) -> impl Iterator<Item = (File, Leases)> + '_ {
     changes.filter(|(_, leases)| !leases.is_empty())
 }
 
-/// What an event ends of one of its files.
+/// Returns the leases of one of its files that an event ends.
 fn affected(mask: u64, file: &EventFile) -> Leases {
     let is_parent = file.kind == libc::FAN_EVENT_INFO_TYPE_DFID_NAME && file.name != ITSELF;
     let mut leases = Leases::empty();
     if mask & NAMES != 0 {
-        // The file itself has another change time, or one link more or less.
+        // The file's own change time or link count has changed.
         leases |= if is_parent { Leases::ENTRIES | Leases::ATTRIBUTES } else { Leases::ATTRIBUTES };
     }
     if !is_parent && mask & libc::FAN_MODIFY != 0 {

@@ -1,20 +1,18 @@
-//! The threads on which a directory's files are touched: system calls that may take long have no
-//! place on those of the runtime. Each has a umask of its own, none, since the callers have applied
-//! theirs, and no capability but those that root's commands have on files and those that change the
-//! user.
+//! Threads for blocking system calls on a directory's files. Each has its own umask, 0, since
+//! clients have applied theirs. Its capabilities are those of root on files, and those for changing
+//! the user.
 //!
-//! Each account has a queue of its own, and they are served in turn. No account has more threads
-//! than it leaves free: the jobs of one on a disk that hangs leave threads for everybody else.
-//! Invariant: an account none of whose jobs is at work does not wait for a thread. Where those that
-//! there are do not suffice for that, since several accounts have all of them at disks that hang,
-//! one more is started, which ends when it is idle. While others are at work, an account's jobs
-//! keep half of the processors busy at most, and rest for as long as they were at work: a thread
-//! with jobs without end is not soon made to give its processor up. A job that has taken long is
-//! taken to wait for a disk.
+//! Each account has a queue, and queues are served round-robin. No account gets more threads than
+//! it leaves free: one account's jobs on a hanging disk leave threads for all others. Invariant: an
+//! account without a running job does not wait for a thread. If all threads are busy, as when
+//! several accounts' disks hang, another one is started, which ends when it is idle. While other
+//! accounts are active, an account's jobs occupy at most half of the processors, and pause for as
+//! long as they ran: the scheduler doesn't soon preempt a thread with endless jobs. A long-running
+//! job counts as waiting for a disk.
 //!
-//! Jobs that keep a processor busy have threads of their own, of a low priority: a thread at work
-//! in the kernel gives its processor up late where the kernel is not preemptible, and sooner to one
-//! of a higher priority (sched(7)).
+//! CPU-bound jobs have threads of their own with a low priority: without kernel preemption, a
+//! thread in the kernel yields its processor late, but sooner to one of a higher priority
+//! (sched(7)).
 
 use std::{
     any::Any,
@@ -36,54 +34,55 @@ use super::{
     sys,
 };
 
-/// One account so has 16: as many disks' requests at a time keep an SSD or a RAID busy. A job never
-/// waits for another.
+/// Number of threads. One account gets up to 16: so many concurrent requests saturate an SSD or a
+/// RAID. A job never waits for another.
 const THREADS: usize = 32;
 
-/// For jobs that keep a processor busy. One account so has four.
+/// Number of threads for CPU-bound jobs. One account gets up to four.
 const LOW_PRIORITY_THREADS: usize = 8;
 /// Their niceness (setpriority(2)).
 const LOW_PRIORITY: i32 = 10;
 
-/// A job that has not ended in this time waits for a disk: most take some 0.1 ms.
+/// Run time after which a job counts as waiting for a disk: most take some 0.1 ms.
 const WAITS_FOR_DISK: Duration = Duration::from_millis(5);
 
-/// Jobs of one account take so long before they rest beside others: there is no shorter sleep that
-/// is worth its cost.
+/// Run time of an account's jobs before they pause for others: a shorter sleep isn't worth its
+/// cost.
 const AT_WORK: Duration = Duration::from_millis(1);
 
-/// Of both kinds, whatever happens: as many identities' disks may hang.
+/// Hard limit of threads, including those started for accounts while disks hang.
 const MOST_THREADS: usize = 1024;
 
-/// Accounts that are remembered though they have no jobs.
+/// Limit of accounts that are kept without jobs.
 const MOST_IDLE: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What a call is charged with.
+/// Charge of a call.
 pub type Held = Arc<dyn Any + Send + Sync>;
 
 tokio::task_local! {
-    /// Of the present call: kept by all that is done for it, until it is done. Whoever gives a call
-    /// up gets its charge back only when the call's jobs, with what they have in memory, are gone.
+    /// Charge of the current call, held by all its jobs. A cancelled call returns its charge only
+    /// when its jobs, with their memory, are gone.
     pub static HELD: Held;
 }
 
-/// For what is done for the present call elsewhere than in its own task.
+/// Returns the current call's charge, for work that continues in another task.
 pub fn held() -> Option<Held> {
     HELD.try_with(Clone::clone).ok()
 }
 
-/// The threads; they end when the last of these is dropped.
+/// A pool of threads, which end when it is dropped.
 #[derive(Debug)]
 pub struct Workers(Arc<Queue>);
 
 struct Queue {
-    /// They are shared by accounts; without any, jobs are done by whoever asks.
+    /// Number of permanent threads; with 0, jobs run on their caller's thread.
     threads: usize,
     name: &'static str,
     set_up: fn(),
-    /// Jobs of one account that keep processors busy while others are at work.
+    /// Limit of one account's running jobs while others are active; those that wait for a disk
+    /// don't count.
     beside_others: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -91,15 +90,15 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// Bounded by what asks: each caller waits for its job.
+    /// Bounded by the number of callers: each waits for its job.
     by_account: HashMap<String, Jobs>,
-    /// Accounts with jobs, the next one first.
+    /// Accounts with waiting jobs, in round-robin order.
     turns: VecDeque<String>,
     busy: usize,
-    /// Those that there are by now.
+    /// Present number of threads.
     threads: usize,
     rivals: Arc<Rivals>,
-    /// A thread looks again in a while whether a job that has to wait may begin.
+    /// True if a thread polls for waiting jobs that may begin.
     is_looked_after: bool,
     is_over: bool,
 }
@@ -107,16 +106,16 @@ struct State {
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
-    /// When those at work began, in order.
+    /// Start times of the running jobs, in order.
     begun: VecDeque<Instant>,
-    /// What has been taken since then, when the first one began after the last rest.
+    /// Run time since `since`, the start of the first job after the last pause.
     taken: Duration,
     since: Option<Instant>,
     rest_until: Option<Instant>,
 }
 
 impl Jobs {
-    /// Those that do not wait for a disk.
+    /// Counts the running jobs that don't wait for a disk.
     fn count_quick(&self, now: Instant) -> usize {
         self.begun
             .iter()
@@ -124,7 +123,8 @@ impl Jobs {
             .count()
     }
 
-    /// One that began then has ended; they are to rest if others are `beside`.
+    /// Notes the end of a job that began at `begun`. With active rivals (`beside`), the account has
+    /// to pause.
     fn ended(&mut self, begun: Instant, now: Instant, beside: bool) {
         if let Some(at) = self.begun.iter().position(|other| *other == begun) {
             self.begun.remove(at);
@@ -133,7 +133,7 @@ impl Jobs {
         let since = *self.since.get_or_insert(begun);
         self.taken += if took < WAITS_FOR_DISK { took } else { Duration::ZERO };
         if self.taken >= AT_WORK {
-            // Who asks for less than half of a processor has rested of its own accord.
+            // An account that uses less than half of a processor needs no pause.
             let is_to_rest = beside && now.saturating_duration_since(since) < 2 * self.taken;
             self.rest_until = is_to_rest.then_some(now + self.taken.min(WAITS_FOR_DISK));
             (self.since, self.taken) = (None, Duration::ZERO);
@@ -145,7 +145,7 @@ impl Jobs {
     }
 }
 
-/// A job to be done.
+/// A job to run.
 struct Next {
     account: String,
     begun: Instant,
@@ -159,27 +159,27 @@ impl std::fmt::Debug for Queue {
 }
 
 impl Workers {
-    /// Starts them.
+    /// Starts the threads for blocking system calls.
     ///
     /// # Errors
-    /// When the system has no more threads.
+    /// The system can't start more threads.
     pub fn start(rivals: Arc<Rivals>) -> std::io::Result<Self> {
         Self::start_threads(("files", THREADS), rivals, || ())
     }
 
-    /// Starts the threads for jobs that keep a processor busy.
+    /// Starts the low-priority threads for CPU-bound jobs.
     ///
     /// # Errors
-    /// When the system has no more threads.
+    /// The system can't start more threads.
     pub fn start_low_priority(rivals: Arc<Rivals>) -> std::io::Result<Self> {
-        // Of the calling thread alone, on Linux. Nobody is kept from a higher niceness.
+        // On Linux this sets the calling thread's niceness only. Raising it is always allowed.
         Self::start_threads(("steps", LOW_PRIORITY_THREADS), rivals, || {
             let _ = rustix::process::setpriority_process(None, LOW_PRIORITY);
         })
     }
 
-    /// None: each job is done at once by whoever asks for it, so that a simulation has an order of
-    /// its own making. Umask and capabilities are then those of the caller's thread.
+    /// Creates a pool without threads: each job runs at once on its caller's thread, with that
+    /// thread's umask and capabilities. So a simulation determines the order.
     pub fn none() -> Self {
         let state = Mutex::default();
         let (name, set_up): (_, fn()) = ("none", || ());
@@ -213,10 +213,10 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Does it on one of the threads. It is done also if nobody waits for it any more.
+    /// Runs a job on one of the threads, also if the future is dropped.
     ///
     /// # Errors
-    /// What the job gives; `EIO` if it panicked.
+    /// The job's; `EIO` if it panicked.
     pub async fn run<T, F>(&self, account: &Account, job: F) -> Result<T, Errno>
     where
         T: Send + 'static,
@@ -243,7 +243,7 @@ impl Workers {
         if let Some(number) = number
             && let Err(error) = Queue::start_thread(&self.0, number)
         {
-            // The job is done as soon as one of those that there are is free.
+            // An existing thread runs the job as soon as it is free.
             tracing::warn!(%error, "cannot start a thread for files");
             self.0.state.lock().expect("not poisoned").threads -= 1;
         }
@@ -270,7 +270,7 @@ impl State {
         jobs.waiting.push_back(job);
     }
 
-    /// Accounts that have no job at work wait for threads, and more of them than are idle.
+    /// Returns true if more accounts without a running job are waiting than threads are idle.
     fn lacks_thread(&self) -> bool {
         let has_none = |account: &&String| {
             self.by_account.get(*account).is_some_and(|jobs| jobs.begun.is_empty())
@@ -279,12 +279,11 @@ impl State {
         self.threads < MOST_THREADS && self.turns.iter().filter(has_none).nth(idle).is_some()
     }
 
-    /// The next job of the first account whose share is not used up.
+    /// Takes the next job of the first account whose share is not used up.
     fn take(&mut self, (threads, beside_others): (usize, usize), now: Instant) -> Option<Next> {
         let may_have = |account: &String| {
             let Some(jobs) = self.by_account.get(account) else { return true };
-            // A thread that takes the first job of an account was started for such jobs, if it was
-            // not there before.
+            // An account's first job may always begin: extra threads were started for such jobs.
             (jobs.begun.is_empty() || is_share((jobs.begun.len(), 1), (self.busy, threads)))
                 && (!self.rivals.has_rival(account, now)
                     || jobs.count_quick(now) < beside_others && !jobs.rests(now))
@@ -325,11 +324,11 @@ impl Queue {
     }
 
     fn work(&self) {
-        // Where it can't be had (some sandbox), modes are what the process's umask leaves of them.
+        // If a sandbox forbids it, the process's umask applies to modes.
         if sys::unshare_umask().is_ok() {
             umask(Mode::empty());
         }
-        // Without any there are none to give up.
+        // It fails only without capabilities, and then there is none to drop.
         let _ = sys::give_up_capabilities();
         let mut before = None;
         while let Some(Next { account, begun, job }) = self.next(before.take()) {
@@ -339,12 +338,12 @@ impl Queue {
         }
     }
 
-    /// The next job, once that of `before` is done.
+    /// Waits for the next job, after noting the end of `before`.
     fn next(&self, before: Option<(String, Instant)>) -> Option<Next> {
         let mut state = self.state.lock().expect("not poisoned");
         if let Some((account, begun)) = before {
             state.done(&account, begun, Instant::now());
-            // Its share, or that of others, may have a place again.
+            // Its account, or another, may start a job now.
             self.changed.notify_one();
         }
         let mut looks_after = false;
@@ -360,14 +359,14 @@ impl Queue {
             }
             if state.threads > self.threads && !state.lacks_thread() {
                 state.threads -= 1;
-                // It may have been the one that looks again in a while.
+                // The notification that this thread took may have been for another one.
                 self.changed.notify_one();
                 return None;
             }
             looks_after = !state.turns.is_empty() && !state.is_looked_after;
             state = if looks_after {
-                // An account has a place again when one of its jobs turns out to wait for a disk,
-                // when they have rested, and when it is alone.
+                // These changes have no notification: a job counts as waiting for a disk, a pause
+                // ends, or rivals become idle. So poll.
                 state.is_looked_after = true;
                 let mut state = self.changed.wait_timeout(state, AT_WORK).expect("not poisoned").0;
                 state.is_looked_after = false;

@@ -1,5 +1,6 @@
-//! POSIX ACLs of files, which the kernel asks for where it checks permissions itself: remembered
-//! under the lease of the attributes. Most files have none, which their attributes tell.
+//! POSIX ACLs of files, which the kernel requests if it checks permissions itself. They are cached
+//! under [`Leases::ATTRIBUTES`](crate::store::Leases::ATTRIBUTES). Attributes say if a file has
+//! none, as most.
 
 use std::{ffi::OsStr, sync::Arc};
 
@@ -8,10 +9,10 @@ use bytes::Bytes;
 use super::{Volume, table::Node};
 use crate::store::{Acls, Attributes, Caller, Errno, Time};
 
-/// An ACL of up to 60 entries is remembered.
+/// Limit for cached ACLs: about 60 entries.
 const MAX_ACL_BYTES: usize = 512;
 
-/// ACLs of a file as it was when the store was asked for them.
+/// Cached ACLs of a file, with the state of the file that they are valid for.
 #[derive(Debug)]
 pub(super) struct KnownAcls {
     of: (u64, Time, u32),
@@ -19,8 +20,8 @@ pub(super) struct KnownAcls {
     known: Vec<(Acls, Option<Bytes>)>,
 }
 
-/// Says that whoever might read a file may do so still. What an ACL says is not known: any change
-/// may be one of it.
+/// Returns true if access rights are certainly unchanged. With an ACL, any change of the file may be
+/// one of the ACL.
 pub(super) fn has_same_rights(before: &Attributes, now: &Attributes) -> bool {
     let rights = |of: &Attributes| (of.mode, of.uid, of.gid, of.acls);
     let has_acl = now.acls.is_some_and(|acls| acls.contains(Acls::ACCESS));
@@ -28,23 +29,23 @@ pub(super) fn has_same_rights(before: &Attributes, now: &Attributes) -> bool {
 }
 
 impl Node {
-    /// Another value whenever an ACL may be another, also by what was changed in memory.
+    /// Returns a key that changes whenever an ACL may have changed, also in memory.
     fn acls_of(&self) -> Option<(u64, Time, u32)> {
         self.attributes.map(|its| (its.version, its.ctime, its.mode))
     }
 
-    /// An ACL as the store would tell it, if that is known; to be used under the lease.
+    /// Returns the cached ACL; the inner `None`: the file has none. Valid only under the lease.
     pub fn known_acl(&self, acl: Acls) -> Option<Option<Bytes>> {
         let told = self.attributes.and_then(|attributes| attributes.acls);
         if self.unborn.is_some() || told.is_some_and(|acls| !acls.contains(acl)) {
-            // Files are made in memory where they get none.
+            // Files are created in memory only if they get no ACL.
             return Some(None);
         }
         let acls = self.acls.as_ref().filter(|acls| Some(acls.of) == self.acls_of())?;
         acls.known.iter().find(|(which, _)| *which == acl).map(|(_, value)| value.clone())
     }
 
-    /// Remembers what the store has said of one.
+    /// Caches an ACL from the store.
     pub fn note_acl(&mut self, acl: Acls, value: Option<Bytes>) {
         let is_short = value.as_ref().is_none_or(|value| value.len() <= MAX_ACL_BYTES);
         let Some(of) = self.acls_of().filter(|_| is_short) else { return };
@@ -59,8 +60,8 @@ impl Node {
 }
 
 impl Volume {
-    /// The kernel asks for it before it lets anybody but the owner in, and keeps the answer as long
-    /// as the attributes; that of the root it does not keep.
+    /// Returns an ACL for the kernel, which needs it before it grants access to users other than the
+    /// owner. It caches the answer with the attributes, except for the root directory.
     pub(super) async fn acl(
         self: &Arc<Self>,
         caller: &Caller,
@@ -72,12 +73,12 @@ impl Volume {
         }
         let before = self.leased(number);
         let answer = match self.ask_extended(caller, number, name).await {
-            // The kernel would take any other error for a refusal.
+            // The kernel would treat any other error as a refusal.
             Err(Errno::EOPNOTSUPP) => Err(Errno::ENODATA),
             answer => answer,
         };
         if before.is_none() || self.leased(number) != before {
-            // Nobody would tell of a change of what the kernel is about to keep.
+            // Without a lease, a change of the ACL that the kernel is about to cache would be missed.
             self.forget_attributes(number);
             return answer;
         }
@@ -91,30 +92,30 @@ impl Volume {
         answer
     }
 
-    /// An ACL that nobody has to be asked for, or that it is not there.
+    /// Returns a cached ACL, or `ENODATA` if the file certainly has none.
     pub fn remembered_acl(&self, number: u64, acl: Acls) -> Option<Result<Bytes, Errno>> {
         let table = self.table();
         let known = table.node(number).filter(|node| self.is_leased(node))?.known_acl(acl)?;
         Some(known.ok_or(Errno::ENODATA))
     }
 
-    /// The same as long as a lease of the file's attributes is held without a break, and they are
-    /// as they were.
+    /// Returns a value that stays the same only while the lease of the file's attributes is held
+    /// without interruption, and they are unchanged.
     fn leased(&self, number: u64) -> Option<(u32, Attributes)> {
         let table = self.table();
         let node = table.node(number).filter(|node| self.is_leased(node))?;
         Some((node.losses, node.attributes?))
     }
 
-    /// By this session, which is not told of its own changes. What others may do, and what new
-    /// files get, only the server knows from now on.
+    /// Handles a change of an ACL by this session, for which it gets no recall. From now on only the
+    /// server knows the access rights, and the permissions of new files.
     pub(super) fn acl_changed(&self, number: u64, name: &OsStr) {
         let mut table = self.table();
         if let Some(node) = table.node_mut(number).filter(|_| Acls::named(name).is_some()) {
             node.own = None;
             node.reader = None;
             node.acls = None;
-            // What is on its way may be older.
+            // Answers in flight may be older.
             node.losses = node.losses.wrapping_add(1);
         }
     }

@@ -1,11 +1,10 @@
-//! What was made in memory on its way to the store: in the order in which it became ready, many
-//! files in one request and one request after the other, so that what one needs is there before it.
-//! While one is under way, others gather.
+//! Sends pending files to the store, in the order in which they became ready: many files per
+//! request, one request at a time, so that directories exist before their files. Files gather while
+//! a request is pending.
 //!
-//! Whoever wants to know for sure that the store has something waits for all that came before
-//! ([`Volume::bring_out`]). A request that is lost is made again, for as long as it takes; what the
-//! store refuses stays pending, visible under its name and in the journal, and is tried again
-//! ([`Retry`]). What became of a request is seen to in `outcomes`.
+//! An operation that needs a file on the store waits for all earlier ones ([`Volume::bring_out`]). A
+//! lost request is repeated without limit. A refused file stays pending, visible under its name and
+//! in the journal, and is tried again ([`Retry`]). `outcomes` processes the results.
 
 use std::{
     collections::HashSet,
@@ -36,51 +35,50 @@ use crate::{
     store::{Caller, ENDED_AT_ONCE, Errno, FileId, Op, Time},
 };
 
-/// How long closed files wait for others to go with.
+/// Time for which closed files gather before a request.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// Between two attempts after a request was lost; doubled up to the second.
+/// Bounds of the exponential backoff after a lost request.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Between two attempts with what the store has refused; doubled up to the second.
+/// Bounds of the exponential backoff between retries of a refused file.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
-/// Files that may be unborn at the same time.
+/// Limit of pending files.
 const UNBORN_FILES: usize = 20_000;
 
-/// What the births of a volume need.
+/// State of a volume's sending of pending files.
 pub(super) struct Births {
     journal: OnceLock<Journal>,
-    /// Room for more of them.
+    /// Permits for pending files.
     pub files: Arc<Semaphore>,
-    /// There is something to be sent, or somebody waits.
+    /// Notified when there is something to send, or a waiter.
     wake: Notify,
-    /// Whenever something has arrived.
+    /// Notified when a request was answered.
     pub arrived: Notify,
-    /// By how many nanoseconds the server's clock is ahead.
+    /// Offset of the server's clock, in nanoseconds.
     clock: AtomicI64,
-    /// Files of which the kernel was told something that the server has otherwise since: the time
-    /// of change, and sizes of directories.
+    /// Files whose attributes in the kernel differ from the server's: change time, and sizes of
+    /// directories.
     outdated: Mutex<HashSet<u64>>,
-    /// The last that could not be born.
+    /// Message of the last failure.
     fault: Mutex<Option<String>>,
-    /// What an earlier gateway has left, and has no place any more.
+    /// Records of an earlier gateway whose directory is gone.
     unplaced: Mutex<Vec<Unplaced>>,
-    /// What the journal is to forget.
+    /// Orders of the records that the journal can remove.
     done: Mutex<Vec<u64>>,
-    /// The volume has ended: nothing more is sent.
+    /// True after the volume's end: nothing more is sent.
     is_over: AtomicBool,
 }
 
-/// Tries again what the store has refused: the first of it now and then, and when that is taken,
-/// all the rest.
+/// Retries of refused files: one file at intervals; when it is accepted, all others.
 #[derive(Debug, Default)]
 struct Retry {
-    /// When, and how long after the last attempt.
+    /// Time of the next retry, and the pause before it.
     next: Option<(Instant, Duration)>,
-    /// The one that is tried.
+    /// The file that is being tried.
     tried: Option<u64>,
 }
 
@@ -104,7 +102,7 @@ impl Retry {
     fn end(&mut self, table: &mut Table) {
         let Some(tried) = self.tried else { return };
         match table.is_pending(tried) {
-            // It is on its way still.
+            // Still being sent.
             true if table.refusal(tried).is_none() => {}
             true => self.tried = None,
             false => {
@@ -137,7 +135,7 @@ impl Births {
         self.journal.get()
     }
 
-    /// Whether files can be made in memory: a journal takes what is closed.
+    /// Returns true if files can be created in memory: a journal accepts them on close.
     pub fn are_kept(&self) -> bool {
         self.journal().is_some_and(Journal::is_open)
     }
@@ -146,7 +144,7 @@ impl Births {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Nothing more is sent, and nobody waits any longer.
+    /// Stops sending, and aborts all waits.
     pub fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
         self.wake();
@@ -161,12 +159,12 @@ impl Births {
         self.wake.notify_one();
     }
 
-    /// The server's clock is ahead by that.
+    /// Sets the offset of the server's clock.
     pub fn set_clock(&self, nanoseconds: i64) {
         self.clock.store(nanoseconds, Ordering::Relaxed);
     }
 
-    /// What the server's clock shows.
+    /// Returns the server's current time.
     pub fn now(&self) -> Time {
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let ahead = i128::from(self.clock.load(Ordering::Relaxed));
@@ -177,7 +175,7 @@ impl Births {
         }
     }
 
-    /// Notes a file in the journal as it is. Whether that could be done.
+    /// Writes a file's present state to the journal; returns false on a failure.
     pub fn note(&self, table: &Table, number: u64) -> bool {
         let (Some(journal), Some(record)) = (self.journal(), record_of(table, number)) else {
             return false;
@@ -192,7 +190,7 @@ impl Births {
         self.unplaced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store has it: the journal hears so with all others of the request.
+    /// Notes that the store has a file, for the journal's next batch.
     pub fn will_be_done(&self, order: u64) {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).push(order);
     }
@@ -209,7 +207,7 @@ impl Births {
     }
 }
 
-/// A file as it would be put from the root.
+/// Returns the journal's record of a pending file.
 pub(super) fn record_of(table: &Table, number: u64) -> Option<Record> {
     let newborn = table.node(number)?.unborn.as_ref()?;
     let (above, _) = table.path_below(number)?;
@@ -222,24 +220,23 @@ pub(super) fn record_of(table: &Table, number: u64) -> Option<Record> {
     })
 }
 
-/// Sends for as long as there is a volume.
+/// Sends pending files as long as the volume exists.
 pub(super) async fn send(births: Arc<Births>, volume: Weak<Volume>) {
     loop {
         births.wake.notified().await;
-        // As long as something is left, the volume is there.
+        // The volume exists as long as files are pending.
         let Some(volume) = volume.upgrade() else { return };
         volume.send_unborn().await;
     }
 }
 
 impl Volume {
-    /// Before a journal is taken up: ends the sessions of earlier gateways that have sent what was
-    /// in it. What they have asked for may still be waiting on the server, and must not be carried
-    /// out after what is asked for from now on.
+    /// Ends the sessions of earlier gateways that have sent this journal's records; to be called
+    /// before its replay. Their requests may still be queued on the server, and must not be performed
+    /// after those of this session.
     ///
     /// # Errors
-    /// The store's, or `EIO` where their names can't be read: their requests may still be on their
-    /// way.
+    /// The store's, or `EIO` if the names can't be read: their requests may still be in flight.
     pub async fn end_earlier_sessions(&self, journal: &Journal, own: &Bytes) -> Result<(), Errno> {
         let tell =
             |error: std::io::Error| tracing::warn!(%error, "the journal can't note its session");
@@ -258,11 +255,11 @@ impl Volume {
         Ok(())
     }
 
-    /// Files of new directories are made in memory from now on, as far as this journal has them.
-    /// What it has from before is pending again, and sent as everything that is.
+    /// Sets the journal, so that files of new directories are created in memory from now on. Its old
+    /// records become pending files again, and are sent like all others.
     ///
     /// # Errors
-    /// The store's, which then is asked again by the next one.
+    /// The store's; then the next volume replays the journal.
     pub async fn keep_journal(
         self: &Arc<Self>,
         (journal, left): (Journal, Vec<Record>),
@@ -295,7 +292,7 @@ impl Volume {
                 (_, true, true) => return,
                 (true, ..) => match self.fly().await {
                     Ok(()) => pause = FIRST_PAUSE,
-                    // Whoever waits for it may know better that the store is in reach again.
+                    // A waiter's wake-up cuts the pause short.
                     Err(_) => {
                         let _ = timeout_at(
                             (crate::clock::now() + pause).into(),
@@ -305,7 +302,7 @@ impl Volume {
                         pause = (2 * pause).min(LONGEST_PAUSE);
                     }
                 },
-                // What is open, or on its way by itself, says when it is ready.
+                // Open files, and those in requests of their own, notify when they are ready.
                 _ => drop(
                     timeout_at(
                         (crate::clock::now() + OPEN_LINGER).into(),
@@ -323,10 +320,10 @@ impl Volume {
         table.unborn.is_urgent() || table.unborn.is_open_demanded()
     }
 
-    /// One request.
+    /// Sends one request.
     ///
     /// # Errors
-    /// The request is lost: all that was in it waits again.
+    /// The request is lost: its files are queued again.
     async fn fly(&self) -> Result<(), Errno> {
         let flight = self.table().next_flight();
         let Some(Flight { caller, writes, numbers }) = flight else {
@@ -355,7 +352,8 @@ impl Volume {
         outcome
     }
 
-    /// What was told of a file stays as long as nobody compares it with what the server has.
+    /// Notes that a file's attributes in the kernel differ from the server's, which does no harm
+    /// until [`Self::show_as_sent`].
     pub(super) fn is_outdated(&self, number: u64) {
         let mut outdated = self.births.outdated.lock().unwrap_or_else(PoisonError::into_inner);
         outdated.insert(number);
@@ -366,7 +364,7 @@ impl Volume {
         }
     }
 
-    /// From now on the kernel asks anew.
+    /// Shows the server's attributes from now on, and invalidates the kernel's.
     pub(super) fn show_as_sent(&self) {
         let outdated = std::mem::take(
             &mut *self.births.outdated.lock().unwrap_or_else(PoisonError::into_inner),
@@ -383,11 +381,11 @@ impl Volume {
             Some(message.to_owned());
     }
 
-    /// Returns when the store has all that was made here until now, but for what it has refused
+    /// Returns when the store has all present pending files, except for refused ones
     /// ([`Table::refusal_below`]).
     ///
     /// # Errors
-    /// `ETIMEDOUT`: the store is out of reach for too long. What is pending stays so.
+    /// `ETIMEDOUT`: the store is unreachable. Pending files stay pending.
     pub(super) async fn bring_out(&self, which: Which) -> Result<(), Errno> {
         let (last, timeouts) = {
             let mut table = self.table();
@@ -404,14 +402,13 @@ impl Volume {
         if self.table().unborn.is_out(last, which) { Ok(()) } else { Err(Errno::ETIMEDOUT) }
     }
 
-    /// Returns when nothing is on its way any more that was when this was called: what it is, is
-    /// known then.
+    /// Returns when all present requests have been answered, so that their files' ids are known.
     pub(super) async fn landing(&self) {
         let last = self.table().unborn.last();
         self.arrived_when(|table| table.unborn.has_landed(last)).await;
     }
 
-    /// Returns also when the volume has ended.
+    /// Waits until `is_so`, or until the volume has ended.
     pub(super) async fn arrived_when(&self, is_so: impl Fn(&Table) -> bool) {
         loop {
             let arrived = self.births.arrived.notified();
@@ -424,10 +421,10 @@ impl Volume {
         }
     }
 
-    /// The file of a number, as the store knows it, with all in it that was made here.
+    /// Returns a file's id on the store, after sending the file and all pending files in it.
     ///
     /// # Errors
-    /// Why the store does not have it; `ETIMEDOUT` where it is out of reach for too long.
+    /// The error of its creation; `ETIMEDOUT` if the store is unreachable.
     pub(super) async fn born(self: &Arc<Self>, number: u64) -> Result<FileId, Errno> {
         let (stage, timeouts) = {
             let table = self.table();
@@ -445,7 +442,7 @@ impl Volume {
             };
             self.arrived_when(|table| !table.is_pending(number) || is_over(table)).await;
         }
-        // Also files in it that are open: the store would make a second one of the same name.
+        // Also open files in it: the store would create a second one of the same name.
         let is_ahead =
             self.table().node(number).is_some_and(|node| node.unborn.is_none() && node.is_ahead());
         if is_ahead {
@@ -463,7 +460,7 @@ impl Volume {
         }
     }
 
-    /// The open file, which the store knows then.
+    /// Returns an open file after the store has created it.
     pub(super) async fn born_open(self: &Arc<Self>, open: u64) -> Result<Arc<Open>, Errno> {
         let found = self.open_file(open)?;
         let ahead = {
@@ -474,7 +471,7 @@ impl Volume {
             })
         };
         let Some(number) = ahead else {
-            // It may have been made on the server between the two looks.
+            // It may have been created on the server in between.
             return if is_provisional(found.file) { self.open_file(open) } else { Ok(found) };
         };
         self.born(number).await?;

@@ -1,31 +1,30 @@
-//! The file system of a volume, without FUSE in it: what the kernel asks, answered from memory as
-//! far as leases allow, else by the [`Store`].
+//! The file system of a volume, without FUSE: it answers the kernel's requests from its cache as
+//! far as leases allow, and otherwise by the [`Store`].
 //!
-//! * `table`: files and what is remembered of them; no waiting in it
-//! * `names`, `attributes`, `acls`, `listing`, `files`: what the kernel can ask, by subject
-//! * `reading`, `chunks` and `keep`: contents, read ahead and kept, in memory and on the disk
-//! * `tours`, `readers` and `order`: which directories and files are likely to be opened next,
-//!   without waiting; `ahead` and `listing` fetch these, `told` what somebody has named
-//! * `kept`: how much of names is remembered; `surplus`: how many files
-//! * `at_hand`: how far a program would get without asking
-//! * `writing`: contents on their way out
-//! * `newborn`: files made in memory; `unborn`: which of them may go out, and when; `flights`,
-//!   `births` and `openings`: on their way to the store; `replay`: those that a killed gateway has
-//!   left; `reserved`: space that the store keeps free for them
-//! * `recalls`: what the store says on its own account, and what the kernel must forget;
-//!   `recalled`: recalls until they are answered; `forgetting`: marks and losses until the kernel
-//!   has forgotten
+//! * `table`: files and their cached attributes and names; never waits
+//! * `names`, `attributes`, `acls`, `listing`, `files`: the kernel's requests, by subject
+//! * `reading`, `chunks` and `keep`: contents, read ahead and cached, in memory and on the disk
+//! * `tours`, `readers` and `order`: predictions of the directories and files that are opened next;
+//!   never wait. `ahead` and `listing` prefetch these, `told` those that the caller has named
+//! * `kept`: limits for cached names; `surplus`: limits for cached files
+//! * `at_hand`: estimate of a program's need for round trips
+//! * `writing`: write-back of contents
+//! * `newborn`: files created in memory; `unborn`: their states and queue; `flights`, `births`,
+//!   `openings` and `outcomes`: sending them to the store; `replay`: those that a killed gateway has
+//!   left; `reserved`: space that the store reserves for them
+//! * `recalls`: the store's notices, and the invalidations for them; `recalled`: unanswered recalls;
+//!   `forgetting`: marks and losses until the kernel's caches are invalidated
 //!
-//! # What holds
+//! # Invariants
 //!
-//! *Between a recall and its answer nothing old gets to the kernel.* An answer to the kernel that
-//! may be remembered is given while the table is locked ([`Volume::tell`]), and a recall takes its
-//! leases out of the table before it has the kernel forget: so the kernel got the answer before it
-//! is told to forget it, or gets it with the remark that it is not to be kept.
+//! *Between a recall and its answer the kernel gets no stale data to cache.* A cacheable reply is
+//! sent while the table is locked ([`Volume::tell`]), and a recall takes its leases out of the table
+//! before the kernel's invalidation. So the kernel gets a reply either before the invalidation, or
+//! with a lifetime of 0.
 //!
-//! *What was written is on the server when close(2), fsync(2), or any other question about the file
-//! is answered.* Files of a directory that this session has just made, and that nobody else knows,
-//! are there a little later: before anybody else looks, and in the journal until then.
+//! *When close(2), fsync(2), or any other request about the file is answered, its written data is on
+//! the server.* Files in a directory that this session has just created, and that no other session
+//! knows, follow later: before any other session looks, and in the journal until then.
 
 mod acls;
 mod ahead;
@@ -106,59 +105,59 @@ pub use table::{MAX_FILES, ROOT};
 pub use told::{Expectation, Expected};
 pub use writing::Source;
 
-/// Files of one call are looked up again so often: the executor may be started anew between each
-/// look and the call. Beyond that it contradicts itself.
+/// Limit of attempts to look up a call's files again: the executor may restart between each look-up
+/// and the call.
 const MOST_SEARCHES: usize = 100;
 
-/// How a volume behaves.
+/// Settings of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Every write is on the server before it is answered.
+    /// True if every write goes to the server before it is answered.
     pub sync: bool,
-    /// Contents that are kept in memory, in bytes.
+    /// Limit for contents cached in memory, in bytes.
     pub memory_bytes: u64,
-    /// Files of which something is remembered, but for those in use.
+    /// Limit for cached files, apart from those in use.
     pub most_files: usize,
 }
 
-/// What the kernel may keep of one answer, and for how long.
+/// Reply to the kernel about a file, with cache lifetimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Told {
     /// The kernel's number of the file.
     pub number: u64,
-    /// What goes with the number as long as the kernel knows it.
+    /// Generation of the number, constant as long as the kernel knows the number.
     pub generation: u64,
-    /// How it is.
+    /// The file's attributes.
     pub attributes: Attributes,
-    /// How long the attributes may be remembered.
+    /// Time for which the attributes may be cached.
     pub attributes_life: Duration,
-    /// How long the name may be.
+    /// Time for which the name may be cached.
     pub name_life: Duration,
 }
 
-/// How a volume does, for `posh volumes`.
+/// State of a volume, for `posh volumes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// Of its store.
+    /// State of its store.
     pub store: StoreState,
-    /// Contents that are kept, in bytes.
+    /// Cached contents, in bytes.
     pub cached_bytes: u64,
-    /// Written and not yet on the server, in bytes.
+    /// Data that is written and not yet on the server, in bytes.
     pub dirty_bytes: u64,
-    /// Leases that are held.
+    /// Number of held leases.
     pub leases: u64,
-    /// Files that are remembered.
+    /// Number of cached files.
     pub files: u64,
-    /// What is remembered of names, in bytes.
+    /// Memory of cached names, in bytes.
     pub names_bytes: u64,
-    /// Files that are open.
+    /// Number of open files.
     pub open: u64,
-    /// What was made here and is not on the server, since it does not take it, in words.
+    /// Message about new files that the server refuses, or about another failure.
     pub lost: Option<String>,
 }
 
-/// A mounted volume. Its methods are what the kernel asks; the errors of all of them are the
-/// store's, for the process that asked.
+/// A mounted volume. Its methods are the kernel's requests; their errors are the store's, for the
+/// calling process.
 pub struct Volume {
     store: Arc<dyn Store>,
     settings: Settings,
@@ -171,21 +170,21 @@ pub struct Volume {
     disk: Option<Keep>,
     invalidate: mpsc::UnboundedSender<Invalidate>,
     loading: Loading,
-    /// What programs are reading now, by numbers of these reads: of which open file, and where.
+    /// Reads in progress by their numbers: the open file, and the range.
     reads: Mutex<HashMap<u64, (u64, Range<u64>)>>,
-    /// Whenever a chunk has come.
+    /// Notified when a chunk has arrived.
     loaded: Notify,
     births: Arc<Births>,
     reservations: Arc<Reservations>,
     recalled: Mutex<Recalled>,
     losses: Mutex<Losses>,
-    /// All that the store had to say up to there is forgotten.
+    /// Stamp up to which all notices of the store have been carried out.
     heard: watch::Sender<Stamp>,
     readers: Mutex<Readers>,
     tours: Mutex<Tours>,
     listings: Listings,
     round_trip: RoundTrip,
-    /// What works for as long as there is the volume.
+    /// Background tasks, which end with the volume.
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -196,10 +195,10 @@ impl std::fmt::Debug for Volume {
 }
 
 impl Volume {
-    /// A volume on a store. What the receiver gets must be carried out in order: recalls wait for
-    /// it. Needs to be called within the runtime that is to work for it.
+    /// Creates a volume on a store. The caller must carry out the invalidations from the receiver in
+    /// order: recalls wait for them. Must be called inside the volume's Tokio runtime.
     ///
-    /// What was read is also kept on the disk, if there is one to keep it.
+    /// With a `disk`, contents are also cached there.
     #[must_use]
     pub fn new(
         store: Arc<dyn Store>,
@@ -252,7 +251,7 @@ impl Volume {
         (volume, invalidations)
     }
 
-    /// How it does.
+    /// Returns the volume's state.
     #[must_use]
     pub fn state(&self) -> State {
         let ((files, leases), kept) = {
@@ -277,16 +276,16 @@ impl Volume {
         }
     }
 
-    /// Before a command runs on the server: returns when what was written here is there. What
-    /// others hold back its executor asks for.
+    /// Returns when all data of this volume is on the server, for a command that will run there. Its
+    /// executor requests the data that other sessions hold back.
     ///
     /// # Errors
-    /// Something is not there: the server is out of reach, or has refused it.
+    /// Some data is not on the server, which is unreachable or has refused it.
     pub async fn settle(&self) -> Result<(), Errno> {
         let is_there = self.drain_all().await;
         self.show_as_sent();
         is_there?;
-        // What has no place any more is nowhere on the server.
+        // A file whose directory is gone is not on the server.
         if !self.births.unplaced().is_empty() {
             return Err(Errno::ESTALE);
         }
@@ -294,8 +293,8 @@ impl Volume {
         refusal.map_or(Ok(()), Err)
     }
 
-    /// Nothing more is sent, and who waits for the store waits no longer: the volume is unmounted.
-    /// What is in the journal is sent by the next volume that is given it.
+    /// Ends the volume after the unmount: sends nothing more, and aborts all waits for the store.
+    /// The next volume with the journal sends its records.
     pub fn end(&self) {
         self.births.end();
         self.writes.end();
@@ -307,8 +306,8 @@ impl Volume {
         }
     }
 
-    /// It is taken out of the tree, and files of it may still be open: works on for them, without a
-    /// journal and a disk, which are the next volume's. What is in the journal is sent first.
+    /// Releases journal and disk to the next volume after a lazy unmount. The volume goes on to serve
+    /// its open files without them; it still sends the present records of the journal.
     pub fn hand_over(&self) {
         if let Some(journal) = self.births.journal() {
             journal.hand_over();
@@ -318,18 +317,18 @@ impl Volume {
         }
     }
 
-    /// After a command ran on the server of which nothing else is told: what it has changed is seen
-    /// from now on.
+    /// Makes the changes of an earlier command on the server visible, if there is no other
+    /// information about them.
     pub async fn catch_up(self: &Arc<Self>) {
         let settled = self.store.call(&Caller::default(), Op::Settle(Settling::Recalls)).await;
         if settled.is_err() || self.store.state().watched == Watched::LeaseEnd {
-            // Nobody says what has changed: anything may have.
+            // Without a watch anything may have changed.
             self.forget_everything().await;
         }
     }
 
-    /// Gives a reply to the kernel about a file that has been looked up by name, with the time that
-    /// it may be kept. `parent` is the number of the directory with that name.
+    /// Replies to the kernel about a file that was looked up by name, with cache lifetimes. `parent`
+    /// is the number of the directory with that name.
     pub fn tell<R>(
         &self,
         (parent, name): (u64, &OsStr),
@@ -348,7 +347,7 @@ impl Volume {
         reply(Told { number, generation, attributes: entry.attributes, attributes_life, name_life })
     }
 
-    /// The same for a file that the kernel has asked about by number.
+    /// Like [`Self::tell`], for a file that the kernel has asked about by number.
     pub fn tell_attributes<R>(
         &self,
         number: u64,
@@ -361,7 +360,7 @@ impl Volume {
         reply(Told { number, generation, attributes, attributes_life, name_life: Duration::ZERO })
     }
 
-    /// The same for a name that is not there.
+    /// Like [`Self::tell`], for a name that does not exist.
     pub fn tell_absent<R>(
         &self,
         parent: u64,
@@ -378,9 +377,9 @@ impl Volume {
         reply(life)
     }
 
-    /// The same for names of a directory, until `take` says that there is no more room, or
-    /// something was heard of a file since its attributes were found. `give` has the reply, and how
-    /// many were told.
+    /// Like [`Self::tell`], for names of a directory, until `take` returns false for lack of room, or
+    /// up to a file whose attributes may be stale. `give` sends the reply, and gets the number of
+    /// names in it.
     pub fn tell_all<R, T>(
         &self,
         parent: u64,
@@ -400,7 +399,7 @@ impl Volume {
             if name.entry.as_ref().is_some_and(heard_since) {
                 break;
             }
-            // What was listed may have been renamed or removed since.
+            // The listed name may have been renamed or removed since.
             let (is_so, name_life) = match (name.entry, table.known(parent, &name.name)) {
                 (Some(entry), Known::File(file)) => (file == entry.attributes.id, name_life),
                 (Some(_), Known::Unknown) if table.has_names_of(parent, name.seen) => {
@@ -439,32 +438,32 @@ impl Volume {
         give(into, count)
     }
 
-    /// Forgets names beyond what may be kept, here and in the kernel. To be called before names are
-    /// told: replies with names that were told are given while the table is locked, so that the
-    /// kernel has them by now and forgets them.
+    /// Drops names beyond the limit, in the table and in the kernel. To be called before the kernel
+    /// is sent more names: replies are sent while the table is locked, so that the kernel has got all
+    /// earlier names, and drops them.
     fn drop_surplus(&self, table: &mut Table) {
         for (number, names) in table.drop_surplus() {
             let _ = self.invalidate.send(Invalidate::of(number, Some(names)));
         }
     }
 
-    /// Whether the kernel was told of a file and has not forgotten it since. Takes its turn after
-    /// the replies that are being given.
+    /// Returns true if the kernel was sent a file and has not forgotten it since. Waits for replies
+    /// that are being sent.
     #[must_use]
     pub fn is_told(&self, number: u64) -> bool {
         self.table().node(number).is_some_and(|node| node.lookups > 0)
     }
 
-    /// The kernel has forgotten a file so many times.
+    /// Handles FUSE_FORGET: subtracts `times` from a file's look-ups.
     pub fn forgotten(&self, number: u64, times: u64) {
         self.table().forget(number, times);
     }
 
-    /// A write may have taken bits of the mode away: the kernel has to ask.
+    /// Invalidates the mode in the kernel, since a write may have cleared setuid and setgid.
     pub async fn mode_may_change(&self, number: u64) {
         let Ok(file) = self.file(number) else { return };
         if self.unborn_attributes(number).is_some() {
-            // It has no such bits.
+            // Files created in memory have no such bits.
             return;
         }
         let _ = self.drain(file).await;
@@ -479,7 +478,7 @@ impl Volume {
         self.life(table.node(directory).filter(|node| node.leases.contains(Leases::ENTRIES)))
     }
 
-    /// How long the kernel may remember what a lease of the file allows, if there is one.
+    /// Returns the kernel's cache lifetime under a lease of the file, or 0 without one.
     fn life(&self, leased: Option<&Node>) -> Duration {
         leased
             .map(|node| self.good_until(node).saturating_duration_since(crate::clock::now()))
@@ -490,7 +489,7 @@ impl Volume {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until when what is remembered of a file may be used.
+    /// Returns the time until which the cache of a file is valid.
     fn good_until(&self, node: &Node) -> Instant {
         let valid_until = self.store.valid_until();
         if node.unborn.is_none() && node.stamp < self.store.valid_above() {
@@ -499,7 +498,7 @@ impl Volume {
         self.store.lease_limit().map_or(valid_until, |limit| valid_until.min(node.heard + limit))
     }
 
-    /// Whether that is now.
+    /// Returns true if the cache of a file is valid now.
     fn is_good(&self, node: &Node) -> bool {
         self.good_until(node) > crate::clock::now()
     }
@@ -512,8 +511,8 @@ impl Volume {
         self.next_open.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Asks the store, and remembers what it says. Files that it does not know any more are looked
-    /// up first.
+    /// Calls the store, and caches its answer. If the store no longer knows the files (`ESTALE`),
+    /// they are looked up by their names, and the call is repeated.
     async fn ask(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let files = op.files();
         let mut answer = self.ask_once(caller, op.clone()).await;
@@ -527,7 +526,7 @@ impl Volume {
         answer
     }
 
-    /// As [`Self::ask`], about a file that may be reached only by an open handle of it.
+    /// Like [`Self::ask`], for a file that may be reachable only by an open handle.
     async fn ask_of(
         &self,
         caller: &Caller,
@@ -535,7 +534,7 @@ impl Volume {
         op: impl Fn(Place) -> Op,
     ) -> Result<Answer, Errno> {
         match self.ask(caller, op(file.into())).await {
-            // An open file goes on to work when its names are gone, or not to be reached any more.
+            // An open file keeps working when its names are gone or unreachable.
             Err(errno @ (Errno::ESTALE | Errno::EACCES)) => {
                 let handle = self.table().of(file).and_then(|node| node.handles.last().copied());
                 let handle = handle.ok_or(errno)?;

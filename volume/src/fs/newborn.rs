@@ -1,10 +1,10 @@
-//! Files made and changed in memory, in directories that this session has made itself and that
-//! nobody else knows: no round trip for each of them. Each of these says whether it could be done
-//! so; if not, the file is born first, and the store is asked as for any other. `births` sends
-//! them.
+//! Files created and changed in memory, without a round trip for each, in directories that this
+//! session has created and no other session knows. Each operation reports whether it was possible in
+//! memory; if not, the file is created on the store first, and the store is called. `births` sends
+//! the files.
 //!
-//! What is not possible in memory: anything where the server might say no by other reasons than
-//! mode and owner, or where others could tell the difference.
+//! An operation is not possible in memory if the server could refuse it for reasons other than mode
+//! and owner, or if other sessions could see the difference.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -25,23 +25,23 @@ use crate::store::{
     Removal, Time, room_of_file,
 };
 
-/// A larger file is written to the server while it grows.
+/// Limit for files in memory; a larger file is written to the server while it grows.
 pub(super) const NEWBORN_BYTES: u64 = 256 << 10;
 
-/// The bits above the permissions, which the server gives and takes by rules of its own.
+/// setuid, setgid and sticky, which the server sets and clears by its own rules.
 const SPECIAL: u32 = 0o7000;
 
-/// A new directory in one with this bit has it, too.
+/// setgid, which new directories inherit.
 const SETGID: u32 = 0o2000;
 
-/// What the maker of a directory needs to make names in it.
+/// Owner's permissions that are necessary to create names in a directory.
 const MAY_MAKE: u32 = 0o300;
 
-/// What is remembered of a file that nobody else knows.
+/// Leases of a pending file, which no other session knows.
 const ALL_ITS_LEASES: Leases = Leases::ATTRIBUTES.union(Leases::ENTRIES).union(Leases::WRITE);
 
 impl Volume {
-    /// Makes a file, if it may be done in memory.
+    /// Creates a file in memory; `None` if that is not possible.
     pub(super) async fn conceive(
         self: &Arc<Self>,
         caller: &Caller,
@@ -60,7 +60,7 @@ impl Volume {
         let reserved = self.reserve(caller, above, most_room(&what)).await?;
         let room = Arc::clone(&self.births.files).acquire_owned().await.ok()?;
         let mut table = self.table();
-        // Again, since there was a wait.
+        // Checked again after the wait.
         if !self.may_make(&table, caller, parent, name) {
             return None;
         }
@@ -95,14 +95,14 @@ impl Volume {
         Some((entry, opened))
     }
 
-    /// Whether the directory is one whose names are made in memory, and the name is a new one.
+    /// Returns true if the caller may create that name in memory.
     fn may_make(&self, table: &Table, caller: &Caller, parent: u64, name: &OsStr) -> bool {
         let Some(node) = table.node(parent) else { return false };
         let (Some(own), Some(attributes)) = (&node.own, &node.attributes) else { return false };
         let is_as_made = (attributes.uid, attributes.gid)
             == (own.attributes.uid, own.attributes.gid)
             && attributes.mode & MAY_MAKE == MAY_MAKE;
-        // A default ACL makes other modes than the caller's.
+        // A default ACL changes the modes of new files.
         let is_plain = attributes.acls.is_none_or(|acls| !acls.contains(Acls::DEFAULT));
         own.maker == *caller
             && is_as_made
@@ -114,7 +114,7 @@ impl Volume {
             && table.first_to_retry().is_none()
     }
 
-    /// Whether names of a directory are made in memory, most likely.
+    /// Returns true if names are likely to be created in a directory in memory.
     pub(super) fn may_be_made_in(&self, table: &Table, directory: &Node) -> bool {
         let number = table.number_of(directory.file);
         directory.own.is_some()
@@ -122,7 +122,8 @@ impl Volume {
             && number.is_some_and(|number| self.is_held(table, number))
     }
 
-    /// Whether a directory of our own is ours alone, up to the one that the store knows.
+    /// Returns true if this session has a valid write lease of the directory, or of its nearest
+    /// ancestor that the store knows.
     fn is_held(&self, table: &Table, directory: u64) -> bool {
         let mut at = directory;
         loop {
@@ -191,7 +192,7 @@ impl Volume {
         if let Some(attributes) = &mut node.attributes {
             attributes.mtime = now;
             attributes.ctime = now;
-            // Where directories count theirs.
+            // On file systems that count subdirectories as links.
             attributes.links += u32::from(is_directory && attributes.links > 1);
         }
     }
@@ -200,14 +201,14 @@ impl Volume {
         self.opens.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(open));
     }
 
-    /// What is known of an unborn file by its name.
+    /// Returns the entry of a pending file by its name.
     pub(super) fn unborn_entry(&self, parent: u64, name: &OsStr) -> Option<Entry> {
         let table = self.table();
         let (_, node) = table.unborn_child(parent, name)?;
         Some(Entry { attributes: node.attributes?, leases: node.leases, stamp: node.stamp })
     }
 
-    /// Attributes that the store has yet to hear of.
+    /// Returns the attributes of a pending file.
     pub(super) fn unborn_attributes(&self, number: u64) -> Option<Attributes> {
         let table = self.table();
         table.node(number).filter(|node| node.unborn.is_some())?.attributes
@@ -220,7 +221,8 @@ impl Volume {
         }
     }
 
-    /// Writes to an open file. `false`: it is not one of these (any more).
+    /// Writes to an open file in memory. Returns false if it is not, or no longer, in memory, or
+    /// would become too large.
     pub(super) fn write_newborn(
         &self,
         open: &Open,
@@ -255,7 +257,7 @@ impl Volume {
         true
     }
 
-    /// Whether there is room for so many bytes.
+    /// Resizes the contents; returns false if there is no room.
     fn resize(&self, newborn: &mut Newborn, length: usize, cuts: bool) -> bool {
         let What::Regular(contents) = &mut newborn.what else { return false };
         let grows = length.saturating_sub(contents.len());
@@ -271,13 +273,13 @@ impl Volume {
             }
         }
         if grows > 0 || cuts {
-            // What it had taken it keeps until it is born.
+            // When it shrinks, it keeps its room until it is on the store.
             contents.resize(length, 0);
         }
         true
     }
 
-    /// Contents of an open file that is not born yet.
+    /// Reads from an open pending file.
     pub(super) fn read_newborn(&self, open: &Open, offset: u64, size: u32) -> Option<Bytes> {
         if !is_provisional(open.file) {
             return None;
@@ -292,7 +294,7 @@ impl Volume {
         Some(Bytes::copy_from_slice(&contents[within(offset)..within(end)]))
     }
 
-    /// close(2): the journal has it from now on. `false`: it is to be born.
+    /// close(2): writes the file to the journal. Returns false if the store must create it first.
     pub(super) fn flush_newborn(&self, open: &Open) -> bool {
         let mut table = self.table();
         let Some(number) = table.number_of(open.file) else { return false };
@@ -302,7 +304,7 @@ impl Volume {
         if newborn.is_noted {
             return true;
         }
-        // Without its lease nobody can promise that the server will take it.
+        // Without the lease the server might refuse it later.
         if !newborn.is_here() || !self.is_held(&table, number) || !self.births.note(&table, number)
         {
             return false;
@@ -313,7 +315,8 @@ impl Volume {
         true
     }
 
-    /// The last close: it goes with the next ones. `false`: it is not one of these (any more).
+    /// Last close: queues the file for the next request. Returns false if it is not, or no longer,
+    /// in memory.
     pub(super) fn release_newborn(&self, number: u64, open: &Open) -> bool {
         if !self.flush_newborn(open) {
             return false;
@@ -341,7 +344,7 @@ impl Volume {
         true
     }
 
-    /// chmod(2) and the others, of what this session has made and nobody else knows.
+    /// chmod(2), chown(2), truncate(2), utimensat(2) in memory; `None` if that is not possible.
     pub(super) fn change_newborn(
         &self,
         caller: &Caller,
@@ -354,9 +357,9 @@ impl Volume {
         let is_held = self.is_held(&table, number);
         let own = match &node.unborn {
             Some(newborn) if newborn.is_here() => Arc::clone(&newborn.own),
-            // It is on its way as it was: that it is another since follows it.
+            // It is being sent without this change, which follows in a later request.
             Some(newborn) if is_held && changes.size.is_none() => Arc::clone(&newborn.own),
-            // What is written to it may come later.
+            // Only without unsent writes, which would change its times later.
             None if is_held && !self.writes.is_dirty(node.file) => node.own.clone()?,
             _ => return None,
         };
@@ -384,7 +387,7 @@ impl Volume {
             node.unborn.as_ref().is_some_and(|newborn| newborn.stage == Stage::Waiting);
         table.note_changed(number, *changes, order);
         if is_waiting {
-            // What was noted at the close is another now; if that fails, it is noted as it was.
+            // Updates the record of its close; on a failure the old record stays.
             self.births.note(&table, number);
         }
         drop(table);
@@ -392,11 +395,10 @@ impl Volume {
         Some(changed)
     }
 
-    /// unlink(2) or rmdir(2) of what the store does not have: it never was. `None`: the store may
-    /// have it.
+    /// unlink(2) or rmdir(2) of a pending file, which is dropped. `None`: the store may have it.
     ///
     /// # Errors
-    /// Of the call.
+    /// Those of the system call.
     pub(super) fn remove_newborn(
         &self,
         caller: &Caller,
@@ -431,7 +433,7 @@ impl Volume {
         Some(Ok(()))
     }
 
-    /// A pending file that has not been sent, and is not to be.
+    /// Drops a pending file that will not be sent.
     pub(super) fn forget_newborn(
         &self,
         table: &mut Table,
@@ -459,7 +461,7 @@ impl Volume {
 }
 
 impl Table {
-    /// Without its name in the directory.
+    /// Adds a pending file to the table, but not its name to the directory.
     pub(super) fn add_newborn(
         &mut self,
         newborn: Newborn,
@@ -479,7 +481,7 @@ impl Table {
     }
 }
 
-/// Most space, in bytes, that the store may need for a file created in memory.
+/// Returns the maximum space, in bytes, that the store may need for a file created in memory.
 fn most_room(what: &What) -> u64 {
     match what {
         What::Regular(_) => room_of_file(NEWBORN_BYTES),
@@ -487,7 +489,8 @@ fn most_room(what: &What) -> u64 {
     }
 }
 
-/// As chmod(2), chown(2) and utimensat(2) have it, for what needs no further question.
+/// Returns true if the caller may certainly make these changes, by the rules of chmod(2), chown(2)
+/// and utimensat(2).
 fn may_change(own: &Own, caller: &Caller, attributes: &Attributes, changes: &Changes) -> bool {
     let is_root = own.is_root() && caller.uid == 0;
     let is_owner = own.maker == *caller && attributes.uid == own.attributes.uid;
@@ -500,7 +503,7 @@ fn may_change(own: &Own, caller: &Caller, attributes: &Attributes, changes: &Cha
     (is_root || is_owner && stays_with) && changes.mode.is_none_or(is_plain)
 }
 
-/// All but the size.
+/// Applies changes, except for the size.
 fn apply(attributes: &mut Attributes, changes: &Changes, now: Time) {
     attributes.mode = changes.mode.unwrap_or(attributes.mode);
     attributes.uid = changes.uid.unwrap_or(attributes.uid);
@@ -518,12 +521,12 @@ fn time_of(time: NewTime, now: Time) -> Time {
 }
 
 fn blocks_of(size: u64) -> u64 {
-    // As most file systems do, until the server says.
+    // Most file systems' number, until the server's is known.
     size.div_ceil(4096) * 8
 }
 
-/// How far another machine's clock is ahead (or behind), as its time between two of ours tells: as
-/// little as may be.
+/// Returns the offset of another machine's clock in nanoseconds, from its time `there` between two
+/// of ours: the possible value closest to 0.
 pub(super) fn clock_offset((asked, answered): (SystemTime, SystemTime), there: Time) -> i64 {
     let nanoseconds = |time: SystemTime| {
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);

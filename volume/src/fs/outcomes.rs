@@ -204,7 +204,12 @@ impl Volume {
     fn is_refused(&self, number: u64, errno: Errno) {
         let mut table = self.table();
         let path = table.path_to(number).map(|names| names.iter().collect::<PathBuf>());
-        tracing::warn!(number, ?path, %errno, "the server does not take a file that was made here; it is kept");
+        tracing::warn!(
+            number,
+            ?path,
+            %errno,
+            "the server does not take a file that was made here; it is kept"
+        );
         table.refuse(number, errno);
     }
 

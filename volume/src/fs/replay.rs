@@ -51,7 +51,10 @@ impl Volume {
     /// Makes what a record tells of a pending file again.
     pub(super) async fn take_up_record(self: &Arc<Self>, record: Record) -> Result<(), Errno> {
         let Some(way) = self.way_of(&record).await? else {
-            tracing::warn!(path = ?record.put.path, "the directory of a file that was closed here is gone; the file is kept");
+            tracing::warn!(
+                path = ?record.put.path,
+                "the directory of a file that was closed here is gone; the file is kept"
+            );
             self.births.unplaced().push(Unplaced(record));
             return Ok(());
         };
@@ -155,7 +158,9 @@ impl Volume {
         };
         let and = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
         Some(format!(
-            "{}{and} could not be made on the server ({errno}): kept here; free space or repair the place, or take the files out with \"posh volumes recover\"",
+            "{}{and} could not be made on the server ({errno}): kept here; \
+             free space or repair the place, \
+             or take the files out with \"posh volumes recover\"",
             path.display()
         ))
     }

@@ -1,11 +1,10 @@
-//! What is known of files: which the kernel knows by which number, and what may be remembered of
-//! them under leases. No waiting here, and no store.
+//! Table of files: the kernel's numbers, and attributes and names that are cached under leases. It
+//! never waits and never calls the store.
 //!
-//! Invariant: at most [`super::Settings::most_files`] files are held, but for those in use. A file
-//! is *held* from its first answer until it is given up ([`Table::take_surplus`]); an answer about
-//! it holds it again. Of a file that was given up nothing is remembered but its number and its
-//! name, and it goes with the next ones, once the kernel has forgotten it and nothing in use lies
-//! below it.
+//! Invariant: at most [`super::Settings::most_files`] files are held, apart from those in use. A
+//! file is *held* from its first answer until it is evicted ([`Table::take_surplus`]); another
+//! answer about it holds it again. An evicted file keeps only its number and its name. A later
+//! eviction removes it, once the kernel has forgotten it and no file in use is below it.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -31,106 +30,104 @@ use crate::store::{
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
 
-/// Numbers from here on stand for files whose own number is taken.
+/// First number for files whose own inode number is taken.
 const FIRST_ALIAS: u64 = 1 << 62;
 
-/// The generation of files that the store does not know yet: their inode is the kernel's number. It
-/// is never sent.
+/// Generation of files that the store does not know yet, whose inode is the kernel's number. Never
+/// sent.
 const UNBORN: u64 = u64::MAX;
 
-/// Files that a volume holds at most, where nothing else is said, at about 700 bytes each: a large
-/// source tree. An executor has leases for two such volumes of one owner.
+/// Default limit of files that a volume holds, at about 700 bytes each: a large source tree. An
+/// executor has leases for two such volumes of one owner.
 pub const MAX_FILES: usize = 100_000;
 
-/// That share of the files is given up together: all are looked at to find them, and recalls wait
-/// while the kernel forgets them, some 40 ms.
+/// One eviction removes this fraction (1/N) of the files: it scans all files, and recalls wait for
+/// the kernel's invalidation, some 40 ms.
 const SURPLUS_SHARE: usize = 6;
 
-/// Recalled files whose stamps are remembered one by one.
+/// Limit of recalled files whose stamps are kept one by one.
 const MAX_RECALLED: usize = 10_000;
 
 /// A file.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// Its name on the wire.
+    /// Its id on the wire.
     pub file: FileId,
-    /// How often the kernel was told of it, less what it has forgotten.
+    /// The kernel's look-up count (FUSE_FORGET).
     pub lookups: u64,
     /// Open handles of it.
     pub handles: Vec<Handle>,
-    /// Under [`Leases::ATTRIBUTES`].
+    /// Cached under [`Leases::ATTRIBUTES`].
     pub attributes: Option<Attributes>,
-    /// ACLs that the store was asked for, under [`Leases::ATTRIBUTES`].
+    /// ACLs from the store, cached under [`Leases::ATTRIBUTES`].
     pub acls: Option<Box<KnownAcls>>,
-    /// How often [`Leases::ATTRIBUTES`] was not given, or lost, or an ACL was set here.
+    /// Number of times that [`Leases::ATTRIBUTES`] was not granted, or lost, or this session set an
+    /// ACL.
     pub losses: u32,
-    /// What we hold.
+    /// Held leases.
     pub leases: Leases,
-    /// Of the latest answer about it.
+    /// Stamp of the latest answer about it.
     pub stamp: Stamp,
-    /// When that answer came, or before.
+    /// Time of the request with that answer.
     pub heard: Instant,
-    /// Names that were looked up, under [`Leases::ENTRIES`]; `None`: there is no such name.
+    /// Names that were looked up, cached under [`Leases::ENTRIES`]; `None`: no such name.
     pub names: HashMap<OsString, Option<FileId>>,
-    /// Names that the kernel may remember, there or not. They outlive `names`, and go when the
-    /// kernel is made to forget them.
+    /// Names that the kernel may cache, also negative ones. They outlive `names`, until the
+    /// kernel's invalidation.
     pub told: HashSet<OsString>,
-    /// All names in order, under [`Leases::ENTRIES`].
+    /// All names in order, cached under [`Leases::ENTRIES`].
     pub listing: Option<Arc<Vec<Listed>>>,
-    /// Whether `names` has all that there are.
+    /// True if `names` has all names of the directory.
     pub is_complete: bool,
-    /// What lies in it in the orders of programs, as of the last listing, and how far that has been
-    /// gone through.
+    /// Its files and directories in each order in which programs open them, from the last listing.
     pub orders: Option<Arc<Orders>>,
-    /// See `orders`.
+    /// Position of the last opened file in `orders`.
     pub cursor: Cursor,
     /// The directory that it was last found in.
     pub parent: Option<FileId>,
-    /// Whose rights its contents were last read with.
+    /// Uid of the caller with whose rights its contents were last read.
     pub reader: Option<u32>,
-    /// Where a symbolic link leads, under [`Leases::ATTRIBUTES`].
+    /// Target of a symbolic link, cached under [`Leases::ATTRIBUTES`].
     pub target: Option<OsString>,
-    /// The kernel may have pages of it from before that are no longer true: dropped with the next
-    /// open.
+    /// True if the kernel may have stale pages of it, which the next open drops.
     pub pages_doubtful: bool,
-    /// When the lease of its contents was last recalled.
+    /// Time of the last recall of [`Leases::DATA`].
     pub pages_recalled: Option<Instant>,
-    /// Names that were asked for one by one since the leases of the directory were lost.
+    /// Number of single look-ups in it since its names were last dropped.
     pub asked: u32,
-    /// What the kernel was told with the number, which stays as long as the number.
+    /// Generation that the kernel was sent with the number, constant as long as the number.
     pub generation: u64,
     /// The directory's number and the name that it was last found by.
     pub at: Option<(u64, OsString)>,
-    /// Of what this session has made; under [`Leases::WRITE`] its attributes are changed in memory,
-    /// and names are made in a directory.
+    /// Set for a file that this session has created. Under [`Leases::WRITE`] its attributes are
+    /// changed in memory, and names are created in a directory.
     pub own: Option<Arc<Own>>,
-    /// Of a file that the store does not know yet.
+    /// State of a pending file, which the store does not know yet.
     pub unborn: Option<Box<Newborn>>,
-    /// Numbers of the files in it that the store does not know yet, by name. No lease counts for
-    /// them.
+    /// Numbers of the pending files in it, by name. They need no lease.
     pub pending_names: BTreeMap<OsString, u64>,
-    /// What was changed of its attributes in memory.
+    /// Attributes that were changed in memory.
     pub changed: Option<Box<Changes>>,
-    /// What is shown of it in place of what the store says, since it was made or changed in memory.
+    /// Attributes that are shown instead of the store's after a creation or change in memory.
     pub shown: Option<Box<Shown>>,
-    /// Our own changes of its names, counted.
+    /// Number of our own changes of its names.
     pub name_changes: u64,
-    /// Of the answer since which [`Leases::ENTRIES`] has been held, if it is.
+    /// Stamp of the answer since which [`Leases::ENTRIES`] has been held, if it is.
     pub entries_since: Stamp,
-    /// Why it never came to be.
+    /// Error for which it was never created.
     pub fault: Option<Errno>,
-    /// What all of its names cost.
+    /// Memory of its names.
     pub share: Share,
-    /// Its leases went back, and no answer about it came since.
+    /// True if it was evicted, and no answer about it came since.
     is_given_up: bool,
 }
 
-/// A file's attributes as they were shown when it was sent, and as the store has them. A program
-/// that looks twice, as tar does, must see the same twice: the store gives another time of change,
-/// and other sizes of directories.
+/// A file's attributes as shown before it was sent, and as the store has them. A program that
+/// stats twice, as tar does, must see the same values: the store's change time differs, and its
+/// sizes of directories.
 ///
-/// Invariant: `ours` is shown only as long as the store's version is that of `theirs`: nobody has
-/// changed the file since.
+/// Invariant: `ours` is shown only while the store's version is that of `theirs`: the file is
+/// unchanged since.
 #[derive(Debug)]
 pub(super) struct Shown {
     ours: Attributes,
@@ -138,7 +135,7 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// What is shown where the store says this.
+    /// Returns the attributes to show instead of the store's.
     fn instead_of(&self, told: Attributes) -> Option<Attributes> {
         if told.version != self.theirs.version {
             return None;
@@ -149,48 +146,47 @@ impl Shown {
     }
 }
 
-/// A name as it is remembered.
+/// Cached state of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
-    /// There is such a file.
+    /// The name refers to this file.
     File(FileId),
-    /// There is none.
+    /// There is no such name.
     Absent,
-    /// Somebody has to be asked.
+    /// Not cached: ask the store.
     Unknown,
 }
 
-/// All of them.
+/// The table of files.
 #[derive(Debug)]
 pub(super) struct Table {
     nodes: HashMap<u64, Box<Node>>,
     numbers: HashMap<FileId, u64>,
     next_alias: u64,
     recalled: HashMap<FileId, Stamp>,
-    /// Files that we had a right to write.
+    /// Files for which [`Leases::WRITE`] was granted.
     writable: HashSet<FileId>,
-    /// No answer with a lower stamp is remembered.
+    /// Answers with a lower stamp are not cached.
     floor: Stamp,
-    /// What is on its way to the store.
+    /// Queue of pending files and changes.
     pub unborn: Unborn,
-    /// What all names cost.
+    /// Memory of all names.
     kept: Sum,
-    /// So much may be kept; more than [`KEPT_BYTES`] only while names that can't be dropped are
-    /// more.
+    /// Limit of `kept`; above [`KEPT_BYTES`] only while more names can't be dropped.
     most_kept: usize,
-    /// So often a directory was used.
+    /// Clock for the LRU order of directories.
     uses: u64,
-    /// How many of the files are given up.
+    /// Number of evicted files in the table.
     given_up: usize,
-    /// So many files may be held.
+    /// Configured limit of held files.
     most_files: usize,
-    /// The same; more only while those in use are more.
+    /// Present limit of held files; above `most_files` only while more are in use.
     most_held: usize,
-    /// More are held.
+    /// Notified when the limit is exceeded.
     is_full: Arc<Notify>,
 }
 
-/// Whether the store does not know the file, or did not when it was told of.
+/// Returns true for an id that was given out before the store knew the file.
 pub(super) fn is_provisional(file: FileId) -> bool {
     file.generation == UNBORN && file.inode >= FIRST_ALIAS
 }
@@ -269,7 +265,7 @@ impl Table {
         }
     }
 
-    /// A file that the store does not know.
+    /// Inserts a file that the store does not know; returns its number.
     pub fn insert_unborn(&mut self) -> u64 {
         let number = self.next_alias;
         self.next_alias += 1;
@@ -277,12 +273,12 @@ impl Table {
         number
     }
 
-    /// It was not made after all.
+    /// Removes a pending file whose creation failed.
     pub fn discard(&mut self, number: u64) {
         self.remove(number);
     }
 
-    /// The store knows it from now on.
+    /// Sets the id that the store has given a pending file.
     pub fn bear(&mut self, number: u64, file: FileId) {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.file = file;
@@ -293,7 +289,7 @@ impl Table {
         }
     }
 
-    /// Notes where a file was found. A pending file is nowhere else than where it was made.
+    /// Notes the directory and name by which a file was found.
     pub fn place(&mut self, file: FileId, parent: u64, name: &OsStr) {
         if let Some(node) = self.of_mut(file)
             && node
@@ -305,7 +301,7 @@ impl Table {
         }
     }
 
-    /// The kernel's number of a file, given now if it has none.
+    /// Returns the kernel's number of a file, and allocates it if necessary.
     pub fn number(&mut self, file: FileId) -> u64 {
         if let Some(number) = self.number_of(file) {
             return number;
@@ -318,7 +314,7 @@ impl Table {
         number
     }
 
-    /// One that was given up may be again.
+    /// Marks an evicted file as held again.
     fn hold(&mut self, number: u64) {
         if self.nodes.get_mut(&number).is_some_and(|node| std::mem::take(&mut node.is_given_up)) {
             self.given_up -= 1;
@@ -336,13 +332,13 @@ impl Table {
         }
     }
 
-    /// Told when there are files to be given up.
+    /// Returns the [`Notify`] for evictions to be made.
     pub fn is_full(&self) -> Arc<Notify> {
         Arc::clone(&self.is_full)
     }
 
-    /// Gives up the files that were asked about longest ago, if too many are held. `is_used` says
-    /// of which files more is known elsewhere.
+    /// Evicts the files with the oldest answers, if too many are held. `is_used`: true for files that
+    /// are in use elsewhere.
     pub fn take_surplus(&mut self, is_used: impl Fn(FileId) -> bool) -> Option<Surplus> {
         if self.held() <= self.most_held {
             return None;
@@ -360,28 +356,27 @@ impl Table {
             oldest.select_nth_unstable(surplus_files);
             oldest.truncate(surplus_files);
         }
-        // The latest first: what lies in a directory was asked about after it, and keeps it in the
-        // kernel.
+        // The latest first: answers about a directory's files are later than the directory's, and
+        // the files' dentries keep it in the kernel.
         oldest.sort_unstable_by(|one, other| other.cmp(one));
         if let Some((stamp, _)) = oldest.first() {
-            // Of a file that goes from the table nobody will know which of its answers was the
-            // last.
+            // The stamp of a removed file's last answer is lost.
             self.floor = self.floor.max(Stamp(stamp.0.saturating_add(1)));
         }
         let mut surplus = Surplus::default();
-        // What the kernel has kept before, since it was used or lay above what was used, may go
-        // now.
+        // Files that the kernel could not drop before may be droppable now.
         let kept = self.nodes.iter().filter(|(_, node)| node.is_given_up).take(surplus_files);
         let kept: Vec<u64> = kept.map(|(number, _)| *number).collect();
         oldest.iter().for_each(|(_, number)| self.give_up(*number, &mut surplus));
         surplus.numbers.extend(kept);
-        // Those in use stay: then they are not looked through for every new one.
+        // If too many are in use, raise the limit, so that not every new file causes a scan.
         let most = if oldest.len() < surplus_files { self.held() + self.most_files / 4 } else { 0 };
         self.most_held = self.most_files.max(most);
         Some(surplus)
     }
 
-    /// The root, and all directories above such files: by their names these are found again.
+    /// Returns the root, and all ancestors of matching files: the files are found again by their
+    /// names.
     fn above_those(&self, is_meant: impl Fn(&Node) -> bool) -> HashSet<u64> {
         let mut above = HashSet::from([ROOT]);
         for node in self.nodes.values().filter(|node| is_meant(node)) {
@@ -393,7 +388,7 @@ impl Table {
         above
     }
 
-    /// Those that the kernel has forgotten since they were given up.
+    /// Removes evicted files that the kernel has forgotten since.
     fn remove_given_up(&mut self, above: &HashSet<u64>) {
         let is_gone = |number: &u64, node: &Node| {
             node.is_given_up && node.lookups == 0 && node.can_go() && !above.contains(number)
@@ -431,13 +426,13 @@ impl Table {
             node.is_given_up = true;
             self.given_up += 1;
         }
-        // A listing without the attributes of its files would be asked about file by file.
+        // Without its files' attributes a listing would cause one request per file.
         if let Some(directory) = parent.and_then(|parent| self.of_mut(parent)) {
             directory.listing = None;
         }
     }
 
-    /// The names of a directory are used.
+    /// Marks the names of a directory as the most recently used.
     pub fn uses(&mut self, directory: FileId) {
         self.uses += 1;
         let uses = self.uses;
@@ -446,15 +441,15 @@ impl Table {
         }
     }
 
-    /// What all names cost.
+    /// Returns the memory of all names.
     pub fn kept_bytes(&self) -> usize {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// Drops the names of the directories that were not used for longest, if too many are kept: a
-    /// quarter of them, so that this is rare. The leases stay, and names are asked for again. What
-    /// the kernel was told of these directories, and has to forget, since nobody will know any more
-    /// to which names a recall applies.
+    /// Drops the names of the least recently used directories if the limit is exceeded: a quarter
+    /// of the memory, so that this is rare. The leases stay, and names are requested again. Returns
+    /// the names of these directories that the kernel may cache, and must drop, since a later recall
+    /// couldn't list them.
     pub fn drop_surplus(&mut self) -> Vec<(u64, Vec<OsString>)> {
         if self.kept_bytes() <= self.most_kept {
             return Vec::new();
@@ -498,7 +493,7 @@ impl Table {
         self.node_mut(self.number_of(file)?)
     }
 
-    /// The number of a file that has one.
+    /// Returns the kernel's number of a file, if it has one.
     pub fn number_of(&self, file: FileId) -> Option<u64> {
         if is_provisional(file) {
             return self.nodes.contains_key(&file.inode).then_some(file.inode);
@@ -506,12 +501,12 @@ impl Table {
         self.numbers.get(&file).copied()
     }
 
-    /// Every file with its number.
+    /// Iterates over all files with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Node)> {
         self.nodes.iter().map(|(number, node)| (*number, &**node))
     }
 
-    /// The kernel was told of a file once more.
+    /// Counts a look-up of a file; returns its number.
     pub fn looked_up(&mut self, file: FileId) -> u64 {
         let number = self.number(file);
         if let Some(node) = self.nodes.get_mut(&number) {
@@ -520,13 +515,14 @@ impl Table {
         number
     }
 
-    /// The kernel has forgotten a file so many times.
+    /// Subtracts `times` from a file's look-ups.
     pub fn forget(&mut self, number: u64, times: u64) {
         let Some(node) = self.nodes.get_mut(&number) else { return };
         node.lookups = node.lookups.saturating_sub(times);
     }
 
-    /// Remembers what an answer says of a file, as far as that is allowed. Whether it is.
+    /// Caches an answer's entry, as far as its leases allow. Returns true if its attributes are
+    /// cached.
     pub fn learn(&mut self, entry: &Entry, asked: Instant) -> bool {
         let file = entry.attributes.id;
         let recalled = self.recalled.get(&file).copied().unwrap_or_default().max(self.floor);
@@ -537,8 +533,8 @@ impl Table {
             return false;
         }
         if entry.stamp < recalled {
-            // It may tell of a change of our own, which nobody recalls from us: what is remembered
-            // from before it does not hold.
+            // The answer may be about our own change, which causes no recall: older cached data is
+            // stale.
             if !node.is_ahead() {
                 node.lose(Leases::all() - Leases::WRITE);
             }
@@ -557,7 +553,7 @@ impl Table {
             node.forget_names();
         }
         if node.is_ahead() {
-            // What was done here since, the store will hear. ACLs are never changed in memory.
+            // Local changes are newer than the answer. ACLs are never changed in memory.
             if let Some(attributes) = &mut node.attributes {
                 attributes.acls = entry.attributes.acls;
             }
@@ -580,8 +576,8 @@ impl Table {
         may
     }
 
-    /// As [`Self::learn`], of what was made or changed in memory and has arrived as it was: what is
-    /// shown of it stays.
+    /// Like [`Self::learn`], for a file that was created or changed in memory and has now arrived:
+    /// its shown attributes stay.
     pub fn learn_sent(&mut self, entry: &Entry, asked: Instant) -> bool {
         let number = self.number(entry.attributes.id);
         if let Some(node) = self.nodes.get_mut(&number).filter(|node| !node.is_ahead()) {
@@ -591,7 +587,7 @@ impl Table {
         self.learn(entry, asked)
     }
 
-    /// From now on the file is shown as the store has it.
+    /// Shows the store's attributes from now on.
     pub fn show_as_sent(&mut self, number: u64) {
         let Some(node) = self.nodes.get_mut(&number) else { return };
         if let (Some(shown), Some(attributes)) = (node.shown.take(), &mut node.attributes) {
@@ -600,14 +596,14 @@ impl Table {
         }
     }
 
-    /// As [`Self::learn`], of a file that was heard of before.
+    /// Like [`Self::learn`], but ignores unknown files.
     pub fn learn_known(&mut self, entry: &Entry, now: Instant) {
         if self.number_of(entry.attributes.id).is_some() {
             self.learn(entry, now);
         }
     }
 
-    /// A name as its directory's answer had it, unless something was heard of the directory since.
+    /// Caches a name from its directory's answer, unless there was a later one about the directory.
     pub fn found(&mut self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
         let id = directory.attributes.id;
         if self.of(id).is_some_and(|node| node.stamp == directory.stamp) {
@@ -618,7 +614,7 @@ impl Table {
         }
     }
 
-    /// What is remembered of a name.
+    /// Returns the cached state of a name.
     pub fn known(&self, directory: u64, name: &OsStr) -> Known {
         let Some(node) = self.nodes.get(&directory) else { return Known::Unknown };
         if let Some(pending) =
@@ -637,7 +633,7 @@ impl Table {
         }
     }
 
-    /// Whether a directory has the names that it had then.
+    /// Returns true if a directory's names are certainly unchanged since `seen`.
     pub fn has_names_of(&self, directory: u64, seen: Seen) -> bool {
         self.nodes.get(&directory).is_some_and(|node| {
             let is_held = node.leases.contains(Leases::ENTRIES) && node.entries_since <= seen.stamp;
@@ -645,7 +641,7 @@ impl Table {
         })
     }
 
-    /// Remembers a name, if its directory's answer allowed it.
+    /// Caches a name, if the directory's leases allow it.
     pub fn name(&mut self, directory: FileId, name: &OsStr, file: Option<FileId>) {
         let Some(node) = self.of_mut(directory) else { return };
         if node.leases.contains(Leases::ENTRIES) {
@@ -653,8 +649,7 @@ impl Table {
         }
     }
 
-    /// A change of our own: the names are still true but for this one; the order of the listing is
-    /// another.
+    /// Applies our own change of a name: the other names stay valid, but not the listing's order.
     pub fn renamed(&mut self, directory: FileId, name: &OsStr, file: Option<FileId>) {
         if let Some(node) = self.of_mut(directory) {
             node.listing = None;
@@ -663,7 +658,7 @@ impl Table {
         self.name(directory, name, file);
     }
 
-    /// Leases are no more. The number, if the kernel may know the file.
+    /// Drops recalled leases. Returns the file's number, if it is known.
     pub fn recall(&mut self, file: FileId, leases: Leases, stamp: Stamp) -> Option<u64> {
         if self.recalled.len() >= MAX_RECALLED {
             self.floor = self.recalled.values().copied().max().unwrap_or_default().max(self.floor);
@@ -677,7 +672,7 @@ impl Table {
         Some(number)
     }
 
-    /// Takes away rights to write of so many files; gives these, each with the latest stamp.
+    /// Drops [`Leases::WRITE`] of up to `most` files; returns these, each with its latest stamp.
     pub fn take_writable(&mut self, most: usize) -> Vec<(FileId, Stamp)> {
         let files: Vec<FileId> = self.writable.iter().copied().take(most).collect();
         let mut taken = Vec::new();
@@ -693,13 +688,13 @@ impl Table {
         taken
     }
 
-    /// All leases are no more. `stamp`: answers up to it are not remembered either.
+    /// Drops all leases. Answers with stamps below `stamp` are not cached either.
     pub fn lose_all(&mut self, stamp: Stamp) {
         self.floor = self.floor.max(stamp);
         self.nodes.values_mut().for_each(|node| node.lose(Leases::all()));
     }
 
-    /// The kernel may remember a name of a directory from now on.
+    /// Notes that the kernel may cache a name of a directory.
     pub fn told(&mut self, directory: u64, name: &OsStr) {
         if let Some(node) = self.nodes.get_mut(&directory)
             && !node.told.contains(name)
@@ -709,18 +704,18 @@ impl Table {
         }
     }
 
-    /// Names of a directory that the kernel may remember, and that it is made to forget now.
+    /// Takes the names of a directory that the kernel may cache, to be invalidated.
     pub fn take_told(&mut self, directory: FileId) -> Vec<OsString> {
         self.of_mut(directory).map(Node::take_told).unwrap_or_default()
     }
 
-    /// The same of all directories, by their numbers.
+    /// Like [`Self::take_told`], for all directories, with their numbers.
     pub fn take_all_told(&mut self) -> Vec<(u64, Vec<OsString>)> {
         let with_names = self.nodes.iter_mut().filter(|(_, node)| !node.told.is_empty());
         with_names.map(|(number, node)| (*number, node.take_told())).collect()
     }
 
-    /// How many files, and how many leases.
+    /// Returns the numbers of files and of leases.
     pub fn counts(&self) -> (u64, u64) {
         let leases =
             self.nodes.values().map(|node| u64::from(node.leases.bits().count_ones())).sum();
@@ -729,14 +724,14 @@ impl Table {
 }
 
 impl Node {
-    /// Whether it is no more than what the store has said of it.
+    /// Returns true if the file may be evicted: no handles, and nothing held back.
     fn can_go(&self) -> bool {
         let is_held_back =
             self.is_ahead() || self.leases.contains(Leases::WRITE) || self.fault.is_some();
         self.handles.is_empty() && !is_held_back
     }
 
-    /// Whether the store has yet to hear of something that was done here.
+    /// Returns true if the file has changes that are not on the store yet.
     pub fn is_ahead(&self) -> bool {
         self.unborn.is_some() || !self.pending_names.is_empty() || self.changed.is_some()
     }
@@ -745,21 +740,21 @@ impl Node {
         self.attributes.is_some_and(|attributes| attributes.kind == Kind::Directory)
     }
 
-    /// Remembers a name, whatever the leases say.
+    /// Caches a name, regardless of leases.
     pub fn put_name(&mut self, name: &OsStr, file: Option<FileId>) {
         if self.names.insert(name.to_owned(), file).is_none() {
             self.share.names.add(name_bytes(name));
         }
     }
 
-    /// Remembers all names as they were listed.
+    /// Caches all names of a listing.
     pub fn put_listing(&mut self, names: &Arc<Vec<Listed>>) {
         self.listing = Some(Arc::clone(names));
         self.names = names
             .iter()
             .filter_map(|l| Some((l.name.clone(), Some(l.entry?.attributes.id))))
             .collect();
-        // A name whose file can't be looked at is there all the same.
+        // A name whose attributes can't be read exists all the same.
         self.is_complete = names.iter().all(|listed| listed.entry.is_some());
         if !self.is_complete {
             self.listing = None;
@@ -776,7 +771,7 @@ impl Node {
     }
 
     fn forget_names(&mut self) {
-        // The map's room too.
+        // A new map, to free its capacity too.
         self.names = HashMap::new();
         self.share.names.clear();
         self.listing = None;
@@ -784,8 +779,7 @@ impl Node {
         self.asked = 0;
     }
 
-    /// Forgets what the leases were for.
-    /// Its changes leave with it: what is changed from now on comes later.
+    /// Moves the changes into the request: later changes go with a later request.
     pub fn send_changes(&mut self, sent: Changes) {
         self.changed = None;
         if let Some(newborn) = &mut self.unborn {
@@ -793,7 +787,8 @@ impl Node {
         }
     }
 
-    /// They did not arrive, and go with the next request.
+    /// Takes the request's changes back, since it was lost: they go with the next one. Later changes
+    /// take precedence.
     pub fn take_changes_back(&mut self) {
         let Some(sent) = self.unborn.as_mut().and_then(|newborn| newborn.sent.take()) else {
             return;
@@ -807,9 +802,10 @@ impl Node {
         }));
     }
 
+    /// Drops leases, with the data cached under them.
     pub fn lose(&mut self, leases: Leases) {
         if self.unborn.is_some() {
-            // Nobody else knows it.
+            // No other session knows a pending file.
             return;
         }
         self.leases -= leases;

@@ -4,34 +4,41 @@
 //!
 //! # The states of a pending file
 //!
-//! | state | contents | next state |
-//! |---|---|---|
-//! | `Open` | may change | the last close → `Waiting`; somebody waits for it, or 200 ms → `Leaving` |
-//! | `Waiting` | fixed, in the journal, in the queue | the next request → `Leaving`; unlink → gone |
-//! | `Leaving` | fixed, in a request without an answer | created → an ordinary file; the request is lost → `Waiting`, and *may be there*; refused → `Refused` |
-//! | `Refused` | fixed, in the journal, may be there if it was before | tried again → `Waiting`; unlink (once it is known whether it is there) or `posh volumes recover` → gone |
+//! * `Open`: the contents may change.
+//!   * the last close → `Waiting`
+//!   * another operation waits for it, or after 200 ms → `Leaving`
+//! * `Waiting`: fixed, in the journal, in the queue.
+//!   * the next request → `Leaving`
+//!   * unlink → gone
+//! * `Leaving`: fixed, in a request without an answer.
+//!   * created → an ordinary file
+//!   * the request is lost → `Waiting`, and it *may exist* on the server
+//!   * refused → `Refused`
+//! * `Refused`: fixed, in the journal; may exist on the server if it might before.
+//!   * a retry → `Waiting`
+//!   * unlink (once it is known whether it exists), or `posh volumes recover` → gone
 //!
 //! Invariant: a file whose close(2) succeeded (and a directory or symbolic link whose mkdir(2) or
 //! symlink(2) did) is in the journal and in one of these states until the store has answered that
 //! it exists, or the user has removed it. No error, and no lost request, ends a pending file by
 //! itself.
 //!
-//! In the words of what is promised (`volume/tests/simulation` holds the promises):
+//! Guarantees by state (`volume/tests/simulation` tests them):
 //!
-//! | word | is | promised |
-//! |---|---|---|
-//! | written | `Open`, and not noted | here at once; on the server after fsync(2) |
-//! | closed, journalled | `Open` and noted (`is_noted`), or `Waiting` | here at once, also after a death of the gateway; on the server in the end |
-//! | granted | no state: the lease WRITE of the directory above (`newborn::is_held`), without which nothing is noted | nobody else looks before it has been sent |
-//! | flying | `Leaving` | as closed; not changed in memory |
-//! | landed | an ordinary file, and done in the journal | on the server |
-//! | refused | `Refused` | here under its name, told by `posh volumes`, and recoverable |
-//! | unknown | `Waiting`, and it may be there (`may_be_there`) | as closed; on the server once |
+//! * written (`Open`, and not noted): visible in this volume at once; on the server after fsync(2)
+//! * closed, journalled (`Open` and noted (`is_noted`), or `Waiting`): visible in this volume at
+//!   once, also after a crash of the gateway; on the server eventually
+//! * granted (no state: the lease WRITE of the parent directory (`newborn::is_held`), without which
+//!   nothing is noted): no other session looks before it has been sent
+//! * flying (`Leaving`): as closed; not changed in memory
+//! * landed (an ordinary file, and done in the journal): on the server
+//! * refused (`Refused`): visible in this volume, reported by `posh volumes`, and recoverable
+//! * unknown (`Waiting`, and `may_be_there`): as closed; on the server once
 //!
-//! A request whose answer is lost may have been carried out. A file that *may be there* is sent
-//! again; if its name exists then and has the same kind and contents, it has arrived. A refusal
-//! does not settle that: a server may refuse (its disk is full, a directory above can't be
-//! searched) before it looks whether the name exists.
+//! A request whose answer is lost may have been performed. A file that *may exist* is sent again; if
+//! its name exists then and has the same kind and contents, it has arrived. A refusal doesn't
+//! settle that: a server may refuse (disk full, a parent directory not searchable) before it checks
+//! whether the name exists.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -50,25 +57,25 @@ use super::{
 };
 use crate::store::{Attributes, Caller, Changes, Entry, Errno, FileId, Leases, OpenFlags};
 
-/// Names of a path, as PATH_MAX has room for them: more are a circle, made by renaming at the same
-/// time.
+/// Limit of names in a path, as many as fit in PATH_MAX: more are a cycle, from concurrent renames.
 const PATH_NAMES: usize = 2048;
 
-/// What files have that are made in a directory of our own making: what the directory itself got.
+/// Owner and attributes of a directory that this session has created, which new files in it inherit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Own {
-    /// Who made it.
+    /// Caller that created it.
     pub maker: Caller,
-    /// How the store has the maker's numbers, and what a new directory has.
+    /// The directory's attributes at its creation: the server's uid and gid of the maker, and the
+    /// defaults of a new directory.
     pub attributes: Attributes,
 }
 
-/// A file that the store does not know yet.
+/// A pending file.
 #[derive(Debug)]
 pub(super) struct Newborn {
     pub what: What,
     pub caller: Caller,
-    /// As it was made.
+    /// Mode at its creation.
     pub mode: u32,
     pub flags: OpenFlags,
     pub own: Arc<Own>,
@@ -77,21 +84,20 @@ pub(super) struct Newborn {
     pub order: u64,
     /// Its place in the queue.
     pub turn: u64,
-    /// A request to create it was lost: the store may have it.
+    /// True if a request to create it was lost: the store may have it.
     pub may_be_there: bool,
-    /// How often in a row its directory was looked up anew and found, since the store did not know
-    /// it.
+    /// Number of times in a row that the store did not know its directory, but found it by name.
     pub searches: usize,
-    /// What the request that is under way changes of its attributes.
+    /// Changes of its attributes in the pending request.
     pub sent: Option<Changes>,
     pub since: Instant,
-    /// Whether the journal has it as it is.
+    /// True if the journal has its present state.
     pub is_noted: bool,
-    /// Its share of what may be pending.
+    /// Its shares of the limits for pending files.
     pub room: Room,
 }
 
-/// A share of what may be pending.
+/// Shares of the limits for pending files.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     pub _file: Option<OwnedSemaphorePermit>,
@@ -100,7 +106,7 @@ pub(super) struct Room {
     pub reserved: Option<ReservedPart>,
 }
 
-/// What it will be.
+/// Kind and contents of a pending file.
 #[derive(Debug)]
 pub(super) enum What {
     Regular(Vec<u8>),
@@ -108,41 +114,41 @@ pub(super) enum What {
     Symlink(OsString),
 }
 
-/// How far it is.
+/// State of a pending file; see the module's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Open, by that number.
+    /// Open, as the open file with that number.
     Open(u64),
     /// In the queue.
     Waiting,
-    /// In a request without an answer: nothing is changed in memory any more.
+    /// In a request without an answer; not changed in memory any more.
     Leaving,
     /// The store has refused it, with this error.
     Refused(Errno),
 }
 
-/// What is on its way to the store, by the order in which it became ready.
+/// Queue of pending files and changes, in the order in which they became ready.
 #[derive(Debug, Default)]
 pub(super) struct Unborn {
     last: u64,
     /// Numbers by turn.
     pub(super) queue: BTreeMap<u64, u64>,
-    /// Numbers of those that the store has refused, by turn.
+    /// Numbers of refused files, by turn.
     pub(super) refused: BTreeMap<u64, u64>,
-    /// How many requests were given up since the store was out of reach for too long.
+    /// Number of requests that timed out, since the store was unreachable.
     pub(super) timeouts: u64,
-    /// Directories whose attributes are to be set: by number, since when.
+    /// Directories whose attributes must be set: their numbers, with the order of the change.
     pub(super) dirty: BTreeMap<u64, u64>,
     pub(super) leaving: HashMap<u64, u64>,
     open: BTreeMap<u64, u64>,
     pub(super) bytes: usize,
-    /// Somebody waits for all up to here.
+    /// Order up to which waiters need everything on the store.
     pub(super) demanded: u64,
-    /// And for those that are open.
+    /// Like `demanded`, for open files.
     demanded_open: u64,
 }
 
-/// Which of them are waited for.
+/// Extent of a wait: closed files only, or open ones too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Which {
     Closed,
@@ -150,18 +156,18 @@ pub(super) enum Which {
 }
 
 impl Unborn {
-    /// An order for what comes next.
+    /// Allocates the next order.
     pub fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// Orders up to there have been given already.
+    /// Makes all further orders higher than that one.
     pub fn begin_above(&mut self, order: u64) {
         self.last = self.last.max(order);
     }
 
-    /// Somebody waits for all until now: up to where that is.
+    /// Notes a waiter for everything so far; returns the last order.
     pub fn demand(&mut self, which: Which) -> u64 {
         self.demanded = self.last;
         if which == Which::All {
@@ -170,17 +176,17 @@ impl Unborn {
         self.last
     }
 
-    /// Whether nothing that left up to there is on its way.
+    /// Returns true if no request with orders up to `last` is pending.
     pub fn has_landed(&self, last: u64) -> bool {
         self.leaving.values().all(|order| *order > last)
     }
 
-    /// Whether somebody waits for this one, which is open.
+    /// Returns true if it is open, and waiters need it on the store.
     pub fn is_demanded(&self, number: u64) -> bool {
         self.open.get(&number).is_some_and(|order| *order <= self.demanded_open)
     }
 
-    /// Of what has come last.
+    /// Returns the last order.
     pub fn last(&self) -> u64 {
         self.last
     }
@@ -190,7 +196,7 @@ impl Unborn {
         self.open.insert(number, order);
     }
 
-    /// It waits for its turn, which is returned.
+    /// Queues a closed file; returns its turn.
     pub fn is_ready(&mut self, number: u64, bytes: usize) -> u64 {
         self.open.remove(&number);
         let turn = self.next();
@@ -199,7 +205,7 @@ impl Unborn {
         turn
     }
 
-    /// It keeps the turn that it had before.
+    /// Queues a file again, with the turn that it had before.
     pub fn is_ready_again(&mut self, number: u64, turn: u64, bytes: usize) {
         self.leaving.remove(&number);
         self.refused.remove(&turn);
@@ -207,18 +213,18 @@ impl Unborn {
         self.bytes += bytes;
     }
 
-    /// The store has refused it.
+    /// Notes that the store has refused a file.
     pub fn is_refused(&mut self, number: u64, turn: u64) {
         self.leaving.remove(&number);
         self.refused.insert(turn, number);
     }
 
-    /// Its attributes are to be set, after what came up to there.
+    /// Notes that a directory's attributes must be set, after everything up to `order`.
     pub fn is_dirty(&mut self, number: u64, order: u64) {
         self.dirty.entry(number).or_insert(order);
     }
 
-    /// It does not go with the others. Its order.
+    /// Notes that an open file is sent in a request of its own; returns its order.
     pub fn leaves(&mut self, number: u64) -> u64 {
         let order = self.open.remove(&number).unwrap_or(self.last);
         self.leaving.insert(number, order);
@@ -232,7 +238,7 @@ impl Unborn {
         self.refused.remove(&turn);
     }
 
-    /// Its order.
+    /// Notes that a request is answered; returns its order.
     pub fn has_arrived(&mut self, number: u64) -> u64 {
         self.leaving.remove(&number).unwrap_or(self.last)
     }
@@ -241,7 +247,7 @@ impl Unborn {
         self.dirty.contains_key(&number)
     }
 
-    /// Whether nothing up to there is on its way any more.
+    /// Returns true if everything up to `last` is on the store, or refused.
     pub fn is_out(&self, last: u64, which: Which) -> bool {
         let mut orders = self.dirty.values().chain(self.leaving.values());
         let is_open = which == Which::All && self.open.values().any(|order| *order <= last);
@@ -249,7 +255,7 @@ impl Unborn {
         !is_open && !is_queued && orders.all(|order| *order > last)
     }
 
-    /// Whether there is nothing to be sent: at most what the store has refused.
+    /// Returns true if there is nothing to send, apart from refused files.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()
             && self.dirty.is_empty()
@@ -257,12 +263,12 @@ impl Unborn {
             && self.leaving.is_empty()
     }
 
-    /// Whether there is something to be sent without anybody's asking for it.
+    /// Returns true if there is something to send without a waiter.
     pub fn has_ready(&self) -> bool {
         !self.queue.is_empty() || !self.dirty.is_empty()
     }
 
-    /// Whether it is worth a request already, or somebody waits for it.
+    /// Returns true if the queue is large enough for a request, or has waiters.
     pub fn is_urgent(&self) -> bool {
         let is_large = self.bytes >= FLIGHT_BYTES || self.queue.len() >= FLIGHT_FILES;
         is_large || self.has_ready() && !self.is_out(self.demanded, Which::Closed)
@@ -272,7 +278,7 @@ impl Unborn {
         self.open.values().any(|order| *order <= self.demanded_open)
     }
 
-    /// Those that are open: asked for, or for so long that they do not wait for their end.
+    /// Returns the open files that waiters need, or that were created before `begun_before`.
     pub fn overdue(&self, table: &Table, begun_before: Instant) -> Vec<u64> {
         let is_old = |number: &u64| {
             let unborn = table.node(*number).and_then(|node| node.unborn.as_ref());
@@ -287,7 +293,7 @@ impl Unborn {
 }
 
 impl Newborn {
-    /// As it is made, or found in the journal.
+    /// Creates a pending file, from a request or from the journal.
     pub fn new(
         what: What,
         caller: &Caller,
@@ -328,22 +334,22 @@ impl Newborn {
         }
     }
 
-    /// Whether it may be changed in memory: the store does not have it, and no request is under
-    /// way.
+    /// Returns true if it may be changed in memory: the store does not have it, and no request is
+    /// pending.
     pub fn is_here(&self) -> bool {
         self.stage != Stage::Leaving && !self.may_be_there
     }
 }
 
 impl Own {
-    /// Whether the maker may do everything on the server, too.
+    /// Returns true if the maker is root on the server, too.
     pub fn is_root(&self) -> bool {
         self.maker.uid == 0 && self.attributes.uid == 0
     }
 }
 
 impl Table {
-    /// The directory that the store knows, and the names down to a file from there.
+    /// Returns the nearest ancestor that the store knows, and the names from it down to a file.
     pub fn path_below(&self, number: u64) -> Option<(u64, Vec<OsString>)> {
         let mut names = Vec::new();
         let mut at = number;
@@ -356,7 +362,7 @@ impl Table {
         Some((at, names))
     }
 
-    /// The directory, or the nearest one above it, that the store knows.
+    /// Returns the directory itself, or its nearest ancestor, that the store knows.
     pub fn known_above(&self, directory: u64) -> Option<FileId> {
         let node = self.node(directory)?;
         if node.unborn.is_none() {
@@ -366,12 +372,12 @@ impl Table {
         Some(self.node(above)?.file)
     }
 
-    /// The names from the root down to a file, if it was found that way.
+    /// Returns the names from the root down to a file, if they are known.
     pub fn path_to(&self, number: u64) -> Option<Vec<OsString>> {
         Some(self.way_to(number)?.into_iter().map(|step| step.name).collect())
     }
 
-    /// The same with all files on the way.
+    /// Like [`Self::path_to`], with the file of each name.
     pub fn way_to(&self, number: u64) -> Option<Vec<Step>> {
         let mut way = Vec::new();
         let mut at = number;
@@ -388,7 +394,7 @@ impl Table {
         Some(way)
     }
 
-    /// It is closed, and waits for its turn.
+    /// Queues a closed file.
     pub fn is_ready(&mut self, number: u64, bytes: usize) {
         let turn = self.unborn.is_ready(number, bytes);
         if let Some(newborn) = self.node_mut(number).and_then(|node| node.unborn.as_mut()) {
@@ -400,7 +406,7 @@ impl Table {
         self.node(number).is_some_and(|node| node.unborn.is_some())
     }
 
-    /// The first of those that the store has refused and might take another time.
+    /// Returns the first refused file whose retry may succeed.
     pub fn first_to_retry(&self) -> Option<u64> {
         let refusal = |number: &u64| self.node(*number)?.unborn.as_ref()?.refusal();
         self.unborn
@@ -410,8 +416,8 @@ impl Table {
             .find(|number| refusal(number).is_some_and(|errno| errno != Errno::ESTALE))
     }
 
-    /// Others have removed directories, from `first` down to `directory`, in which there are
-    /// pending files: they stay visible here, as long as there are any.
+    /// Keeps directories visible that other programs have removed, from `first` down to `directory`,
+    /// as long as they contain pending files.
     pub fn keep_removed(&mut self, directory: u64, first: u64) {
         let mut at = directory;
         loop {
@@ -442,8 +448,8 @@ impl Table {
         }
     }
 
-    /// A directory that the store has just made: if nobody else knows it, its names may be made in
-    /// memory from now on.
+    /// Notes that the store has just created a directory: if no other session knows it, names may be
+    /// created in it in memory from now on.
     pub fn is_own(&mut self, entry: &Entry, maker: &Caller, (parent, name): (u64, &OsStr)) {
         let Some(number) = self.number_of(entry.attributes.id) else { return };
         self.place(entry.attributes.id, parent, name);
@@ -458,13 +464,13 @@ impl Table {
         }
     }
 
-    /// The unborn file of a name.
+    /// Returns the pending file of a name.
     pub fn unborn_child(&self, parent: u64, name: &OsStr) -> Option<(u64, &Node)> {
         let number = *self.node(parent)?.pending_names.get(name)?;
         Some((number, self.node(number).filter(|node| node.unborn.is_some())?))
     }
 
-    /// Why the store does not take a pending file, or a directory above it.
+    /// Returns the store's error, if it has refused a pending file or a directory above it.
     pub fn refusal(&self, number: u64) -> Option<Errno> {
         let mut at = number;
         loop {
@@ -477,8 +483,7 @@ impl Table {
         }
     }
 
-    /// Why the store does not take the first of those that it has refused, in a directory or below
-    /// it.
+    /// Returns the store's error for the first refused file in a directory or below it.
     pub fn refusal_below(&self, directory: u64) -> Option<Errno> {
         let refused = self.unborn.refused.values().copied();
         let mut below = refused.filter(|number| self.is_below(*number, directory));
@@ -499,7 +504,7 @@ impl Table {
         false
     }
 
-    /// The request that it went with is lost: it goes with another one.
+    /// Queues a file, or a directory's changes, again after its request was lost.
     pub fn is_lost(&mut self, number: u64) {
         if self.is_pending(number) {
             return self.wait_again(number, true);
@@ -510,7 +515,7 @@ impl Table {
         }
     }
 
-    /// The request that it went with was lost, or it is to be tried again.
+    /// Queues a pending file again, after a lost request or for a retry.
     pub fn wait_again(&mut self, number: u64, may_be_there: bool) {
         let Some(node) = self.node_mut(number) else { return };
         let Some(newborn) = &mut node.unborn else { return };
@@ -521,7 +526,7 @@ impl Table {
         self.unborn.is_ready_again(number, turn, bytes);
     }
 
-    /// The store has refused it. It stays as it is, under its name.
+    /// Notes that the store has refused a file. It stays pending, under its name.
     pub fn refuse(&mut self, number: u64, errno: Errno) {
         self.wait_again(number, false);
         let Some(newborn) = self.node_mut(number).and_then(|node| node.unborn.as_mut()) else {
@@ -534,7 +539,7 @@ impl Table {
         self.unborn.is_refused(number, turn);
     }
 
-    /// Takes a file out of those that are tried again. Whether it was one.
+    /// Removes a file from the retries. Returns true if it was refused before.
     pub fn take_refused(&mut self, number: u64) -> bool {
         let newborn = self.node(number).and_then(|node| node.unborn.as_ref());
         let Some(turn) = newborn.filter(|its| its.refusal().is_some()).map(|its| its.turn) else {
@@ -544,7 +549,7 @@ impl Table {
         true
     }
 
-    /// Attributes of a directory are others than the store has, by these changes and its times.
+    /// Notes that a file's attributes differ from the store's, by these changes and its times.
     pub fn note_changed(&mut self, number: u64, changes: Changes, order: u64) {
         let Some(node) = self.node_mut(number) else { return };
         let is_born = node.unborn.is_none();

@@ -304,8 +304,10 @@ impl Volume {
         let timeouts = self.writes.timeouts.load(Ordering::Relaxed);
         let room = tokio::select! {
             biased;
-            room = Arc::clone(&self.writes.room).acquire_many_owned(bytes) => room.map_err(|_| Errno::EIO)?,
-            // What was written before is not lost, and nothing after it is taken.
+            room = Arc::clone(&self.writes.room).acquire_many_owned(bytes) => {
+                room.map_err(|_| Errno::EIO)?
+            }
+            // Earlier writes are not lost; this one is refused.
             () = self.writes.given_up(timeouts) => return Err(Errno::ETIMEDOUT),
         };
         if self.queue(open, (offset, data.clone()), appends, room) {

@@ -1,4 +1,4 @@
-//! Numbers and flags of the kernel's interface, and what they are called here.
+//! Conversion of the kernel's numbers and flags to and from our types.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -23,10 +23,10 @@ use crate::{
     },
 };
 
-/// No file that is told of has a number with this bit.
+/// Bit that is in no number of a file that the kernel was sent.
 const NOBODY: u64 = 1 << 63;
 
-/// What goes with a name that is not there: number 0.
+/// Attributes of a negative entry: number 0.
 pub(super) const NOTHING: FileAttr = FileAttr {
     ino: INodeNo(0),
     size: 0,
@@ -45,38 +45,38 @@ pub(super) const NOTHING: FileAttr = FileAttr {
     flags: 0,
 };
 
-/// What read(2) and write(2) do best with: the unit of st_blksize.
+/// Preferred size for read(2) and write(2) (st_blksize).
 const BLOCK_BYTES: u32 = 4096;
 
 pub(super) fn error(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno as i32)
 }
 
-/// With whose rights: on a mount for everybody with all groups of the process that asks.
+/// Returns the caller of a request; on a mount for all users with the supplementary groups of its
+/// process.
 pub(super) fn caller(request: &Request, users: Users) -> Caller {
     let groups =
         if users == Users::All && request.uid() != 0 { groups(request.pid()) } else { Vec::new() };
     Caller { uid: request.uid(), gid: request.gid(), groups: groups.into() }
 }
 
-/// Of a process, as proc_pid_status(5) has them; none of one that has gone.
+/// Returns the groups of a process (proc_pid_status(5)); none if it is gone.
 fn groups(process: u32) -> Vec<u32> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
     line.split_ascii_whitespace().filter_map(|group| group.parse().ok()).collect()
 }
 
-/// Whether a thread has a signal waiting that it does not hold back.
+/// Returns true if a thread has a pending signal that is neither blocked nor ignored, or is gone.
 pub(super) fn is_interrupted(thread: u32) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return true };
     let mask = |name| mask_in(&status, name);
     (mask("SigPnd:") | mask("ShdPnd:")) & !(mask("SigBlk:") | mask("SigIgn:")) != 0
 }
 
-/// Whether a thread has been killed by a signal, and ends as soon as nothing holds it. Any signal
-/// that ends a process becomes a SIGKILL for each of its threads (signal(7), kernel/signal.c). One
-/// that does not see it here (another process namespace, a thread that is gone) does not wait for
-/// an answer that it can be given.
+/// Returns true if a thread has been killed by a signal, but has not exited yet. Any fatal signal
+/// becomes a SIGKILL for each thread of the process (signal(7), kernel/signal.c). A thread that
+/// this process can't see (another PID namespace, or gone) counts as not killed.
 pub(super) fn is_killed(thread: u32) -> bool {
     const KILL: u64 = 1 << (nix::libc::SIGKILL - 1);
     let Ok(status) = fs::read_to_string(format!("/proc/{thread}/status")) else { return false };
@@ -84,13 +84,13 @@ pub(super) fn is_killed(thread: u32) -> bool {
         || ends_by_signal(thread)
 }
 
-/// It has begun to end, by a signal, and closes its files: `flags` and `exit_code` of
-/// proc_pid_stat(5).
+/// Returns true if a thread is exiting by a signal, and is closing its files: `flags` and
+/// `exit_code` of proc_pid_stat(5).
 fn ends_by_signal(thread: u32) -> bool {
     const EXITING: u64 = 4;
     const SIGNAL: u64 = 0x7f;
     let Ok(stat) = fs::read_to_string(format!("/proc/{thread}/stat")) else { return false };
-    // The name before may have spaces and parentheses in it; `state` is the third field.
+    // The name may contain spaces and parentheses; `state` is the third field.
     let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
     let field = |number: usize| {
         fields.split(' ').nth(number - 3).and_then(|field| field.trim().parse::<u64>().ok())
@@ -99,7 +99,7 @@ fn ends_by_signal(thread: u32) -> bool {
         && field(52).is_some_and(|code| code & SIGNAL != 0)
 }
 
-/// A mask of signals in a text of /proc/PID/status.
+/// Parses a signal mask in the text of /proc/PID/status.
 fn mask_in(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
     u64::from_str_radix(line.trim(), 16).unwrap_or(0)
@@ -107,7 +107,7 @@ fn mask_in(status: &str, name: &str) -> u64 {
 
 pub(super) fn attr(told: &Told) -> FileAttr {
     let attributes = &told.attributes;
-    // The root's own number is what ls(1) shows; the kernel knows the root by another.
+    // ls(1) shows the root's real number; the kernel knows the root by another.
     let number = if told.number == ROOT { attributes.id.inode } else { told.number };
     FileAttr {
         ino: INodeNo(number),
@@ -128,9 +128,9 @@ pub(super) fn attr(told: &Told) -> FileAttr {
     }
 }
 
-/// A directory entry without attributes. fuser gives the kernel this number as the file's, too: the
-/// kernel heeds it for all names but `.` and `..`, and must not take what it knows by that number
-/// for a file that has become another.
+/// Returns a directory entry without attributes. fuser sends its number as the inode's, too, which
+/// the kernel uses for all names but `.` and `..`: so it must not be the number of a file that the
+/// kernel knows, which may be another one by now.
 pub(super) fn name_only(name: &Name) -> FileAttr {
     let is_dots = name.name == OsStr::new(".") || name.name == OsStr::new("..");
     let number = if is_dots { name.inode } else { name.inode | NOBODY };
@@ -159,13 +159,13 @@ pub(super) fn kind_of_mode(mode: u32) -> Kind {
     }
 }
 
-/// The kernel's 32 bits (`new_encode_dev`) for a device number.
+/// Encodes a device number in the kernel's 32 bits (`new_encode_dev`).
 fn kernel_device(device: u64) -> u32 {
     let (major, minor) = (libc::major(device), libc::minor(device));
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// And back.
+/// Decodes the kernel's 32 bits to a device number.
 pub(super) fn device(device: u32) -> u64 {
     libc::makedev((device & 0xfff00) >> 8, (device & 0xff) | ((device >> 12) & 0xfff00))
 }
@@ -230,16 +230,16 @@ pub(super) fn attribute_change(flags: i32) -> Option<AttributeChange> {
     }
 }
 
-/// Others mean something to the server's kernel, or are asked for with every `ls -l`. ACLs are
-/// where this kernel heeds them.
+/// Returns true if an extended attribute is forwarded to the server. Others have a meaning for the
+/// server's kernel, or are read by every `ls -l`. ACLs are forwarded if this kernel checks them.
 pub(super) fn is_passed_on(attribute: &OsStr, users: Users) -> bool {
     let is_open =
         [&b"user."[..], b"trusted."].iter().any(|prefix| attribute.as_bytes().starts_with(prefix));
     is_open || users == Users::All && Acls::named(attribute).is_some()
 }
 
-/// Permissions of something new. Without [`InitFlags::FUSE_DONT_MASK`] the kernel has applied the
-/// umask.
+/// Returns the permissions of a new file. Without [`InitFlags::FUSE_DONT_MASK`] the kernel has
+/// applied the umask.
 ///
 /// [`InitFlags::FUSE_DONT_MASK`]: fuser::InitFlags::FUSE_DONT_MASK
 pub(super) fn new_mode(mode: u32, umask: u32, users: Users) -> NewMode {
@@ -247,13 +247,13 @@ pub(super) fn new_mode(mode: u32, umask: u32, users: Users) -> NewMode {
     NewMode::new(mode & 0o7777, umask)
 }
 
-/// The answer to listxattr(2).
+/// Encodes the answer to listxattr(2).
 pub(super) fn names_of_attributes(names: Vec<OsString>, users: Users) -> Vec<u8> {
     let passed_on = names.iter().filter(|name| is_passed_on(name, users));
     passed_on.flat_map(|name| name.as_bytes().iter().copied().chain([0])).collect()
 }
 
-/// Room for 0 bytes asks how much is needed.
+/// Replies with a value, or with its size if `room` is 0.
 pub(super) fn sized(reply: ReplyXattr, value: &[u8], room: u32) {
     match u32::try_from(value.len()) {
         Ok(length) if room == 0 => reply.size(length),
@@ -270,7 +270,7 @@ pub(super) fn access(typ: i32) -> Option<Access> {
     }
 }
 
-/// The kernel's ranges have their last byte, and end with the largest offset if they have no end.
+/// Converts the kernel's inclusive range, in which the largest offset means no end.
 pub(super) fn lock_range(start: u64, last: u64) -> Range<u64> {
     if last >= i64::MAX.cast_unsigned() { start..u64::MAX } else { start..last + 1 }
 }
@@ -283,7 +283,7 @@ pub(super) fn lock(reply: ReplyLock, found: Option<RangeLock>) {
     } else {
         found.range.end.saturating_sub(1)
     };
-    // A process of another machine has no number here.
+    // A process of another machine has no PID here.
     reply.locked(found.range.start, last, typ, 0);
 }
 

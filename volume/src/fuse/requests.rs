@@ -1,5 +1,5 @@
-//! The kernel's requests, one by one. What fuser's threads hand over is answered at once where
-//! nothing has to be waited for, else by the runtime.
+//! Handlers of the kernel's requests. A request that needs no waiting is answered on fuser's
+//! thread, others by the runtime.
 
 use std::{
     ffi::OsStr,
@@ -28,21 +28,21 @@ use crate::{
     store::{Acls, Changes, Entry, Errno, Lock, RangeLock, Removal, Renaming, Synced, Wait},
 };
 
-/// What one write of the kernel carries, and what it reads ahead.
+/// Size of the kernel's writes and read-ahead.
 const REQUEST_BYTES: u32 = 1 << 20;
 
-/// Requests that the kernel makes on its own account (reading ahead, mostly) at the same time.
+/// Number of the kernel's concurrent background requests (mostly read-ahead).
 const BACKGROUND: u16 = 64;
 
-/// How long attributes may be remembered that are told in a reply which the kernel does not order
-/// with what it is made to forget ([`super::Kernel`]).
+/// Lifetime of attributes in a reply that the kernel does not order with invalidations
+/// ([`super::Kernel`]).
 const UNORDERED: Duration = Duration::ZERO;
 
-/// How often a process that waits for a lock is looked at: fuser can't be told that it was
-/// interrupted.
+/// Interval of checks whether a process that waits for a lock was interrupted: fuser doesn't pass
+/// FUSE_INTERRUPT on.
 const LOOK_AT_WAITING: Duration = Duration::from_millis(100);
 
-/// What replies have in common where they say that something failed.
+/// Replies with a value, or with an error.
 macro_rules! reply {
     ($reply:expr, $result:expr, $ok:expr) => {
         match $result {
@@ -62,7 +62,7 @@ fn entry(volume: &Volume, at: (u64, &OsStr), entry: &Entry, reply: ReplyEntry) {
     });
 }
 
-/// With a name that was made by the request.
+/// Replies with a name that the request has created.
 fn new_entry(volume: &Volume, at: (u64, &OsStr), entry: &Entry, reply: ReplyEntry) {
     if is_let_go() {
         return reply.error(fuser::Errno::EINTR);
@@ -80,7 +80,7 @@ fn open_reply_flags(opened: &Opened) -> FopenFlags {
     flags
 }
 
-/// Whether there was room for it.
+/// Adds a name to a reply; returns false if it doesn't fit.
 fn add_name(reply: &mut ReplyDirectoryPlus, name: &Name, told: Option<Told>) -> bool {
     let Some(told) = told else {
         let nobody = convert::name_only(name);
@@ -100,7 +100,7 @@ fn add_name(reply: &mut ReplyDirectoryPlus, name: &Name, told: Option<Told>) -> 
 
 impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What a kernel does not know, it goes without.
+        // Optional: an older kernel goes without.
         for wanted in [
             InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_DO_READDIRPLUS,
@@ -116,14 +116,13 @@ impl Filesystem for Adapter {
             let _ = config.add_capabilities(wanted);
         }
         if config.kernel_abi() < PRUNES {
-            // It has all names with attributes only where programs look at these: it may keep for
-            // long what it is told of.
+            // Attributes only if programs stat the files: this kernel may keep for long what it is
+            // sent.
             let _ = config.add_capabilities(InitFlags::FUSE_READDIRPLUS_AUTO);
         }
         if self.users == Users::All {
-            // The kernel checks permissions, and the mode alone does not tell them where there is
-            // an ACL. The umask counts only where the directory has no default ACL, which the
-            // server knows.
+            // The kernel checks permissions, for which it needs ACLs beside the mode. The umask
+            // applies only without a default ACL of the directory, which the server knows.
             let wanted = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
             let lacks = |_| {
                 io::Error::new(
@@ -151,7 +150,7 @@ impl Filesystem for Adapter {
                     if life.is_zero() {
                         return reply.error(fuser::Errno::ENOENT);
                     }
-                    // Number 0 is a name that is not there, remembered.
+                    // Number 0: a negative entry, which the kernel caches.
                     reply.entry(&life, &convert::NOTHING, Generation(0));
                 }),
                 Err(errno) => reply.error(error(errno)),
@@ -444,7 +443,7 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let (volume, data) = (Arc::clone(&self.volume), Bytes::copy_from_slice(data));
-        // As they are now: fcntl(2) may have set or taken O_APPEND since the file was opened.
+        // The present flags: fcntl(2) may have changed O_APPEND since the open.
         let appends = open_flags.0 & nix::libc::O_APPEND != 0;
         let source = match flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => Source::Mapping,
@@ -459,7 +458,7 @@ impl Filesystem for Adapter {
             if drops_bits {
                 volume.mode_may_change(number.0).await;
             }
-            // Pages of a mapping stay until they are written.
+            // Pages of a mapping stay in the kernel until they are written.
             if source != Source::Mapping && volume.were_pages_recalled(number.0) {
                 forget_written(raw, number.0, offset, length).await;
             }
@@ -570,8 +569,8 @@ impl Filesystem for Adapter {
                         filled.ok();
                         return None;
                     }
-                    // An empty answer would be the end of the directory: the first file has changed
-                    // meanwhile.
+                    // Retry: the first file has changed meanwhile, and an empty answer would mean
+                    // the end of the directory.
                     Some(filled)
                 };
                 let Some(filled) = volume.tell_all(number.0, &names, reply, add_name, give) else {
@@ -671,7 +670,7 @@ impl Filesystem for Adapter {
         if !convert::is_passed_on(name, self.users) {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
-        // With each look at a file: without a look at who asks.
+        // The kernel asks for ACLs with each access: skip the look-up of the caller's groups.
         if let Some(known) =
             Acls::named(name).and_then(|acl| self.volume.remembered_acl(number.0, acl))
         {
@@ -711,8 +710,7 @@ impl Filesystem for Adapter {
         });
     }
 
-    /// Asked only where the kernel does not check itself. The server will say when something is
-    /// done.
+    /// Sent only if the kernel does not check permissions itself; the server checks each operation.
     fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
         reply.ok();
     }
@@ -751,8 +749,7 @@ impl Filesystem for Adapter {
         sleep: bool,
         reply: ReplyEmpty,
     ) {
-        // Locks of flock(2) come in the same words, over all the file and with an owner of their
-        // own.
+        // flock(2) arrives as a lock over the whole file, with an owner of its own.
         let lock =
             RangeLock { range: convert::lock_range(start, end), access: convert::access(typ) };
         let (volume, thread) = (Arc::clone(&self.volume), request.pid());
@@ -793,7 +790,7 @@ impl Filesystem for Adapter {
         });
     }
 
-    /// No file here has any. Without this each question whether a file is a terminal is logged.
+    /// Refused for all files. fuser's default would log every isatty(3).
     fn ioctl(
         &self,
         _: &Request,
@@ -847,7 +844,7 @@ impl Filesystem for Adapter {
     ) {
         let volume = Arc::clone(&self.volume);
         self.answer(request, async move {
-            // The answer has 32 bits.
+            // The answer's count has 32 bits.
             let length = length.min(u64::from(u32::MAX) & !0xfff);
             let copied = volume.copy((from.0, from_offset), (to.0, to_offset), length).await;
             reply!(reply, copied, |reply: ReplyWrite, bytes| reply
@@ -856,7 +853,7 @@ impl Filesystem for Adapter {
     }
 }
 
-/// What nobody is told of that asked for it.
+/// Closes a file whose open was answered with EINTR.
 async fn close_at_once(volume: &Arc<Volume>, opened: Result<Opened, Errno>) {
     if let Ok(opened) = opened {
         let _ = volume.release(opened.number, None).await;

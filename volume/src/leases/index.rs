@@ -1,9 +1,9 @@
-//! Where the table finds what is about to end and whose files are whose, without looking at anybody
-//! else's.
+//! Indexes of the lease table: files by session, and expiries by time, so that no operation scans
+//! other sessions' files.
 //!
 //! Invariant: a file is in a session's index exactly if the session has a grant or an unanswered
-//! recall of it, and each recall has its place among the ends. [`super::LeaseTable::change`] and
-//! [`super::LeaseTable::drop_leases`] alone write here, so that this can't be otherwise.
+//! recall of it, and each recall is in [`Ends`]. Only [`super::LeaseTable::change`] and
+//! [`super::LeaseTable::drop_leases`] write to them.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -14,26 +14,26 @@ use crate::store::{Leases, Stamp};
 #[derive(Debug, Default)]
 pub struct Index {
     pub granted: BTreeSet<File>,
-    /// Those of `granted` that it may write.
+    /// Those of `granted` with a write lease.
     pub writable: BTreeSet<File>,
     /// Recalls without an answer.
     pub recalled: BTreeSet<(Stamp, File)>,
-    /// Those of `recalled` that take a right to write.
+    /// Those of `recalled` that recall a write lease.
     pub unwritten: BTreeSet<(Stamp, File)>,
 }
 
-/// What ends by time, the next first.
+/// Expiries, the next first.
 #[derive(Debug, Default)]
 pub struct Ends {
-    /// Sessions that are not over.
+    /// Sessions that have not expired.
     pub lives: BTreeSet<(Instant, SessionId)>,
     pub recalls: BTreeSet<(Instant, SessionId, File, Stamp)>,
-    /// When the session must have written what was recalled until that stamp.
+    /// Deadlines for the write leases that were recalled from a session up to that stamp.
     pub flushes: BTreeSet<(Instant, SessionId, Stamp)>,
 }
 
 impl Index {
-    /// Grants and recalls.
+    /// Returns the number of grants and recalls.
     pub fn len(&self) -> usize {
         self.granted.len() + self.recalled.len()
     }
@@ -42,7 +42,7 @@ impl Index {
         !self.writable.is_empty() || !self.unwritten.is_empty()
     }
 
-    /// All its files, some of them more than once.
+    /// Returns all its files, possibly with duplicates.
     pub fn files(&self) -> impl Iterator<Item = File> + '_ {
         self.granted.iter().copied().chain(self.recalled.iter().map(|(_, file)| *file))
     }

@@ -1,5 +1,5 @@
-//! Calls that have no answer yet, by their numbers, and the open files of the session as its user
-//! knows them: their handles stay the same when the executor has to open them again.
+//! Pending calls by number, and the session's open files: a handle stays the same for the user when
+//! the executor has to open the file again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,29 +12,29 @@ use tokio::sync::oneshot;
 use super::{Connection, Shared, checked};
 use crate::store::{Answer, Caller, Errno, FileId, Handle, Op, OpenFlags, Place, Write};
 
-/// A call that hangs although the executor lives is looked at so often.
+/// Interval of checks of a call that hangs although the executor is alive.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
-/// All of them.
+/// The pending calls and the open files.
 #[derive(Debug, Default)]
 pub struct Calls {
     last_number: u64,
     waiting: BTreeMap<u64, Waiting>,
-    /// Numbers of writes, which go beside the stream.
+    /// Numbers of pending writes, which have requests of their own.
     writes: BTreeSet<u64>,
     last_handle: u64,
     opened: HashMap<u64, Opened>,
 }
 
-/// A call on its way.
+/// A pending call.
 #[derive(Debug)]
 struct Waiting {
     call: Call,
     is_change: bool,
     is_repeatable: bool,
-    /// It may have happened in the executor's session of that number.
+    /// Number of the executor's session in which it may have been performed.
     sent_in: Option<u64>,
-    /// It names handles of that session.
+    /// True if it contains handles of that session.
     names_handles: bool,
     answer: oneshot::Sender<Given>,
 }
@@ -44,27 +44,27 @@ struct Waiting {
 struct Opened {
     file: FileId,
     flags: OpenFlags,
-    /// In the executor's session of that number.
+    /// Number of the executor's session, and the handle in it.
     handle: (u64, Handle),
 }
 
-/// What a call is given.
+/// Outcome of a call.
 #[derive(Debug)]
 pub enum Given {
     Answer(Result<Answer, Errno>),
-    /// In an earlier session of the executor: a handle in it is closed.
+    /// Answer from an earlier session of the executor: a handle in it is closed.
     Earlier(Result<Answer, Errno>),
-    /// The executor knows nothing of it any more; it can be begun again.
+    /// The executor no longer knows the call; it can be repeated.
     Again,
 }
 
 impl Calls {
-    /// Requests without an answer.
+    /// Returns the number of requests without an answer.
     pub fn under_way(&self) -> u64 {
         (self.waiting.len() + self.writes.len()) as u64
     }
 
-    /// Up to which number all changes have been answered.
+    /// Returns the number up to which all changes have been answered.
     pub fn acknowledged(&self) -> u64 {
         let change =
             self.waiting.iter().find(|(_, waiting)| waiting.is_change).map(|(number, _)| number);
@@ -72,28 +72,28 @@ impl Calls {
         first.map_or(self.last_number, |first| first - 1)
     }
 
-    /// A number for a write.
+    /// Allocates a number for a write.
     pub fn begin_write(&mut self) -> u64 {
         self.last_number += 1;
         self.writes.insert(self.last_number);
         self.last_number
     }
 
-    /// The write has its answer.
+    /// Notes that a write is no longer pending.
     pub fn end_write(&mut self, number: u64) {
         self.writes.remove(&number);
     }
 
-    /// What was answered.
+    /// Delivers a call's outcome.
     pub fn answered(&mut self, number: u64, given: Given) {
         if let Some(waiting) = self.waiting.remove(&number) {
             let _ = waiting.answer.send(given);
         }
     }
 
-    /// All calls, to be sent on a new connection to the executor's session `epoch`. What may have
-    /// happened in an earlier one than `since`, and must not happen twice, fails; those after it
-    /// know each other's calls.
+    /// Returns all pending calls, to be sent on a new connection to the executor's session `epoch`.
+    /// A call that may have been performed in a session before `since`, and must not be repeated,
+    /// fails; sessions since then know each other's calls.
     pub fn sent_anew(&mut self, (since, epoch): (u64, u64)) -> Vec<Call> {
         let is_lost = |waiting: &Waiting| {
             let is_known = |sent_in| sent_in == epoch || sent_in >= since && !waiting.names_handles;
@@ -107,7 +107,7 @@ impl Calls {
             .collect();
         for number in lost {
             let Some(waiting) = self.waiting.remove(&number) else { continue };
-            // It may name handles that are no more, and is begun again.
+            // A repeatable one begins anew, since its handles may be invalid.
             let given =
                 if waiting.is_repeatable { Given::Again } else { Given::Answer(Err(Errno::EIO)) };
             let _ = waiting.answer.send(given);
@@ -145,7 +145,7 @@ impl Calls {
     }
 }
 
-/// Gives the call up when nobody waits for it any more.
+/// Cancels a pending call on drop.
 struct Waited<'a> {
     shared: &'a Shared,
     number: u64,
@@ -170,7 +170,7 @@ impl Shared {
             let mut sent = op.clone();
             let epoch = match &mut sent {
                 Op::Close(handle) => match self.closed(handle)? {
-                    // What it was open in is no more.
+                    // The session of its handle has ended.
                     None => return Ok(Answer::Done),
                     epoch => epoch,
                 },
@@ -191,15 +191,16 @@ impl Shared {
                 );
                 return Err(Errno::EIO);
             }
-            let (Op::Open { flags, .. } | Op::Create { flags, .. } | Op::CreateWhole { flags, .. }) =
-                op
-            else {
-                return answer;
+            let flags = match op {
+                Op::Open { flags, .. }
+                | Op::Create { flags, .. }
+                | Op::CreateWhole { flags, .. } => flags,
+                _ => return answer,
             };
             let Answer::Opened { handle, entry, parent } = answer? else {
                 return Err(Errno::EPROTO);
             };
-            // Of no session: it is opened again when it is used.
+            // Epoch 0 is no session's: the file is opened again on use.
             let epoch = if is_earlier { 0 } else { self.connection.borrow().epoch };
             let mut calls = self.calls.lock().expect("not poisoned");
             let handle = calls.opened(entry.attributes.id, flags, (epoch, handle));
@@ -207,12 +208,12 @@ impl Shared {
         }
     }
 
-    /// Sends it and waits. `epoch`: the executor's session whose handles it names.
+    /// Sends an op and waits. `epoch`: the executor's session whose handles it contains.
     async fn send(&self, caller: &Caller, op: Op, epoch: Option<u64>) -> Given {
         let kind = (op.is_change(), op.is_repeatable());
         let message = Call { caller: Some(caller.into()), op: Some(op.into()), ..Call::default() };
         let (call, mut given, outgoing) = {
-            // In one step, so that a new connection either finds it or is the one it is sent on.
+            // Atomic, so that a new connection either finds the call or is the one it is sent on.
             let mut calls = self.calls.lock().expect("not poisoned");
             let Connection { outgoing, epoch: now, .. } = self.connection.borrow().clone();
             if epoch.is_some_and(|epoch| epoch != now) {
@@ -224,7 +225,7 @@ impl Shared {
         };
         let _waited = Waited { shared: self, number: call.number };
         if let Some(outgoing) = outgoing {
-            // Where it fails, the next connection takes it along.
+            // If it fails, the next connection sends it.
             let sent = outgoing.send(ToVolume { kind: Some(to_volume::Kind::Call(call)) });
             tokio::select! {
                 _ = sent => {}
@@ -240,7 +241,7 @@ impl Shared {
         }
     }
 
-    /// Puts the executor's handles in place of ours; gives the session that they are of, if there
+    /// Replaces our handles by the executor's; returns the session that they belong to, if there
     /// are any.
     async fn with_its_handles(&self, caller: &Caller, op: &mut Op) -> Result<Option<u64>, Errno> {
         let mut epoch = None;
@@ -252,7 +253,7 @@ impl Shared {
         Ok(epoch)
     }
 
-    /// The same for writes.
+    /// Like [`Self::with_its_handles`], for writes.
     pub async fn with_handles_of(
         &self,
         caller: &Caller,
@@ -270,7 +271,7 @@ impl Shared {
         Ok(epoch)
     }
 
-    /// The executor's handle, opened again where it has forgotten it.
+    /// Replaces our handle by the executor's, opening the file again if necessary.
     pub async fn its_handle(
         &self,
         caller: &Caller,
@@ -300,7 +301,8 @@ impl Shared {
         Ok(Some(epoch))
     }
 
-    /// Forgets a handle; gives the executor's, and the session of it if that is the present one.
+    /// Removes a handle, and replaces it by the executor's; returns its session if that is the
+    /// present one.
     fn closed(&self, handle: &mut Handle) -> Result<Option<u64>, Errno> {
         let opened = self
             .calls
@@ -318,7 +320,7 @@ impl Shared {
     }
 }
 
-/// All places that an op names.
+/// Returns all places in an op.
 fn places(op: &mut Op) -> Vec<&mut Place> {
     match op {
         Op::Attributes(place)

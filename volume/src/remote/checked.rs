@@ -1,15 +1,15 @@
-//! Whether an answer is one to what was asked. A server that lies must neither make this machine
-//! keep more than was asked for, nor show names that are none.
+//! Validation of answers. A malicious server must neither make this machine store more than was
+//! requested, nor show invalid names.
 
 use crate::store::{Answer, Op};
 
 /// Longest target of a symbolic link (PATH_MAX of Linux).
 const TARGET_BYTES: usize = 4096;
-/// Longest value of an extended attribute, and all names of one file's together (XATTR_SIZE_MAX,
+/// Limit for the value of an extended attribute, and for the list of names (XATTR_SIZE_MAX,
 /// XATTR_LIST_MAX).
 const EXTENDED_BYTES: usize = 64 << 10;
 
-/// The counts and sizes of an answer, against its question.
+/// Returns true if an answer's counts and sizes are within what was requested.
 pub fn fits(op: &Op, answer: &Answer) -> bool {
     match (op, answer) {
         (Op::Walk { names, .. }, Answer::Walked(walked)) => walked.entries.len() <= names.len(),

@@ -1,5 +1,5 @@
-//! The connection: made, kept alive, and made anew with the same session until there is nobody left
-//! to want it.
+//! The connection: connects, sends heartbeats, and reconnects with the same session until it is
+//! aborted.
 
 use std::{
     collections::VecDeque,
@@ -27,33 +27,33 @@ use crate::{
     wire,
 };
 
-/// Between attempts; doubled up to the second.
+/// Bounds of the exponential backoff between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// For the connection with all its handshakes, and for the welcome.
+/// Timeout for the connection with all its handshakes, and again for the welcome.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Nothing at all, not even answers to signs of life: the connection is dead, whatever TCP thinks.
+/// Time without any message, even answers to heartbeats, after which the connection counts as dead.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Messages on their way out.
+/// Size of the queue of outgoing messages.
 const OUTGOING: usize = 1024;
 
-/// Why an attempt failed.
+/// Error of an attempt to connect.
 struct Failed {
     why: String,
-    /// It would fail again.
+    /// True if a retry is useless.
     is_final: bool,
 }
 
-/// A connection that works.
+/// An established connection.
 struct Link {
     incoming: Incoming,
     outgoing: mpsc::Sender<ToVolume>,
-    /// Signs of life without an answer, and when they were sent.
+    /// Unanswered heartbeats, with the times when they were sent.
     beats: VecDeque<(u64, Instant)>,
     heard: Instant,
 }
 
-/// Keeps a connection; `first` is told how the first attempt ended.
+/// Maintains the connection; sends the result of the first attempt to `first`.
 pub async fn keep(shared: Arc<Shared>, first: oneshot::Sender<Result<(), String>>) {
     let mut first = Some(first);
     let mut pause = FIRST_PAUSE;
@@ -83,7 +83,7 @@ pub async fn keep(shared: Arc<Shared>, first: oneshot::Sender<Result<(), String>
 
 fn disconnected(shared: &Shared, why: String, is_refused: bool) {
     tracing::debug!(export = shared.export, why, "volume out of reach");
-    // No call may take the old connection for the present one.
+    // Under the lock of the calls, so that no call uses the old connection.
     let _calls = shared.calls.lock().expect("not poisoned");
     shared.connection.send_modify(|connection| {
         connection.outgoing = None;
@@ -140,7 +140,7 @@ fn failed(status: &Status) -> Failed {
     Failed { why: escaped(status.message()).into_owned(), is_final }
 }
 
-/// The session goes on, or a new one begins; what waits is sent.
+/// Resumes the session or begins a new one, and sends the pending calls.
 async fn take_up(
     shared: &Shared,
     (client, outgoing): (VolumeClient<tonic::transport::Channel>, mpsc::Sender<ToVolume>),
@@ -154,7 +154,7 @@ async fn take_up(
     let lost = Stamp(welcome.lost);
     let before = shared.connection.borrow().clone();
     let is_first = before.epoch == 0;
-    // Before anything of the new time is remembered.
+    // Before any answer of the new connection is cached.
     if !is_first && lost > before.lost {
         let _ = shared.notices.send(Notice::Lost { stamp: lost }).await;
     }
@@ -182,9 +182,9 @@ async fn take_up(
         shared.connection.send_replace(connection);
         calls.sent_anew((since, epoch))
     };
-    // The stream is read by nobody yet: more than its room must not be waited for here.
+    // In a task: the queue may fill up before the stream is read.
     tokio::spawn(async move {
-        // Where nobody listens, nobody remembers anything either.
+        // Without a listener nothing is cached.
         let forgotten = (!has_listener)
             .then(|| Call { op: Some(Op::Forgotten(lost).into()), ..Call::default() });
         for call in forgotten.into_iter().chain(calls) {
@@ -196,7 +196,7 @@ async fn take_up(
     Ok(())
 }
 
-/// Until it breaks; gives the reason.
+/// Serves the connection until it breaks; returns the reason.
 async fn attend(shared: &Shared, mut link: Link) -> String {
     let mut beat = tokio::time::interval(HEARTBEAT);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -221,8 +221,9 @@ async fn attend(shared: &Shared, mut link: Link) -> String {
                 link.beats.push_back((last_beat, Instant::now()));
                 let acknowledged = shared.calls.lock().expect("not poisoned").acknowledged();
                 let alive = Alive { id: last_beat, acknowledged, lost: 0 };
-                // With no room for it something is on its way, which tells as much.
-                let _ = link.outgoing.try_send(ToVolume { kind: Some(to_volume::Kind::Alive(alive)) });
+                // If the queue is full, other messages are on their way, which tell as much.
+                let alive = ToVolume { kind: Some(to_volume::Kind::Alive(alive)) };
+                let _ = link.outgoing.try_send(alive);
             }
         }
     }
@@ -240,7 +241,7 @@ async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
             shared.calls.lock().expect("not poisoned").answered(number, given);
         }
         from_volume::Kind::Notice(notice) => {
-            // What can't be read can only be an offer of leases.
+            // An unknown notice can only be an offer of leases.
             if let Ok(notice) = notice.try_into() {
                 noticed(shared, link, notice).await;
             }
@@ -262,12 +263,13 @@ async fn take(shared: &Shared, link: &mut Link, kind: from_volume::Kind) {
         connection.heard = Some(heard);
         connection.valid_until = valid_until.or(connection.valid_until);
         connection.valid_above = connection.valid_above.max(lost);
-        // Nobody waits for these two.
+        // No receiver waits for a change of these fields.
         false
     });
 }
 
-/// Where nobody listens, nobody remembers anything either.
+/// Forwards a notice to the listener. Without one nothing is cached, and a recall is answered at
+/// once.
 async fn noticed(shared: &Shared, link: &Link, notice: Notice) {
     if shared.has_listener.load(Ordering::Relaxed) {
         let _ = shared.notices.send(notice).await;

@@ -1,9 +1,9 @@
-//! The store over a connection to an executor (`volume.proto`): calls that survive a broken
-//! connection, leases kept alive, bytes in parts. Whoever uses it says how a connection is made
-//! ([`Connector`]).
+//! The store over a connection to an executor (`volume.proto`): it repeats calls after a broken
+//! connection, renews leases, and transfers data in pieces. The user of it provides a
+//! [`Connector`].
 //!
-//! * `link`: the connection, made anew as often as needed; `calls`: what has no answer yet;
-//!   `transfer`: bytes
+//! * `link`: the connection, with reconnects; `calls`: pending calls and open files; `checked`:
+//!   validation of answers; `transfer`: bulk data
 
 mod calls;
 mod checked;
@@ -39,36 +39,36 @@ use crate::{
     },
 };
 
-/// A sign of life so often: three may be lost before leases end.
+/// Interval of heartbeats: three may be lost before leases expire.
 const HEARTBEAT: Duration = Duration::from_millis(2500);
-/// Time for the kernel to forget all files of a volume.
+/// Time for invalidating all files of a volume in the kernel.
 const FORGET_TIME: Duration = Duration::from_millis(1500);
-/// Bytes of a session's name; nobody guesses them.
+/// Length of a session's name, which can't be guessed.
 const NAME_BYTES: usize = 16;
-/// Notices that wait for their listener; behind them the executor waits.
+/// Size of the queue of notices; when it is full, the connection isn't read.
 const NOTICES: usize = 4096;
 
 /// Makes connections to the executor.
 #[async_trait]
 pub trait Connector: Send + Sync + 'static {
-    /// A channel on which nothing has been sent. It is asked for anew when the last one has failed,
-    /// and may be one that others use.
+    /// Returns a channel, which may be shared with others. Called again after a failure of the last
+    /// one.
     ///
     /// # Errors
-    /// Why not, in a sentence.
+    /// The reason, in a sentence.
     async fn connect(&self) -> Result<Channel, String>;
 
-    /// Completes when the last channel should be made anew although it works, with the reason.
+    /// Completes with the reason when the last channel should be replaced although it works.
     async fn worn(&self) -> String {
         std::future::pending().await
     }
 }
 
-/// How patient a volume is.
+/// Timeout of a volume's operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// After so long without the executor operations fail with `ETIMEDOUT`. `None`: they wait for
-    /// ever.
+    /// Time without the executor after which operations fail with `ETIMEDOUT`. `None`: they wait
+    /// for ever.
     pub deadline: Option<Duration>,
 }
 
@@ -78,8 +78,8 @@ impl Default for Patience {
     }
 }
 
-/// A session with an executor. Dropping it leaves the session to be ended by the executor's clock;
-/// [`Remote::close`] ends it.
+/// A session with an executor. [`Remote::close`] ends it; after a mere drop it expires at the
+/// executor.
 #[derive(Debug)]
 pub struct Remote {
     shared: Arc<Shared>,
@@ -87,7 +87,7 @@ pub struct Remote {
     listener: Mutex<Option<mpsc::Receiver<Notice>>>,
 }
 
-/// Why there is no session.
+/// Error of [`Remote::open`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot open the volume {export}: {why}")]
 pub struct CannotOpen {
@@ -95,46 +95,46 @@ pub struct CannotOpen {
     why: String,
 }
 
-/// What the link and the calls share.
+/// State shared by the link and the calls.
 pub(crate) struct Shared {
     name: Bytes,
     export: String,
-    /// Attributes are to tell which ACLs there are.
+    /// True if attributes are to include ACLs.
     tell_acls: bool,
     patience: Patience,
     connector: Arc<dyn Connector>,
     calls: Mutex<Calls>,
     notices: mpsc::Sender<Notice>,
-    /// Somebody hears the notices, and may remember things.
+    /// True if the notices have a listener, which may cache data.
     has_listener: AtomicBool,
-    /// The connection, by its number among all.
+    /// The present connection.
     connection: watch::Sender<Connection>,
     reconnects: AtomicU64,
 }
 
-/// How the executor is reached.
+/// State of the connection to the executor.
 #[derive(Clone, Default)]
 pub(crate) struct Connection {
     client: Option<VolumeClient<Channel>>,
     outgoing: Option<mpsc::Sender<ToVolume>>,
-    /// Counts the sessions that there have been on the other side: what one knew, the next does
-    /// not.
+    /// Number of the executor's session: a new one does not know the handles of the last.
     epoch: u64,
-    /// Since that session changes are known by their numbers: what was begun is not begun again.
+    /// First session since which the executor knows changes by their numbers, and doesn't perform
+    /// one twice.
     since: u64,
     root: FileId,
     watched: Watched,
     read_only: bool,
     fault: Option<String>,
-    /// It is of no use to try again.
+    /// True if the executor has refused: a retry is useless.
     is_refused: bool,
     heard: Option<Instant>,
     /// The last loss of all leases that the listener knows of.
     lost: Stamp,
-    /// By which the executor tells this session from others of its name.
+    /// Stamp by which the executor distinguishes this session from others of its name.
     opened: Stamp,
     valid_until: Option<Instant>,
-    /// Leases of answers from before have ended, whether or not the listener knows.
+    /// Stamp below which all leases have ended, whether or not the listener knows.
     valid_above: Stamp,
 }
 
@@ -145,10 +145,10 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Remote {
-    /// Opens a session. Must be called inside a runtime.
+    /// Opens a session. Must be called inside a Tokio runtime.
     ///
     /// # Errors
-    /// [`CannotOpen`] when the executor is not in reach or refuses; later losses are mended.
+    /// [`CannotOpen`] if the executor is unreachable or refuses. Later failures lead to reconnects.
     pub async fn open(
         connector: Arc<dyn Connector>,
         export: &str,
@@ -157,11 +157,11 @@ impl Remote {
         Self::open_for(connector, export, patience, Users::Own).await
     }
 
-    /// As [`Remote::open`], for a mount that these users have: for everybody attributes also tell
-    /// which ACLs there are.
+    /// Like [`Remote::open`], for a mount of these users: for [`Users::All`] attributes include
+    /// ACLs.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Remote::open`].
     pub async fn open_for(
         connector: Arc<dyn Connector>,
         export: &str,
@@ -192,26 +192,26 @@ impl Remote {
         }
     }
 
-    /// The session's name, by which its executor knows it. Whoever knows it can use the session.
+    /// Returns the session's name at the executor. It is a secret: it allows to use the session.
     #[must_use]
     pub fn session(&self) -> Bytes {
         self.shared.name.clone()
     }
 
-    /// Whether nothing can be changed.
+    /// Returns true if the export is read-only.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.shared.connection.borrow().read_only
     }
 
-    /// Ends the session at once: what it had open is closed, its locks and leases are given back,
-    /// and nobody waits for their end. Nothing works any more afterwards.
+    /// Ends the session at once: its files are closed, and its locks and leases released, so that
+    /// no other session has to wait for their expiry. The store is unusable afterwards.
     pub async fn close(&self) {
         let outgoing = self.shared.connection.borrow().outgoing.clone();
         if let Some(outgoing) = outgoing {
             let bye = to_volume::Kind::Bye(posh_proto::volume::Nothing {});
             let _ = outgoing.send(ToVolume { kind: Some(bye) }).await;
-            // The executor ends the stream, and with it the link.
+            // The executor closes the stream, which ends the link.
             let mut connection = self.shared.connection.subscribe();
             let ended = connection.wait_for(|connection| connection.outgoing.is_none());
             let _ = tokio::time::timeout(HEARTBEAT, ended).await;
@@ -233,7 +233,7 @@ impl Store for Remote {
     }
 
     async fn call(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
-        // One for each round trip that somebody may wait for.
+        // One event per round trip.
         tracing::trace!(export = self.shared.export, ?op, "asks");
         self.shared.call(caller, op).await
     }
@@ -262,7 +262,8 @@ impl Store for Remote {
         }
     }
 
-    /// Before the server's leases end: until then the kernel has to have forgotten.
+    /// Returns a time before the server's leases expire, so that the kernel's caches can be
+    /// invalidated before.
     fn valid_until(&self) -> Instant {
         let valid_until = self.shared.connection.borrow().valid_until;
         valid_until.and_then(|until| until.checked_sub(FORGET_TIME)).unwrap_or_else(Instant::now)
@@ -289,8 +290,8 @@ impl Store for Remote {
 }
 
 impl Shared {
-    /// Completes when the executor has been out of reach for too long; never, where that is no
-    /// reason to give up.
+    /// Completes when the executor has refused, or has been unreachable for longer than the
+    /// deadline, if there is one.
     async fn out_of_patience(&self) {
         let began = Instant::now();
         let mut connection = self.connection.subscribe();
@@ -308,9 +309,9 @@ impl Shared {
                 }
                 continue;
             };
-            // A connection that is idle is heard of with each sign of life.
+            // An idle connection receives only heartbeats.
             let deadline = if is_there { deadline.max(2 * HEARTBEAT) } else { deadline };
-            // Who begins when it is long out of reach waits no longer than who was there first.
+            // The deadline counts from the last message, also for a call that begins later.
             let since = heard.unwrap_or(began);
             let Some(left) = deadline.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
             else {
@@ -320,16 +321,16 @@ impl Shared {
         }
     }
 
-    /// Completes when that connection is not the session's any more.
+    /// Completes when that connection is no longer the present one.
     async fn is_replaced(&self, connection: &Connection) {
         let Some(its) = &connection.outgoing else { return };
         let is_other =
             |now: &Connection| !now.outgoing.as_ref().is_some_and(|now| now.same_channel(its));
-        // The sender is ours: it does not end.
+        // The sender lives as long as `self`.
         let _ = self.connection.subscribe().wait_for(is_other).await;
     }
 
-    /// The connection, when there is one.
+    /// Waits for a connection.
     async fn connected(&self) -> Result<Connection, Errno> {
         let mut connection = self.connection.subscribe();
         tokio::select! {
@@ -341,12 +342,12 @@ impl Shared {
     }
 }
 
-/// From the kernel.
+/// Returns a random name.
 fn new_name() -> io::Result<Bytes> {
     let mut name = [0; NAME_BYTES];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut name)?;
     Ok(Bytes::copy_from_slice(&name))
 }
 
-/// What comes on a session's stream.
+/// Messages on a session's stream.
 type Incoming = tonic::Streaming<FromVolume>;

@@ -1,5 +1,5 @@
-//! Bytes, beside the stream of calls. A read that breaks is asked for again from where it has come
-//! to; a write is asked for again with its number.
+//! Bulk data, in requests of their own beside the stream of calls. A broken read is resumed from
+//! its present position; a broken write is repeated with its number.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,9 +11,9 @@ use tonic::{Code, Status};
 use super::{Connection, Shared};
 use crate::store::{Caller, Entry, Errno, Piece, Pieces, ReadPart, Write};
 
-/// Pieces that wait for whoever asked for them; each is up to 256 KiB.
+/// Number of pieces queued for the receiver; each is up to 256 KiB.
 const PIECES: usize = 16;
-/// A broken connection is noticed by all its requests at about the same time.
+/// Time within which all requests of a broken connection notice that.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 
 /// See [`crate::Store::read`].
@@ -37,7 +37,7 @@ pub fn read(shared: Arc<Shared>, caller: Caller, parts: Vec<ReadPart>) -> Pieces
     Box::pin(ReceiverStream::new(receiver))
 }
 
-/// As much as comes on one connection.
+/// Reads as much as arrives on one connection.
 async fn read_some(
     shared: &Shared,
     caller: &Caller,
@@ -89,11 +89,11 @@ async fn read_some(
     }
 }
 
-/// A piece of what is left of a part: whoever asked has room for that, and no more.
+/// Returns true if a piece is within the rest of its part, for which the receiver has room.
 fn is_within(part: &ReadPart, piece: &Piece) -> bool {
     let Ok(data) = &piece.data else { return true };
     let end = piece.offset.checked_add(data.len() as u64);
-    // The end of the file, which may lie before what is left, has no bytes.
+    // The end of the file, which may be before the rest, has no bytes.
     data.is_empty()
         || (piece.offset >= part.range.start && end.is_some_and(|end| end <= part.range.end))
 }
@@ -122,8 +122,8 @@ pub async fn write(
     results.map(result).collect()
 }
 
-/// A write without an answer. The executor keeps the answers to all that come after it, too, so it
-/// ends also when nobody waits for it any more.
+/// A pending write. The executor stores the answers to all later ones, too, so its drop must end
+/// it.
 struct Begun<'a> {
     shared: &'a Shared,
     number: u64,
@@ -150,7 +150,7 @@ async fn write_until_answered(
     loop {
         let connection = shared.connected().await?;
         if sent_in.is_some_and(|sent_in| sent_in < connection.since) {
-            // Whether it happened is known to nobody any more.
+            // Its outcome is unknown.
             return Err(Errno::EIO);
         }
         let mut its = writes.clone();
@@ -164,15 +164,14 @@ async fn write_until_answered(
         match while_it_lasts(shared, &connection, client.write(request)).await {
             Some(Ok(reply)) => return Ok(reply.into_inner()),
             Some(Err(status)) => after(shared, &connection, &status).await?,
-            // On the next connection; what has begun there goes on, and happens once.
+            // Repeated on the next connection; the executor performs it only once.
             None => {}
         }
     }
 }
 
-/// What comes of a request, as long as the session is on the connection that it was made on. A
-/// request that meets the end of its connection may get no answer at all, not even an error: h2
-/// takes it and never sends it.
+/// Waits for a request's answer; `None` when its connection was replaced. A request at the end of a
+/// connection may get neither an answer nor an error: h2 accepts it and never sends it.
 async fn while_it_lasts<T>(
     shared: &Shared,
     connection: &Connection,
@@ -185,8 +184,8 @@ async fn while_it_lasts<T>(
     }
 }
 
-/// An answer that is none. Where the connection has broken, waits until it is noticed, and all can
-/// be asked again.
+/// Handles an error status. After a broken connection, waits until it is replaced, so that the
+/// request can be repeated.
 async fn after(shared: &Shared, connection: &Connection, status: &Status) -> Result<(), Errno> {
     match status.code() {
         Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
@@ -200,7 +199,7 @@ async fn after(shared: &Shared, connection: &Connection, status: &Status) -> Res
         }
         _ => {}
     }
-    // Where only this one request was lost, nothing changes.
+    // If only this request was lost, the connection stays.
     let _ = tokio::time::timeout(NOTICE_TIME, shared.is_replaced(connection)).await;
     Ok(())
 }

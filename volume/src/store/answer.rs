@@ -1,7 +1,8 @@
-//! What a call is answered with.
+//! Answers to calls.
 #![allow(
     missing_docs,
-    reason = "a variant's fields are explained with the variant, names of system calls by their manual pages"
+    reason = "a variant's fields are explained with the variant, \
+              names of system calls by their manual pages"
 )]
 
 use std::ffi::OsString;
@@ -12,33 +13,33 @@ use super::{Entry, Errno, FileSystem, Handle, Kind, RangeLock, Stamp};
 #[cfg(doc)]
 use super::{Leases, Op};
 
-/// What one op is answered with.
+/// Answer to one [`Op`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "an answer is made once and read once")]
 pub enum Answer {
-    /// Nothing more to tell.
+    /// Success without a result.
     Done,
-    /// How the file is now.
+    /// The file's present attributes.
     Entry(Entry),
-    /// The file of each name, as far as they are there.
+    /// The file of each name, as far as they exist.
     Walked(Walked),
     /// Part of a directory.
     Listing(Listing),
-    /// Where a symbolic link leads.
+    /// Target of a symbolic link.
     Target { target: OsString, stamp: Stamp },
-    /// The new name's file, and its directory after that.
+    /// The new name's file, and its directory after the change.
     Made { entry: Entry, parent: Entry },
-    /// The directory, and the file when it has other names or is open (`None`: it is gone).
+    /// The directory, and the file if it has other names or is open (`None`: it is gone).
     Removed { parent: Entry, file: Option<Entry> },
-    /// The directories, the file that was renamed, and what it has replaced (or been exchanged
-    /// with) if that still is.
+    /// The directories, the renamed file, and the file that it replaced or was exchanged with, if
+    /// that still exists.
     Renamed { from: Entry, to: Entry, file: Entry, other: Option<Entry> },
-    /// An open file. `parent` where it was created; [`Op::Create`] of a file that was there already
-    /// changes no directory.
+    /// An open file. `parent` if the file was created; [`Op::Create`] of an existing file changes
+    /// no directory.
     Opened { handle: Handle, entry: Entry, parent: Option<Entry> },
-    /// Where data or a hole is.
+    /// Offset of data or a hole.
     Offset(u64),
-    /// Bytes copied, and how the target is now.
+    /// Bytes copied, and the target's present attributes.
     Copied { bytes: u64, entry: Entry },
     /// Space and limits.
     FileSystem(FileSystem),
@@ -46,14 +47,14 @@ pub enum Answer {
     Value { value: Bytes, stamp: Stamp },
     /// Names of extended attributes.
     Names { names: Vec<OsString>, stamp: Stamp },
-    /// What is in the way; `None`: nothing.
+    /// The conflicting lock, if any.
     Locked(Option<RangeLock>),
     /// See [`Op::Settle`].
     Settled(Stamp),
 }
 
 impl Answer {
-    /// The entries that it tells of, for whoever remembers them.
+    /// Returns all entries in it, for caching.
     #[must_use]
     pub fn entries(&self) -> Vec<Entry> {
         match self {
@@ -81,21 +82,21 @@ impl Answer {
     }
 }
 
-/// How far a walk went.
+/// Result of a walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Walked {
     /// The directory that it began in.
     pub from: Entry,
     /// The file of each name.
     pub entries: Vec<Entry>,
-    /// Why it ended before the last name: `ENOENT` (remembered under the last directory's
+    /// Error that ended it before the last name: `ENOENT` (may be cached under the last directory's
     /// [`Leases::ENTRIES`]), `ENOTDIR` (also at a symbolic link, whose entry is then the last),
     /// `EACCES`, `EXDEV` where another file system is mounted, ...
     pub error: Option<Errno>,
 }
 
 impl Walked {
-    /// Of the whole way.
+    /// Returns the first directory's entry and those of all names.
     fn all(&self) -> impl Iterator<Item = Entry> {
         std::iter::once(self.from).chain(self.entries.iter().copied())
     }
@@ -106,9 +107,9 @@ impl Walked {
 pub struct Listing {
     /// The directory itself.
     pub directory: Entry,
-    /// In the order of the directory.
+    /// The names, in the directory's order.
     pub names: Vec<Listed>,
-    /// Whether the last name is among them.
+    /// True if the last name is among them.
     pub is_last: bool,
 }
 
@@ -117,12 +118,12 @@ pub struct Listing {
 pub struct Listed {
     /// One component.
     pub name: OsString,
-    /// Where to go on after it.
+    /// Position from which the listing continues after it.
     pub cookie: u64,
-    /// The file; `None` when it has gone since, or can't be looked at.
+    /// The file; `None` if it is gone, or its attributes can't be read.
     pub entry: Option<Entry>,
-    /// Its inode and kind as the directory has them.
+    /// Its inode number in the directory (`d_ino`).
     pub inode: u64,
-    /// See `inode`.
+    /// Its kind in the directory (`d_type`).
     pub kind: Kind,
 }

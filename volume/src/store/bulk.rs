@@ -1,7 +1,8 @@
-//! What moves data: parts of files to be read, and what is written.
+//! Types of the bulk transfers: parts of files to read, and writes.
 #![allow(
     missing_docs,
-    reason = "a variant's fields are explained with the variant, names of system calls by their manual pages"
+    reason = "a variant's fields are explained with the variant, \
+              names of system calls by their manual pages"
 )]
 
 use std::{ffi::OsString, ops::Range};
@@ -15,70 +16,70 @@ use super::{Changes, Entry, Errno, FileId, Place};
 /// A part of a file to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadPart {
-    /// Which file.
+    /// The file.
     pub place: Place,
     /// Bytes; up to `u64::MAX` for the whole rest.
     pub range: Range<u64>,
 }
 
-/// Bytes of a file, or why there are none.
+/// Bytes of a file, or an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// The index of its part in the request.
     pub part: u32,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// The bytes, or why this part ends.
+    /// The bytes, or the error that ends this part.
     pub data: Result<Bytes, Errno>,
-    /// No more of this part.
+    /// True for the last piece of its part.
     pub is_last: bool,
-    /// The file as it was before this was read, with the part's first piece and with its last: two
-    /// that agree in `version` enclose bytes that belong together.
+    /// The file's attributes before this piece was read, with the part's first piece and its last:
+    /// if both have the same `version`, the bytes between belong to that version.
     pub entry: Option<Entry>,
 }
 
-/// Something to be written.
+/// A write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Write {
     /// Bytes at an offset.
     At { place: Place, offset: u64, data: Bytes },
-    /// Bytes at the end, wherever that then is. The new attributes' size tells where they came to
-    /// lie.
+    /// Bytes at the end of the file, as with `O_APPEND`. Their offset follows from the size in the
+    /// new attributes.
     Append { place: Place, data: Bytes },
-    /// A new name with all that belongs to it.
+    /// A new file, complete.
     Put(Put),
-    /// As [`Op::Set`], in its place among the others.
+    /// Like [`Op::Set`], in order with the other writes.
     Set { place: Place, changes: Changes },
 }
 
-/// A new file, complete. An archive is unpacked by a few requests with many of these.
+/// A new file, complete. Many of them go into one request, as when an archive is unpacked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Put {
     /// A directory that exists.
     pub directory: FileId,
-    /// Down from there, so that what is put into a new directory may come in the same request. Not
-    /// through symbolic links. The last is new: `EEXIST` otherwise.
+    /// Names from `directory` down, so that a new directory and its files fit in one request.
+    /// Symbolic links are not followed. The last name is new: `EEXIST` otherwise.
     pub path: Vec<OsString>,
-    /// What it is.
+    /// Kind and contents.
     pub what: NewFile,
     /// Permissions; symbolic links have none.
     pub mode: u32,
-    /// Owner and times, where they are not what a new file gets by itself.
+    /// Owner and times that differ from a new file's defaults.
     pub changes: Changes,
 }
 
 /// Block size, in bytes, that reservations are counted in.
 const BLOCK: u64 = 4096;
 
-/// Space, in bytes, that is reserved for a new file of so many bytes: whole blocks, and one for
-/// its name.
+/// Returns the space, in bytes, to reserve for a new file of `bytes`: whole blocks, and one for its
+/// name.
 #[must_use]
 pub const fn room_of_file(bytes: u64) -> u64 {
     (bytes.div_ceil(BLOCK) + 1) * BLOCK
 }
 
 impl NewFile {
-    /// Bytes that creating it deducts from a reservation ([`Op::Reserve`]).
+    /// Returns the bytes that its creation deducts from a reservation ([`Op::Reserve`]).
     #[must_use]
     pub fn room(&self) -> u64 {
         match self {
@@ -88,7 +89,7 @@ impl NewFile {
     }
 }
 
-/// What is put.
+/// Kind and contents of a [`Put`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewFile {
     Regular { data: Bytes },

@@ -1,7 +1,8 @@
-//! Files in the words of a store: what they are named by, and what stat(2) and statfs(2) tell.
+//! Types for files in a store: their ids, and the results of stat(2) and statfs(2).
 #![allow(
     missing_docs,
-    reason = "a variant's fields are explained with the variant, names of system calls by their manual pages"
+    reason = "a variant's fields are explained with the variant, \
+              names of system calls by their manual pages"
 )]
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
@@ -10,13 +11,12 @@ use bitflags::bitflags;
 
 use super::{Leases, Stamp};
 
-/// A file's name on the wire: it never means another file, also when the inode's number is used
-/// again.
+/// Id of a file on the wire: never reused for another file, unlike an inode number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct FileId {
-    /// The number that `ls -i` shows.
+    /// Inode number, as `ls -i` shows it.
     pub inode: u64,
-    /// Tells files apart that had the number one after the other.
+    /// Generation, which differs between successive files with the same inode number.
     pub generation: u64,
 }
 
@@ -24,13 +24,14 @@ pub struct FileId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
-/// A file, and the open handle of it where there is one: an unlinked file is reached by no other
-/// way. Without a handle the store opens the file for this one call, with the caller's rights.
+/// A file, with an open handle of it if there is one: an unlinked file is only reachable through
+/// its handle. Without a handle the store opens the file for this one call, with the caller's
+/// rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The file.
     pub file: FileId,
-    /// As opened by this session.
+    /// Its handle in this session.
     pub handle: Option<Handle>,
 }
 
@@ -40,7 +41,7 @@ impl From<FileId> for Place {
     }
 }
 
-/// What kind of file it is.
+/// File type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     Regular,
@@ -52,61 +53,61 @@ pub enum Kind {
     CharacterDevice,
 }
 
-/// A time as files have it.
+/// Timestamp of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time {
-    /// Seconds since 1970; files may be older.
+    /// Seconds since 1970; may be negative.
     pub seconds: i64,
     /// Below 1,000,000,000.
     pub nanoseconds: u32,
 }
 
-/// What stat(2) tells of a file.
+/// Attributes of a file, as from stat(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
-    /// Which file.
+    /// The file.
     pub id: FileId,
-    /// What it is.
+    /// File type.
     pub kind: Kind,
-    /// Permissions with the three bits above them (07777).
+    /// Permission bits with setuid, setgid and sticky (07777).
     pub mode: u32,
-    /// The owner's number, as the server has it.
+    /// The owner's uid on the server.
     pub uid: u32,
-    /// The group's number.
+    /// The group's gid on the server.
     pub gid: u32,
-    /// Names of the file.
+    /// Number of hard links.
     pub links: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Units of 512 bytes.
+    /// Allocated space in units of 512 bytes.
     pub blocks: u64,
-    /// The device that a device file stands for, as `makedev` has it.
+    /// Device number of a device file, as from `makedev`.
     pub rdev: u64,
-    /// Last read.
+    /// Time of the last read.
     pub atime: Time,
-    /// Contents changed.
+    /// Time of the last change of contents.
     pub mtime: Time,
-    /// Contents or attributes changed.
+    /// Time of the last change of contents or attributes.
     pub ctime: Time,
-    /// Another number whenever contents or attributes are others. Says nothing of which is newer.
+    /// Changes whenever contents or attributes change; has no order.
     pub version: u64,
-    /// Its POSIX ACLs, where the store tells of them.
+    /// Its POSIX ACLs; `None` if the store doesn't know.
     pub acls: Option<Acls>,
 }
 
 bitflags! {
-    /// The POSIX ACLs of a file (acl(5)) beside its permissions.
+    /// POSIX ACLs that a file has beside its permissions (acl(5)).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Acls: u32 {
-        /// Of access: the group's bits of the mode are its mask.
+        /// Access ACL: the group's bits of the mode are its mask.
         const ACCESS = 2;
-        /// Of a directory: what is made in it gets that.
+        /// Default ACL of a directory, which new files in it inherit.
         const DEFAULT = 4;
     }
 }
 
 impl Acls {
-    /// The ACL that an extended attribute of that name is.
+    /// Returns the ACL that is stored in an extended attribute of that name.
     #[must_use]
     pub fn named(attribute: &OsStr) -> Option<Self> {
         match attribute.as_bytes() {
@@ -117,18 +118,18 @@ impl Acls {
     }
 }
 
-/// A file as an answer tells of it.
+/// A file in an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// How it is.
+    /// Its attributes.
     pub attributes: Attributes,
     /// All leases that the session now has of it.
     pub leases: Leases,
-    /// When that was.
+    /// Stamp of the answer.
     pub stamp: Stamp,
 }
 
-/// What statfs(2) tells, in bytes.
+/// Result of statfs(2), in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileSystem {
     pub block_bytes: u32,

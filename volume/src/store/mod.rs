@@ -1,28 +1,25 @@
-//! What a volume asks of whatever keeps its files: one trait, and the words that it uses. A
-//! [`Store`] value is one session: leases, handles and locks are its own and end with it.
+//! The interface between a volume and the server of its files: the trait [`Store`] and its types. A
+//! [`Store`] value is one session: leases, handles and locks belong to it and end with it.
 //!
-//! Everything small is a [`Store::call`]: one request, one answer, as many at a time as one likes,
-//! in no order but that of their answers. What moves data is [`Store::read`] and [`Store::write`],
-//! in batches over many files.
+//! A small operation is a [`Store::call`]: one request, one answer. Concurrent calls have no order
+//! but that of their answers. [`Store::read`] and [`Store::write`] move data, in batches over many
+//! files.
 //!
-//! # What may be remembered
+//! # Caching
 //!
-//! Every answer that tells of a file says which [`Leases`] go with it. Under a lease the caller may
-//! answer from memory, until (whichever is first) the lease is recalled ([`Store::notices`]), it
-//! has been given back ([`Op::Return`]), or [`Store::valid_until`] is over. All leases of a session
-//! are valid to the same time, which the store itself keeps moving on while it is in touch with the
-//! keeper of the files.
+//! Every answer about a file says which [`Leases`] go with it. Under a lease the caller may answer
+//! from its cache until the lease is recalled ([`Store::notices`]), has been given back
+//! ([`Op::Return`]), or expires ([`Store::valid_until`]). All leases of a session expire at the
+//! same time, which the store itself extends while it is in touch with the server.
 //!
-//! A recall may overtake an answer that was made before it, and the other way round. So both carry
-//! a [`Stamp`]: what an answer with stamp `a` says of a file must not be remembered (it may be
-//! given to whoever asked) when a recall of that file with a stamp above `a` has been seen. Bulk
-//! data are stamped, too.
+//! A recall may overtake an earlier answer, and an answer an earlier recall. So both carry a
+//! [`Stamp`]: an answer with stamp `a` about a file must not be cached once a recall of that file
+//! with a stamp above `a` has been seen; it may still be given to the caller. Bulk data are
+//! stamped, too.
 //!
-//! Who changed the file waits for the recall to be answered by [`Op::Return`], so that it must not
-//! wait for a call of one's own: two sessions that make names in one directory would wait for each
-//! other.
-//!
-//! Not here: how any of this is kept or carried.
+//! A session that changes a file waits for [`Op::Return`] as the answer to the recall. So answering
+//! a recall must not wait for a call of one's own: two sessions that create names in one directory
+//! would deadlock.
 mod answer;
 mod bulk;
 mod file;
@@ -45,89 +42,87 @@ use bitflags::bitflags;
 pub use nix::errno::Errno;
 use tokio_stream::Stream;
 
-/// The pieces of one [`Store::read`], as they arrive.
+/// Pieces of one [`Store::read`], as they arrive.
 pub type Pieces = Pin<Box<dyn Stream<Item = Result<Piece, Errno>> + Send>>;
 
-/// What the keeper of the files says on its own account.
+/// Stream of the server's notices.
 pub type Notices = Pin<Box<dyn Stream<Item = Notice> + Send>>;
 
-/// A session with whatever keeps the files of a volume.
+/// A session with the server of a volume's files.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// The directory that is the volume's root.
+    /// Returns the volume's root directory.
     fn root(&self) -> FileId;
 
-    /// Does one thing. Dropping the future gives a wait up ([`Op::Lock`]); what changes something
-    /// may happen all the same.
+    /// Performs one operation. Dropping the future cancels a wait ([`Op::Lock`]), but not
+    /// necessarily a change.
     ///
     /// # Errors
-    /// The error number that the system call of the same purpose would give; `ESTALE` when the file
-    /// is not known any more (walk to it again), `EIO` or `ETIMEDOUT` when the keeper is out of
-    /// reach, `EOPNOTSUPP` for what this store can't do.
+    /// The error number of the corresponding system call; `ESTALE` if the file is no longer known
+    /// (walk to it again), `EIO` or `ETIMEDOUT` if the server is unreachable, `EOPNOTSUPP` if the
+    /// store doesn't support the operation.
     async fn call(&self, caller: &Caller, op: Op) -> Result<Answer, Errno>;
 
     /// Reads parts of many files, all in one request. Pieces of one part come in order and without
-    /// gaps; those of several parts come as it suits. A part ends with a piece that says so
-    /// ([`Piece::is_last`]): short at the end of the file. A hole reads as zeros. An error that
-    /// concerns a part is a piece of its own; one of the whole stream ends it.
+    /// gaps; those of different parts interleave in any order. [`Piece::is_last`] ends a part:
+    /// short at the end of the file. A hole reads as zeros. An error of a part is a piece of its
+    /// own; an error of the stream ends it.
     async fn read(&self, caller: &Caller, parts: Vec<ReadPart>) -> Pieces;
 
-    /// Writes, all in one request, in the order that is given, also where one of them fails. The
-    /// results are in the same order. What has been answered is seen by every later call of any
-    /// session.
+    /// Performs writes, all in one request, in the given order; a failed one doesn't stop the rest.
+    /// The results are in the same order. Every later call of any session sees an answered write.
     ///
     /// # Errors
-    /// When the whole request is lost. It may have happened, or a part of it.
+    /// The whole request is lost. All, some or none of it may have been performed.
     async fn write(
         &self,
         caller: &Caller,
         writes: Vec<Write>,
     ) -> Result<Vec<Result<Entry, Errno>>, Errno>;
 
-    /// Recalls, in order. There is one listener: a second call gets an empty stream. A session that
-    /// does not listen yet gets no leases.
+    /// Returns the notices, in order. There is one listener: a second call gets an empty stream. A
+    /// session without a listener gets no leases.
     fn notices(&self) -> Notices;
 
-    /// Until when the leases of the session hold, if nothing more is heard. An operation that began
-    /// before and ended before needs no further question.
+    /// Returns the time at which the session's leases expire, unless it is extended. An operation
+    /// that began and ended before needs no further check.
     fn valid_until(&self) -> Instant;
 
-    /// Leases of answers with earlier stamps have ended, though [`Notice::Lost`] may not have been
-    /// taken in yet. Whoever asks for both asks for [`Self::valid_until`] first: that is never
-    /// moved on without this one.
+    /// Returns the stamp below which all leases have ended, also before [`Notice::Lost`] was
+    /// processed. Read [`Self::valid_until`] first: it is never extended before this stamp is set.
     fn valid_above(&self) -> Stamp {
         Stamp::default()
     }
 
-    /// How long a single lease is good for, counted from its answer, where other programs' changes
-    /// on the keeper's machine are not noticed ([`Watched::LeaseEnd`]). `None`: no less than
-    /// [`Self::valid_until`] says.
+    /// Returns the lifetime of a single lease, from its answer on, if changes by other programs on
+    /// the server aren't watched ([`Watched::LeaseEnd`]). `None`: only [`Self::valid_until`] limits
+    /// it.
     fn lease_limit(&self) -> Option<Duration> {
         None
     }
 
-    /// In a few words and figures, for `posh volumes`.
+    /// Returns the state for `posh volumes`.
     fn state(&self) -> StoreState;
 }
 
-/// With whose rights something is done, and to whom new files belong. A store whose session is tied
-/// to one account of its machine does everything as that account.
+/// Identity that an operation is performed as, and the owner of new files. A store whose session is
+/// tied to one account of its machine performs everything as that account.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Caller {
-    /// The user's number.
+    /// The uid.
     pub uid: u32,
-    /// The first group's number.
+    /// The primary gid.
     pub gid: u32,
-    /// All further groups.
+    /// The supplementary groups.
     pub groups: Arc<[u32]>,
 }
 
-/// An order of answers and recalls of one session: later ones have higher numbers.
+/// Sequence number of answers and recalls of one session: later ones have higher numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stamp(pub u64);
 
 bitflags! {
-    /// What may be remembered of a file.
+    /// Parts of a file that the lease's holder may cache.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Leases: u32 {
         /// Its attributes, its extended attributes, and where a symbolic link leads.
@@ -136,11 +131,11 @@ bitflags! {
         const ENTRIES = 2;
         /// Its contents.
         const DATA = 4;
-        /// Its contents and attributes may be changed in memory and written later: nobody else has
-        /// a lease of it. A recall of this (somebody wants to read) is answered when all is
-        /// written; with the others recalled at the same time nothing may be kept. Of a directory:
-        /// names may be made in it in memory, too. Who has just made a directory gets it, nobody
-        /// else.
+        /// Write-back: its contents and attributes may be changed in the cache and written later;
+        /// no other session has a lease of it. A recall (for a reader) is answered when all is
+        /// written; if the other leases are recalled with it, nothing may stay cached. Of a
+        /// directory: names may be created in the cache, too. Only the session that has just
+        /// created the directory gets it.
         const WRITE = 8;
     }
 }
@@ -148,56 +143,56 @@ bitflags! {
 /// Leases given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Returned {
-    /// Of which file.
+    /// The file.
     pub file: FileId,
-    /// Which.
+    /// Its leases.
     pub leases: Leases,
-    /// The recall's stamp; for leases given back unasked the highest stamp of an answer about the
-    /// file that was seen, so that a lease that is on its way is not given back by mistake.
+    /// The recall's stamp. For leases that are returned unasked, the highest stamp seen in an
+    /// answer about the file, so that a lease in flight is not returned by mistake.
     pub stamp: Stamp,
 }
 
-/// What the keeper says on its own account.
+/// Message that the server sends unasked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are explained with the variant")]
 pub enum Notice {
-    /// These leases are no more: forget, and answer with [`Op::Return`] (with this stamp). Who
-    /// wants to change the file waits.
+    /// These leases are recalled: drop the cached data, and answer with [`Op::Return`] (with this
+    /// stamp). The writer waits for that.
     Recall { file: FileId, leases: Leases, stamp: Stamp },
-    /// All leases have ended, by time or because the keeper has begun anew: forget, and answer with
-    /// [`Op::Forgotten`] (with this stamp). Open handles and locks may be lost, too.
+    /// All leases have ended, by expiry or because the server has restarted: drop the cache, and
+    /// answer with [`Op::Forgotten`] (with this stamp). Open handles and locks may be lost, too.
     Lost { stamp: Stamp },
-    /// How a file is after a change of which there was a [`Notice::Recall`] before, with leases
-    /// that were not asked for: as in an answer.
+    /// Attributes of a file after the change that a [`Notice::Recall`] was for, with unrequested
+    /// leases, as in an answer.
     Is(Entry),
-    /// All that had to be told up to that stamp has been told: so much is known of what a command
-    /// on the keeper's machine has changed.
+    /// All notices up to that stamp have been sent: the changes by an earlier command on the server
+    /// are known.
     All { stamp: Stamp },
 }
 
-/// How a store does.
+/// State of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StoreState {
-    /// Whether the keeper was in reach when it was last asked.
+    /// True if the server answered the last request.
     pub in_reach: bool,
-    /// What the leases rest upon: how other programs' changes are seen.
+    /// Method by which changes by other programs on the server are noticed.
     pub watched: Watched,
-    /// Requests that have no answer yet.
+    /// Number of requests without an answer.
     pub under_way: u64,
-    /// How often the connection was made anew.
+    /// Number of reconnects.
     pub reconnects: u64,
-    /// The last fault, in words.
+    /// The last error's message.
     pub fault: Option<String>,
 }
 
-/// How changes by other programs on the keeper's machine are noticed.
+/// Method by which changes by other programs on the server are noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Watched {
     /// By fanotify(7), at once.
     Fanotify,
     /// By inotify(7), at once.
     Inotify,
-    /// Not at all: when a lease ends.
+    /// Not at all: they show when a lease expires.
     #[default]
     LeaseEnd,
 }

@@ -1,7 +1,8 @@
-//! What a store can be asked for in one call, and the words for that.
+//! Operations of a store, and their parameters.
 #![allow(
     missing_docs,
-    reason = "a variant's fields are explained with the variant, names of system calls by their manual pages"
+    reason = "a variant's fields are explained with the variant, \
+              names of system calls by their manual pages"
 )]
 
 use std::{ffi::OsString, ops::Range};
@@ -13,19 +14,19 @@ use bytes::Bytes;
 use super::{Answer, Leases, NewFile, Notice, Store};
 use super::{FileId, Handle, Kind, Place, Put, Returned, Stamp, Time};
 
-/// Sessions that one [`Op::EndSessions`] names at most.
+/// Maximum number of sessions in one [`Op::EndSessions`].
 pub const ENDED_AT_ONCE: usize = 64;
 
-/// One thing to be done ([`Store::call`]). Directories are given by their ids, names are single
+/// One operation ([`Store::call`]). Directories are given by their ids; names are single
 /// components.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Walks down names from a directory as far as it goes, not through symbolic links and not
-    /// upwards. → [`Answer::Walked`].
+    /// Looks up names one below the other, from a directory on, as far as they exist. Doesn't
+    /// follow symbolic links or go upwards. → [`Answer::Walked`].
     Walk { from: FileId, names: Vec<OsString> },
     /// → [`Answer::Entry`].
     Attributes(Place),
-    /// Changes attributes, all or none as chown, chmod, truncate, utimensat in that order. →
+    /// Changes attributes, as by chown, chmod, truncate and utimensat in that order. →
     /// [`Answer::Entry`].
     Set { place: Place, changes: Changes },
     /// Names of a directory with their attributes, without `.` and `..`, from `cookie` on (0: from
@@ -47,10 +48,10 @@ pub enum Op {
     Rename { from: (FileId, OsString), to: (FileId, OsString), how: Renaming },
     /// open(2) with `O_CREAT`. → [`Answer::Opened`].
     Create { parent: FileId, name: OsString, mode: NewMode, flags: OpenFlags },
-    /// open(2) with `O_CREAT` and `O_EXCL` of an ordinary file that has contents and attributes
-    /// from the start: it is there whole or not at all. → [`Answer::Opened`].
+    /// open(2) with `O_CREAT` and `O_EXCL` of a regular file with its contents and attributes: it
+    /// appears atomically, complete. → [`Answer::Opened`].
     CreateWhole { put: Put, flags: OpenFlags },
-    /// open(2) of what exists. → [`Answer::Opened`].
+    /// open(2) of an existing file. → [`Answer::Opened`].
     Open { file: FileId, flags: OpenFlags },
     /// The last close of an open file; its flock goes with it. → [`Answer::Done`].
     Close(Handle),
@@ -72,31 +73,31 @@ pub enum Op {
     ListAttributes(Place),
     /// → [`Answer::Entry`].
     RemoveAttribute { place: Place, name: OsString },
-    /// Takes, or gives back, a lock that holds among all sessions and against programs of the
-    /// server. → [`Answer::Done`], `EAGAIN` when another has it and `wait` is not asked.
+    /// Takes or releases a lock that holds among all sessions and against programs on the server. →
+    /// [`Answer::Done`], `EAGAIN` on a conflict unless `wait` is set.
     Lock { place: Place, owner: u64, lock: Lock, wait: Wait },
-    /// fcntl(2)'s F_GETLK: what is in the way of `lock`. → [`Answer::Locked`].
+    /// fcntl(2)'s F_GETLK: finds a lock that conflicts with `lock`. → [`Answer::Locked`].
     TestLock { place: Place, owner: u64, lock: RangeLock },
-    /// Gives back all range locks that `owner` has of the file: one of its descriptors was closed.
+    /// Releases all range locks of `owner` on the file, since one of its descriptors was closed.
     /// → [`Answer::Done`].
     Unlock { file: FileId, owner: u64 },
-    /// Gives leases back: what a recall asks for, or what is of no use any more. What it says is in
-    /// force before anything later of this session. → [`Answer::Done`].
+    /// Returns leases that were recalled or are no longer needed. It takes effect before any later
+    /// operation of this session. → [`Answer::Done`].
     Return(Vec<Returned>),
-    /// Answers [`Notice::Lost`] with that stamp, or one that a break has kept back: nothing from
-    /// before is relied on any more, in the kernel neither. The keeper's former process may have
-    /// granted it, and then others wait for this. → [`Answer::Done`].
+    /// Answers [`Notice::Lost`] with that stamp, or with one that a broken connection has kept
+    /// back: nothing from before is cached any more, not even in the kernel. If the server's former
+    /// process granted the leases, others wait for this. → [`Answer::Done`].
     Forgotten(Stamp),
-    /// Ends sessions of the caller's by the names that these were opened with: their holder is no
-    /// more. From the answer on nothing is carried out that they have asked for, and none of their
-    /// leases counts. Sessions that have ended, or never were, are no error. → [`Answer::Done`];
-    /// `EBUSY` while a system call of theirs does not return.
+    /// Ends sessions of the caller by the names that they were opened with, since their process is
+    /// dead. From the answer on none of their requests is performed, and their leases are void.
+    /// Unknown or ended sessions are no error. → [`Answer::Done`]; `EBUSY` while one of their
+    /// system calls does not return.
     EndSessions(Vec<Bytes>),
-    /// What other programs of the server changed before this was asked has been recalled, and this
-    /// session has answered all recalls from before: whoever asks after an offloaded command has
-    /// ended sees its effect from the answer on. With [`Settling::Flush`] other sessions have also
-    /// written what they held under [`Leases::WRITE`]: an offloaded command is going to read. →
-    /// [`Answer::Settled`].
+    /// Barrier: on the answer, the earlier changes by other programs on the server have been
+    /// recalled, and this session has answered all earlier recalls. After an offloaded command has
+    /// ended, its effects are visible from the answer on. With [`Settling::Flush`], for an
+    /// offloaded command that is going to read, other sessions have also written what they held
+    /// under [`Leases::WRITE`]. → [`Answer::Settled`].
     Settle(Settling),
     /// Sets the caller's space reservation of this session, in bytes; 0 ends it. It is one for all
     /// directories of the export, on the file system of `directory`. Each [`Put`] of the caller is
@@ -106,7 +107,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// All files that it names.
+    /// Returns all files in it.
     #[must_use]
     pub fn files(&self) -> Vec<FileId> {
         match self {
@@ -145,8 +146,7 @@ impl Op {
         }
     }
 
-    /// Whether doing it twice is another thing than doing it once. A lock that is taken again is
-    /// the same lock.
+    /// Returns true if it is not idempotent. Taking a lock again is: it is the same lock.
     #[must_use]
     pub fn is_change(&self) -> bool {
         !matches!(
@@ -171,12 +171,12 @@ impl Op {
         )
     }
 
-    /// Whether it can be asked for again when nobody knows whether it was done: the second time
-    /// gives what the first would have, and leaves what the first would have left.
+    /// Returns true if it can be repeated when its outcome is unknown: the second time has the same
+    /// result and the same effect as the first.
     #[must_use]
     pub fn is_repeatable(&self) -> bool {
         match self {
-            // What the first one has opened is closed with its session.
+            // The first handle is closed at the end of the session.
             Self::Open { .. } | Self::Set { .. } => true,
             Self::Create { flags, .. } => !flags.contains(OpenFlags::EXCLUSIVE),
             Self::SetAttribute { how, .. } => *how == AttributeChange::Any,
@@ -188,17 +188,18 @@ impl Op {
     }
 }
 
-/// Permissions of something new.
+/// Permissions of a new file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewMode {
-    /// With the umask applied.
+    /// Permissions with the umask applied.
     pub masked: u32,
-    /// Taken away by the umask. A default ACL of the directory takes the umask's place (acl(5)).
+    /// Permissions that the umask removed. A default ACL of the directory replaces the umask
+    /// (acl(5)).
     pub withheld: u32,
 }
 
 impl NewMode {
-    /// As mkdir(2) has it.
+    /// Applies a umask to a mode, as mkdir(2) does.
     #[must_use]
     pub fn new(mode: u32, umask: u32) -> Self {
         Self { masked: mode & !umask, withheld: mode & umask }
@@ -220,24 +221,24 @@ pub struct Changes {
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Bytes.
+    /// Size in bytes.
     pub size: Option<u64>,
-    /// Last read.
+    /// Time of the last read.
     pub atime: Option<NewTime>,
-    /// Last written.
+    /// Time of the last write.
     pub mtime: Option<NewTime>,
 }
 
 /// A time to be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewTime {
-    /// The server's present.
+    /// The server's current time.
     Now,
-    /// That.
+    /// A given time.
     At(Time),
 }
 
-/// Which of the two calls that remove a name.
+/// unlink(2) or rmdir(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
     File,
@@ -253,27 +254,27 @@ pub enum Renaming {
 }
 
 bitflags! {
-    /// How a file is opened.
+    /// Flags of open(2), and more.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct OpenFlags: u32 {
-        /// To read.
+        /// For reading.
         const READ = 1;
-        /// To write.
+        /// For writing.
         const WRITE = 2;
-        /// Every write at the end of the file, whoever else writes.
+        /// `O_APPEND`: every write goes atomically to the end of the file.
         const APPEND = 4;
-        /// Emptied.
+        /// `O_TRUNC`.
         const TRUNCATE = 8;
-        /// [`Op::Create`] only: must not be there.
+        /// `O_EXCL`, for [`Op::Create`] only.
         const EXCLUSIVE = 16;
-        /// The store keeps nothing of it in memory of its own, either, where it can.
+        /// `O_DIRECT`: the store bypasses its own page cache, too, where it can.
         const DIRECT = 32;
-        /// No lease of the contents is wanted.
+        /// The caller wants no lease of the contents.
         const NO_LEASE = 64;
     }
 }
 
-/// What is to be on disk.
+/// Extent of a sync: fdatasync(2) or fsync(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Synced {
     Data,
@@ -292,7 +293,7 @@ pub enum Allocation {
     InsertRange,
 }
 
-/// What lseek(2) looks for.
+/// Target of lseek(2): `SEEK_DATA` or `SEEK_HOLE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sought {
     Data,
@@ -307,10 +308,10 @@ pub enum AttributeChange {
     Replace,
 }
 
-/// A lock that is set, or none.
+/// A lock to take or release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lock {
-    /// flock(2), which belongs to the open file: needs a handle. `None` gives it back.
+    /// flock(2), which belongs to the open file: needs a handle. `None` releases it.
     Whole(Option<Access>),
     /// fcntl(2), which belongs to the owner.
     Range(RangeLock),
@@ -319,27 +320,27 @@ pub enum Lock {
 /// A lock of fcntl(2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeLock {
-    /// Bytes; up to `u64::MAX` for all there will ever be.
+    /// Bytes; up to `u64::MAX` for the rest of the file, however long it grows.
     pub range: Range<u64>,
-    /// `None` gives it back.
+    /// `None` releases it.
     pub access: Option<Access>,
 }
 
-/// What a lock is for.
+/// Mode of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     Shared,
     Exclusive,
 }
 
-/// Whether to wait for a lock.
+/// Blocking or non-blocking request for a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     No,
     Yes,
 }
 
-/// Whether others write what they hold.
+/// Extent of a [`Op::Settle`]: with or without a flush of other sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settling {
     Recalls,

@@ -1,4 +1,4 @@
-//! Answers, and back.
+//! Conversion of answers to and from messages.
 
 use bytes::Bytes;
 use posh_proto::volume as pb;

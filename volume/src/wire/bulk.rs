@@ -1,4 +1,4 @@
-//! What moves data, and back.
+//! Conversion of bulk transfers to and from messages.
 
 use posh_proto::volume as pb;
 

@@ -1,5 +1,5 @@
-//! The store's words as messages (`volume.proto`), and back. What a peer sends that means nothing
-//! is refused as a whole ([`Malformed`]). Nothing is decided here.
+//! Conversion of the store's types to and from messages (`volume.proto`). An invalid message is
+//! refused as a whole ([`Malformed`]).
 
 mod answer;
 mod bulk;
@@ -15,12 +15,12 @@ use posh_proto::volume as pb;
 
 use crate::store::*;
 
-/// A message that no peer of ours sends.
+/// Error: the message is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a message about a volume has no `{0}`")]
 pub struct Malformed(pub &'static str);
 
-/// What a field has that must be there.
+/// Returns the value of a mandatory field.
 fn needed<A, B>(value: Option<A>, name: &'static str) -> Result<B, Malformed>
 where
     B: TryFrom<A>,
@@ -43,14 +43,14 @@ fn text(bytes: &Bytes) -> OsString {
     OsString::from_vec(bytes.to_vec())
 }
 
-/// Of the bits about ACLs: what they say is known.
+/// Bit that is set if the other bits about ACLs are valid.
 const ACLS_KNOWN: u32 = 1;
 
 /// Longest name of a file (NAME_MAX of Linux's file systems).
 const NAME_BYTES: usize = 255;
 
-/// A name that a server tells of: shown by this machine's kernel, it must be one component and lead
-/// nowhere else.
+/// Validates a name from a server: it must be one component, since this machine's kernel exposes
+/// it.
 fn file_name(bytes: &Bytes) -> Result<OsString, Malformed> {
     let is_name = !bytes.is_empty()
         && bytes.len() <= NAME_BYTES
@@ -65,7 +65,7 @@ fn texts(all: &[Bytes]) -> Vec<OsString> {
     all.iter().map(text).collect()
 }
 
-/// Numbers of small enumerations, which both directions share.
+/// Numbers of small enumerations, shared by both directions.
 macro_rules! numbered {
     ($name:ident: $($variant:ident = $number:literal),*) => {
         impl Numbered for $name {
@@ -90,19 +90,25 @@ trait Numbered: Sized {
     fn of(number: u32) -> Result<Self, Malformed>;
 }
 
-numbered!(Kind: Regular = 0, Directory = 1, Symlink = 2, Fifo = 3, Socket = 4, BlockDevice = 5, CharacterDevice = 6);
+numbered!(
+    Kind: Regular = 0, Directory = 1, Symlink = 2, Fifo = 3, Socket = 4, BlockDevice = 5,
+    CharacterDevice = 6
+);
 numbered!(Renaming: Replace = 0, NoReplace = 1, Exchange = 2);
-numbered!(Allocation: Extend = 0, KeepSize = 1, PunchHole = 2, ZeroRange = 3, ZeroRangeKeepSize = 4, CollapseRange = 5, InsertRange = 6);
+numbered!(
+    Allocation: Extend = 0, KeepSize = 1, PunchHole = 2, ZeroRange = 3, ZeroRangeKeepSize = 4,
+    CollapseRange = 5, InsertRange = 6
+);
 numbered!(AttributeChange: Any = 0, Create = 1, Replace = 2);
 numbered!(Watched: LeaseEnd = 0, Fanotify = 1, Inotify = 2);
 
-/// `Watched` as a number.
+/// Returns a `Watched` as a number.
 #[must_use]
 pub fn watched_number(watched: Watched) -> u32 {
     watched.number()
 }
 
-/// And back; what is not known counts as the weakest.
+/// Returns the `Watched` of a number; an unknown number counts as the weakest.
 #[must_use]
 pub fn watched_of(number: u32) -> Watched {
     Watched::of(number).unwrap_or_default()
@@ -260,7 +266,7 @@ impl TryFrom<pb::Entry> for Entry {
             version: its.version,
             acls: (its.acls & ACLS_KNOWN != 0).then(|| Acls::from_bits_truncate(its.acls)),
         };
-        // A lease of a kind that is not known here is of no use here.
+        // Leases of unknown kinds are dropped.
         Ok(Self {
             attributes,
             leases: Leases::from_bits_truncate(entry.leases),
@@ -278,7 +284,7 @@ fn notice(file: FileId, leases: Leases, stamp: Stamp) -> pb::Notice {
     }
 }
 
-/// Of its number; 0 is none.
+/// Returns the error of a number; 0 is none.
 #[must_use]
 pub fn errno(number: i32) -> Option<Errno> {
     (number != 0).then(|| Errno::from_raw(number))

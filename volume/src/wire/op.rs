@@ -1,4 +1,4 @@
-//! What is asked for, and back.
+//! Conversion of operations to and from messages.
 
 use std::ffi::{OsStr, OsString};
 
@@ -285,7 +285,7 @@ fn op_on_file(kind: pb::op::Kind) -> Result<Op, Malformed> {
     })
 }
 
-/// A gateway that says nothing of the umask has applied it.
+/// `withheld` is 0 from a gateway that doesn't send the umask: it has applied it.
 fn new_mode(masked: u32, withheld: u32) -> NewMode {
     NewMode { masked, withheld }
 }

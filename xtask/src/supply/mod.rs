@@ -1,4 +1,5 @@
-//! The supply chain: what may be part of the programs ([`policy`]), and what is ([`sbom`]).
+//! The supply chain: rules for packages of the programs ([`policy`]), and a list of them
+//! ([`sbom`]).
 
 pub mod packages;
 pub mod policy;
@@ -12,10 +13,10 @@ use self::packages::Metadata;
 use self::policy::Policy;
 use crate::cargo;
 
-/// Checks licences, bans and sources; everything that is wrong is one error.
+/// Checks licences, bans and sources; all faults are one error.
 ///
-/// cargo-deny does the same and looks for advisories. To build it takes many minutes of a test of
-/// twenty, and its database of advisories must be fetched, so it runs only where it is there.
+/// cargo-deny does the same and checks advisories. Its build would add many minutes to a test of
+/// twenty, and its database of advisories must be fetched, so it runs only where it is installed.
 pub fn check() -> Result<()> {
     let metadata = Metadata::read()?;
     let path = metadata.root().join("deny.toml");
@@ -34,7 +35,8 @@ fn with_cargo_deny() -> Result<()> {
         cargo::command(&["deny", "--version"]).output().is_ok_and(|output| output.status.success());
     if !is_there {
         println!(
-            "advisories: NOT looked for: cargo-deny is not installed (cargo install cargo-deny --locked)"
+            "advisories: NOT looked for: cargo-deny is not installed (cargo install cargo-deny \
+             --locked)"
         );
         return Ok(());
     }
@@ -47,7 +49,7 @@ fn with_cargo_deny() -> Result<()> {
         "licenses",
         "sources",
     ]))?;
-    // The database is fetched where there is a network; elsewhere what was fetched before counts.
+    // The database is fetched if there is a network; otherwise the last one is used.
     let advisories = [
         &["deny", "--locked", "check", "advisories"][..],
         &["deny", "--locked", "--offline", "check", "advisories"],
@@ -63,7 +65,7 @@ fn with_cargo_deny() -> Result<()> {
     }
 }
 
-/// Whether some version of the advisories is there.
+/// Returns true if some version of the advisory database exists.
 fn has_database() -> bool {
     let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from);
     let home = home.or_else(|| {

@@ -1,5 +1,4 @@
-//! The packages that the programs are made of: what `cargo metadata` says, and the checksums of
-//! Cargo.lock.
+//! The packages of the programs, from `cargo metadata`, and their checksums, from Cargo.lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +12,7 @@ use crate::cargo;
 /// The targets that programs are built for.
 pub const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "x86_64-unknown-linux-musl"];
 
-/// The workspace and all that it depends on.
+/// The workspace and all packages that it depends on.
 #[derive(Debug, Deserialize)]
 pub struct Metadata {
     pub packages: Vec<Package>,
@@ -33,7 +32,7 @@ pub struct Package {
     pub dependencies: Vec<Dependency>,
 }
 
-/// What a package asks for.
+/// A dependency of a package, as declared.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Dependency {
     pub name: String,
@@ -79,7 +78,7 @@ pub struct Locked {
 }
 
 impl Metadata {
-    /// Of this workspace, as Cargo.lock has it.
+    /// Metadata of this workspace, by Cargo.lock.
     pub fn read() -> Result<Self> {
         let mut command = cargo::command(&["metadata", "--format-version", "1", "--locked"]);
         for target in TARGETS {
@@ -94,13 +93,13 @@ impl Metadata {
         serde_json::from_slice(&output.stdout).context("cargo metadata printed something else")
     }
 
-    /// Where Cargo.lock and deny.toml lie.
+    /// Directory of Cargo.lock and deny.toml.
     pub fn root(&self) -> &Path {
         &self.workspace_root
     }
 
-    /// The packages that become part of a program of these packages, or build one; each with what
-    /// it depends on.
+    /// Packages that become part of a program of these packages, or build one; each with its
+    /// dependencies.
     pub fn parts_of(&self, names: &[&str]) -> Result<Vec<(&Package, Vec<&Package>)>> {
         let options = names.iter().flat_map(|name| ["--package", *name]);
         let built = built(
@@ -130,7 +129,7 @@ impl Metadata {
         Ok(parts.iter().map(|(id, package)| (*package, needed(id))).collect())
     }
 
-    /// The packages of which anything is built, tests and chores included.
+    /// Packages of which anything is built, for tests and tasks too.
     pub fn used(&self) -> Result<Vec<&Package>> {
         let built = built(&["--workspace", "--edges", "normal,build,dev"])?;
         let is_built =
@@ -139,8 +138,8 @@ impl Metadata {
     }
 }
 
-/// Names and versions by `cargo tree`, which knows what the features of each target choose; `cargo
-/// metadata` names packages that no build ever sees.
+/// Names and versions by `cargo tree`, which resolves the features of each target; `cargo metadata`
+/// also lists packages that are never built.
 fn built(options: &[&str]) -> Result<BTreeSet<(String, String)>> {
     let mut command = cargo::command(&["tree", "--locked", "--prefix", "none", "--format", "{p}"]);
     for target in TARGETS {

@@ -1,5 +1,5 @@
-//! deny.toml, and what it forbids of the packages. The file is cargo-deny's; of its keys these are
-//! the ones that are used, and others are refused, so that nothing stands there that nobody checks.
+//! deny.toml, and its rules for packages. The file's format is cargo-deny's; other keys than these
+//! are refused, so that no key is without effect.
 
 use std::collections::BTreeSet;
 
@@ -53,7 +53,7 @@ struct Sources {
     allow_registry: Vec<String>,
 }
 
-/// What may be part of the programs.
+/// Rules for the packages of the programs.
 #[derive(Debug)]
 pub struct Policy {
     licences: Vec<Licensee>,
@@ -86,7 +86,7 @@ impl Policy {
         })
     }
 
-    /// All that is wrong.
+    /// All violations.
     pub fn faults(&self, used: &[&Package], locked: &[Locked]) -> Vec<String> {
         let packages = used.iter().flat_map(|package| {
             [self.licence(package), self.ban(package), wildcard(package)].into_iter().flatten()
@@ -99,7 +99,7 @@ impl Policy {
         let Some(license) = license else {
             return Some(format!("{name} {version}: no licence is given"));
         };
-        // As cargo-deny: some write `/` for OR.
+        // As in cargo-deny: some packages write `/` for OR.
         let expression = match Expression::parse_mode(license, ParseMode::LAX) {
             Ok(expression) => expression,
             Err(error) => return Some(format!("{name} {version}: {license}: {}", error.reason)),
@@ -116,7 +116,7 @@ impl Policy {
         Some(format!("{} {}: banned: {}", package.name, package.version, ban.reason))
     }
 
-    /// Of everything in Cargo.lock, for whatever target.
+    /// Violation of the rules for sources, for any entry of Cargo.lock and any target.
     fn source(&self, entry: &Locked) -> Option<String> {
         let Locked { name, version, source, checksum } = entry;
         let registry = source.as_deref()?.strip_prefix("registry+");
@@ -127,7 +127,7 @@ impl Policy {
     }
 }
 
-/// Any version of another's package.
+/// Violation: a package of others is required in any version.
 fn wildcard(package: &Package) -> Option<String> {
     let is_own = package.source.is_none();
     let found = package

@@ -1,6 +1,6 @@
 //! The bill of materials of a release (CycloneDX 1.5, JSON): every package that becomes part of a
-//! program or builds one, with its licence and the checksum by which cargo has verified it. The
-//! same release has the same bytes.
+//! program or builds one, with its licence and the checksum by which cargo has verified it. It is
+//! reproducible: a release always gives the same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::packages::{Locked, Metadata, Package};
 /// The packages whose programs are released.
 pub const RELEASED: [&str; 3] = ["posh", "posh-gateway", "posh-executor"];
 
-/// The document.
+/// The bill of materials.
 pub fn document(metadata: &Metadata, locked: &[Locked], version: &str) -> Result<Value> {
     let checksums: BTreeMap<(&str, &str), &str> = locked
         .iter()
@@ -38,13 +38,20 @@ pub fn document(metadata: &Metadata, locked: &[Locked], version: &str) -> Result
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
-        "metadata": { "component": { "type": "application", "name": "posh", "version": version, "bom-ref": "posh-release" } },
+        "metadata": {
+            "component": {
+                "type": "application",
+                "name": "posh",
+                "version": version,
+                "bom-ref": "posh-release",
+            }
+        },
         "components": components,
         "dependencies": dependencies,
     }))
 }
 
-/// A package's name in the document (purl), of which there is one.
+/// Unique name of a package in the document (purl).
 fn reference(package: &Package) -> String {
     format!("pkg:cargo/{}@{}", package.name, package.version.replace('+', "%2B"))
 }
@@ -59,7 +66,7 @@ fn component(package: &Package, checksum: Option<&str>) -> Value {
         "purl": reference,
     });
     if let Some(license) = &package.license {
-        // SPDX has no `/`, which some write for OR.
+        // SPDX has no `/`, which some packages write for OR.
         component["licenses"] =
             json!([{ "expression": license.replace(" / ", " OR ").replace('/', " OR ") }]);
     }

@@ -15,7 +15,9 @@ pub fn circles(sources: &[Source]) -> Check {
     for source in sources.iter().filter(|source| !source.is_test) {
         let Some((package, module)) = module_of(&source.path) else { continue };
         let uses = crates.entry(package).or_default().entry(module.to_owned()).or_default();
-        uses.extend(named(source.own_text()).into_iter().filter(|name| name != module));
+        let is_code = |line: &&str| !line.trim_start().starts_with("//");
+        let code: String = source.own_text().split_inclusive('\n').filter(is_code).collect();
+        uses.extend(named(&code).into_iter().filter(|name| name != module));
     }
     let findings = crates.iter().flat_map(|(package, uses)| {
         let circles = circles_of(uses).into_iter().filter(|circle| circle.len() > LARGEST_CIRCLE);

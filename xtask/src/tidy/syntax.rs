@@ -13,7 +13,7 @@ use super::{Check, Finding, sources::Source};
 /// Types of the whole workspace that may have the same name.
 const SAME_NAMES: usize = 2;
 
-/// What one file holds.
+/// Types and findings of one file.
 #[derive(Default)]
 struct Found {
     path: String,

@@ -1,6 +1,5 @@
-//! The directories of watched trees as they were before a command: kept until it ends, each by the
-//! one above it and its name. Whole paths would take up to 4 KB each, of which a tree has as many
-//! as it has directories.
+//! The directories of watched trees before a command: kept until it ends, each by its parent and
+//! its name. Whole paths would take up to 4 KB for each directory.
 
 use std::{
     collections::HashMap,
@@ -12,14 +11,14 @@ use std::{
 
 use crate::runner::listing::{Entries, Time};
 
-/// What a name takes in a table, about: its slot there, the head of its own memory, and what grows
-/// ahead of need.
+/// Memory that a name takes in a table, about: its slot, the head of its own memory, and spare
+/// capacity.
 pub const SLOT_BYTES: usize = 64;
 
-/// What a directory takes, besides its names.
+/// Memory that a directory takes, without its names.
 pub const BYTES: usize = size_of::<Directory>() + SLOT_BYTES;
 
-/// One of the directories.
+/// Index of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct At(usize);
 
@@ -59,8 +58,8 @@ impl Noted {
         At(self.directories.len() - 1)
     }
 
-    /// Who has read it: nobody since its last change, of the command's own ones; and when, where
-    /// files are replaced.
+    /// Notes if nobody has read it since its last change, for the command's own directories; and
+    /// the time of the last read, if files are replaced in it.
     pub fn note_readers(&mut self, at: At, is_unread: bool, read_at: Option<Time>) {
         let directory = &mut self.directories[at.0];
         (directory.is_unread, directory.read_at) = (is_unread, read_at);
@@ -83,13 +82,13 @@ impl Noted {
         &self.directories[at.0].entries
     }
 
-    /// One of the command's own directories that nobody had read since its last change. Who reads
-    /// it later is most often the command itself: git looks which abbreviations are free.
+    /// Returns true for the command's own directories that nobody had read since their last change.
+    /// A later reader is most often the command itself: git looks which abbreviations are free.
     pub fn is_unread(&self, at: At) -> bool {
         self.directories[at.0].is_unread
     }
 
-    /// When it was last read, if files are replaced in it.
+    /// Time of its last read, if files are replaced in it.
     pub fn read_at(&self, at: At) -> Option<Time> {
         self.directories[at.0].read_at
     }
@@ -104,14 +103,14 @@ impl Noted {
 /// A directory that only gets further entries.
 pub struct Growing {
     pub top: PathBuf,
-    /// As [`Noted::is_unread`].
+    /// Like [`Noted::is_unread`].
     pub is_unread: bool,
-    /// The directories in it, with the same of each.
+    /// Its subdirectories, each with its own `is_unread`.
     pub below: HashMap<OsString, bool>,
 }
 
 impl Growing {
-    /// Of it and of those in it, what nobody had read.
+    /// Those of it and its subdirectories that nobody had read.
     pub fn unread(&self) -> impl Iterator<Item = PathBuf> {
         let below = self
             .below

@@ -1,4 +1,4 @@
-//! What is told of the changes in watched trees: directory by directory, as the contract has it.
+//! Reported changes in watched trees, directory by directory, as in the contract.
 
 use std::{
     collections::BTreeMap,
@@ -9,25 +9,25 @@ use std::{
 
 use posh_proto::executor::{Attributes, ChangedDirectory, NamedKind};
 
-/// Directories with something new, and whether these are all.
+/// Changed directories; `incomplete` if there may be more.
 #[derive(Debug, Default, PartialEq)]
 pub struct Changes {
     pub directories: BTreeMap<PathBuf, Changed>,
     pub incomplete: bool,
 }
 
-/// What is new in one directory.
+/// Changes in one directory.
 #[derive(Debug, Default, PartialEq)]
 pub struct Changed {
     pub names: bool,
     pub written: Vec<OsString>,
     pub removed: Vec<OsString>,
-    /// Those of `written` that are directories or links now, with what is in the link.
+    /// Those of `written` that are directories or links now, with the links' targets.
     pub kinds: Vec<(OsString, Option<OsString>)>,
     pub now: Option<Now>,
 }
 
-/// How a directory is in which nothing but new files took the place of others, and how these are.
+/// State of a directory whose only changes are new files in place of old ones, and of these files.
 #[derive(Debug, PartialEq)]
 pub struct Now {
     pub own: Attributes,
@@ -39,7 +39,7 @@ impl Changes {
         self.directories.entry(directory.to_owned()).or_default()
     }
 
-    /// As the contract has it.
+    /// Converts them to the contract's form.
     pub fn message(&self) -> Vec<ChangedDirectory> {
         let bytes =
             |names: &[OsString]| names.iter().map(|name| name.as_bytes().to_vec().into()).collect();

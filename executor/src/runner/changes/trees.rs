@@ -1,5 +1,5 @@
-//! Which parts of a stage's watched trees are looked at, and how: the contract's trees as
-//! directories here.
+//! The parts of a stage's watched trees that are examined, and how: resolves the contract's trees
+//! to directories of the server.
 
 use std::{
     collections::HashSet,
@@ -12,33 +12,33 @@ use posh_proto::executor::WatchedTree;
 
 use crate::runner::{budget::Budget, listing, paths::landing, view::View};
 
-/// What is looked at.
+/// Trees to examine.
 #[derive(Default)]
 pub struct Trees {
     pub roots: Vec<PathBuf>,
-    /// Directories, within the roots, that only get further entries, as do those in them.
+    /// Directories, within the roots, that only get further entries, as do their subdirectories.
     pub growing: HashSet<PathBuf>,
-    /// Directories that belong to the command, on file systems that tell when a directory was read.
+    /// Directories that belong to the command, on file systems that note reads of a directory.
     pub own: Vec<PathBuf>,
-    /// Directories that are made, if they are not there.
+    /// Directories that are made, if they do not exist.
     pub made: Vec<PathBuf>,
     /// Roots that nobody can have read within a tick of the clock after they were made.
     pub far: HashSet<PathBuf>,
-    /// Where no file is changed in its place.
+    /// Trees in which no file is changed in place.
     pub replaced: Vec<Replaced>,
 }
 
 /// A tree in which a file that changes is a new one, so that its directory changes too.
 pub struct Replaced {
     pub top: PathBuf,
-    /// Trees in it of which that does not hold.
+    /// Subtrees to which that does not apply.
     pub except: Vec<PathBuf>,
-    /// Its file system tells when a directory was read.
+    /// Its file system notes reads of a directory.
     pub tells_readers: bool,
 }
 
 impl Trees {
-    /// The tree below `top` that a contract's tree is.
+    /// Adds a tree of the contract, with the root `top`.
     pub fn add(&mut self, top: PathBuf, tree: &WatchedTree) {
         if tree.made {
             return self.made.push(top);
@@ -60,8 +60,8 @@ impl Trees {
         }
     }
 
-    /// Forgets what lies in no mount, by its name or by a link on the way: nobody remembers it, and
-    /// without a view it is the server's own.
+    /// Drops paths that lie in no mount, by name or by a link on the way: nobody caches them, and
+    /// without a view they are the server's own.
     pub fn keep_inside(&mut self, view: &View, cwd: &OwnedFd, budget: &Budget) {
         let is_inside = |path: &PathBuf| {
             budget.spend(1 + path.components().count() / 8)
@@ -75,7 +75,7 @@ impl Trees {
         self.own.iter().any(|own| directory.starts_with(own))
     }
 
-    /// Whether each file that changes in this directory is a new one.
+    /// Returns true if each changed file in this directory is a new one.
     pub fn replaces(&self, directory: &Path) -> bool {
         self.replaced_in(directory).is_some()
     }
@@ -88,7 +88,7 @@ impl Trees {
 }
 
 /// The tree itself, or the nearest directory above it, within its mount, that has one of the names.
-/// `None`: it took too long to find.
+/// `None`: the budget is spent.
 pub fn root_of(view: &View, tree: &WatchedTree, budget: &Budget) -> Option<PathBuf> {
     let path = Path::new(OsStr::from_bytes(&tree.path));
     let top = view.mount_of(path);

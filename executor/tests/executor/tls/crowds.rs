@@ -25,10 +25,9 @@ use crate::harness::{Client, PATIENCE, pipeline, run};
 
 /// Connections of the crowd.
 const CROWD: usize = 10_000;
-/// As many of them as may be kept: of those who have said nothing, and of those who have begun a
-/// handshake.
+/// Number of them that may be kept: silent ones, and those in a handshake.
 const KEPT: [usize; 2] = [4096, 512];
-/// What all that may cost, in this process, which also has the crowd's own sockets.
+/// Memory for all that, in this process, which also has the crowd's own sockets.
 const MEMORY_MB: usize = 150;
 
 /// The resident memory of a process.
@@ -38,7 +37,7 @@ pub fn memory_mb(process: &str) -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() / 1024
 }
 
-/// Whether the other side has not hung up.
+/// True if the other side has not hung up.
 fn is_open(stream: &TcpStream) -> bool {
     let mut byte = [0];
     matches!(stream.try_read(&mut byte), Err(error) if error.kind() == ErrorKind::WouldBlock)
@@ -52,7 +51,7 @@ async fn ten_thousand_connections_keep_nobody_out() {
     let mut crowd = Vec::new();
     for number in 0..CROWD {
         let mut stream = TcpStream::connect((lab.host.host.as_str(), lab.host.port)).await.unwrap();
-        // Half of them begin a handshake and never go on.
+        // Half of them begin a handshake and never continue.
         if number % 2 == 0 {
             let _ = stream.write_all(&[22, 3, 1, 2, 0, 1]).await;
         }
@@ -76,17 +75,17 @@ async fn ten_thousand_connections_keep_nobody_out() {
             tokio::task::yield_now().await;
         }
     };
-    // Well before their time is up: it is the number that counts.
+    // Well before their timeout: the number is the reason.
     tokio::time::timeout(std::time::Duration::from_secs(3), thinned).await.unwrap_or_default();
     assert!(is_thin(), "{:?} are still open", open());
 }
 
-/// Whoever says nothing takes no seat of those who speak, also when all come from one address.
+/// Silent peers take no seat of speaking ones, even if all come from one address.
 #[tokio::test(flavor = "multi_thread")]
 async fn silence_keeps_nobody_of_the_same_address_out() {
     let lab = TlsLab::start(&[identity("ada")]).await;
     let path = lab.enrol("ada").await.unwrap();
-    // It has connected, as over a long way, and has not begun yet.
+    // It has connected, as over a slow link, and has sent nothing yet.
     let mut early = TcpStream::connect((lab.host.host.as_str(), lab.host.port)).await.unwrap();
     let mut crowd = Vec::new();
     for _ in 0..1000 {
@@ -128,7 +127,7 @@ async fn an_identity_has_so_many_connections() {
         lab.client_of(&path).await.describe(DescribeRequest { protocol: 1 }).await.unwrap_err();
     assert!(refused.message().contains("ada is at its limit of connections"), "{refused:?}");
     assert!(lab.client("bob").await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
-    // One that ends makes room for another.
+    // A closed connection makes room for another.
     drop(held.pop());
     let has_room = async {
         while lab.client_of(&path).await.describe(DescribeRequest { protocol: 1 }).await.is_err() {
@@ -138,7 +137,7 @@ async fn an_identity_has_so_many_connections() {
     tokio::time::timeout(PATIENCE, has_room).await.expect("there is room again");
 }
 
-/// HTTP/2's SETTINGS_MAX_CONCURRENT_STREAMS, as the executor tells whoever is connected (RFC 9113,
+/// HTTP/2's SETTINGS_MAX_CONCURRENT_STREAMS, as the executor announces it to a peer (RFC 9113,
 /// sections 4.1 and 6.5).
 async fn calls_at_a_time(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> u32 {
     const SETTINGS: u8 = 4;
@@ -172,7 +171,7 @@ async fn a_stranger_has_few_calls_at_a_time() {
     assert!(timeout(PATIENCE, calls_at_a_time(ada)).await.unwrap() > 1000);
 }
 
-/// Whose windows stay closed.
+/// The client's windows stay closed.
 #[tokio::test]
 async fn answers_that_nobody_reads_are_few() {
     const UNREAD: usize = 4;
@@ -201,7 +200,7 @@ async fn answers_that_nobody_reads_are_few() {
     for call in refused {
         assert_eq!(call.await.unwrap().unwrap_err().code(), Code::ResourceExhausted);
     }
-    // Others are told, and so is it when it has given up.
+    // Others get answers, and so does this client after giving up.
     ask(lab.client("bob").await).await.unwrap();
     drop(channel);
     unread.iter().for_each(|call| call.abort());

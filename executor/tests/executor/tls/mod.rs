@@ -1,4 +1,4 @@
-//! Standing executors with certificates: who gets in, who does not, and what they hear.
+//! Standing executors with certificates: admission, refusal, and messages about it.
 
 mod crowds;
 mod refused;
@@ -47,9 +47,9 @@ struct TlsLab {
     /// Credentials of workstations.
     home: TempDir,
     host: TlsHost,
-    /// As it was started.
+    /// Configuration at the start.
     config: posh_executor::Config,
-    /// Takes others.
+    /// Sends later configurations.
     changes: mpsc::Sender<posh_executor::Config>,
     _stop: oneshot::Sender<()>,
     _served: JoinHandle<Result<(), posh_executor::Error>>,
@@ -134,14 +134,14 @@ impl TlsLab {
         self.client_of(&self.enrol(name).await.unwrap()).await
     }
 
-    /// Credentials with a certificate for these times that the register knows.
+    /// Credentials with a certificate of this validity that the register knows.
     fn issue(&self, name: &str, valid_s: std::ops::Range<u64>) -> PathBuf {
         let (path, issued) = self.forge(name, self.directory.path(), valid_s);
         self.register().note(name, &issued).unwrap();
         path
     }
 
-    /// Credentials that the authority in `directory` has signed, which believe our executor.
+    /// Credentials that the authority in `directory` has signed, which trust our executor.
     fn forge(
         &self,
         name: &str,
@@ -166,7 +166,7 @@ impl TlsLab {
         (path, issued)
     }
 
-    /// A channel of a client that believes the executor and shows no certificate.
+    /// A channel of a client that trusts the executor and shows no certificate.
     async fn stranger(&self) -> Channel {
         let host = self.host.clone();
         let config = self.without_certificate();
@@ -182,7 +182,7 @@ impl TlsLab {
         Endpoint::from_static("http://tls").connect_with_connector(connector).await.unwrap()
     }
 
-    /// A connection of whoever has these credentials, after the handshake.
+    /// A connection with these credentials, after the handshake.
     async fn connection(
         &self,
         credentials: &Credentials,

@@ -1,4 +1,4 @@
-//! Whoever must not get in, and the words that they hear.
+//! Peers that must not be admitted, and their error messages.
 
 use std::{ops::Range, sync::Barrier};
 
@@ -74,7 +74,7 @@ async fn another_authority_counts_for_nothing() {
         &refusal(&mut lab.client_of(&path).await).await,
         "has not issued the certificate",
     );
-    // Not even if it had got into the register.
+    // Not even with an entry in the register.
     lab.register().note("ada", &issued).unwrap();
     assert_refused(&refusal(&mut lab.client_of(&path).await).await, "is not accepted");
 }
@@ -130,7 +130,7 @@ async fn a_revocation_counts_on_open_connections() {
     assert!(ada.describe(DescribeRequest { protocol: 1 }).await.is_ok());
 }
 
-/// A run that is at work until it is ended.
+/// A run that lasts until it is ended.
 async fn at_work(client: &Client) -> Call {
     let mut call =
         Call::open(client, command(&["sh", "-c", "exec 9>lock; flock 9; echo ready; sleep 1000"]))
@@ -139,7 +139,7 @@ async fn at_work(client: &Client) -> Call {
     call
 }
 
-/// What the client of an ended run hears last.
+/// Final status that the client of an ended run gets.
 async fn last_words(mut call: Call) -> Status {
     let over = async {
         loop {
@@ -161,7 +161,7 @@ async fn a_revocation_ends_runs_at_work() {
     let status = last_words(revoked).await;
     assert_refused(&status, "the executor ended this run: the certificate of `eve` was revoked");
     lock_is_free(lab.stores[0].path()).await;
-    // Nobody else's.
+    // No other identity's run has ended.
     other.send(Kind::Chunk(Chunk { stream: IN, data: "still here".into() })).await;
     other.until_output("still here").await;
 }
@@ -251,7 +251,7 @@ async fn a_token_is_good_once() {
     assert!(!lab.credentials("second").exists());
 }
 
-/// As processes of their own would: executor and administrator share one register.
+/// As separate processes would: executor and administrator share one register.
 #[test]
 fn two_that_hurry_share_no_token() {
     let directory = TempDir::new().unwrap();
@@ -320,7 +320,7 @@ async fn enrolments_are_limited_in_number() {
     assert!(refused > 40, "{refused}");
 }
 
-/// Together, whatever it is; one message of it is smaller still.
+/// The limit is for all messages together; each of these is smaller.
 #[tokio::test]
 async fn a_stranger_may_say_little() {
     const MESSAGE_BYTES: usize = 60 << 10;
@@ -332,7 +332,7 @@ async fn a_stranger_may_say_little() {
     };
     let large = enrolment.enrol(request(100 << 10)).await.unwrap_err();
     assert_eq!(large.code(), Code::OutOfRange, "{large:?}");
-    // Its connection ends when 256 KiB have come.
+    // Its connection ends after 256 KiB.
     let mut enrolment = EnrolmentClient::new(lab.stranger().await);
     for answered in 0.. {
         let refused = enrolment.enrol(request(MESSAGE_BYTES)).await.unwrap_err();
@@ -344,7 +344,7 @@ async fn a_stranger_may_say_little() {
             "{answered} were answered before: {refused:?}"
         );
     }
-    // Others have what is theirs.
+    // Others still have their shares.
     let client = lab.client("ada").await;
     assert_eq!(run(&client, pipeline(&["echo x"]), Bytes::new()).await.text(), "x\n");
 }
@@ -356,7 +356,7 @@ async fn a_token_is_not_shown_to_an_impostor() {
     let token = lab.register().token_for("ada").unwrap();
     let why = impostor.enrol_with(&token, "ada").await.unwrap_err().to_string();
     assert!(why.contains("is not the executor that has made this token"), "{why}");
-    // Nor are commands, once enrolled.
+    // Nor are commands, after the enrolment.
     let path = lab.enrol_with(&token, "ada").await.unwrap();
     let why = posh_reach::tls::channel(&impostor.host, &path).await.unwrap_err().to_string();
     assert!(why.contains("another authority has signed"), "{why}");
@@ -383,7 +383,7 @@ async fn plain_text_and_tls_do_not_mix() {
     let tls = TlsLab::start(&[identity("ada")]).await;
     let address = fs_mapper::config::Address::parse(&format!("http://{}", tls.host)).unwrap();
     let route = Route { address, exports: Vec::new(), ssh_command: Vec::new() };
-    // As the gateway does it: a connection is made, and the first call shows what is there.
+    // As the gateway does it: the connection succeeds, and the first call fails.
     let mut reached = client(posh_reach::connect(&route).await.unwrap().channel);
     let why = posh_reach::why_mute(&route, refusal(&mut reached).await.message().to_owned()).await;
     assert!(

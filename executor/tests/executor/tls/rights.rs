@@ -1,4 +1,4 @@
-//! What an identity may use, and what not.
+//! Rights of an identity, and their limits.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -16,14 +16,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{TlsLab, identity};
 use crate::harness::{Call, Hung, MOUNT, command, mount, pipeline, run};
 
-/// Less than a look at a file system that hangs takes.
+/// Less than the timeout for a file system that hangs.
 const AT_ONCE: Duration = Duration::from_secs(4);
 
 fn set(names: &[&str]) -> Option<BTreeSet<String>> {
     Some(names.iter().map(|name| (*name).to_owned()).collect())
 }
 
-/// It comes with its specification after the configuration has changed.
+/// Its specification comes after the configuration has changed.
 #[tokio::test]
 async fn a_call_that_was_opened_before_has_what_its_caller_has_now() {
     let lab = TlsLab::start(&[identity("ada")]).await;
@@ -31,7 +31,7 @@ async fn a_call_that_was_opened_before_has_what_its_caller_has_now() {
     let (sender, receiver) = mpsc::channel(1);
     let mut opened = ada.clone();
     let opened = tokio::spawn(async move { opened.run(ReceiverStream::new(receiver)).await });
-    // Behind it, on the same connection.
+    // Comes after it on the same connection.
     tokio::task::yield_now().await;
     ada.status(StatusRequest {}).await.unwrap();
     let mut config = lab.config.clone();
@@ -49,7 +49,7 @@ async fn a_call_that_was_opened_before_has_what_its_caller_has_now() {
     assert!(matches!(first, Some(run_output::Kind::Rejected(_))), "{first:?}");
 }
 
-/// An export that answered at the start hangs by now, also after it was left out.
+/// An export that answered at the start hangs now, even after it was removed.
 #[tokio::test]
 async fn rights_are_taken_away_while_an_export_hangs() {
     let around = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ async fn who_may_only_read_can_not_write() {
     let outcome = run(&ada, write(), Bytes::new()).await;
     assert!(outcome.errors().contains("Read-only file system"), "{outcome:?}");
     assert_eq!(outcome.text(), "old\n");
-    // The runner of one who may is another one.
+    // An identity with other rights has another runner.
     assert_eq!(run(&bob, write(), Bytes::new()).await.text(), "new\n");
     assert_eq!(run(&ada, pipeline(&["cat f"]), Bytes::new()).await.text(), "new\n");
     assert!(

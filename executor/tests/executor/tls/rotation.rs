@@ -1,5 +1,4 @@
-//! One authority after another: nobody is locked out who is there in time, and nobody else is let
-//! in.
+//! Rotation of the authority: nobody is locked out who renews in time, and nobody else is let in.
 
 use std::{
     fs,
@@ -65,7 +64,7 @@ impl TlsLab {
         assert_refused(&mut self.client_of(path).await, words).await;
     }
 
-    /// A copy that stays as it is.
+    /// A copy that is not renewed.
     fn kept(&self, path: &Path) -> PathBuf {
         let kept = path.with_extension("kept");
         secret::write(&kept, &fs::read_to_string(path).unwrap()).unwrap();
@@ -79,7 +78,7 @@ impl TlsLab {
         secret::write(&path, &register.to_string()).unwrap();
     }
 
-    /// What was renewed does not count any more.
+    /// Renewed certificates have become invalid.
     pub(super) fn a_day_later(&self) {
         self.change_register(|register| {
             for entry in register["certificates"].as_array_mut().unwrap() {
@@ -119,7 +118,7 @@ async fn whoever_renews_meanwhile_is_let_in_before_and_after() {
     let lab = TlsLab::with(&all(), |config| config.audit = Some(audit.clone())).await;
     let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.enrol("bob").await.unwrap());
     let server = lab.load(&ada).server();
-    // As an executor of an older version has written it.
+    // As written by an executor of an older version.
     lab.change_register(|register| {
         for entry in register["certificates"].as_array_mut().unwrap() {
             assert!(entry.as_object_mut().unwrap().remove("authority").is_some());
@@ -137,7 +136,7 @@ async fn whoever_renews_meanwhile_is_let_in_before_and_after() {
         );
         let old = lab.kept(&ada);
         lab.assert_works(&ada).await;
-        // Also over again: the certificate that is renewed may be one of either.
+        // Twice: the renewed certificate may be of either authority.
         for _ in 0..2 {
             let renewed = lab.renew(&ada).await.unwrap();
             assert_eq!((renewed.authority, renewed.server), (lab.signing(), Some(server.clone())));
@@ -147,7 +146,7 @@ async fn whoever_renews_meanwhile_is_let_in_before_and_after() {
         for path in [&ada, &bob] {
             lab.assert_works(path).await;
         }
-        // Nobody who is not here yet is forgotten.
+        // An identity that has not come yet is not forgotten.
         let why = lab.finish(Forced::No).unwrap_err();
         assert!(why.contains("bob (1 not renewed)") && why.contains("--force"), "{why}");
         let listed = administer::list(lab.directory.path()).unwrap();
@@ -196,14 +195,14 @@ async fn whoever_did_not_renew_is_told_to_enrol_anew() {
     lab.rotate();
     let said = lab.finish(Forced::Yes).unwrap();
     assert!(said.contains("ada (1 not renewed)") && said.contains("enrolled anew"), "{said}");
-    // On connections that are open, too.
+    // On open connections, too.
     let words = "the authority that has signed the certificate of `ada` was replaced meanwhile; run `posh-executor enroll";
     assert_refused(&mut open, words).await;
     lab.assert_refused(&ada, words).await;
     assert!(lab.renew(&ada).await.is_err());
     lab.enrol("ada").await.unwrap();
     lab.assert_works(&ada).await;
-    // What it keeps of that server stays that server's.
+    // Its own settings for that server are kept.
     assert_eq!(lab.load(&ada).server(), server);
 }
 
@@ -216,7 +215,7 @@ async fn the_former_authority_counts_for_nothing_after_the_end() {
     lab.rotate();
     lab.renew(&ada).await.unwrap();
     lab.finish(Forced::Yes).unwrap();
-    // Signed with its stolen key, and in the register even.
+    // Signed with its stolen key, and even in the register.
     let valid_s = now_s() - 60..now_s() + 3600;
     let (eve, issued) = lab.forge("eve", stolen.path(), valid_s);
     lab.register().note("eve", &issued).unwrap();
@@ -224,7 +223,7 @@ async fn the_former_authority_counts_for_nothing_after_the_end() {
     lab.assert_works(&ada).await;
 }
 
-/// It goes on believing the former authority, which vouches for the next one.
+/// It still trusts the former authority, which vouches for the next one.
 #[tokio::test]
 async fn a_workstation_of_an_older_version_is_let_in_before_and_after() {
     let lab = TlsLab::start(&all()).await;
@@ -242,7 +241,7 @@ async fn a_workstation_of_an_older_version_is_let_in_before_and_after() {
 async fn an_interrupted_rotation_works_and_goes_on() {
     let lab = TlsLab::start(&all()).await;
     let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.enrol("bob").await.unwrap());
-    // The executor's certificate was made, and the authority that has signed it never written.
+    // The executor's certificate was written, but not the authority that has signed it.
     lab.rotate();
     fs::remove_file(lab.file("ca-next.pem")).unwrap();
     lab.assert_works(&ada).await;
@@ -276,7 +275,7 @@ async fn a_next_authority_that_others_can_write_is_none() {
     lab.rotate();
     lab.renew(&ada).await.unwrap();
     lab.assert_works(&ada).await;
-    // As somebody who can write it would have it.
+    // As somebody with write access to it would do.
     let other = TempDir::new().unwrap();
     administer::init(other.path(), Vec::new()).unwrap();
     let (eve, issued) = lab.forge("eve", other.path(), now_s() - 60..now_s() + 3600);

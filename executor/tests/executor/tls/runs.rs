@@ -1,5 +1,5 @@
-//! What one identity's runs take before and while they are at work: names, terminals, open files,
-//! the record, and the time that their specifications are read.
+//! Resources of one identity's runs before and while they run: names, terminals, open files, the
+//! record, and the time for analysing their specifications.
 
 use std::{
     fs,
@@ -27,7 +27,7 @@ async fn starts(client: &Client, spec: RunSpec) -> Result<Call, String> {
     }
 }
 
-/// Runs until one is refused; why.
+/// Starts runs until one is refused; returns the reason.
 async fn fill(client: &Client, spec: &RunSpec) -> (Vec<Call>, String) {
     let mut calls = Vec::new();
     loop {
@@ -57,7 +57,7 @@ async fn one_identity_does_not_take_all_terminals() {
     assert!(calls.len() * OF_ONE_RUN as usize <= all / 16, "{} runs: {why}", calls.len());
     assert!(why.contains("pseudo-terminals"), "{why}");
     assert!(starts(&bob, with_terminals(1)).await.is_ok());
-    // One that has ended gives its own back.
+    // A run that has ended returns its own.
     drop(calls);
     while starts(&ada, with_terminals(OF_ONE_RUN)).await.is_err() {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -76,13 +76,13 @@ async fn a_run_that_was_refused_may_be_tried_again_under_its_name() {
         assert_eq!(run(&ada, elsewhere, Bytes::new()).await.refusal().kind(), Kind::Protocol);
     }
     assert_eq!(run(&ada, named("true"), Bytes::new()).await.text(), "");
-    // What has run is not done twice.
+    // A run is not done twice.
     assert_eq!(run(&ada, named("true"), Bytes::new()).await.refusal().kind(), Kind::Protocol);
     let long = RunSpec { run_id: "x".repeat(4 << 10), ..named("true") };
     assert!(run(&ada, long, Bytes::new()).await.refusal().message.contains("at most 64 bytes"));
 }
 
-/// Those that say nothing have the places of those that would.
+/// Silent calls take the places of others.
 #[tokio::test]
 async fn specifications_of_one_identity_are_decoded_few_at_a_time() {
     const AT_A_TIME: usize = 16;
@@ -96,7 +96,7 @@ async fn specifications_of_one_identity_are_decoded_few_at_a_time() {
             tokio::spawn(async move { ada.run(ReceiverStream::new(receiver)).await.map(drop) });
         silent.push((sender, call));
     }
-    // Behind them, on the same connection.
+    // Comes after them on the same connection.
     tokio::task::yield_now().await;
     ada.clone().status(StatusRequest {}).await.unwrap();
     let echo = || pipeline(&["echo x"]);
@@ -124,7 +124,7 @@ async fn a_run_that_is_not_kept_has_nothing_to_do_with_one_of_its_name() {
     let _kept = starts(&ada, waiting).await.unwrap();
     assert!(run(&ada, named("no-such-command-here", 0), Bytes::new()).await.rejected.is_some());
     assert_eq!(run(&ada, named("echo x", 0), Bytes::new()).await.text(), "x\n");
-    // The one at work is neither forgotten nor taken for ended.
+    // The running one is neither forgotten nor taken for ended.
     assert_eq!(run(&ada, named("true", 1000), Bytes::new()).await.refusal().kind(), Kind::Protocol);
 }
 
@@ -151,7 +151,7 @@ async fn refused_runs_do_not_fill_the_record() {
     let text = fs::read_to_string(&audit).unwrap();
     assert!(text.len() < 32 << 10 && !text.contains("run_begin"), "{} bytes", text.len());
     assert!(text.contains(r#""what":"run: NOT_ALLOWED""#), "{text}");
-    // Who may run has a line of it before it begins.
+    // An admitted run is recorded before it begins.
     let _call = starts(&ada, pipeline_with_input(&["cat"])).await.unwrap();
     assert!(fs::read_to_string(&audit).unwrap().contains("run_begin"));
 }
@@ -174,7 +174,7 @@ async fn a_run_whose_name_was_used_is_refused_as_any_other() {
     timeout(PATIENCE, recorded).await.expect("the record has it");
 }
 
-/// Half a MiB each once it is inflated, and a hundred times less on its way.
+/// Half a MiB each when inflated, and a hundredth of that on the wire.
 fn long_specification() -> run_input::Kind {
     let mut spec = command(&["sort"]);
     spec.stages[0].argv.extend(vec![Bytes::from_static(b"-k1,1"); 20_000]);
@@ -183,7 +183,7 @@ fn long_specification() -> run_input::Kind {
     posh_proto::packed::pack(spec).unwrap()
 }
 
-/// The others of one identity wait for their turn.
+/// Further ones of one identity wait for their turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn specifications_of_one_identity_hold_up_no_other_one() {
     let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;

@@ -15,14 +15,14 @@ use tokio::net::TcpListener;
 use super::{TlsLab, identity};
 use crate::harness::config;
 
-/// Somebody else.
+/// Another user's id.
 const STRANGER: u32 = 12345;
 
 fn ada() -> [Identity; 1] {
     [identity("ada")]
 }
 
-/// Both ways in which a secret is none, and its repair.
+/// Both ways in which a file is no secret, and the repair of each.
 fn spoil(path: &Path, mut check: impl FnMut(&str)) {
     for mode in [0o640, 0o602] {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();

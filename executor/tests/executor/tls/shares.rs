@@ -1,4 +1,4 @@
-//! Nobody takes what others need: messages, renewals, enrolments, and rights that end.
+//! No identity takes what others need: messages, renewals, enrolments, and rights that end.
 
 use std::{
     fs,
@@ -30,8 +30,7 @@ use crate::{
 
 /// Calls with half a message each.
 const HALVES: usize = 600;
-/// What the executor may grow by, of their 140 MB: 32 MiB on the account, HTTP/2's window, and
-/// calls.
+/// Growth of the executor, for their 140 MB: 32 MiB on the account, HTTP/2's window, and calls.
 const HALVES_MB: usize = 80;
 
 #[tokio::test]
@@ -102,7 +101,7 @@ async fn headers_of_a_call_are_few() {
     }
 }
 
-/// A `Run` whose first message never comes to its end.
+/// A `Run` whose first message never completes.
 async fn half_message(channel: Channel, half: Bytes) {
     let half = http_body::Frame::data(half);
     let frames = tokio_stream::once(Ok::<_, Status>(half)).chain(tokio_stream::pending());
@@ -111,7 +110,7 @@ async fn half_message(channel: Channel, half: Bytes) {
     let _ = channel.oneshot(request.body(Body::new(StreamBody::new(frames))).unwrap()).await;
 }
 
-/// The executor is a process of its own, since the client holds what it can't send.
+/// The executor is a process of its own, since the client buffers unsent data.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_messages_cost_a_fixed_amount() {
     let store = tempfile::tempdir().unwrap();
@@ -157,7 +156,7 @@ async fn a_right_token_is_taken_whatever_others_guess() {
             .any(|refusal| refusal.message().starts_with("too many failed enrolments"));
     }
     assert!(is_held_back);
-    // From the same address even.
+    // Even from the same address.
     lab.enrol_with(&token, "ada").await.unwrap();
 }
 
@@ -178,7 +177,7 @@ async fn a_renewal_replaces_and_the_register_stays_small() {
         "{}",
         administer::list(lab.directory.path()).unwrap()
     );
-    // Over and over with what was got.
+    // Again and again with the renewed certificate.
     for _ in 0..5 {
         let channel = tls::channel(&lab.host, &path).await.unwrap();
         tls::enrol::renew(channel, &lab.host, &path).await.unwrap();
@@ -190,7 +189,7 @@ async fn a_renewal_replaces_and_the_register_stays_small() {
     );
     let mut client = lab.client_of(&path).await;
     assert!(client.describe(DescribeRequest { protocol: 1 }).await.is_ok());
-    // The first was replaced twice: whoever has kept it is out.
+    // The first was replaced twice: a copy of it is invalid.
     let kept = lab.credentials("kept");
     fs::copy(&path, &kept).unwrap();
     fs::write(&kept, old).unwrap();
@@ -211,7 +210,7 @@ async fn who_has_stolen_a_certificate_takes_no_successor_away() {
     };
     renew(&owners).await.unwrap();
     assert!(lab.client_of(&owners).await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
-    // Over the former one, and over what was got.
+    // With the former one, and with its successors.
     for _ in 0..4 {
         fs::write(&stolen, &former).unwrap();
         let _ = renew(&stolen).await;
@@ -275,7 +274,7 @@ async fn one_certificate_is_revoked_with_what_was_got_over_it() {
     assert!(lab.client_of(&other).await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
 }
 
-/// One that says nothing but its preface, and so does not connect anew either.
+/// A client that sends only its preface, and so does not reconnect either.
 #[tokio::test]
 async fn a_revocation_closes_connections() {
     let lab = TlsLab::start(&[identity("ada"), identity("eve")]).await;
@@ -284,7 +283,7 @@ async fn a_revocation_closes_connections() {
         let credentials = Credentials::load(&lab.enrol(name).await.unwrap(), &lab.host).unwrap();
         let mut stream = lab.connection(&credentials).await;
         stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
-        // Its settings: it has been let in.
+        // The server's settings: it was admitted.
         assert!(stream.read(&mut [0; 9]).await.unwrap() > 0);
         streams.push(stream);
     }
@@ -307,7 +306,7 @@ async fn a_certificate_that_was_taken_back_meanwhile_gets_no_other_one() {
     let present = posh_proto::token::Fingerprint::of(
         &Credentials::load(&path, &lab.host).unwrap().certificate,
     );
-    // As a call that was let in before the revocation, and comes to the register after it.
+    // As a call that was admitted before the revocation, and reaches the register after it.
     let key = rcgen::KeyPair::generate().unwrap();
     let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
     assert!(lab.register().renew("ada", &present, request.der()).is_ok());

@@ -34,14 +34,14 @@ use super::{TlsLab, identity};
 use crate::harness::{MOUNT, PATIENCE, mount, pipeline, run};
 
 const RW: OpenFlags = OpenFlags::READ.union(OpenFlags::WRITE);
-/// Revocations and configurations are looked at once a second.
+/// Revocations and configurations are checked once a second.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 struct ByCertificate {
     host: TlsHost,
     credentials: PathBuf,
     renewed: Notify,
-    /// How often it has connected.
+    /// Number of connections.
     connections: watch::Sender<usize>,
 }
 
@@ -70,7 +70,7 @@ impl Connector for ByCertificate {
     }
 }
 
-/// Gives up soon, so that the end of a session is heard.
+/// Gives up soon, so that the end of a session is noticed.
 fn patience() -> Patience {
     Patience::default()
 }
@@ -104,7 +104,7 @@ async fn open(remote: &Remote, name: &str) -> Place {
     }
 }
 
-/// A session that holds an exclusive lock and the right to write, and one call that waits.
+/// A session that holds an exclusive lock and a write lease, and one call that waits.
 async fn held(lab: &TlsLab, credentials: &std::path::Path) -> (Remote, Place) {
     fs::write(lab.stores[0].path().join("f"), "x").unwrap();
     let remote = volume_of(lab, credentials, "logs").await.unwrap();
@@ -116,7 +116,7 @@ async fn held(lab: &TlsLab, credentials: &std::path::Path) -> (Remote, Place) {
     (remote, place)
 }
 
-/// A program of the server gets the lock, and the session does nothing more.
+/// A program of the server gets the lock, and the session's calls fail.
 async fn assert_ended(lab: &TlsLab, remote: &Remote, place: Place) {
     let path = lab.stores[0].path().join("f");
     let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
@@ -143,12 +143,11 @@ async fn a_revocation_ends_a_session_with_its_locks() {
     let other = volume_of(&lab, &bob, "logs").await.unwrap();
     lab.register().revoke("ada").unwrap();
     assert_ended(&lab, &remote, place).await;
-    // Nobody else's has.
+    // No other identity's session has ended.
     find(&other, "f").await;
 }
 
-/// Who is at work may be the reason that it can't be read, and would keep a revocation from
-/// counting.
+/// Running work may be the reason for that, and would keep a revocation from taking effect.
 #[tokio::test]
 async fn a_register_that_can_not_be_read_for_long_ends_what_is_at_work() {
     let lab = TlsLab::start(&[identity("ada")]).await;
@@ -156,7 +155,7 @@ async fn a_register_that_can_not_be_read_for_long_ends_what_is_at_work() {
     let register = lab.directory.path().join("register.json");
     fs::rename(&register, lab.directory.path().join("aside")).unwrap();
     fs::create_dir(&register).unwrap();
-    // For a moment it may be written anew.
+    // The file may be missing for a moment while it is written.
     tokio::time::sleep(Duration::from_secs(2)).await;
     find(&remote, "f").await;
     tokio::time::sleep(Duration::from_secs(4)).await;
@@ -236,7 +235,7 @@ async fn a_session_ends_when_another_directory_is_at_its_path() {
         drop(remote);
         find(&volume_of(&lab, &ada, "logs").await.unwrap(), "new").await;
     }
-    // That of another export has gone on.
+    // The session of another export goes on.
     fs::write(lab.stores[1].path().join("g"), "y").unwrap();
     find(&private, "g").await;
 }
@@ -262,7 +261,7 @@ async fn leases_that_nobody_gives_back_hold_up_no_other_export_and_a_shared_one_
     }
     fs::write(lab.stores[1].path().join("g"), "y\n").unwrap();
     let ada = volume_of(&lab, &lab.enrol("ada").await.unwrap(), "logs").await.unwrap();
-    // It takes what it is told, and answers nothing.
+    // It receives its notices, and answers none.
     let _notices = ada.notices();
     let bob = lab.client("bob").await;
     let private = || {
@@ -350,7 +349,7 @@ async fn a_session_has_one_connection_at_a_time() {
     assert!(last.message().await.unwrap().is_some());
 }
 
-/// A call whose headers are there; its message is still to come.
+/// A call whose headers have arrived; its message is still to come.
 struct Begun {
     message: mpsc::Sender<Result<Frame<Bytes>, Status>>,
     answer: JoinHandle<http::Response<Body>>,
@@ -373,16 +372,16 @@ impl Begun {
         }
     }
 
-    /// Sends the message; says whether the call is refused.
+    /// Sends the message; returns true if the call is refused.
     async fn refuses(self, message: &impl prost::Message) -> bool {
         let mut frame = vec![0];
         frame.extend(u32::try_from(message.encoded_len()).unwrap().to_be_bytes());
         message.encode(&mut frame).unwrap();
         self.message.send(Ok(Frame::data(frame.into()))).await.unwrap();
-        // A call with one message is heard when its request has ended.
+        // The server answers a unary call once its request has ended.
         drop(self.message);
         let answer = timeout(PATIENCE, self.answer).await.unwrap().unwrap();
-        // A call that is refused has no more than headers.
+        // A refused call has headers only.
         answer.headers().get("grpc-status").is_some_and(|status| status != "0")
     }
 }
@@ -399,7 +398,7 @@ async fn a_call_that_was_begun_before_has_what_its_caller_has_now() {
             let remote = volume_of(&lab, &path, "logs").await.unwrap();
             let (_notices, file) = (remote.notices(), find(&remote, "f").await);
             let begun = Begun::new(&channel, method);
-            // Behind it, on the same connection.
+            // Comes after it on the same connection.
             tokio::task::yield_now().await;
             let mut ada = ExecutorClient::new(channel.clone());
             ada.status(StatusRequest {}).await.unwrap();
@@ -408,8 +407,7 @@ async fn a_call_that_was_begun_before_has_what_its_caller_has_now() {
                     vec![Identity { volumes: false, ..identity("ada") }, identity("bob")];
                 let changed = posh_executor::Config { identities, ..lab.config.clone() };
                 lab.changes.send(changed).await.unwrap();
-                // It counts once a new session is refused, well before those that stand are looked
-                // at.
+                // It applies once a new session is refused, well before existing ones are checked.
                 let hello = Hello {
                     protocol: PROTOCOL_VERSION,
                     session: Bytes::from_static(&[8; 16]),

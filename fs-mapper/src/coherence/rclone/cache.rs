@@ -1,13 +1,12 @@
-//! The metadata files of rclone's write cache (`vfsMeta`): one JSON file for each
-//! file that it has a copy of, at the same path as in the mount. Only read.
+//! Metadata files of rclone's write cache (`vfsMeta`): one JSON file per cached file, at the same
+//! path as in the mount. Read only.
 
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Copies that are looked at for one answer: a cache of more is not worth the time of every
-/// command.
+/// Upper bound of files examined per query: searching a larger cache costs every command too much.
 const MOST_COPIES: usize = 100_000;
 /// A metadata file is a few hundred bytes; fragments of a sparse copy add to it.
 const MOST_BYTES: u64 = 16 << 20;
@@ -15,20 +14,20 @@ const MOST_BYTES: u64 = 16 << 20;
 /// The cache of one mount.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// The directory that stands for the mount's root.
+    /// Directory that corresponds to the mount's root.
     pub(super) root: PathBuf,
 }
 
-/// What the cache says of one file.
+/// Cache metadata of one file.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Copy {
-    /// Below the mount's root.
+    /// Relative to the mount's root.
     pub(super) path: PathBuf,
-    /// Something in it is not uploaded.
+    /// Has data that is not uploaded.
     pub(super) dirty: bool,
-    /// What tells it from other content, as rclone puts it: size, time, hash.
+    /// rclone's fingerprint of the content: size, time, hash.
     pub(super) fingerprint: String,
-    /// When this was written down: with the first write, and when the file was closed.
+    /// Modification time of the metadata file: of the first write, or of the close.
     pub(super) recorded: SystemTime,
 }
 
@@ -37,15 +36,15 @@ impl Copy {
         self.dirty
     }
 
-    /// Other content of the same size would not be noticed.
+    /// The fingerprint is the size alone: other content of the same size would go unnoticed.
     pub(super) fn is_weak(&self) -> bool {
         !self.fingerprint.contains(',')
     }
 }
 
 impl Cache {
-    /// Some copy of `inside`, or below it, that `wanted` says yes to. A name that
-    /// the cache may write in another way is looked for everywhere.
+    /// Returns some copy at or below `inside` that `wanted` accepts. A name that the cache may
+    /// encode differently is searched for in the whole cache.
     pub(super) fn find(
         &self,
         inside: &Path,
@@ -95,8 +94,8 @@ impl Cache {
                 self.root.join(inside).display()
             )));
         }
-        // Whoever may write there may have made it a FIFO, or longer than it was: what is more is
-        // no JSON.
+        // Another writer of this directory may have replaced the file with a FIFO, or extended it:
+        // excess bytes make it invalid JSON.
         let mut text = Vec::new();
         let file = trusted_path::open_regular(&self.root.join(&inside));
         match file.and_then(|file| file.take(MOST_BYTES).read_to_end(&mut text)) {
@@ -107,12 +106,12 @@ impl Cache {
     }
 }
 
-/// It may go while we look: then it was clean, or renamed by someone at this very moment.
+/// A file removed during the search was clean, or was just renamed.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Half a file is one that is being written: something happens to it now.
+/// A truncated file is being written: treat it as dirty.
 fn copy(path: PathBuf, recorded: SystemTime, text: &[u8]) -> Copy {
     let Ok(said) = serde_json::from_slice::<serde_json::Value>(text) else {
         return Copy { path, dirty: true, fingerprint: String::new(), recorded };

@@ -1,6 +1,5 @@
-//! Which process serves a mount, and how it was told to: everything is read from
-//! /proc, nothing has to be configured. What can't be found out is an error, and
-//! then commands run on this machine.
+//! Process that serves an rclone mount, and its settings. Everything is read from /proc; nothing
+//! has to be configured. Missing information is an error, and then commands run locally.
 
 use super::{cache::Cache, remote_control::RemoteControl};
 use crate::daemons::Daemons;
@@ -12,13 +11,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// `--vfs-write-back` unless it is given.
+/// Default of `--vfs-write-back`.
 const DEFAULT_WRITE_BACK: Duration = Duration::from_secs(5);
-/// What rclone's file is called, also where mount(8) starts it.
+/// File names of rclone's executable, including those for mount(8).
 const NAMES: [&str; 3] = ["rclone", "rclonefs", "mount.rclone"];
-/// Its mounts may be used by all.
+/// root, whose mounts all users may use.
 const ROOT: u32 = 0;
-/// `--attr-timeout` unless it is given.
+/// Default of `--attr-timeout`.
 const DEFAULT_ATTRIBUTE_LIFE: Duration = Duration::from_secs(1);
 
 /// A running `rclone mount`.
@@ -31,7 +30,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Of the mount that a path lies on.
+    /// Daemon of the mount that holds a path.
     pub(super) fn of(path: &Path) -> io::Result<Daemon> {
         let info = MountInfo::read().map_err(io::Error::other)?;
         let around =
@@ -61,19 +60,19 @@ impl Daemon {
         Ok(Daemon { mount, words, variables: variables.collect(), process: process.path() })
     }
 
-    /// A path below the mount's root, as rclone names it.
+    /// Path relative to the remote's root, as rclone names it.
     pub(super) fn inside(&self, path: &Path) -> PathBuf {
         let below = path.strip_prefix(&self.mount.mount_point).unwrap_or(path);
         self.mount.root.strip_prefix("/").unwrap_or(&self.mount.root).join(below)
     }
 
-    /// The same as this machine shows it.
+    /// Inverse of `inside`: path on this machine.
     pub(super) fn shown(&self, inside: &Path) -> PathBuf {
         let root = self.mount.root.strip_prefix("/").unwrap_or(&self.mount.root);
         self.mount.mount_point.join(inside.strip_prefix(root).unwrap_or(inside))
     }
 
-    /// Its write cache; `None` when every write goes to the cloud before close(2) returns.
+    /// Write cache; `None` when every write goes to the cloud before close(2) returns.
     pub(super) fn cache(&self) -> io::Result<Option<Cache>> {
         if self.setting("vfs-cache-mode").is_none_or(|mode| mode == "off" || mode == "0") {
             return Ok(None);
@@ -83,7 +82,7 @@ impl Daemon {
             Ok(Some(directory)) => PathBuf::from(directory),
             _ => self.metadata_directory()?,
         };
-        // Made with the mount; if it is elsewhere, we do not know where.
+        // rclone creates it with the mount; if it is missing, the cache is elsewhere.
         match root.is_dir() {
             true => Ok(Some(Cache { root })),
             false => Err(io::Error::new(
@@ -97,8 +96,8 @@ impl Daemon {
         }
     }
 
-    /// By the rules of rclone's documentation: below `--cache-dir`, by the name and path of the
-    /// remote.
+    /// Path by the rules of rclone's documentation: below `--cache-dir`, by the name and path of
+    /// the remote.
     fn metadata_directory(&self) -> io::Result<PathBuf> {
         let below = |variable: &str, rest: &str| {
             self.variable(variable).map(|home| Path::new(home).join(rest))
@@ -120,7 +119,10 @@ impl Daemon {
         Ok(caches.join("vfsMeta").join(name).join(path.trim_matches('/')))
     }
 
-    /// Its remote control, if it has one.
+    /// Remote control.
+    ///
+    /// # Errors
+    /// rclone runs without `--rc`, or not on a loopback address.
     pub(super) fn remote_control(&self) -> io::Result<RemoteControl> {
         let on =
             self.setting("rc").is_some_and(|value| matches!(value.as_str(), "" | "true" | "1"));
@@ -134,22 +136,22 @@ impl Daemon {
         )
     }
 
-    /// How long after its last use a file waits before it is uploaded.
+    /// Delay between a file's last use and its upload.
     pub(super) fn write_back(&self) -> Duration {
         self.setting("vfs-write-back")
             .and_then(|text| duration(&text))
             .unwrap_or(DEFAULT_WRITE_BACK)
     }
 
-    /// How long the kernel keeps attributes and names.
+    /// Lifetime of attributes and names in the kernel.
     pub(super) fn attribute_life(&self) -> Duration {
         self.setting("attr-timeout")
             .and_then(|text| duration(&text))
             .unwrap_or(DEFAULT_ATTRIBUTE_LIFE)
     }
 
-    /// The value of `--name`, of `-o name=value` (mount.rclone), or of `RCLONE_NAME`;
-    /// empty for one that stands without a value at the end or before another.
+    /// Value of `--name`, of `-o name=value` (mount.rclone), or of `RCLONE_NAME`; empty for a flag
+    /// that is last or precedes another flag.
     fn setting(&self, name: &str) -> Option<String> {
         let mut found = None;
         for (index, word) in self.words.iter().enumerate() {
@@ -160,7 +162,7 @@ impl Daemon {
             if let Some(rest) = word.strip_prefix("--").and_then(|word| word.strip_prefix(name)) {
                 match rest.strip_prefix('=') {
                     Some(value) => found = Some(value.to_owned()),
-                    // A switch takes no next word.
+                    // A switch takes no value from the next word.
                     None if rest.is_empty() && name == "rc" => found = Some(String::new()),
                     None if rest.is_empty() => found = Some(next().unwrap_or_default().to_owned()),
                     None => {}
@@ -184,7 +186,7 @@ impl Daemon {
     }
 }
 
-/// The process that serves the mount, and its words.
+/// Process that serves the mount, and its arguments.
 fn process_of(mount: &MountEntry) -> Option<(Process, Vec<OsString>)> {
     let names_it =
         |words: &[OsString]| words.iter().any(|word| Path::new(word) == mount.mount_point);
@@ -193,7 +195,7 @@ fn process_of(mount: &MountEntry) -> Option<(Process, Vec<OsString>)> {
     Some((daemon.process.again().ok()?, daemon.words.clone()))
 }
 
-/// As Go writes durations: `1m30s`, `250ms`, `0`; a number alone is seconds.
+/// Parses a Go duration: `1m30s`, `250ms`, `0`; a number alone is seconds.
 fn duration(text: &str) -> Option<Duration> {
     if let Ok(seconds) = text.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();

@@ -1,6 +1,5 @@
-//! The process at the other end of a TCP connection within this machine, by what the kernel tells
-//! (proc_pid_net(5)): any user can listen at an address before the program does that is expected
-//! there.
+//! Process at the other end of a TCP connection within this machine, according to the kernel
+//! (proc_pid_net(5)). Any user can listen at an address before the expected program does.
 
 use std::{
     fs, io,
@@ -10,14 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two looks at a connection that nobody has accepted yet.
+/// Poll interval while nobody has accepted the connection.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// A socket that somebody has.
+/// Accepted socket at the other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Peer {
     inode: u64,
-    /// Of the process that has accepted the connection.
+    /// User of the process that accepted the connection.
     user: u32,
 }
 
@@ -30,7 +29,7 @@ impl Peer {
             for table in ["tcp", "tcp6"] {
                 let table = fs::read_to_string(Path::new("/proc/thread-self/net").join(table))
                     .unwrap_or_default();
-                // The other end's own address is the one that was connected to.
+                // The peer's local address is the address that was connected to.
                 if let Some(found) = find(&table, there, here) {
                     return Ok(found);
                 }
@@ -45,8 +44,8 @@ impl Peer {
         }
     }
 
-    /// Refuses any other process. Where another user's rights keep its descriptors from being read,
-    /// that user must be root.
+    /// Refuses any process but `process`. If another user's rights hide its descriptors, the peer
+    /// must belong to root or to this user.
     pub(super) fn expect(self, process: &Path) -> io::Result<()> {
         let descriptors = match fs::read_dir(process.join("fd")) {
             Ok(descriptors) => descriptors,
@@ -61,7 +60,7 @@ impl Peer {
         if targets.any(|target| target == own) { Ok(()) } else { Err(self.refused()) }
     }
 
-    /// Says that it is of root or the user, who are told nothing that they could not find out.
+    /// Returns true for root and for this user, who learn nothing that they could not find out.
     fn is_trusted(self) -> bool {
         self.user == 0 || self.user == rustix::process::geteuid().as_raw()
     }
@@ -75,18 +74,18 @@ impl Peer {
     }
 }
 
-/// The accepted socket with these two addresses, in the form of /proc/net/tcp and tcp6.
+/// Finds the accepted socket with these two addresses in the text of /proc/net/tcp or tcp6.
 fn find(table: &str, own: SocketAddr, other: SocketAddr) -> Option<Peer> {
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let addresses = (address(fields.next()?)?, address(fields.next()?)?);
         let (user, inode) = (fields.nth(4)?.parse().ok()?, fields.nth(1)?.parse().ok()?);
-        // Without an inode it waits in the queue of whoever listens.
+        // Inode 0: the connection is still in the listener's accept queue.
         (addresses == (own, other) && inode != 0).then_some(Peer { inode, user })
     })
 }
 
-/// Words of 32 bits as this machine has them, and the port.
+/// Parses an address of 32-bit words in native byte order, and the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (words, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -100,7 +99,7 @@ fn address(text: &str) -> Option<SocketAddr> {
             for (index, part) in bytes.chunks_exact_mut(4).enumerate() {
                 part.copy_from_slice(&word(index * 8)?);
             }
-            // A socket for both has addresses of version 4 in that form.
+            // A dual-stack socket has IPv4-mapped addresses.
             Ipv6Addr::from(bytes).to_canonical()
         }
         _ => return None,

@@ -1,6 +1,5 @@
-//! rclone's remote control: one short HTTP request for each call. Only what needs
-//! no password is used, and nothing is sent before it is certain that rclone has accepted the
-//! connection.
+//! rclone's remote control: one short HTTP request per call. Uses only commands without
+//! authentication, and sends nothing until rclone is known to have accepted the connection.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,12 +8,12 @@ use std::time::Duration;
 
 use super::peer::Peer;
 
-/// It answers from memory, on this machine.
+/// rclone answers from memory, on this machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// An answer names the paths that were forgotten, or counts files.
+/// An answer lists the forgotten paths, or counts files.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Where a daemon listens.
+/// Address of a daemon's remote control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RemoteControl {
     address: SocketAddr,
@@ -23,9 +22,9 @@ pub(super) struct RemoteControl {
 }
 
 impl RemoteControl {
-    /// `host:port` as `--rc-addr` has it; only this machine's own addresses in figures, or
-    /// `localhost`: what listens elsewhere would be told the names of files in plain text, and its
-    /// answer says where the cache lies.
+    /// Parses `host:port` as in `--rc-addr`. Accepts only numeric loopback addresses and
+    /// `localhost`: another machine would learn file names in plain text, and its answer would say
+    /// where the cache is.
     pub(super) fn at(text: &str, process: &Path) -> io::Result<Self> {
         let text = match text.split_once(':') {
             Some(("" | "localhost", port)) => format!("127.0.0.1:{port}"),
@@ -33,7 +32,8 @@ impl RemoteControl {
         };
         let refused = || {
             let what = format!(
-                "rclone listens at {text}, and is asked only at an address of this machine (127.0.0.1, [::1])"
+                "rclone listens at {text}, and is asked only at an address of this machine \
+                 (127.0.0.1, [::1])"
             );
             io::Error::new(io::ErrorKind::Unsupported, what)
         };
@@ -45,7 +45,7 @@ impl RemoteControl {
         }
     }
 
-    /// Whether it answers.
+    /// Checks that rclone answers.
     pub(super) fn noop(&self) -> io::Result<()> {
         self.call("rc/noop", "{}").map(drop)
     }
@@ -65,7 +65,7 @@ impl RemoteControl {
         self.call("vfs/forget", "{}").map(drop)
     }
 
-    /// Where the metadata of the mount's cache is; `None` without a cache.
+    /// Metadata directory of the mount's cache; `None` without a cache.
     pub(super) fn metadata_directory(&self) -> io::Result<Option<String>> {
         let said = self.call("vfs/stats", "{}")?;
         Ok(said["diskCache"]["pathMeta"].as_str().map(str::to_owned))
@@ -88,7 +88,7 @@ impl RemoteControl {
     }
 }
 
-/// The value in an HTTP answer with status 200.
+/// Parses the JSON body of an HTTP answer with status 200.
 fn answer_of(what: &str, answer: &[u8]) -> io::Result<serde_json::Value> {
     let body = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").map(|at| &answer[at + 4..]);
     let head = answer.split(|byte| *byte == b'\r').next().unwrap_or_default();

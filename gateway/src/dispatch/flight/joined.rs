@@ -1,4 +1,4 @@
-//! What aggregators on this machine are told and tell, as part of the relay.
+//! Messages to and from local aggregators, as part of the relay.
 
 use nix::sys::signal::Signal as Number;
 use posh_proto::executor::{Credit, run_input};
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Relay<'_> {
-    /// The aggregator of a stage, while it is at work.
+    /// Aggregator of a stage, while it runs.
     pub(super) fn joining(&self, stage: usize) -> Option<&Joining> {
         let join = self.stages.get(&stage)?.join.as_ref()?;
         join.ended.is_none().then_some(&join.joining)
@@ -53,13 +53,14 @@ impl Relay<'_> {
                     self.tell_undelivered(stage, fd).await;
                 }
             }
-            // Into /dev/null.
+            // Output to /dev/null.
             None if fd == 1 => self.joining(stage).into_iter().for_each(|j| j.allow(bytes)),
             None => {}
         }
     }
 
-    /// The aggregator has ended: its outputs have, too, and nobody reads the parts any more.
+    /// Handles the end of the aggregator: its outputs end too, and the parts have no reader any
+    /// more.
     async fn join_over(&mut self, stage: usize, status: Status) {
         let Some(join) = self.stages.get_mut(&stage).and_then(|s| s.join.as_mut()) else { return };
         join.ended = Some(status);

@@ -1,7 +1,7 @@
-//! What becomes of commands whose executor or link is lost after they were started:
-//! a run that does more than read is asked for by a new connection; what only reads is
-//! run again by its stage program, which leaves out what was delivered; all else is an
-//! error that says so. Never a second run of what must not run twice.
+//! Commands whose executor or connection is lost after their start. A run that does more than read
+//! is resumed over a new connection. A read-only command is run again by its stage program, which
+//! skips delivered output. Anything else fails with an error message. A command that must not run
+//! twice is never run again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ use crate::{
 };
 
 impl Relay<'_> {
-    /// A run's stream is at its end: well, if all its commands have exited.
+    /// Handles the end of a run's stream: a success if all its commands have exited.
     pub(super) async fn run_over(&mut self, run: usize, fault: Option<Fault>) {
         self.noted.over(run);
         let error = match fault {
@@ -33,7 +33,7 @@ impl Relay<'_> {
             None => None,
         };
         let finished = self.runs[run].finished;
-        // What has finished does not go on, whatever it has left unsaid.
+        // A finished run is not resumed, even if exit statuses are missing.
         let order = self.runs[run].lost().filter(|_| !finished);
         if (finished && self.has_all_statuses(run)) || self.unended(run).is_empty() {
             return self.end_streams(run).await;
@@ -42,7 +42,12 @@ impl Relay<'_> {
         let executor = self.gateway.executors.get(self.runs[run].executor);
         let lost = self.runs[run].connection.clone();
         executor.lost(&lost, &why);
-        tracing::warn!(executor = %executor.name, why, kept = order.is_some(), "lost while commands ran there");
+        tracing::warn!(
+            executor = %executor.name,
+            why,
+            kept = order.is_some(),
+            "lost while commands ran there"
+        );
         self.why_lost.insert(run, why.clone());
         match order {
             Some(_) if self.runs[run].is_dropped_over_and_over() => {
@@ -60,12 +65,15 @@ impl Relay<'_> {
         }
     }
 
-    /// Its executor says more than it was asked for: what it says is worth nothing, and nothing
-    /// goes on with it.
+    /// Ends a run whose executor exceeds its allowance: none of its messages can be trusted.
     pub(super) async fn run_broken(&mut self, run: usize, why: &str) {
         self.runs[run].abandon();
         let executor = self.gateway.executors.get(self.runs[run].executor);
-        tracing::warn!(executor = %executor.name, why, "a run is ended, since its executor is broken");
+        tracing::warn!(
+            executor = %executor.name,
+            why,
+            "a run is ended, since its executor is broken"
+        );
         for command in self.unended(run) {
             let name = &self.stages[&self.commands[&command].0].name;
             let place = format!("executor {} at {}", executor.name, executor.address);
@@ -93,8 +101,8 @@ impl Relay<'_> {
         theirs.all(|(_, (stage, part))| self.stages[stage].parts[*part].is_some())
     }
 
-    /// Commands of a run that have not told their ends, or not the end of what they wrote: a status
-    /// may come first.
+    /// Commands of a run without exit status or without the end of their output: the status may
+    /// come first.
     pub(super) fn unended(&self, run: usize) -> Vec<(usize, u32)> {
         let is_whole = |stage: usize| {
             let mut joined =
@@ -124,7 +132,8 @@ impl Relay<'_> {
         for command in self.unended(run) {
             let name = &self.stages[&self.commands[&command].0].name;
             let message = format!(
-                "posh: {name}: executor {} at {} was lost while the command ran there ({why}); {known}its output is incomplete",
+                "posh: {name}: executor {} at {} was lost while the command ran there ({why}); \
+                 {known}its output is incomplete",
                 executor.name, executor.address
             );
             self.part_ended(command, PartEnd::Lost(message));
@@ -140,12 +149,12 @@ impl Relay<'_> {
         }
     }
 
-    /// Has all stages that the loss concerns run their commands here, if every one of them can;
-    /// nothing is changed otherwise.
+    /// Lets all affected stages run their commands locally if every one can; changes nothing
+    /// otherwise.
     async fn run_again(&mut self, run: usize, gone: Option<Gone>) -> bool {
         let (stages, runs) = self.concerned(run);
         let mut orders = BTreeMap::new();
-        // What nobody has seen need not be the same again.
+        // Undelivered output need not be reproducible.
         let is_unseen =
             stages.iter().all(|&s| self.delivered.range((s, 0)..=(s, u32::MAX)).next().is_none());
         for &stage in &stages {
@@ -194,8 +203,8 @@ impl Relay<'_> {
         true
     }
 
-    /// Stages that a lost run leaves unfinished, with all that they are joined to on servers, and
-    /// their runs.
+    /// Unfinished stages of a lost run, with all stages joined to them on servers, and the runs of
+    /// all these.
     fn concerned(&self, run: usize) -> (BTreeSet<usize>, BTreeSet<usize>) {
         let mut stages: BTreeSet<usize> =
             self.unended(run).iter().map(|command| self.commands[command].0).collect();
@@ -215,13 +224,13 @@ impl Relay<'_> {
         }
     }
 
-    /// What a stage has delivered, if its command can be run once more.
+    /// Data delivered by a stage, if its command can run once more.
     fn delivered_of(&self, stage: usize, gone: Option<Gone>) -> Option<Vec<Delivered>> {
         let enlisted = &self.pipeline.stages[stage].enlisted;
         self.stages.get(&stage).filter(|state| !state.finished && !state.gone)?;
         let mut delivered = Vec::new();
         for ((_, fd), digest) in self.delivered.range((stage, 0)..=(stage, u32::MAX)) {
-            // A terminal can't be put between a command and its terminal.
+            // The stage program can't filter output between a command and its terminal.
             if enlisted.descriptor(*fd).is_none_or(|d| d.kind == Kind::Tty) {
                 return None;
             }
@@ -232,7 +241,7 @@ impl Relay<'_> {
             for (_, fd, file) in
                 again::redirects(&self.specs[run]).filter(|(command, ..)| *command == id)
             {
-                // Two must never write one file.
+                // Two writers must never write one file.
                 gone.filter(|gone| gone.is_dead())?;
                 let written = &self.runs[run].written_files;
                 let before =
@@ -247,7 +256,7 @@ impl Relay<'_> {
         Some(delivered)
     }
 
-    /// Descriptors of a stage's command that are one with `fd`.
+    /// Descriptors of a stage's command that duplicate `fd`.
     fn written_through(&self, stage: usize, fd: u32) -> Vec<u32> {
         let Some((&(run, id), _)) = self.commands.iter().find(|(_, (s, _))| *s == stage) else {
             return Vec::new();
@@ -260,9 +269,9 @@ impl Relay<'_> {
             .collect()
     }
 
-    /// A command that reads and whose reader on the server is not at its end yet may have to run
-    /// again: its stage program must be there then. Only in a pipeline as `a | b`, since a shell
-    /// waits for such as a whole.
+    /// Returns true for a read-only command whose reader on the server has not ended: it may have
+    /// to run again, so its stage program must stay. Only in a pipeline `a
+    /// b`, as a shell waits for all of it.
     pub(super) fn is_held(&self, stage: usize) -> bool {
         if self.stages[&stage].gone || !self.readings[stage].as_ref().is_ok_and(again::only_reads) {
             return false;
@@ -276,7 +285,7 @@ impl Relay<'_> {
     }
 }
 
-/// proc_pid_stat(5), the fourth field; the name before it may hold anything.
+/// Parent's process ID: fourth field of proc_pid_stat(5). The name before it may contain anything.
 fn parent(pid: Pid) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()

@@ -1,5 +1,4 @@
-//! What a traced session wants to know of a relay. Where nobody asked, nothing of
-//! this does anything.
+//! Trace data of a relay. Does nothing for a session without tracing.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -16,22 +15,22 @@ use crate::{
     trace::{Call, Event, Row, RunTrace, Tracer},
 };
 
-/// How long the last words of executors and stage programs may take: both speak within
-/// moments of the end, but who still writes into a full pipe does not.
+/// Timeout for final messages of executors and stage programs. Both arrive within moments of the
+/// end, unless a writer still fills a full pipe.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Who wants to know, and what is known.
+/// Tracer and the data collected so far.
 pub(super) struct Noted {
     tracer: Tracer,
     runs: Vec<RunTrace>,
-    /// What a remote command is called, and whose output a stream is.
+    /// Names of remote commands, and of the commands behind streams.
     commands: HashMap<(usize, u32), String>,
     streams: HashMap<Stream, String>,
     stages: HashMap<usize, Times>,
 }
 
 impl Noted {
-    /// For these runs, in their order, each with its executor's name.
+    /// For these runs, in order, each with its executor's name.
     pub fn new(
         tracer: Tracer,
         calls: Vec<(String, Call)>,
@@ -102,13 +101,13 @@ impl Noted {
         self.runs.get_mut(run).into_iter().for_each(RunTrace::over);
     }
 
-    /// What a stage program says at its end.
+    /// Merges the times that a stage program sends at its end.
     pub fn stage(&mut self, stage: usize, times: Times) {
         let received_ns = self.stages.get(&stage).map_or(0, |times| times.received_ns);
         self.stages.insert(stage, Times { received_ns, ..times });
     }
 
-    /// A stage's command has ended; what is done for it now.
+    /// Begins the trace of a stage's end.
     pub fn ending(&self, place: usize, stage: &Enlisted) -> Ending {
         Ending {
             tracer: self.tracer.clone(),
@@ -118,7 +117,7 @@ impl Noted {
     }
 }
 
-/// The end of one stage, as far as the gateway has to do with it.
+/// Trace of a stage's end: the gateway's own work after the command has ended.
 pub(super) struct Ending {
     tracer: Tracer,
     row: Row,
@@ -126,7 +125,7 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// The mounts know what it changed, and it is told farewell.
+    /// Notes that the mounts are refreshed and the stage has its exit status.
     pub fn refreshed(self, tally: Tally) {
         if self.tracer.is_on() {
             let now_ns = self.tracer.now_ns();
@@ -143,7 +142,7 @@ impl Ending {
 }
 
 impl Relay<'_> {
-    /// Hears what is said when all is over, and adds all events to the trace.
+    /// Receives final messages, and adds all events to the trace.
     pub(super) async fn hear_last_words(&mut self, mut incoming: mpsc::Receiver<Happened>) {
         if !self.noted.tracer.is_on() {
             return;
@@ -169,12 +168,12 @@ impl Relay<'_> {
         }
     }
 
-    /// All that matters by now is times: every stage has been told its end.
+    /// Only times matter now: every stage already has its exit status.
     fn last_word(&mut self, event: Happened) {
         match event {
             Happened::Stage(stage, Some(FromStage::Times(times))) => self.noted.stage(stage, times),
             Happened::Stage(stage, None) => {
-                drop(self.stages.entry(stage).and_modify(|state| state.gone = true))
+                self.stages.entry(stage).and_modify(|state| state.gone = true);
             }
             Happened::Run(
                 run,

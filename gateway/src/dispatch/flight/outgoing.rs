@@ -1,8 +1,8 @@
-//! The queue of messages from the relay to one run's executor. Sending never waits, so an executor
-//! that reads nothing holds up nobody but its own run.
+//! Queue of messages from the relay to one run's executor. Sending never blocks, so an executor
+//! that stops reading delays only its own run.
 //!
-//! Invariant: the queue is bounded. An input's bytes are those that the executor gave credit for
-//! ([`Given`]), in few chunks; credits for one stream become one; all other messages are sent a few
+//! Invariant: the queue is bounded. An input's bytes are limited by the executor's credit
+//! ([`Given`]), in few chunks; credits for one stream are merged; all other messages are sent a few
 //! times in a command's life, or by the user.
 
 use std::{
@@ -14,14 +14,13 @@ use bytes::BytesMut;
 use posh_proto::executor::{Chunk, RunInput, run_input::Kind};
 use tokio::sync::mpsc;
 
-/// Chunks that wait become larger ones, up to this.
+/// Limit for merging queued chunks.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// An executor has room for a megabyte of each input. One that gives credit for more than this does
-/// not mean it.
+/// Limit on credit per input. An executor buffers a megabyte of each; more is a fault.
 const MOST_GIVEN_BYTES: u64 = 16 << 20;
 
-/// The way to an executor.
+/// Connection to an executor, with a queue.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     sender: mpsc::Sender<RunInput>,
@@ -31,7 +30,7 @@ pub(super) struct Outgoing {
 #[derive(Debug, Default)]
 struct Waiting {
     words: VecDeque<Kind>,
-    /// A task sends them.
+    /// A task is sending the queue.
     is_sent: bool,
 }
 
@@ -40,7 +39,7 @@ impl Outgoing {
         Self { sender, waiting: Arc::default() }
     }
 
-    /// In order. Nobody hears it when the call is over.
+    /// Sends in order. The message is dropped if the call is over.
     pub fn send(&self, kind: Kind) {
         let mut waiting = lock(&self.waiting);
         if waiting.is_sent {
@@ -75,7 +74,7 @@ fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
 
 impl Waiting {
     fn push(&mut self, kind: Kind) {
-        // Streams are independent of each other, so a message may overtake those of another stream.
+        // Streams are independent, so a message may overtake those of other streams.
         let merged = match &kind {
             Kind::Chunk(next) => {
                 let last = self.words.iter_mut().rev().find_map(|word| match word {
@@ -92,7 +91,7 @@ impl Waiting {
                 same.map(|credit| credit.bytes = credit.bytes.saturating_add(next.bytes)).is_some()
             }
             Kind::Received(next) => match self.words.back_mut() {
-                // The sum of all before.
+                // Cumulative: replaces the previous count.
                 Some(Kind::Received(last)) => {
                     *last = *next;
                     true
@@ -107,7 +106,7 @@ impl Waiting {
     }
 }
 
-/// Whether there is room for it in that chunk.
+/// Appends `next` to `last` if it fits, and returns whether it did.
 fn append(last: &mut Chunk, next: &Chunk) -> bool {
     if last.data.len() + next.data.len() > CHUNK_BYTES {
         return false;
@@ -118,11 +117,11 @@ fn append(last: &mut Chunk, next: &Chunk) -> bool {
     true
 }
 
-/// Credit of an executor that is not used yet, by input.
+/// Unused credit from an executor, by input.
 #[derive(Debug, Default)]
 pub(super) struct Given(BTreeMap<u32, u64>);
 
-/// The fault of an executor that gives credit for more than it takes.
+/// Error of an executor that gives more credit than it can buffer.
 #[derive(Debug)]
 pub(super) struct TooMuch;
 

@@ -1,6 +1,5 @@
-//! One run as the relay knows it: the way to its executor, and, of a run that outlives
-//! its connection for a while, all that the executor must be told once more after a
-//! new one is made.
+//! State of one run in the relay: the connection to its executor and, for a run that may outlive
+//! its connection, everything that must be repeated to the executor over a new one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,41 +17,41 @@ use tokio::{sync::mpsc, task::AbortHandle};
 use super::outgoing::{Given, Outgoing, TooMuch};
 use crate::{executors::Connection, plan::ExecutorId};
 
-/// A kept run's messages are acknowledged after so many, or so many bytes: the executor holds
-/// what is not, 128 KiB at least, and the outputs' credit is many times this.
+/// A resumable run's messages are acknowledged after so many messages or bytes. The executor
+/// buffers unacknowledged ones, at least 128 KiB; the outputs' credit is many times that.
 const ACKNOWLEDGED_MESSAGES: u64 = 64;
 const ACKNOWLEDGED_BYTES: usize = 64 << 10;
 
-/// A connection that took a run up again and was lost sooner did so in vain, and after so many of
-/// these the run is given up.
+/// A connection that resumed a run and was lost sooner was in vain. After so many of these in a
+/// row, the run is given up.
 const LASTS: Duration = Duration::from_secs(2);
 const MOST_IN_VAIN: u32 = 8;
 
 pub(super) struct RunState {
     pub executor: ExecutorId,
     pub connection: Arc<Connection>,
-    /// `None` while it is out of reach, and when it is over.
+    /// `None` while the executor is unreachable, and after the run.
     input: Option<Outgoing>,
     given: Given,
     listener: Listener,
     kept: Option<Kept>,
-    /// What it may still say.
+    /// Remaining allowance for its messages.
     pub allowance: Allowance,
     heard: Instant,
-    /// When it was taken up again last, and how often in a row that was lost at once.
+    /// Time of the last resumption, and the number of successive ones that were lost at once.
     resumed: Option<Instant>,
     resumed_in_vain: u32,
-    /// It has said that nothing more comes.
+    /// The executor has announced the end of messages.
     pub finished: bool,
-    /// Commands whose ends it has not told.
+    /// Number of commands without an exit status.
     commands_left: usize,
-    /// How large the files were that its redirects write to.
+    /// Sizes of the files that its redirects write to, at the start.
     pub written_files: Vec<WrittenFile>,
-    /// Stages and descriptors of files whose final offsets it was asked to tell.
+    /// Stages and descriptors of files whose final offsets the executor must report.
     shared_files: BTreeSet<(u32, u32)>,
 }
 
-/// Of a run with a grace.
+/// State for resuming a run that has a grace period.
 #[derive(Default)]
 struct Kept {
     run_id: String,
@@ -66,8 +65,8 @@ struct Kept {
 }
 
 impl RunState {
-    /// What an executor tells of offsets counts for the files that it was asked to tell of: the
-    /// shell's other descriptors, its script among them, are not its own to move.
+    /// Keeps only reported offsets of the files that were asked about: the executor must not move
+    /// the shell's other descriptors, such as its script.
     pub fn keep_shared_offsets(&self, exited: &mut Exited) {
         keep_offsets(&self.shared_files, exited);
     }
@@ -79,7 +78,7 @@ impl RunState {
         written_files: Vec<WrittenFile>,
         spec: &RunSpec,
     ) -> Self {
-        // `Started` has come.
+        // `Started` was the first.
         let kept = || Kept { run_id: spec.run_id.clone(), received: 1, ..Kept::default() };
         let kept = (spec.grace_ms > 0).then(kept);
         Self {
@@ -100,12 +99,12 @@ impl RunState {
         }
     }
 
-    /// Since its last message.
+    /// Time since the last message.
     pub fn silence(&self) -> Duration {
         self.heard.elapsed()
     }
 
-    /// Nothing more can be said to it now.
+    /// Returns true if nothing can be sent to it now.
     pub fn is_over(&self) -> bool {
         self.input.is_none()
     }
@@ -125,12 +124,12 @@ impl RunState {
         }
     }
 
-    /// The executor has room for so much more of an input.
+    /// Notes the executor's credit for an input.
     pub fn given(&mut self, stream: u32, bytes: u64) -> Result<(), TooMuch> {
         self.given.give(stream, bytes)
     }
 
-    /// Counts what came, and tells the executor now and then.
+    /// Counts a message, and acknowledges from time to time.
     pub fn received(&mut self, message: &RunOutput) {
         match &message.kind {
             Some(run_output::Kind::Exited(_)) => {
@@ -138,7 +137,7 @@ impl RunState {
             }
             Some(run_output::Kind::Finished(_)) => {
                 self.finished = true;
-                // The executor listens until we have no more to say.
+                // The executor reads until we close our side.
                 self.input = None;
             }
             _ => {}
@@ -157,7 +156,7 @@ impl RunState {
         }
     }
 
-    /// Its connection is lost; what has to be said to go on with it, if it is kept.
+    /// Notes the lost connection. Returns the request for resuming the run, if it is resumable.
     pub fn lost(&mut self) -> Option<Resume> {
         self.input = None;
         let is_in_vain = self.resumed.is_some_and(|since| since.elapsed() < LASTS);
@@ -174,12 +173,12 @@ impl RunState {
         })
     }
 
-    /// Its executor takes it up again and again, only to drop it.
+    /// Returns true if the executor resumes the run again and again, only to drop it.
     pub fn is_dropped_over_and_over(&self) -> bool {
         self.resumed_in_vain >= MOST_IN_VAIN
     }
 
-    /// It goes on by another connection.
+    /// Continues over another connection.
     pub fn resumed(
         &mut self,
         connection: Arc<Connection>,
@@ -191,14 +190,14 @@ impl RunState {
         self.resumed = Some(Instant::now());
     }
 
-    /// Nobody wants it any more.
+    /// Ends the call: the run is not wanted any more.
     pub fn abandon(&mut self) {
         self.listener.end();
         (self.input, self.kept) = (None, None);
     }
 
-    /// The pipeline is over. A run whose commands have all ended is heard out; any other is
-    /// abandoned.
+    /// Leaves the run at the end of the pipeline: drains it if its commands have all ended, else
+    /// abandons it.
     pub fn leave(mut self) {
         if self.commands_left == 0 {
             self.listener.leave();
@@ -206,13 +205,12 @@ impl RunState {
     }
 }
 
-/// The task that listens to a run. When it ends, the executor learns that nobody wants the run any
-/// more; it does with this.
+/// Task that reads a run's messages. Dropping it ends the task, which tells the executor to end the
+/// run.
 ///
-/// Invariant: a call whose run has ended is heard to its end, and never reset. HTTP/2 libraries
-/// count what still comes for a call that was reset, and close the connection, with all runs of
-/// others, when that was too much in its life (h2's budget of small DATA frames, and of streams
-/// reset).
+/// Invariant: a call whose run has ended is drained, never reset. HTTP/2 libraries count data that
+/// still arrives for a reset call, and after too much in a connection's life they close it, with
+/// all other runs on it (h2's budget of small DATA frames, and of reset streams).
 pub(super) struct Listener(Option<AbortHandle>);
 
 impl Listener {
@@ -224,7 +222,7 @@ impl Listener {
         self.0.take().into_iter().for_each(|task| task.abort());
     }
 
-    /// It goes on by itself.
+    /// Detaches the task, which ends by itself.
     fn leave(&mut self) {
         self.0 = None;
     }
@@ -254,7 +252,7 @@ fn keep_offsets(shared_files: &BTreeSet<(u32, u32)>, exited: &mut Exited) {
     exited.offsets.retain(|offset| shared_files.contains(&(exited.stage, offset.fd)));
 }
 
-/// Stages and descriptors of files whose final offsets are asked for.
+/// Stages and descriptors of files whose final offsets are requested.
 fn shared_files(spec: &RunSpec) -> BTreeSet<(u32, u32)> {
     let of_stage = |stage: &Stage| {
         let id = stage.id;

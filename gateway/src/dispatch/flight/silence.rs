@@ -1,6 +1,6 @@
-//! Runs whose executor says nothing after a signal by which a user or a shell wants a command to
-//! end. Here, it would have ended at once, or gone on to write; who is silent may be out of reach,
-//! or keep the caller waiting for as long as it likes.
+//! Runs whose executor stays silent after a signal that should end a command. Locally, the command
+//! would have ended at once, or gone on writing. A silent executor may be unreachable, or may keep
+//! the caller waiting indefinitely.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,13 +12,13 @@ use tokio::time::Instant;
 
 use super::{PartEnd, Relay};
 
-/// Many times what a command needs to remove its temporary files, and what a message takes over the
-/// slowest link.
+/// Many times longer than a command needs to remove temporary files, and than a message takes over
+/// the slowest link.
 const SILENCE: Duration = Duration::from_secs(5);
-/// What comes so soon was on its way before the signal was known there.
+/// Messages within this time may have been sent before the signal arrived.
 const UNDER_WAY: Duration = Duration::from_secs(1);
 
-/// Runs that were sent such a signal, and have said nothing since.
+/// Runs that were sent such a signal and have been silent since.
 #[derive(Default)]
 pub(super) struct Silences {
     runs: BTreeMap<usize, Silence>,
@@ -27,12 +27,12 @@ pub(super) struct Silences {
 
 struct Silence {
     since: Instant,
-    /// The last such signal of each stage.
+    /// Last such signal of each stage.
     signals: BTreeMap<usize, u32>,
 }
 
 impl Silences {
-    /// A stage of these runs is sent a signal.
+    /// Notes a signal to a stage of these runs.
     pub(super) fn signalled(
         &mut self,
         stage: usize,
@@ -48,9 +48,9 @@ impl Silences {
         }
     }
 
-    /// The executor says something of a run.
+    /// Notes a message of a run.
     pub(super) fn heard(&mut self, run: usize) {
-        // Who was killed does not go on, whatever is said.
+        // A killed command does not continue, whatever the executor says.
         let goes_on = |silence: &Silence| {
             !silence.signals.values().any(|signal| *signal == SIGKILL.cast_unsigned())
         };
@@ -63,7 +63,7 @@ impl Silences {
         }
     }
 
-    /// A stage has ended in a run: what it was sent counts no more.
+    /// Notes the end of a stage in a run: its signals count no more.
     pub(super) fn ended(&mut self, run: usize, stage: usize) {
         if let Some(silence) = self.runs.get_mut(&run)
             && silence.signals.remove(&stage).is_some()
@@ -73,7 +73,7 @@ impl Silences {
         }
     }
 
-    /// Which run has said nothing for too long, and when that is.
+    /// Run whose timeout comes next, with its time.
     pub(super) fn next(&self) -> Option<(Instant, usize)> {
         self.runs.iter().map(|(run, silence)| (silence.since + SILENCE, *run)).min()
     }
@@ -84,7 +84,7 @@ impl Silences {
 }
 
 impl Relay<'_> {
-    /// Gives a run up. Its stages that were sent a signal end by that one.
+    /// Gives up a run. Stages that were sent a signal count as ended by it.
     pub(super) async fn run_silent(&mut self, run: usize) {
         let Some(silence) = self.silences.runs.remove(&run) else { return };
         let unended = self.unended(run);
@@ -94,7 +94,10 @@ impl Relay<'_> {
         self.silences.given_up.insert(run);
         self.runs[run].abandon();
         let executor = self.gateway.executors.get(self.runs[run].executor);
-        tracing::warn!(executor = %executor.name, "a run is given up, since nothing is heard after a signal");
+        tracing::warn!(
+            executor = %executor.name,
+            "a run is given up, since nothing is heard after a signal"
+        );
         for command in unended {
             let stage = self.commands[&command].0;
             let name = &self.stages[&stage].name;

@@ -1,4 +1,4 @@
-//! Commands and their operands as text.
+//! Renders commands and their operands.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::words::{compressed, prefix};
 use super::{Around, Writer, without_stdin};
 
 impl Writer {
-    /// It is written as several commands.
+    /// Returns true if it is rendered as several commands.
     pub(super) fn is_compound(&self, body: &Body) -> bool {
         match body {
             Body::Filter(index, _) => FILTERS[*index].0.contains(" | "),
@@ -19,7 +19,7 @@ impl Writer {
         }
     }
 
-    /// A text with its redirects: several commands need braces for that.
+    /// Adds redirects to a text: several commands need braces for that.
     pub(super) fn compound(&mut self, text: &str, redirects: &str) {
         let compound = text.contains(" | ");
         match compound && !redirects.is_empty() {
@@ -47,15 +47,14 @@ impl Writer {
         let (text, reads) =
             if around.quiet && complains || stops || binary { FILTERS[0] } else { (text, reads) };
         let operands = self.operands(text, reads, files, around);
-        // tr has no operands; others take the second for their output.
+        // tr has no operands; other filters take a second operand for their output.
         let operands = match text.split(' ').next() {
             Some("tr") if piped || operands.is_empty() || redirects.contains('<') => String::new(),
             Some("tr") => format!(" < {}", operands.trim_start()),
             _ => operands,
         };
         let text = text.replace('@', prefix(around));
-        // Where text ends and binary data begins, in a pipe, depends for grep on how much came with
-        // one read.
+        // In a pipe, grep's boundary between text and binary data depends on the size of its reads.
         let text = match text.split_once(' ') {
             Some((grep, rest)) if from_stdin && !self.are_text && grep.ends_with("grep") => {
                 format!("{grep} -a {rest}")
@@ -108,12 +107,12 @@ impl Writer {
             self.text += " ";
             match side {
                 Side::File(file) => {
-                    // Two operands, not more.
+                    // Exactly two operands.
                     let file = if *file == File::Parts { File::Deep } else { *file };
                     let word = self.word(file, around);
                     self.text += &word;
                 }
-                // Others read on from there.
+                // Later commands continue to read from it.
                 Side::Stdin if around.shared_pipe => self.text += "/dev/null",
                 Side::Stdin => self.text += "-",
                 Side::Process(stages) => {
@@ -136,7 +135,7 @@ impl Writer {
 
     pub(super) fn source(&mut self, index: usize, redirects: &str, around: Around) {
         let text = SOURCES[index];
-        // xargs tells which signal ended a command; sshfs does not let tar read every link.
+        // xargs reports the signal that ended a command; sshfs does not let tar read every link.
         let complains = ["missing", "diff", "xargs", "tar"].iter().any(|w| text.contains(w))
             || text.contains("grep") && !self.are_text;
         self.complaints += usize::from(complains);
@@ -196,14 +195,14 @@ impl Writer {
         let by_file = parallel.by_file && !around.quiet;
         self.line(if by_file { "{ {" } else { "{" });
         for (index, file) in &parallel.jobs {
-            // Their answers end in a newline and are short only for such files.
+            // Their output ends in a newline and is short only for such files.
             let file = match file {
                 File::Written(_) | File::Compressed(_) => File::Mount(0, false),
                 file => *file,
             };
             let word = self.word(file, around);
             let command = if around.quiet && !self.are_text { "wc -l" } else { SMALL[*index] };
-            // Where errors go where the output goes, several that complain at once have no order.
+            // When errors go to the output, several that print errors concurrently have no order.
             let errors = if around.merged { " 2> /dev/null" } else { "" };
             self.line(&format!("{command} {word}{errors} &"));
         }
@@ -220,8 +219,8 @@ impl Writer {
     }
 }
 
-/// Of a few commands in a pipe, where errors go where the output goes: two that complain have no
-/// order.
+/// Lets only the last of several commands in a pipe print errors, if these go to the output: of
+/// two, the order would be random.
 fn only_the_last_complains(text: String, around: Around) -> String {
     if around.merged { text.replace(" | ", " 2> /dev/null | ") } else { text }
 }

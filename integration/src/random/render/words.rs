@@ -1,4 +1,4 @@
-//! Redirects, operands and names as text.
+//! Renders redirects, operands and names.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ impl Writer {
     pub(super) fn input(&mut self, stage: &Stage, piped: bool, around: Around) -> String {
         match &stage.input {
             Input::Inherited => String::new(),
-            // One file, not more.
+            // One file only.
             Input::From(File::Parts) => format!(" < {}", self.word(File::Deep, around)),
             Input::From(file) => format!(" < {}", self.word(*file, around)),
             Input::Null => " < /dev/null".into(),
@@ -25,7 +25,7 @@ impl Writer {
             Input::Words => " <<< 'a needle'".into(),
             Input::Third if around.third && !piped => " <&3".into(),
             Input::Third => String::new(),
-            // It would make files where there are none.
+            // It would create missing files.
             Input::Both(file) => match file {
                 File::Mount(index, _) if !self.gone.contains(index) => {
                     format!(" <> {}", self.word(*file, around))
@@ -33,8 +33,8 @@ impl Writer {
                 _ => String::new(),
             },
             Input::Closed if around.quiet => String::new(),
-            // The pipe of a `$(...)` within would take the free number, and its command read from
-            // itself for ever.
+            // The pipe of a `$(...)` inside would get the free number, and its command would read
+            // from itself for ever.
             Input::Closed if matches!(stage.body, Body::Group(..)) => " < /dev/null".into(),
             Input::Closed => {
                 self.complaints += 1;
@@ -118,7 +118,7 @@ impl Writer {
                     return self.word(File::Mount(index, false), around);
                 }
                 let name = complete[index % complete.len()].clone();
-                // It is not there if what makes it was not reached.
+                // It does not exist if its command was not reached.
                 self.complaints += 1;
                 self.used.insert(name.clone());
                 format!("{ways}{name}")
@@ -130,7 +130,8 @@ impl Writer {
                 format!("{ways}{name}")
             }
             File::Local => "\"$L\"/local".into(),
-            // What reads it compressed does not ask here; to others it is binary.
+            // A command that expects compressed data has other operands; for other commands it is
+            // binary.
             File::Compressed(number) if self.are_text => {
                 self.word(File::Mount(number, false), around)
             }
@@ -147,14 +148,14 @@ impl Writer {
         }
     }
 
-    /// A file that is there already, if one may be written; else a new one.
+    /// An existing file, if one may be written; else a new one.
     pub(super) fn appended(&mut self) -> String {
         let free = self.written.iter().find(|n| !self.used.contains(*n)).cloned();
         let name = match free {
             Some(name) => name,
             None => self.fresh("out"),
         };
-        // Nobody else uses it at the same time.
+        // Nothing else uses it at the same time.
         self.used.insert(name.clone());
         self.busy.insert(name.clone());
         name
@@ -174,7 +175,7 @@ pub(super) fn prefix(around: Around) -> &'static str {
     }
 }
 
-/// The way to the program's directory from anywhere in it.
+/// Prefix that leads to the program's directory from anywhere in it.
 pub(super) fn to_directory(around: Around) -> &'static str {
     if around.place == Place::Inside { "" } else { "\"$D\"/" }
 }
@@ -184,7 +185,7 @@ pub(super) fn compressed(number: usize, ways: &str) -> String {
     format!("{ways}z{number}.gz")
 }
 
-/// A name that no shell and no command takes for something else.
+/// A name quoted so that no shell or command misreads it.
 pub(super) fn named(name: &[u8], ways: &str) -> String {
     let ways = if ways.is_empty() && name[0] == b'-' { "./" } else { ways };
     if name.iter().all(|b| b.is_ascii_alphanumeric() || b".-".contains(b)) {

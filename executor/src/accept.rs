@@ -1,11 +1,10 @@
-//! From the listener to connections whose peer is known. Whoever has not proved anything yet sits
-//! in a waiting room of fixed size, for a short time, and may say little. There are three, as what
-//! a peer has done so far is worth: who has said nothing costs a socket, who shakes hands costs
-//! buffers of TLS, and a stranger (no certificate that counts) those of HTTP/2, too. Seats are
-//! counted by source address: when a room is full, the address that has most of its seats loses its
-//! oldest. So ten thousand silent connections cost a fixed amount of memory, and whoever floods
-//! from one address shortens the time of that address alone; and even there silence takes nothing
-//! from who speaks.
+//! From the listener to connections with known peers. Peers without proof have seats in a waiting
+//! room of fixed size, for a short time, and may send little. There are three rooms, by a
+//! connection's cost: a silent peer costs a socket, a handshake costs buffers of TLS, and a
+//! stranger (without a valid certificate) those of HTTP/2, too. Seats are counted by source
+//! address: when a room is full, the address with most seats loses its oldest. So ten thousand
+//! silent connections cost a fixed amount of memory, and a flood from one address shortens the time
+//! of that address alone; even there, silent peers take no seats from speaking ones.
 
 use std::{
     cmp::Reverse,
@@ -31,74 +30,75 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
-use super::serving::{Proof, Serving};
 use crate::{
     admission::{Admission, Denied},
     load::ConnectionShare,
     runtimes::Runtimes,
+    tls::serving::{Proof, Serving},
 };
 
-/// How many have a seat in a room, and how many of them may be of one source address: enough for a
-/// network behind one address that connects anew all at once, and never the whole room.
+/// Seats of a room, and those of one source address: enough for a network behind one address that
+/// reconnects all at once, and never the whole room.
 #[derive(Debug, Clone, Copy)]
 struct Seats {
     whole: usize,
     of_one: usize,
 }
 
-/// Peers that have said nothing. Each costs a descriptor and 2 KB. Three thousand new ones in a
-/// second leave one address more than a second to begin.
+/// Peers that have sent nothing. Each costs a descriptor and 2 KB. At three thousand new ones in a
+/// second, one address still has more than a second to begin.
 const SILENT: Seats = Seats { whole: 8192, of_one: 4096 };
 
-/// Of the descriptors that this process may have, silent peers have a quarter at most.
+/// Silent peers have at most this part of the process's descriptors.
 const DESCRIPTORS_PART: usize = 4;
 
-/// Peers whose handshake has begun. Each costs up to 40 KB.
+/// Peers in their handshake. Each costs up to 40 KB.
 const SHAKING: Seats = Seats { whole: 1024, of_one: 512 };
 
-/// Peers that have shaken hands without a certificate that counts. Each costs up to 100 KB.
+/// Peers that have shaken hands without a valid certificate. Each costs up to 100 KB.
 const STRANGERS: Seats = Seats { whole: 256, of_one: 128 };
 
-/// From the connection to the first byte, and from there to the end of the handshake: four round
-/// trips, on a bad link.
+/// Time from the connection to the first byte, and from there to the end of the handshake: four
+/// round trips, on a bad link.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What an enrolment takes. A gateway whose certificate does not count hears why, and goes.
+/// Time for an enrolment. A gateway with an invalid certificate gets the reason, and disconnects.
 const STRANGER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a stranger may say in that time: an enrolment has some 2 KB.
+/// Bytes that a stranger may send in that time: an enrolment has some 2 KB.
 const STRANGER_BYTES: usize = 256 << 10;
 
-/// From a revocation to the end of the connection: what was at work ends meanwhile, and says why.
+/// Time from a revocation to the end of the connection: running work ends meanwhile, and reports
+/// why.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Accepted connections that wait for the server to take them.
 const QUEUE: usize = 64;
 
-/// When there is nothing left to accept with (EMFILE), connections must end first.
+/// Pause when descriptors have run out (EMFILE): connections must end first.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Who is at the other end; in the extensions of every request.
+/// The peer of a connection; in the extensions of every request.
 #[derive(Debug, Clone)]
 pub struct Peer {
     /// Its address, where it has one.
     pub address: Option<SocketAddr>,
-    /// What it has proved.
+    /// Its proof of identity.
     pub proof: Proof,
 }
 
-/// A connection that is let in, so far.
+/// An accepted connection.
 pub struct Connection {
     stream: Stream,
     peer: Peer,
-    /// Whose runtime serves it.
+    /// Identity whose runtime serves it.
     identity: Option<String>,
     stranger: Option<Stranger>,
     _closing: Option<Closing>,
     _share: Option<ConnectionShare>,
 }
 
-/// Closes a connection when its identity is removed, whatever the connection itself does.
+/// Closes a connection when its identity is removed, whatever state the connection is in.
 struct Closing(JoinHandle<()>);
 
 enum Stream {
@@ -109,14 +109,14 @@ enum Stream {
 /// A TCP socket that can move to the reactor of another runtime.
 struct Socket(Option<TcpStream>);
 
-/// Connections of nobody in particular (plain text, strangers), as they are let in; those of
-/// identities go to the identities' runtimes. Dropping it ends what is under way.
+/// Accepted connections without identity (plain text, strangers); those of identities go to the
+/// identities' runtimes. Dropping this ends all handshakes.
 pub struct Incoming {
     accepted: ReceiverStream<io::Result<Connection>>,
     _work: JoinSet<()>,
 }
 
-/// Takes accepted connections to whoever serves them.
+/// Passes accepted connections to their servers.
 #[derive(Clone)]
 struct Dispatch {
     common: mpsc::Sender<io::Result<Connection>>,
@@ -124,7 +124,7 @@ struct Dispatch {
 }
 
 impl Incoming {
-    /// Accepts on `listener`, with TLS if there is any, for as long as this exists.
+    /// Accepts on `listener`, with TLS if configured, for as long as this exists.
     pub fn new(
         listener: TcpListener,
         tls: Option<Arc<Serving>>,
@@ -144,7 +144,7 @@ impl Dispatch {
         match connection.identity.clone() {
             Some(identity) => self.runtimes.serve(&identity, connection).await,
             None => {
-                // The server has ended.
+                // A failed send means that the server has ended.
                 let _ = self.common.send(Ok(connection)).await;
             }
         }
@@ -152,7 +152,7 @@ impl Dispatch {
 }
 
 impl Connection {
-    /// Has readiness told by the present runtime from here on.
+    /// Registers the socket with the current runtime.
     ///
     /// # Errors
     /// When the runtime has no room for another descriptor.
@@ -174,7 +174,7 @@ impl Socket {
         Pin::new(self.0.as_mut().expect("only `adopt` takes it, and puts it back"))
     }
 
-    /// On an error the socket is gone, and so is whatever holds it.
+    /// On an error the socket is dropped, and its holder must be, too.
     fn adopt(&mut self) -> io::Result<()> {
         let stream = self.0.take().expect("only `adopt` takes it, and puts it back");
         self.0 = Some(TcpStream::from_std(stream.into_std()?)?);
@@ -239,7 +239,7 @@ async fn accept(
     let rooms = Arc::new(Rooms::new());
     let mut handshakes = JoinSet::new();
     loop {
-        // Those that are over, lest they pile up.
+        // Reaps finished tasks, lest they pile up.
         while handshakes.try_join_next().is_some() {}
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -252,7 +252,7 @@ async fn accept(
         let _ = stream.set_nodelay(true);
         match &tls {
             None => {
-                // Nobody tells one such peer from another: beyond the bound they are turned away.
+                // These peers can't be told apart: beyond the bound they are turned away.
                 let Ok(share) = admission.connection(&Proof::NotAsked) else { continue };
                 let peer = Peer { address: Some(address), proof: Proof::NotAsked };
                 let connection = Connection {
@@ -284,18 +284,18 @@ async fn accept(
     }
 }
 
-/// Waits until there is something to read; `None` when nothing will come of it.
+/// Waits for the first byte; `None` if the peer is gone, too slow, or has lost its seat.
 async fn first_word(stream: &TcpStream, mut seat: Seat) -> Option<()> {
     let mut byte = [0];
     let said = tokio::select! {
         _ = &mut seat.lost => return None,
         said = timeout(HANDSHAKE_TIMEOUT, stream.peek(&mut byte)) => said,
     };
-    // Who has hung up is not to take a seat of the next room.
+    // A peer that has hung up must not take a seat of the next room.
     matches!(said, Ok(Ok(1..))).then_some(())
 }
 
-/// The handshake, and what follows from it; `None` when there is no use in going on.
+/// Does the handshake and admits the peer; `None` if the connection is to be dropped.
 async fn shake_hands(
     tls: &Serving,
     (stream, address): (TcpStream, SocketAddr),
@@ -339,7 +339,11 @@ async fn shake_hands(
     let closing = match closing.transpose() {
         Ok(closing) => closing,
         Err(error) => {
-            tracing::warn!(%address, %error, "a connection that could not be closed when it must be");
+            tracing::warn!(
+                %address,
+                %error,
+                "a connection that could not be closed when it must be"
+            );
             return None;
         }
     };
@@ -365,7 +369,7 @@ impl Drop for Closing {
     }
 }
 
-/// Whom a seat counts for: an IPv4 address, or the /64 that one IPv6 host has all addresses of.
+/// Unit in which seats are counted: an IPv4 address, or the /64 network of an IPv6 host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Source(IpAddr);
 
@@ -383,7 +387,7 @@ impl Source {
     }
 }
 
-/// Where peers wait that have proved nothing yet.
+/// Waiting rooms of peers that have proved nothing yet.
 struct Rooms {
     silent: Arc<WaitingRoom>,
     shaking: Arc<WaitingRoom>,
@@ -412,18 +416,18 @@ struct WaitingRoom {
 
 #[derive(Default)]
 struct Taken {
-    /// Those who are there longest are in front.
+    /// The oldest seats are in front.
     of: HashMap<Source, VecDeque<(u64, oneshot::Sender<()>)>>,
     count: usize,
     next: u64,
 }
 
-/// A place in a room, until it is dropped or somebody else needs it.
+/// A seat in a room, until it is dropped or lost to another peer.
 struct Seat {
     room: Arc<WaitingRoom>,
     source: Source,
     number: u64,
-    /// Resolves when somebody else needs it.
+    /// Resolves when another peer takes the seat.
     lost: oneshot::Receiver<()>,
 }
 
@@ -451,7 +455,7 @@ impl WaitingRoom {
 }
 
 impl Taken {
-    /// Drops its end of the seat, which the holder notices.
+    /// Drops the room's end of the seat, which its holder notices.
     fn remove_oldest(&mut self, source: Source) {
         let oldest =
             self.of.get(&source).and_then(|seats| seats.front()).map(|(number, _)| *number);
@@ -488,7 +492,7 @@ impl Drop for Seat {
     }
 }
 
-/// The bounds of a connection whose peer is nobody.
+/// Bounds of a connection with an unknown peer.
 struct Stranger {
     seat: Seat,
     timeout: Pin<Box<Sleep>>,
