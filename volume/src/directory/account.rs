@@ -140,13 +140,13 @@ impl Pool {
 }
 
 impl Charge {
-    /// How much of it.
+    /// Returns the amount.
     #[must_use]
     pub fn amount(&self) -> usize {
         self.amount
     }
 
-    /// What it is a part of.
+    /// Returns the pool.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool

@@ -20,8 +20,8 @@ pub(super) struct KnownAcls {
     known: Vec<(Acls, Option<Bytes>)>,
 }
 
-/// Returns true if access rights are certainly unchanged. With an ACL, any change of the file may be
-/// one of the ACL.
+/// Returns true if access rights are certainly unchanged. With an ACL, any change of the file may
+/// be one of the ACL.
 pub(super) fn has_same_rights(before: &Attributes, now: &Attributes) -> bool {
     let rights = |of: &Attributes| (of.mode, of.uid, of.gid, of.acls);
     let has_acl = now.acls.is_some_and(|acls| acls.contains(Acls::ACCESS));
@@ -60,8 +60,8 @@ impl Node {
 }
 
 impl Volume {
-    /// Returns an ACL for the kernel, which needs it before it grants access to users other than the
-    /// owner. It caches the answer with the attributes, except for the root directory.
+    /// Returns an ACL for the kernel, which needs it before it grants access to users other than
+    /// the owner. It caches the answer with the attributes, except for the root directory.
     pub(super) async fn acl(
         self: &Arc<Self>,
         caller: &Caller,
@@ -78,7 +78,8 @@ impl Volume {
             answer => answer,
         };
         if before.is_none() || self.leased(number) != before {
-            // Without a lease, a change of the ACL that the kernel is about to cache would be missed.
+            // Without a lease, a change of the ACL that the kernel is about to cache would be
+            // missed.
             self.forget_attributes(number);
             return answer;
         }
@@ -107,8 +108,8 @@ impl Volume {
         Some((node.losses, node.attributes?))
     }
 
-    /// Handles a change of an ACL by this session, for which it gets no recall. From now on only the
-    /// server knows the access rights, and the permissions of new files.
+    /// Handles a change of an ACL by this session, for which it gets no recall. From now on only
+    /// the server knows the access rights, and the permissions of new files.
     pub(super) fn acl_changed(&self, number: u64, name: &OsStr) {
         let mut table = self.table();
         if let Some(node) = table.node_mut(number).filter(|_| Acls::named(name).is_some()) {

@@ -1,6 +1,6 @@
-//! Files ahead of their opening: their contents are fetched in few requests of many files each, for
-//! whoever opens one after the other ([`super::readers`] knows which come next), and small ones are
-//! then opened without asking anybody.
+//! File prefetch: contents are fetched before the files are opened, in few requests of many files
+//! each, for programs that open one file after the other ([`super::readers`] predicts which). Small
+//! files are then opened without a round trip.
 
 use std::{
     collections::HashMap,
@@ -20,29 +20,30 @@ use super::{
 };
 use crate::store::{Caller, Entry, Errno, FileId, Kind, Leases, ReadPart};
 
-/// What was fetched and not opened may take that share of the memory for contents.
+/// Prefetched files that are not opened yet may take this fraction (1/N) of the memory for
+/// contents.
 const SHARE: u64 = 4;
 
-/// Of a larger file only the beginning is fetched: then it is read ahead as it is read.
+/// Limit of prefetched chunks per file: the rest is read ahead when the file is read.
 const LARGE_CHUNKS: u64 = 4;
 
-/// Directories without files that are passed over in looking for more files.
+/// Limit of directories that are searched in a row for more files.
 const EMPTY_DIRECTORIES: usize = 64;
 
 /// A file to be fetched, its version, and the chunks that were claimed for it.
 type Wanted = (FileId, u64, Range<u64>);
 
-/// One of a single chunk.
+/// A file to be fetched that has a single chunk.
 struct Small {
     file: FileId,
     version: u64,
-    /// Its contents are on this machine's disk.
+    /// True if its contents are cached.
     is_kept: bool,
 }
 
 impl Volume {
-    /// A small file whose contents are kept, read with the same rights: open(2) would say nothing
-    /// new.
+    /// Returns a small file from the cache, if it was read before with the same rights: open(2) on
+    /// the server would give the same result.
     pub(super) async fn in_memory(&self, caller: &Caller, file: FileId) -> Option<(Entry, Bytes)> {
         loop {
             let fetched = self.loaded.notified();
@@ -61,7 +62,8 @@ impl Volume {
         }
     }
 
-    /// How a small file is, and whether its contents may be remembered and the caller may read it.
+    /// Returns a small file's entry, and true if its contents may be cached and the caller may read
+    /// it.
     fn small(&self, caller: &Caller, file: FileId) -> Option<(Entry, bool)> {
         if self.store.lease_limit().is_some() {
             return None;
@@ -78,7 +80,7 @@ impl Volume {
         self.readers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a file is opened; fetches those that come next, if it came next itself.
+    /// Notes that a file is opened; prefetches the next ones if this one was predicted.
     pub(super) fn note_opened(self: &Arc<Self>, caller: &Caller, file: FileId) {
         let mut readers = self.readers().opened(file);
         if readers.is_empty() {
@@ -87,7 +89,7 @@ impl Volume {
         readers.into_iter().for_each(|reader| self.fetch_files_ahead(caller, reader));
     }
 
-    /// The first two of a directory, one right after the other, are enough to expect the third.
+    /// Starts a reader when two files of a directory were opened in a known order.
     fn begin_reading(&self, file: FileId) -> Option<ReaderId> {
         let (parent, orders, by) = {
             let mut table = self.table();
@@ -100,7 +102,7 @@ impl Volume {
         Some(self.readers().begin(orders.files_after(file, by), (parent, by)))
     }
 
-    /// Fetches what is expected next, as far as there is room for it.
+    /// Prefetches the predicted files, as far as there is room.
     pub(super) fn fetch_files_ahead(self: &Arc<Self>, caller: &Caller, reader: ReaderId) {
         self.expect_further_directories(reader);
         let limit = self.chunks.limit() / SHARE;
@@ -117,7 +119,7 @@ impl Volume {
         }
     }
 
-    /// The directories after the one that a reader has come to, whose files are known by now.
+    /// Predicts the files of the next directories whose listings are known by now.
     fn expect_further_directories(&self, reader: ReaderId) {
         for _ in 0..EMPTY_DIRECTORIES {
             let Some(reached) = self.readers().reached(reader) else { return };
@@ -126,11 +128,11 @@ impl Volume {
         }
     }
 
-    /// Which directory comes next, and its files.
+    /// Returns the predicted next directory, and its files.
     fn next_directory(&self, (mut directory, by): Reached) -> Option<(FileId, Vec<FileId>)> {
         let table = self.table();
         let orders = |directory| table.of(directory)?.orders.clone();
-        // A shell's pattern stays on its level, other programs go down first.
+        // A shell's glob stays on its level; other programs descend first.
         let inside = orders(directory)
             .filter(|_| by != By::Name)
             .and_then(|inside| inside.directories(by).first().copied());
@@ -146,7 +148,7 @@ impl Volume {
         Some((next, orders(next)?.files(by).to_vec()))
     }
 
-    /// How much of a file would be fetched; `None`: nothing, as far as is known now.
+    /// Returns the number of bytes of a file to prefetch; `None` if there is nothing to fetch.
     fn size_of_fetched(&self, file: FileId) -> Option<u64> {
         let table = self.table();
         let attributes = table.of(file).filter(|node| self.is_good(node))?.attributes?;
@@ -157,7 +159,7 @@ impl Volume {
         (is_wanted && !is_there()).then(|| attributes.size.min(LARGE_CHUNKS * CHUNK))
     }
 
-    /// What of these files is not in memory, nor on its way.
+    /// Claims the chunks of these files that are neither in memory nor being fetched.
     fn claim(&self, files: &[FileId]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for file in files {
@@ -204,8 +206,8 @@ impl Volume {
         self.loaded.notify_waiters();
     }
 
-    /// Files of one chunk, in one request. Of those whose contents are kept it asks for nothing but
-    /// the right to read them, and for leases.
+    /// Fetches files of one chunk in one request. For cached ones it only checks the right to read
+    /// them, and gets leases.
     async fn fetch_files(&self, caller: &Caller, wanted: &[Small]) -> Result<(), Errno> {
         let part = |of: &Small| ReadPart {
             place: of.file.into(),
@@ -233,7 +235,7 @@ impl Volume {
                         parts.remove(&piece.part).unwrap_or_default().freeze(),
                     );
                 }
-                // With other rights it has another version.
+                // A change of its permissions would have changed the version.
                 let is_it =
                     |node: &&mut Node| node.attributes.is_some_and(|a| a.version == *version);
                 if let Some(node) = self.table().of_mut(*file).filter(is_it) {

@@ -1,9 +1,8 @@
-//! Appends: which open files have each write(2) come as one request, and what becomes of appends
-//! whose answer is lost.
+//! Appends: direct I/O for `O_APPEND`, and recovery of appends whose answer is lost.
 //!
-//! Invariant: what one request of the kernel carries is appended by one write of the server,
-//! wherever the end is then. So it is also when this session alone may write the file: a lease
-//! keeps other sessions away, not programs of the server.
+//! Invariant: one request of the kernel is appended by one write on the server, at the end of the
+//! file at that time. That also holds under a write lease, which excludes other sessions but not
+//! programs on the server.
 
 use tokio_stream::StreamExt as _;
 
@@ -15,30 +14,30 @@ use super::{
 };
 use crate::store::{Answer, Caller, Errno, FileId, Leases, Op, OpenFlags, Place, ReadPart, Write};
 
-/// What has been added to a file since the answer was lost is searched only if it is no more.
+/// Limit for the data added since a lost append that is searched for it.
 const MOST_SEARCHED_BYTES: u64 = 64 << 20;
 
 impl Volume {
-    /// Whether the kernel is to send each write(2) by such an open file as one request, as far as
-    /// one carries it, around its pages. With pages it sends each one that it does not have whole
-    /// by itself, and keeps it locked until that is answered: what waits for another client then
-    /// keeps this client from forgetting the page, for which the other may wait.
+    /// Returns true if an open file with these flags needs direct I/O: the kernel sends each
+    /// write(2) as one request (up to the maximum size), bypassing its pages. Otherwise the kernel
+    /// sends each incomplete page by itself, and keeps it locked until the answer. If the write
+    /// waits for another client, the locked page blocks the invalidation that the other may wait
+    /// for.
     pub(super) fn writes_whole(&self, flags: OpenFlags) -> bool {
         flags.contains(OpenFlags::APPEND) || self.settings.sync && flags.contains(OpenFlags::WRITE)
     }
 
-    /// Whether appends are answered before they are on the server, as other writes are: nobody else
-    /// can look at the file before it has them, or the kernel has a page of it locked
-    /// ([`Self::writes_whole`]).
+    /// Returns true if appends may be answered before they are on the server, like other writes:
+    /// under a valid write lease, or if the kernel has a page locked ([`Self::writes_whole`]).
     pub(super) fn may_gather(&self, table: &Table, open: &Open) -> bool {
         let is_alone = |node: &Node| node.leases.contains(Leases::WRITE) && self.is_good(node);
         !open.is_direct || table.of(open.file).is_some_and(is_alone)
     }
 
-    /// Where the file ended before any of these was sent, if some of them are appends.
+    /// Returns the file's size before any of these writes was sent, if some of them are appends.
     ///
     /// # Errors
-    /// Of asking.
+    /// Those of the call.
     pub(super) async fn end_before(
         &self,
         caller: &Caller,
@@ -55,14 +54,14 @@ impl Volume {
         }
     }
 
-    /// Takes out the appends that the server may have though their answer was lost: they would have
-    /// been carried out in their order, each as one, so they would lie behind `end` in that order,
-    /// whatever others have appended between them. The same bytes may be another's: what is taken
-    /// out is not known to have happened, only what is left is known not to have. Gives where the
-    /// last of them ends.
+    /// Removes the appends that the server may have performed although their answer was lost: their
+    /// bytes would be after `end`, in their order, each contiguous, possibly with other programs'
+    /// appends in between. Equal bytes may also be another program's: so the removed ones may not
+    /// have been performed, but the remaining ones certainly have not. Returns the end of the last
+    /// removed one.
     ///
     /// # Errors
-    /// A lost request, which can be made again; others say that this can't be found out.
+    /// That of a lost request, which can be repeated; with other errors it can't be determined.
     pub(super) async fn take_out_arrived(
         &self,
         caller: &Caller,
@@ -94,7 +93,7 @@ impl Volume {
         if range.end - range.start > MOST_SEARCHED_BYTES {
             return Err(Errno::EFBIG);
         }
-        // Not by a handle that may be for writing alone.
+        // Without the handle, which may be write-only.
         let mut pieces =
             self.store.read(caller, vec![ReadPart { place: place.file.into(), range }]).await;
         let mut added = Vec::new();
@@ -105,7 +104,8 @@ impl Volume {
     }
 }
 
-/// Whether nobody knows what became of writes with that error, and they may not be made twice.
+/// Returns true if the outcome of writes is unknown after that error, and they must not be
+/// repeated.
 pub(super) fn is_doubtful(writes: &[Write], errno: Errno) -> bool {
     is_lost(errno)
         && errno != Errno::EAGAIN

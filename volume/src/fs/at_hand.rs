@@ -1,6 +1,5 @@
-//! How far a program that runs on this machine would get without asking the store: what is
-//! remembered under leases, and which contents are here. Nothing waits in it, and nothing depends
-//! on it: what has been recalled meanwhile is asked for.
+//! Estimate of the round trips that a program on this machine would need, from leases and cached
+//! contents. It never waits, and correctness doesn't depend on it.
 
 use std::{
     ffi::OsString,
@@ -17,50 +16,48 @@ use super::{
 };
 use crate::store::{Caller, Kind, Leases};
 
-/// Files of a tree that are looked at, at most: with more a walk through them takes as long as most
-/// links.
+/// Limit of files in a tree that are counted: a walk over more takes as long as a round trip.
 const MOST_FILES: u64 = 2000;
 
-/// What a program does with a path below the volume's root.
+/// A program's access to a path below the volume's root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
-    /// It looks at it, and lists it if it is a directory.
+    /// stat(2), or listing a directory.
     Look(PathBuf),
-    /// It reads it.
+    /// Reading a file.
     Read(PathBuf),
-    /// It looks at everything below it.
+    /// stat(2) of everything below the path.
     LookBelow(PathBuf),
-    /// It reads everything below it.
+    /// Reading everything below the path.
     ReadBelow(PathBuf),
-    /// It writes to a file that is open.
+    /// Writing to an open file.
     Write(PathBuf),
-    /// It makes a file of that name, or one in the directory of that name.
+    /// Creating a file with that name, or in the directory with that name.
     Make(PathBuf),
 }
 
-/// What that takes here.
+/// Estimated cost of a program's accesses on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AtHand {
-    /// Files that are looked at or read.
+    /// Number of accessed files.
     pub files: u64,
-    /// Contents, in bytes.
+    /// Size of the contents, in bytes.
     pub bytes: u64,
-    /// Of these, what would have to be fetched, and, where something is written, what may have to
-    /// be sent.
+    /// Bytes of these that must be fetched, and, if anything is written, may have to be sent.
     pub missing: u64,
-    /// Round trips, one after the other; contents of small files are fetched together
+    /// Sequential round trips; contents of small files are fetched together
     /// ([`Volume::will_read`]).
     pub round_trips: u32,
-    /// The time that one of them takes.
+    /// Duration of a round trip.
     pub round_trip: Duration,
 }
 
-/// The time that a round trip takes: the shortest of late.
+/// Estimate of the round-trip time: the shortest recent one.
 #[derive(Debug, Default)]
 pub(super) struct RoundTrip(AtomicU64);
 
 impl RoundTrip {
-    /// One took so long. A link that has become longer is believed after a while.
+    /// Notes a round trip. The estimate grows by at most an eighth each time.
     pub fn took(&self, time: Duration) {
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let known = self.0.load(Ordering::Relaxed);
@@ -73,7 +70,7 @@ impl RoundTrip {
     }
 }
 
-/// A count that is not finished.
+/// State of an estimate.
 #[derive(Default)]
 struct Count {
     found: AtHand,
@@ -82,7 +79,7 @@ struct Count {
 }
 
 impl Volume {
-    /// How much of what a program is going to use is here. `None`: nobody can tell without asking.
+    /// Estimates the cost of a program's accesses. `None`: unknown without a request to the server.
     #[must_use]
     pub fn at_hand(&self, caller: &Caller, uses: &[Use]) -> Option<AtHand> {
         if self.store.lease_limit().is_some() {
@@ -98,7 +95,7 @@ impl Volume {
         Some(AtHand { round_trips, missing, round_trip: self.round_trip.get(), ..count.found })
     }
 
-    /// Whether nothing of what is expected would have to be fetched.
+    /// Returns true if the expected accesses need no round trip.
     #[must_use]
     pub fn has(&self, caller: &Caller, expected: &[Expected]) -> bool {
         let to_use = |expected: &Expected| match expected {
@@ -129,7 +126,7 @@ impl Volume {
             (Use::Look(_), Kind::Directory) if node.listing.is_some() => {
                 count.found.files += node.names.len() as u64
             }
-            // What was made in it in memory goes out before it is listed.
+            // Pending files in it are sent before it is listed.
             (Use::Look(_), Kind::Directory) => {
                 count.found.round_trips += 1 + u32::from(!node.pending_names.is_empty())
             }
@@ -146,8 +143,8 @@ impl Volume {
         Some(())
     }
 
-    /// In a directory that nobody else knows a file costs nothing. Elsewhere it is made, written
-    /// and closed.
+    /// Counts a new file: it is free if it is created in memory; otherwise it takes round trips for
+    /// creating, and for writing and closing it.
     fn count_made(&self, table: &Table, path: &[OsString], count: &mut Count) -> Option<()> {
         const ELSEWHERE: u32 = 2;
         (count.found.files, count.writes) = (count.found.files + 1, true);
@@ -165,7 +162,7 @@ impl Volume {
         Some(())
     }
 
-    /// What a path leads to, if that is known: a file, or `None` where there is none.
+    /// Resolves a path from the cache: a file, or `Some(None)` if it certainly does not exist.
     pub(super) fn node_at<'t>(
         &self,
         table: &'t Table,
@@ -190,7 +187,7 @@ impl Volume {
         (node.unborn.is_some() || self.is_good(node)).then_some(Some(node))
     }
 
-    /// All below a directory; with a caller, its contents too.
+    /// Counts all files below a directory; with a reader, their contents too.
     fn count_tree(
         &self,
         table: &Table,
@@ -225,7 +222,7 @@ impl Volume {
         if node.unborn.is_some() {
             return;
         }
-        // Only small files are opened without asking.
+        // Only small files are opened without a round trip.
         count.found.round_trips += u32::from(!(1..=CHUNK).contains(&attributes.size));
         let may = node.leases.contains(Leases::DATA) && node.reader == Some(caller.uid);
         let is_here = |number| {

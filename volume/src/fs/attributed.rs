@@ -1,6 +1,5 @@
-//! Names of a directory together with the attributes of their files, for a kernel that is told of
-//! both at once. An answer can't say that the attributes of a name are not known: what is missing
-//! is looked up here, before anything is told.
+//! READDIRPLUS: names of a directory with the attributes of their files. A reply can't say that
+//! attributes are unknown: so missing ones are looked up before the reply.
 
 use std::{ffi::OsStr, sync::Arc};
 
@@ -9,26 +8,26 @@ use tokio::task::JoinSet;
 use super::{Name, Volume};
 use crate::store::{Caller, Entry, Errno};
 
-/// Looked up at the same time: what the kernel takes at once has seldom more that are not
-/// remembered.
+/// Limit of concurrent look-ups: one reply seldom has more names without cached attributes.
 const LOOKED_UP_AT_ONCE: usize = 64;
 
-/// Names of one answer: what a program takes at once (32 KiB, at 160 bytes each) has fewer.
+/// Limit of names in one reply: a program's buffer (32 KiB, at 160 bytes each) holds fewer.
 const NAMES_AT_ONCE: usize = 256;
 
 impl Name {
-    /// Neither `.` nor `..`, which the kernel knows, and of no known attributes.
+    /// Returns true if the attributes are missing, and the name is neither `.` nor `..`, whose
+    /// attributes the kernel knows.
     fn lacks_attributes(&self) -> bool {
         self.entry.is_none() && self.name != OsStr::new(".") && self.name != OsStr::new("..")
     }
 }
 
 impl Volume {
-    /// As [`Self::read_directory`], with attributes of every file that the caller may look at. None
-    /// at all: the end.
+    /// Like [`Self::read_directory`], with the attributes of every file that the caller may stat.
+    /// An empty result is the end of the directory.
     ///
     /// # Errors
-    /// Of reading the directory.
+    /// Those of reading the directory.
     pub async fn read_directory_with_attributes(
         self: &Arc<Self>,
         open: u64,
@@ -39,7 +38,7 @@ impl Volume {
             let Some(last) = names.last().map(|name| name.next) else { return Ok(names) };
             let answers = self.look_up_missing(open, &names).await?;
             let mut missing = names.iter().enumerate().filter(|(_, name)| name.lacks_attributes());
-            // The rest is for the next part.
+            // Cut off before the first name that was not looked up.
             let end = missing.nth(answers.len()).map_or(names.len(), |(place, _)| place);
             let last = if end < names.len() { names[end - 1].next } else { last };
             names.truncate(end);
@@ -48,7 +47,7 @@ impl Volume {
                 match found {
                     Ok(entry) => names[place].entry = Some(entry),
                     Err(Errno::ENOENT) => gone.push(names[place].next),
-                    // It has a name, and nothing else for this caller.
+                    // The caller may see the name, but not stat the file.
                     Err(_) => {}
                 }
             }
@@ -60,7 +59,7 @@ impl Volume {
         }
     }
 
-    /// By their places.
+    /// Looks up names without attributes, up to [`LOOKED_UP_AT_ONCE`]; returns them by index.
     async fn look_up_missing(
         self: &Arc<Self>,
         open: u64,

@@ -1,4 +1,5 @@
-//! What a file is, apart from its names and contents.
+//! Requests for attributes, symbolic links' targets, file system statistics and extended
+//! attributes.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,8 +14,7 @@ use crate::store::{
 };
 
 impl Volume {
-    /// stat(2). What is being written is on the server first, so that size and times are those of
-    /// the server.
+    /// stat(2). Unsent writes are sent first, so that size and times are the server's.
     ///
     /// # Errors
     /// Of the call.
@@ -47,8 +47,8 @@ impl Volume {
         node.leases.contains(Leases::ATTRIBUTES) && self.is_good(node)
     }
 
-    /// chmod(2), chown(2), truncate(2), utimensat(2). `open` is the open file that it is done to,
-    /// where there is one.
+    /// chmod(2), chown(2), truncate(2), utimensat(2). `open`: the open file for the f-variants,
+    /// such as ftruncate(2).
     ///
     /// # Errors
     /// Of the call.

@@ -2,9 +2,9 @@
 //! request, one request at a time, so that directories exist before their files. Files gather while
 //! a request is pending.
 //!
-//! An operation that needs a file on the store waits for all earlier ones ([`Volume::bring_out`]). A
-//! lost request is repeated without limit. A refused file stays pending, visible under its name and
-//! in the journal, and is tried again ([`Retry`]). `outcomes` processes the results.
+//! An operation that needs a file on the store waits for all earlier ones ([`Volume::bring_out`]).
+//! A lost request is repeated without limit. A refused file stays pending, visible under its name
+//! and in the journal, and is tried again ([`Retry`]). `outcomes` processes the results.
 
 use std::{
     collections::HashSet,
@@ -232,8 +232,8 @@ pub(super) async fn send(births: Arc<Births>, volume: Weak<Volume>) {
 
 impl Volume {
     /// Ends the sessions of earlier gateways that have sent this journal's records; to be called
-    /// before its replay. Their requests may still be queued on the server, and must not be performed
-    /// after those of this session.
+    /// before its replay. Their requests may still be queued on the server, and must not be
+    /// performed after those of this session.
     ///
     /// # Errors
     /// The store's, or `EIO` if the names can't be read: their requests may still be in flight.
@@ -255,8 +255,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Sets the journal, so that files of new directories are created in memory from now on. Its old
-    /// records become pending files again, and are sent like all others.
+    /// Sets the journal, so that files of new directories are created in memory from now on. Its
+    /// old records become pending files again, and are sent like all others.
     ///
     /// # Errors
     /// The store's; then the next volume replays the journal.

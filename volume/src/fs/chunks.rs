@@ -1,5 +1,4 @@
-//! Contents that are kept in memory: chunks of files, each with the version of the file that it is
-//! of, the least recently used given up first.
+//! LRU cache of contents in memory: chunks of files, each with its file's version.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,10 +9,10 @@ use bytes::Bytes;
 
 use crate::store::FileId;
 
-/// Where chunks begin and end: a multiple of what the kernel asks for at once.
+/// Size of a chunk, in bytes: a multiple of the kernel's reads.
 pub(super) const CHUNK: u64 = 1 << 20;
 
-/// Which chunk of which file.
+/// A file, and the index of a chunk in it.
 pub(super) type Key = (FileId, u64);
 
 pub(super) struct Chunks {
@@ -24,7 +23,7 @@ pub(super) struct Chunks {
 #[derive(Default)]
 struct Kept {
     chunks: HashMap<Key, Chunk>,
-    /// By last use.
+    /// Keys by last use.
     used: BTreeMap<u64, Key>,
     clock: u64,
     bytes: u64,
@@ -37,7 +36,7 @@ struct Chunk {
 }
 
 impl Chunks {
-    /// At most so many bytes.
+    /// Creates a cache for up to `limit` bytes.
     pub fn new(limit: u64) -> Self {
         Self { kept: Mutex::default(), limit }
     }
@@ -50,12 +49,12 @@ impl Chunks {
         self.kept().bytes
     }
 
-    /// How far ahead it makes sense to read.
+    /// Returns the limit in bytes, which also bounds read-ahead.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// A chunk of that version.
+    /// Returns a chunk of that version.
     pub fn get(&self, key: Key, version: u64) -> Option<Bytes> {
         let mut kept = self.kept();
         kept.clock += 1;
@@ -68,12 +67,12 @@ impl Chunks {
         Some(data)
     }
 
-    /// Whether there is a chunk of that version; that is no use of it.
+    /// Returns true if there is a chunk of that version. Doesn't count as a use.
     pub fn has(&self, key: Key, version: u64) -> bool {
         self.kept().chunks.get(&key).is_some_and(|chunk| chunk.version == version)
     }
 
-    /// Keeps a chunk.
+    /// Caches a chunk.
     pub fn put(&self, key: Key, version: u64, data: Bytes) {
         let mut kept = self.kept();
         kept.remove(key);

@@ -1,4 +1,4 @@
-//! Open files: opened, closed, synced, locked; and what is done to their contents on the server.
+//! Open files: open, close, fsync, locks, and operations on contents that the server performs.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -26,38 +26,38 @@ use crate::store::{
 #[derive(Debug)]
 pub(super) struct Open {
     pub file: FileId,
-    /// Not yet, for a file whose contents are in memory.
+    /// The store's handle; `None` for a file that was opened from the cache or created in memory.
     pub handle: Mutex<Option<Handle>>,
-    /// The whole contents, as they were when it was opened from memory.
+    /// The whole contents at the time of an open from the cache.
     pub pinned: Option<Bytes>,
     pub flags: OpenFlags,
-    /// The kernel sends what is written and read as it is, and locks no page of the file meanwhile.
+    /// True for direct I/O: the kernel sends reads and writes as they are, and locks no pages.
     pub is_direct: bool,
     pub caller: Caller,
-    /// A write that was answered and then failed: the next call that can say so does.
+    /// Error of a write that was answered before it failed, to be reported by a later call.
     pub fault: Mutex<Option<Errno>>,
-    /// Owners that have asked for locks through it. A process goes when it closes the file; the
-    /// locks of the open file itself (F_OFD_SETLK, flock(2)) go with it, and of the former the
-    /// kernel does not say so.
+    /// Owners that have requested locks through it. A process's locks end when it closes the file.
+    /// Locks of the open file itself (F_OFD_SETLK, flock(2)) end with it; for F_OFD_SETLK the
+    /// kernel doesn't say so.
     pub lock_owners: Mutex<BTreeSet<u64>>,
-    /// How it is read.
+    /// Pattern of its reads, for read-ahead.
     pub pattern: Mutex<Pattern>,
 }
 
-/// What an open is answered with.
+/// Result of an open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opened {
     /// The number of the open file.
     pub number: u64,
-    /// What the kernel has of the contents is still true.
+    /// True if the kernel's cached pages are still valid (FOPEN_KEEP_CACHE).
     pub keeps_pages: bool,
-    /// The kernel must not use what it keeps of the contents, nor keep any: changes would not be
-    /// heard of, or one write(2) is to be one request.
+    /// True if the kernel must bypass its pages (FOPEN_DIRECT_IO): there is no lease, or one
+    /// write(2) must be one request.
     pub is_direct: bool,
 }
 
 impl Volume {
-    /// open(2) of what is there.
+    /// open(2) of an existing file.
     ///
     /// # Errors
     /// Of the call.
@@ -83,7 +83,7 @@ impl Volume {
         Ok(self.opened(caller, flags, (Some(handle), None), &entry))
     }
 
-    /// Contents that the store does not take can be read.
+    /// Opens a refused file for reading.
     fn open_refused(&self, caller: &Caller, number: u64, flags: OpenFlags) -> Option<Opened> {
         let table = self.table();
         let node = table.node(number)?;
@@ -102,7 +102,7 @@ impl Volume {
         Some(Opened { number, keeps_pages: false, is_direct: true })
     }
 
-    /// open(2) with `O_CREAT` of a name that is not known to be there.
+    /// open(2) with `O_CREAT` of a name that is not known to exist.
     ///
     /// # Errors
     /// Of the call.
@@ -147,13 +147,13 @@ impl Volume {
             if flags.contains(OpenFlags::READ) {
                 node.reader = Some(caller.uid);
             }
-            // Where nobody would tell of a change, the kernel is not to remember.
+            // Without recalls, the kernel must not cache.
             let is_told = self.store.lease_limit().is_none();
             let is_leased =
                 is_told && node.leases.contains(Leases::DATA) && !flags.contains(OpenFlags::DIRECT);
             opened.is_direct = !is_leased || self.writes_whole(flags);
             opened.keeps_pages = is_leased && !node.pages_doubtful;
-            // Without the word to keep them the kernel drops its pages now.
+            // Without `keeps_pages` the kernel drops its pages on this open.
             node.pages_doubtful = !is_leased;
         }
         drop(table);
@@ -168,7 +168,7 @@ impl Volume {
         opened
     }
 
-    /// The open file, with a handle where it had none.
+    /// Returns an open file with a handle, which is opened if necessary.
     async fn open_with_handle(self: &Arc<Self>, open: u64) -> Result<Arc<Open>, Errno> {
         let open = self.born_open(open).await?;
         if open.handle().is_none() {
@@ -181,15 +181,15 @@ impl Volume {
                 node.handles.push(handle);
             }
             if let Some(other) = before {
-                // Two have asked at once.
+                // A concurrent call has opened another one.
                 let _ = self.ask(&open.caller, Op::Close(other)).await;
             }
         }
         Ok(open)
     }
 
-    /// Before a name goes, which may be the last one of its file: what was opened from memory alone
-    /// could not be asked for any more.
+    /// Opens handles for open files without one, before a name is removed: if it is their last one,
+    /// they would be unreachable afterwards.
     pub(super) async fn hold_open(
         self: &Arc<Self>,
         caller: &Caller,
@@ -199,22 +199,22 @@ impl Volume {
         if from_memory.is_empty() {
             return;
         }
-        // Whatever is wrong with the name, the call itself will say.
+        // Errors of the name are reported by the call itself.
         let Ok(entry) = self.lookup(caller, parent, name).await else { return };
         for (number, _) in from_memory.iter().filter(|(_, file)| *file == entry.attributes.id) {
             let _ = self.open_with_handle(*number).await;
         }
     }
 
-    /// Before a command on the server may remove or replace names: as `hold_open`, of all that is
-    /// open.
+    /// Like `hold_open`, for all open files, before a command on the server that may remove or
+    /// replace names.
     pub async fn hold_all_open(self: &Arc<Self>) {
         let held = self.opened_from_memory().into_iter().map(|(number, _)| {
             let volume = Arc::clone(self);
             async move { volume.open_with_handle(number).await.map(drop) }
         });
         let mut held: JoinSet<_> = held.collect();
-        // What can't be opened any more is gone already.
+        // A file that can't be opened any more is already gone.
         while held.join_next().await.is_some() {}
     }
 
@@ -228,7 +228,7 @@ impl Volume {
         from_memory
     }
 
-    /// All files that are open.
+    /// Returns all open files.
     pub(super) fn open_ids(&self) -> HashSet<FileId> {
         self.opens
             .lock()
@@ -247,8 +247,7 @@ impl Volume {
             .ok_or(Errno::EBADF)
     }
 
-    /// Notes a failed write with each open file description of the file, whichever of them it was
-    /// written by.
+    /// Notes a failed write with each open file of the file, whichever was written to.
     pub(super) fn note_fault(&self, file: FileId, errno: Errno) {
         let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
         for open in opens.values().filter(|open| open.file == file) {
@@ -256,12 +255,12 @@ impl Volume {
         }
     }
 
-    /// close(2) of one descriptor: what was written is on the server, or it is said that it is not.
-    /// The error stays for the other descriptors, since a child that ends closes its own without
-    /// looking; fsync(2) takes it away, as errseq_t of Linux has it. Locks of `owner` go.
+    /// close(2) of one descriptor (FUSE_FLUSH): sends all writes to the server, and reports a
+    /// failed one. The error stays for other descriptors, since an exiting child closes its own
+    /// without checking; fsync(2) clears it, like Linux's errseq_t. Releases the locks of `owner`.
     ///
     /// # Errors
-    /// Of a write.
+    /// That of a failed write.
     pub async fn flush(self: &Arc<Self>, open: u64, owner: Option<u64>) -> Result<(), Errno> {
         let number = open;
         let open = self.open_file(open)?;
@@ -270,14 +269,14 @@ impl Volume {
         }
         let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
         self.drain(open.file).await?;
-        // Locks of fcntl(2) go with any descriptor of the file, whichever they were taken through.
+        // A close of any descriptor of the file releases the process's locks (fcntl(2)).
         if let Some(owner) = owner.filter(|owner| self.forget_lock_owner(open.file, *owner)) {
             self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await?;
         }
         open.look_at_fault()
     }
 
-    /// The last descriptor is closed. Locks of `owner` go.
+    /// Last close (FUSE_RELEASE). Releases the locks of `owner`.
     ///
     /// # Errors
     /// `EBADF`
@@ -286,7 +285,7 @@ impl Volume {
         if self.release_newborn(open, &found) {
             return Ok(());
         }
-        // Also one that never came to be is closed.
+        // A file whose creation has failed is closed, too.
         let _ = self.born_open(open).await;
         let removed = self.opens.lock().unwrap_or_else(PoisonError::into_inner).remove(&open);
         let open = removed.ok_or(Errno::EBADF)?;
@@ -294,7 +293,7 @@ impl Volume {
             self.close(&open, owner).await;
             return Ok(());
         }
-        // What was written to it goes by its handle, when the server is back.
+        // Its writes need the handle until the server is back.
         let volume = Arc::clone(self);
         tokio::spawn(async move {
             volume.drained(open.file).await;
@@ -313,7 +312,7 @@ impl Volume {
             let _ = self.ask(&open.caller, Op::Unlock { file: open.file, owner }).await;
         }
         if let Some(handle) = open.handle() {
-            // A store that has lost it has closed it.
+            // A store that no longer knows the handle has closed it.
             let _ = self.ask_once(&open.caller, Op::Close(handle)).await;
         }
     }
@@ -321,7 +320,7 @@ impl Volume {
     /// fsync(2)
     ///
     /// # Errors
-    /// Of a write, or of the call.
+    /// That of a failed write, or those of the call.
     pub async fn sync(self: &Arc<Self>, open: u64, what: Synced) -> Result<(), Errno> {
         let open = self.open_with_handle(open).await?;
         self.drain(open.file).await?;
@@ -340,7 +339,7 @@ impl Volume {
         what: Synced,
     ) -> Result<(), Errno> {
         let place = self.born(number).await?.into();
-        // Its names, too.
+        // fsync(2) of a directory includes its names.
         self.bring_out(Which::All).await?;
         self.show_as_sent();
         let refusal = self.table().refusal_below(number);
@@ -406,8 +405,8 @@ impl Volume {
         }
     }
 
-    /// A small file is read, which most often was fetched ahead, and written to what is made in
-    /// memory: no round trip for each file of a tree.
+    /// Copies a small file, which most often was prefetched, to a file in memory: so copying a tree
+    /// takes no round trip per file.
     async fn copy_to_newborn(
         self: &Arc<Self>,
         from: (u64, u64),
@@ -437,11 +436,10 @@ impl Volume {
         node.attributes.filter(|_| is_sure).map(|attributes| attributes.size)
     }
 
-    /// flock(2), and fcntl(2)'s locks. What was written under a lock is on the server before the
-    /// lock goes.
+    /// flock(2), and fcntl(2)'s locks. Writes are sent to the server before a lock is released.
     ///
     /// # Errors
-    /// `EAGAIN`; others.
+    /// `EAGAIN` if the lock is held and `wait` is not set; others.
     pub async fn lock(
         self: &Arc<Self>,
         open: u64,
@@ -455,17 +453,18 @@ impl Volume {
         self.ask(&open.caller, Op::Lock { place: open.place(), owner, lock, wait }).await.map(drop)
     }
 
-    /// A process has closed a descriptor of the file. Whether it may have had locks.
+    /// Forgets a lock owner that has closed a descriptor of the file. Returns true if it may have
+    /// had locks.
     fn forget_lock_owner(&self, file: FileId, owner: u64) -> bool {
         let opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
         let of_file = opens.values().filter(|open| open.file == file);
         of_file.filter(|open| open.lock_owners().remove(&owner)).count() > 0
     }
 
-    /// What is in the way of a lock.
+    /// Finds a conflicting lock.
     ///
     /// # Errors
-    /// Of the call.
+    /// Those of the call.
     pub async fn test_lock(
         self: &Arc<Self>,
         open: u64,
@@ -487,7 +486,7 @@ impl Volume {
 }
 
 impl Open {
-    /// Without a handle.
+    /// Creates an open file without a handle.
     pub fn new(file: FileId, flags: OpenFlags, caller: &Caller) -> Self {
         Self {
             file,

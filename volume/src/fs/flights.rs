@@ -1,5 +1,4 @@
-//! Requests made of what is ready: which files go together in one, and in which order. No waiting
-//! here, and no store.
+//! Composes requests of pending files and changes. It never waits and never calls the store.
 
 use bytes::Bytes;
 
@@ -9,28 +8,29 @@ use super::{
 };
 use crate::store::{Attributes, Caller, Changes, Errno, NewFile, NewTime, Place, Put, Write};
 
-/// One request's worth of contents: large enough to fill a link.
+/// Limit for the contents in one request: large enough to fill a link.
 pub(super) const FLIGHT_BYTES: usize = 2 << 20;
 
-/// New files of one request, which the server makes one after the other.
+/// Limit of new files in one request, which the server creates one after the other.
 pub(super) const FLIGHT_FILES: usize = 2048;
 
-/// Components of a path on the wire at most; deeper ones wait until their directories are born.
+/// Limit of components in a path on the wire; deeper files wait until their directories exist on
+/// the store.
 pub(super) const MAX_DEPTH: usize = 64;
 
-/// One request.
+/// A request.
 #[derive(Debug)]
 pub(super) struct Flight {
     pub caller: Caller,
     pub writes: Vec<Write>,
-    /// Whom each of them is about.
+    /// Number of each write's file.
     pub numbers: Vec<u64>,
 }
 
 impl Table {
-    /// The next request: new files in their order, then what is to be set of directories when no
-    /// more files of them are coming, or somebody waits. What lies in a directory that the store
-    /// has refused is refused with it.
+    /// Returns the next request: new files in their order, then attributes of directories, if no
+    /// more files are queued or there are waiters. Files in a refused directory are refused with
+    /// it.
     pub fn next_flight(&mut self) -> Option<Flight> {
         let mut flight: Option<Flight> = None;
         let mut bytes = 0;
@@ -52,7 +52,7 @@ impl Table {
             }
             let put = self.put_that_may_go(number);
             if put == Err(Errno::ENAMETOOLONG) && flight.is_some() {
-                // Shorter when its directories are born.
+                // Its path is shorter once its directories exist on the store.
                 break;
             }
             self.unborn.queue.remove(&order);
@@ -80,7 +80,7 @@ impl Table {
         flight
     }
 
-    /// `ENAMETOOLONG`: too deep to go together with its directories.
+    /// Returns a file's put. `ENAMETOOLONG`: too deep to be sent together with its directories.
     fn put_that_may_go(&self, number: u64) -> Result<Put, Errno> {
         let parent = self.node(number).and_then(|node| Some(node.at.as_ref()?.0));
         if let Some(errno) = parent.and_then(|parent| self.refusal(parent)) {
@@ -95,7 +95,7 @@ impl Table {
         }
     }
 
-    /// An unborn file as it would be put now.
+    /// Returns the put for a pending file in its present state.
     pub fn put_of(&self, number: u64) -> Option<Put> {
         let node = self.node(number)?;
         let (unborn, attributes) = node.unborn.as_ref().zip(node.attributes.as_ref())?;
@@ -110,8 +110,8 @@ impl Table {
         Some(Put { directory: above.file, path, what, mode: unborn.mode, changes })
     }
 
-    /// The store's directory gets another time by the new name; what is changed of the file from
-    /// now on comes later.
+    /// Notes that a file is being sent: later changes go with a later request, and the parent's
+    /// times must be set, since the new name changes them on the store.
     fn note_leaving(&mut self, number: u64, order: u64, sent: Changes) {
         let parent = self.node(number).and_then(|node| Some(node.at.as_ref()?.0));
         if let Some(node) = self.node_mut(number) {
@@ -154,7 +154,7 @@ impl Table {
         }
     }
 
-    /// By whom, and what.
+    /// Returns the write that sets a directory's attributes, and its caller.
     fn set_of(&self, number: u64) -> Option<(Caller, Write)> {
         let node =
             self.node(number).filter(|node| node.unborn.is_none() && node.fault.is_none())?;
@@ -166,7 +166,7 @@ impl Table {
     }
 }
 
-/// What was changed, and the times as they were shown, which so stay what they are.
+/// Returns the changed attributes, with the shown times, so that these stay the same.
 pub(super) fn changes_of(attributes: &Attributes, changed: Option<Changes>) -> Changes {
     Changes {
         atime: Some(NewTime::At(attributes.atime)),

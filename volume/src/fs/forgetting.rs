@@ -1,6 +1,6 @@
-//! When the kernel has forgotten what it was told to forget: for marks of the store
-//! ([`Notice::All`]), and after a loss of all leases. However often a server says either, a round
-//! at work and the one after it are all that waits for the kernel.
+//! Completion of the kernel's invalidations: for marks of the store ([`Notice::All`]), and after a
+//! loss of all leases. However often a server sends either, only the running round and the next one
+//! wait for the kernel.
 //!
 //! [`Notice::All`]: crate::store::Notice::All
 
@@ -24,10 +24,10 @@ use super::{
 };
 use crate::store::{Caller, Op, Stamp};
 
-/// Marks that wait. A server gives one for each run of this workstation.
+/// Limit of waiting marks. A server sends one for each run of this workstation.
 const MAX_MARKS: usize = 10_000;
 
-/// All that is to be forgotten between two marks: over when all shares are dropped.
+/// All invalidations between two marks: done when all shares are dropped.
 #[derive(Debug)]
 pub(super) struct Forgetting {
     number: u64,
@@ -36,7 +36,7 @@ pub(super) struct Forgetting {
     is_shared: bool,
 }
 
-/// A part of it.
+/// Share of a [`Forgetting`], held by one invalidation.
 #[derive(Debug)]
 pub(super) struct Share {
     of: u64,
@@ -54,7 +54,7 @@ impl Forgetting {
         Share { of: self.number, _share: self.share.clone() }
     }
 
-    /// Begins the next one; gives the former.
+    /// Begins the next one; returns the previous one.
     pub fn next(&mut self) -> Self {
         let next = Self::numbered(self.number + 1);
         std::mem::replace(self, next)
@@ -78,19 +78,18 @@ impl Default for Forgetting {
 pub(super) struct Losses {
     marks: VecDeque<(Forgetting, Stamp)>,
     are_marks_awaited: bool,
-    /// How many rounds were begun.
+    /// Number of rounds that were begun.
     round: u64,
     is_at_work: bool,
-    /// For the next round.
+    /// Names for the next round.
     names: Option<Names>,
     shares: Vec<Share>,
-    /// Of the last loss that the store has told of.
+    /// Stamp of the last loss that the store has sent.
     told: Option<Stamp>,
-    /// Of the last loss after which the kernel has forgotten everything, and the store is to hear
-    /// so.
+    /// Stamp of the last completed loss, to be sent to the store.
     to_tell: Option<Stamp>,
     is_telling: bool,
-    /// How many rounds the kernel has carried out, or had time for.
+    /// Number of rounds that the kernel has carried out, or that have timed out.
     forgotten: watch::Sender<u64>,
 }
 
@@ -98,17 +97,17 @@ impl Losses {
     fn add(&mut self, names: Names, stamp: Stamp, share: Option<Share>) {
         self.told = self.told.max(share.is_some().then_some(stamp));
         self.names.get_or_insert_default().extend(names);
-        // One for each mark is enough.
+        // One share per mark is enough.
         let is_new = |share: &Share| self.shares.last().is_none_or(|last| last.of != share.of);
         self.shares.extend(share.filter(is_new));
     }
 }
 
-/// How often it is looked whether leases that have ended are valid again.
+/// Interval of checks if expired leases are valid again.
 const LOOK_FOR_LEASES: Duration = Duration::from_millis(250);
 
-/// Has everything forgotten when the leases end by time: others change it then, and the kernel
-/// itself forgets names and attributes in time, but neither pages nor mappings.
+/// Invalidates everything when the leases expire: other sessions may change files then. Names and
+/// attributes in the kernel expire by themselves, but pages and mappings don't.
 pub(super) async fn forget_in_time(volume: Weak<Volume>) {
     let mut are_valid = false;
     loop {
@@ -130,8 +129,8 @@ impl Volume {
         self.losses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store has said all that it had to say up to that stamp: `before` is to be forgotten for
-    /// it, and what came before that.
+    /// Handles a mark: when `before` and all earlier invalidations are done, the notices up to that
+    /// stamp have been carried out.
     pub(super) fn mark(self: &Arc<Self>, before: Forgetting, stamp: Stamp) {
         let mut losses = self.losses();
         if losses.marks.len() >= MAX_MARKS {
@@ -162,8 +161,8 @@ impl Volume {
         }
     }
 
-    /// All leases are no more: with a share where the store has said so, with that stamp. The
-    /// number of the round in which the kernel forgets it.
+    /// Handles the loss of all leases; with a share, if the store has sent a notice with that
+    /// stamp. Returns the number of the round that invalidates the kernel's caches.
     pub(super) fn lost(self: &Arc<Self>, stamp: Stamp, share: Option<Share>) -> u64 {
         tracing::warn!("all leases of a volume have ended");
         let names = {
@@ -194,8 +193,8 @@ impl Volume {
         }
     }
 
-    /// Answers the loss with that stamp. However many there are, one call at a time waits for the
-    /// store, and the last loss is answered.
+    /// Answers the loss with that stamp. One call at a time is in progress, and of several losses
+    /// the last one is answered.
     fn tell_forgotten(self: &Arc<Self>, stamp: Stamp) {
         let mut losses = self.losses();
         losses.to_tell = Some(stamp);
@@ -213,13 +212,13 @@ impl Volume {
                     next
                 };
                 let Some(stamp) = next else { return };
-                // Who is not told waits until the leases have ended by time.
+                // On a failure, others wait until the leases have expired.
                 let _ = volume.store.call(&Caller::default(), Op::Forgotten(stamp)).await;
             }
         });
     }
 
-    /// Returns when the kernel is done, however long that takes.
+    /// Invalidates all files, and returns when the kernel is done, without a timeout.
     async fn forget_all(
         self: &Arc<Self>,
         names: Names,
@@ -233,7 +232,7 @@ impl Volume {
             .map(|(number, _)| number)
             .collect();
         let _ = self.invalidate.send(Invalidate::of_names(names));
-        // Without a server a read may take long, and hold up the forgetting of its own file alone.
+        // Without a server a read may take long; it must delay only its own file's invalidation.
         let mut reads = self.reads_by_file();
         let mut all_done = JoinSet::new();
         for number in numbers {
@@ -246,7 +245,7 @@ impl Volume {
                 }
             }
         }
-        // What was sent before is carried out before.
+        // Invalidations are carried out in order.
         let (last, is_done) = Invalidate::awaited(ROOT, false, None);
         let _ = self.invalidate.send(last);
         all_done.spawn(is_done);
@@ -254,7 +253,7 @@ impl Volume {
         let is_in_time = tokio::time::timeout(KERNEL_PATIENCE, &mut is_done).await.is_ok();
         drop(shares);
         self.losses().forgotten.send_replace(round);
-        // As with a recall: others don't wait for longer.
+        // As with a recall, after the timeout others wait no longer.
         if let Some(stamp) = told {
             self.tell_forgotten(stamp);
         }
@@ -264,7 +263,7 @@ impl Volume {
         }
     }
 
-    /// Ranges that are being read, by the kernel's numbers of the files.
+    /// Returns the ranges that are being read, by the kernel's numbers of the files.
     fn reads_by_file(&self) -> HashMap<u64, Vec<Range<u64>>> {
         let reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let table = self.table();
@@ -278,8 +277,7 @@ impl Volume {
         by_file
     }
 
-    /// Returns when the kernel has forgotten all that was lost for that round, or has had time for
-    /// it.
+    /// Returns when that round's invalidations are done, or have timed out.
     pub(super) async fn forgotten_by(&self, round: u64) {
         let mut forgotten = self.losses().forgotten.subscribe();
         let _ = tokio::time::timeout(
@@ -289,7 +287,7 @@ impl Volume {
         .await;
     }
 
-    /// Returns when nothing is remembered any more.
+    /// Drops all leases, and returns when nothing is cached any more.
     pub(super) async fn forget_everything(self: &Arc<Self>) {
         let round = self.lost(Stamp(0), None);
         self.forgotten_by(round).await;

@@ -1,5 +1,5 @@
-//! Files that the store does not know any more by their numbers, since the executor was started
-//! anew or has forgotten them: found again by the names that they had here.
+//! Look-up by name of files whose ids the store no longer knows, since the executor has restarted
+//! or has evicted them.
 
 use std::{collections::BTreeSet, ffi::OsString};
 
@@ -10,25 +10,25 @@ use crate::store::{
     Answer, Caller, Entry, Errno, FileId, Kind, NewFile, Op, Put, ReadPart, Walked,
 };
 
-/// Names of one request.
+/// Limit of names in one walk.
 const WALKED_NAMES: usize = 32;
 
-/// Where the names of a file lead to now.
+/// Result of looking a file up by its names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
-    /// To the file.
+    /// The file exists.
     There(Entry),
-    /// To nothing, or to another file. With the number of the topmost directory that is not there,
-    /// if nothing else has its name.
+    /// The path is gone, or leads to another file. With the number of the topmost missing
+    /// directory, if no other file has its name.
     Gone(Option<u64>),
 }
 
-/// Whether an error of a call may be that of its connection: nobody knows what became of it.
+/// Returns true if an error may be the connection's, so that the call's outcome is unknown.
 pub(super) fn is_lost(errno: Errno) -> bool {
     matches!(errno, Errno::EIO | Errno::ETIMEDOUT | Errno::EAGAIN)
 }
 
-/// One name on the way down from the root.
+/// One component of a path from the root.
 pub(super) struct Step {
     pub number: u64,
     pub file: FileId,
@@ -36,7 +36,7 @@ pub(super) struct Step {
 }
 
 impl Volume {
-    /// Has the store look a file up by the names that it had here.
+    /// Looks a file up in the store by its known names.
     ///
     /// # Errors
     /// The request is lost.
@@ -66,11 +66,11 @@ impl Volume {
         Ok(found.map_or(Found::Gone(None), Found::There))
     }
 
-    /// Has the store look up all files that a call names.
+    /// Looks all files of a call up in the store by their names.
     ///
     /// # Errors
-    /// `ESTALE`: not all are there under the names that they had here. Others: a request is lost,
-    /// and nobody knows.
+    /// `ESTALE`: not all exist under their known names. Others: a request is lost, and the result
+    /// is unknown.
     pub(super) async fn find_all_again(
         &self,
         caller: &Caller,
@@ -92,10 +92,10 @@ impl Volume {
         if numbers.is_empty() { Err(Errno::ESTALE) } else { Ok(()) }
     }
 
-    /// The file that a name has, if it is as the one to be put would be.
+    /// Returns the existing file of a put's name, if it has the put's kind and contents.
     ///
     /// # Errors
-    /// That is not known: a request is lost.
+    /// Unknown, since a request is lost.
     pub(super) async fn found_there(
         &self,
         caller: &Caller,
@@ -136,7 +136,7 @@ impl Volume {
         while let Some(piece) = pieces.next().await {
             match piece?.data {
                 Ok(data) => there.extend_from_slice(&data),
-                // The executor was started anew since it was found.
+                // The executor has restarted since the look-up.
                 Err(Errno::ESTALE) => return Err(Errno::EAGAIN),
                 Err(_) => return Ok(false),
             }
@@ -144,7 +144,7 @@ impl Volume {
         Ok(data.starts_with(&there))
     }
 
-    /// Asks the store, and remembers what it says.
+    /// Calls the store once, and caches its answer.
     pub(super) async fn ask_once(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let asked = crate::clock::now();
         let answer = self.store.call(caller, op).await?;

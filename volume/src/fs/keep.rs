@@ -1,6 +1,5 @@
-//! Contents that are kept on the disk beside the memory: written when the disk has the time, read
-//! when the memory has not got them. A chunk belongs to a version of its file, so that what is
-//! found is what the server has, if that version still is the file's.
+//! Second-level cache of contents, on the disk: written in the background, read on a miss in
+//! memory. A chunk belongs to a version of its file, and is valid while that is the file's version.
 
 use std::sync::Arc;
 
@@ -10,10 +9,11 @@ use tokio::{sync::Semaphore, task};
 use super::{Volume, chunks::Key};
 use crate::disk::{ChunkKey, DiskCache};
 
-/// Chunks on their way to the disk: with more it is slower than the link, and some are not kept.
+/// Limit of chunks being written to the disk. If it is reached, the disk is slower than the link,
+/// and chunks are dropped.
 const WRITES: usize = 32;
 
-/// The disk, and who writes to it.
+/// The disk cache, with permits for writes.
 pub(super) struct Keep {
     cache: Arc<DiskCache>,
     writes: Arc<Semaphore>,
@@ -24,12 +24,12 @@ impl Keep {
         Self { cache: Arc::new(cache), writes: Arc::new(Semaphore::new(WRITES)) }
     }
 
-    /// The disk is the next volume's.
+    /// Releases the disk cache to the next volume.
     pub fn give_up(&self) {
         self.cache.give_up();
     }
 
-    /// On the disk.
+    /// Returns the bytes on the disk.
     pub fn bytes(&self) -> u64 {
         self.cache.usage().bytes
     }
@@ -40,32 +40,32 @@ fn chunk((file, index): Key, version: u64) -> ChunkKey {
 }
 
 impl Volume {
-    /// Whether something that was read is still on its way to the disk.
+    /// Returns true if chunks are being written to the disk.
     #[must_use]
     pub fn is_writing_to_disk(&self) -> bool {
         self.disk.as_ref().is_some_and(|disk| disk.writes.available_permits() < WRITES)
     }
 
-    /// Keeps a chunk that has come from the store.
+    /// Caches a chunk from the store.
     pub(super) fn keep(&self, key: Key, version: u64, data: Bytes) {
         self.chunks.put(key, version, data.clone());
         let Some(disk) = &self.disk else { return };
         let Ok(turn) = Arc::clone(&disk.writes).try_acquire_owned() else { return };
         let cache = Arc::clone(&disk.cache);
         task::spawn_blocking(move || {
-            // What other versions had is of no use any more.
+            // Chunks of other versions are useless.
             cache.forget(key.0, Some(version));
             cache.put(chunk(key, version), &data);
             drop(turn);
         });
     }
 
-    /// Whether the disk has a chunk.
+    /// Returns true if the disk has a chunk.
     pub(super) fn is_on_disk(&self, key: Key, version: u64) -> bool {
         self.disk.as_ref().is_some_and(|disk| disk.cache.has(chunk(key, version)))
     }
 
-    /// A chunk from the disk, which then is in memory, too.
+    /// Loads a chunk from the disk to memory; `None` if it is not there.
     pub(super) async fn fetch_from_disk(&self, key: Key, version: u64) -> Option<()> {
         let cache = Arc::clone(&self.disk.as_ref()?.cache);
         let wanted = chunk(key, version);

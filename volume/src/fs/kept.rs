@@ -1,11 +1,10 @@
-//! How much of names is kept: each directory's share is counted when it is entered and given back
-//! when it is dropped, and the directories that were not used for longest are dropped when the sum
-//! is too large. What is dropped is asked for again, and the kernel is made to forget the names
-//! that it was told of.
+//! Memory accounting for cached names: each directory's share is charged when it is cached, and
+//! released when it is dropped. Above the limit, the names of the least recently used directories
+//! are dropped, in the kernel too, and requested again on the next use.
 //!
-//! The sum of a volume is [`KEPT_BYTES`], and beside it [`OPEN_BYTES`] for open directories and
-//! [`AHEAD_BYTES`] for listings that nobody has asked for yet: about 150 MiB with all overhead,
-//! whatever a server lists.
+//! The limit per volume is [`KEPT_BYTES`], plus [`OPEN_BYTES`] for open directories and
+//! [`AHEAD_BYTES`] for prefetched listings: about 150 MiB with all overhead, whatever a server
+//! lists.
 
 use std::{
     mem::size_of,
@@ -17,29 +16,30 @@ use std::{
 
 use crate::store::{FileId, Listed};
 
-/// Of all directories of a volume: some 130,000 short names, more than files are held
+/// Limit for all directories of a volume: some 130,000 short names, more than the held files
 /// (`super::table::MAX_FILES`).
 pub(super) const KEPT_BYTES: usize = 64 << 20;
 
-/// Of one directory; a larger one is listed part by part, and not remembered.
+/// Limit for one directory; a larger one is listed in parts, and not cached.
 pub(super) const LISTING_BYTES: usize = KEPT_BYTES / 2;
 
-/// Of open directories. Beyond that each has one part at a time.
+/// Limit for open directories. Beyond it each has one part at a time.
 pub(super) const OPEN_BYTES: usize = 32 << 20;
 
-/// Of listings ahead that are under way, beyond the first part of each.
+/// Limit for directory prefetches in progress, beyond the first part of each.
 pub(super) const AHEAD_BYTES: usize = KEPT_BYTES / 8;
 
-/// What a name costs in a map, beside its bytes: itself, a number, the map's room, the allocator's.
+/// Overhead of a name in a map beside its bytes: the string, a number, the map's and the
+/// allocator's spare room.
 const NAME_BYTES: usize = 96;
 
-/// What a file costs in a directory's orders (`super::order`).
+/// Memory of a file in a directory's orders (`super::order`).
 const ORDER_BYTES: usize = 3 * size_of::<FileId>();
 
-/// A sum that charges share.
+/// Total that charges share.
 pub(super) type Sum = Arc<AtomicUsize>;
 
-/// Bytes that somebody has; given back when it is dropped.
+/// Charged bytes, released on drop.
 #[derive(Debug, Default)]
 pub(super) struct Charge {
     sum: Sum,
@@ -56,7 +56,7 @@ impl Charge {
         self.bytes += bytes;
     }
 
-    /// The same unless the sum would be more than that.
+    /// Like [`Self::add`], unless the total would exceed `most`; returns true if it was added.
     pub fn add_within(&mut self, bytes: usize, most: usize) -> bool {
         let more = |sum: usize| sum.checked_add(bytes).filter(|sum| *sum <= most);
         let is_taken = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
@@ -85,16 +85,16 @@ impl Drop for Charge {
     }
 }
 
-/// What is charged to one directory.
+/// Charges of one directory.
 #[derive(Debug, Default)]
 pub(super) struct Share {
     /// Its listing and the map of its names.
     pub names: Charge,
     /// Its orders.
     pub orders: Charge,
-    /// Names that the kernel may remember.
+    /// Names that the kernel may cache.
     pub told: Charge,
-    /// When it was used, as the table counts.
+    /// Last use, by the table's clock.
     pub used: u64,
 }
 
@@ -108,17 +108,17 @@ impl Share {
     }
 }
 
-/// One name in a map.
+/// Returns the memory of a name in a map.
 pub(super) fn name_bytes(name: &std::ffi::OsStr) -> usize {
     NAME_BYTES + name.len()
 }
 
-/// Names as a server lists them.
+/// Returns the memory of listed names.
 pub(super) fn listed_bytes(names: &[Listed]) -> usize {
     names.iter().map(|listed| size_of::<Listed>() + listed.name.len()).sum()
 }
 
-/// The same with all that is remembered by it.
+/// Like [`listed_bytes`], plus the map of names and the orders.
 pub(super) fn remembered_bytes(names: &[Listed]) -> usize {
     listed_bytes(names)
         + names.iter().map(|listed| name_bytes(&listed.name)).sum::<usize>()

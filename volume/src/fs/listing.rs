@@ -1,9 +1,8 @@
-//! Directories as they are read: one listing for each open directory, which stays as it was when it
-//! was begun, with the attributes of its files; and directories that are listed before they are
-//! opened, as [`super::tours`] expects them.
+//! Listing of directories: one listing per open directory, a snapshot from its beginning, with the
+//! attributes of its files; and directory prefetch, as predicted by [`super::tours`].
 //!
-//! A directory that is larger than may be remembered is read part by part, as a program goes on in
-//! it: what is in memory of it is one part, and how far each part before it went.
+//! A directory above the limit for caching is read in parts, as the program goes on. Memory holds
+//! only the present part, and the start of each earlier one.
 
 use std::{
     collections::HashSet,
@@ -26,13 +25,13 @@ use crate::store::{
 #[cfg(doc)]
 use super::table::{Node, Table};
 
-/// Names of one answer: about 300 KiB with their attributes, so that a large directory takes few
-/// round trips and the first names do not wait for the last.
+/// Names in one answer: about 300 KiB with their attributes, so that a large directory takes few
+/// round trips, but the first names don't wait for the last.
 const NAMES_AT_ONCE: u32 = 4096;
-/// Names of the first answer about a directory that nobody has asked for yet: most have fewer, and
-/// up to 192 such answers are under way at a time.
+/// Names in the first answer of a directory prefetch: most directories have fewer, and up to 192
+/// prefetches are in progress at a time.
 const NAMES_AHEAD: u32 = 512;
-/// No directory has more names: a server that never ends keeps no program for ever.
+/// Limit of names in a directory, against a malicious server's endless listing.
 const MOST_NAMES: usize = 1 << 30;
 
 /// An open directory.
@@ -43,66 +42,66 @@ pub struct Directory {
     reading: tokio::sync::Mutex<Option<Reading>>,
 }
 
-/// How far an open directory has been read.
+/// Position of an open directory.
 #[derive(Debug)]
 struct Reading {
-    /// So many names come before these.
+    /// Number of names before `part`.
     from: usize,
     part: Part,
-    /// Where parts began: how many names came before, and the cookie. To go back.
+    /// Start of each part, for seeking back: number of names before it, and cookie.
     parts: Vec<(usize, u64)>,
     open: Charge,
 }
 
-/// Names of a directory, one after the other.
+/// Consecutive names of a directory.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     pub names: Arc<Vec<Listed>>,
-    /// When that was so.
+    /// Time at which they were valid.
     seen: Seen,
-    /// Where those after them begin; `None`: they are the last.
+    /// Cookie of the next part; `None`: this is the last.
     rest: Option<u64>,
 }
 
-/// When a directory had certain names.
+/// Logical time at which a directory had certain names.
 ///
-/// Invariant: it has them still if [`Leases::ENTRIES`] has been held since that answer, or an
-/// earlier one, and none of our own changes came since ([`Table::has_names_of`]).
+/// Invariant: it still has them if [`Leases::ENTRIES`] has been held since that answer, or an
+/// earlier one, and this session has not changed them since ([`Table::has_names_of`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     pub stamp: Stamp,
-    /// [`Node::name_changes`], before they were asked for.
+    /// [`Node::name_changes`] before the request for them.
     pub changes: u64,
 }
 
-/// Who wants a directory's names.
+/// Purpose of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {
-    /// A program, all of them.
+    /// For a program, which needs all names.
     Program,
-    /// Nobody yet: whatever is too much is left to the program.
+    /// Prefetch, which gives up on a large directory.
     Later,
 }
 
-/// A name of a directory, as the kernel wants it.
+/// A name of a directory, for the kernel.
 #[derive(Debug, Clone)]
 pub struct Name {
     /// One component; `.` and `..` too.
     pub name: OsString,
-    /// What the next part begins with.
+    /// Offset of the next name.
     pub next: u64,
     /// The file; `None` for `.` and `..`, and for a file that has to be looked up.
     pub entry: Option<Entry>,
-    /// Its number as `ls -i` shows it.
+    /// Its inode number, as `ls -i` shows it.
     pub inode: u64,
-    /// What it is.
+    /// Its file type.
     pub kind: Kind,
-    /// When it led there.
+    /// Time at which the name referred to the file.
     pub(super) seen: Seen,
 }
 
 impl Volume {
-    /// opendir(3). Whether it may be read, the first part tells.
+    /// opendir(3). The first read checks permissions.
     ///
     /// # Errors
     /// `ESTALE`
@@ -123,11 +122,11 @@ impl Volume {
         self.directories.lock().unwrap_or_else(PoisonError::into_inner).remove(&open);
     }
 
-    /// The names from `offset` on, more than the kernel takes at once. Attributes are there only
-    /// where they are true now.
+    /// Returns the names from `offset` on, more than fit in one reply. Attributes are included only
+    /// if they are valid now.
     ///
     /// # Errors
-    /// Of reading the directory.
+    /// Those of reading the directory.
     pub async fn read_directory(
         self: &Arc<Self>,
         open: u64,
@@ -136,7 +135,7 @@ impl Volume {
         self.read_names(open, offset, NAMES_FOR_THE_KERNEL).await
     }
 
-    /// As [`Self::read_directory`], of so many files at most.
+    /// Like [`Self::read_directory`], but for up to `most` files.
     pub(super) async fn read_names(
         self: &Arc<Self>,
         open: u64,
@@ -145,7 +144,7 @@ impl Volume {
     ) -> Result<Vec<Name>, Errno> {
         let directory = self.directory(open)?;
         let mut place = directory.reading.lock().await;
-        // From its start it is read anew, as rewinddir(3) wants it.
+        // Offset 0 starts a new snapshot, as for rewinddir(3).
         if offset == 0 || place.is_none() {
             *place = None;
             let refusal = self.table().refusal(directory.number);
@@ -190,7 +189,7 @@ impl Volume {
                         stamp: node.stamp,
                     })
                 });
-                // What stat(2) shows.
+                // The number that stat(2) shows.
                 let inode = listed
                     .entry
                     .and_then(|entry| table.number_of(entry.attributes.id))
@@ -208,7 +207,7 @@ impl Volume {
         Ok(dots.skip(from).chain(files).collect())
     }
 
-    /// Reads on, or back, until a name is among those that are there, if there is one.
+    /// Reads forward or back to the part with the `wanted`-th name, if there is one.
     async fn go_to(
         self: &Arc<Self>,
         directory: &Directory,
@@ -225,7 +224,7 @@ impl Volume {
                 Part { names: Arc::default(), seen: Seen::default(), rest: Some(cookie) };
         }
         while wanted >= reading.from + reading.part.names.len() {
-            // Behind the end there is nothing.
+            // Past the end.
             let Some(cookie) = reading.part.rest else { return Ok(()) };
             let file = self.born(directory.number).await?;
             let from = reading.from + reading.part.names.len();
@@ -233,7 +232,7 @@ impl Volume {
                 tracing::warn!("the server lists a directory without end");
                 return Err(Errno::EIO);
             }
-            // Not both at a time.
+            // Free this part first, so that only one is in memory.
             reading.part.names = Arc::default();
             reading.from = from;
             let changes = self.name_changes(file);
@@ -252,7 +251,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Pending files come last, and in the place of others of their names.
+    /// Appends pending files to the last part, and removes other files of their names.
     fn with_pending(&self, directory: u64, part: Part) -> Part {
         let table = self.table();
         let Some(node) = table.node(directory).filter(|node| !node.pending_names.is_empty()) else {
@@ -287,12 +286,12 @@ impl Volume {
         directories.get(&open).cloned().ok_or(Errno::EBADF)
     }
 
-    /// The number of an open directory, and who has opened it.
+    /// Returns the number of an open directory, and the caller that opened it.
     pub(super) fn whose_directory(&self, open: u64) -> Result<(u64, Caller), Errno> {
         self.directory(open).map(|directory| (directory.number, directory.caller.clone()))
     }
 
-    /// As [`Self::list_all`], for somebody who may go on with the directories in it or beside it.
+    /// Like [`Self::list_all`], with prefetch of the directories that the program may list next.
     async fn list_for_a_program(
         self: &Arc<Self>,
         caller: &Caller,
@@ -308,7 +307,8 @@ impl Volume {
         Ok(part)
     }
 
-    /// All names of a directory, remembered if its lease allows it; of a large one the first.
+    /// Lists all names of a directory, cached if its lease allows it; of a large one the first
+    /// part.
     pub(super) async fn list_all(
         &self,
         caller: &Caller,
@@ -374,7 +374,7 @@ impl Volume {
         }
     }
 
-    /// One answer, and where those after it begin.
+    /// Requests one part; returns the cookie of the next one, too.
     async fn ask_for_part(
         &self,
         caller: &Caller,
@@ -392,7 +392,7 @@ impl Volume {
         self.table().of(directory).map_or(0, |node| node.name_changes)
     }
 
-    /// True if the store has yet to hear of some names.
+    /// Returns true if the directory has pending files.
     fn has_pending_names(&self, directory: FileId) -> bool {
         self.table().of(directory).is_some_and(|node| !node.pending_names.is_empty())
     }
@@ -406,7 +406,8 @@ impl Volume {
         self.tours().visited(directory, parent, |parent| self.siblings(parent, directory))
     }
 
-    /// The directories beside one, those that come after it first: a shell's pattern goes by name.
+    /// Returns a directory's siblings, beginning with those after it. By name, if the program seems
+    /// to be a shell's glob.
     fn siblings(&self, parent: FileId, directory: FileId) -> Vec<FileId> {
         let Some(orders) = self.table().of(parent).and_then(|node| node.orders.clone()) else {
             return Vec::new();
@@ -425,10 +426,10 @@ impl Volume {
         self.tours().listed(tour, directory, names.len(), &inside);
     }
 
-    /// Lists what a tour expects, as far as it is not known.
+    /// Prefetches the directories that a tour predicts.
     pub(super) fn list_ahead(self: &Arc<Self>, caller: &Caller, tour: TourId) {
         if self.store.lease_limit().is_some() {
-            // Nothing of it could be relied upon when it is asked for.
+            // Without recalls, a listing could not be cached until its use.
             return;
         }
         loop {
@@ -450,7 +451,7 @@ impl Volume {
         }
     }
 
-    /// Asks for a listing, or waits for whoever does.
+    /// Requests a listing, or waits for a request that is in progress.
     async fn list_one_ahead(
         self: Arc<Self>,
         caller: &Caller,
@@ -459,7 +460,7 @@ impl Volume {
     ) {
         match self.list_claimed(caller, directory, is_ours).await {
             Ok(part) => self.heard_of(caller, tour, directory, &part.names),
-            // It counts for much, so that less is listed ahead until the program has come there.
+            // The huge count stops the tour's prefetch until the program has passed it.
             Err(Errno::EFBIG) => self.tours().listed(tour, directory, usize::MAX, &[]),
             Err(_) => return,
         }
@@ -500,8 +501,8 @@ impl Volume {
         Some((names, seen))
     }
 
-    /// It holds if the directory was the same from the first part to the last, and nothing was
-    /// heard of it since.
+    /// Caches a listing, if the directory was unchanged from the first part to the last, and there
+    /// was no later answer about it.
     fn remember_listing(&self, first: &Entry, last: &Entry, names: &Arc<Vec<Listed>>) {
         let mut table = self.table();
         let is_one = first.attributes.version == last.attributes.version;
@@ -520,15 +521,15 @@ impl Volume {
     }
 }
 
-/// Directories that are being listed before anybody has opened them.
+/// Directory prefetches in progress, and the charges of listings.
 #[derive(Debug, Default)]
 pub(super) struct Listings {
     claimed: Mutex<HashSet<FileId>>,
-    /// Whenever one of them has been listed, or can't be.
+    /// Notified when a prefetch has ended.
     ended: Notify,
-    /// What open directories have, and what is being listed for them.
+    /// Memory of open directories, including listings in progress for them.
     open: Sum,
-    /// What is being listed before anybody has asked for it.
+    /// Memory of prefetches in progress.
     ahead: Sum,
 }
 
@@ -559,5 +560,5 @@ impl Listings {
     }
 }
 
-/// More than fit into one answer to the kernel (128 KiB).
+/// More names than fit into one reply to the kernel (128 KiB).
 const NAMES_FOR_THE_KERNEL: usize = 1024;

@@ -10,21 +10,21 @@
 //! * `at_hand`: estimate of a program's need for round trips
 //! * `writing`: write-back of contents
 //! * `newborn`: files created in memory; `unborn`: their states and queue; `flights`, `births`,
-//!   `openings` and `outcomes`: sending them to the store; `replay`: those that a killed gateway has
-//!   left; `reserved`: space that the store reserves for them
-//! * `recalls`: the store's notices, and the invalidations for them; `recalled`: unanswered recalls;
-//!   `forgetting`: marks and losses until the kernel's caches are invalidated
+//!   `openings` and `outcomes`: sending them to the store; `replay`: those that a killed gateway
+//!   has left; `reserved`: space that the store reserves for them
+//! * `recalls`: the store's notices, and the invalidations for them; `recalled`: unanswered
+//!   recalls; `forgetting`: marks and losses until the kernel's caches are invalidated
 //!
 //! # Invariants
 //!
 //! *Between a recall and its answer the kernel gets no stale data to cache.* A cacheable reply is
-//! sent while the table is locked ([`Volume::tell`]), and a recall takes its leases out of the table
-//! before the kernel's invalidation. So the kernel gets a reply either before the invalidation, or
-//! with a lifetime of 0.
+//! sent while the table is locked ([`Volume::tell`]), and a recall takes its leases out of the
+//! table before the kernel's invalidation. So the kernel gets a reply either before the
+//! invalidation, or with a lifetime of 0.
 //!
-//! *When close(2), fsync(2), or any other request about the file is answered, its written data is on
-//! the server.* Files in a directory that this session has just created, and that no other session
-//! knows, follow later: before any other session looks, and in the journal until then.
+//! *When close(2), fsync(2), or any other request about the file is answered, its written data is
+//! on the server.* Files in a directory that this session has just created, and that no other
+//! session knows, follow later: before any other session looks, and in the journal until then.
 
 mod acls;
 mod ahead;
@@ -195,8 +195,8 @@ impl std::fmt::Debug for Volume {
 }
 
 impl Volume {
-    /// Creates a volume on a store. The caller must carry out the invalidations from the receiver in
-    /// order: recalls wait for them. Must be called inside the volume's Tokio runtime.
+    /// Creates a volume on a store. The caller must carry out the invalidations from the receiver
+    /// in order: recalls wait for them. Must be called inside the volume's Tokio runtime.
     ///
     /// With a `disk`, contents are also cached there.
     #[must_use]
@@ -276,8 +276,8 @@ impl Volume {
         }
     }
 
-    /// Returns when all data of this volume is on the server, for a command that will run there. Its
-    /// executor requests the data that other sessions hold back.
+    /// Returns when all data of this volume is on the server, for a command that will run there.
+    /// Its executor requests the data that other sessions hold back.
     ///
     /// # Errors
     /// Some data is not on the server, which is unreachable or has refused it.
@@ -306,8 +306,8 @@ impl Volume {
         }
     }
 
-    /// Releases journal and disk to the next volume after a lazy unmount. The volume goes on to serve
-    /// its open files without them; it still sends the present records of the journal.
+    /// Releases journal and disk to the next volume after a lazy unmount. The volume goes on to
+    /// serve its open files without them; it still sends the present records of the journal.
     pub fn hand_over(&self) {
         if let Some(journal) = self.births.journal() {
             journal.hand_over();
@@ -327,8 +327,8 @@ impl Volume {
         }
     }
 
-    /// Replies to the kernel about a file that was looked up by name, with cache lifetimes. `parent`
-    /// is the number of the directory with that name.
+    /// Replies to the kernel about a file that was looked up by name, with cache lifetimes.
+    /// `parent` is the number of the directory with that name.
     pub fn tell<R>(
         &self,
         (parent, name): (u64, &OsStr),
@@ -377,9 +377,9 @@ impl Volume {
         reply(life)
     }
 
-    /// Like [`Self::tell`], for names of a directory, until `take` returns false for lack of room, or
-    /// up to a file whose attributes may be stale. `give` sends the reply, and gets the number of
-    /// names in it.
+    /// Like [`Self::tell`], for names of a directory, until `take` returns false for lack of room,
+    /// or up to a file whose attributes may be stale. `give` sends the reply, and gets the number
+    /// of names in it.
     pub fn tell_all<R, T>(
         &self,
         parent: u64,
@@ -439,8 +439,8 @@ impl Volume {
     }
 
     /// Drops names beyond the limit, in the table and in the kernel. To be called before the kernel
-    /// is sent more names: replies are sent while the table is locked, so that the kernel has got all
-    /// earlier names, and drops them.
+    /// is sent more names: replies are sent while the table is locked, so that the kernel has got
+    /// all earlier names, and drops them.
     fn drop_surplus(&self, table: &mut Table) {
         for (number, names) in table.drop_surplus() {
             let _ = self.invalidate.send(Invalidate::of(number, Some(names)));

@@ -1,4 +1,5 @@
-//! Names: looked up, made, removed, renamed. A change goes to the server before it is answered.
+//! Look-up, creation, removal and renaming of names. A change goes to the server before it is
+//! answered, except for files created in memory.
 
 use std::{ffi::OsStr, sync::Arc, time::SystemTime};
 
@@ -13,18 +14,18 @@ use crate::store::{
     Answer, Caller, Entry, Errno, FileId, Kind, Leases, NewMode, Op, OpenFlags, Removal, Renaming,
 };
 
-/// After so many single questions about names of one directory, all of it is asked for: one answer
-/// serves the rest.
+/// Number of look-ups in a directory after which all of it is listed, so that one answer serves the
+/// rest.
 const SINGLE_QUESTIONS: u32 = 3;
 
 /// The longest name that Linux file systems have.
 const NAME_BYTES: usize = 255;
 
 impl Volume {
-    /// The file of a name.
+    /// Looks up a name.
     ///
     /// # Errors
-    /// `ENOENT`, to be remembered as [`Volume::tell_absent`] says; others.
+    /// `ENOENT`, to be cached as [`Volume::tell_absent`] says; others.
     pub async fn lookup(
         self: &Arc<Self>,
         caller: &Caller,
@@ -43,7 +44,7 @@ impl Volume {
         name: &OsStr,
     ) -> Result<Entry, Errno> {
         if name.len() > NAME_BYTES {
-            // That there is no such name among those that are known says nothing of why.
+            // Otherwise a complete listing would lead to ENOENT.
             return Err(Errno::ENAMETOOLONG);
         }
         if let Some(entry) = self.unborn_entry(parent, name) {
@@ -58,7 +59,7 @@ impl Volume {
         }
         let directory = self.born(parent).await?;
         if self.is_asked_often(parent) {
-            // Whatever comes of it: the answer is found below, or asked for.
+            // On a failure the name is requested below.
             let _ = self.list_all(caller, directory, For::Program).await;
             if let Some(known) = self.remembered(parent, name) {
                 return known;
@@ -68,7 +69,7 @@ impl Volume {
         if !self.writes.is_dirty(entry.attributes.id) {
             return Ok(entry);
         }
-        // Another name of a file that is being written: the answer has its old size.
+        // Another hard link of a file with unsent writes: the answer has its old size.
         self.drain(entry.attributes.id).await?;
         self.walk_to(caller, directory, name).await
     }
@@ -102,7 +103,7 @@ impl Volume {
         }
     }
 
-    /// A name as its directory's answer had it, unless something was heard of the directory since.
+    /// Caches a name from its directory's answer, unless there was a later one about the directory.
     pub(super) fn remember_name(&self, directory: &Entry, name: &OsStr, file: Option<FileId>) {
         self.table().found(directory, name, file);
     }
@@ -153,7 +154,7 @@ impl Volume {
         Ok(entry)
     }
 
-    /// mknod(2). An ordinary file is made by an open.
+    /// mknod(2). A regular file is created by an open.
     ///
     /// # Errors
     /// Of the call.
@@ -234,7 +235,7 @@ impl Volume {
         Ok(entry)
     }
 
-    /// A name that we have changed ourselves.
+    /// Applies this session's own change of a name to the cache.
     pub(super) fn note_name(&self, parent: &Entry, name: &OsStr, file: Option<FileId>) {
         let mut table = self.table();
         let id = parent.attributes.id;
@@ -243,7 +244,7 @@ impl Volume {
         }
         match table.of_mut(id) {
             Some(node) if node.stamp == parent.stamp => {}
-            // Heard of since: what is remembered may have another order than the changes.
+            // A later answer: cached names may be newer than this change.
             Some(node) => return node.lose(Leases::ENTRIES),
             None => return,
         }
@@ -275,7 +276,7 @@ impl Volume {
         Ok(())
     }
 
-    /// renameat2(2). What was written to the file comes before its new name.
+    /// renameat2(2). The file's writes are sent before.
     ///
     /// # Errors
     /// Of the call.
@@ -302,7 +303,7 @@ impl Volume {
         if how == Renaming::Replace
             && other.is_some_and(|other| other.attributes.id == file.attributes.id)
         {
-            // Both are names of one file: then rename(2) leaves them as they are.
+            // Two names of one file: a no-op (rename(2)).
             return Ok(());
         }
         self.table().place(file.attributes.id, at.1, new_name);
@@ -312,14 +313,14 @@ impl Volume {
             self.table().place(exchanged, at.0, name);
         }
         {
-            // The kernel gives names that it remembers to each other.
+            // The kernel moves its cached dentries.
             let mut table = self.table();
             table.told(at.1, new_name);
             table.told(at.0, name);
         }
         if from.attributes.id == to.attributes.id {
             self.note_name(&to, name, exchanged);
-            // Both are names of one directory, of which the later answer counts.
+            // For a rename within one directory the later answer counts.
             self.note_name(&to, new_name, Some(file.attributes.id));
         } else {
             self.note_name(&from, name, exchanged);
@@ -328,10 +329,10 @@ impl Volume {
         Ok(())
     }
 
-    /// What has the name is on the server then, with all in it.
+    /// Sends the file of a name to the server, with all pending files in it.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The error of its creation.
     async fn bear_child(self: &Arc<Self>, parent: u64, name: &OsStr) -> Result<(), Errno> {
         let number = {
             let table = self.table();
@@ -342,7 +343,7 @@ impl Volume {
         };
         let Some(number) = number else { return Ok(()) };
         match self.born(number).await {
-            // What else is wrong with it, the call itself will tell.
+            // Other errors are reported by the call itself.
             Err(errno) if self.table().node(number).is_some_and(Node::is_ahead) => Err(errno),
             _ => Ok(()),
         }

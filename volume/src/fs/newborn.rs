@@ -1,7 +1,7 @@
 //! Files created and changed in memory, without a round trip for each, in directories that this
-//! session has created and no other session knows. Each operation reports whether it was possible in
-//! memory; if not, the file is created on the store first, and the store is called. `births` sends
-//! the files.
+//! session has created and no other session knows. Each operation reports whether it was possible
+//! in memory; if not, the file is created on the store first, and the store is called. `births`
+//! sends the files.
 //!
 //! An operation is not possible in memory if the server could refuse it for reasons other than mode
 //! and owner, or if other sessions could see the difference.

@@ -1,6 +1,6 @@
-//! Files that are open while they are made on the server: since somebody waits for them, for their
-//! size, or because they have been open for long. They are made as any other is, with what was
-//! written to them so far, and go on by their handles.
+//! Creation on the server of pending files that are still open, since another operation needs them,
+//! they have become too large, or they have been open for long. They are created with their
+//! contents so far, and go on by their handles.
 
 use std::{
     sync::{Arc, PoisonError},
@@ -16,10 +16,11 @@ use super::{
 };
 use crate::store::{Answer, Changes, Errno, Leases, Op, OpenFlags, Place};
 
-/// A file that is open for longer is made on the server: somebody there may wait for what it gets.
+/// Time after which an open file is created on the server, where a program may wait for its
+/// contents.
 pub(super) const OPEN_LINGER: Duration = Duration::from_millis(200);
 
-/// A file that is made by itself, since it is open.
+/// An open pending file that is being created on the server.
 struct Opening {
     number: u64,
     open: u64,
@@ -27,16 +28,16 @@ struct Opening {
     order: u64,
 }
 
-/// Why a file was not made.
+/// Failure of a creation.
 enum Failed {
-    /// The answer is lost: it may have been made.
+    /// The answer is lost: the file may exist.
     Lost(Errno),
-    /// The store has said so.
+    /// The store's error.
     Refused(Errno),
 }
 
 impl Volume {
-    /// Makes those that have been open for long, or that somebody waits for.
+    /// Creates files on the server that have been open for long, or that waiters need.
     pub(super) fn open_overdue(self: &Arc<Self>) {
         let begun_before = crate::clock::now().checked_sub(OPEN_LINGER);
         let overdue = {
@@ -46,7 +47,7 @@ impl Volume {
         overdue.into_iter().for_each(|number| self.bear_open(number));
     }
 
-    /// Makes a file on the server that is open, whether or not anybody waits for that.
+    /// Creates an open file on the server, in the background.
     pub(super) fn bear_open(self: &Arc<Self>, number: u64) {
         if let Some(opening) = self.claim_open(number) {
             let volume = Arc::clone(self);
@@ -54,7 +55,7 @@ impl Volume {
         }
     }
 
-    /// From now on it is not changed in memory.
+    /// Moves an open file to `Leaving`, so that it is no longer changed in memory.
     fn claim_open(&self, number: u64) -> Option<Opening> {
         let mut table = self.table();
         let node = table.node_mut(number)?;
@@ -69,7 +70,7 @@ impl Volume {
         Some(Opening { number, open, parent, order })
     }
 
-    /// Until it is made or refused, however often a request is lost.
+    /// Repeats the creation until it succeeds or is refused.
     async fn make_open(self: Arc<Self>, opening: Opening) {
         let Opening { number, parent, .. } = opening;
         self.table().unborn.demand(Which::Closed);
@@ -98,7 +99,7 @@ impl Volume {
                         .table()
                         .node(number)
                         .and_then(|node| Some(node.unborn.as_ref()?.caller.clone()));
-                    // Where it is not found, the next attempt says so.
+                    // If it is not found, the next attempt fails.
                     let _ = self.find_again(&caller.unwrap_or_default(), parent).await;
                 }
                 Err(Failed::Refused(errno)) => {
@@ -126,8 +127,8 @@ impl Volume {
         self.births.wake();
     }
 
-    /// The store does not take a file that is open. Once it was closed, by one of its descriptors,
-    /// it stays pending.
+    /// Handles the refusal of an open file. It stays pending if one of its descriptors was closed
+    /// before; otherwise it is dropped.
     fn is_refused_open(&self, number: u64, errno: Errno) {
         let mut table = self.table();
         let is_noted = table
@@ -168,7 +169,7 @@ impl Volume {
                 let file = found.ok_or(Errno::EEXIST)?.attributes.id;
                 self.store.call(&caller, Op::Open { file, flags }).await
             }
-            // The server has no room for the call now.
+            // The server is overloaded: try again.
             Err(Errno::EBUSY) => Err(Errno::EAGAIN),
             answer => answer,
         };
@@ -180,7 +181,7 @@ impl Volume {
         let place = Place { file: entry.attributes.id, handle: Some(handle) };
         let mut table = self.table();
         if let Some(node) = table.node_mut(number).filter(|_| is_found) {
-            // It is as it was when an earlier request made it.
+            // An earlier request has created it, without the changes since.
             node.take_changes_back();
         }
         let newborn = table.node_mut(number).and_then(|node| node.unborn.take());
@@ -188,14 +189,14 @@ impl Volume {
             node.own = newborn.as_ref().map(|newborn| Arc::clone(&newborn.own));
             node.handles.push(handle);
         }
-        // The directory has another time by that, until it is set.
+        // The creation has changed the directory's times, which must be set again.
         table.note_changed(parent, Changes::default(), order);
         self.take_over(&mut table, number, &entry, asked);
         let leases = table.node(number).map_or(Leases::empty(), |node| node.leases);
         if let Some(above) = above {
             table.learn(&above, asked);
         }
-        // At once: who finds it born finds the handle.
+        // Under the lock, so that a file known to the store has its handle.
         self.exchange_open(open, place);
         drop(table);
         if !leases.contains(Leases::DATA | Leases::ATTRIBUTES) {
@@ -209,7 +210,7 @@ impl Volume {
         Ok(())
     }
 
-    /// The open file has a handle now.
+    /// Replaces an open file by one with a handle.
     fn exchange_open(&self, open: u64, place: Place) {
         let mut opens = self.opens.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = opens.get_mut(&open) {

@@ -1,17 +1,16 @@
-//! In which orders programs go through a directory, and which of them one that is under way has.
+//! Orders in which programs open the files of a directory, and detection of the one in use.
 
 use super::readers::By;
 use crate::store::{FileId, Kind, Listed};
 
-/// What lies in a directory, in each order.
+/// Files and subdirectories of a directory, in each order.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     files: [Vec<FileId>; 3],
     directories: [Vec<FileId>; 3],
 }
 
-/// How the files of a directory are opened: behind which place of each order the last one stands;
-/// 0: there was none.
+/// Position after the last opened file of a directory in each order; 0: none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Cursor([usize; 3]);
 
@@ -28,12 +27,12 @@ impl Orders {
         &self.directories[by as usize]
     }
 
-    /// What comes after a file; all, if it is not among them.
+    /// Returns the files after a file; all, if it is not among them.
     pub fn files_after(&self, file: FileId, by: By) -> &[FileId] {
         after(self.files(by), file)
     }
 
-    /// What comes after a directory; all, if it is not among them.
+    /// Returns the directories after a directory; all, if it is not among them.
     pub fn directories_after(&self, directory: FileId, by: By) -> &[FileId] {
         after(self.directories(by), directory)
     }
@@ -44,7 +43,7 @@ fn after(all: &[FileId], one: FileId) -> &[FileId] {
     all.get(behind..).unwrap_or_default()
 }
 
-/// By name, as listed, by inode.
+/// Returns files of a kind by name, as listed, and by inode.
 fn orders(names: &[Listed], kind: Kind) -> [Vec<FileId>; 3] {
     let id = |listed: &Listed| {
         listed.entry.map(|entry| entry.attributes.id).filter(|_| listed.kind == kind)
@@ -59,8 +58,8 @@ fn orders(names: &[Listed], kind: Kind) -> [Vec<FileId>; 3] {
 }
 
 impl Cursor {
-    /// Notes that a file is opened; the order in which it comes right after the one before, if
-    /// there is one.
+    /// Notes that a file is opened; returns the order in which it directly follows the previous
+    /// one, if any.
     pub fn opened(&mut self, orders: &Orders, file: FileId) -> Option<By> {
         let before = self.0;
         for by in By::ALL {

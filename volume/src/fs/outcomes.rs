@@ -1,4 +1,4 @@
-//! What became of pending files that were sent: created, lost with their request, or refused.
+//! Results of sent pending files: created, lost with their request, or refused.
 
 use std::{
     collections::HashMap,
@@ -19,18 +19,18 @@ use super::{
 };
 use crate::store::{Attributes, Caller, Entry, Errno, Kind, Leases, Place, Write};
 
-/// Why nobody can say yet whether the store has a file.
+/// Reason why it is unknown if the store has a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// There is a file of that name, which an earlier request may have made.
+    /// A file with that name exists, which an earlier request may have created.
     Exists,
     /// The store does not know its directory.
     NoDirectory,
-    /// The store does not know the directory whose attributes were to be set.
+    /// The store does not know the directory whose attributes were set.
     Forgotten,
 }
 
-/// Whether who has made a file may read it: what an open would say.
+/// Returns true if the maker of a file may open it for reading.
 fn is_readable(maker: &Caller, made: &Attributes) -> bool {
     made.kind == Kind::Regular
         && maker.uid == made.uid
@@ -38,7 +38,7 @@ fn is_readable(maker: &Caller, made: &Attributes) -> bool {
 }
 
 impl Volume {
-    /// What became of one write, unless that is in doubt.
+    /// Processes the result of one write; returns the doubt, if any.
     pub(super) fn landed(
         &self,
         number: u64,
@@ -65,10 +65,10 @@ impl Volume {
         None
     }
 
-    /// Finds out what there is. All of these are in `Leaving`.
+    /// Resolves doubts. All of these files are in `Leaving`.
     ///
     /// # Errors
-    /// That is not known now: the rest waits again.
+    /// A request is lost: the remaining files are queued again.
     pub(super) async fn settle_doubtful(&self, doubtful: Vec<(u64, Doubt)>) -> Result<(), Errno> {
         let mut found: HashMap<u64, Found> = HashMap::new();
         let mut lost = Ok(());
@@ -87,7 +87,8 @@ impl Volume {
         lost
     }
 
-    /// There is a file with its name: whether it is the one that an earlier request has made.
+    /// Compares a file with the existing one of its name, which an earlier request may have
+    /// created.
     async fn compare(&self, number: u64) -> Result<(), Errno> {
         let (put, caller) = {
             let table = self.table();
@@ -101,7 +102,7 @@ impl Volume {
             self.is_refused(number, Errno::EEXIST);
             return Ok(());
         };
-        // Of a directory nobody knows how far its attributes were set.
+        // The lost request may not have set all attributes of a directory.
         let set = Write::Set { place: Place::from(entry.attributes.id), changes: put.changes };
         match self.store.write(&caller, vec![set]).await?.pop().ok_or(Errno::EPROTO)? {
             Ok(entry) => self.is_born(number, &entry, asked),
@@ -110,11 +111,11 @@ impl Volume {
         Ok(())
     }
 
-    /// A refused file is going to be removed: if an earlier request has made it after all, the
-    /// store has it now.
+    /// Checks, before a refused file is removed, if an earlier request has created it on the store
+    /// after all.
     ///
     /// # Errors
-    /// That is not known now.
+    /// Unknown, since a request is lost.
     pub(super) async fn look_for_refused(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
         for _ in 0..MOST_SEARCHES {
             let (number, above, caller, put) = {
@@ -133,7 +134,7 @@ impl Volume {
                 Ok(Some(entry)) if self.table().take_refused(number) => {
                     self.is_born(number, &entry, asked)
                 }
-                // The executor was started anew.
+                // The executor has restarted.
                 Err(Errno::ESTALE | Errno::EAGAIN) => {
                     match self.find_again(&caller, above).await? {
                         Found::There(_) => continue,
@@ -141,7 +142,7 @@ impl Volume {
                     }
                 }
                 Err(errno) if is_lost(errno) => return Err(errno),
-                // There is none, nobody can reach it, or it is sent again meanwhile.
+                // It doesn't exist, is unreachable, or is being sent again meanwhile.
                 Ok(_) | Err(_) => {}
             }
             return Ok(());
@@ -149,7 +150,8 @@ impl Volume {
         Err(Errno::EIO)
     }
 
-    /// The store does not know its directory by number, or a directory above it has gone.
+    /// Looks up a file's directory by name, since the store does not know its id, or a directory
+    /// above it is gone.
     async fn find_directory_of(
         &self,
         number: u64,
@@ -160,7 +162,7 @@ impl Volume {
             let Some((above, _)) = table.path_below(number) else { return Ok(()) };
             let parent = table.node(number).and_then(|node| Some(node.at.as_ref()?.0));
             if parent.is_some_and(|parent| parent != above && table.is_pending(parent)) {
-                // That one has its own fate, and this one will have the same.
+                // The result of the pending parent applies to this one, too.
                 table.wait_again(number, false);
                 return Ok(());
             }
@@ -188,7 +190,7 @@ impl Volume {
         Ok(())
     }
 
-    /// A directory whose attributes were to be set.
+    /// Looks up a directory by name, since setting its attributes has failed with `ESTALE`.
     async fn find_forgotten(&self, number: u64) -> Result<(), Errno> {
         let caller =
             self.table().node(number).and_then(|node| Some(node.own.as_ref()?.maker.clone()));
@@ -199,8 +201,8 @@ impl Volume {
         Ok(())
     }
 
-    /// The store does not take it. It stays pending, and whoever asks for it in a way that needs
-    /// the store gets the error.
+    /// Handles a refusal. The file stays pending; operations on it that need the store fail with
+    /// the error.
     fn is_refused(&self, number: u64, errno: Errno) {
         let mut table = self.table();
         let path = table.path_to(number).map(|names| names.iter().collect::<PathBuf>());
@@ -213,7 +215,7 @@ impl Volume {
         table.refuse(number, errno);
     }
 
-    /// The store has it.
+    /// Handles a creation.
     fn is_born(&self, number: u64, entry: &Entry, asked: Instant) {
         let mut table = self.table();
         let Some(newborn) = table.node_mut(number).and_then(|node| node.unborn.take()) else {
@@ -238,7 +240,7 @@ impl Volume {
         }
         self.is_delivered(newborn.room);
         if doubtful.is_some() {
-            // What the kernel was told, nobody holds true any more.
+            // Without leases the kernel's caches may become stale.
             let _ = self.invalidate.send(Invalidate::of(number, doubtful));
         } else {
             self.is_outdated(number);
@@ -246,7 +248,7 @@ impl Volume {
         self.births.will_be_done(newborn.order);
     }
 
-    /// What the store says of a file that it did not know before.
+    /// Takes over the store's entry of a file that was pending.
     pub(super) fn take_over(&self, table: &mut Table, number: u64, entry: &Entry, asked: Instant) {
         let id = entry.attributes.id;
         table.bear(number, id);
@@ -273,7 +275,7 @@ impl Volume {
         }
     }
 
-    /// Attributes were set.
+    /// Processes the result of setting a directory's attributes.
     fn is_set(&self, number: u64, result: Result<Entry, Errno>, asked: Instant) {
         let mut table = self.table();
         table.unborn.has_arrived(number);
@@ -288,13 +290,13 @@ impl Volume {
                 drop(table);
                 self.is_outdated(number);
                 let (key, new) = ((entry.attributes.id, 0), entry.attributes);
-                // The contents are those of the version before, all that there are.
+                // Only attributes have changed: the contents of the old version are valid.
                 let same =
                     before.filter(|before| before.size == new.size && new.size <= NEWBORN_BYTES);
                 let kept = same.and_then(|before| self.chunks.get(key, before.version));
                 kept.into_iter().for_each(|kept| self.chunks.put(key, new.version, kept));
             }
-            // Others have removed it.
+            // Another program has removed it.
             Err(Errno::ESTALE | Errno::ENOENT) => {}
             Err(errno) => {
                 drop(table);
@@ -314,7 +316,7 @@ impl Volume {
         self.writes.dirty.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 
-    /// It never came to be. Nobody was told that it was closed: whoever has it open gets the error.
+    /// Drops a file whose creation has failed before its first close: its open files get the error.
     pub(super) fn is_stillborn(&self, number: u64, errno: Errno) {
         let mut table = self.table();
         let Some(node) = table.node_mut(number) else { return };

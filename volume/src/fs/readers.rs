@@ -1,48 +1,49 @@
-//! Files that are fetched before they are opened: which ones, how many, and when there are enough.
-//! A reader is one program's going through files; what it is going to open is known from the order
-//! in which it did till now, or because somebody has said so. No waiting here; [`super::ahead`]
-//! fetches.
+//! Prediction for file prefetch. A reader is a program that opens many files; the next ones are
+//! predicted from the order so far, or were announced ([`super::told`]). It never waits;
+//! [`super::ahead`] fetches.
 
 use std::collections::{HashSet, VecDeque};
 
 use crate::store::FileId;
 
-/// Files that are fetched at the first suspicion; twice as many each time that they were opened.
+/// Initial prefetch window, in files; it doubles when prefetched files are opened.
 const FIRST_WINDOW: usize = 16;
 
-/// Files at most that were fetched and not opened.
+/// Limit of prefetched files that are not opened yet.
 const LAST_WINDOW: usize = 1024;
 
-/// Files of one request at most, so that the first does not wait for too many others.
+/// Limit of files in one request, so that the first does not wait for too many others.
 const REQUEST_FILES: usize = 256;
 
-/// Contents of one request, but for a file that is larger: 16 files of 64 KiB, or one of 1 MiB.
+/// Limit for the contents of one request, except for a single larger file: 16 files of 64 KiB, or
+/// one of 1 MiB.
 const REQUEST_BYTES: u64 = 1 << 20;
 
-/// Requests under way: 8 of 1 MiB each fill a link of 1 Gbit/s at 60 ms.
+/// Limit of requests in progress: 8 of 1 MiB each fill a link of 1 Gbit/s at 60 ms.
 const REQUESTS: usize = 8;
 
-/// And their contents: 4 large files, of which the first 4 MiB are fetched.
+/// Limit for the contents of requests in progress: 4 large files, of which the first 4 MiB are
+/// fetched.
 const UNDER_WAY_BYTES: u64 = 16 << 20;
 
-/// Files that are expected at most, at 40 bytes each.
+/// Limit of predicted files per reader, at 40 bytes each.
 const MAX_EXPECTED: usize = 100_000;
 
-/// Readers at the same time; the one that was not seen for longest ends for another.
+/// Limit of readers; the least recently seen one is replaced.
 const MAX_READERS: usize = 8;
 
-/// A reader, for those that fetch for it.
+/// Id of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(super) struct ReaderId(u64);
 
-/// In which order files of a directory are opened.
+/// Order in which files of a directory are opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
-    /// As a shell's pattern has them.
+    /// By name: a shell's glob.
     Name,
-    /// As the directory has them: grep -r.
+    /// In the directory's order: grep -r.
     Listing,
-    /// tar, cp -r.
+    /// By inode number: tar, cp -r.
     Inode,
 }
 
@@ -50,13 +51,13 @@ impl By {
     pub const ALL: [Self; 3] = [Self::Name, Self::Listing, Self::Inode];
 }
 
-/// Where a reader came to: the last directory whose files are expected, and the order.
+/// Position of a reader: the last directory whose files are predicted, and the order.
 pub(super) type Reached = (FileId, By);
 
-/// All of them.
+/// All readers of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Readers {
-    /// The last one seen is the last.
+    /// Least recently seen first.
     readers: Vec<Reader>,
     next: u64,
 }
@@ -65,36 +66,37 @@ pub(super) struct Readers {
 struct Reader {
     id: ReaderId,
     expected: VecDeque<FileId>,
-    /// Asked for or fetched, and not opened yet, with their sizes; none for what was there before.
+    /// Files that are requested or fetched, and not opened yet, with their sizes; 0 if there was
+    /// nothing to fetch.
     ahead: VecDeque<(FileId, u64)>,
     members: HashSet<FileId>,
     window: usize,
     requests: usize,
     under_way_bytes: u64,
-    /// `None`: it was told what there is.
+    /// `None`: the files were announced.
     reached: Option<Reached>,
-    /// Whether it is certain that files are opened, not only looked at.
+    /// True if it certainly opens files, rather than only stats them.
     opens: bool,
 }
 
 impl Readers {
-    /// A file is opened: by which readers it was expected, most often one.
+    /// Notes that a file is opened; returns the readers that predicted it, most often one.
     pub fn opened(&mut self, file: FileId) -> Vec<ReaderId> {
-        // A stable sort: the others stay in their order.
+        // A stable sort, which keeps the order of the others.
         self.readers.sort_by_key(|reader| reader.members.contains(&file));
         let expected = self.readers.iter_mut().filter(|reader| reader.members.contains(&file));
         expected.map(|reader| reader.opened(file)).collect()
     }
 
-    /// A program opens files in an order.
+    /// Adds a reader for a program that opens files in an order.
     pub fn begin(&mut self, expected: &[FileId], reached: Reached) -> ReaderId {
         let id = self.add(FIRST_WINDOW, Some(reached), true);
         self.expect(id, expected);
         id
     }
 
-    /// Somebody is going to say what will be opened. `opens`: certainly; else nothing is fetched
-    /// before the first of them is.
+    /// Adds a reader for announced files. `opens`: they are certainly opened; otherwise nothing is
+    /// fetched before the first one is.
     pub fn told(&mut self, opens: bool) -> ReaderId {
         self.add(LAST_WINDOW, None, opens)
     }
@@ -119,12 +121,12 @@ impl Readers {
         id
     }
 
-    /// It ends; what has been asked for comes all the same.
+    /// Ends a reader, but not its requests.
     pub fn end(&mut self, id: ReaderId) {
         self.readers.retain(|reader| reader.id != id);
     }
 
-    /// More files that will be opened after the others.
+    /// Appends predicted files.
     pub fn expect(&mut self, id: ReaderId, files: &[FileId]) {
         let Some(reader) = self.get(id) else { return };
         for file in files {
@@ -134,13 +136,13 @@ impl Readers {
         }
     }
 
-    /// Where it came to, if it wants to know how it goes on.
+    /// Returns a reader's position, if it needs more predicted files.
     pub fn reached(&mut self, id: ReaderId) -> Option<Reached> {
         let reader = self.get(id)?;
         reader.reached.filter(|_| reader.expected.len() < reader.window)
     }
 
-    /// The files of one more directory are expected.
+    /// Appends the files of the next directory.
     pub fn goes_on(&mut self, id: ReaderId, files: &[FileId], reached: Reached) {
         if let Some(reader) = self.get(id) {
             reader.reached = Some(reached);
@@ -148,8 +150,9 @@ impl Readers {
         self.expect(id, files);
     }
 
-    /// What one more request is to fetch, and how many bytes that is. `limit_bytes`: of all that is
-    /// there and was not opened yet. `size`: how much of a file would be fetched; `None`: nothing.
+    /// Returns the files for another request, and their size. `limit_bytes`: limit for all
+    /// prefetched files that are not opened yet. `size`: bytes of a file to fetch; `None` for
+    /// nothing.
     pub fn request(
         &mut self,
         id: ReaderId,
@@ -159,7 +162,7 @@ impl Readers {
         self.get(id)?.request(limit_bytes, size)
     }
 
-    /// A request has ended.
+    /// Notes the end of a request.
     pub fn fetched(&mut self, id: ReaderId, bytes: u64) {
         if let Some(reader) = self.get(id) {
             reader.requests -= 1;
@@ -177,13 +180,13 @@ impl Reader {
         self.opens = true;
         self.members.remove(&file);
         if let Some(place) = self.ahead.iter().position(|(ahead, _)| *ahead == file) {
-            // Those before it were passed over.
+            // Earlier files were skipped.
             for (passed, _) in self.ahead.drain(..=place) {
                 self.members.remove(&passed);
             }
             self.window = (self.window * 2).min(LAST_WINDOW);
         } else if let Some(place) = self.expected.iter().position(|expected| *expected == file) {
-            // Faster than what is fetched, or in another order: it goes on from there.
+            // Faster than the prefetch, or in another order: go on from this file.
             self.expected.rotate_left(place);
             self.expected.pop_front();
         }
@@ -195,7 +198,7 @@ impl Reader {
         limit_bytes: u64,
         size: impl Fn(FileId) -> Option<u64>,
     ) -> Option<(Vec<FileId>, u64)> {
-        // Few large requests, not one more file with each that is opened.
+        // Few large requests, rather than one file for each that is opened.
         let has_enough = self.ahead.len() > self.window / 2 && self.reached.is_some();
         if !self.opens
             || has_enough
@@ -214,8 +217,7 @@ impl Reader {
                 break;
             }
             self.expected.pop_front();
-            // Also what is there already: it is still to be opened, and no reason to look at all
-            // that follows.
+            // Cached files count, too, so that the window also limits this loop.
             self.ahead.push_back((file, its));
             if its > 0 {
                 files.push(file);

@@ -1,6 +1,5 @@
-//! Contents read: from the chunks that are kept, or from the store. What is read in order is read
-//! ahead, by a window that grows as long as it goes on in order; what is read here and there is
-//! fetched as it is asked for.
+//! Reads of contents: from cached chunks, or from the store. Sequential reads are read ahead, with
+//! a window that grows; random reads are fetched as requested.
 
 use std::{
     collections::HashSet,
@@ -20,31 +19,30 @@ use super::{
 };
 use crate::store::{Caller, Entry, Errno, Leases, OpenFlags, Piece, Place, ReadPart};
 
-/// Chunks of one request at most: large enough to fill a link, small enough that several are under
-/// way.
+/// Limit of chunks in one request: large enough to fill a link, small enough for several requests
+/// in progress.
 const REQUEST_CHUNKS: u64 = 4;
 
-/// How far it is read ahead at most, as far as the cache has room: a link of 1 Gbit/s at 250 ms.
+/// Limit of read-ahead, in chunks, if the cache has room: a link of 1 Gbit/s at 250 ms.
 const AHEAD_CHUNKS: u64 = 32;
 
-/// A chunk that another reader fetched and that is not there then was given up again: with so small
-/// a cache nothing is kept.
+/// Attempts to read from cached chunks: if fetched chunks are evicted before their use, the cache
+/// is too small, and the read bypasses it.
 const ATTEMPTS: usize = 3;
 
-/// How an open file has been read.
+/// Access pattern of an open file's reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Pattern {
-    /// Where the last read ended.
+    /// End of the last read.
     end: u64,
-    /// Chunks to be read ahead; 0: it is not read in order.
+    /// Read-ahead window in chunks; 0: not sequential.
     ahead: u64,
 }
 
 impl Pattern {
-    /// Notes a read; how many chunks beyond it are wanted, or that it is one of those that are read
-    /// here and there.
+    /// Notes a read; returns the number of chunks to read ahead, or `None` for a random read.
     fn next(&mut self, range: &Range<u64>, limit: u64) -> Option<u64> {
-        // The kernel's own reading ahead has requests overtake each other a little.
+        // Requests of the kernel's own read-ahead overtake each other a little.
         let in_order = range.start <= self.end.saturating_add(CHUNK)
             && range.end.saturating_add(CHUNK) >= self.end;
         let is_next = range.start >= self.end;
@@ -60,7 +58,7 @@ impl Pattern {
     }
 }
 
-/// Of what is read, and for whom.
+/// File and caller of a fetch.
 pub(super) struct Origin<'a> {
     pub caller: &'a Caller,
     pub place: Place,
@@ -84,7 +82,7 @@ impl Loading {
     }
 }
 
-/// A read that is at work.
+/// A read in progress.
 struct Read<'a> {
     volume: &'a Volume,
     number: u64,
@@ -117,7 +115,7 @@ impl Volume {
             return Ok(data);
         }
         if let (true, Some(pinned)) = (is_provisional(open.file), &open.pinned) {
-            // It was opened while the store did not take it.
+            // Opened after the store had refused it.
             let within =
                 |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(pinned.len());
             return Ok(pinned.slice(within(offset)..within(offset.saturating_add(size.into()))));
@@ -127,7 +125,7 @@ impl Volume {
         match self.writes.unsent(open.file) {
             Some(unsent) if unsent.is_empty() => {}
             Some(unsent) => return self.read_beside(&open, range, &unsent).await,
-            // Appends that this session makes alone, which wait for nobody.
+            // Unsent appends; under a write lease, they don't wait for other sessions.
             None => self.drain(open.file).await?,
         }
         let limit = AHEAD_CHUNKS.min(self.chunks.limit() / CHUNK / 2);
@@ -139,7 +137,7 @@ impl Volume {
             return Ok(data);
         }
         match (self.read_through(&open, range.clone()).await, &open.pinned) {
-            // It has no name any more, and was opened from memory.
+            // It has no names any more, and was opened from the cache.
             (Err(Errno::ESTALE), Some(pinned)) => {
                 let within =
                     |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(pinned.len());
@@ -178,7 +176,7 @@ impl Volume {
         }
         let is_leased = last.is_some_and(|entry| entry.leases.contains(Leases::DATA));
         if !is_leased {
-            // The kernel must not keep what it gets now.
+            // Without a lease the kernel must not cache these pages.
             self.forget_pages(open.file);
         }
         Ok(joined(data))
@@ -190,7 +188,7 @@ impl Volume {
         Some(entry)
     }
 
-    /// Version and size of a file whose contents may be remembered.
+    /// Returns version and size of a file whose contents may be cached.
     fn steady(&self, open: &Open) -> Option<(u64, u64)> {
         let table = self.table();
         let node = table
@@ -200,7 +198,7 @@ impl Volume {
         Some((attributes.version, attributes.size))
     }
 
-    /// `None`: it can't be done with chunks.
+    /// Reads from chunks, fetching missing ones; `None` if the contents may not be cached.
     async fn read_chunks(
         self: &Arc<Self>,
         open: &Arc<Open>,
@@ -253,7 +251,7 @@ impl Volume {
         Some(joined(parts))
     }
 
-    /// Fetches what is neither there nor under way.
+    /// Fetches chunks that are neither cached nor being fetched.
     fn fetch_ahead(self: &Arc<Self>, open: &Arc<Open>, version: u64, chunks: Range<u64>) {
         let mut claimed: Option<Range<u64>> = None;
         for number in chunks {
@@ -287,7 +285,7 @@ impl Volume {
         });
     }
 
-    /// `next` is the first chunk that is not there yet.
+    /// Fetches chunks from the disk, or else from the store. `next`: the first missing chunk.
     pub(super) async fn fetch_chunks(
         &self,
         origin: &Origin<'_>,
@@ -330,7 +328,7 @@ impl Volume {
     }
 }
 
-/// Pieces of a file, one after the other, that are no chunk yet.
+/// Consecutive pieces of a file that don't fill a chunk yet.
 #[derive(Default)]
 struct Arrived {
     pieces: Vec<Bytes>,
@@ -343,7 +341,7 @@ impl Arrived {
         self.pieces.push(piece);
     }
 
-    /// Copied at most once, into memory of just that size.
+    /// Takes a full chunk, or the rest at the end. Copies at most once.
     fn take_chunk(&mut self, is_last: bool) -> Option<Bytes> {
         let chunk_bytes = usize::try_from(CHUNK).unwrap_or(usize::MAX);
         if self.bytes < chunk_bytes && !(is_last && self.bytes > 0) {

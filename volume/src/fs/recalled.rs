@@ -1,9 +1,9 @@
-//! Recalls that are not answered yet, bounded whatever a server says: of each file one task is at
-//! work on recalls of rights to write, and one on the others. Recalls that come meanwhile wait for
-//! its next turn. Answers go out many in a call, a few calls at a time.
+//! Unanswered recalls, bounded against a malicious server. Each file has at most one task for
+//! recalls of write leases, and one for the others; further recalls wait for the task's next turn.
+//! Calls carry many answers each, and a few calls are in progress at a time.
 //!
-//! Invariant: each recall is answered by its own stamp and leases. Merged, the later stamp would
-//! give back what the file was leased for between the two.
+//! Invariant: each recall is answered with its own stamp and leases. Merged answers, with the later
+//! stamp, would return leases that were granted between the two recalls.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -24,24 +24,24 @@ use crate::{
     store::{Caller, FileId, Leases, Op, Returned, Store},
 };
 
-/// How long a recall waits for the kernel, which waits for readers of the pages. Past it the recall
-/// is answered all the same.
+/// Time for which a recall waits for the kernel's invalidation, which blocks on readers of the
+/// pages. After it, the recall is answered all the same.
 pub(crate) const KERNEL_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Recalls without an answer: a server of ours keeps no more for all its clients.
+/// Limit of unanswered recalls: our server has no more for all its clients.
 const MAX_RECALLED: usize = MAX_LEASED_FILES;
 
-/// Calls with answers under way: on a slow link the next ones wait, and go together.
+/// Limit of calls with answers in progress: on a slow link further answers gather.
 const ANSWERING_CALLS: usize = 64;
 
-/// Answers of one call, about 30 bytes each.
+/// Limit of answers in one call, about 30 bytes each.
 const ANSWERS_OF_A_CALL: usize = 4096;
 
 /// One of a file's two queues: with [`Leases::WRITE`] for recalls that wait until all is written,
 /// and without.
 type Lane = (FileId, Leases);
 
-/// A recall, with what was taken out of the table for it.
+/// A recall, with the names that were taken out of the table for it.
 #[derive(Debug)]
 pub(super) struct Recall {
     pub returned: Returned,
@@ -49,30 +49,30 @@ pub(super) struct Recall {
     pub share: Share,
 }
 
-/// All of a volume.
+/// Unanswered recalls of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Recalled {
-    /// Recalls that wait for the task at work.
+    /// Recalls that wait for the running task of their lane.
     lanes: HashMap<Lane, Vec<Recall>>,
-    /// Of files that are not known; while a task is at work.
+    /// Recalls of unknown files; `Some` while a task is running.
     unknown: Option<Vec<Recall>>,
     answers: Vec<Returned>,
-    /// Without an answer that the server has taken, and leases on their way back.
+    /// Number of recalls whose answer the server has not accepted, and of leases being returned.
     count: usize,
     has_ended: bool,
-    /// There are answers.
+    /// Notified when there are answers.
     wake: Arc<Notify>,
 }
 
 impl Recalled {
-    /// Takes the place of one more, if there is one.
+    /// Counts another recall; returns false if the limit is reached.
     pub fn has_room(&mut self) -> bool {
         let has_room = !self.has_ended && self.count < MAX_RECALLED;
         self.count += usize::from(has_room);
         has_room
     }
 
-    /// Nothing is answered any more. Whether this is news.
+    /// Stops answering; returns true on the first call.
     pub fn end(&mut self) -> bool {
         self.answers = Vec::new();
         !std::mem::replace(&mut self.has_ended, true)
@@ -89,7 +89,7 @@ impl Recalled {
         }
     }
 
-    /// Leases that were not recalled go back with the answers.
+    /// Returns leases that were not recalled, together with the answers.
     pub fn give_back(&mut self, returned: Vec<Returned>) {
         if !self.has_ended {
             self.count += returned.len();
@@ -103,14 +103,14 @@ impl Recalled {
     }
 }
 
-/// Recalls of one file that are answered together, and all that the kernel has to forget for them.
+/// Recalls of one file that are answered together, and the invalidations for them.
 #[derive(Debug, Default)]
 struct Turn {
     recalls: Vec<(Returned, Share)>,
     number: Option<u64>,
     pages: bool,
     names: Option<Names>,
-    /// Recalls were answered before the kernel could be told.
+    /// True if recalls were answered before their invalidation was sent to the kernel.
     is_owed: bool,
 }
 
@@ -127,7 +127,7 @@ impl Turn {
     }
 }
 
-/// Answers recalls for as long as there is a volume.
+/// Sends answers as long as the volume exists.
 pub(super) async fn answer(volume: Weak<Volume>, store: Arc<dyn Store>, wake: Arc<Notify>) {
     let calls = Arc::new(Semaphore::new(ANSWERING_CALLS));
     loop {
@@ -159,12 +159,12 @@ impl Volume {
         self.recalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where its answers are waited for.
+    /// Returns the [`Notify`] for answers.
     pub(super) fn answers_wake(&self) -> Arc<Notify> {
         Arc::clone(&self.recalled().wake)
     }
 
-    /// Has it answered.
+    /// Processes a recall: by its lane's running task, or a new one.
     pub(super) fn take_up(self: &Arc<Self>, recall: Recall) {
         if recall.taken.0.is_none() {
             return self.take_up_unknown(recall);
@@ -181,7 +181,7 @@ impl Volume {
         }
     }
 
-    /// It may be one that was made here, whose answer is on its way.
+    /// Processes a recall of an unknown file, which may be a pending one whose answer is in flight.
     fn take_up_unknown(self: &Arc<Self>, recall: Recall) {
         let has_landed = {
             let table = self.table();
@@ -210,7 +210,7 @@ impl Volume {
                 if found.is_empty() {
                     return;
                 }
-                // What comes now waits for the next landing.
+                // Further recalls wait for the next landing.
                 recalled.unknown = Some(Vec::new());
                 found
             };
@@ -247,8 +247,8 @@ impl Volume {
         }
     }
 
-    /// Has the kernel forget, and answers. Returns when the kernel is done, so that it is not
-    /// told of a file again and again while it waits; gives the turn that follows then.
+    /// Sends the invalidation to the kernel, and answers the recalls. Returns the next turn when
+    /// the kernel is done, so that invalidations of a file don't pile up while it blocks.
     async fn carry_out(self: &Arc<Self>, lane: Lane, turn: Turn) -> Turn {
         let mut rest = Turn { number: turn.number, ..Turn::default() };
         let Some(number) = turn.number else {
@@ -268,7 +268,7 @@ impl Volume {
                 self.write_out(lane).await;
                 rest.add(late);
             }
-            // A recall that comes meanwhile waits for the rest of this time and for another.
+            // A recall in between waits for the rest of this period and another one.
             is_in_time = tokio::time::timeout(KERNEL_PATIENCE / 2, &mut is_done).await.is_ok();
             if !is_in_time && !rest.recalls.is_empty() {
                 rest.is_owed = true;
@@ -279,7 +279,7 @@ impl Volume {
     }
 
     fn answer_all(&self, recalls: Vec<(Returned, Share)>) {
-        // The shares first: whoever waits for them waits for the kernel.
+        // Drops the shares first: their waiters wait for the kernel, not for the answers.
         let returned: Vec<Returned> = recalls.into_iter().map(|(returned, _)| returned).collect();
         self.recalled().answer(returned);
     }

@@ -1,4 +1,4 @@
-//! What the store says on its own account, and what the kernel must forget for it.
+//! Processing of the store's notices, and invalidations of the kernel's caches.
 
 use std::{
     ffi::OsString,
@@ -21,54 +21,54 @@ use crate::{
     store::{FileId, Leases, Notice, Notices, Returned, Stamp, Watched},
 };
 
-/// Rights to write that go back with a run; of more the executor asks.
+/// Limit of write leases that are returned with a run; the executor recalls the rest.
 const MAX_GIVEN_UP: usize = 1000;
 
-/// Whether a command that ran on the server can have changed anything.
+/// Possible changes by a command on the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changes {
-    /// It only reads.
+    /// The command only reads.
     None,
-    /// It may have.
+    /// The command may have changed files.
     Possible,
 }
 
-/// For so long a write may be on its way from the kernel's pages to here: its thread may have to
-/// wait for a processor.
+/// Time that a write may take from the kernel's pages to this process, if its thread has to wait
+/// for a processor.
 const WRITE_TIME: Duration = Duration::from_secs(2);
 
 /// Names of directories, by the directories' numbers.
 pub type Names = Vec<(u64, Vec<OsString>)>;
 
-/// The file's number, if it is known, and what the kernel was told of its names.
+/// The file's number, if it is known, and the names in it that the kernel may cache.
 pub(super) type Taken = (Option<u64>, Option<Names>);
 
-/// What the kernel must forget. Dropping it says that it has.
+/// An invalidation of the kernel's caches. Dropping it reports that it is done.
 #[derive(Debug)]
 pub struct Invalidate {
-    /// The file's number; its attributes are forgotten.
+    /// Number of the file whose attributes are invalidated.
     pub number: u64,
-    /// And its contents.
+    /// True if its pages are invalidated, too.
     pub pages: bool,
-    /// Parts of these that are being read: the kernel has their pages locked until they are there.
+    /// Ranges of these that are being read: the kernel keeps their pages locked until then.
     pub busy: Vec<Range<u64>>,
-    /// And names, by the numbers of their directories; all names of all directories would do as
-    /// well.
+    /// Names to invalidate, by the numbers of their directories. Invalidating all names of all
+    /// directories is fine, too.
     pub names: Option<Names>,
-    /// Files of which everything is forgotten, and their names given up where nobody uses them.
+    /// Files to invalidate completely, and whose unused dentries are dropped.
     pub let_go: Vec<u64>,
-    /// Told when it is done.
+    /// Notified when it is done.
     done: Option<oneshot::Sender<()>>,
 }
 
 impl Invalidate {
-    /// Attributes of a file, and names in it where there are some; nobody waits.
+    /// Invalidates a file's attributes, and names in it, if any; nothing waits for it.
     pub(super) fn of(number: u64, names: Option<Vec<OsString>>) -> Self {
         let names = names.map(|names| vec![(number, names)]);
         Self { number, pages: false, busy: Vec::new(), names, let_go: Vec::new(), done: None }
     }
 
-    /// Names of all these directories; nobody waits.
+    /// Invalidates names of directories; nothing waits for it.
     pub(super) fn of_names(names: Names) -> Self {
         Self {
             number: ROOT,
@@ -80,8 +80,8 @@ impl Invalidate {
         }
     }
 
-    /// The same with contents and names of any directories; also what completes when it is carried
-    /// out.
+    /// Like [`Self::of`], with pages and names of any directories. The receiver completes when it
+    /// is done.
     pub(super) fn awaited(
         number: u64,
         pages: bool,
@@ -94,8 +94,8 @@ impl Invalidate {
         )
     }
 
-    /// Attributes and contents of a file of which parts are being read; also what completes when it
-    /// is carried out.
+    /// Invalidates attributes and pages of a file that is being read. The receiver completes when
+    /// it is done.
     pub(super) fn beside_reads(
         number: u64,
         busy: Vec<Range<u64>>,
@@ -105,7 +105,7 @@ impl Invalidate {
         (invalidate, is_done)
     }
 
-    /// All of these files, and names of directories; also what completes when it is carried out.
+    /// Drops these files, and names of directories. The receiver completes when it is done.
     pub(super) fn let_go(files: Vec<u64>, names: Names) -> (Self, oneshot::Receiver<()>) {
         let (mut invalidate, is_done) =
             Self::awaited(ROOT, false, (!names.is_empty()).then_some(names));
@@ -115,7 +115,7 @@ impl Invalidate {
 }
 
 impl Invalidate {
-    /// From now on that one says when it is done.
+    /// Moves the completion to a new value.
     pub(crate) fn take_over(&mut self) -> Self {
         let (number, pages, done) = (self.number, self.pages, self.done.take());
         Self { number, pages, busy: Vec::new(), names: None, let_go: Vec::new(), done }
@@ -130,8 +130,8 @@ impl Drop for Invalidate {
     }
 }
 
-/// Takes notices in until the volume or the store has gone. It waits for nothing: what one notice
-/// waits for may need another.
+/// Processes notices until the volume or the store is gone. It never blocks on one notice, which
+/// may need a later one.
 pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
     let mut forgetting = Forgetting::default();
     while let Some(notice) = notices.next().await {
@@ -151,8 +151,8 @@ pub(super) async fn listen(volume: Weak<Volume>, mut notices: Notices) {
 }
 
 impl Volume {
-    /// After a command ran on the server: returns when nothing from before the store's notice with
-    /// that stamp is remembered. `Changes` tells whether there may be any, where nobody else does.
+    /// Returns, after a command on the server, when no data from before the store's notice with
+    /// that stamp is cached. `changes` matters only if changes on the server aren't watched.
     pub async fn caught_up(self: &Arc<Self>, stamp: Stamp, changes: Changes) {
         let mut heard = self.heard.subscribe();
         let is_heard =
@@ -164,15 +164,14 @@ impl Volume {
         }
     }
 
-    /// Before a command runs on the server: the rights to write that nobody here uses at the moment
-    /// go back with it, so that they need not be recalled. What was written is there already
-    /// ([`Volume::settle`]).
+    /// Takes unused write leases, to be returned with a command that will run on the server, so
+    /// that they need not be recalled. Written data is already there ([`Volume::settle`]).
     #[must_use]
     pub fn give_up_writing(&self) -> Vec<Returned> {
         let mut table = self.table();
         let mut taken = table.take_writable(MAX_GIVEN_UP);
         let is_directory = |file| table.of(file).is_some_and(|node| node.own.is_some());
-        // Of the others the recall is answered when they are written.
+        // The recalls of leases in use are answered when their data is written.
         taken.retain(|(file, _)| {
             let is_used = if is_directory(*file) {
                 !table.unborn.is_idle()
@@ -192,7 +191,7 @@ impl Volume {
         if !self.recalled().has_room() {
             return self.end_as_broken();
         }
-        // Before anything that is told later.
+        // Before any later reply to the kernel.
         let taken = self.take_leases(&returned);
         self.take_up(Recall { returned, taken, share });
     }
@@ -205,8 +204,8 @@ impl Volume {
         (number, told.zip(number).map(|(told, number)| vec![(number, told)]))
     }
 
-    /// A server that does not keep to the protocol: from now on nothing is remembered of what it
-    /// says, and it is given no answers.
+    /// Handles a server that violates the protocol: from now on nothing of it is cached, and its
+    /// recalls are not answered.
     pub(super) fn end_as_broken(self: &Arc<Self>) {
         if self.recalled().end() {
             tracing::error!(
@@ -217,23 +216,24 @@ impl Volume {
         }
     }
 
-    /// Whether the kernel was to forget pages of the file so lately that a write may have been on
-    /// its way then.
+    /// Returns true if pages of the file were invalidated so recently that a write may have been in
+    /// flight then.
     pub fn were_pages_recalled(&self, number: u64) -> bool {
         let recalled = self.table().node(number).and_then(|node| node.pages_recalled);
         recalled.is_some_and(|at| crate::clock::now() - at < WRITE_TIME)
     }
 
-    /// The kernel's pages of a file are wrong, or will be without anybody hearing of it.
+    /// Invalidates the kernel's pages of a file, which are stale, or may become so without a
+    /// recall.
     pub(super) fn forget_pages(&self, file: FileId) {
         if let Some(number) = self.table().number_of(file) {
             let _ = self.invalidate.send(Invalidate::awaited(number, true, None).0);
         }
     }
 
-    /// As [`Self::forget_pages`], unless a change would be heard of. To be called before the reply
-    /// with which the kernel gets pages, of a read or a write: it forgets them as soon as it has
-    /// them. A lease that goes later takes them along.
+    /// Like [`Self::forget_pages`], but only without a lease. To be called before the reply to a
+    /// read or a write, by which the kernel gets pages: they are invalidated as soon as it has
+    /// them. A later loss of the lease invalidates them, too.
     pub(super) fn forget_unleased_pages(&self, file: FileId) {
         let is_leased =
             self.table().of(file).is_some_and(|node| node.leases.contains(Leases::DATA));
@@ -242,7 +242,7 @@ impl Volume {
         }
     }
 
-    /// The kernel's attributes of a file may be wrong.
+    /// Invalidates the kernel's attributes of a file.
     pub(super) fn forget_attributes(&self, number: u64) {
         let _ = self.invalidate.send(Invalidate::of(number, None));
     }

@@ -1,5 +1,5 @@
-//! Pending files that an earlier gateway has left in the journal, and what can be said and done
-//! about those that the server does not take.
+//! Replay of pending files from an earlier gateway's journal; report and recovery of files that the
+//! server refuses.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -19,7 +19,7 @@ use crate::{
     store::{Answer, Attributes, Caller, Errno, FileId, Kind, NewFile, NewTime, Op, Put, Time},
 };
 
-/// A record whose directory is not there any more.
+/// A record whose directory is gone.
 #[derive(Debug)]
 pub(super) struct Unplaced(Record);
 
@@ -29,16 +29,16 @@ impl Unplaced {
     }
 }
 
-/// A directory above a record's place.
+/// A directory in a record's path.
 enum Above {
     /// On the server, with its name.
     Stored(FileId, OsString),
-    /// Its number.
+    /// Pending, with its number.
     Pending(u64),
 }
 
 impl Above {
-    /// As the server knows it.
+    /// Returns its id, if it is on the server.
     fn file(&self) -> Option<FileId> {
         match self {
             Self::Stored(file, _) => Some(*file),
@@ -48,7 +48,7 @@ impl Above {
 }
 
 impl Volume {
-    /// Makes what a record tells of a pending file again.
+    /// Makes a record a pending file again.
     pub(super) async fn take_up_record(self: &Arc<Self>, record: Record) -> Result<(), Errno> {
         let Some(way) = self.way_of(&record).await? else {
             tracing::warn!(
@@ -60,7 +60,7 @@ impl Volume {
         };
         let file = Arc::clone(&self.births.files).acquire_owned().await.ok();
         let mut table = self.table();
-        // Together: a directory that nothing uses may be given up at any time.
+        // Under one lock: an unused directory may be evicted at any time.
         let parent = table.put_in_place(way);
         if table.add_record(record, parent, file).is_none() {
             tracing::error!("a record of the journal can't be read");
@@ -68,13 +68,13 @@ impl Volume {
         Ok(())
     }
 
-    /// The directories down to a record's place, on the server or pending themselves. `None`: one
-    /// of them is gone.
+    /// Returns the directories of a record's path, on the server or pending. `None`: one of them is
+    /// gone.
     async fn way_of(&self, record: &Record) -> Result<Option<Vec<Above>>, Errno> {
         for _ in 0..MOST_SEARCHES {
             match self.way_once(record).await {
-                // The executor was started anew since the last step, and does not know the
-                // directory, which is not gone for that.
+                // The executor has restarted since the last step, and doesn't know the id of the
+                // directory, which still exists.
                 Err(Errno::ESTALE) => {}
                 Err(errno) if is_lost(errno) => return Err(Errno::ETIMEDOUT),
                 way => return way,
@@ -94,7 +94,7 @@ impl Volume {
             way.push(next);
         }
         if at != Some(record.put.directory) {
-            // Another directory has its name.
+            // Another directory has its name now.
             return Ok(None);
         }
         for name in below {
@@ -112,7 +112,7 @@ impl Volume {
         Ok(Some(way))
     }
 
-    /// A directory in one that the server has.
+    /// Looks up a directory in one that is on the server.
     async fn above(
         &self,
         caller: &Caller,
@@ -138,7 +138,7 @@ impl Volume {
         }
     }
 
-    /// What was made here and is not on the server, since it does not take it, in words.
+    /// Returns a message about refused files, or else about another failure.
     pub(super) fn undelivered(&self) -> Option<String> {
         let refused = self.refused();
         let unplaced = self
@@ -165,8 +165,7 @@ impl Volume {
         ))
     }
 
-    /// Numbers, paths and reasons of all pending files that the store has refused, those above
-    /// first.
+    /// Returns numbers, paths and errors of all refused files, parents first.
     fn refused(&self) -> Vec<(u64, PathBuf, Errno)> {
         let table = self.table();
         let mut refused: Vec<_> = table
@@ -182,12 +181,12 @@ impl Volume {
         refused
     }
 
-    /// Copies the pending files that the store does not take to a directory of this machine, under
-    /// the paths that they have in the volume, and forgets them when all are there. What is there
-    /// already is not replaced. Their number. Blocks.
+    /// Copies all refused files to a local directory, under their paths in the volume, and drops
+    /// them when all are copied. Existing files are not replaced. Returns the number of files.
+    /// Blocks.
     ///
     /// # Errors
-    /// Of the first that could not be copied: then nothing is forgotten.
+    /// That of the first failed copy: then no file is dropped.
     pub fn recover(&self, to: &Path) -> io::Result<u64> {
         let mut copied = Vec::new();
         for (number, path, _) in self.refused() {
@@ -209,14 +208,15 @@ impl Volume {
         let orders: Vec<u64> = unplaced.into_iter().map(|(order, ..)| order).collect();
         self.births.unplaced().retain(|unplaced| !orders.contains(&unplaced.0.order));
         self.births.is_done(&orders);
-        // Those below first.
+        // Children first.
         for (number, put) in copied.into_iter().rev() {
             self.forget_refused(number, &put);
         }
         Ok(count as u64)
     }
 
-    /// If it is as it was copied. A directory in which something was made meanwhile stays.
+    /// Drops a refused file if it is unchanged since it was copied. A directory with new pending
+    /// files stays.
     fn forget_refused(&self, number: u64, copied: &Put) {
         let mut table = self.table();
         let Some(node) = table.node(number) else { return };
@@ -233,13 +233,13 @@ impl Volume {
 }
 
 impl Table {
-    /// A directory that is not on the server, by its name.
+    /// Returns a pending directory by its name.
     fn pending_directory(&self, parent: u64, name: &OsStr) -> Option<Above> {
         let (number, node) = self.unborn_child(parent, name)?;
         node.is_directory().then_some(Above::Pending(number))
     }
 
-    /// The number of the last directory, with all above it where they are.
+    /// Notes the directories of a path in the table; returns the number of the last one.
     fn put_in_place(&mut self, way: Vec<Above>) -> u64 {
         way.into_iter().fold(ROOT, |parent, above| match above {
             Above::Pending(number) => number,
@@ -284,7 +284,7 @@ impl Table {
     }
 }
 
-/// What is shown of it until the store has it.
+/// Returns the attributes to show until the store has the file.
 fn attributes_of(put: &Put, caller: &Caller) -> Attributes {
     let time = |time: Option<NewTime>| match time {
         Some(NewTime::At(time)) => time,

@@ -1,14 +1,14 @@
-//! Leases that nobody has asked for any more: beyond [`super::Settings::most_files`] the files that
-//! were asked about longest ago are given up, so that what a volume remembers, what its executor
-//! counts for it and what the kernel keeps of it have one bound, however long it is used.
+//! Eviction of files: beyond [`super::Settings::most_files`] those with the oldest answers are
+//! evicted, and their leases returned. So the table, the executor's lease count and the kernel's
+//! cache have one bound, however long the volume is used.
 //!
-//! Invariant: a lease goes back when nothing rests upon it any more, as if it had been recalled:
-//! the table has lost it, then the kernel has forgotten what it was for, then the store is told.
-//! Files that are open or hold something back keep theirs.
+//! Invariant: a lease is returned when nothing is cached under it any more, as if it had been
+//! recalled: first the table drops it, then the kernel's caches are invalidated, then it is
+//! returned to the store. Files that are open or hold data back keep theirs.
 //!
-//! The kernel lets go of the names too, where it can be asked to (Linux 6.18): then it forgets the
-//! numbers, and the table the files. An older kernel keeps a number as long as it likes, and the
-//! table what it needs for it, without a lease.
+//! Since Linux 6.18 the kernel can be asked to drop dentries, too; then it forgets the numbers, and
+//! the table the files. An older kernel keeps a number as long as it likes, and the table keeps the
+//! file, without a lease.
 
 use std::sync::{Arc, Weak};
 
@@ -20,19 +20,18 @@ use super::{
 };
 use crate::store::Returned;
 
-/// Files that are given up together.
+/// Files that are evicted together.
 #[derive(Debug, Default)]
 pub(super) struct Surplus {
-    /// Leases that go back when the kernel has forgotten all of this.
+    /// Leases to return after the kernel's invalidation.
     pub returned: Vec<Returned>,
-    /// Files that the kernel knows, directories behind what lies in them.
+    /// Files that the kernel knows, directories after their contents.
     pub numbers: Vec<u64>,
-    /// Names of directories that it may remember.
+    /// Names in them that the kernel may cache.
     pub names: Names,
 }
 
-/// Gives files up, one surplus after the other, whenever there is one and for as long as there is a
-/// volume.
+/// Evicts files when the limit is exceeded, as long as the volume exists.
 pub(super) async fn give_back(volume: Weak<Volume>, is_full: Arc<Notify>) {
     loop {
         is_full.notified().await;
@@ -42,7 +41,7 @@ pub(super) async fn give_back(volume: Weak<Volume>, is_full: Arc<Notify>) {
             let (invalidate, is_done) = Invalidate::let_go(numbers, names);
             let _ = found.invalidate.send(invalidate);
             drop(found);
-            // However long the kernel takes: nobody waits for these leases.
+            // Without a timeout: no other session waits for these leases.
             let _ = is_done.await;
             let Some(found) = volume.upgrade() else { return };
             found.recalled().give_back(returned);
@@ -52,7 +51,7 @@ pub(super) async fn give_back(volume: Weak<Volume>, is_full: Arc<Notify>) {
 
 impl Volume {
     fn take_surplus(&self) -> Option<Surplus> {
-        // Before the table is locked: whoever has one of these locked may want the other.
+        // Before the table is locked: these locks must not be nested.
         let open = self.open_ids();
         self.table().take_surplus(|file| open.contains(&file) || self.writes.is_dirty(file))
     }

@@ -337,8 +337,8 @@ impl Table {
         Arc::clone(&self.is_full)
     }
 
-    /// Evicts the files with the oldest answers, if too many are held. `is_used`: true for files that
-    /// are in use elsewhere.
+    /// Evicts the files with the oldest answers, if too many are held. `is_used`: true for files
+    /// that are in use elsewhere.
     pub fn take_surplus(&mut self, is_used: impl Fn(FileId) -> bool) -> Option<Surplus> {
         if self.held() <= self.most_held {
             return None;
@@ -448,8 +448,8 @@ impl Table {
 
     /// Drops the names of the least recently used directories if the limit is exceeded: a quarter
     /// of the memory, so that this is rare. The leases stay, and names are requested again. Returns
-    /// the names of these directories that the kernel may cache, and must drop, since a later recall
-    /// couldn't list them.
+    /// the names of these directories that the kernel may cache, and must drop, since a later
+    /// recall couldn't list them.
     pub fn drop_surplus(&mut self) -> Vec<(u64, Vec<OsString>)> {
         if self.kept_bytes() <= self.most_kept {
             return Vec::new();
@@ -787,8 +787,8 @@ impl Node {
         }
     }
 
-    /// Takes the request's changes back, since it was lost: they go with the next one. Later changes
-    /// take precedence.
+    /// Takes the request's changes back, since it was lost: they go with the next one. Later
+    /// changes take precedence.
     pub fn take_changes_back(&mut self) {
         let Some(sent) = self.unborn.as_mut().and_then(|newborn| newborn.sent.take()) else {
             return;

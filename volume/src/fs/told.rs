@@ -1,6 +1,6 @@
-//! What somebody knows that a program is going to read, before it begins: its files are fetched and
-//! its trees listed meanwhile, and what the program asks for first comes first. Nothing waits for
-//! it, and nothing depends on it: what could not be found is the program's to find out.
+//! Prefetch of announced files: files that a program is known to read are fetched, and trees
+//! listed, before it begins, in the announced order. Nothing waits for it, correctness doesn't
+//! depend on it, and its errors are ignored.
 
 use std::{
     collections::BTreeMap,
@@ -20,22 +20,22 @@ use super::{
 };
 use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Listed, Op};
 
-/// Names of one directory that are worth listing it, instead of asking for each.
+/// Number of names in one directory from which on it is listed, instead of looking each one up.
 const LISTED_FROM: usize = 3;
 
-/// Directories that are looked for at the same time.
+/// Limit of directories that are looked up concurrently.
 const DIRECTORIES_AT_ONCE: usize = 32;
 
-/// What is going to be read.
+/// An announced read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
     /// The contents of a file, by its path below the volume's root.
     File(PathBuf),
-    /// All names below a directory, and also the contents if the first of these is opened.
+    /// All names below a directory; also the contents, once the first file of them is opened.
     Tree(PathBuf),
 }
 
-/// Something is expected as long as this lives.
+/// Guard of a prefetch, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Expectation {
     volume: Arc<Volume>,
@@ -53,9 +53,9 @@ impl Drop for Expectation {
 }
 
 impl Volume {
-    /// Begins to fetch what is going to be read by `caller`, in that order; needs to be called
-    /// within the runtime that works for the volume. What was fetched and not opened is bounded, by
-    /// a share of the memory for contents.
+    /// Starts to prefetch the files that `caller` is going to read, in that order. Must be called
+    /// inside the volume's Tokio runtime. Prefetched files that are not opened yet are limited to a
+    /// share of the memory for contents.
     #[must_use]
     pub fn will_read(self: &Arc<Self>, caller: &Caller, expected: Vec<Expected>) -> Expectation {
         let has_files = expected.iter().any(|expected| matches!(expected, Expected::File(_)));
@@ -110,7 +110,7 @@ impl Volume {
         self.list_ahead(caller, tour);
     }
 
-    /// The files of a directory that a tour has come to, for whoever was told of that.
+    /// Appends a directory's files to the reader of an announced tour.
     pub(super) fn expect_files_of(
         self: &Arc<Self>,
         caller: &Caller,
@@ -125,7 +125,7 @@ impl Volume {
         self.fetch_files_ahead(caller, reader);
     }
 
-    /// Some names of a directory, as far as they are there.
+    /// Looks up names of a directory, as far as they exist.
     async fn find(
         &self,
         caller: &Caller,
@@ -151,8 +151,8 @@ impl Volume {
         names.iter().filter_map(|name| self.known_entry(parent, name)).collect()
     }
 
-    /// Goes down from the root in one step, not through symbolic links; every name on the way is
-    /// remembered. Nobody is asked for what is.
+    /// Walks down from the root in one request, without following symbolic links, and caches every
+    /// name on the path. A cached path needs no request.
     async fn walk_down(&self, caller: &Caller, path: &[OsString]) -> Result<Entry, Errno> {
         if let Some(known) = self.known_at(path) {
             return known.ok_or(Errno::ENOENT);
@@ -168,8 +168,8 @@ impl Volume {
         walked.error.map_or(Ok(at), Err)
     }
 
-    /// What a path leads to, as far as that is known: a file that the store knows, or `None` where
-    /// there is none.
+    /// Resolves a path from the cache: a file that the store knows, or `Some(None)` if it certainly
+    /// does not exist.
     fn known_at(&self, path: &[OsString]) -> Option<Option<Entry>> {
         let table = self.table();
         let Some(node) = self.node_at(&table, path)? else { return Some(None) };
@@ -185,8 +185,7 @@ impl Volume {
     }
 }
 
-/// Names by the directory that they are in, which is the root for no names at all. What leads
-/// upwards is left out.
+/// Groups paths by their directory. Paths with `..` are left out.
 fn by_directory(expected: Vec<Expected>) -> BTreeMap<Vec<OsString>, Vec<OsString>> {
     let mut all: BTreeMap<Vec<OsString>, Vec<OsString>> = BTreeMap::new();
     for expected in expected {

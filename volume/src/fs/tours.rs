@@ -1,43 +1,43 @@
-//! Directories that are listed before they are opened: whoever lists a directory and then one of
-//! those in it is likely to go through all of them (find, du, ls -R, grep -r, a shell's pattern),
-//! and would wait for one round trip after the other.
+//! Prediction for directory prefetch: a program that lists a directory and then a subdirectory is
+//! likely to walk all of them (find, du, ls -R, grep -r, a shell's glob), and would wait for one
+//! round trip after the other.
 //!
-//! A tour is one such going through. What it expects stands in the order of a walk that goes down
-//! before it goes on, and is listed in parallel, the more at once the more of it was then opened.
-//! Here is which directories those are, without waiting; [`super::listing`] asks for them.
+//! A tour is one such walk. Its predicted directories are in depth-first order, and are listed in
+//! parallel; the window grows when they are opened. It never waits; [`super::listing`] requests the
+//! listings.
 
 use std::collections::{HashSet, VecDeque};
 
 use super::readers::ReaderId;
 use crate::store::FileId;
 
-/// Directories that the first suspicion is worth.
+/// Initial prefetch window, in directories.
 const FIRST_WINDOW: usize = 4;
 
-/// Directories at most that were listed and not opened yet, or are being listed: at 20 ms and 20
-/// files in each some 200,000 files a second.
+/// Limit of the window: prefetched directories that are not opened yet, and those in progress. At
+/// 20 ms and 20 files in each some 200,000 files a second.
 const LAST_WINDOW: usize = 192;
 
-/// Names of them at most: a fraction of what the table remembers.
+/// Limit of names in the window: a fraction of the table's limit.
 const MAX_NAMES: usize = 20_000;
 
-/// Directories that are expected at most; a wider tree is expected anew where it goes on.
+/// Limit of predicted directories per tour; in a wider tree prediction starts anew beyond it.
 const MAX_EXPECTED: usize = 50_000;
 
-/// Tours at the same time; the one that was not seen for longest ends for another.
+/// Limit of tours; the least recently seen one is replaced.
 const MAX_TOURS: usize = 8;
 
-/// Directories that were opened last, in which a tour may begin.
+/// Number of recently listed directories, in which a tour may begin.
 const RECENT: usize = 64;
 
-/// A tour, for those that list for it.
+/// Id of a tour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct TourId(u64);
 
-/// All of them.
+/// All tours of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Tours {
-    /// The last one seen is the last.
+    /// Least recently seen first.
     tours: Vec<Tour>,
     recent: VecDeque<FileId>,
     next: u64,
@@ -46,21 +46,20 @@ pub(super) struct Tours {
 #[derive(Debug)]
 struct Tour {
     id: TourId,
-    /// The next one is the last.
+    /// Stack of predicted directories: the next one is the last.
     expected: Vec<FileId>,
-    /// Those that are being listed, and those that were, with how many names they have.
+    /// Prefetched directories and those in progress, with their number of names.
     ahead: VecDeque<(FileId, usize)>,
     window: usize,
-    /// All that it has to do with.
+    /// All directories of the tour.
     members: HashSet<FileId>,
-    /// Who is going to read the files that it comes to.
+    /// Reader of the files in its directories, for an announced tour.
     reader: Option<ReaderId>,
 }
 
 impl Tours {
-    /// A program lists a directory, which is in `parent`. The tours that it is on, most often one;
-    /// the directories beside it are expected next if it is the first of one, as `siblings` gives
-    /// them.
+    /// Notes that a program lists a directory in `parent`; returns its tours, most often one. A new
+    /// tour begins if `parent` was listed recently; `siblings` returns its directories.
     pub fn visited(
         &mut self,
         directory: FileId,
@@ -83,13 +82,13 @@ impl Tours {
     }
 
     fn seen(&mut self, directory: FileId) -> Vec<TourId> {
-        // A stable sort: the others stay in their order.
+        // A stable sort, which keeps the order of the others.
         self.tours.sort_by_key(|tour| tour.members.contains(&directory));
         let on_it = self.tours.iter_mut().filter(|tour| tour.members.contains(&directory));
         on_it.map(|tour| tour.visited(directory)).collect()
     }
 
-    /// A tour through what somebody is going to name, as fast as it goes.
+    /// Adds a tour of announced directories, with the full window.
     pub fn told(&mut self, reader: ReaderId) -> TourId {
         let id = self.begin(Vec::new(), LAST_WINDOW);
         if let Some(tour) = self.get(id) {
@@ -98,7 +97,7 @@ impl Tours {
         id
     }
 
-    /// Directories that come after all others.
+    /// Appends predicted directories after all others.
     pub fn expect(&mut self, id: TourId, directories: &[FileId]) {
         let Some(tour) = self.get(id) else { return };
         let room = MAX_EXPECTED.saturating_sub(tour.members.len());
@@ -107,12 +106,12 @@ impl Tours {
         tour.expected.splice(..0, new.into_iter().rev());
     }
 
-    /// Who is going to read the files that it comes to.
+    /// Returns the reader of an announced tour.
     pub fn reader(&mut self, id: TourId) -> Option<ReaderId> {
         self.get(id)?.reader
     }
 
-    /// It ends; what has been asked for comes all the same.
+    /// Ends a tour, but not its requests.
     pub fn end(&mut self, id: TourId) {
         self.tours.retain(|tour| tour.id != id);
     }
@@ -137,7 +136,7 @@ impl Tours {
         id
     }
 
-    /// A directory of a tour has been listed: those in it come before what was expected till now.
+    /// Notes the listing of a tour's directory: its subdirectories come first.
     pub fn listed(&mut self, id: TourId, directory: FileId, names: usize, inside: &[FileId]) {
         let Some(tour) = self.get(id) else { return };
         if let Some(ahead) = tour.ahead.iter_mut().find(|(ahead, _)| *ahead == directory) {
@@ -150,7 +149,7 @@ impl Tours {
         }
     }
 
-    /// What is to be listed now.
+    /// Returns the directories to list now.
     pub fn next(&mut self, id: TourId) -> Vec<FileId> {
         self.get(id).map(Tour::next).unwrap_or_default()
     }
@@ -163,8 +162,8 @@ impl Tours {
 impl Tour {
     fn visited(&mut self, directory: FileId) -> TourId {
         if let Some(place) = self.ahead.iter().position(|(ahead, _)| *ahead == directory) {
-            // Those before it were passed over, or will be opened in some other order. One that was
-            // too large to be listed ahead, or most of what may be, is a sign that others are.
+            // Earlier ones were skipped, or come in another order. After one that was too large for
+            // a prefetch, or almost, others are likely to be, too.
             let is_large = self.ahead.drain(..=place).any(|(_, names)| names >= MAX_NAMES);
             self.window = if is_large { FIRST_WINDOW } else { (self.window * 2).min(LAST_WINDOW) };
         } else if let Some(place) =

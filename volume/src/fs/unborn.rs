@@ -35,8 +35,8 @@
 //! * refused (`Refused`): visible in this volume, reported by `posh volumes`, and recoverable
 //! * unknown (`Waiting`, and `may_be_there`): as closed; on the server once
 //!
-//! A request whose answer is lost may have been performed. A file that *may exist* is sent again; if
-//! its name exists then and has the same kind and contents, it has arrived. A refusal doesn't
+//! A request whose answer is lost may have been performed. A file that *may exist* is sent again;
+//! if its name exists then and has the same kind and contents, it has arrived. A refusal doesn't
 //! settle that: a server may refuse (disk full, a parent directory not searchable) before it checks
 //! whether the name exists.
 
@@ -60,7 +60,8 @@ use crate::store::{Attributes, Caller, Changes, Entry, Errno, FileId, Leases, Op
 /// Limit of names in a path, as many as fit in PATH_MAX: more are a cycle, from concurrent renames.
 const PATH_NAMES: usize = 2048;
 
-/// Owner and attributes of a directory that this session has created, which new files in it inherit.
+/// Owner and attributes of a directory that this session has created, which new files in it
+/// inherit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Own {
     /// Caller that created it.
@@ -319,7 +320,7 @@ impl Newborn {
         }
     }
 
-    /// Why the store does not take it.
+    /// Returns the store's error, if it has refused the file.
     pub fn refusal(&self) -> Option<Errno> {
         match self.stage {
             Stage::Refused(errno) => Some(errno),
@@ -416,8 +417,8 @@ impl Table {
             .find(|number| refusal(number).is_some_and(|errno| errno != Errno::ESTALE))
     }
 
-    /// Keeps directories visible that other programs have removed, from `first` down to `directory`,
-    /// as long as they contain pending files.
+    /// Keeps directories visible that other programs have removed, from `first` down to
+    /// `directory`, as long as they contain pending files.
     pub fn keep_removed(&mut self, directory: u64, first: u64) {
         let mut at = directory;
         loop {
@@ -448,8 +449,8 @@ impl Table {
         }
     }
 
-    /// Notes that the store has just created a directory: if no other session knows it, names may be
-    /// created in it in memory from now on.
+    /// Notes that the store has just created a directory: if no other session knows it, names may
+    /// be created in it in memory from now on.
     pub fn is_own(&mut self, entry: &Entry, maker: &Caller, (parent, name): (u64, &OsStr)) {
         let Some(number) = self.number_of(entry.attributes.id) else { return };
         self.place(entry.attributes.id, parent, name);

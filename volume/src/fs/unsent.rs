@@ -1,8 +1,8 @@
-//! Reads beside what is on its way to the store.
+//! Reads of files with unsent writes.
 //!
-//! Invariant: a read waits for no write of this session. The kernel keeps the pages locked that it
-//! reads, and does not forget them before they are there; a write may have to wait at the store
-//! until another session's kernel has forgotten its own.
+//! Invariant: a read never waits for a write of this session. The kernel keeps pages locked while
+//! it reads them, and doesn't invalidate them before they have arrived; a write may have to wait at
+//! the store for the invalidation in another session's kernel.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use bytes::{Bytes, BytesMut};
 use super::{Volume, files::Open};
 use crate::store::Errno;
 
-/// Bytes and where they belong, in the order in which they were written.
+/// Unsent writes: offsets and bytes, in the order of the writes.
 pub(super) type Unsent = Vec<(u64, Bytes)>;
 
 impl Volume {
-    /// What the store has with what is on its way to it. `unsent` was taken before, so that nothing
-    /// is missing that arrives meanwhile.
+    /// Reads from the store, and overlays unsent writes. `unsent` must be taken before, so that
+    /// writes that arrive meanwhile are included.
     pub(super) async fn read_beside(
         &self,
         open: &Open,
@@ -41,12 +41,12 @@ fn end_of(offset: u64, data: &Bytes) -> u64 {
     offset.saturating_add(data.len() as u64)
 }
 
-/// The place in data that lies at an offset of a file.
+/// Returns the index in `data`, which begins at `offset` of a file, for the offset `place`.
 fn within(data: &Bytes, offset: u64, place: u64) -> usize {
     usize::try_from(place.saturating_sub(offset)).unwrap_or(usize::MAX).min(data.len())
 }
 
-/// What lies in a range, of which the store has the beginning or all.
+/// Overlays unsent writes on the store's data, which may be short.
 fn merged(there: Bytes, range: &Range<u64>, unsent: &Unsent) -> Bytes {
     let mut all = BytesMut::from(there);
     for (offset, data) in unsent {

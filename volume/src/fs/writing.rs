@@ -1,6 +1,6 @@
-//! Contents on their way out. A write is answered when it is noted here, and sent at once, so that
-//! several are under way; what is on its way is bounded, and writers wait for room. Whoever wants
-//! to know anything else of the file waits until nothing of it is on its way ([`Volume::drain`]).
+//! Write-back of contents. A write is answered when it is queued, and sent at once, so that several
+//! are in progress; unsent data is limited, and writers wait for room. Other operations on the file
+//! wait until all its writes have arrived ([`Volume::drain`]).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -21,33 +21,33 @@ use super::{
 };
 use crate::store::{Caller, Entry, Errno, FileId, OpenFlags, Write};
 
-/// All that may be on its way: a link of 1 Gbit/s at 250 ms.
+/// Limit of unsent data: a link of 1 Gbit/s at 250 ms.
 const DIRTY_BYTES: usize = 32 << 20;
 
-/// One request's worth: large enough to fill a link, small enough that several are under way.
+/// Limit for one request: large enough to fill a link, small enough for several in progress.
 const BATCH_BYTES: usize = 2 << 20;
 
-/// Writes of one request at most. A store takes four times as many.
+/// Limit of writes in one request; a store accepts four times as many.
 const BATCH_WRITES: usize = 4096;
 
-/// Requests for one file that are under way.
+/// Limit of requests in progress per file.
 const BATCHES: usize = 4;
 
-/// Between two attempts with a request that was lost; doubled up to the second.
+/// Bounds of the exponential backoff after a lost request.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// For so long a request is made again that the server, which is in reach, does not carry out.
+/// Time for which a request is repeated that a reachable server doesn't perform.
 const ANSWERED_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a write comes from.
+/// Origin of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// write(2): where the kernel says.
+    /// write(2), at the kernel's offset.
     Call,
-    /// write(2) with `O_APPEND`: at the end, wherever that is.
+    /// write(2) with `O_APPEND`, at the end of the file.
     Append,
-    /// A page of a mapping, which has its place however the file was opened.
+    /// A page of a mapping, at its own offset even with `O_APPEND`.
     Mapping,
 }
 
@@ -56,14 +56,13 @@ pub(super) struct Writes {
     files: Mutex<HashMap<FileId, Pending>>,
     pub(super) room: Arc<Semaphore>,
     pub(super) dirty: AtomicU64,
-    /// Whenever something has arrived.
+    /// Notified when a request was answered, or there is a new write.
     arrived: Notify,
-    /// How many requests were given up since the store was out of reach for too long. They are made
-    /// again.
+    /// Number of requests that timed out, since the store was unreachable. They are repeated.
     timeouts: AtomicU64,
-    /// Somebody waits: it may be worth an attempt.
+    /// Notified when there is a waiter, which cuts a backoff short.
     wanted: Notify,
-    /// The volume has ended.
+    /// True after the volume's end.
     is_over: AtomicBool,
 }
 
@@ -71,12 +70,12 @@ pub(super) struct Writes {
 #[derive(Default)]
 struct Pending {
     queue: VecDeque<Waiting>,
-    /// What is under way, the first one first.
+    /// Requests in progress, oldest first.
     flying: Vec<Flying>,
     next: u64,
 }
 
-/// A request that is under way.
+/// A request in progress.
 struct Flying {
     number: u64,
     span: Range<u64>,
@@ -87,23 +86,23 @@ struct Waiting {
     write: Write,
     caller: Caller,
     range: Range<u64>,
-    /// Where the kernel thinks that this ends.
+    /// End of the write, from the kernel's view.
     end: u64,
-    /// Its number among the file's.
+    /// Its number among the file's writes.
     number: u64,
     room: OwnedSemaphorePermit,
 }
 
-/// What goes out in one request.
+/// Writes of one request.
 struct Batch {
     number: u64,
     caller: Caller,
     writes: Vec<Write>,
-    /// Where the kernel thinks that the last one ends.
+    /// End of the last write, from the kernel's view.
     end: u64,
-    /// Where the file ended before the first append among them was sent.
+    /// The file's size before the first append among them was sent.
     end_before: Option<u64>,
-    /// Nobody knows which of the appends have happened.
+    /// True if it is unknown which of the appends were performed.
     is_doubtful: bool,
     room: Vec<OwnedSemaphorePermit>,
     bytes: u64,
@@ -124,7 +123,7 @@ impl Default for Writes {
 }
 
 impl Writes {
-    /// Nothing more is sent, and nobody waits any longer.
+    /// Stops sending, and aborts all waits.
     pub fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
         self.arrived.notify_waiters();
@@ -135,7 +134,7 @@ impl Writes {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Completes when a request has been given up from now on, or the volume has ended.
+    /// Completes when the number of timeouts differs from `timeouts`, or the volume has ended.
     async fn given_up(&self, timeouts: u64) {
         loop {
             let arrived = self.arrived.notified();
@@ -160,12 +159,12 @@ impl Writes {
         self.files().contains_key(&file)
     }
 
-    /// The number that the file's next write gets, if any is on its way.
+    /// Returns the number of the file's next write, if any write is unsent.
     fn next(&self, file: FileId) -> Option<u64> {
         self.files().get(&file).map(|pending| pending.next)
     }
 
-    /// What is on its way, if it is known where all of that belongs: nothing of it is appended.
+    /// Returns the unsent writes; `None` if some are appends, whose offset is unknown.
     pub(super) fn unsent(&self, file: FileId) -> Option<Unsent> {
         let files = self.files();
         let Some(pending) = files.get(&file) else { return Some(Unsent::new()) };
@@ -179,14 +178,14 @@ impl Writes {
         Some(unsent)
     }
 
-    /// Whether all writes below a number have arrived.
+    /// Returns true if all writes below a number have arrived.
     fn arrived_below(&self, file: FileId, number: u64) -> bool {
         self.files()
             .get(&file)
             .is_none_or(|pending| pending.oldest().is_none_or(|oldest| oldest >= number))
     }
 
-    /// The next request of a file, if there is one that may go now.
+    /// Returns the next request of a file, if one may be sent now.
     fn next_batch(&self, file: FileId) -> Option<Batch> {
         let mut files = self.files();
         let pending = files.get_mut(&file)?;
@@ -211,7 +210,8 @@ impl Pending {
         flying.chain(self.queue.front().map(|waiting| waiting.number)).min()
     }
 
-    /// Writes go in their order; those that touch what is under way wait for it.
+    /// Composes a request of the next writes, in their order. A write that overlaps one in progress
+    /// waits for it.
     fn next_batch(&mut self) -> Option<Batch> {
         if self.flying.len() >= BATCHES {
             return None;
@@ -264,7 +264,7 @@ impl Volume {
     /// write(2).
     ///
     /// # Errors
-    /// Of this write, where it is waited for.
+    /// Those of this write, if it is not answered before it is sent.
     pub async fn write(
         self: &Arc<Self>,
         open: u64,
@@ -316,7 +316,7 @@ impl Volume {
         self.write_through(open, offset, data, appends).await
     }
 
-    /// Whether it may be noted still.
+    /// Queues a write; returns false for an append that must not be answered before it is sent.
     fn queue(
         self: &Arc<Self>,
         open: &Open,
@@ -324,7 +324,8 @@ impl Volume {
         appends: bool,
         room: OwnedSemaphorePermit,
     ) -> bool {
-        // What is noted before the lease goes is waited for before it is given back.
+        // Under the table's lock: writes that are queued before a recall are sent before its
+        // answer.
         let table = self.table();
         if appends && !self.may_gather(&table, open) {
             return false;
@@ -337,7 +338,7 @@ impl Volume {
         let number = pending.next;
         pending.next += 1;
         let (place, end) = (open.place(), offset + bytes);
-        // An append may touch anything: nothing of the file is under way beside it.
+        // An append may overlap anything, so it is sent alone.
         let (write, range) = if appends {
             (Write::Append { place, data }, 0..u64::MAX)
         } else {
@@ -361,10 +362,10 @@ impl Volume {
         true
     }
 
-    /// Sends what a file has, until there is no more of it.
+    /// Sends a file's writes until none is left.
     async fn send_all(self: Arc<Self>, file: FileId) {
         loop {
-            // Before the look, so that nothing that happens after it is missed.
+            // Registers before the check, so that no notification is missed.
             let arrived = self.writes.arrived.notified();
             tokio::pin!(arrived);
             arrived.as_mut().enable();
@@ -379,9 +380,8 @@ impl Volume {
         }
     }
 
-    /// Until the store has answered. A request that is lost is made again, as it was, before
-    /// anything that is written to the same place later: so nothing is missing between two writes
-    /// that were taken, and they happen in their order.
+    /// Sends a request until the store has answered. A lost request is repeated unchanged, before
+    /// later writes to the same range: so answered writes have no gaps, and keep their order.
     async fn send(self: Arc<Self>, file: FileId, batch: Batch) {
         let mut batch = batch;
         let mut pause = FIRST_PAUSE;
@@ -403,8 +403,7 @@ impl Volume {
                     }
                     Ok(()) | Err(_) => {}
                 },
-                // In reach, and yet without an answer that means anything: once more could help,
-                // ever more could not.
+                // The server is reachable, but fails: retry for a limited time.
                 Errno::EIO | Errno::EAGAIN
                     if asked - *answered_since.get_or_insert(asked) < ANSWERED_PATIENCE => {}
                 errno => {
@@ -416,7 +415,7 @@ impl Volume {
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
         if appends && self.size_known(file) != Some(batch.end) {
-            // The kernel has put it where it thought that the end was.
+            // The kernel's pages have it at the wrong offset.
             self.forget_pages(file);
         }
         drop(batch.room);
@@ -424,10 +423,12 @@ impl Volume {
         self.writes.arrived.notify_waiters();
     }
 
+    /// Sends a request once, and removes the performed writes from the batch.
+    ///
     /// # Errors
-    /// What is in the batch then has yet to arrive, as far as that is known. `ESTALE`: the store
-    /// does not know the file, or not any more. Other errors of single writes are noted with the
-    /// open files.
+    /// The batch then has the writes that have yet to arrive, as far as that is known. `ESTALE`:
+    /// the store does not know the file. Other errors of single writes are noted with the open
+    /// files.
     async fn send_once(&self, file: FileId, batch: &mut Batch) -> Result<(), Errno> {
         if batch.is_doubtful {
             let (end, sent) = (batch.end_before.unwrap_or_default(), batch.writes.len());
@@ -485,13 +486,14 @@ impl Volume {
         let entry = results.pop().ok_or(Errno::EPROTO)??;
         self.table().learn(&entry, asked);
         if appends && entry.attributes.size != offset + bytes {
-            // The kernel has put it where it thought that the end was.
+            // The kernel's pages have it at the wrong offset.
             self.forget_pages(open.file);
         }
         Ok(())
     }
 
-    /// An append that is lost is not made again: it may be there.
+    /// Sends a write, and repeats it after a loss, unless it is an append, which may have been
+    /// performed.
     async fn write_at_once(
         &self,
         caller: &Caller,
@@ -517,24 +519,22 @@ impl Volume {
         answer
     }
 
-    /// Returns when what was written to a file until now is on the server, or has failed there.
+    /// Returns when all earlier writes to a file are on the server, or have failed.
     ///
     /// # Errors
-    /// `ETIMEDOUT`: the server is out of reach for too long. What was written is sent all the same,
-    /// when it is back.
+    /// `ETIMEDOUT`: the server is unreachable. The writes are sent when it is back.
     pub(super) async fn drain(&self, file: FileId) -> Result<(), Errno> {
         let timeouts = self.writes.timeouts.load(Ordering::Relaxed);
         self.drain_unless(file, || self.writes.timeouts.load(Ordering::Relaxed) != timeouts).await
     }
 
-    /// Returns when nothing that was written to a file until now is on its way, however long that
-    /// takes.
+    /// Like [`Self::drain`], but without a timeout.
     pub(super) async fn drained(&self, file: FileId) {
         let _is_over = self.drain_unless(file, || false).await;
     }
 
-    /// Asks once that what is lost is sent again at once. Who asked again after each loss would
-    /// keep a server that is out of reach from being waited for.
+    /// Waits for earlier writes. Cuts a backoff short only once: with more, the backoff would never
+    /// grow while the server is unreachable.
     async fn drain_unless(
         &self,
         file: FileId,
@@ -560,7 +560,7 @@ impl Volume {
     /// files that the store has refused.
     ///
     /// # Errors
-    /// `ETIMEDOUT`: the server is out of reach for too long. The data is sent when it is back.
+    /// `ETIMEDOUT`: the server is unreachable. The data is sent when it is back.
     pub async fn drain_all(&self) -> Result<(), Errno> {
         self.bring_out(Which::All).await?;
         let mut files: Vec<FileId> = self.writes.files().keys().copied().collect();
