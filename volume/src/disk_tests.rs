@@ -12,7 +12,7 @@ fn key(inode: u64, version: u64, index: u64) -> ChunkKey {
     ChunkKey { file: FileId { inode, generation: 7 }, version, index }
 }
 
-/// What the disk holds, in the units in which it is counted.
+/// Returns the space on the disk, in whole blocks.
 fn on_disk(directory: &Path) -> u64 {
     let shards = fs::read_dir(directory)
         .unwrap()

@@ -1,4 +1,4 @@
-//! What one identity's leases cost another one.
+//! Cost of one identity's leases for another identity.
 
 use super::*;
 
@@ -79,7 +79,7 @@ async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
     assert!(recalling < LONGEST && answering < LONGEST, "{recalling:?}, {answering:?}");
 }
 
-/// What is left in one piece: the end of a session. It costs so much for each lease, once.
+/// The end of a session isn't done in steps; it costs O(1) per lease, once.
 #[tokio::test]
 async fn a_session_ends_in_time_with_all_that_it_has() {
     let keeper = Arc::new(Keeper::default());

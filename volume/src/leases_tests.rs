@@ -197,8 +197,8 @@ impl World {
         self.listen();
     }
 
-    /// Who holds a lease of the contents, is not told otherwise, and is within its time, remembers
-    /// the newest.
+    /// A client with a valid lease of the contents, and no pending recall, caches the newest
+    /// version.
     fn check(&self) {
         check_indexes(&self.table);
         for (id, client) in self.ids.iter().zip(&self.clients) {
@@ -389,7 +389,7 @@ fn flush_of(
     table.begin_flush(&holders, time, now)
 }
 
-/// What the indexes say is what all files say.
+/// The indexes agree with the files.
 fn check_indexes(table: &LeaseTable) {
     let mut recalls = 0;
     for (id, session) in &table.sessions {

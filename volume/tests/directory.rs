@@ -319,7 +319,7 @@ async fn a_directory_that_becomes_a_link_leads_nowhere() {
     assert_eq!(fs::read_dir(site.top.path()).unwrap().count(), 2, "something was made outside");
 }
 
-/// What says that it was not done has left nothing.
+/// A failed creation leaves nothing.
 #[tokio::test]
 async fn what_can_not_be_made_whole_is_not_made() {
     let site = Site::new();
@@ -799,7 +799,7 @@ async fn locks_exclude_sessions_and_programs_of_the_server() {
     assert!(flock(&site.path("a")).success());
 }
 
-/// Whether it is ready when asked once and given some time to begin.
+/// Polls a future for a short time; returns its result if it is ready.
 async fn futures_poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
     tokio::time::timeout(Duration::from_millis(120), future).await.ok()
 }

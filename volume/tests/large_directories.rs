@@ -1,4 +1,4 @@
-//! What is remembered of names has a bound, however many a server lists; and all are listed.
+//! Cached names are bounded, however many a server lists; and all names are listed.
 #![allow(clippy::unwrap_used)]
 
 use std::{

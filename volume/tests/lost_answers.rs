@@ -31,7 +31,7 @@ fn record(writer: usize, number: usize) -> Vec<u8> {
     format!("{writer}.{number:06}|{}\n", "x".repeat(60)).into_bytes()
 }
 
-/// What becomes of the requests, one after the other.
+/// Store that loses requests or their answers in turn, and adds another program's appends.
 struct Lossy {
     inner: DirectorySession,
     log: PathBuf,

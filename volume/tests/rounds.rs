@@ -188,12 +188,12 @@ async fn answer(far: &Far, rounds: &Cell<usize>) {
     }
 }
 
-/// How many rounds a program takes.
+/// Returns the number of rounds that a program takes.
 fn rounds<F: Future<Output = ()>>(tree: Tree, program: impl FnOnce(Arc<Volume>) -> F) -> usize {
     rounds_with(tree, None, program)
 }
 
-/// The same, of a volume that keeps contents on the disk.
+/// Like [`rounds`], for a volume with a disk cache.
 fn rounds_with<F: Future<Output = ()>>(
     tree: Tree,
     disk: Option<DiskCache>,
@@ -400,7 +400,7 @@ async fn prepare(volume: &Arc<Volume>, known: u32) {
     }
 }
 
-/// What is said to be at hand is what a program then takes.
+/// A program takes no more round trips than estimated.
 #[test]
 fn what_is_at_hand_takes_no_more_than_is_said() {
     let tree = Tree { directories: 5, files: 20 };

@@ -45,7 +45,7 @@ fn id(inode: u64) -> FileId {
     FileId { inode, generation: 0 }
 }
 
-/// What the server and the kernel know, of which each invariant speaks.
+/// State of the server and the kernel, on which the invariants are checked.
 #[derive(Default)]
 struct World {
     stamp: u64,

@@ -398,7 +398,7 @@ mod tests {
         ops
     }
 
-    /// What is said before, and what the kernel says then.
+    /// Returns the check's result, and then the kernel's.
     async fn tried(session: &DirectorySession, caller: &Caller, op: &Op) -> [Result<(), Errno>; 2] {
         let op = op.clone();
         let job = move |session: &std::sync::Arc<Session>| {

@@ -78,7 +78,7 @@ pub struct Session {
     pub reserved: Reservations,
     /// Account that its use of the machine is charged to.
     pub account: Arc<Account>,
-    /// Held during a [`Op::Settle`]: one at a time.
+    /// Held during an [`Op::Settle`]: one at a time.
     settling: tokio::sync::Mutex<()>,
     liveness: Liveness,
     has_listener: AtomicBool,

@@ -328,7 +328,7 @@ impl Queue {
         if sys::unshare_umask().is_ok() {
             umask(Mode::empty());
         }
-        // It fails only without capabilities, and then there is none to drop.
+        // A process without capabilities has none to drop.
         let _ = sys::give_up_capabilities();
         let mut before = None;
         while let Some(Next { account, begun, job }) = self.next(before.take()) {

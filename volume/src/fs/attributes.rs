@@ -32,10 +32,20 @@ impl Volume {
             return Ok(attributes);
         }
         let file = self.born(number).await?;
-        match self.ask_of(caller, file, Op::Attributes).await? {
-            Answer::Entry(entry) => Ok(entry.attributes),
-            _ => Err(Errno::EPROTO),
+        match self.ask_of(caller, file, Op::Attributes).await {
+            Ok(Answer::Entry(entry)) => Ok(entry.attributes),
+            Ok(_) => Err(Errno::EPROTO),
+            Err(Errno::ESTALE) => self.attributes_of_gone(number).ok_or(Errno::ESTALE),
+            Err(errno) => Err(errno),
         }
+    }
+
+    /// Last known attributes of a directory that has lost its name on the server, for a process
+    /// that works in it: the kernel checks permissions of the working directory before it goes to
+    /// `..`. What is in the directory stays unknown.
+    fn attributes_of_gone(&self, number: u64) -> Option<Attributes> {
+        let last = self.table().node(number)?.last.as_deref().copied()?;
+        Some(Attributes { links: 0, ..last })
     }
 
     fn remembered_attributes(&self, number: u64) -> Option<Attributes> {

@@ -64,6 +64,8 @@ pub(super) struct Node {
     /// Number of times that [`Leases::ATTRIBUTES`] was not granted, or lost, or this session set an
     /// ACL.
     pub losses: u32,
+    /// Attributes of a directory before they were lost.
+    pub last: Option<Box<Attributes>>,
     /// Held leases.
     pub leases: Leases,
     /// Stamp of the latest answer about it.
@@ -219,6 +221,7 @@ impl Table {
             lookups: 0,
             handles: Vec::new(),
             attributes: None,
+            last: None,
             acls: None,
             losses: 0,
             leases: Leases::empty(),
@@ -814,7 +817,8 @@ impl Node {
             self.losses = self.losses.wrapping_add(1);
         }
         if leases.contains(Leases::ATTRIBUTES) && !self.is_ahead() {
-            self.attributes = None;
+            let last = self.attributes.take().filter(|last| last.kind == Kind::Directory);
+            self.last = last.map(Box::new).or(self.last.take());
             self.target = None;
             self.reader = None;
         }

@@ -340,7 +340,7 @@ pub enum Wait {
     Yes,
 }
 
-/// Extent of a [`Op::Settle`]: with or without a flush of other sessions.
+/// Extent of an [`Op::Settle`]: with or without a flush of other sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settling {
     Recalls,

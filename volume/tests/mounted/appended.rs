@@ -19,8 +19,8 @@ use crate::site::Site;
 /// Of one record, which then crosses the border of a page now and then.
 const RECORD: usize = 144;
 
-/// What one write(2) appends in one piece at most: a request of 256 pages that begins anywhere in
-/// one.
+/// Limit for an atomic append by one write(2): a request of 256 pages that begins anywhere in a
+/// page.
 const MOST: usize = (1 << 20) - 4095;
 
 /// By a program of the server.
@@ -62,7 +62,7 @@ fn assert_whole(log: &[u8], writers: usize, each: usize) {
     assert_eq!(next, vec![each + 1; writers]);
 }
 
-/// What each of the mounts sees is what is there.
+/// Asserts that each mount shows the server's contents, and returns them.
 fn assert_seen(site: &Site, mounts: usize) -> Vec<u8> {
     let log = fs::read(site.origin().join("log")).unwrap();
     for mount in 0..mounts {

@@ -1,11 +1,11 @@
-//! What programs hold on to while something else is made of it: open files, and file systems that
-//! are mounted inside of a volume.
+//! Open files, and file systems mounted inside of a volume, survive changes of their names.
 
 use std::{
     fs::{self, File},
+    io::{BufRead as _, BufReader},
     os::unix::fs::{FileExt, MetadataExt},
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -57,6 +57,27 @@ fn a_file_that_is_open_can_be_read_on_when_it_has_been_changed_and_listed() {
             (real.size(), real.mode())
         );
     }
+}
+
+/// As in a plain directory: `cd ..` asks for the attributes of the working directory.
+#[test]
+fn a_working_directory_that_was_removed_can_be_left() {
+    let site = Site::new(1);
+    elsewhere(&site, "mkdir -p d/e; : > d/f; : > other");
+    let mut shell = Command::new("bash")
+        .args(["-c", "ls; read -r; cd .. && ls"])
+        .current_dir(site.mount(0).join("d"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(shell.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(said.next().as_deref(), Some("e"));
+    assert_eq!(said.next().as_deref(), Some("f"));
+    elsewhere(&site, "rm -r d");
+    drop(shell.stdin.take());
+    assert_eq!(said.collect::<Vec<_>>(), ["other"]);
+    assert!(shell.wait().unwrap().success());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is kept of contents: seen by what the store is asked for.
+//! Caching of contents, observed by the requests to the store.
 
 use std::{
     fs,

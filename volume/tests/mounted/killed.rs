@@ -1,4 +1,4 @@
-//! What waits for a store that lives and does not answer can be killed.
+//! A process that waits for an unresponsive store can be killed.
 
 use std::{
     fs,

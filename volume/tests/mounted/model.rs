@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::site::Site;
 
-/// What one call does. Names are few, so that they meet.
+/// One call. Names are few, so that calls collide.
 #[derive(Debug, Clone)]
 enum Call {
     Write { name: u8, offset: u16, length: u16, value: u8 },
@@ -49,7 +49,7 @@ fn call() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// What a program sees of it.
+/// Performs a call; returns its result as a program sees it.
 fn carry_out(call: &Call, top: &Path) -> Result<String, Option<i32>> {
     let path = |name: u8| {
         if name < 5 {

@@ -1,5 +1,5 @@
-//! What the kernel remembers is what is there, also where the thread that asked comes to run long
-//! after its answer was given.
+//! The kernel's caches aren't stale, even if the requesting thread runs long after its answer was
+//! sent.
 
 use std::{
     fs,
@@ -30,10 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// what it had to before: much longer than that takes.
 const HELD: Duration = Duration::from_millis(500);
 
-/// Whether it is the answer to such an op.
+/// Returns true for the op whose answer is held back.
 type IsMeant = fn(&Op) -> bool;
 
-/// Who holds an answer back: told that there is one to such an op, it says when it may be given.
+/// Filter for an op, and a channel that gets a sender to release its answer.
 type Holder = (IsMeant, mpsc::Sender<oneshot::Sender<()>>);
 
 /// Holds one answer back.
@@ -186,7 +186,7 @@ fn what_was_asked_before_a_change_is_not_remembered_after_it() {
     }
 }
 
-/// What is told to nobody is not waited for when it is to be forgotten.
+/// An invalidation doesn't wait for a reply that was sent to a killed process.
 #[test]
 fn who_was_killed_while_it_asked_is_told_of_nothing() {
     if !geteuid().is_root() {

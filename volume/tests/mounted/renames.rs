@@ -224,7 +224,7 @@ fn paths_and_names_are_as_long_as_on_a_plain_directory() {
     }
 }
 
-/// What a shell in a directory says.
+/// Runs a script in a directory; returns its output.
 fn run(directory: &Path, text: &str) -> String {
     let output = std::process::Command::new("bash")
         .args(["-c", text])

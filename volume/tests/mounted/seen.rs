@@ -30,7 +30,7 @@ fn there(top: &Path) -> [bool; 4] {
     NAMES.map(|name| top.join(name).symlink_metadata().is_ok())
 }
 
-/// What there is below a directory: names, contents and sizes.
+/// Lists everything below a directory: names and contents.
 fn picture(top: &Path) -> Vec<(PathBuf, Option<Vec<u8>>)> {
     let mut names: Vec<_> =
         fs::read_dir(top).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -104,7 +104,7 @@ fn what_one_mount_does_the_other_sees_at_once() {
     }
 }
 
-/// The same by another process: what the process of the store does itself is no news to it.
+/// Like [`change`], but by another process, since the store ignores events of its own process.
 fn change_elsewhere(top: &Path, random: &mut TestRng) {
     let mut name = || NAMES[below(random, 4)];
     let (path, other) = (name(), name());

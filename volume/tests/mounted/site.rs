@@ -21,7 +21,7 @@ use posh_volume::{
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// What is kept in memory, and on the disk: little, so that it is given up as well.
+/// Size of the caches in memory and on the disk: small, so that there are evictions.
 pub const CACHE: u64 = 4 << 20;
 
 /// Files that a volume holds: few, for the same reason.
@@ -41,7 +41,7 @@ impl Site {
         Self::over(mounts, |session| Arc::new(session))
     }
 
-    /// The same, with something between the volumes and their sessions.
+    /// Like [`Self::new`], with a layer between the volumes and their sessions.
     pub fn over(mounts: usize, between: impl Fn(DirectorySession) -> Arc<dyn Store>) -> Self {
         let root = tempfile::tempdir().unwrap();
         // Other users are to get there.
@@ -114,7 +114,7 @@ impl Site {
         self.below.push(place);
     }
 
-    /// What is mounted.
+    /// Returns the exported directory.
     pub fn origin(&self) -> PathBuf {
         self.root.path().join("origin")
     }

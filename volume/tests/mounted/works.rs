@@ -1,4 +1,4 @@
-//! What programs do with files works.
+//! Programs' operations on files work.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -23,7 +23,7 @@ use posh_volume::{
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-/// What a test may do to a store.
+/// Store that counts requests, and injects faults.
 pub struct Observed {
     inner: DirectorySession,
     pub calls: AtomicUsize,
@@ -48,7 +48,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// What is asked for never names a file that only the volume knows.
+    /// Asserts that a request contains no id of a pending file.
     fn check(words: &str) {
         let unborn = format!("generation: {}", u64::MAX);
         assert!(!words.contains(&unborn), "{words}");
@@ -188,7 +188,8 @@ pub struct Site {
     /// The export is a file system of its own.
     is_mount: bool,
     pub top: TempDir,
-    /// What the next clients' stores forget, as a server does that is started anew.
+    /// Number of walks for which the next clients' stores don't know the directory, as after a
+    /// restart of the server.
     pub forgets: AtomicUsize,
 }
 
@@ -236,7 +237,7 @@ impl Site {
         self.client_with(name, 1 << 20).await
     }
 
-    /// The same, which keeps so much of what it reads and writes.
+    /// Like [`Self::client`], with this size of the cache in memory.
     pub async fn client_with(&self, name: &str, memory_bytes: u64) -> Client {
         let store = Arc::new(Observed {
             inner: DirectorySession::open(Arc::clone(&self.directory), Liveness::Own),

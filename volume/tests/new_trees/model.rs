@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 use crate::client::{Client, NEW, Site};
 
-/// What one call does. Names are few, so that they meet.
+/// One call. Names are few, so that calls collide.
 #[derive(Debug, Clone)]
 enum Call {
     Create {
@@ -80,7 +80,7 @@ enum Call {
     List {
         name: u8,
     },
-    /// The same by the other session.
+    /// A read by the other session.
     OtherReads {
         name: u8,
     },
@@ -93,7 +93,7 @@ enum Call {
     OtherCreates {
         name: u8,
     },
-    /// What is on the server is compared.
+    /// Flush, and comparison with the server's files.
     Settle,
 }
 

@@ -112,7 +112,7 @@ async fn a_name_that_is_there_is_not_made_again() {
     }
 }
 
-/// What a command on the server has changed is known here when its end is.
+/// Changes by a command on the server are known in the volume when the command's end is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn how_changed_files_are_is_told_with_the_end_of_a_command() {
     let site = Site::new();

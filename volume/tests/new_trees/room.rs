@@ -37,7 +37,7 @@ async fn what_was_closed_is_taken_when_others_have_filled_the_store() {
     assert_eq!(client.volume.state().lost, None);
 }
 
-/// The same of files that are open when they are made, and go on.
+/// Files that are open when they are created on the server are accepted, too, and go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_file_is_taken_when_others_have_filled_the_store() {
     let Some(site) = Site::sized("size=160m") else { return };

@@ -129,7 +129,7 @@ fn cut_last_record(data: &mut Vec<u8>) {
 }
 
 impl Gateway {
-    /// What is in memory is gone; the journal is where it was.
+    /// Kills the gateway: its memory is lost, its journal stays. Returns the journal's directory.
     pub fn kill(&self) -> PathBuf {
         self.link.kill();
         self.volume.end();

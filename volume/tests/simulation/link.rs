@@ -296,7 +296,7 @@ impl Link {
         chance.between(LEAST_DELAY, most)
     }
 
-    /// Whether a message arrives on the connection that it was sent on.
+    /// Delivers a message after a delay; returns false if its connection breaks before.
     async fn passes(&self, connection: &Connection) -> bool {
         let delay = self.delay();
         let cut = {

@@ -1,11 +1,11 @@
-//! What has been promised: the one state that a path must have, or the few that it may have since a
-//! call ended without an answer, or with an error that leaves that open.
+//! The model: for each path the state that it must have, or the states that it may have after a
+//! call without an answer, or with an error that leaves its outcome open.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use posh_volume::Errno;
 
-/// What a path may have.
+/// Expected state of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     Absent,
@@ -17,7 +17,7 @@ pub enum State {
     PartOf(Vec<u8>),
 }
 
-/// What a path has.
+/// Actual state of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     Absent,
@@ -136,7 +136,7 @@ impl Model {
         }
     }
 
-    /// What is found must be one of what may be.
+    /// Checks that each path's actual state is an expected one.
     pub fn check(&mut self, place: &str, find: &dyn Fn(&str) -> Found) {
         let mut broken = Vec::new();
         let doubtful: BTreeSet<&String> =
@@ -223,12 +223,12 @@ impl Model {
     }
 }
 
-/// Whether an error tells that nothing has happened.
+/// Returns true if an error means that nothing was performed.
 pub fn is_refusal(errno: Errno) -> bool {
     matches!(errno, Errno::ENOSPC | Errno::EDQUOT)
 }
 
-/// Whether an error is one that a break may end with.
+/// Returns true for an error of a broken connection.
 pub fn is_break(errno: Errno) -> bool {
     matches!(errno, Errno::EIO | Errno::ETIMEDOUT)
 }

@@ -308,7 +308,7 @@ impl Program {
         self.told(&format!("fsync {directory}"), &synced);
     }
 
-    /// What the gateway does before a command runs on the server.
+    /// Flushes the volume, as the gateway does before a command runs on the server.
     async fn settle(&mut self, gateway: &Gateway) {
         let its = ["a", "b"][self.machine];
         let certain = |world: &World| {

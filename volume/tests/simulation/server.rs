@@ -30,7 +30,7 @@ use crate::shared::Shared;
 /// A session ends when its client has been away for so long.
 pub const SESSION_TIME: Duration = Duration::from_secs(30);
 
-/// What is wrong on purpose, so that the simulation can show that it notices.
+/// Deliberate bug, to show that the simulation detects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A new file is acknowledged and not made.
@@ -41,7 +41,7 @@ pub enum Fault {
     AppendTwice,
     /// Written bytes are acknowledged, and follow a second later.
     LateWrite,
-    /// What the server has refused is forgotten.
+    /// Refused files are dropped.
     ForgetRefused,
     /// A rename stops after its first half.
     HalfRename,
@@ -68,7 +68,7 @@ impl Fault {
     }
 }
 
-/// What one message asks for.
+/// Request of one message.
 #[derive(Debug, Clone)]
 pub enum Request {
     Call(Caller, Op),
@@ -76,7 +76,7 @@ pub enum Request {
     Read(Caller, Vec<ReadPart>),
 }
 
-/// And is answered with.
+/// Answer to a [`Request`].
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "it is made once and read once")]
 pub enum Response {
@@ -97,7 +97,7 @@ pub struct Site {
     pub log: Log,
 }
 
-/// What happened, with the time.
+/// Log of events, with their times.
 pub struct Log {
     began: Instant,
     /// Also what the server is asked for and answers.
@@ -131,7 +131,7 @@ pub struct Server {
     is_over: AtomicBool,
 }
 
-/// What became of a request.
+/// State of a request.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "it is made once and read once")]
 enum Performed {

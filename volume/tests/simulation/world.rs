@@ -27,7 +27,7 @@ use crate::{
 
 pub const LOGS: [&str; 2] = ["shared/log0", "shared/log1"];
 pub const REGISTERS: [&str; 2] = ["shared/register0", "shared/register1"];
-/// What a register has at first.
+/// Initial contents of a register.
 const INITIAL: &str = "initial";
 /// Longer than a value.
 pub const VALUE_BYTES: usize = 16;
@@ -36,10 +36,11 @@ const LONGEST_RUN: Duration = Duration::from_secs(7200);
 /// By the machine's clock: simulated time stands still as long as tasks wake one another. A run
 /// takes some 15 ms.
 const LONGEST_REAL_RUN: Duration = Duration::from_secs(120);
-/// What was refused is tried again within a minute, what is out of reach within seconds.
+/// Time in which all gateways deliver their data: a refused file is retried within a minute, an
+/// unreachable server within seconds.
 const LONGEST_SETTLING: Duration = Duration::from_secs(300);
 
-/// What may go wrong in a run.
+/// Faults of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Weather {
     pub cuts: bool,
@@ -66,8 +67,8 @@ impl Weather {
         }
     }
 
-    /// What one machine closes the other sees: nobody is out of reach for so long that others do
-    /// not wait.
+    /// Returns true for a run without faults, in which each machine sees the other's closed files:
+    /// no machine is unreachable for so long that its leases expire.
     pub fn is_calm(self) -> bool {
         !(self.cuts || self.server_dies || self.gateways_die || self.disk_fills)
     }
@@ -84,7 +85,7 @@ pub struct World {
     _top: TempDir,
 }
 
-/// What came of a run.
+/// Result of a run.
 pub struct Outcome {
     pub broken: Vec<String>,
     pub log: Vec<String>,
@@ -177,7 +178,7 @@ impl World {
         self.site.export.join(path)
     }
 
-    /// What the server has.
+    /// Returns the server's state of a path.
     pub fn found(&self, path: &str) -> Found {
         let path = self.path(path);
         match path.symlink_metadata() {
@@ -378,7 +379,7 @@ impl World {
         }
     }
 
-    /// What a machine shows is what the server has.
+    /// Compares the files that a machine shows with the server's.
     async fn compare_shown(&self, place: &str, gateway: &Gateway) -> Vec<String> {
         let mut paths: Vec<String> = {
             let model = self.model.lock().unwrap();
