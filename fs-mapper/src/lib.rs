@@ -10,6 +10,7 @@ mod daemons;
 mod kind;
 pub mod mountinfo;
 mod path;
+pub mod peer;
 mod places;
 mod prefixes;
 pub mod process;

@@ -38,8 +38,7 @@ use crate::{
     dispatch,
     enlisted::Enlisted,
     executors::Executors,
-    memory, opening,
-    peers::Peer,
+    memory, opening, peers,
     service::Service,
     session::Sessions,
     stage_link::{self, Caller, Room},
@@ -168,7 +167,7 @@ async fn serve_grpc(
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let clients = UnixListenerStream::new(listener).filter(|client| {
         let Ok(client) = client else { return true };
-        let refused = match Peer::own(client) {
+        let refused = match peers::own(client) {
             Ok(peer) => gateway.confined(&peer),
             Err(error) => Some(error.to_string()),
         };
@@ -206,11 +205,11 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
         };
         let (gateway, place) = (Arc::clone(&gateway), room.enter());
         tokio::spawn(async move {
-            let peer = match Peer::own(&socket) {
+            let peer = match peers::own(&socket) {
                 Ok(peer) => peer,
                 Err(error) => return tracing::warn!(%error, "a caller was not let in"),
             };
-            let question = gateway.assembler.asks(peer.pid);
+            let question = gateway.assembler.asks(peer.number);
             match stage_link::accept(socket, &peer, place, || gateway.confined(&peer)).await {
                 Ok(Caller::Stage(mut stage)) => {
                     dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted), &peer);

@@ -236,7 +236,7 @@ pub async fn accept(
     let (mut reader, writer) = socket.into_split();
     let mut buffer = BytesMut::with_capacity(FIRST_READ_BYTES);
     // Trust the kernel's process ID, not the message's.
-    let process = |claimed| peer.pid.unwrap_or(claimed);
+    let process = |claimed| peer.number.unwrap_or(claimed);
     let room = place.room().clone();
     let first = tokio::select! {
         biased;
@@ -415,6 +415,7 @@ mod tests {
     use prost::Name as _;
 
     use super::*;
+    use crate::peers;
 
     #[test]
     fn what_is_said_is_measured_by_its_name() {
@@ -424,7 +425,7 @@ mod tests {
     /// How a connection is taken of a process that may not have the gateway do anything.
     async fn refused(frame: &[u8]) -> Refused {
         let (mut other, socket) = UnixStream::pair().unwrap();
-        let peer = Peer::own(&socket).unwrap();
+        let peer = peers::own(&socket).unwrap();
         let length = u32::try_from(frame.len()).unwrap().to_le_bytes();
         let said = [&length[..], frame].concat();
         tokio::spawn(async move { other.write_all(&said).await });

@@ -10,14 +10,9 @@ use std::{
     time::Duration,
 };
 
+use fs_mapper::peer::Peer;
 use hyper_util::rt::TokioIo;
-use nix::{
-    sys::{
-        signal::Signal,
-        socket::{getsockopt, sockopt::PeerCredentials},
-    },
-    unistd::geteuid,
-};
+use nix::{sys::signal::Signal, unistd::geteuid};
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     gateway::{
@@ -202,19 +197,18 @@ impl Client {
     }
 }
 
-/// An error if the peer is another user: it would learn all that this user runs, and decide how it
-/// runs.
-pub(super) fn expect_own(stream: &UnixStream, socket: &Path) -> Result<(), Error> {
-    let peer = getsockopt(stream, PeerCredentials);
-    let peer = peer.map_err(|source| Error::System {
-        attempt: "ask who listens on a gateway's socket",
+/// The peer, or an error if it is another user: it would learn all that this user runs, and decide
+/// how it runs.
+pub(super) fn expect_own(stream: &UnixStream, socket: &Path) -> Result<Peer, Error> {
+    let peer = Peer::of(stream).map_err(|source| Error::Start {
+        attempt: "ask who listens on a gateway's socket".to_owned(),
         source,
     })?;
     let user = geteuid().as_raw();
-    if peer.uid() == user {
-        return Ok(());
+    if peer.user == user {
+        return Ok(peer);
     }
-    Err(Error::ForeignGateway { socket: socket.to_owned(), owner: peer.uid(), user })
+    Err(Error::ForeignGateway { socket: socket.to_owned(), owner: peer.user, user })
 }
 
 /// A channel over this connection, which never makes a second one.

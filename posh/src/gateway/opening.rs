@@ -1,5 +1,11 @@
 //! Opens a session. Every shell waits for it, so that it uses the stage socket, with one message
 //! each way; setting up the gRPC client takes half a millisecond.
+//!
+//! Invariant: a session is taken only from a process with exactly this process's own rights
+//! ([`rights`]), since the shell will execute what lies in the session's directory. A confined
+//! program that can write the runtime directory could otherwise put itself in the gateway's place.
+//! A stage program does not compare rights, which would cost each command 0.1 ms: its socket is the
+//! one that its session names.
 
 use std::{
     ffi::OsString,
@@ -12,6 +18,10 @@ use std::{
 };
 
 use bytes::BytesMut;
+use fs_mapper::{
+    peer::Peer,
+    rights::{self, Rights},
+};
 use nix::{
     errno::Errno,
     sys::socket::{MsgFlags, send},
@@ -47,15 +57,17 @@ pub struct Opened {
 /// [`Error::NoSession`], and any error of reaching the gateway.
 pub fn open_session(place: &Place, request: &OpenSession) -> Result<Opened, Error> {
     let ask = || {
-        let stream = reach_by(place, connect)?;
+        let (stream, gateway) = reach_by(place, connect)?;
         let question = encoded(request.clone());
         let refused = |what| Error::NoSession { socket: place.socket().to_owned(), what };
-        match converse(&stream, &question) {
-            Ok(Some(to_stage::Kind::SessionOpened(SessionOpened { session, shim_directory }))) => {
+        match converse(&stream, &question, || why_unbelievable(&gateway)) {
+            Ok(Some((to_stage::Kind::SessionRefused(why), _))) => Err(refused(why)),
+            Ok(Some((_, Some(why)))) => Err(refused(why)),
+            Ok(Some((to_stage::Kind::SessionOpened(opened), None))) => {
+                let SessionOpened { session, shim_directory } = opened;
                 let shims = PathBuf::from(OsString::from_vec(shim_directory.into()));
                 Ok(Some(Opened { shims, id: session }))
             }
-            Ok(Some(to_stage::Kind::SessionRefused(why))) => Err(refused(why)),
             Ok(Some(_)) => Err(refused("it said something else".to_owned())),
             Ok(None) => Ok(None),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -82,13 +94,23 @@ fn encoded(request: OpenSession) -> BytesMut {
     message
 }
 
-fn connect(socket: &Path) -> Result<UnixStream, Error> {
+fn connect(socket: &Path) -> Result<(UnixStream, Peer), Error> {
     let not_running = |source| Error::NotRunning { socket: socket.to_owned(), source };
     let stream = UnixStream::connect(stage_socket(socket)).map_err(not_running)?;
-    expect_own(&stream, socket)?;
+    let gateway = expect_own(&stream, socket)?;
     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(not_running)?;
     stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(not_running)?;
-    Ok(stream)
+    Ok((stream, gateway))
+}
+
+/// Reason for not taking a session from this process: its rights are not ours.
+fn why_unbelievable(gateway: &Peer) -> Option<String> {
+    let compare = || Rights::own()?.difference(&gateway.process()?, rights::at_once);
+    match compare() {
+        Ok(what) => what
+            .map(|what| format!("it does not run with this process's own rights, but with {what}")),
+        Err(_) => Some("the rights of its process can't be told".to_owned()),
+    }
 }
 
 /// Sends all of it, without SIGPIPE: its disposition belongs to the user.
@@ -103,16 +125,22 @@ fn send_all(stream: &UnixStream, mut message: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `None` when the gateway closes the connection.
-fn converse(stream: &UnixStream, question: &[u8]) -> io::Result<Option<to_stage::Kind>> {
+/// Asks, does other work while the gateway prepares its answer, and returns both. `None` when the
+/// gateway closes the connection.
+fn converse<T>(
+    stream: &UnixStream,
+    question: &[u8],
+    meanwhile: impl FnOnce() -> T,
+) -> io::Result<Option<(to_stage::Kind, T)>> {
     match send_all(stream, question) {
         Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(None),
         sent => sent?,
     }
+    let done = meanwhile();
     let mut answer = BytesMut::new();
     loop {
         if let Some(message) = frame::decode::<ToStage>(&mut answer).map_err(io::Error::other)? {
-            return Ok(message.kind);
+            return Ok(message.kind.map(|kind| (kind, done)));
         }
         let mut part = [0; ANSWER_BYTES];
         match io::Read::read(&mut &*stream, &mut part) {

@@ -62,6 +62,23 @@ fn the_shell_is_posh_itself_with_only_path_changed() {
     );
 }
 
+/// A confined program in the gateway's place would have this shell execute its programs.
+#[test]
+fn a_session_of_a_gateway_with_other_rights_is_not_taken() {
+    let (installed, fake) = with_gateway();
+    let posh = installed.at("bin/posh");
+    let posh = posh.to_str().unwrap();
+    let text = "echo $PATH; grep -c hook- /proc/self/maps";
+    let confined = ["--no-new-privs", posh, "-c", text];
+    let output = installed.command("setpriv", &confined).output().unwrap();
+    let shims = installed.at("shims");
+    assert!(!stdout(&output).contains(shims.to_str().unwrap()), "{}", stdout(&output));
+    assert!(stdout(&output).ends_with("\n0\n"), "{}", stdout(&output));
+    let why = "it does not run with this process's own rights, but with no_new_privs";
+    assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    assert_eq!(fake.asked.lock().unwrap().sessions.len(), 1);
+}
+
 #[test]
 fn a_shell_needs_nothing_but_posh_and_all_else_says_what_is_missing() {
     let (installed, fake) = with_gateway();
