@@ -44,6 +44,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     posh_gateway::keep_little();
+    posh_reach::open_files::raise();
     let arguments = Arguments::parse();
     // Standard error may be closed; reporting that on it would panic.
     tracing_subscriber::fmt()

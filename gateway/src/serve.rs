@@ -3,6 +3,7 @@
 
 use std::{
     future::Future,
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -17,6 +18,7 @@ use fs_mapper::{
     mountinfo::{MountInfo, MountInfoError},
     sshfs,
 };
+use nix::sys::resource::{Resource, getrlimit};
 use posh_annotations::{Because, Library};
 use posh_proto::{
     DESCRIPTORS, MAX_MESSAGE_BYTES, brief,
@@ -196,19 +198,32 @@ async fn serve_grpc(
 }
 
 async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
-    let room = Room::default();
+    let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    let room = Room::among(descriptors);
     loop {
         let Ok((socket, _)) = listener.accept().await else {
             // Probably out of descriptors: stages that can't connect run locally.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
-        let (gateway, place) = (Arc::clone(&gateway), room.enter());
+        let admitted = peers::own(&socket).and_then(|peer| {
+            let place = room.enter(peer.number).map_err(io::Error::other)?;
+            Ok((peer, place))
+        });
+        let (peer, place) = match admitted {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                tracing::warn!(%error, "a caller was not let in");
+                continue;
+            }
+        };
+        let gateway = Arc::clone(&gateway);
         tokio::spawn(async move {
-            let peer = match peers::own(&socket) {
-                Ok(peer) => peer,
-                Err(error) => return tracing::warn!(%error, "a caller was not let in"),
-            };
+            if place.is_crowded()
+                && let Some(why) = gateway.confined(&peer)
+            {
+                return tracing::warn!(why, "a caller was not let in among many");
+            }
             let question = gateway.assembler.asks(peer.number);
             match stage_link::accept(socket, &peer, place, || gateway.confined(&peer)).await {
                 Ok(Caller::Stage(mut stage)) => {

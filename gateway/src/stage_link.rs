@@ -2,13 +2,24 @@
 //! identity, and decodes frames. Dropping a [`StageLink`] closes the socket; a stage that has not
 //! acknowledged then runs its command itself.
 //!
-//! Invariant: the first message of a client has limits on time, bytes and elements, and the number
-//! of clients before their first message is limited ([`Room`]). All of it is counted before
-//! decoding. A process with fewer rights than its user may connect, too.
+//! Invariants; a process with fewer rights than its user may connect, too:
+//! * The first message of a client has limits on time, bytes and elements. All of it is counted
+//!   before decoding.
+//! * Connections are counted as long as their sockets are open ([`Room`]).
+//! * After its first message, nothing is read from a client but a stage that was told to stand in
+//!   for a remote command. A stage that speaks earlier is hung up on.
+//! * Reading ends when the [`StageLink`] is dropped.
 
 mod room;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::{Buf, Bytes, BytesMut};
 use posh_proto::{
@@ -27,7 +38,7 @@ use tokio::{
     sync::mpsc,
 };
 
-pub use self::room::{Place, Room};
+pub use self::room::{Connection, Full, Place, Room};
 use crate::{
     enlisted::{Enlisted, Pid, Window},
     peers::Peer,
@@ -188,9 +199,16 @@ pub enum Caller {
     /// An intercepted command.
     Stage(StageLink),
     /// A `posh` that asks for a session.
-    Shell(Box<wire::OpenSession>, OwnedWriteHalf),
+    Shell(Box<wire::OpenSession>, Asker),
     /// A process that is about to execute a command.
-    Executing(wire::Question, Pid, OwnedWriteHalf),
+    Executing(wire::Question, Pid, Asker),
+}
+
+/// A client that gets one answer.
+#[derive(Debug)]
+pub struct Asker {
+    writer: OwnedWriteHalf,
+    _connection: Connection,
 }
 
 /// Reason for refusing a connection to the stage socket.
@@ -244,16 +262,18 @@ pub async fn accept(
         () = place.lost() => return Err(Refused::Crowded),
         () = tokio::time::sleep(FIRST_WORD) => return Err(Refused::Silent),
     };
-    drop(place);
+    let connection = place.heard();
     let enlist = match first {
         to_gateway::Kind::Enlist(enlist) if enlist.protocol == PROTOCOL_VERSION => enlist,
         to_gateway::Kind::Enlist(enlist) => return Err(Refused::Version(enlist.protocol)),
         to_gateway::Kind::Question(question) => {
-            return Ok(Caller::Executing(question, process(0), writer));
+            let asker = Asker { writer, _connection: connection };
+            return Ok(Caller::Executing(question, process(0), asker));
         }
         to_gateway::Kind::OpenSession(request) => {
             let request = wire::OpenSession { pid: process(request.pid), ..request };
-            return Ok(Caller::Shell(Box::new(request), writer));
+            let asker = Asker { writer, _connection: connection };
+            return Ok(Caller::Shell(Box::new(request), asker));
         }
         _ => return Err(Refused::NotEnlisted),
     };
@@ -263,13 +283,28 @@ pub async fn accept(
     enlist.pid = process(enlist.pid);
     let (outgoing, for_stage) = mpsc::channel(QUEUE);
     let (from_stage, incoming) = mpsc::channel(QUEUE);
-    tokio::spawn(read(reader, buffer, from_stage));
-    tokio::spawn(write(writer, for_stage));
+    let line = Arc::new(Line { stands_in: AtomicBool::new(false), _connection: connection });
+    let reading = read(reader, buffer, from_stage.clone(), Arc::clone(&line));
+    tokio::spawn(async move {
+        tokio::select! {
+            () = from_stage.closed() => {}
+            () = reading => {}
+        }
+    });
+    tokio::spawn(write(writer, for_stage, line));
     Ok(Caller::Stage(StageLink { enlisted: Arc::new(enlist), times, outgoing, incoming }))
 }
 
+/// Both directions of a stage's connection.
+#[derive(Debug)]
+struct Line {
+    /// The stage was told to stand in for its command, so it may speak.
+    stands_in: AtomicBool,
+    _connection: Connection,
+}
+
 /// Answers a `posh`; dropped if it is gone.
-pub async fn tell_shell(shell: OwnedWriteHalf, answer: Result<wire::SessionOpened, String>) {
+pub async fn tell_shell(shell: Asker, answer: Result<wire::SessionOpened, String>) {
     answer_once(
         shell,
         answer.map_or_else(to_stage::Kind::SessionRefused, to_stage::Kind::SessionOpened),
@@ -278,14 +313,14 @@ pub async fn tell_shell(shell: OwnedWriteHalf, answer: Result<wire::SessionOpene
 }
 
 /// Tells a process to run its command locally.
-pub async fn tell_to_stay(process: OwnedWriteHalf) {
+pub async fn tell_to_stay(process: Asker) {
     answer_once(process, to_stage::Kind::RunHere(wire::RunHere::default())).await;
 }
 
-async fn answer_once(mut writer: OwnedWriteHalf, kind: to_stage::Kind) {
+async fn answer_once(mut asker: Asker, kind: to_stage::Kind) {
     let mut buffer = BytesMut::new();
     frame::encode(&ToStage { kind: Some(kind) }, &mut buffer);
-    let _ = writer.write_all(&buffer).await;
+    let _ = asker.writer.write_all(&buffer).await;
 }
 
 async fn read_first(
@@ -321,8 +356,21 @@ fn decoded(frame: Bytes) -> Result<Option<to_gateway::Kind>, Refused> {
     Ok(message.kind)
 }
 
-/// Ends when the stage program has closed its end, or sends an invalid frame.
-async fn read(mut reader: OwnedReadHalf, mut buffer: BytesMut, sender: mpsc::Sender<FromStage>) {
+/// Ends when the stage program has closed its end, speaks before it was told to stand in, or sends
+/// an invalid frame.
+async fn read(
+    mut reader: OwnedReadHalf,
+    mut buffer: BytesMut,
+    sender: mpsc::Sender<FromStage>,
+    line: Arc<Line>,
+) {
+    if buffer.is_empty() {
+        // The next message is its acknowledgement, or its end.
+        let _end_or_more = reader.read_buf(&mut buffer).await;
+    }
+    if !line.stands_in.load(Ordering::Acquire) {
+        return;
+    }
     loop {
         let frame = frame::take(&mut buffer, LATER_BYTES).map_err(Refused::from);
         match frame.and_then(|frame| frame.map(decoded).transpose()) {
@@ -346,9 +394,16 @@ async fn read(mut reader: OwnedReadHalf, mut buffer: BytesMut, sender: mpsc::Sen
     }
 }
 
-async fn write(mut writer: OwnedWriteHalf, mut messages: mpsc::Receiver<ForStage>) {
+async fn write(
+    mut writer: OwnedWriteHalf,
+    mut messages: mpsc::Receiver<ForStage>,
+    line: Arc<Line>,
+) {
     let mut buffer = BytesMut::new();
     while let Some(message) = messages.recv().await {
+        if matches!(message, ForStage::Remote { .. }) {
+            line.stands_in.store(true, Ordering::Release);
+        }
         let written = match message {
             ForStage::Data(fd, data) => {
                 frame::encode_data_head(fd, data.len(), &mut buffer);
@@ -430,7 +485,73 @@ mod tests {
         let said = [&length[..], frame].concat();
         tokio::spawn(async move { other.write_all(&said).await });
         let confined = || Some("it is confined".to_owned());
-        accept(socket, &peer, Room::default().enter(), confined).await.unwrap_err()
+        accept(socket, &peer, Room::among(1024).enter(None).unwrap(), confined).await.unwrap_err()
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+    /// Rest of a message that announces as much as it may.
+    const UNFINISHED_BYTES: usize = 100_000;
+
+    /// A stage program's end of a connection, and the gateway's.
+    async fn enlisted(room: &Room) -> (UnixStream, StageLink) {
+        let (mut stage, socket) = UnixStream::pair().unwrap();
+        let peer = peers::own(&socket).unwrap();
+        let enlist = wire::Enlist { protocol: PROTOCOL_VERSION, ..wire::Enlist::default() };
+        let mut bytes = BytesMut::new();
+        let kind = Some(to_gateway::Kind::Enlist(enlist));
+        frame::encode(&ToGateway { kind }, &mut bytes);
+        stage.write_all(&bytes).await.unwrap();
+        let place = room.enter(peer.number).unwrap();
+        let Caller::Stage(link) = accept(socket, &peer, place, || None).await.unwrap() else {
+            panic!("it is a stage")
+        };
+        (stage, link)
+    }
+
+    async fn say_a_half(stage: &mut UnixStream) {
+        let length = u32::try_from(LATER_BYTES).unwrap().to_le_bytes();
+        // It may be hung up on before that.
+        let _all_or_not = stage.write_all(&length).await;
+        let _all_or_not = stage.write_all(&vec![0; UNFINISHED_BYTES]).await;
+    }
+
+    async fn until_closed(stage: &mut UnixStream, room: &Room) {
+        let mut rest = Vec::new();
+        let _reset_or_not =
+            tokio::time::timeout(PATIENCE, stage.read_to_end(&mut rest)).await.expect("it ends");
+        while room.total() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stage_that_speaks_before_it_stands_in_is_hung_up_on() {
+        let room = Room::among(1024);
+        let (mut stage, mut link) = enlisted(&room).await;
+        say_a_half(&mut stage).await;
+        let heard = tokio::time::timeout(PATIENCE, link.hear()).await.expect("nothing is read");
+        assert!(heard.is_none() && link.is_gone(), "{heard:?}");
+        link.tell(ForStage::RunHere(String::new())).await;
+        assert_eq!(room.total(), 1);
+        drop(link);
+        until_closed(&mut stage, &room).await;
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_with_its_link() {
+        let room = Room::among(1024);
+        let (mut stage, mut link) = enlisted(&room).await;
+        link.tell(ForStage::Remote { reads: vec![], writes: vec![] }).await;
+        let mut head = [0; 4];
+        stage.read_exact(&mut head).await.unwrap();
+        let mut bytes = BytesMut::new();
+        frame::encode(&ToGateway { kind: Some(to_gateway::Kind::Ack(wire::Ack {})) }, &mut bytes);
+        stage.write_all(&bytes).await.unwrap();
+        let heard = tokio::time::timeout(PATIENCE, link.hear()).await.expect("it is read");
+        assert!(matches!(heard, Some(FromStage::Ack)), "{heard:?}");
+        say_a_half(&mut stage).await;
+        drop(link);
+        until_closed(&mut stage, &room).await;
     }
 
     #[tokio::test]

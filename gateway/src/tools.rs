@@ -32,7 +32,7 @@ use posh_proto::{
     },
     rule::{self, Rule},
 };
-use posh_reach::Allowance;
+use posh_reach::{Allowance, open_files};
 use sha2::{Digest, Sha256};
 use tokio::{process::Child, runtime::Handle, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
@@ -174,6 +174,7 @@ impl LocalTools {
             .stdin(Stdio::null())
             .stderr(Stdio::null());
         command.stdout(Stdio::piped());
+        open_files::give_back(&mut command);
         let mut command = tokio::process::Command::from(command);
         let runtime = Handle::current();
         // Returns after the exec.

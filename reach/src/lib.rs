@@ -3,6 +3,7 @@
 
 mod allowance;
 mod identity;
+pub mod open_files;
 mod plain;
 mod server;
 pub mod ssh;

@@ -22,6 +22,7 @@ use nix::{
     unistd::{Pid, pipe2},
 };
 use posh_proto::pieces;
+use posh_reach::open_files;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     net::unix::pipe,
@@ -260,6 +261,7 @@ fn spawn(
             .stdin(input.take().unwrap_or_else(Stdio::null))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        open_files::give_back(command.as_std_mut());
         let mut child = command.spawn()?;
         if children.len() + 1 < recipe.commands.len() {
             let output = child

@@ -6,7 +6,7 @@ use fs_mapper::config::Login;
 use tokio::process::{Child, Command};
 
 use super::Fault;
-use crate::Route;
+use crate::{Route, open_files};
 
 /// Start of the executor: the user's own installation (`posh attach`) takes precedence over PATH.
 const SCRIPT: &str =
@@ -47,6 +47,7 @@ pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, Fault> {
         .arg(executor_command(&route.exports));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.current_dir("/").process_group(0).kill_on_drop(true);
+    open_files::give_back(command.as_std_mut());
     command.spawn().map_err(|source| Fault::Spawn { program: program.clone(), source })
 }
 
