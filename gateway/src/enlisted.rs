@@ -55,6 +55,9 @@ pub struct Enlisted {
     /// Reason for running locally whatever its neighbours are: it may replace a file that a local
     /// process has open.
     pub must_stay: Option<String>,
+    /// Its process was compared and has exactly the gateway's own rights. Without them, the gateway
+    /// does nothing for it.
+    pub has_own_rights: bool,
     /// Reason for running locally wherever its output goes, unless its input is piped: none of its
     /// files are on an owned mount, by the quick look or by its annotation, or a volume has them
     /// cached.
@@ -173,6 +176,7 @@ impl Enlisted {
             window: None,
             childless: false,
             must_stay: None,
+            has_own_rights: false,
             stays: None,
         })
     }
@@ -277,6 +281,7 @@ impl From<wire::Enlist> for Enlisted {
             mount_namespace: message.mount_namespace,
             childless: message.childless,
             must_stay: None,
+            has_own_rights: false,
             stays: message.untouched.then_some(Cow::Borrowed(NOTHING_ON_MOUNTS)),
             window: message.window_size.map(|w| Window { rows: w.rows, columns: w.columns }),
         }

@@ -79,6 +79,7 @@ async fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enliste
         window: None,
         childless: true,
         must_stay: None,
+        has_own_rights: false,
         stays: None,
     }
 }

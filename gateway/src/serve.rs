@@ -245,7 +245,7 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
                     else {
                         return;
                     };
-                    if dispatch::stays_at_once(&gateway, &mut command) {
+                    if dispatch::stays_at_once(&gateway, &mut command, &peer) {
                         gateway.assembler.let_go(command).await;
                         stage_link::tell_to_stay(process).await;
                     }

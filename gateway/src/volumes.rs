@@ -32,6 +32,7 @@ use posh_volume::{
 use tokio::{runtime::Runtime, sync::watch, task::JoinSet};
 
 use crate::state::Gateway;
+use prefetch::Prefetches;
 use serving::Serving;
 
 /// Worker threads of the volumes: requests wait for the network, and otherwise copy memory.
@@ -63,6 +64,7 @@ pub struct Volumes {
     /// ([`posh_volume::fs::Volume::hand_over`]).
     leaving: Mutex<Vec<(VolumeConfig, Serving)>>,
     mounted: watch::Sender<usize>,
+    prefetches: Prefetches,
     runtime: Mutex<Option<Runtime>>,
 }
 
@@ -95,6 +97,7 @@ impl Default for Volumes {
             known: Mutex::default(),
             leaving: Mutex::default(),
             mounted: watch::Sender::new(0),
+            prefetches: Prefetches::default(),
             runtime: Mutex::new(None),
         }
     }

@@ -131,7 +131,8 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted, peer: &Peer) {
         return;
     }
     stage.must_stay = gateway.keeps_here(peer);
-    if stage.must_stay.is_some() {
+    stage.has_own_rights = stage.must_stay.is_none();
+    if !stage.has_own_rights {
         return;
     }
     let shell = gateway.sessions.get(&stage.session).map(|session| session.pid);
@@ -155,7 +156,7 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted, peer: &Peer) {
 /// Returns true if a command about to be executed certainly runs locally: a rule says so, none of
 /// its files are on a mount, or all are cached. Prefetches input that is not cached. The command's
 /// environment is unknown: it could only add reasons to run locally.
-pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted) -> bool {
+pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted, peer: &Peer) -> bool {
     let view = gateway.view();
     let world = world(gateway, &view);
     note_mounts(&view, command);
@@ -167,7 +168,8 @@ pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted) -> bool {
         },
         Err(_) => true,
     };
-    if may_lack_something {
+    if may_lack_something && gateway.volumes.are_there() {
+        command.has_own_rights = gateway.keeps_here(peer).is_none();
         let _nobody_explains = gateway.volumes.prefetch(&world, command);
     }
     true

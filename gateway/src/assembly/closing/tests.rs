@@ -52,6 +52,7 @@ pub(in crate::assembly) fn stage(
         window: None,
         childless: true,
         must_stay: None,
+        has_own_rights: false,
         stays: None,
     }
 }
