@@ -11,6 +11,12 @@
 //! replace an open file on an sshfs mount runs locally ([`OpenFiles::why_local`]). A replacement by
 //! another machine confuses sshfs in a plain shell, too.
 //!
+//! The text of an open file's name is only valid on the mount that this process has there: a
+//! container, or a bind mount, has files of the same file system by other names. So an open file is
+//! recognized by its device and mount ID ([`Site`]), and one that is open through another mount
+//! counts as in use wherever it lies. A descriptor in flight (SCM_RIGHTS), or one that is only
+//! registered with an io_uring, is in no process's list and can't be seen.
+//!
 //! Invariant: no process of this machine makes a look take long, or delays anything but the command
 //! that it is for. Root's gateway looks at everybody's processes, and a process may have millions
 //! of descriptors, hundreds of megabytes of mappings, or block its readers. So a look has its own
@@ -18,6 +24,7 @@
 //! unknown then.
 
 use std::{
+    cell::OnceCell,
     collections::BTreeSet,
     ffi::OsStr,
     fs::{self, File},
@@ -27,12 +34,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fs_mapper::{MountTable, coherence::Adapter};
+use fs_mapper::{Mount, MountTable, coherence::Adapter};
 use nix::{
     time::{ClockId, clock_gettime},
     unistd::geteuid,
 };
 use posh_proto::rule::{self, Rule};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::{
     enlisted::{Descriptor, Pid},
@@ -74,11 +82,15 @@ impl OpenFiles {
             });
         let all = written.chain(lower::watched_places(table, reading));
         let on_sshfs = all.filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs);
-        let tops: Vec<PathBuf> = on_sshfs.map(|(path, _)| path).collect();
+        let (tops, mounts): (Vec<PathBuf>, BTreeSet<PathBuf>) =
+            on_sshfs.map(|(path, mount)| (path, mount_point(table.mount(mount)))).unzip();
         if tops.is_empty() {
             return None;
         }
-        let look = move || open_below(&tops, stage, &Budget::begin(PATIENCE));
+        let look = move || {
+            let sites = Sites::of(&mounts)?;
+            open_below((&tops, &sites), stage, &Budget::begin(PATIENCE))
+        };
         match self.looks.ask_aside(Path::new("/proc"), PATIENCE, look) {
             Ok(Ok(found)) => {
                 Some(format!("it may replace {}, which a process here has open", found?.display()))
@@ -91,14 +103,124 @@ impl OpenFiles {
     }
 
     /// Directories below which a process of this machine may have a file open or mapped.
-    pub async fn above(&self, directories: BTreeSet<PathBuf>) -> BTreeSet<PathBuf> {
+    pub async fn above(
+        &self,
+        table: &MountTable,
+        directories: BTreeSet<PathBuf>,
+    ) -> BTreeSet<PathBuf> {
         let all = directories.clone();
-        let look = move || above_open_files(&directories, &Budget::begin(PATIENCE_OF_REFRESH));
+        let on_sshfs = table.mounts().filter(|mount| {
+            mount.adapter() == Adapter::Sshfs
+                && mount.mounted()
+                && all.iter().any(|directory| directory.starts_with(mount.path.as_path()))
+        });
+        let mounts: BTreeSet<PathBuf> = on_sshfs.map(mount_point).collect();
+        let look = move || {
+            let sites = Sites::of(&mounts)?;
+            above_open_files((&directories, &sites), &Budget::begin(PATIENCE_OF_REFRESH))
+        };
         match self.looks.ask(Path::new("/proc"), PATIENCE_OF_REFRESH, look).await {
             Ok(Ok(found)) => found,
             Ok(Err(Exceeded)) | Err(_) => all,
         }
     }
+}
+
+fn mount_point(mount: &Mount) -> PathBuf {
+    mount.path.as_path().to_owned()
+}
+
+/// Device of a file system: major and minor number.
+type Device = (u32, u32);
+
+/// An sshfs mount, and how the kernel knows the files on it.
+#[derive(Debug)]
+struct Site {
+    mount_point: PathBuf,
+    device: Device,
+    mount_id: u64,
+}
+
+/// The sshfs mounts that a look is for.
+#[derive(Debug, Default)]
+struct Sites {
+    all: Vec<Site>,
+    /// Devices of this machine's mounts, one each; read on first use.
+    mounted: OnceCell<Vec<Device>>,
+}
+
+/// An open or mapped file.
+struct Open<'a> {
+    /// Its name, as the kernel shows it to this process.
+    text: &'a Path,
+    /// Mounts of its file system, for which the text does not tell where it lies.
+    anywhere_on: Vec<&'a Site>,
+}
+
+/// The kernel's data about a file, from its caches alone: a question to the server of the file
+/// could take forever.
+fn device_and_mount(file: &Path) -> io::Result<(Device, u64)> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let found = statx(CWD, file, flags, StatxFlags::MNT_ID)?;
+    Ok(((found.stx_dev_major, found.stx_dev_minor), found.stx_mnt_id))
+}
+
+impl Sites {
+    fn of(mount_points: &BTreeSet<PathBuf>) -> Result<Self, Exceeded> {
+        let site = |mount_point: &PathBuf| {
+            let (device, mount_id) = device_and_mount(mount_point).map_err(|_| Exceeded)?;
+            Ok(Site { mount_point: mount_point.clone(), device, mount_id })
+        };
+        let all = mount_points.iter().map(site).collect::<Result<_, Exceeded>>()?;
+        Ok(Self { all, mounted: OnceCell::new() })
+    }
+
+    fn on(&self, device: Device) -> impl Iterator<Item = &Site> {
+        self.all.iter().filter(move |site| site.device == device)
+    }
+
+    /// The file of a descriptor, by its link in /proc.
+    fn opened<'a>(&'a self, descriptor: &Path, text: &'a Path) -> Open<'a> {
+        // Pipes, sockets and the like have no path, and no mounts lead to them.
+        let about = (!self.all.is_empty() && text.is_absolute())
+            .then(|| device_and_mount(descriptor).ok())
+            .flatten();
+        let anywhere_on = about.map(|(device, mount_id)| {
+            self.on(device).filter(|site| site.mount_id != mount_id).collect()
+        });
+        Open { text, anywhere_on: anywhere_on.unwrap_or_default() }
+    }
+
+    /// The file of a mapping, of which the mount is not shown: its text counts only if the process
+    /// has our mounts, and the file system has one mount.
+    fn mapped<'a>(&'a self, process: &Path, mapping: &Mapping<'a>) -> Open<'a> {
+        let anywhere_on = self.on(mapping.device).filter(|site| {
+            !mapping.text.starts_with(&site.mount_point)
+                || self.is_mounted_again(site.device)
+                || !has_our_mounts(process)
+        });
+        Open { text: mapping.text, anywhere_on: anywhere_on.collect() }
+    }
+
+    fn is_mounted_again(&self, device: Device) -> bool {
+        let mounted = self.mounted.get_or_init(|| {
+            let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            text.lines().filter_map(|line| device_of(line.split(' ').nth(2)?, 10)).collect()
+        });
+        mounted.iter().filter(|mounted| **mounted == device).count() != 1
+    }
+}
+
+/// Reads `MAJOR:MINOR`.
+fn device_of(text: &str, radix: u32) -> Option<Device> {
+    let (major, minor) = text.split_once(':')?;
+    Some((u32::from_str_radix(major, radix).ok()?, u32::from_str_radix(minor, radix).ok()?))
+}
+
+fn has_our_mounts(process: &Path) -> bool {
+    let namespace = |process: &Path| fs::metadata(process.join("ns/mnt")).map(|found| found.ino());
+    namespace(process)
+        .is_ok_and(|theirs| namespace(Path::new("/proc/self")).is_ok_and(|ours| ours == theirs))
 }
 
 /// Remaining time of a look.
@@ -148,23 +270,36 @@ pub fn has_open(pid: Pid, (owner, file): (Pid, &Descriptor)) -> bool {
 
 /// Directories below which a process of this machine has a file open or mapped. Blocks.
 fn above_open_files(
-    directories: &BTreeSet<PathBuf>,
+    (directories, sites): (&BTreeSet<PathBuf>, &Sites),
     budget: &Budget,
 ) -> Result<BTreeSet<PathBuf>, Exceeded> {
     let mut found = BTreeSet::new();
-    look(None, budget, |path| {
-        note(directories, path, &mut found);
+    look((None, sites), budget, |open| {
+        note(directories, open.text, &mut found);
+        for site in &open.anywhere_on {
+            let all = directories.iter();
+            found.extend(all.filter(|path| path.starts_with(&site.mount_point)).cloned());
+        }
         found.len() == directories.len()
     })?;
     Ok(found)
 }
 
-/// Finds a file at or below these paths that a process other than `but` has open or mapped. Blocks.
-fn open_below(tops: &[PathBuf], but: Pid, budget: &Budget) -> Result<Option<PathBuf>, Exceeded> {
+/// Finds a file that may be at or below these paths and that a process other than `but` has open or
+/// mapped. Blocks.
+fn open_below(
+    (tops, sites): (&[PathBuf], &Sites),
+    but: Pid,
+    budget: &Budget,
+) -> Result<Option<PathBuf>, Exceeded> {
     let mut found = None;
-    look(Some(but), budget, |path| {
-        if tops.iter().any(|top| path.starts_with(top)) {
-            found = Some(path.to_owned());
+    look((Some(but), sites), budget, |open| {
+        let is_below = |top: &PathBuf| {
+            open.text.starts_with(top)
+                || open.anywhere_on.iter().any(|site| top.starts_with(&site.mount_point))
+        };
+        if tops.iter().any(is_below) {
+            found = Some(open.text.to_owned());
         }
         found.is_some()
     })?;
@@ -175,9 +310,9 @@ fn open_below(tops: &[PathBuf], but: Pid, budget: &Budget) -> Result<Option<Path
 /// true. Skips unreadable processes: they can't use a mount of this user, unless it has
 /// `allow_other`.
 fn look(
-    but: Option<Pid>,
+    (but, sites): (Option<Pid>, &Sites),
     budget: &Budget,
-    mut found: impl FnMut(&Path) -> bool,
+    mut found: impl FnMut(&Open<'_>) -> bool,
 ) -> Result<(), Exceeded> {
     for process in processes(but, budget)? {
         // If the first thread has ended, read the other threads' descriptors.
@@ -190,13 +325,14 @@ fn look(
             for descriptor in fs::read_dir(table.join("fd")).into_iter().flatten().flatten() {
                 budget.spend()?;
                 let Ok(path) = fs::read_link(descriptor.path()) else { continue };
-                if found(&path) {
+                if found(&sites.opened(&descriptor.path(), &path)) {
                     return Ok(());
                 }
             }
         }
         let Ok(maps) = File::open(process.join("maps")) else { continue };
-        if mapped(maps, budget, &mut found)? {
+        let note = &mut |mapping: &Mapping<'_>| found(&sites.mapped(&process, mapping));
+        if mapped(maps, budget, note)? {
             return Ok(());
         }
     }
@@ -237,7 +373,7 @@ fn note(directories: &BTreeSet<PathBuf>, path: &Path, found: &mut BTreeSet<PathB
 fn mapped(
     mut maps: impl io::Read,
     budget: &Budget,
-    found: &mut impl FnMut(&Path) -> bool,
+    found: &mut impl FnMut(&Mapping<'_>) -> bool,
 ) -> Result<bool, Exceeded> {
     let mut piece = vec![0; MAPS_BYTES];
     let mut begun = 0;
@@ -246,12 +382,15 @@ fn mapped(
         // A line has at most the length of four paths, as special characters are escaped.
         let count = match maps.read(&mut piece[begun..]) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(_) | Ok(0) => return Ok(file_of(&piece[..begun]).is_some_and(&mut *found)),
+            Err(_) | Ok(0) => {
+                return Ok(Mapping::of(&piece[..begun]).is_some_and(|mapping| found(&mapping)));
+            }
             Ok(count) => count,
         };
         let end = begun + count;
         let whole = piece[..end].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        if piece[..whole].split(|byte| *byte == b'\n').filter_map(file_of).any(&mut *found) {
+        let mut lines = piece[..whole].split(|byte| *byte == b'\n').filter_map(Mapping::of);
+        if lines.any(|mapping| found(&mapping)) {
             return Ok(true);
         }
         piece.copy_within(whole..end, 0);
@@ -262,9 +401,20 @@ fn mapped(
     }
 }
 
-/// File of one line: starts at the first slash, as no earlier column has one.
-fn file_of(line: &[u8]) -> Option<&Path> {
-    line.iter().position(|byte| *byte == b'/').map(|at| Path::new(OsStr::from_bytes(&line[at..])))
+/// A mapped file.
+struct Mapping<'a> {
+    text: &'a Path,
+    device: Device,
+}
+
+impl<'a> Mapping<'a> {
+    /// Reads one line. The name starts at the first slash, as no earlier column has one.
+    fn of(line: &'a [u8]) -> Option<Self> {
+        let at = line.iter().position(|byte| *byte == b'/')?;
+        let columns = std::str::from_utf8(&line[..at]).ok()?;
+        let device = device_of(columns.split(' ').nth(3)?, 16)?;
+        Some(Self { text: Path::new(OsStr::from_bytes(&line[at..])), device })
+    }
 }
 
 #[cfg(test)]
@@ -286,7 +436,7 @@ mod tests {
         let path = open.join("deep/f");
         fs::write(&path, "x").unwrap();
         let all = BTreeSet::from([open.clone(), open.join("deep"), other]);
-        let look = || above_open_files(&all, &Budget::begin(LONG)).unwrap();
+        let look = || above_open_files((&all, &Sites::default()), &Budget::begin(LONG)).unwrap();
         assert!(look().is_empty());
         let file = fs::File::open(&path).unwrap();
         let mut holder =
@@ -310,8 +460,10 @@ mod tests {
         let file = fs::File::open(&path).unwrap();
         let mut holder =
             Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
-        let look =
-            |top: &Path, but| open_below(&[top.to_owned()], but, &Budget::begin(LONG)).unwrap();
+        let look = |top: &Path, but| {
+            let tops = [top.to_owned()];
+            open_below((&tops, &Sites::default()), but, &Budget::begin(LONG)).unwrap()
+        };
         let found = [
             look(&place, 0),
             look(&path, 0),
@@ -321,6 +473,67 @@ mod tests {
         holder.kill().unwrap();
         holder.wait().unwrap();
         assert_eq!(found, [Some(path.clone()), Some(path), None, None]);
+    }
+
+    /// Runs the test again in a mount namespace of its own, with a file system at `$SITE` that is
+    /// also mounted at `$ALIAS`, in part.
+    fn in_own_mounts(test: &str) -> Option<[PathBuf; 2]> {
+        if let (Some(site), Some(alias)) = (std::env::var_os("SITE"), std::env::var_os("ALIAS")) {
+            return Some([site.into(), alias.into()]);
+        }
+        if !geteuid().is_root() {
+            return None;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let [site, alias] = ["site", "alias"].map(|name| place.path().join(name));
+        let script = "mkdir $SITE $ALIAS && mount -t tmpfs x $SITE && mkdir -p $SITE/d/e $SITE/x \
+             && cp /bin/sleep $SITE/d/e && mount --bind $SITE/d/e $ALIAS \
+             && exec \"$0\" \"$@\"";
+        let status = Command::new("unshare")
+            .args(["-m", "--propagation", "private", "sh", "-c", script])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", test])
+            .envs([("SITE", &site), ("ALIAS", &alias)])
+            .status();
+        assert!(status.unwrap().success());
+        None
+    }
+
+    #[test]
+    fn a_file_that_is_open_by_another_name_is_found() {
+        let test = "open_files::tests::a_file_that_is_open_by_another_name_is_found";
+        let Some([site, alias]) = in_own_mounts(test) else { return };
+        let open = |line: &str| {
+            let line = line.replace("SITE", site.to_str().unwrap());
+            let line = line.replace("ALIAS", alias.to_str().unwrap());
+            Command::new("sh").args(["-c", &format!("{line}; exit")]).spawn().unwrap()
+        };
+        let sites = || Sites::of(&BTreeSet::from([site.clone()])).unwrap();
+        let directories = BTreeSet::from(["d", "x"].map(|name| site.join(name)));
+        let of = |line: &str| {
+            let mut holder = open(line);
+            std::thread::sleep(Duration::from_millis(300));
+            let tops = [site.join("x")];
+            let below = open_below((&tops, &sites()), 0, &Budget::begin(LONG)).unwrap().is_some();
+            let above =
+                above_open_files((&directories, &sites()), &Budget::begin(LONG)).unwrap().len();
+            holder.kill().unwrap();
+            holder.wait().unwrap();
+            (below, above)
+        };
+        assert_eq!(of("exec sleep 1000"), (false, 0));
+        assert_eq!(of("exec sleep 1000 < SITE/d/e/sleep"), (false, 1));
+        // By the bind mount, mapped, in another namespace, and where the text is one of ours.
+        assert_eq!(of("exec sleep 1000 < ALIAS/sleep"), (true, 2));
+        assert_eq!(of("exec ALIAS/sleep 1000"), (true, 2));
+        assert_eq!(of("exec unshare -m sleep 1000 < SITE/d/e/sleep"), (false, 1));
+        assert_eq!(
+            of(
+                "exec unshare -m sh -c 'mount --bind SITE/d/e SITE/d; exec sleep 1000 < SITE/d/sleep'"
+            ),
+            (true, 2)
+        );
+        assert_eq!(of("exec unshare -m SITE/d/e/sleep 1000"), (true, 2));
     }
 
     #[test]
@@ -354,15 +567,16 @@ mod tests {
         let maps = b"7f00-7f01 r--p 00000000 fe:00 123   /m/d/f\n7f02-7f03 rw-p 00000000 00:00 0\n7f04-7f05 rw-s 0 0:3 9 /m/a b (deleted)\n";
         for piece in [1, 7, maps.len()] {
             let mut found = Vec::new();
-            let note = &mut |path: &Path| {
-                found.push(path.to_owned());
+            let note = &mut |mapping: &Mapping<'_>| {
+                found.push((mapping.text.to_owned(), mapping.device));
                 false
             };
             assert_eq!(mapped(Pieces(maps, piece), &Budget::begin(LONG), note), Ok(false));
-            assert_eq!(found, [Path::new("/m/d/f"), Path::new("/m/a b (deleted)")]);
+            let expected = [("/m/d/f", (0xfe, 0)), ("/m/a b (deleted)", (0, 3))];
+            assert_eq!(found, expected.map(|(text, device)| (PathBuf::from(text), device)));
         }
         let mut first = None;
-        let note = &mut |path: &Path| first.replace(path.to_owned()).is_none();
+        let note = &mut |mapping: &Mapping<'_>| first.replace(mapping.text.to_owned()).is_none();
         assert_eq!(mapped(&maps[..], &Budget::begin(LONG), note), Ok(true));
         assert_eq!(first.as_deref(), Some(Path::new("/m/d/f")));
     }
@@ -397,15 +611,19 @@ mod tests {
     #[test]
     fn what_can_not_be_told_in_time_is_not_told() {
         let budget = Budget::begin(Duration::ZERO);
-        assert_eq!(open_below(&["/m".into()], 0, &budget), Err(Exceeded));
-        assert_eq!(above_open_files(&BTreeSet::from(["/m".into()]), &budget), Err(Exceeded));
+        let (none, all) = (Sites::default(), BTreeSet::from(["/m".into()]));
+        assert_eq!(open_below((&["/m".into()], &none), 0, &budget), Err(Exceeded));
+        assert_eq!(above_open_files((&all, &none), &budget), Err(Exceeded));
     }
 
     #[tokio::test]
     async fn where_nothing_can_be_told_every_directory_counts_as_in_use() {
         let files = OpenFiles::default();
         let directories = BTreeSet::from([PathBuf::from("/nowhere")]);
-        assert_eq!(files.above(directories.clone()).await, BTreeSet::new());
+        let config = fs_mapper::config::Config::parse("", Path::new("/mounts.toml")).unwrap();
+        let info = fs_mapper::mountinfo::MountInfo::parse(b"").unwrap();
+        let table = MountTable::new(&config, &info);
+        assert_eq!(files.above(&table, directories.clone()).await, BTreeSet::new());
         // Somebody holds up who looks.
         let (answer, answered) = std::sync::mpsc::channel::<()>();
         let held_up = files
@@ -413,7 +631,7 @@ mod tests {
             .ask(Path::new("/proc"), Duration::from_millis(10), move || answered.recv())
             .await;
         assert!(held_up.is_err());
-        assert_eq!(files.above(directories.clone()).await, directories);
+        assert_eq!(files.above(&table, directories.clone()).await, directories);
         drop(answer);
     }
 }

@@ -453,7 +453,7 @@ async fn apart<T>(
         return (all, Vec::new());
     }
     let directories: BTreeSet<PathBuf> = all.iter().map(|one| directory(one).clone()).collect();
-    let in_use = gateway.open_files.above(directories).await;
+    let in_use = gateway.open_files.above(&gateway.view().table, directories).await;
     all.into_iter().partition(|one| !in_use.contains(directory(one)))
 }
 
