@@ -2,6 +2,7 @@
 //! ssh that starts it. Calls, reconnects and the choice of an executor are up to the caller.
 
 mod allowance;
+mod frames;
 mod identity;
 pub mod open_files;
 mod plain;
@@ -9,13 +10,16 @@ mod server;
 pub mod ssh;
 pub mod tls;
 
-use std::{path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use fs_mapper::config::{Address, Config, ExecutorConfig, Origin, TlsHost};
-use tokio::task::JoinSet;
-use tonic::transport::{Channel, Endpoint};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::{Service, service_fn};
 
 pub use allowance::{Allowance, has_exceeded};
+use frames::Metered;
 pub use identity::ServerIdentity;
 pub use plain::why_mute;
 use posh_proto::untrusted::escaped;
@@ -144,12 +148,10 @@ impl Unreachable {
 /// [`Unreachable`]. Apply a timeout: ssh's own timeouts are long.
 pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
     match &route.address {
-        Address::Http { .. } => {
-            let endpoint = endpoint(route.address.to_string())?
-                .connect_timeout(CONNECT_TIMEOUT)
-                .tcp_nodelay(true);
+        Address::Http { host, port } => {
+            let endpoint = endpoint(route.address.to_string())?;
             let channel = endpoint
-                .connect()
+                .connect_with_connector(over_tcp(host.clone(), *port))
                 .await
                 .map_err(|error| Unreachable::Connect(root_cause(&error)))?;
             let server = ServerIdentity::of_address(&route.address);
@@ -164,7 +166,7 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
         }
         Address::Ssh(login) => {
             let (stream, watch) = ssh::start(login, route).await?;
-            let connector = ssh::only(stream);
+            let connector = ssh::only(Metered::new(stream, &route.address.to_string()));
             let connected =
                 endpoint(BEHIND_SSH.to_owned())?.connect_with_connector(connector).await;
             let channel = connected.map_err(|error| Unreachable::Connect(root_cause(&error)))?;
@@ -172,6 +174,24 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
             Ok(Reached { channel, carrier: Carrier::Ssh(watch), server })
         }
     }
+}
+
+/// Returns a connector for an address without TLS.
+fn over_tcp(
+    host: String,
+    port: u16,
+) -> impl Service<Uri, Response = TokioIo<Metered<TcpStream>>, Error = io::Error, Future: Send> + Send
+{
+    service_fn(move |_: Uri| {
+        let host = host.clone();
+        async move {
+            let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect((host.as_str(), port)));
+            let stream =
+                connected.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+            stream.set_nodelay(true)?;
+            Ok(TokioIo::new(Metered::new(stream, &format!("http://{host}:{port}"))))
+        }
+    })
 }
 
 /// Renews the certificate when it is due, or returns when another program has renewed it.

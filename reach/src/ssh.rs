@@ -24,7 +24,7 @@ use tower::{Service, service_fn};
 pub use carried::Carried;
 pub use command::{ATTENDED, any_shell, arguments, executor_command, quoted};
 
-use crate::Route;
+use crate::{Route, frames::Metered};
 use said::Said;
 
 /// Timeout from ssh's start to the executor's greeting: enough for a slow link, DNS and start-up
@@ -128,8 +128,9 @@ pub async fn start(login: &Login, route: &Route) -> Result<(Carried, Watch), Fau
 
 /// Returns a connector that yields this stream once: a reconnect needs another ssh.
 pub fn only(
-    stream: Carried,
-) -> impl Service<Uri, Response = TokioIo<Carried>, Error = io::Error, Future: Send> + Send {
+    stream: Metered<Carried>,
+) -> impl Service<Uri, Response = TokioIo<Metered<Carried>>, Error = io::Error, Future: Send> + Send
+{
     let mut stream = Some(TokioIo::new(stream));
     service_fn(move |_: Uri| {
         std::future::ready(stream.take().ok_or_else(|| io::Error::other("its ssh has ended")))

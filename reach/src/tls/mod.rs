@@ -32,7 +32,7 @@ use tonic::transport::{Channel, Uri};
 use tower::{Service, service_fn};
 
 use self::credentials::Credentials;
-use crate::{ServerIdentity, endpoint, root_cause};
+use crate::{ServerIdentity, endpoint, frames::Metered, root_cause};
 
 /// URI that HTTP/2 requires; ignored, since TLS is established before.
 const BEHIND_TLS: &str = "http://tls";
@@ -195,7 +195,7 @@ async fn handshake(host: &TlsHost, config: Arc<ClientConfig>) -> Result<Stream, 
 }
 
 /// Future of a connector.
-type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<Metered<Stream>>>> + Send>>;
 
 /// Returns a connector that yields `first`, and afterwards reconnects to the same server only.
 fn connector(
@@ -203,17 +203,19 @@ fn connector(
     host: TlsHost,
     credentials: PathBuf,
     server: Option<ServerIdentity>,
-) -> impl Service<Uri, Response = TokioIo<Stream>, Error = io::Error, Future = Connecting> + Send {
+) -> impl Service<Uri, Response = TokioIo<Metered<Stream>>, Error = io::Error, Future = Connecting> + Send
+{
     let first = Mutex::new(Some(first));
     service_fn(move |_: Uri| -> Connecting {
         let ready = first.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (host, credentials, server) = (host.clone(), credentials.clone(), server.clone());
         Box::pin(async move {
+            let metered = |stream| TokioIo::new(Metered::new(stream, &format!("tls://{host}")));
             match ready {
-                Some(stream) => Ok(TokioIo::new(stream)),
+                Some(stream) => Ok(metered(stream)),
                 None => match connect(&host, &credentials).await {
                     Ok((stream, found)) if server.is_none_or(|server| server == found) => {
-                        Ok(TokioIo::new(stream))
+                        Ok(metered(stream))
                     }
                     Ok(_) => Err(io::Error::other(Fault::OtherServer(host))),
                     Err(fault) => Err(io::Error::other(fault)),
