@@ -12,6 +12,7 @@ mod chaos;
 mod coherence;
 mod doors;
 mod failure;
+mod groups;
 mod guards;
 mod hung_mounts;
 mod lab_selftest;

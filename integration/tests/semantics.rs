@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The document's items: a line each.
+/// The document's items, up to the next item or paragraph.
 fn items(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter(|line| line.starts_with("- "))
+    let behind_dash = text.split("\n- ").skip(1);
+    behind_dash.map(|item| item.split_once("\n\n").map_or(item, |(paragraph, _)| paragraph))
 }
 
 /// The tests behind an item's arrow.

@@ -57,6 +57,9 @@ const QUEUE: usize = 64;
 /// Timeout for invalidating caches after a lost command, as its mount may be dead.
 const REFRESH_OF_LOST: Duration = Duration::from_millis(500);
 
+/// Time within which the stage programs of a group have told of its signal.
+const TOLD_OF_A_GROUP: Duration = Duration::from_millis(5);
+
 /// Time for an executor to end a call after its run is over and we have closed our side.
 const HEARING_OUT: Duration = Duration::from_secs(30);
 
@@ -312,21 +315,8 @@ impl<'a> Relay<'a> {
                 },
             };
             let Some(event) = event else { break };
-            match event {
-                Event::Resumed(run, _) if self.silences.is_given_up(run) => {}
-                Event::Stage(stage, Some(said)) => self.heard(stage, said).await,
-                Event::Stage(stage, None) => self.stage_gone(stage).await,
-                Event::Run(run, Ok(Some(message))) => {
-                    if self.tells_of_life(run, &message) {
-                        self.silences.heard(run);
-                    }
-                    self.runs[run].received(&message);
-                    self.received(run, message).await;
-                }
-                Event::Run(run, end) => self.run_over(run, end.err()).await,
-                Event::Resumed(run, Ok(resumed)) => self.run_resumed(run, resumed),
-                Event::Resumed(run, Err(gone)) => self.run_gone(run, gone).await,
-                Event::Join(stage, event) => self.join_told(stage, event).await,
+            for event in self.with_those_at_once(event, &mut incoming).await {
+                self.take(event).await;
             }
             self.finish_stages();
         }
@@ -334,6 +324,61 @@ impl<'a> Relay<'a> {
         self.hear_last_words(incoming).await;
         self.runs.into_iter().for_each(RunState::leave);
         self.outcome
+    }
+
+    /// Returns an event with those that must not be told apart from it.
+    ///
+    /// A signal that a program sends to a group of processes (kill(2)) reaches all of them before
+    /// the call returns; their stage programs tell of it one by one. A command must not take the
+    /// end of another one, which got its signal first, for the end of its input: the last command
+    /// of a pipeline gets its signal first, and what else came meanwhile comes afterwards.
+    async fn with_those_at_once(
+        &self,
+        event: Event,
+        incoming: &mut mpsc::Receiver<Event>,
+    ) -> Vec<Event> {
+        let mut all = vec![event];
+        if self.signalled(&all[0]).is_none() {
+            return all;
+        }
+        let end = tokio::time::Instant::now() + TOLD_OF_A_GROUP;
+        while let Ok(Some(event)) = tokio::time::timeout_at(end, incoming.recv()).await {
+            all.push(event);
+        }
+        // Stages are numbered along the pipeline.
+        all.sort_by_key(|event| std::cmp::Reverse(self.signalled(event)));
+        all
+    }
+
+    /// Stage that a program has sent a signal to, as far as its stage program can tell; a
+    /// terminal's signal is passed on for the whole group.
+    fn signalled(&self, event: &Event) -> Option<usize> {
+        match event {
+            Event::Stage(stage, Some(FromStage::Signal(_, false))) => Some(*stage),
+            Event::Stage(stage, None) if self.stages.get(stage).is_some_and(|s| !s.finished) => {
+                Some(*stage)
+            }
+            _ => None,
+        }
+    }
+
+    async fn take(&mut self, event: Event) {
+        match event {
+            Event::Resumed(run, _) if self.silences.is_given_up(run) => {}
+            Event::Stage(stage, Some(said)) => self.heard(stage, said).await,
+            Event::Stage(stage, None) => self.stage_gone(stage).await,
+            Event::Run(run, Ok(Some(message))) => {
+                if self.tells_of_life(run, &message) {
+                    self.silences.heard(run);
+                }
+                self.runs[run].received(&message);
+                self.received(run, message).await;
+            }
+            Event::Run(run, end) => self.run_over(run, end.err()).await,
+            Event::Resumed(run, Ok(resumed)) => self.run_resumed(run, resumed),
+            Event::Resumed(run, Err(gone)) => self.run_gone(run, gone).await,
+            Event::Join(stage, event) => self.join_told(stage, event).await,
+        }
     }
 
     async fn heard(&mut self, stage: usize, said: FromStage) {
