@@ -269,7 +269,7 @@ mod tests {
         let proc = table.mounts.iter().find(|mount| mount.path.as_path() == Path::new("/proc"));
         let mut proc = proc.expect("it is mounted").clone();
         proc.open_root().expect("the very mount");
-        proc.kernel_id = proc.kernel_id.map(|id| id + 1);
+        proc.files_mount_id = proc.files_mount_id.map(|id| id + 1);
         assert!(proc.open_root().is_err());
     }
 }

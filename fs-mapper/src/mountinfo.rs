@@ -1,11 +1,14 @@
 //! /proc/self/mountinfo (proc_pid_mountinfo(5)): the mounts of this mount namespace, and those that
 //! a path lookup can reach. Knows nothing of owners.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Error on reading the list of mounts.
 #[derive(Debug, thiserror::Error)]
@@ -74,51 +77,122 @@ impl MountInfo {
     }
 
     /// Mounts that a path lookup can reach, at most one per mount point, in the kernel's order: not
-    /// those under or below a later mount.
+    /// those under or below a later mount. Takes n log n comparisons of paths.
     pub fn visible(&self) -> Vec<&MountEntry> {
         let tree = Tree::new(&self.entries);
-        let reached =
-            |index: &usize| tree.lookup(&self.entries[*index].mount_point) == Some(*index);
-        (0..self.entries.len()).filter(reached).map(|index| &self.entries[index]).collect()
+        let mut reached: Vec<Option<bool>> = vec![None; self.entries.len()];
+        let shown = |index: &usize| tree.is_reached(*index, &mut reached) && tree.is_top(*index);
+        let shown: Vec<usize> = (0..self.entries.len()).filter(shown).collect();
+        shown.into_iter().map(|index| &self.entries[index]).collect()
     }
 }
 
-/// Mounts as the kernel links them: by (parent mount, mount point).
+/// Notices that mounts have changed since it began: poll(2) on mountinfo
+/// (proc_pid_mountinfo(5)). The kernel counts a change before the mount(2) or umount(2) that makes
+/// it returns.
+#[derive(Debug)]
+pub struct MountWatch {
+    file: File,
+    has_changed: AtomicBool,
+}
+
+impl MountWatch {
+    /// Begins to watch; read the mounts afterwards.
+    pub fn begin() -> Result<Self, MountInfoError> {
+        let file = File::open("/proc/self/mountinfo").map_err(MountInfoError::Read)?;
+        Ok(Self { file, has_changed: AtomicBool::new(false) })
+    }
+
+    /// Returns true if a list that was read since the beginning may not be the current one.
+    pub fn has_changed(&self) -> bool {
+        // poll(2) tells of each change once.
+        let mut polled = [PollFd::new(&self.file, PollFlags::PRI)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_quiet = poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready == 0);
+        self.has_changed.fetch_or(!is_quiet, Ordering::Relaxed) || !is_quiet
+    }
+}
+
+/// Mounts as the kernel links them: by (parent mount, mount point). A lookup enters a mount from
+/// its parent, if no other child of the parent lies on the way.
 struct Tree<'m> {
     entries: &'m [MountEntry],
-    /// `None` for a parent outside the list: that of the root, in a chroot of other mounts too.
-    children: HashMap<(Option<usize>, &'m Path), usize>,
+    /// `None`: outside the list, as the root's, in a chroot of other mounts too.
+    parents: Vec<Option<usize>>,
+    /// Mounts that a lookup in their parent doesn't enter: another child is on top, or on the way.
+    hidden: Vec<bool>,
+    /// Mounts with another one on top.
+    covered: Vec<bool>,
 }
 
 impl<'m> Tree<'m> {
     fn new(entries: &'m [MountEntry]) -> Self {
         let by_id: HashMap<u32, usize> =
             entries.iter().enumerate().map(|(index, entry)| (entry.mount_id, index)).collect();
-        let mut children = HashMap::new();
-        for (index, entry) in entries.iter().enumerate() {
-            let parent = by_id.get(&entry.parent_id).copied().filter(|parent| *parent != index);
-            // Two mounts on one parent and path are rare (propagation); the later one is on top.
-            children.insert((parent, entry.mount_point.as_path()), index);
+        let parent = |(index, entry): (usize, &MountEntry)| {
+            by_id.get(&entry.parent_id).copied().filter(|parent| *parent != index)
+        };
+        let parents: Vec<Option<usize>> = entries.iter().enumerate().map(parent).collect();
+        let mut tree = Self {
+            entries,
+            parents,
+            hidden: vec![false; entries.len()],
+            covered: vec![false; entries.len()],
+        };
+        let mut by_parent: HashMap<Option<usize>, Vec<usize>> = HashMap::new();
+        for (index, parent) in tree.parents.iter().enumerate() {
+            by_parent.entry(*parent).or_default().push(index);
         }
-        Tree { entries, children }
+        by_parent.into_iter().for_each(|(parent, children)| tree.hide(parent, children));
+        tree
     }
 
-    /// Finds the mount of a path without symlinks, crossing mounts as path lookup does.
-    fn lookup(&self, path: &Path) -> Option<usize> {
-        let mut ancestors: Vec<&Path> = path.ancestors().collect();
-        ancestors.reverse();
-        let mut mount = None;
-        for path in ancestors {
-            // A stacked mount has the one below as its parent, at the same path. Each step goes to
-            // another mount; the bound is for a cyclic list.
-            for _ in 0..=self.entries.len() {
-                match self.children.get(&(mount, path)) {
-                    Some(upper) => mount = Some(*upper),
-                    None => break,
-                }
+    /// Finds out which children of one mount a lookup enters.
+    fn hide(&mut self, parent: Option<usize>, mut children: Vec<usize>) {
+        let entries = self.entries;
+        let point = |index: usize| entries[index].mount_point.as_path();
+        // Paths are compared by components, so that all below one come right after it. Of two
+        // mounts on one path (propagation; rare) the later one is on top, and comes first.
+        children.sort_by(|a, b| point(*a).cmp(point(*b)).then(b.cmp(a)));
+        let mut around: Option<usize> = None;
+        for child in children {
+            let is_outside = parent.is_some_and(|on| !point(child).starts_with(point(on)));
+            let is_below = around.is_some_and(|other| point(child).starts_with(point(other)));
+            self.hidden[child] = is_outside || is_below;
+            if !self.hidden[child] {
+                around = Some(child);
+            }
+            if let Some(parent) = parent
+                && point(child) == point(parent)
+            {
+                self.covered[parent] = true;
             }
         }
-        mount
+    }
+
+    /// Returns true if a lookup of its mount point enters this mount.
+    fn is_reached(&self, index: usize, known: &mut [Option<bool>]) -> bool {
+        let mut way = vec![index];
+        // A cyclic list has no way in.
+        while let Some(parent) = self.parents[way[way.len() - 1]]
+            && known[parent].is_none()
+            && way.len() <= self.entries.len()
+        {
+            way.push(parent);
+        }
+        while let Some(index) = way.pop() {
+            let is_reached = match self.parents[index] {
+                None => !self.hidden[index],
+                Some(parent) => known[parent] == Some(true) && !self.hidden[index],
+            };
+            known[index] = Some(is_reached);
+        }
+        known[index] == Some(true)
+    }
+
+    /// Returns true if no other mount is on top of this one.
+    fn is_top(&self, index: usize) -> bool {
+        !self.covered[index]
     }
 }
 
@@ -198,6 +272,8 @@ fn path_of(bytes: &[u8]) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn parse(text: &str) -> MountInfo {
@@ -295,6 +371,72 @@ mod tests {
         // parent.
         assert_eq!(visible("1 1 0:1 / / rw - rootfs rootfs rw\n2 1 8:1 / / rw - ext4 d rw\n"), [2]);
         assert_eq!(visible("9 7 0:4 / /proc rw - proc proc rw\n"), [9]);
+    }
+
+    /// Finds the mount of a path as the kernel does: name by name, each time onto the last mount
+    /// there.
+    fn looked_up(info: &MountInfo, path: &Path) -> Option<u32> {
+        let entries = info.entries();
+        let ids: Vec<u32> = entries.iter().map(|entry| entry.mount_id).collect();
+        let parent = |entry: &MountEntry| {
+            Some(entry.parent_id).filter(|id| ids.contains(id) && *id != entry.mount_id)
+        };
+        let mut names: Vec<&Path> = path.ancestors().collect();
+        names.reverse();
+        let mut mount = None;
+        for name in names {
+            let on = |mount: Option<u32>| {
+                let mut all = entries.iter().rev();
+                all.find(|entry| parent(entry) == mount && entry.mount_point == name)
+            };
+            while let Some(upper) = on(mount) {
+                mount = Some(upper.mount_id);
+            }
+        }
+        mount
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn visible_mounts_are_those_that_a_lookup_finds(
+            mounts in proptest::collection::vec((0..8u32, 0..7usize), 1..12),
+            is_moved: bool,
+        ) {
+            let points = ["/", "/a", "/a/b", "/a/b/c", "/ab", "/a-b", "/b"];
+            let mut entries: Vec<MountEntry> = Vec::new();
+            for (index, (back, point)) in mounts.into_iter().enumerate() {
+                let id = u32::try_from(index).unwrap() + 1;
+                entries.push(MountEntry {
+                    mount_id: id,
+                    // Itself, an earlier one, or one outside of the list.
+                    parent_id: id.saturating_sub(back),
+                    device: (0, id),
+                    root: "/".into(),
+                    mount_point: points[point].into(),
+                    fs_type: "tmpfs".to_owned(),
+                    source: "none".into(),
+                    options: String::new(),
+                });
+            }
+            if is_moved {
+                entries.reverse();
+            }
+            let info = MountInfo { entries };
+            let found: Vec<u32> = info.visible().iter().map(|entry| entry.mount_id).collect();
+            let expected = info.entries().iter().filter(|entry| {
+                looked_up(&info, &entry.mount_point) == Some(entry.mount_id)
+            });
+            proptest::prop_assert_eq!(found, expected.map(|e| e.mount_id).collect::<Vec<_>>());
+        }
+    }
+
+    /// Another user may make a thousand mounts with paths of 4 KiB.
+    #[test]
+    fn deep_mounts_cost_no_more_than_their_bytes() {
+        let deep = "/d".repeat(2000);
+        let lines = (2..1002).map(|id| format!("{id} 1 0:{id} / {deep}/{id} rw - fuse a rw\n"));
+        let text = format!("1 0 0:1 / / rw - ext4 a rw\n{}", lines.collect::<String>());
+        assert_eq!(parse(&text).visible().len(), 1001);
     }
 
     #[test]

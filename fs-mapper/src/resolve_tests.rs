@@ -209,7 +209,8 @@ fn bind_mounts_of_parts_are_owned_too() {
     check("B/srv/x/f", "s1 logs:/sub/x/f @ B/srv/x/f");
     check("srv/old-y/f", "s2 archive:/2025/y/f @ B/srv/old-y/f");
     check("srv/local/f", "srv/local/f is not on a mount with an executor");
-    let derived = lab.table.by_kernel_id(15).expect("the bind mount");
+    let derived =
+        lab.table.mounts().find(|mount| mount.kernel_id == Some(15)).expect("the bind mount");
     assert_eq!(
         derived.owner.as_ref().map(|owner| owner.sub_path.as_path()),
         Some(Path::new("sub/x"))

@@ -61,6 +61,9 @@ pub struct Mount {
     pub state: MountState,
     /// `mnt_id` in /proc/PID/fdinfo of a file on it; `None` when nothing is mounted.
     pub kernel_id: Option<u32>,
+    /// Mount ID of its files (statx(2)): also where it is a directory of another mount. `None` when
+    /// nothing is mounted.
+    pub files_mount_id: Option<u32>,
 }
 
 impl Mount {
@@ -81,7 +84,7 @@ impl Mount {
     /// ESTALE if another mount has taken its place, or the error of openat2(2) or statx(2).
     pub fn open_root(&self) -> io::Result<MountRoot> {
         let root = MountRoot::at(self.path.as_path())?;
-        match self.is_at(root.mount_id()?)? {
+        match self.has_files_on(root.mount_id()?) {
             true => Ok(root),
             false => Err(io::Error::new(
                 io::ErrorKind::StaleNetworkFileHandle,
@@ -90,19 +93,11 @@ impl Mount {
         }
     }
 
-    fn is_at(&self, mount_id: u64) -> io::Result<bool> {
-        match (self.kernel_id, self.state) {
-            (Some(known), _) => Ok(mount_id == u64::from(known)),
-            // A directory within a network mount.
-            (None, MountState::Mounted) => {
-                let info = MountInfo::read().map_err(io::Error::other)?;
-                let mut entries = info.entries().iter();
-                let found = entries.find(|entry| u64::from(entry.mount_id) == mount_id);
-                Ok(found.is_some_and(|entry| {
-                    entry.fs_type == self.fs_type && entry.source == self.source
-                }))
-            }
-            (None, state) => Ok(state == MountState::PlainDirectory),
+    fn has_files_on(&self, mount_id: u64) -> bool {
+        match self.files_mount_id {
+            Some(known) => mount_id == u64::from(known),
+            // In a chroot whose root is no mount.
+            None => self.state == MountState::PlainDirectory,
         }
     }
 
@@ -185,10 +180,12 @@ impl MountTable {
         &self.mounts[id.0]
     }
 
-    /// Mount of an open file, by `mnt_id` of its /proc/PID/fdinfo: exact, where a descriptor's path
-    /// is only a hint. Returns `None` also for mounts that no path reaches any more.
-    pub fn by_kernel_id(&self, kernel_id: u32) -> Option<&Mount> {
-        self.mounts.iter().find(|mount| mount.kernel_id == Some(kernel_id))
+    /// Returns true if a path leads to the mount with this ID (statx(2)). Otherwise a mount hides
+    /// what a process has open by that path. A path in no mount of the list, as in a chroot, is
+    /// hidden by none.
+    pub fn shows(&self, path: &Path, mount_id: u64) -> bool {
+        let around = self.places.around(&dir_of(path));
+        around.is_none_or(|place| self.mounts[place.index].has_files_on(mount_id))
     }
 
     /// Resolves a path to its owner. `cwd` as from getcwd(3). Blocks on local disks only.

@@ -5,7 +5,7 @@
 
 use fs_mapper::coherence::{Adapter, Change};
 use fs_mapper::config::Config;
-use fs_mapper::mountinfo::MountInfo;
+use fs_mapper::mountinfo::{MountInfo, MountWatch};
 use fs_mapper::{ClientPath, MountTable, Resolution};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -79,6 +79,22 @@ fn owned(table: &MountTable, path: &Path) -> Option<String> {
         Resolution::Owned(owned) => Some(owned.export_path.to_string()),
         Resolution::Local { .. } => None,
     }
+}
+
+#[test]
+fn each_change_of_the_mounts_is_noticed_and_stays_so() {
+    in_own_namespaces("each_change_of_the_mounts_is_noticed_and_stays_so", |top| {
+        let before = MountWatch::begin().expect("mountinfo");
+        assert!(!before.has_changed());
+        let place = top.join("place");
+        fs::create_dir(&place).expect("made");
+        run("mount", &["-t", "tmpfs", "none", text(&place)]);
+        assert!(before.has_changed() && before.has_changed());
+        let after = MountWatch::begin().expect("mountinfo");
+        assert!(!after.has_changed());
+        run("umount", &[text(&place)]);
+        assert!(after.has_changed());
+    });
 }
 
 #[test]

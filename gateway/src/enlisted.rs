@@ -33,6 +33,8 @@ pub struct Enlisted {
     pub env: Vec<(OsString, OsString)>,
     /// Absolute; empty when the directory was deleted.
     pub cwd: PathBuf,
+    /// Mount ID of the working directory (statx(2)); `None` for a command without a stage program.
+    pub cwd_mount_id: Option<u64>,
     /// File mode creation mask.
     pub umask: u32,
     /// Every open descriptor, by number.
@@ -84,6 +86,8 @@ pub struct Descriptor {
     pub path: PathBuf,
     /// Device and inode; a pipe's inode identifies it.
     pub identity: (u64, u64),
+    /// Mount ID of a file (statx(2)); `None` for a command without a stage program.
+    pub mount_id: Option<u64>,
     /// Flags of fcntl(F_GETFL).
     pub flags: u32,
     /// Offset in a file, in bytes.
@@ -165,6 +169,7 @@ impl Enlisted {
             argv,
             env: Vec::new(),
             cwd,
+            cwd_mount_id: None,
             // Accepted by every mount.
             umask: 0o777,
             descriptors,
@@ -226,6 +231,7 @@ impl Descriptor {
             kind,
             path,
             identity,
+            mount_id: None,
             flags,
             offset: 0,
             on_mount: true,
@@ -272,6 +278,7 @@ impl From<wire::Enlist> for Enlisted {
             argv: message.argv.iter().map(|a| os(a)).collect(),
             env: message.env.iter().filter_map(|e| variable(e)).collect(),
             cwd: os(&message.cwd).into(),
+            cwd_mount_id: Some(message.cwd_mount_id),
             umask: message.umask,
             descriptors: message.descriptors.iter().map(Descriptor::from).collect(),
             ignored_signals: message.ignored_signals,
@@ -312,6 +319,7 @@ impl From<&wire::Descriptor> for Descriptor {
             kind,
             path: os(&message.path).into(),
             identity: (message.device, message.inode),
+            mount_id: Some(message.mount_id),
             flags: message.flags,
             offset: message.offset,
             on_mount: true,

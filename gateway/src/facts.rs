@@ -44,6 +44,8 @@ pub struct World<'a> {
     pub executors: &'a Executors,
     /// Inode of the mount namespace that `table` describes.
     pub mount_namespace: u64,
+    /// The mounts are no longer those of the table.
+    pub mounts_have_changed: bool,
     /// Limits on lookups in local directories, which may lead to mounts that hang.
     pub own_files: &'a Shares,
 }
@@ -98,11 +100,17 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
     if stage.mount_namespace != world.mount_namespace {
         return Err("it runs in another mount namespace than the gateway".to_owned());
     }
+    if world.mounts_have_changed {
+        return Err("mounts have changed just now, and it may be on another one".to_owned());
+    }
     if let Some(why) = &stage.must_stay {
         return Err(why.clone());
     }
     if !stage.cwd.is_absolute() {
         return Err("its current directory was deleted".to_owned());
+    }
+    if !is_shown(world.table, &stage.cwd, stage.cwd_mount_id) {
+        return Err("its current directory lies beneath a mount".to_owned());
     }
     if stage.variable("LD_PRELOAD").is_some_and(|libraries| !libraries.is_empty()) {
         return Err("LD_PRELOAD loads libraries into it that the server may not have".to_owned());
@@ -685,12 +693,20 @@ fn flow_out(world: &World<'_>, stage: &Enlisted, around: &Surroundings<'_>) -> F
     }
 }
 
+/// Returns true if a path leads to the file or directory that a process has open by it: nothing was
+/// mounted over it since. The path is the kernel's, and its mount ID says on which mount it is; a
+/// command without a process opens the path anew.
+fn is_shown(table: &MountTable, path: &Path, mount_id: Option<u64>) -> bool {
+    mount_id.is_none_or(|id| table.shows(path, id))
+}
+
 /// Executor that owns the file of a descriptor. The kernel's path has no symlinks; a deleted file
 /// has no path on the server.
 #[must_use]
 pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorId> {
     if descriptor.kind != Kind::File
         || descriptor.path.as_os_str().as_bytes().ends_with(b" (deleted)")
+        || !is_shown(world.table, &descriptor.path, descriptor.mount_id)
     {
         return None;
     }

@@ -15,7 +15,7 @@ use std::{
 use fs_mapper::{
     MountTable,
     config::{Config, annotation_directories},
-    mountinfo::{MountInfo, MountInfoError},
+    mountinfo::{MountInfo, MountInfoError, MountWatch},
     sshfs,
 };
 use nix::sys::resource::{Resource, getrlimit};
@@ -93,6 +93,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let library = load_annotations(&config);
+    let watch = MountWatch::begin()?;
     let info = MountInfo::read()?;
     let (with_sshfs, _) = sshfs::adopted(&config, &info);
     let table = MountTable::new(&with_sshfs, &info);
@@ -101,7 +102,7 @@ pub async fn run(
     let sessions = Sessions::new(listeners.directory.clone(), listeners.stage_socket.clone());
     let (assembler, pipelines) = Assembler::start(Arc::clone(&sessions), executors.clone());
     let idle = Duration::from_secs(config.gateway.idle_timeout_s);
-    let view = View { table: Arc::new(table), library: Arc::new(library) };
+    let view = View { table: Arc::new(table), watch, number: 0, library: Arc::new(library) };
     let gateway = Arc::new(Gateway::new(config, view, executors, Arc::clone(&sessions), assembler));
     let asked_to_end = Arc::new(Notify::new());
 

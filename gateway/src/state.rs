@@ -14,7 +14,7 @@ use fs_mapper::{
     MountTable,
     coherence::Adapter,
     config::{Config, Scheduler},
-    mountinfo::MountInfo,
+    mountinfo::{MountInfo, MountWatch},
     process::Process,
     rights::{Aside, Rights},
     sshfs,
@@ -73,6 +73,8 @@ pub struct Gateway {
     /// Volumes served by this gateway.
     pub volumes: Volumes,
     view: Mutex<Arc<View>>,
+    /// Number of the next table.
+    table_reads: AtomicU64,
     pipelines: AtomicU64,
 }
 
@@ -81,6 +83,10 @@ pub struct Gateway {
 pub struct View {
     /// Map from path to owner.
     pub table: Arc<MountTable>,
+    /// Watches the mounts since before the table's were read.
+    pub watch: MountWatch,
+    /// Number of the table; a later one began to be read later.
+    pub number: u64,
     /// Annotations of commands.
     pub library: Arc<Library>,
 }
@@ -122,6 +128,7 @@ impl Gateway {
             running: AtomicUsize::new(0),
             volumes: Volumes::default(),
             view: Mutex::new(Arc::new(view)),
+            table_reads: AtomicU64::new(1),
             pipelines: AtomicU64::new(0),
         }
     }
@@ -158,16 +165,20 @@ impl Gateway {
 
     /// Reads the changed mounts; new pipelines use them.
     pub fn mounts_changed(&self) {
-        let Ok(info) = MountInfo::read() else { return };
+        let number = self.table_reads.fetch_add(1, Ordering::Relaxed);
+        let (Ok(watch), Ok(info)) = (MountWatch::begin(), MountInfo::read()) else { return };
         let with_volumes = self.volumes.added_to(&self.config);
         // This reads processes, of which a user may have many.
         let (config, _) = aside(|| sshfs::adopted(&with_volumes, &info));
-        self.executors.update(&config);
         let table = Arc::new(MountTable::new(&config, &info));
-        let old = self.view();
-        let view = View { table, library: Arc::clone(&old.library) };
-        self.sessions.publish(&self.told_of(&view.table));
-        *self.view.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+        let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        // A read that began earlier may end later.
+        if view.number > number {
+            return;
+        }
+        self.executors.update(&config);
+        self.sessions.publish(&self.told_of(&table));
+        *view = Arc::new(View { table, watch, number, library: Arc::clone(&view.library) });
     }
 
     /// Data about the mounts for sessions.

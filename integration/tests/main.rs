@@ -18,6 +18,7 @@ mod hung_mounts;
 mod lab_selftest;
 mod left_behind;
 mod load;
+mod mounted_over;
 mod random;
 mod restrictions;
 mod scripts;

@@ -97,6 +97,9 @@ impl<'m> Ground<'m> {
             kernel_id: shown
                 .filter(|_| exact && state == MountState::Mounted)
                 .map(|entry| entry.mount_id),
+            files_mount_id: around
+                .filter(|_| matches!(state, MountState::Mounted | MountState::PlainDirectory))
+                .map(|entry| entry.mount_id),
         };
         let tree = around.and_then(|entry| {
             let rest = path.strip_prefix(&entry.mount_point).ok()?;
@@ -157,5 +160,6 @@ fn found(entry: &MountEntry, trees: &[Tree]) -> Option<Mount> {
         owner: closest.map(|(_, owner)| owner),
         state: MountState::Mounted,
         kernel_id: Some(entry.mount_id),
+        files_mount_id: Some(entry.mount_id),
     })
 }

@@ -304,6 +304,7 @@ fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
         library: &view.library,
         executors: &gateway.executors,
         mount_namespace: gateway.mount_namespace,
+        mounts_have_changed: view.watch.has_changed(),
         own_files: &gateway.own_files,
     }
 }

@@ -4,7 +4,7 @@
 use std::{
     fs,
     os::{
-        fd::{BorrowedFd, RawFd},
+        fd::{AsFd, BorrowedFd, RawFd},
         unix::ffi::OsStrExt,
     },
 };
@@ -18,6 +18,7 @@ use nix::{
     unistd::{Whence, lseek},
 };
 use posh_proto::stage::{Descriptor, descriptor::Kind};
+use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::process;
 
@@ -82,13 +83,27 @@ pub fn one(fd: RawFd) -> Option<Descriptor> {
         offset: 0,
         queued_bytes: 0,
         same_as: None,
+        mount_id: 0,
     };
     match kind {
-        Kind::File => found.offset = lseek(borrowed, 0, Whence::SeekCur).ok()?.cast_unsigned(),
+        Kind::File => {
+            found.offset = lseek(borrowed, 0, Whence::SeekCur).ok()?.cast_unsigned();
+            found.mount_id = mount_id(borrowed);
+        }
         Kind::Pipe => found.queued_bytes = rustix::io::ioctl_fionread(borrowed).unwrap_or(0),
         _ => {}
     }
     Some(found)
+}
+
+/// Mount ID of an open file or directory, without access to its file system; 0 if the kernel
+/// doesn't report it (before 5.8), which is the ID of no mount.
+pub fn mount_id(of: impl AsFd) -> u64 {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(of, "", flags, StatxFlags::MNT_ID)
+        .ok()
+        .filter(|found| found.stx_mask & StatxFlags::MNT_ID.bits() != 0)
+        .map_or(0, |found| found.stx_mnt_id)
 }
 
 /// Returns true if the descriptor is a pipe or a FIFO. One system call, since every local command

@@ -81,6 +81,7 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> E
             .map(|v| bytes::Bytes::copy_from_slice(v.to_bytes()))
             .collect(),
         cwd: cwd.into_os_string().into_vec().into(),
+        cwd_mount_id: descriptors::mount_id(rustix::fs::CWD),
         untouched: looked == Looked::PipeOnly,
         childless: process::is_childless(),
         pid: std::process::id(),

@@ -31,6 +31,7 @@ pub(in crate::assembly) fn stage(
         offset: 0,
         queued_bytes: queued,
         same_as: None,
+        mount_id: None,
         on_mount: true,
         is_older: false,
     });
@@ -48,6 +49,7 @@ pub(in crate::assembly) fn stage(
         blocked_signals: 0,
         limits: Vec::new(),
         nice: 0,
+        cwd_mount_id: None,
         mount_namespace: 0,
         window: None,
         childless: true,

@@ -1,0 +1,61 @@
+//! Mounts that are made while shells are at work: a command uses what the kernel shows it, not what
+//! the path meant a moment ago.
+
+use std::fs;
+
+use posh_integration::oracle::{Door, Under};
+use posh_integration::{Lab, LabSpec, Script};
+
+use crate::programs;
+
+/// A working directory and open files stay what they are when something is mounted over them.
+#[test]
+fn what_lies_beneath_a_new_mount_is_used_by_who_has_it() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let far = lab.data(1);
+    let text = r#"mkdir -p ~/x; cd ~/x; echo local > f; echo local > g; exec 7>> log 8< f
+        mount --bind /mnt/s1 ~/x
+        cat f; cat < f; sort f > out; rm g; sed -i s/local/changed/ f; cat <&8; sort /mnt/s1/f >&7
+        ls; cat ~/x/f
+        umount ~/x; ls; cat f out log; cd; rm -r ~/x; wc -l /mnt/s1/f"#;
+    for door in Door::ALL {
+        let script = Script::new(text).door(door);
+        let seen = [Under::Shell, Under::PoshExplained].map(|under| {
+            for name in ["f", "g"] {
+                fs::write(far.join(name), "server\n").unwrap();
+            }
+            let outcome = script.clone().run(&lab.workstation, under).unwrap();
+            let on_server = ["f", "g"].map(|name| fs::read_to_string(far.join(name)).unwrap());
+            assert_eq!(on_server, ["server\n", "server\n"].map(str::to_owned), "{outcome}");
+            assert_eq!(fs::read_dir(&far).unwrap().count(), 2, "{outcome}");
+            outcome
+        });
+        let [bash, posh] = &seen;
+        assert_eq!((&bash.stdout, &bash.stderr), (&posh.stdout, &posh.stderr), "{posh}");
+        let report = posh.report();
+        assert!(report.stages("wc").any(|stage| stage.is_offloaded()), "{report:#?}");
+    }
+}
+
+/// Other users can have the kernel list a thousand mounts, so that the gateway is late to know of
+/// the last one.
+#[test]
+fn a_mount_that_was_made_just_before_a_command_counts_for_it() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    fs::create_dir(lab.data(1).join("sub")).unwrap();
+    fs::write(lab.data(1).join("sub/f"), "server\n").unwrap();
+    fs::write(lab.data(1).join("other"), "server\n").unwrap();
+    let text = r#"mkdir ~/l ~/many; echo local > ~/l/f
+        for i in {1..1000}; do mkdir ~/many/$i; mount -t tmpfs none ~/many/$i; done
+        cat /mnt/s1/other
+        for i in {1..60}; do
+            mount --bind ~/l /mnt/s1/sub; cat /mnt/s1/sub/f; umount /mnt/s1/sub; cat /mnt/s1/sub/f
+        done | sort | uniq -c
+        sleep 2; cat /mnt/s1/other"#;
+    let outcome = Script::new(text).run(&lab.workstation, Under::PoshExplained).unwrap();
+    let said = String::from_utf8_lossy(&outcome.stdout);
+    let words: Vec<&str> = said.split_whitespace().collect();
+    assert_eq!(words, ["server", "60", "local", "60", "server", "server"], "{outcome}");
+    let report = outcome.report();
+    assert!(report.stages("cat").last().is_some_and(|stage| stage.is_offloaded()), "{report:#?}");
+}
