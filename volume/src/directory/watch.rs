@@ -107,8 +107,9 @@ impl Watch {
         {
             return Watched::LeaseEnd;
         }
-        let mut systems = shared.systems.lock().expect("not poisoned");
-        if !systems.contains(&found.f_fsid) {
+        let is_known = || shared.systems.lock().expect("not poisoned").contains(&found.f_fsid);
+        if !is_known() {
+            // Opened without the lock: a file system that hangs must not hold up others.
             // fanotify_mark(2) refuses O_PATH descriptors.
             let link = super::attributes::link_to(root);
             let flags = rustix::fs::OFlags::RDONLY
@@ -122,7 +123,7 @@ impl Watch {
             if !marked {
                 return Watched::LeaseEnd;
             }
-            systems.insert(found.f_fsid);
+            shared.systems.lock().expect("not poisoned").insert(found.f_fsid);
         }
         Watched::Fanotify
     }
