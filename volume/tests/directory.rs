@@ -16,8 +16,8 @@ use bytes::Bytes;
 use posh_volume::{
     Errno, Store,
     directory::{
-        Account, Directory, DirectorySession, Liveness, Machine, Mutability, Pool, Rights,
-        WriteRoom,
+        Account, Directory, DirectorySession, EFFECTS, Effect, Effects, Liveness, Machine,
+        Mutability, Pool, Rights, WriteRoom,
     },
     store::*,
 };
@@ -1118,6 +1118,39 @@ fn shared_by_callers(site: &Site) -> Option<DirectorySession> {
         Directory::open(site.machine.clone(), &site.path(""), rights, Mutability::ReadWrite)
             .unwrap();
     Some(DirectorySession::open(directory, Liveness::Own))
+}
+
+#[tokio::test]
+async fn a_change_that_fails_after_its_first_step_has_begun() {
+    let site = Site::new();
+    let Some(store) = shared_by_callers(&site) else { return };
+    fs::create_dir(site.path("there")).unwrap();
+    // Nobody else may give files to root: that comes after a directory was made, and before a file
+    // has got its name.
+    let changes = Changes { uid: Some(0), ..Changes::default() };
+    let put = |name: &str, what: NewFile| {
+        let (directory, path) = (store.root(), vec![name.into()]);
+        Write::Put(Put { directory, path, what, mode: 0o700, changes: changes.clone() })
+    };
+    let writes = vec![
+        put("file", NewFile::Regular { data: Bytes::from_static(b"x") }),
+        put("new", NewFile::Directory),
+        put("there", NewFile::Directory),
+    ];
+    let effects: Effects = (0..3).map(|_| Effect::default()).collect();
+    let written = EFFECTS.scope(effects.clone(), store.write(&stranger(), writes)).await.unwrap();
+    assert_eq!(
+        written.iter().map(|result| result.as_ref().err().copied()).collect::<Vec<_>>(),
+        [Some(Errno::EPERM), Some(Errno::EPERM), Some(Errno::EEXIST)]
+    );
+    let begun = |effects: &Effects| effects.iter().map(Effect::has_begun).collect::<Vec<_>>();
+    assert_eq!(begun(&effects), [false, true, false]);
+    for (name, has_begun) in [("there", false), ("link", true)] {
+        let effects: Effects = [Effect::default()].into();
+        let link = Op::Symlink { parent: store.root(), name: name.into(), target: "x".into() };
+        let made = EFFECTS.scope(effects.clone(), store.call(&stranger(), link)).await;
+        assert_eq!((made.is_ok(), begun(&effects)), (has_begun, vec![has_begun]));
+    }
 }
 
 fn set_mode(path: &Path, mode: u32) {

@@ -115,6 +115,8 @@ pub struct Volumes {
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
     /// Sessions that have ended while a system call of theirs may still run: that keeps them.
     at_work: Mutex<Vec<AtWork>>,
+    /// Ended sessions whose ends are not recorded yet.
+    ending: Mutex<Vec<Arc<Served>>>,
     /// Calls of sessions that were not resumed in time, oldest first, for later sessions.
     left_calls: Mutex<LeftCalls<KnownCalls>>,
     /// Turns of identities to add a session.
@@ -161,6 +163,7 @@ impl Volumes {
             directories: Mutex::default(),
             sessions: Mutex::default(),
             at_work: Mutex::default(),
+            ending: Mutex::default(),
             left_calls: Mutex::default(),
             openings: Turns::new(1),
             answers: Pool::new(ANSWER_BYTES, ANSWER_BYTES_OF_ONE),
@@ -479,7 +482,8 @@ pub async fn end_replaced(shared: Arc<Shared>) {
     while looks.join_next().await.is_some() {}
 }
 
-/// Ends sessions whose directory was replaced, each without waiting for another's last calls.
+/// Ends sessions whose directory was replaced, each without waiting for another's last calls. Their
+/// files are closed in their own accounts' lanes ([`DirectorySession::end`]), whoever ends them.
 fn end_all(shared: &Arc<Shared>, sessions: Vec<Arc<Served>>) {
     for served in sessions {
         let shared = shared.clone();
@@ -497,10 +501,13 @@ impl Volumes {
         meant.cloned().collect()
     }
 
-    /// Records the end of all sessions that are left when the executor ends.
+    /// Records the end of all sessions that are left, or are just ending, when the executor ends.
     pub async fn note_ends(&self, audit: &crate::audit::AuditLog) {
-        let left: Vec<Arc<Served>> =
-            self.sessions.lock().expect("not poisoned").values().cloned().collect();
+        let left: Vec<Arc<Served>> = {
+            let sessions = self.sessions.lock().expect("not poisoned");
+            let ending = self.ending.lock().expect("not poisoned");
+            sessions.values().chain(&*ending).cloned().collect()
+        };
         for served in left {
             served.note_end(audit).await;
         }
@@ -581,8 +588,14 @@ impl Volumes {
         at_work.retain(|ended| ended.store.upgrade().is_some());
         let (identity, store) = (served.caller.identity.clone(), served.store.downgrade());
         at_work.push(AtWork { identity, name: name.clone(), store });
+        self.ending.lock().expect("not poisoned").push(served.clone());
         sessions.remove(&name);
         true
+    }
+
+    /// Notes that the end of a removed session is recorded.
+    fn is_recorded(&self, served: &Arc<Served>) {
+        self.ending.lock().expect("not poisoned").retain(|other| !Arc::ptr_eq(other, served));
     }
 
     /// Keeps the calls of a session that is about to end, since it was not resumed.

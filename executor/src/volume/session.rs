@@ -7,7 +7,7 @@ use std::{
     ptr,
     sync::{
         Arc, Mutex, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -22,10 +22,12 @@ use posh_proto::{
 };
 use posh_volume::{
     Errno, Store as _,
-    directory::{Account, Charge, DirectorySession, HELD, MAX_NAMES, Pool, WriteRoom},
+    directory::{
+        Account, Charge, DirectorySession, EFFECTS, Effect, Effects, HELD, MAX_NAMES, Pool,
+        WriteRoom,
+    },
     store::{
-        Answer, Caller as FileCaller, Changes, ENDED_AT_ONCE, NewFile, Notice, Op, OpenFlags,
-        Stamp, Write,
+        Answer, Caller as FileCaller, ENDED_AT_ONCE, NewFile, Notice, Op, OpenFlags, Stamp, Write,
     },
 };
 use prost::Message as _;
@@ -112,6 +114,8 @@ pub struct Served {
     /// Number of times that it was opened or resumed.
     hellos: watch::Sender<u64>,
     counts: Counts,
+    /// True once its end is recorded.
+    is_end_noted: AtomicBool,
     /// Record for the next process of this executor.
     record: Mutex<Option<SessionRecord>>,
 }
@@ -177,66 +181,37 @@ impl Counts {
 }
 
 /// A change in progress. It counts unless it is known not to have happened: an aborted one may have
-/// happened, and one of several steps that fails may have happened in part.
+/// happened, and so may one that fails after the store has begun it.
 struct UnderWay {
     session: Arc<Served>,
     deed: Option<Deed>,
     bytes: usize,
-    has_steps: bool,
+    /// Set by the store.
+    effect: Effect,
 }
 
 impl UnderWay {
     fn of(session: &Arc<Served>, op: &Op) -> Self {
-        let has_steps = match op {
-            Op::Set { changes, .. } => has_steps(changes),
-            Op::Open { flags, .. } | Op::Create { flags, .. } => {
-                flags.contains(OpenFlags::TRUNCATE)
-            }
-            Op::Allocate { .. } | Op::CopyRange { .. } | Op::CreateWhole { .. } => true,
-            _ => false,
-        };
-        Self { session: session.clone(), deed: Deed::of(op), bytes: 0, has_steps }
+        let effect = Effect::default();
+        Self { session: session.clone(), deed: Deed::of(op), bytes: 0, effect }
     }
 
     fn of_write(session: &Arc<Served>, write: &Write) -> Self {
-        let (bytes, has_steps) = match write {
-            Write::At { data, .. } | Write::Append { data, .. } => (data.len(), true),
-            Write::Put(put) => match &put.what {
-                NewFile::Regular { data } => (data.len(), true),
-                _ => (0, true),
-            },
-            Write::Set { changes, .. } => (0, has_steps(changes)),
-        };
-        Self { session: session.clone(), deed: Some(Deed::of_write(write)), bytes, has_steps }
+        let (deed, bytes) = (Some(Deed::of_write(write)), size_of(write));
+        Self { session: session.clone(), deed, bytes, effect: Effect::default() }
     }
 
-    /// Ends it, as a failure if there is an error.
-    fn end(mut self, error: Option<Errno>) {
-        if error.is_some_and(|errno| !self.has_steps || REFUSALS.contains(&errno)) {
+    /// Returns the effects of these, for the store.
+    fn effects(under_way: &[Self]) -> Effects {
+        under_way.iter().map(|each| each.effect.clone()).collect()
+    }
+
+    /// Ends it: as a success, or as a failure.
+    fn end(mut self, has_failed: bool) {
+        if has_failed && !self.effect.has_begun() {
             self.deed = None;
         }
     }
-}
-
-/// Errors that come before the first step.
-const REFUSALS: [Errno; 10] = [
-    Errno::EACCES,
-    Errno::EPERM,
-    Errno::EROFS,
-    Errno::ESTALE,
-    Errno::ENOENT,
-    Errno::EEXIST,
-    Errno::ELOOP,
-    Errno::EISDIR,
-    Errno::EBADF,
-    Errno::ENXIO,
-];
-
-fn has_steps(changes: &Changes) -> bool {
-    let Changes { mode, uid, gid, size, atime, mtime } = changes;
-    let owner = uid.is_some() || gid.is_some();
-    let times = atime.is_some() || mtime.is_some();
-    [owner, mode.is_some(), size.is_some(), times].into_iter().filter(|step| *step).count() > 1
 }
 
 impl Drop for UnderWay {
@@ -357,6 +332,7 @@ impl Served {
             outgoing: watch::Sender::new(None),
             hellos: watch::Sender::new(0),
             counts: Counts::default(),
+            is_end_noted: false.into(),
             record: Mutex::default(),
         })
     }
@@ -408,8 +384,11 @@ impl Served {
         audit.begin("volume_begin", Some(self.caller.name()), &begin).await
     }
 
-    /// Records that the session has ended.
+    /// Records that the session has ended, once.
     pub async fn note_end(&self, audit: &AuditLog) {
+        if self.is_end_noted.swap(true, Ordering::Relaxed) {
+            return;
+        }
         audit.note("volume_end", self.caller.name(), &self.record()).await;
     }
 
@@ -483,13 +462,11 @@ impl Served {
         let work = async move {
             let deeds: Vec<UnderWay> =
                 writes.iter().map(|write| UnderWay::of_write(&session, write)).collect();
-            let results = session.store.write_in(&caller, writes, room).await;
-            match &results {
-                Ok(results) => {
-                    deeds.into_iter().zip(results).for_each(|(deed, result)| deed.end(result.err()))
-                }
-                // None has begun.
-                Err(_) => deeds.into_iter().for_each(|deed| deed.end(Some(Errno::EACCES))),
+            let writing = session.store.write_in(&caller, writes, room);
+            let results = EFFECTS.scope(UnderWay::effects(&deeds), writing).await;
+            for (number, deed) in deeds.into_iter().enumerate() {
+                let result = results.as_ref().ok().and_then(|results| results.get(number));
+                deed.end(!result.is_some_and(Result::is_ok));
             }
             let reply = results
                 .map(|results| WriteReply { results: results.into_iter().map(written).collect() });
@@ -806,6 +783,7 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
             "volume closed"
         );
         served.note_end(&shared.audit).await;
+        shared.volumes.is_recorded(served);
     }
 }
 
@@ -900,9 +878,12 @@ async fn begin_call(
             Op::EndSessions(names) => {
                 end_sessions(&shared, &session, names).await.map(|()| Answer::Done)
             }
-            op => HELD.scope(charges.clone(), session.store.call(&caller, op)).await,
+            op => {
+                let calling = HELD.scope(charges.clone(), session.store.call(&caller, op));
+                EFFECTS.scope(UnderWay::effects(std::slice::from_ref(&under_way)), calling).await
+            }
         };
-        under_way.end(answer.as_ref().err().copied());
+        under_way.end(answer.is_err());
         Outcome::Answered(reply(number, answer), charges)
     };
     match served.once(number, is_remembered, work) {
@@ -1007,7 +988,6 @@ fn written(result: Result<posh_volume::store::Entry, Errno>) -> Written {
 
 /// Bytes of a write's contents.
 pub fn size_of(write: &Write) -> usize {
-    use posh_volume::store::NewFile;
     match write {
         Write::At { data, .. } | Write::Append { data, .. } => data.len(),
         Write::Put(put) => match &put.what {

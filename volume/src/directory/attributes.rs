@@ -12,8 +12,7 @@ use bytes::Bytes;
 use nix::errno::Errno;
 use rustix::fs::{AtFlags, Gid, Mode, StatxFlags, Timespec, Timestamps, Uid, XattrFlags, statx};
 
-use super::Fault;
-use super::nodes::kind_of;
+use super::{Fault, effects::made, nodes::kind_of};
 use crate::store::{
     Acls, AttributeChange, Attributes, Changes, FileId, FileSystem, Kind, NewTime, Time,
 };
@@ -75,15 +74,15 @@ pub fn change(fd: BorrowedFd<'_>, changes: &Changes) -> Result<(), Fault> {
     let link = link_to(fd);
     if changes.uid.is_some() || changes.gid.is_some() {
         let (uid, gid) = (changes.uid.map(Uid::from_raw), changes.gid.map(Gid::from_raw));
-        rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+        made(rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH))?;
     }
     if let Some(mode) = changes.mode {
-        rustix::fs::chmodat(
+        made(rustix::fs::chmodat(
             rustix::fs::CWD,
             &*link,
             Mode::from_raw_mode(mode & PERMISSIONS),
             AtFlags::empty(),
-        )?;
+        ))?;
     }
     Ok(())
 }
@@ -97,7 +96,8 @@ pub fn change_times(fd: BorrowedFd<'_>, changes: &Changes) -> Result<(), Fault> 
         last_access: timespec(changes.atime),
         last_modification: timespec(changes.mtime),
     };
-    Ok(rustix::fs::utimensat(rustix::fs::CWD, &*link_to(fd), &times, AtFlags::empty())?)
+    let link = link_to(fd);
+    Ok(made(rustix::fs::utimensat(rustix::fs::CWD, &*link, &times, AtFlags::empty()))?)
 }
 
 fn timespec(time: Option<NewTime>) -> Timespec {
@@ -179,13 +179,13 @@ pub fn set_value(
         AttributeChange::Create => XattrFlags::CREATE,
         AttributeChange::Replace => XattrFlags::REPLACE,
     };
-    Ok(rustix::fs::setxattr(link_to(fd), name, value, flags)?)
+    Ok(made(rustix::fs::setxattr(link_to(fd), name, value, flags))?)
 }
 
 /// removexattr(2).
 pub fn remove_value(fd: BorrowedFd<'_>, name: &OsString) -> Result<(), Fault> {
     check_namespace(name, Errno::ENODATA)?;
-    Ok(rustix::fs::removexattr(link_to(fd), name)?)
+    Ok(made(rustix::fs::removexattr(link_to(fd), name))?)
 }
 
 /// listxattr(2), filtered to permitted names.

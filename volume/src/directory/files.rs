@@ -4,16 +4,23 @@ use std::{
     ffi::OsStr,
     ops::Range,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use nix::errno::Errno;
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, flock,
+};
 
 use super::{
     Fault, Rights,
     account::Charge,
     attributes,
+    descriptor::Descriptor,
+    effects::{self, made},
     nodes::{BENEATH, Keep, Node, check_name},
     session::{BYTES, Session, leases_of},
 };
@@ -35,8 +42,20 @@ pub struct Opened {
     /// The flags that it was opened with.
     pub flags: OpenFlags,
     /// The kernel's descriptor.
-    pub fd: OwnedFd,
-    _charge: Charge,
+    pub fd: Descriptor,
+    /// True if a lock of the whole file was ever asked for.
+    pub is_locked: AtomicBool,
+}
+
+impl Opened {
+    /// Gives back its lock of the whole file; returns false if it has none.
+    pub fn release(&self) -> bool {
+        let is_locked = self.is_locked.swap(false, Ordering::Relaxed);
+        if is_locked {
+            let _ = flock(&self.fd, FlockOperation::Unlock);
+        }
+        is_locked
+    }
 }
 
 /// A resolved [`Place`].
@@ -103,8 +122,9 @@ impl Session {
             }
             let opened = self.opened.lock().expect("not poisoned");
             let opened = opened.values().find(|opened| opened.file == file).ok_or(fault)?;
-            let fd = opened.fd.try_clone().map_err(errno_of)?;
-            Ok(Node { id: file, kind: Kind::Regular, fd: Arc::new(fd) })
+            let fd = opened.fd.as_fd().try_clone_to_owned().map_err(errno_of)?;
+            let fd = Arc::new(self.directory.nodes.descriptor(fd));
+            Ok(Node { id: file, kind: Kind::Regular, fd })
         })
     }
 
@@ -119,6 +139,9 @@ impl Session {
 
     fn reopen(&self, node: &Node, flags: OpenFlags) -> Result<OwnedFd, Fault> {
         self.check_kind(node, flags)?;
+        if flags.contains(OpenFlags::TRUNCATE) {
+            effects::begin();
+        }
         Ok(rustix::fs::open(
             attributes::link_to(node.fd.as_fd()),
             kernel_flags(flags),
@@ -190,13 +213,8 @@ impl Session {
         }
         let room = self.room_for_open()?;
         let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let fd = rustix::fs::openat2(
-            &parent.fd,
-            name,
-            how,
-            super::names::permissions(parent, mode),
-            BENEATH,
-        )?;
+        let mode = super::names::permissions(parent, mode);
+        let fd = made(rustix::fs::openat2(&parent.fd, name, how, mode, BENEATH))?;
         self.keep_new((parent, name), (flags, fd), room)
     }
 
@@ -258,6 +276,7 @@ impl Session {
         } else {
             BYTES
         };
+        let fd = Descriptor::open(&self.closing, fd, Arc::new(room));
         let entry = self.entry((fd.as_fd(), file), wanted)?;
         let handle = Handle(self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
         let mut opened = self.opened.lock().expect("not poisoned");
@@ -268,16 +287,20 @@ impl Session {
         if self.is_over() {
             return Err(Errno::ESTALE.into());
         }
-        opened.insert(handle, Arc::new(Opened { file, flags, fd, _charge: room }));
+        opened.insert(handle, Arc::new(Opened { file, flags, fd, is_locked: false.into() }));
         drop(opened);
         let parent = parent.map(|parent| self.entry_of_node(parent)).transpose()?;
         Ok(Answer::Opened { handle, entry, parent })
     }
 
-    /// Closes an open file.
+    /// Closes an open file, before the answer unless another call uses it.
     pub fn close(&self, handle: Handle) -> Result<Answer, Fault> {
         let opened = self.opened.lock().expect("not poisoned").remove(&handle);
-        let file = opened.ok_or(Errno::EBADF)?.file;
+        let opened = opened.ok_or(Errno::EBADF)?;
+        let file = opened.file;
+        if let Some(opened) = Arc::into_inner(opened) {
+            opened.fd.close();
+        }
         self.unlocked(file);
         Ok(Answer::Done)
     }
@@ -297,6 +320,7 @@ impl Session {
         };
         attributes::change(target.fd(), changes)?;
         if let (Some(file), Some(size)) = (&resized, changes.size) {
+            effects::begin();
             rustix::fs::ftruncate(file, size)?;
         }
         attributes::change_times(target.fd(), changes)?;
@@ -366,6 +390,7 @@ pub fn allocate_step(file: &Usable, range: Range<u64>, how: Allocation) -> Resul
         Allocation::CollapseRange => FallocateFlags::COLLAPSE_RANGE,
         Allocation::InsertRange => FallocateFlags::INSERT_RANGE,
     };
+    effects::begin();
     Ok(rustix::fs::fallocate(file, mode, range.start, range.end.saturating_sub(range.start))?)
 }
 
@@ -377,6 +402,7 @@ pub fn copy_step(
     length: u64,
 ) -> Result<u64, Fault> {
     let length = usize::try_from(length).unwrap_or(usize::MAX);
+    effects::begin();
     let copied =
         rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), length)?;
     Ok(copied as u64)

@@ -8,7 +8,7 @@
 //! but not taken, since it could only block writers on the server.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     ops::Range,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     sync::{
@@ -29,6 +29,7 @@ use super::{
     Fault,
     account::Charge,
     attributes,
+    descriptor::Descriptor,
     files::{Opened, Target},
     session::Session,
 };
@@ -46,28 +47,29 @@ const MAX_RANGES: usize = 4096;
 /// The range locks of a session.
 #[derive(Debug, Default)]
 pub struct Locks {
-    by_owner: Mutex<HashMap<(FileId, u64), Arc<Description>>>,
+    by_owner: Mutex<ByOwner>,
 }
+
+/// By file and owner.
+type ByOwner = HashMap<(FileId, u64), Arc<Description>>;
 
 /// One owner's locks of one file.
 #[derive(Debug)]
-struct Description {
-    fd: OwnedFd,
+pub struct Description {
+    fd: Descriptor,
     /// Upper bound of its locked ranges: each lock or partial unlock can add up to two.
     ranges: AtomicUsize,
     /// Charges to the account, one per block of ranges.
     rooms: Mutex<Vec<Charge>>,
-    _charge: Charge,
 }
 
 /// Number of ranges in one charge.
 const BLOCK_RANGES: usize = 16;
 
 impl Locks {
-    /// Releases all locks, and returns their files.
-    pub fn clear(&self) -> HashSet<FileId> {
-        let cleared = std::mem::take(&mut *self.by_owner.lock().expect("not poisoned"));
-        cleared.into_keys().map(|(file, _)| file).collect()
+    /// Takes all out, to be released. The mutex is held only for that.
+    pub fn take_all(&self) -> ByOwner {
+        std::mem::take(&mut *self.by_owner.lock().expect("not poisoned"))
     }
 
     fn of(&self, file: FileId, owner: u64) -> Option<Arc<Description>> {
@@ -76,6 +78,11 @@ impl Locks {
 }
 
 impl Description {
+    /// Releases all its locks, though other calls may still hold it open.
+    pub fn release(&self) {
+        let _ = fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&everything()));
+    }
+
     /// Counts one more lock request, and charges the account for its ranges.
     fn count(&self, session: &Session) -> Result<(), Fault> {
         self.count_own()?;
@@ -92,7 +99,8 @@ impl Description {
         if self.ranges.fetch_add(2, Ordering::Relaxed) < MAX_RANGES {
             return Ok(());
         }
-        let known = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd()));
+        let known =
+            std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_fd().as_raw_fd()));
         let known = known
             .map_err(super::files::errno_of)?
             .lines()
@@ -116,8 +124,14 @@ pub async fn lock(
         // The kernel scans all locks of the file; the permit limits an account's use of processors.
         let _turn = session.account.step().await;
         let trying = session.as_caller(caller, move |session| {
-            try_lock(session, (place, owner), &lock)?;
-            if is_given_up.load(Ordering::Relaxed) || session.is_over() {
+            let Some(locked) = try_lock(session, (place, owner), &lock)? else {
+                return Ok(Answer::Done);
+            };
+            // The end has released what was locked before; this one by itself, since the session
+            // knows it no longer.
+            if session.is_over() {
+                locked.release();
+            } else if is_given_up.load(Ordering::Relaxed) {
                 let _ = try_lock(session, (place, owner), &lock.given_back());
             }
             Ok(Answer::Done)
@@ -176,24 +190,46 @@ impl Lock {
     }
 }
 
-fn try_lock(session: &Session, (place, owner): (Place, u64), lock: &Lock) -> Result<(), Fault> {
+/// What a lock was taken on.
+enum Locked {
+    Whole(Arc<Opened>),
+    Range(Arc<Description>),
+}
+
+impl Locked {
+    fn release(&self) {
+        match self {
+            Self::Whole(opened) => drop(opened.release()),
+            Self::Range(description) => description.release(),
+        }
+    }
+}
+
+/// `None`: there is nothing to lock or unlock.
+fn try_lock(
+    session: &Session,
+    (place, owner): (Place, u64),
+    lock: &Lock,
+) -> Result<Option<Locked>, Fault> {
     if session.directory.require_writable().is_err() {
         return match lock.access() {
             Some(Access::Exclusive) => Err(Errno::EROFS.into()),
-            Some(Access::Shared) | None => Ok(()),
+            Some(Access::Shared) | None => Ok(None),
         };
     }
-    match lock {
+    let locked = match lock {
         Lock::Whole(access) => {
             let Target::Opened(opened) = session.target(place)? else {
                 return Err(Errno::EBADF.into());
             };
+            opened.is_locked.store(true, Ordering::Relaxed);
             flock(&opened.fd, operation(*access))?;
+            Locked::Whole(opened)
         }
         Lock::Range(range) => {
             let known = session.locks.of(place.file, owner);
             if known.is_none() && range.access.is_none() {
-                return Ok(());
+                return Ok(None);
             }
             let description = match known {
                 Some(description) => description,
@@ -206,12 +242,13 @@ fn try_lock(session: &Session, (place, owner): (Place, u64), lock: &Lock) -> Res
                 description.count_own()?;
             }
             fcntl(&description.fd, FcntlArg::F_OFD_SETLK(&request(range)?))?;
+            Locked::Range(description)
         }
-    }
+    };
     if lock.access() != Some(Access::Exclusive) {
         session.unlocked(place.file);
     }
-    Ok(())
+    Ok(Some(locked))
 }
 
 /// Finds a conflicting lock. An owner without locks of the file uses a temporary open file
@@ -226,8 +263,11 @@ pub fn test(
         Some(_) => None,
         None => Some(open_to_ask(session, place)?),
     };
-    let fd =
-        known.as_ref().map(|description| &description.fd).or(own.as_ref()).ok_or(Errno::EBADF)?;
+    let fd = known
+        .as_ref()
+        .map(|description| description.fd.as_fd())
+        .or(own.as_ref().map(|own| own.as_fd()))
+        .ok_or(Errno::EBADF)?;
     let mut asked = request(range)?;
     fcntl(fd, FcntlArg::F_OFD_GETLK(&mut asked))?;
     let access = match i32::from(asked.l_type) {
@@ -243,8 +283,11 @@ pub fn test(
 /// Releases all range locks of an owner.
 pub fn unlock(session: &Session, file: FileId, owner: u64) {
     let removed = session.locks.by_owner.lock().expect("not poisoned").remove(&(file, owner));
-    if removed.is_some() {
-        drop(removed);
+    if let Some(description) = removed {
+        description.release();
+        if let Some(description) = Arc::into_inner(description) {
+            description.fd.close();
+        }
         session.unlocked(file);
     }
 }
@@ -272,10 +315,9 @@ fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Descr
         }
     };
     let description = Arc::new(Description {
-        fd,
+        fd: Descriptor::open(&session.closing, fd, Arc::new(charge)),
         ranges: AtomicUsize::default(),
         rooms: Mutex::default(),
-        _charge: charge,
     });
     let mut by_owner = session.locks.by_owner.lock().expect("not poisoned");
     if by_owner.len() >= MAX_OWNERS {
@@ -332,6 +374,17 @@ fn request(lock: &RangeLock) -> Result<libc::flock, Fault> {
         l_len: i64::try_from(length).map_err(|_| Errno::EINVAL)?,
         l_pid: 0,
     })
+}
+
+/// A request to unlock the whole file.
+fn everything() -> libc::flock {
+    libc::flock {
+        l_type: libc::F_UNLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
 }
 
 fn operation(access: Option<Access>) -> FlockOperation {

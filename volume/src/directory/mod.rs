@@ -7,6 +7,8 @@
 //! * `names`: create, rename, remove; `listing`: walk, list
 //! * `files`: open files; `transfer`: bulk reads and writes; `steps`: long operations; `locks`;
 //!   `limits`: of one message
+//! * `descriptor`: descriptors that outlive a job, and where they are closed; `effects`: whether a
+//!   call has begun to change anything
 //! * `reserved`: space held for files that a session is going to put
 //! * [`watch`]: changes by other programs
 //! * `workers`: the threads; `account`: fair shares; `rivals`: recent CPU use by account; `sys`:
@@ -14,11 +16,15 @@
 //!
 //! Invariant: every system call about a name or a file of the export is made on a worker thread
 //! inside `session::Session::as_caller`, as the caller and without any capability that the caller
-//! does not have. The one exception is `sys::open_handle`, of whose result `nodes` uses only the
-//! path.
+//! does not have. The exceptions: of the result of `sys::open_handle`, `nodes` uses only the path; and
+//! what needs no rights of the caller, unlocking and closing, runs on worker threads, too
+//! (`descriptor`). Directories are opened and compared ([`Directory::open`], [`Directory::is_at`],
+//! [`Directory::close_removed`]) on threads that may block.
 
 mod account;
 mod attributes;
+mod descriptor;
+mod effects;
 mod files;
 mod limits;
 mod listing;
@@ -47,6 +53,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, statx};
 
 pub use self::{
     account::{Account, Charge, Pool, is_share},
+    effects::{EFFECTS, Effect, Effects},
     listing::MAX_NAMES,
     rivals::Rivals,
     session::{DirectorySession, Liveness, WeakSession},
@@ -54,7 +61,12 @@ pub use self::{
     transfer::{READ_BYTES, WriteRoom},
     workers::{HELD, Held},
 };
-use self::{nodes::Nodes, watch::Watch, workers::Workers};
+use self::{
+    descriptor::{Descriptor, Lane, Purpose},
+    nodes::Nodes,
+    watch::Watch,
+    workers::Workers,
+};
 use crate::{
     keeper::Keeper,
     store::{Caller, FileId, Leases, Watched},
@@ -99,7 +111,7 @@ const MAX_SETTLING_OF_ONE: usize = 2;
 pub struct Machine {
     /// The leases.
     pub keeper: Arc<Keeper>,
-    workers: Workers,
+    workers: Arc<Workers>,
     low_priority_workers: Workers,
     watch: Watch,
     waiting_locks: Arc<Pool>,
@@ -107,6 +119,8 @@ pub struct Machine {
     settling: Arc<Pool>,
     /// Descriptors for open files and locks: half of this process's limit.
     descriptors: Arc<Pool>,
+    /// Space that accounts hold by reservations.
+    reserved: Arc<reserved::Held>,
     remembered: Arc<AtomicUsize>,
 }
 
@@ -208,13 +222,14 @@ impl Machine {
             open_files.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX) / 2;
         Arc::new(Self {
             keeper,
-            workers,
+            workers: Arc::new(workers),
             low_priority_workers,
             watch,
             waiting_locks: Pool::new(MAX_WAITING_LOCKS, MAX_WAITING_LOCKS_OF_ONE),
             locked_ranges: Pool::new(MAX_LOCKED_RANGES, MAX_LOCKED_RANGES_OF_ONE),
             settling: Pool::new(MAX_SETTLING, MAX_SETTLING_OF_ONE),
             descriptors: Pool::new(open_files, open_files),
+            reserved: Arc::default(),
             remembered: Arc::default(),
         })
     }
@@ -235,7 +250,10 @@ impl Directory {
         let identity = identity_of(&root)?;
         let watched = machine.watch.cover(root.as_fd());
         let tree = std::fs::read_link(format!("/proc/self/fd/{}", root.as_raw_fd()))?;
-        let nodes = Nodes::new(root, geteuid().is_root(), machine.remembered.clone())
+        // Several accounts may share the directory.
+        let lane = Lane::new(&machine.workers, "", &tree, Purpose::Closing);
+        let root = Descriptor::path(&lane, root);
+        let nodes = Nodes::new((root, lane), geteuid().is_root(), machine.remembered.clone())
             .map_err(|fault| io::Error::from(Errno::from(fault)))?;
         let name_locks = std::array::from_fn(|_| Mutex::default());
         Ok(Arc::new(Self {

@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags};
 
 use super::{
     Fault, attributes,
+    effects::made,
     nodes::{Keep, Node, check_name},
     session::{NAMES, Session},
 };
@@ -36,22 +37,20 @@ impl Session {
             };
             match op {
                 Op::MakeDirectory { mode, .. } => {
-                    rustix::fs::mkdirat(&parent.fd, name, permissions(parent, *mode))?
+                    made(rustix::fs::mkdirat(&parent.fd, name, permissions(parent, *mode)))?
                 }
                 Op::MakeNode { mode, kind, .. } => {
-                    rustix::fs::mknodat(
-                        &parent.fd,
-                        name,
-                        node_type(*kind)?,
-                        permissions(parent, *mode),
-                        0,
-                    )?;
+                    let (kind, mode) = (node_type(*kind)?, permissions(parent, *mode));
+                    made(rustix::fs::mknodat(&parent.fd, name, kind, mode, 0))?;
                 }
-                Op::Symlink { target, .. } => rustix::fs::symlinkat(target, &parent.fd, name)?,
+                Op::Symlink { target, .. } => {
+                    made(rustix::fs::symlinkat(target, &parent.fd, name))?;
+                }
                 _ => {
                     let source = source.ok_or(Errno::EINVAL)?;
                     let link = attributes::link_to(source.fd());
-                    rustix::fs::linkat(CWD, &*link, &parent.fd, name, AtFlags::SYMLINK_FOLLOW)?;
+                    let flags = AtFlags::SYMLINK_FOLLOW;
+                    made(rustix::fs::linkat(CWD, &*link, &parent.fd, name, flags))?;
                 }
             }
             Ok(())
@@ -89,7 +88,7 @@ impl Session {
             Removal::File => AtFlags::empty(),
             Removal::Directory => AtFlags::REMOVEDIR,
         };
-        rustix::fs::unlinkat(&parent.fd, name, flags)?;
+        made(rustix::fs::unlinkat(&parent.fd, name, flags))?;
         self.directory.nodes.removed(child.id, parent.id, name);
         drop(locked);
         self.directory.touched_unless_begun(&child, self);
@@ -118,7 +117,7 @@ impl Session {
             Renaming::NoReplace => RenameFlags::NOREPLACE,
             Renaming::Exchange => RenameFlags::EXCHANGE,
         };
-        rustix::fs::renameat_with(&old.fd, &from.1, &new.fd, &to.1, flags)?;
+        made(rustix::fs::renameat_with(&old.fd, &from.1, &new.fd, &to.1, flags))?;
         // Two names of one file: a no-op (rename(2)).
         let is_changed = other.as_ref().is_none_or(|other| other.id != file.id);
         if is_changed {

@@ -18,7 +18,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -29,6 +29,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx
 use super::{
     Fault,
     account::is_share,
+    descriptor::{Descriptor, Lane},
     sys::{self, Handle, Purpose},
 };
 use crate::{
@@ -59,7 +60,7 @@ pub struct Node {
     /// Its file type.
     pub kind: Kind,
     /// An `O_PATH` descriptor.
-    pub fd: Arc<OwnedFd>,
+    pub fd: Arc<Descriptor>,
 }
 
 /// All known files.
@@ -78,6 +79,8 @@ pub struct Nodes {
     root_path: Mutex<PathBuf>,
     /// Number of known files of all exports of the machine.
     remembered: Arc<AtomicUsize>,
+    /// For descriptors that are dropped elsewhere than on a worker thread.
+    lane: Arc<Lane>,
     state: Mutex<State>,
 }
 
@@ -87,6 +90,8 @@ struct State {
     /// Eviction order (second chance): a used file goes to the back once more.
     order: VecDeque<FileId>,
     open: VecDeque<FileId>,
+    /// Descriptors to close when the lock is released: the last one of a removed file frees it.
+    given_up: Vec<Arc<Descriptor>>,
 }
 
 /// A name in a directory.
@@ -97,7 +102,7 @@ struct Known {
     handle: Option<Handle>,
     /// The names under which it was found, the latest first: a file may have several.
     at: Vec<At>,
-    fd: Option<Arc<OwnedFd>>,
+    fd: Option<Arc<Descriptor>>,
     /// True if it is in [`State::open`].
     is_listed: bool,
     /// Uid of the caller that walked to it last.
@@ -116,7 +121,7 @@ pub enum Keep {
 impl Nodes {
     /// Creates an empty table for the export at `root`.
     pub fn new(
-        root: OwnedFd,
+        (root, lane): (Descriptor, Arc<Lane>),
         may_open_handles: bool,
         remembered: Arc<AtomicUsize>,
     ) -> Result<Self, Fault> {
@@ -151,6 +156,7 @@ impl Nodes {
             has_acls,
             root_path,
             remembered,
+            lane,
             state,
         })
     }
@@ -197,7 +203,7 @@ impl Nodes {
         }
         let opened = handle
             .and_then(|handle| sys::open_handle(self.root.fd.as_fd(), &handle).ok())
-            .map(Arc::new);
+            .map(|fd| Arc::new(self.descriptor(fd)));
         if let Some(path) = opened.as_ref().and_then(|fd| self.path_below(fd)) {
             match self.walk_to(id, &path) {
                 Err(fault) => outcome = graver(outcome, fault),
@@ -213,7 +219,7 @@ impl Nodes {
     }
 
     /// Returns the file of that id if it has no names and this caller was the last to walk to it.
-    fn unlinked(&self, id: FileId, fd: Arc<OwnedFd>) -> Option<Node> {
+    fn unlinked(&self, id: FileId, fd: Arc<Descriptor>) -> Option<Node> {
         let walker = self.state.lock().expect("not poisoned").known.get(&id)?.walker;
         let found = look(fd.as_fd()).ok()?;
         let is_it = found.inode == id.inode
@@ -233,7 +239,7 @@ impl Nodes {
         if let Some(known) = state.known.get_mut(&node.id) {
             known.walker = sys::file_ids().0;
         }
-        drop(state);
+        state.unlock();
         Ok(node)
     }
 
@@ -246,7 +252,7 @@ impl Nodes {
         {
             return Err(Errno::ESTALE.into());
         }
-        Ok(Node { id, kind: found.kind, fd: Arc::new(fd) })
+        Ok(Node { id, kind: found.kind, fd: Arc::new(self.descriptor(fd)) })
     }
 
     /// Like openat2(2), but also for paths longer than PATH_MAX.
@@ -258,7 +264,8 @@ impl Nodes {
         let mut part = PathBuf::new();
         for name in path {
             if part.as_os_str().len() + 1 + name.len() > MAX_PATH_BYTES {
-                at = Arc::new(self.open_beneath(at.as_fd(), part.as_os_str())?);
+                let fd = self.open_beneath(at.as_fd(), part.as_os_str())?;
+                at = Arc::new(self.descriptor(fd));
                 part.clear();
             }
             part.push(name);
@@ -267,7 +274,7 @@ impl Nodes {
     }
 
     /// Returns the kernel's path of a descriptor, relative to the root.
-    fn path_below(&self, fd: &OwnedFd) -> Option<PathBuf> {
+    fn path_below(&self, fd: &Descriptor) -> Option<PathBuf> {
         let path = path_of(fd)?;
         let mut root = self.root_path.lock().expect("not poisoned");
         if path.strip_prefix(&*root).is_err() {
@@ -309,7 +316,7 @@ impl Nodes {
         }
         let (generation, handle) = number_of(fd.as_fd(), &found, self.telling);
         let id = FileId { inode: found.inode, generation };
-        let fd = Arc::new(fd);
+        let fd = Arc::new(self.descriptor(fd));
         let handle = handle.filter(|_| self.opens_handles);
         let at: Vec<At> = at.map(|(parent, name)| (parent, name.into())).into_iter().collect();
         // Without a name and a handle, only the descriptor leads back to the file.
@@ -324,6 +331,7 @@ impl Nodes {
         if keep == Keep::Open {
             state.keep_open(id, fd.clone());
         }
+        state.unlock();
         Ok(Node { id, kind: found.kind, fd })
     }
 
@@ -340,14 +348,32 @@ impl Nodes {
         let mut state = self.state.lock().expect("not poisoned");
         if let Some(known) = state.known.get_mut(&id) {
             known.at.retain(|(its_parent, its_name)| (*its_parent, &**its_name) != (parent, name));
-            known.fd.take_if(|fd| has_no_name(fd));
         }
+        let kept = state.known.get(&id).and_then(|known| known.fd.clone());
+        drop(state);
+        if let Some(fd) = kept.filter(has_no_name) {
+            self.give_up(id, &fd);
+        }
+    }
+
+    /// Keeps that descriptor open no longer.
+    fn give_up(&self, id: FileId, fd: &Arc<Descriptor>) {
+        let mut state = self.state.lock().expect("not poisoned");
+        if let Some(known) = state.known.get_mut(&id) {
+            // Not the last reference.
+            known.fd.take_if(|its| Arc::ptr_eq(its, fd));
+        }
+    }
+
+    /// Wraps a descriptor of a file of the export.
+    pub fn descriptor(&self, fd: OwnedFd) -> Descriptor {
+        Descriptor::path(&self.lane, fd)
     }
 
     /// Closes cached descriptors of files that other programs have removed, to free their space.
     /// May block.
     pub fn close_removed(&self) {
-        let open: Vec<(FileId, Arc<OwnedFd>)> = {
+        let open: Vec<(FileId, Arc<Descriptor>)> = {
             let state = self.state.lock().expect("not poisoned");
             let kept =
                 state.open.iter().filter_map(|id| Some((*id, state.known.get(id)?.fd.clone()?)));
@@ -355,9 +381,10 @@ impl Nodes {
         };
         let removed = open.into_iter().filter(|(_, fd)| has_no_name(fd));
         for (id, fd) in removed.collect::<Vec<_>>() {
-            let mut state = self.state.lock().expect("not poisoned");
-            if let Some(known) = state.known.get_mut(&id) {
-                known.fd.take_if(|its| Arc::ptr_eq(its, &fd));
+            self.give_up(id, &fd);
+            // On this thread, which may block, and not on one that somebody's call waits for.
+            if let Some(fd) = Arc::into_inner(fd) {
+                fd.close();
             }
         }
     }
@@ -431,7 +458,8 @@ impl State {
                     self.order.push_back(oldest);
                 }
                 Some(_) => {
-                    self.known.remove(&oldest);
+                    let evicted = self.known.remove(&oldest);
+                    self.given_up.extend(evicted.and_then(|known| known.fd));
                     remembered.fetch_sub(1, Ordering::Relaxed);
                 }
                 None => {}
@@ -442,17 +470,19 @@ impl State {
         self.order.push_back(id);
     }
 
-    fn keep_open(&mut self, id: FileId, fd: Arc<OwnedFd>) {
+    fn keep_open(&mut self, id: FileId, fd: Arc<Descriptor>) {
         let Some(known) = self.known.get_mut(&id) else { return };
         let is_listed = known.is_listed;
-        (known.fd, known.is_listed) = (Some(fd), true);
+        self.given_up.extend(known.fd.replace(fd));
+        known.is_listed = true;
         if !is_listed {
             self.open.push_back(id);
         }
         while self.open.len() > MAX_DESCRIPTORS {
             let Some(oldest) = self.open.pop_front() else { break };
             if let Some(known) = self.known.get_mut(&oldest) {
-                (known.fd, known.is_listed) = (None, false);
+                self.given_up.extend(known.fd.take());
+                known.is_listed = false;
             }
         }
     }
@@ -465,12 +495,12 @@ impl Drop for Nodes {
     }
 }
 
-fn has_no_name(fd: &Arc<OwnedFd>) -> bool {
+fn has_no_name(fd: &Arc<Descriptor>) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|found| found.st_nlink == 0)
 }
 
 /// Returns the kernel's path of a descriptor.
-fn path_of(fd: &OwnedFd) -> Option<PathBuf> {
+fn path_of(fd: &Descriptor) -> Option<PathBuf> {
     std::fs::read_link(super::attributes::link_to(fd.as_fd())).ok()
 }
 
@@ -478,6 +508,19 @@ fn path_of(fd: &OwnedFd) -> Option<PathBuf> {
 fn graver(known: Fault, new: Fault) -> Fault {
     let says_little = [Errno::ESTALE, Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP, Errno::EXDEV];
     if says_little.map(Fault::from).contains(&new) { known } else { new }
+}
+
+trait Unlock {
+    /// Unlocks it, then closes what was given up.
+    fn unlock(self);
+}
+
+impl Unlock for MutexGuard<'_, State> {
+    fn unlock(mut self) {
+        let given_up = std::mem::take(&mut self.given_up);
+        drop(self);
+        drop(given_up);
+    }
 }
 
 struct Look {

@@ -2,7 +2,7 @@
 //! operation itself, and the entries in the answer.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     os::fd::{AsFd as _, BorrowedFd},
     sync::{
         Arc, Mutex, Weak,
@@ -20,6 +20,8 @@ use super::{
     Directory, Fault,
     account::Account,
     attributes,
+    descriptor::{Lane, Purpose},
+    effects,
     files::Opened,
     limits,
     locks::Locks,
@@ -78,6 +80,9 @@ pub struct Session {
     pub reserved: Reservations,
     /// Account that its use of the machine is charged to.
     pub account: Arc<Account>,
+    /// Lanes for what it has open and locked.
+    pub closing: Arc<Lane>,
+    unlocking: Arc<Lane>,
     /// Held during an [`Op::Settle`]: one at a time.
     settling: tokio::sync::Mutex<()>,
     liveness: Liveness,
@@ -89,7 +94,7 @@ pub struct Session {
     /// True after the end: no further job runs.
     over: watch::Sender<bool>,
     /// Number of running jobs.
-    jobs: watch::Sender<usize>,
+    jobs: Arc<watch::Sender<usize>>,
 }
 
 /// Source of a session's lease renewals.
@@ -119,6 +124,9 @@ impl DirectorySession {
     #[must_use]
     pub fn open_for(account: Arc<Account>, directory: Arc<Directory>, liveness: Liveness) -> Self {
         let id = directory.machine.keeper.open_session(account.name(), directory.tree());
+        let (workers, tree) = (&directory.machine.workers, directory.tree());
+        let closing = Lane::new(workers, account.name(), tree, Purpose::Closing);
+        let unlocking = Lane::new(workers, account.name(), tree, Purpose::Unlocking);
         Self(Arc::new(Session {
             directory,
             id,
@@ -127,13 +135,15 @@ impl DirectorySession {
             locks: Locks::default(),
             reserved: Reservations::default(),
             account,
+            closing,
+            unlocking,
             settling: tokio::sync::Mutex::default(),
             liveness,
             has_listener: false.into(),
             tells_acls: false.into(),
             last_caller: Mutex::default(),
             over: watch::Sender::new(false),
-            jobs: watch::Sender::new(0),
+            jobs: Arc::new(watch::Sender::new(0)),
         }))
     }
 
@@ -154,8 +164,11 @@ impl DirectorySession {
         self.0.keeper().table().name(self.0.id, name);
     }
 
-    /// Ends the session for all its holders: closes its files, releases its locks and leases, and
-    /// refuses every further op with `ESTALE`.
+    /// Ends the session for all its holders: refuses every further op with `ESTALE`, releases its
+    /// leases, and has its locks released and its files closed by worker threads. Never blocks.
+    ///
+    /// The kernel keeps a lock until it has been released, which a hanging file system (FUSE, NFS)
+    /// can delay; then it delays no lock of another export.
     pub fn end(&self) {
         self.0.end();
     }
@@ -166,7 +179,8 @@ impl DirectorySession {
         WeakSession(Arc::downgrade(&self.0))
     }
 
-    /// Completes when no job of it runs any more. To be called after [`Self::end`].
+    /// Completes when no job of it runs any more, and its locks are released. To be called after
+    /// [`Self::end`].
     pub async fn is_quiet(&self) {
         // The sender lives as long as `self`.
         let _ = self.0.jobs.subscribe().wait_for(|count| *count == 0).await;
@@ -346,18 +360,18 @@ async fn tell(session: Weak<Session>, sender: mpsc::Sender<Notice>) {
 }
 
 /// A running job.
-struct Job<'a>(&'a Session);
+struct Job(Arc<watch::Sender<usize>>);
 
-impl<'a> Job<'a> {
-    fn begin(session: &'a Session) -> Self {
+impl Job {
+    fn begin(session: &Session) -> Self {
         session.jobs.send_modify(|count| *count += 1);
-        Self(session)
+        Self(session.jobs.clone())
     }
 }
 
-impl Drop for Job<'_> {
+impl Drop for Job {
     fn drop(&mut self) {
-        self.0.jobs.send_modify(|count| *count -= 1);
+        self.0.send_modify(|count| *count -= 1);
     }
 }
 
@@ -371,12 +385,25 @@ impl Session {
     fn end(&self) {
         self.over.send_replace(true);
         self.keeper().end_session(self.id);
-        self.reserved.clear();
-        let mut unlocked: HashSet<FileId> = self.locks.clear();
+        let (reserved, locks) = (self.reserved.take_all(), self.locks.take_all());
         let opened = std::mem::take(&mut *self.opened.lock().expect("not poisoned"));
-        unlocked.extend(opened.values().map(|opened| opened.file));
-        drop(opened);
-        unlocked.into_iter().for_each(|file| self.unlocked(file));
+        if reserved.is_empty() && locks.is_empty() && opened.is_empty() {
+            return;
+        }
+        let (job, directory) = (Job::begin(self), self.directory.clone());
+        self.unlocking.run(move || {
+            let unlocked = |file| {
+                directory.machine.keeper.unlocked.notify(directory.nodes.file(file));
+            };
+            locks.iter().for_each(|((file, _), lock)| {
+                lock.release();
+                unlocked(*file);
+            });
+            opened.values().filter(|opened| opened.release()).for_each(|its| unlocked(its.file));
+            drop(job);
+            // Closed in a lane of its own.
+            drop((reserved, locks, opened));
+        });
     }
 
     pub fn is_over(&self) -> bool {
@@ -428,8 +455,10 @@ impl Session {
         F: FnOnce(&Arc<Self>) -> Result<T, Fault> + Send,
     {
         let (session, caller) = (self.clone(), caller.clone());
+        let effects = effects::of_call();
         move || {
             let _job = Job::begin(&session);
+            let _noting = effects::note_in(effects);
             // It may have ended while this waited for a thread. Checked after the job was counted,
             // so that `is_quiet` can't miss it.
             if session.is_over() {

@@ -21,7 +21,8 @@ use super::{
     Fault,
     account::{Charge, Pool},
     attributes,
-    files::Usable,
+    effects::{self, made},
+    files::{Opened, Usable},
     limits,
     nodes::{BENEATH, Keep, Node, check_name},
     reserved::Spending,
@@ -55,7 +56,7 @@ const WRITING: Duration = Duration::from_millis(2);
 struct Reading {
     /// The session's open file. `None`: the file is opened anew for each piece, since the receiver
     /// may never take the next one.
-    opened: Option<Usable>,
+    opened: Option<Arc<Opened>>,
     part: u32,
     place: Place,
     offset: u64,
@@ -182,9 +183,8 @@ pub async fn write(
     let mut begun = None;
     while results.len() < held.0.len() {
         let (job_held, first, owner) = (held.clone(), results.len(), caller.clone());
-        let job = move |session: &Arc<Session>| {
-            Ok(session.write_some(&owner, &job_held.0[first..], begun))
-        };
+        let job =
+            move |session: &Arc<Session>| Ok(session.write_some(&owner, &job_held.0, first, begun));
         let (more, mut waits) = match session.as_caller(caller, job).await {
             Ok(written) => written,
             Err(errno) if results.is_empty() => return Err(errno),
@@ -225,7 +225,7 @@ impl Session {
 
     fn next_piece(&self, mut reading: Reading) -> Result<(Piece, Option<Reading>), Fault> {
         let file = match reading.opened.take() {
-            Some(opened) => opened,
+            Some(opened) => Usable::Opened(opened),
             None => self.usable(reading.place, OpenFlags::READ)?,
         };
         self.piece_of(file, reading)
@@ -249,22 +249,26 @@ impl Session {
             None => None,
         };
         let piece = Piece { part, offset, data: Ok(data), is_last, entry };
-        reading.opened = Some(file).filter(|file| matches!(file, Usable::Opened(_)));
+        reading.opened = match file {
+            Usable::Opened(opened) => Some(opened),
+            Usable::Own(_) => None,
+        };
         Ok((piece, Some(reading).filter(|_| !is_last)))
     }
 
-    /// Performs writes until one has to wait, or [`WRITING`] is over. `begun`: the announcement of
-    /// the first one, which has waited.
+    /// Performs writes from number `first` on, until one has to wait, or [`WRITING`] is over.
+    /// `begun`: the announcement of the first one, which has waited.
     fn write_some(
         &self,
         caller: &Caller,
         writes: &[Write],
+        first: usize,
         mut begun: Option<Begun>,
     ) -> (Vec<Result<Entry, Errno>>, Option<Begun>) {
         let mut results = Vec::new();
         let mut spending = self.reserved.spending(caller);
         let started = crate::clock::now();
-        for write in writes {
+        for (number, write) in writes.iter().enumerate().skip(first) {
             if !results.is_empty() && crate::clock::now() - started >= WRITING {
                 break;
             }
@@ -281,6 +285,7 @@ impl Session {
             if !now.is_clear() {
                 return (results, Some(now));
             }
+            effects::turn_to(number);
             results.push(self.write_one(write, &mut spending).map_err(Errno::from));
             now.finish();
         }
@@ -347,11 +352,14 @@ impl Session {
             ) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         };
-        write_all(&file, data, Some(0))?;
-        change(file.as_fd(), put)?;
+        effects::without_name(|| {
+            write_all(&file, data, Some(0))?;
+            change(file.as_fd(), put)
+        })?;
         // Linked through /proc, which needs no capability (open(2)).
         let by = format!("/proc/self/fd/{}", file.as_raw_fd());
-        match rustix::fs::linkat(rustix::fs::CWD, by, &parent.fd, name, AtFlags::SYMLINK_FOLLOW) {
+        let flags = AtFlags::SYMLINK_FOLLOW;
+        match made(rustix::fs::linkat(rustix::fs::CWD, by, &parent.fd, name, flags)) {
             Ok(()) => Ok(Some(file)),
             // A file of another owner may not be linked (proc(5), protected_hardlinks), and /proc
             // may be hidden.
@@ -391,8 +399,10 @@ impl Session {
         let (parent, name) = self.place_of(put)?;
         let mode = Mode::from_raw_mode(put.mode & 0o7777);
         match &put.what {
-            NewFile::Directory => rustix::fs::mkdirat(&parent.fd, name, mode)?,
-            NewFile::Symlink { target } => rustix::fs::symlinkat(target, &parent.fd, name)?,
+            NewFile::Directory => made(rustix::fs::mkdirat(&parent.fd, name, mode))?,
+            NewFile::Symlink { target } => {
+                made(rustix::fs::symlinkat(target, &parent.fd, name))?;
+            }
             NewFile::Regular { data } => {
                 let file = Self::put_file((&parent, name), data, put)?;
                 let node =
@@ -421,7 +431,7 @@ fn put_by_name(
     put: &Put,
 ) -> Result<OwnedFd, Fault> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH)?;
+    let file = made(rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH))?;
     let written = write_all(&file, data, Some(0)).and_then(|()| change(file.as_fd(), put));
     if let Err(fault) = written {
         super::files::unmake((parent, name), &rustix::fs::fstat(&file)?);
@@ -433,6 +443,7 @@ fn put_by_name(
 fn change(fd: std::os::fd::BorrowedFd<'_>, put: &Put) -> Result<(), Fault> {
     attributes::change(fd, &put.changes)?;
     if let Some(size) = put.changes.size {
+        effects::begin();
         rustix::fs::ftruncate(fd, size)?;
     }
     attributes::change_times(fd, &put.changes)
@@ -462,6 +473,7 @@ fn write_all(
     mut data: &[u8],
     mut offset: Option<u64>,
 ) -> Result<(), Fault> {
+    effects::begin();
     while !data.is_empty() {
         let flags = if offset.is_none() { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
         let written =

@@ -10,12 +10,16 @@
 //! long as they ran: the scheduler doesn't soon preempt a thread with endless jobs. A long-running
 //! job counts as waiting for a disk.
 //!
+//! A lane is a queue of an account besides its own one, whose jobs run one at a time, whatever the
+//! account's other jobs do ([`super::descriptor`]).
+//!
 //! CPU-bound jobs have threads of their own with a low priority: without kernel preemption, a
 //! thread in the kernel yields its processor late, but sooner to one of a higher priority
 //! (sched(7)).
 
 use std::{
     any::Any,
+    cell::Cell,
     collections::{HashMap, VecDeque},
     sync::{Arc, Condvar, Mutex},
     thread,
@@ -56,7 +60,29 @@ const MOST_THREADS: usize = 1024;
 /// Limit of accounts that are kept without jobs.
 const MOST_IDLE: usize = 64;
 
+/// Separates the parts of a lane's name. No identity has it in its name.
+const LANE: char = '\0';
+
 type Job = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns true on a thread of a pool.
+pub fn is_worker() -> bool {
+    IS_WORKER.get()
+}
+
+/// Returns the name of an account's lane.
+pub fn lane_name(account: &str, purpose: &str) -> String {
+    format!("{account}{LANE}{purpose}")
+}
+
+/// Returns the account of a queue.
+fn owner(name: &str) -> &str {
+    name.split(LANE).next().unwrap_or_default()
+}
 
 /// Charge of a call.
 pub type Held = Arc<dyn Any + Send + Sync>;
@@ -90,9 +116,10 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// Bounded by the number of callers: each waits for its job.
+    /// By account or lane. Bounded by the number of callers, each of which waits for its job, and of
+    /// descriptors to close.
     by_account: HashMap<String, Jobs>,
-    /// Accounts with waiting jobs, in round-robin order.
+    /// Accounts with waiting jobs, and lanes of which none runs, in round-robin order.
     turns: VecDeque<String>,
     busy: usize,
     /// Present number of threads.
@@ -106,6 +133,8 @@ struct State {
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
+    /// One job at a time.
+    is_lane: bool,
     /// Start times of the running jobs, in order.
     begun: VecDeque<Instant>,
     /// Run time since `since`, the start of the first job after the last pause.
@@ -138,6 +167,11 @@ impl Jobs {
             self.rest_until = is_to_rest.then_some(now + self.taken.min(WAITS_FOR_DISK));
             (self.since, self.taken) = (None, Duration::ZERO);
         }
+    }
+
+    /// Returns false for a lane with a running job.
+    fn may_begin(&self) -> bool {
+        !self.is_lane || self.begun.is_empty()
     }
 
     fn rests(&self, now: Instant) -> bool {
@@ -231,9 +265,22 @@ impl Workers {
             let _ = sender.send(job());
             drop(held);
         });
+        self.push(account.name(), job);
+        receiver.await.unwrap_or(Err(Errno::EIO))
+    }
+
+    /// Runs a job in a lane ([`lane_name`]), without waiting for it.
+    pub fn run_in_lane(&self, lane: &str, job: Job) {
+        if self.0.threads == 0 {
+            return job();
+        }
+        self.push(lane, job);
+    }
+
+    fn push(&self, queue: &str, job: Job) {
         let number = {
             let mut state = self.0.state.lock().expect("not poisoned");
-            state.push(account.name(), job);
+            state.push(queue, job);
             state.lacks_thread().then(|| {
                 state.threads += 1;
                 state.threads
@@ -247,7 +294,6 @@ impl Workers {
             tracing::warn!(%error, "cannot start a thread for files");
             self.0.state.lock().expect("not poisoned").threads -= 1;
         }
-        receiver.await.unwrap_or(Err(Errno::EIO))
     }
 }
 
@@ -263,8 +309,10 @@ impl State {
         if self.by_account.len() >= MOST_IDLE && !self.by_account.contains_key(account) {
             self.by_account.retain(|_, jobs| !jobs.begun.is_empty() || !jobs.waiting.is_empty());
         }
-        let jobs = self.by_account.entry(account.to_owned()).or_default();
-        if jobs.waiting.is_empty() {
+        let is_lane = account.contains(LANE);
+        let new = || Jobs { is_lane, ..Jobs::default() };
+        let jobs = self.by_account.entry(account.to_owned()).or_insert_with(new);
+        if jobs.waiting.is_empty() && jobs.may_begin() {
             self.turns.push_back(account.to_owned());
         }
         jobs.waiting.push_back(job);
@@ -285,7 +333,7 @@ impl State {
             let Some(jobs) = self.by_account.get(account) else { return true };
             // An account's first job may always begin: extra threads were started for such jobs.
             (jobs.begun.is_empty() || is_share((jobs.begun.len(), 1), (self.busy, threads)))
-                && (!self.rivals.has_rival(account, now)
+                && (!self.rivals.has_rival(owner(account), now)
                     || jobs.count_quick(now) < beside_others && !jobs.rests(now))
         };
         let at = self.turns.iter().position(may_have)?;
@@ -294,7 +342,7 @@ impl State {
         let job = jobs.waiting.pop_front()?;
         jobs.begun.push_back(now);
         self.busy += 1;
-        if !jobs.waiting.is_empty() {
+        if !jobs.waiting.is_empty() && jobs.may_begin() {
             self.turns.push_back(account.clone());
         }
         Some(Next { account, begun: now, job })
@@ -304,11 +352,14 @@ impl State {
         self.busy -= 1;
         let took = now.saturating_duration_since(begun);
         if took < WAITS_FOR_DISK {
-            self.rivals.note(account, took, now);
+            self.rivals.note(owner(account), took, now);
         }
-        let beside = self.rivals.has_rival(account, now);
+        let beside = self.rivals.has_rival(owner(account), now);
         if let Some(jobs) = self.by_account.get_mut(account) {
             jobs.ended(begun, now, beside);
+            if jobs.is_lane && !jobs.waiting.is_empty() {
+                self.turns.push_back(account.to_owned());
+            }
         }
     }
 }
@@ -324,6 +375,7 @@ impl Queue {
     }
 
     fn work(&self) {
+        IS_WORKER.set(true);
         // If a sandbox forbids it, the process's umask applies to modes.
         if sys::unshare_umask().is_ok() {
             umask(Mode::empty());
