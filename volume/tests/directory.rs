@@ -1130,7 +1130,7 @@ async fn a_change_that_fails_after_its_first_step_has_begun() {
     let changes = Changes { uid: Some(0), ..Changes::default() };
     let put = |name: &str, what: NewFile| {
         let (directory, path) = (store.root(), vec![name.into()]);
-        Write::Put(Put { directory, path, what, mode: 0o700, changes: changes.clone() })
+        Write::Put(Put { directory, path, what, mode: 0o700, changes })
     };
     let writes = vec![
         put("file", NewFile::Regular { data: Bytes::from_static(b"x") }),

@@ -1,15 +1,15 @@
 //! Descriptors of an export's files that outlive the job that opened them.
 //!
-//! Invariant: close(2) and the unlocking of a file of an export run on threads that may block, which
-//! but for [`super::Directory::close_removed`] are worker threads. close(2)
-//! can take minutes (the last one of a removed file frees its extents), and a network file system
-//! or FUSE that doesn't answer (`FLUSH`) keeps it for ever. A runtime's thread, on which an
-//! identity's rights are checked and its runs are ended, never waits for it: dropping a
-//! [`Descriptor`], wherever that is, hands it to a [`Lane`] of the account that opened it.
+//! Invariant: close(2) and the unlocking of a file of an export run on threads that may block,
+//! which but for [`super::Directory::close_removed`] are worker threads. close(2) can take minutes
+//! (the last one of a removed file frees its extents), and a network file system or FUSE that
+//! doesn't answer (`FLUSH`) keeps it for ever. A runtime's thread, on which an identity's rights
+//! are checked and its runs are ended, never waits for it: dropping a [`Descriptor`], wherever that
+//! is, hands it to a [`Lane`] of the account that opened it.
 //!
 //! Bounds: a lane has one thread at a time; each account has two lanes for each export that it
-//! uses. A descriptor stays charged to its account until close(2) has returned, so an account has no
-//! more of them than its share of the pool, however many of its sessions have ended.
+//! uses. A descriptor stays charged to its account until close(2) has returned, so an account has
+//! no more of them than its share of the pool, however many of its sessions have ended.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},

@@ -16,8 +16,8 @@
 //!
 //! Invariant: every system call about a name or a file of the export is made on a worker thread
 //! inside `session::Session::as_caller`, as the caller and without any capability that the caller
-//! does not have. The exceptions: of the result of `sys::open_handle`, `nodes` uses only the path; and
-//! what needs no rights of the caller, unlocking and closing, runs on worker threads, too
+//! does not have. The exceptions: of the result of `sys::open_handle`, `nodes` uses only the path;
+//! and what needs no rights of the caller, unlocking and closing, runs on worker threads, too
 //! (`descriptor`). Directories are opened and compared ([`Directory::open`], [`Directory::is_at`],
 //! [`Directory::close_removed`]) on threads that may block.
 

@@ -116,8 +116,8 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// By account or lane. Bounded by the number of callers, each of which waits for its job, and of
-    /// descriptors to close.
+    /// By account or lane. Bounded by the number of callers, each of which waits for its job, and
+    /// of descriptors to close.
     by_account: HashMap<String, Jobs>,
     /// Accounts with waiting jobs, and lanes of which none runs, in round-robin order.
     turns: VecDeque<String>,
