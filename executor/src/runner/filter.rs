@@ -7,6 +7,10 @@
 //! last process that has it is gone. When thousands are freed at once, the machine stalls. So no
 //! command has more than one of its own, none can install any (`seccomp`, `prctl`), nor attach
 //! other programs to sockets (`setsockopt`), and `config::MOST_PROCESSES` bounds their number.
+//!
+//! Invariant: no call of a command changes another process, except by a signal, which ends at a
+//! Landlock domain (`fence`). The kernel asks some calls for nothing but the same user: those have
+//! to name the caller by 0 ([`OWN_PROCESS`]), the others are refused.
 
 use std::{
     fs::File,
@@ -436,6 +440,22 @@ pub const ALLOWED: &[libc::c_long] = &[
     466,
 ];
 
+/// Calls that change a process of the same user: its limits, its processors, its turn. The
+/// arguments that say which one, with the value by which they mean the caller; any other is EPERM,
+/// also its own number, which no filter knows: pthread_setaffinity_np(3), renice(1) by number.
+const OWN_PROCESS: &[(libc::c_long, &[(u8, u64)])] = &[
+    (libc::SYS_sched_setaffinity, &[(0, 0)]),
+    (libc::SYS_sched_setscheduler, &[(0, 0)]),
+    (libc::SYS_sched_setparam, &[(0, 0)]),
+    (libc::SYS_sched_setattr, &[(0, 0)]),
+    (libc::SYS_setpriority, &[(0, PRIO_PROCESS), (1, 0)]),
+    (libc::SYS_ioprio_set, &[(0, IOPRIO_WHO_PROCESS), (1, 0)]),
+];
+
+/// From setpriority(2) and ioprio_set(2).
+const PRIO_PROCESS: u64 = 0;
+const IOPRIO_WHO_PROCESS: u64 = 1;
+
 /// Flags of clone(2) that make a namespace.
 const NAMESPACES: [libc::c_int; 7] = [
     libc::CLONE_NEWNS,
@@ -508,14 +528,35 @@ fn refusing(isolation: Isolation) -> Result<BpfProgram, NoFilter> {
         .collect::<Result<_, _>>()?;
     let programs =
         SOCKET_PROGRAMS.iter().map(|option| socket_rule(*option)).collect::<Result<_, _>>()?;
-    let by_argument =
-        [(libc::SYS_clone, clones), (libc::SYS_ioctl, inputs), (libc::SYS_setsockopt, programs)];
+    let others = |arguments: &[(u8, u64)]| {
+        let is_other = |(argument, own): &(u8, u64)| rule(*argument, SeccompCmpOp::Ne, *own);
+        arguments.iter().map(is_other).collect::<Result<Vec<_>, NoFilter>>()
+    };
+    let on_others = OWN_PROCESS
+        .iter()
+        .map(|(call, arguments)| Ok((*call, others(arguments)?)))
+        .collect::<Result<Vec<_>, NoFilter>>()?;
+    let by_argument = [
+        (libc::SYS_clone, clones),
+        (libc::SYS_ioctl, inputs),
+        (libc::SYS_setsockopt, programs),
+        (libc::SYS_prlimit64, vec![limits_of_others()?]),
+    ]
+    .into_iter()
+    .chain(on_others);
     let unknown = step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, FIRST_UNKNOWN);
     let absent = answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
     let known = [vec![load(0), unknown, absent], no_filters(PASS.clone()?)?].concat();
     let mut program = only_native(known);
     program.extend(filter(by_name.chain(by_argument), libc::EPERM)?);
     Ok(program)
+}
+
+/// prlimit64 with a new limit for another process; anyone may read limits.
+fn limits_of_others() -> Result<SeccompRule, NoFilter> {
+    let differs = |argument, length| SeccompCondition::new(argument, length, SeccompCmpOp::Ne, 0);
+    let (process, limit) = (SeccompCmpArgLen::Dword, SeccompCmpArgLen::Qword);
+    Ok(SeccompRule::new(vec![differs(0, process)?, differs(2, limit)?])?)
 }
 
 fn socket_rule(option: libc::c_int) -> Result<SeccompRule, NoFilter> {

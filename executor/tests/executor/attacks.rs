@@ -302,6 +302,36 @@ async fn dangerous_system_calls_are_refused() {
     }
 }
 
+// Guard: filter::OWN_PROCESS and limits_of_others. Each of these asks for the same user alone, and the
+// keeper, process 1, has the command's here.
+#[tokio::test]
+async fn no_call_changes_another_process() {
+    let lab = Lab::start().await;
+    // SCHED_IDLE (5) may be taken from everywhere. Perl hands a variable to the kernel, but no constant.
+    let [limit, parameter, processors] =
+        ["$p = pack('QQ', 100, 100)", "$p = pack('l', 0)", "$p = pack('Q', -1)"];
+    let attributes = "$p = pack('LLQlLQQQ', 48, 5, 0, 0, 0, 0, 0, 0)";
+    for (call, own, others) in [
+        (libc::SYS_prlimit64, format!("0, 7, {limit}, 0"), format!("1, 7, {limit}, 0")),
+        (libc::SYS_sched_setaffinity, format!("0, 8, {processors}"), format!("1, 8, {processors}")),
+        (libc::SYS_sched_setscheduler, format!("0, 5, {parameter}"), format!("1, 5, {parameter}")),
+        (libc::SYS_sched_setparam, format!("0, {parameter}"), format!("1, {parameter}")),
+        (libc::SYS_sched_setattr, format!("0, {attributes}, 0"), format!("1, {attributes}, 0")),
+        (libc::SYS_setpriority, "0, 0, 1".to_owned(), "0, 1, 1".to_owned()),
+        (libc::SYS_setpriority, "0, 0, 1".to_owned(), "1, 0, 1".to_owned()),
+        (libc::SYS_setpriority, "0, 0, 1".to_owned(), "2, 0, 1".to_owned()),
+        (libc::SYS_ioprio_set, "1, 0, 0".to_owned(), "1, 1, 0".to_owned()),
+        (libc::SYS_ioprio_set, "1, 0, 0".to_owned(), "2, 0, 0".to_owned()),
+        (libc::SYS_ioprio_set, "1, 0, 0".to_owned(), "3, 0, 0".to_owned()),
+    ] {
+        let refused = libc::EPERM.to_string();
+        assert_eq!(answer_to(&lab, call, &others).await, refused, "call {call}: {others}");
+        assert_eq!(answer_to(&lab, call, &own).await, "0", "call {call}: {own}");
+    }
+    // Limits may be read.
+    assert_eq!(answer_to(&lab, libc::SYS_prlimit64, "1, 7, 0, $b = 'x' x 16").await, "0");
+}
+
 /// Makes calls by their numbers; prints the number and errno of each.
 const PROBE: &str = "$| = 1; for $n (@ARGV) { $! = 0; syscall($n + 0, 0, 0, 0, 0, 0, 0); print $n, q( ), $! + 0, qq(\\n) }";
 
