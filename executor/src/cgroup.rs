@@ -114,8 +114,8 @@ impl Cgroups {
         let run = RunCgroup(path);
         let bounds = [
             ("memory", "memory.max", self.memory_of(commands)),
-            // The supervisor is one more process.
-            ("pids", "pids.max", self.max_processes.saturating_add(1)),
+            // The supervisor and who tells its commands' ends are two more processes.
+            ("pids", "pids.max", self.max_processes.saturating_add(2)),
         ];
         for (controller, file, bound) in bounds {
             if bound > 1 && self.controllers.contains(&controller) {

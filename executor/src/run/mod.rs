@@ -408,17 +408,19 @@ async fn attend(
     let times = run.report.clock.zip(run.start_times).map(|(clock, times)| clock.started(times));
     let written_files = std::mem::take(&mut run.written_files);
     let started = Started { times, written_files };
-    if output.send(Ok(output_of(run_output::Kind::Started(started)))).await.is_err() {
-        run.link.close().await;
-        return End::Cancelled;
-    }
-    let end = match run.start_streams(output) {
-        Err(what) => End::Broken(what),
-        Ok(()) => tokio::select! {
-            end = run.drive(client, grace, output) => end,
-            _ = kill.wait_for(|kill| *kill) => End::Killed,
-            Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
-        },
+    let running = async {
+        if output.send(Ok(output_of(run_output::Kind::Started(started)))).await.is_err() {
+            return End::Cancelled;
+        }
+        match run.start_streams(output) {
+            Err(what) => End::Broken(what),
+            Ok(()) => run.drive(client, grace, output).await,
+        }
+    };
+    let end = tokio::select! {
+        end = running => end,
+        _ = kill.wait_for(|kill| *kill) => End::Killed,
+        Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
     };
     // Closes the pipes, then the supervisor's socket, and waits for its end: the run's permits
     // count processes, not calls. Neither this nor the client waits for the other.

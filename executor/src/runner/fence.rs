@@ -31,13 +31,18 @@ use nix::{
     errno::Errno,
     fcntl::{AT_FDCWD, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat2, readlinkat},
     libc,
-    sys::stat::{FileStat, Mode, SFlag, fstat},
+    sys::{
+        signal::kill,
+        stat::{FileStat, Mode, SFlag, fstat},
+    },
+    unistd::getppid,
 };
 use posh_proto::executor::{ClientFile, rejected::Kind};
 
 use super::{
     budget::{Budget, MAX_RULES, SPENT},
     paths::{MAX_LINKS, find, landing, name_of},
+    processes::Below,
     programs::{Programs, library_directories},
     system,
     view::{PROGRAM_LINKS, SHOWN, View, path_of},
@@ -273,6 +278,29 @@ impl Domain {
             _ => return Ok(()),
         };
         self.allow(fd, access)
+    }
+}
+
+/// Enters a domain of one run, with all that it will start: signals end at it, so that kill(-1) in
+/// it reaches the run's own processes alone. It takes no right to files away; Landlock refuses
+/// links and moves between directories in every domain that does not allow them. Returns how all
+/// below this process are reached.
+pub fn enter_run() -> nix::Result<Below> {
+    if reached().is_err() {
+        return Ok(Below::Parents);
+    }
+    let root = open("/", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let entered = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::Refer)
+        .and_then(|rules| rules.scope(Scope::Signal)?.create())
+        .and_then(|rules| rules.add_rule(PathBeneath::new(&root, AccessFs::Refer)))
+        .and_then(RulesetCreated::restrict_self);
+    entered.map_err(|_| Errno::EPERM)?;
+    // Who sends to everybody makes sure.
+    match kill(getppid(), None) {
+        Err(Errno::EPERM) => Ok(Below::Domain),
+        _ => Ok(Below::Parents),
     }
 }
 

@@ -1,12 +1,13 @@
 //! The runner: the second program of this binary, which the daemon starts once
-//! per mount table. It has three kinds of processes, all with one thread:
+//! per mount table. It has these kinds of processes, all with one thread:
 //!
 //! * the **guard** waits for the daemon's end of the control socket to close and
 //!   then kills everything below it, even when that is stuck;
 //! * the **keeper** (process 1 of the PID namespace, where there is one) builds the view, and forks
 //!   one supervisor per run, the next one before there is a run for it;
 //! * a **supervisor** owns one run: it checks paths, opens files, forks the stages, reports their
-//!   exits, and kills what is left when its socket closes.
+//!   exits, and kills what is left when its socket closes. What may wait for a file system once the
+//!   stages run, a process below it does (`teller`).
 //!
 //! None of them outlives the daemon: the sockets close with it, however it died.
 
@@ -28,6 +29,7 @@ mod scratch;
 mod spawn;
 mod supervisor;
 mod system;
+mod teller;
 mod view;
 pub mod wire;
 
@@ -120,7 +122,7 @@ fn guard() -> io::Result<()> {
             wait_for_either_end(&control, &children, child);
             // Tells the daemon at once that this runner takes no more runs.
             let _ = control.shutdown(Shutdown::Both);
-            processes::kill_all_below();
+            processes::Below::Parents.kill();
             if !spec.scratch.is_empty() {
                 let _ = std::fs::remove_dir_all(OsStr::from_bytes(&spec.scratch));
             }
@@ -227,7 +229,7 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
             spare = fork_spare(control, (&view, &used), children, &mut supervisors).ok();
         }
         let asks = spare.as_ref().map_or(control.as_fd(), |taken: &OwnedFd| taken.as_fd());
-        let [asked, ended] = wait_for(asks, children.as_fd())?;
+        let [asked, ended] = wait_for([asks, children.as_fd()])?;
         if ended {
             let _ = children.read_signal();
             reap_supervisors(&mut supervisors);
@@ -316,16 +318,18 @@ fn is_closed(control: &UnixStream) -> nix::Result<bool> {
     Ok(is_ready(&ready[0]))
 }
 
-/// Reaps supervisors, and kills the orphans of one that did not end by itself.
+/// Reaps supervisors, and kills the orphans of one that did not end by itself. An orphan that has
+/// ended may have left others: the keeper looks until its only children are supervisors.
 fn reap_supervisors(supervisors: &mut Vec<Pid>) {
-    let mut is_lost = false;
+    let mut are_orphans = false;
     while let Ok(Some(ended)) = sys::reap() {
-        if let Some(at) = supervisors.iter().position(|pid| *pid == ended.pid) {
+        let supervisor = supervisors.iter().position(|pid| *pid == ended.pid);
+        are_orphans |= supervisor.is_none() || ended.status != 0;
+        if let Some(at) = supervisor {
             supervisors.swap_remove(at);
-            is_lost |= ended.status != 0;
         }
     }
-    if is_lost {
+    if are_orphans {
         processes::kill_children_except(supervisors);
     }
 }
@@ -338,13 +342,13 @@ fn child_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// Waits until one of the two is readable or at its end.
-fn wait_for(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> nix::Result<[bool; 2]> {
-    let mut ready = [one, other].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+/// Waits until one of them is readable or at its end.
+fn wait_for<const COUNT: usize>(fds: [BorrowedFd<'_>; COUNT]) -> nix::Result<[bool; COUNT]> {
+    let mut ready = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     loop {
         match poll(&mut ready, PollTimeout::NONE) {
             Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok([is_ready(&ready[0]), is_ready(&ready[1])]),
+            Ok(_) => return Ok(ready.each_ref().map(is_ready)),
             Err(errno) => return Err(errno),
         }
     }

@@ -2,15 +2,20 @@
 //!
 //! Every process that uses this module is a subreaper: orphans become its children, so that
 //! whatever a command leaves behind, even in another session, is found by its parents.
+//!
+//! Invariant: killing needs nothing that a command can use up or keep busy: no descriptor, no
+//! file. Where /proc can't be read, a process is below this one if wait(2) takes it for a child,
+//! and what is below that falls to this process once it is killed.
 
 use std::{
     collections::{HashMap, HashSet},
-    fs, thread,
+    fs, io, thread,
     time::{Duration, Instant},
 };
 
 use nix::{
     errno::Errno,
+    libc,
     sys::signal::{Signal, kill},
     unistd::{Pid, getpid},
 };
@@ -25,23 +30,60 @@ const LAST_PAUSE: Duration = Duration::from_millis(100);
 /// Time in which processes may remove their locks and unfinished files.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Terminates every process below this one, and kills those that are left after a second. A killed
-/// process leaves its locks: git's would keep the next git out.
-pub fn end_all_below() {
-    let started = Instant::now();
-    let mut pause = FIRST_PAUSE;
-    let mut is_asked = false;
-    while !is_alone() {
-        if !is_asked {
-            for pid in below(getpid()) {
-                let _ = kill(pid, Signal::SIGTERM);
+/// The largest process number of any kernel (PID_MAX_LIMIT).
+const LAST_NUMBER: i32 = 1 << 22;
+
+/// How this process reaches all processes below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Below {
+    /// By kill(-1), which reaches them and no others: signals end at this process's Landlock
+    /// domain (`fence::enter_run`). The kernel sends to all of them at once, so that none escapes
+    /// by forking.
+    Domain,
+    /// One by one, found by their parents. One that forks all the time may be missed for a while.
+    Parents,
+}
+
+impl Below {
+    /// Terminates every process below this one, and kills those that are left after a second. A
+    /// killed process leaves its locks: git's would keep the next git out.
+    pub fn end(self) {
+        let started = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        let mut is_asked = false;
+        while !is_alone() {
+            if !is_asked {
+                self.signal(Signal::SIGTERM);
+                is_asked = true;
+            } else if started.elapsed() > GRACE {
+                return self.kill();
             }
-            is_asked = true;
-        } else if started.elapsed() > GRACE {
-            return kill_all_below();
+            thread::sleep(pause);
+            pause = (pause * 2).min(LAST_PAUSE);
         }
-        thread::sleep(pause);
-        pause = (pause * 2).min(LAST_PAUSE);
+    }
+
+    /// Kills every process below this one and waits for their ends. Looks again until none is
+    /// left: one may be missed, or fall to this process, during a look.
+    pub fn kill(self) {
+        let mut pause = FIRST_PAUSE;
+        while !is_alone() {
+            self.signal(Signal::SIGKILL);
+            thread::sleep(pause);
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+
+    fn signal(self, signal: Signal) {
+        match self {
+            Self::Domain => drop(kill(Pid::from_raw(-1), signal)),
+            Self::Parents => {
+                let below = parents().map(|parents| below_in(&parents, getpid()));
+                for pid in below.unwrap_or_else(|_| children_by_number().collect()) {
+                    let _ = kill(pid, signal);
+                }
+            }
+        }
     }
 }
 
@@ -71,41 +113,34 @@ fn children() -> Vec<Pid> {
             pids.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect()
         }
         // The kernel may be built without that file.
-        Err(_) => {
-            parents().into_iter().filter(|(_, parent)| *parent == own).map(|(pid, _)| pid).collect()
-        }
+        Err(_) => parents().map(|parents| children_in(&parents, own)).unwrap_or_default(),
     }
 }
 
-/// Kills every process below this one and waits for their ends. Looks again until none is left: one
-/// may fork, or be missed, during a look.
-pub fn kill_all_below() {
-    let mut pause = FIRST_PAUSE;
-    while !is_alone() {
-        for pid in below(getpid()) {
-            let _ = kill(pid, Signal::SIGKILL);
-        }
-        thread::sleep(pause);
-        pause = (pause * 2).min(LAST_PAUSE);
-    }
+fn children_in(parents: &HashMap<Pid, Pid>, of: Pid) -> Vec<Pid> {
+    parents.iter().filter(|(_, parent)| **parent == of).map(|(pid, _)| *pid).collect()
 }
 
-/// Kills this process's children that are not in `spared`, with all below them.
+/// The children of this process, without /proc: for each number the kernel says if it is one.
+fn children_by_number() -> impl Iterator<Item = Pid> {
+    (1..=LAST_NUMBER).map(Pid::from_raw).filter(|pid| sys::ended(*pid).is_ok())
+}
+
+/// Kills this process's children that are not in `spared`, with all below them. Those that it
+/// misses, and what is below such, become children of this process when their parents end.
 pub fn kill_children_except(spared: &[Pid]) {
-    let parents = parents();
-    let own = getpid();
-    for (&pid, &parent) in &parents {
-        if parent == own && !spared.contains(&pid) {
-            for pid in below_in(&parents, pid) {
-                let _ = kill(pid, Signal::SIGKILL);
-            }
-            let _ = kill(pid, Signal::SIGKILL);
+    let is_spared = |child: &Pid| spared.contains(child);
+    let doomed: Vec<Pid> = match parents() {
+        Ok(parents) => {
+            let children = children_in(&parents, getpid()).into_iter();
+            let doomed = children.filter(|child| !is_spared(child));
+            doomed.flat_map(|child| below_in(&parents, child).into_iter().chain([child])).collect()
         }
+        Err(_) => children_by_number().filter(|child| !is_spared(child)).collect(),
+    };
+    for pid in doomed {
+        let _ = kill(pid, Signal::SIGKILL);
     }
-}
-
-fn below(root: Pid) -> Vec<Pid> {
-    below_in(&parents(), root)
 }
 
 fn below_in(parents: &HashMap<Pid, Pid>, root: Pid) -> Vec<Pid> {
@@ -124,17 +159,114 @@ fn below_in(parents: &HashMap<Pid, Pid>, root: Pid) -> Vec<Pid> {
     parents.keys().copied().filter(|&pid| is_below(pid)).collect()
 }
 
-/// All processes that /proc shows, with their parents.
-fn parents() -> HashMap<Pid, Pid> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid: i32| Some((Pid::from_raw(pid), parent_of(pid)?))).collect()
+/// All processes that /proc shows, with their parents. An error if it can't be read, or is not
+/// this process's own.
+fn parents() -> io::Result<HashMap<Pid, Pid>> {
+    let mut parents = HashMap::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        if let Some(parent) = parent_of(pid)? {
+            parents.insert(Pid::from_raw(pid), parent);
+        }
+    }
+    match parents.contains_key(&getpid()) {
+        true => Ok(parents),
+        false => Err(io::ErrorKind::NotFound.into()),
+    }
 }
 
-fn parent_of(pid: i32) -> Option<Pid> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+/// `None`: it has ended, or is another user's that /proc does not show.
+fn parent_of(pid: i32) -> io::Result<Option<Pid>> {
+    let stat = match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        Err(error) => {
+            let is_gone = [libc::ENOENT, libc::ESRCH, libc::EACCES, libc::EPERM];
+            return match error.raw_os_error() {
+                Some(errno) if is_gone.contains(&errno) => Ok(None),
+                _ => Err(error),
+            };
+        }
+    };
     // The name in parentheses may hold anything, also parentheses and spaces.
-    let after_name = stat.iter().rposition(|&byte| byte == b')')?;
-    let text = std::str::from_utf8(stat.get(after_name + 2..)?).ok()?;
-    text.split(' ').nth(1)?.parse().ok().map(Pid::from_raw)
+    let after_name = stat.iter().rposition(|&byte| byte == b')').and_then(|at| stat.get(at + 2..));
+    let text = after_name.and_then(|text| std::str::from_utf8(text).ok());
+    Ok(text.and_then(|text| text.split(' ').nth(1)?.parse().ok()).map(Pid::from_raw))
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::{
+        sys::prctl,
+        unistd::{ForkResult, setsid},
+    };
+
+    use super::*;
+    use crate::runner::fence;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn sleep_on() -> ! {
+        thread::sleep(PATIENCE);
+        sys::exit_now(0)
+    }
+
+    /// Forks a child in a session of its own, which forks another one.
+    fn fork_two() {
+        if matches!(sys::fork(), Ok(ForkResult::Child)) {
+            let _ = setsid();
+            if matches!(sys::fork(), Ok(ForkResult::Child)) {
+                let _ = setsid();
+            }
+            sleep_on();
+        }
+    }
+
+    /// How a child has ended.
+    fn ended(child: Pid) -> i32 {
+        let begun = Instant::now();
+        loop {
+            match sys::reap_one(child).unwrap() {
+                Some(ended) => return ended.status,
+                None if begun.elapsed() > PATIENCE / 2 => {
+                    let _ = kill(child, Signal::SIGKILL);
+                    panic!("it kills nothing");
+                }
+                None => thread::sleep(LAST_PAUSE),
+            }
+        }
+    }
+
+    #[test]
+    fn all_of_a_run_is_killed_at_once_and_nothing_else() {
+        let ForkResult::Parent { child: outside } = sys::fork().unwrap() else { sleep_on() };
+        let ForkResult::Parent { child } = sys::fork().unwrap() else {
+            let _ = prctl::set_child_subreaper(true);
+            let below = fence::enter_run();
+            if below != Ok(Below::Domain) {
+                sys::exit_now(1);
+            }
+            fork_two();
+            thread::sleep(Duration::from_millis(100));
+            Below::Domain.kill();
+            sys::exit_now(0)
+        };
+        let ended = ended(child);
+        let is_outside_alive = sys::ended(outside).unwrap().is_none();
+        let _ = kill(outside, Signal::SIGKILL);
+        assert_eq!((ended, is_outside_alive), (0, true));
+    }
+
+    #[test]
+    fn what_is_below_is_killed_though_nothing_can_be_opened() {
+        let ForkResult::Parent { child } = sys::fork().unwrap() else {
+            let _ = prctl::set_child_subreaper(true);
+            fork_two();
+            thread::sleep(Duration::from_millis(100));
+            let unset = sys::set_limit(libc::RLIMIT_NOFILE, 0, 0);
+            Below::Parents.kill();
+            sys::exit_now(i32::from(unset.is_err() || parents().is_ok()))
+        };
+        assert_eq!(ended(child), 0);
+    }
 }

@@ -84,6 +84,8 @@ pub struct Live {
     pub reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Trees whose changes are to be reported.
     pub watch: Watch,
+    /// There are such trees or files, so that its end is told by looking at file systems.
+    pub is_looked_at: bool,
 }
 
 impl Prepared {
@@ -216,7 +218,8 @@ impl Prepared {
 
     /// State that the supervisor needs from now on; closes its copies of the descriptors.
     pub fn into_live(self) -> Live {
-        Live { stage: self.stage.id, reported: self.reported, watch: self.watch }
+        let is_looked_at = !self.reported.is_empty() || !self.stage.watched_trees.is_empty();
+        Live { stage: self.stage.id, reported: self.reported, watch: self.watch, is_looked_at }
     }
 
     fn become_stage(&self, barrier: &Barrier<'_>, memory: &OwnMemory) -> ! {

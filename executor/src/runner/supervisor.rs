@@ -22,16 +22,12 @@ use nix::{
         prctl,
         signal::{Signal, kill, killpg},
         signalfd::SignalFd,
-        wait::WaitStatus,
     },
-    unistd::{Pid, Whence, lseek, pipe2},
+    unistd::{Pid, pipe2},
 };
 use posh_proto::{
     clock::monotonic_ns,
-    executor::{
-        Exited, Offset, RunInput, RunOutput, StartTimes, Started, exited::How, rejected::Kind,
-        run_input, run_output,
-    },
+    executor::{RunInput, RunOutput, StartTimes, Started, rejected::Kind, run_input, run_output},
     frame,
 };
 
@@ -39,11 +35,12 @@ use super::{
     budget::Budget,
     complain,
     confine::{self, OwnMemory},
-    processes,
+    fence, processes,
     spawn::{Barrier, Budgets, Ends, Live, Prepared, REPORT_BYTES},
+    teller::{Seen, Teller, Telling},
     view::View,
     wait_for,
-    wire::{Fence, Job, read_descriptors, read_frame, write_end, write_frame},
+    wire::{Fence, Job, read_descriptors, read_frame, write_frame},
 };
 use crate::{
     cgroup,
@@ -53,21 +50,17 @@ use crate::{
 
 /// Main function of a supervisor; returns its exit status.
 pub fn main(socket: UnixStream, view: &View, children: &SignalFd) -> i32 {
-    match supervise(&socket, view, children) {
-        Ok(()) => 0,
-        Err(error) => {
-            // The daemon is gone or broke the protocol; it sees the socket close.
-            if error.kind() != io::ErrorKind::BrokenPipe
-                && error.kind() != io::ErrorKind::UnexpectedEof
-            {
-                complain(&error);
-            }
-            processes::kill_all_below();
-            0
+    if let Err(error) = supervise(&socket, view, children) {
+        // The daemon is gone or broke the protocol; it sees the socket close.
+        if error.kind() != io::ErrorKind::BrokenPipe && error.kind() != io::ErrorKind::UnexpectedEof
+        {
+            complain(&error);
         }
     }
+    0
 }
 
+/// Returns when nothing is left below this process.
 fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Result<()> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     prctl::set_child_subreaper(true)?;
@@ -86,17 +79,24 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     // A change of the user id clears it (prctl(2)).
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     let memory = OwnMemory::bound()?;
+    let below = fence::enter_run()?;
     match start((job, &memory), descriptors, view, children, socket) {
         Ok(mut run) => {
-            let ended = run.watch(socket, children);
-            run.end();
-            ended
+            let watched = run.watch(socket, children);
+            match watched.is_ok() && run.untold.is_empty() {
+                true => below.end(),
+                // The run was given up.
+                false => below.kill(),
+            }
+            watched
         }
-        Err(Failure::Refused(refusal)) => {
-            processes::kill_all_below();
-            write_frame(socket, &RunOutput::from(refusal))
+        Err(failure) => {
+            below.kill();
+            match failure {
+                Failure::Refused(refusal) => write_frame(socket, &RunOutput::from(refusal)),
+                Failure::Broken(error) => Err(error),
+            }
         }
-        Err(Failure::Broken(error)) => Err(error),
     }
 }
 
@@ -156,25 +156,27 @@ fn start(
         spawned_ns: now_ns(),
         ..StartTimes::default()
     });
-    let mut running = Running {
-        stages: HashMap::new(),
-        by_id: HashMap::new(),
-        leaders: pids.iter().copied().collect(),
+    // From here on only the children hold the stages' descriptors.
+    let lives: HashMap<Pid, Live> =
+        pids.into_iter().zip(stages.into_iter().map(Prepared::into_live)).collect();
+    let by_id: HashMap<u32, Pid> = lives.iter().map(|(pid, live)| (live.stage, *pid)).collect();
+    let telling = Telling { lives, budget: budget() };
+    let teller = Teller::begin(telling, socket)
+        .map_err(|error| spawn_failed(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
+    let running = Running {
+        untold: by_id.values().copied().collect(),
+        kept: by_id.values().copied().chain(teller.pid()).collect(),
+        by_id,
+        teller,
         frames: BytesMut::new(),
         trace: job.trace,
-        budget: budget(),
     };
-    // From here on only the children hold the stages' descriptors.
-    for (pid, live) in pids.into_iter().zip(stages.into_iter().map(Prepared::into_live)) {
-        running.by_id.insert(live.stage, pid);
-        running.stages.insert(pid, live);
-    }
     drop(deadly);
     // The daemon must know first: once released, the commands count as run.
     let started =
         RunOutput { kind: Some(run_output::Kind::Started(Started { times, written_files })) };
     write_frame(socket, &started).map_err(Failure::Broken)?;
-    let bytes = vec![b'g'; running.stages.len()];
+    let bytes = vec![b'g'; running.untold.len()];
     io::Write::write_all(&mut std::fs::File::from(go), &bytes).map_err(Failure::Broken)?;
     Ok(running)
 }
@@ -183,7 +185,7 @@ fn start(
 fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), Failure> {
     let mut report = std::fs::File::from(report);
     for _ in 0..count {
-        let [said, died] = wait_for(report.as_fd(), children.as_fd()).map_err(spawn_failed)?;
+        let [said, died] = wait_for([report.as_fd(), children.as_fd()]).map_err(spawn_failed)?;
         if died && !said {
             return Err(spawn_failed(Errno::ECHILD).into());
         }
@@ -200,29 +202,37 @@ fn await_all(report: OwnedFd, children: &SignalFd, count: usize) -> Result<(), F
 
 /// A run whose commands were released.
 ///
-/// Invariant: until the run's end no process of `leaders` is reaped. As long as it exists, if only
+/// Invariant: until the run's end no process of `kept` is reaped. As long as it exists, if only
 /// as a zombie, its pid and that of its group are not reused, so that a signal to either never
 /// reaches another process.
+///
+/// Invariant: nothing here waits for a file system, nor opens a file on one (see `teller`).
 struct Running {
-    /// Stages whose exit the daemon has not been told.
-    stages: HashMap<Pid, Live>,
+    /// Stages whose exit the teller does not know of.
+    untold: HashSet<Pid>,
     /// All stages, also those that have ended: their groups may live on.
     by_id: HashMap<u32, Pid>,
-    leaders: HashSet<Pid>,
+    /// All stages, and the teller.
+    kept: HashSet<Pid>,
+    teller: Teller,
     frames: BytesMut,
     /// Exits are reported with their time.
     trace: bool,
-    /// For lookups when commands have ended.
-    budget: Budget,
 }
 
 impl Running {
     /// Reports exits and forwards signals until the daemon closes the socket.
     fn watch(&mut self, socket: &UnixStream, children: &SignalFd) -> io::Result<()> {
         loop {
-            let [said, ended] = wait_for(socket.as_fd(), children.as_fd())?;
+            let link = self.teller.link().unwrap_or(children.as_fd());
+            let [said, ended, told] = wait_for([socket.as_fd(), children.as_fd(), link])?;
+            if told {
+                self.teller.hear()?;
+            }
             if ended {
                 let _ = children.read_signal();
+            }
+            if ended || told {
                 self.look_at_children(socket)?;
             }
             if said && !self.take_input(socket)? {
@@ -232,22 +242,17 @@ impl Running {
     }
 
     /// Reports the stages that have ended, and reaps other processes: orphans become our children.
+    /// Stages whose end can't be told yet stay zombies meanwhile.
     fn look_at_children(&mut self, socket: &UnixStream) -> io::Result<()> {
-        let ended: Vec<_> =
-            self.stages.keys().filter_map(|pid| sys::ended(*pid).ok().flatten()).collect();
-        for ended in &ended {
-            self.tell_end(ended, socket)?;
+        while self.teller.is_ready()
+            && let Some(ended) = self.untold.iter().find_map(|pid| sys::ended(*pid).ok().flatten())
+        {
+            self.untold.remove(&ended.pid);
+            let at_ns = if self.trace { monotonic_ns() } else { 0 };
+            self.teller.tell(&Seen { ended, at_ns }, socket)?;
         }
-        processes::reap_others(&self.leaders);
+        processes::reap_others(&self.kept);
         Ok(())
-    }
-
-    fn tell_end(&mut self, ended: &sys::Ended, socket: &UnixStream) -> io::Result<()> {
-        let at_ns = if self.trace { monotonic_ns() } else { 0 };
-        match self.stages.remove(&ended.pid) {
-            Some(live) => write_end(socket, exited(&live, ended, at_ns, &self.budget)),
-            None => Ok(()),
-        }
     }
 
     /// Reads the available input; false at the socket's end.
@@ -272,50 +277,8 @@ impl Running {
         // Neither is reaped; a zombie takes no signal, but others of its group do.
         if signal.group {
             let _ = killpg(pid, number);
-        } else if self.stages.contains_key(&pid) {
+        } else if self.untold.contains(&pid) {
             let _ = kill(pid, number);
         }
-    }
-
-    /// Ends whatever is left: background processes of commands that have ended, and the stages
-    /// themselves when the run was given up.
-    fn end(&self) {
-        if !self.stages.is_empty() {
-            for &pid in self.stages.keys() {
-                let _ = killpg(pid, Signal::SIGKILL);
-            }
-            return processes::kill_all_below();
-        }
-        processes::end_all_below();
-    }
-}
-
-fn exited(live: &Live, ended: &sys::Ended, exited_ns: u64, budget: &Budget) -> Exited {
-    let (how, core_dumped) = match WaitStatus::from_raw(ended.pid, ended.status) {
-        Ok(WaitStatus::Signaled(_, signal, core)) => {
-            (How::Signal((signal as i32).unsigned_abs()), core)
-        }
-        Ok(WaitStatus::Exited(_, code)) => (How::Code(code.unsigned_abs()), false),
-        // A real-time signal has no name in nix.
-        _ => (How::Signal((ended.status & 0x7f).unsigned_abs()), ended.status & 0x80 != 0),
-    };
-    let offset = |(fd, file): &(u32, Rc<OwnedFd>)| {
-        let offset = lseek(file.as_fd(), 0, Whence::SeekCur).ok()?;
-        Some(Offset { fd: *fd, offset: offset.unsigned_abs() })
-    };
-    let (user_us, system_us) = ended.cpu_us;
-    let changes = live.watch.changes(budget);
-    Exited {
-        stage: live.stage,
-        how: Some(how),
-        core_dumped,
-        offsets: live.reported.iter().filter_map(offset).collect(),
-        user_us,
-        system_us,
-        max_rss_kib: ended.max_rss_kib,
-        changed_directories: changes.message(),
-        changes_incomplete: changes.incomplete,
-        exited_ns,
-        ..Exited::default()
     }
 }

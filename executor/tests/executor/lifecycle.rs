@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    os::unix::fs::PermissionsExt as _,
+    os::{fd::AsRawFd as _, unix::fs::PermissionsExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -12,13 +12,16 @@ use std::{
 use hyper_util::rt::TokioIo;
 use nix::{
     fcntl::{Flock, FlockArg},
+    mount::MsFlags,
+    sched::{CloneFlags, setns, unshare},
     sys::signal::{Signal, kill},
     unistd::{Pid, geteuid},
 };
+use posh_executor::identity::UnixUser;
 use posh_proto::{
     PROTOCOL_VERSION, STDIO_GREETING,
     executor::{
-        DescribeRequest, EnvVar, RunSpec, Signal as RunSignal, ToolsRequest,
+        DescribeRequest, EnvVar, RunSpec, Signal as RunSignal, ToolsRequest, WatchedTree,
         executor_client::ExecutorClient, exited, rejected, run_input, run_output,
     },
 };
@@ -49,6 +52,74 @@ async fn a_cancelled_run_leaves_no_process() {
     call.until_output("ready").await;
     drop(call);
     lock_is_free(lab.store.path()).await;
+}
+
+/// Forks without end: each process is soon another one.
+const FLEEING: &str = "use POSIX; $SIG{TERM} = 'IGNORE'; for (1 .. 40) { fork or last } print qq(ready\\n); close STDOUT; \
+                       while (1) { my $child = fork; next if !defined $child; if ($child) { fork or next; POSIX::_exit(0) } }";
+
+// Guard: fence::enter_run; a look for them one by one may find none of these in time.
+#[tokio::test]
+async fn a_run_leaves_no_process_however_often_they_fork() {
+    let uid = 1_800_000_000 + std::process::id();
+    let user = UnixUser { name: "runaway".into(), uid, gid: uid, groups: vec![], home: "/".into() };
+    let lab = Lab::with(|config| {
+        config.confinement.user = Some(user);
+        config.confinement.max_processes = 150;
+    })
+    .await;
+    std::fs::set_permissions(lab.store.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let script = format!("exec 9>lock; flock 9; exec perl -e '$| = 1; {FLEEING}'");
+    let script = script.replace("'IGNORE'", "q(IGNORE)");
+    let mut other = Call::open(&lab.client, command(&["sh", "-c", "echo ready; sleep 1000"])).await;
+    other.until_output("ready").await;
+    let mut call = Call::open(&lab.client, command(&["sh", "-c", &script])).await;
+    call.until_output("ready").await;
+    drop(call);
+    lock_is_free(lab.store.path()).await;
+    // Another run of the same user goes on.
+    other.send(run_input::Kind::Signal(RunSignal { stage: 1, signal: 15, group: true })).await;
+    let outcome = other.collect(bytes::Bytes::new()).await;
+    assert_eq!(outcome.exits[&1].how, Some(exited::How::Signal(15)));
+}
+
+/// In the view of this keeper, mounts a file system that never answers; it does when this is
+/// dropped.
+fn hang_within(keeper: &Path, point: &'static str) -> File {
+    let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let view = File::open(keeper.join("ns/mnt")).unwrap();
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    let mount = move || {
+        unshare(CloneFlags::CLONE_FS).unwrap();
+        setns(view, CloneFlags::CLONE_NEWNS).unwrap();
+        let none = MsFlags::empty();
+        nix::mount::mount(Some("hangs"), point, Some("fuse"), none, Some(options.as_str()))
+            .unwrap();
+    };
+    std::thread::spawn(mount).join().unwrap();
+    device
+}
+
+// Guard: runner::teller. A tree that a command may have changed lies on a file system that hangs
+// once that has ended.
+#[tokio::test]
+async fn a_run_ends_though_a_file_system_hangs_that_is_looked_at_for_it() {
+    const TREE: &str = "/mnt/posh-test-workstation/logs/d";
+    let lab = Lab::start().await;
+    std::fs::create_dir(lab.store.path().join("d")).unwrap();
+    let mut spec = pipeline_with_input(&["cat", "sh"]);
+    spec.stages[0].watched_trees =
+        vec![WatchedTree { path: TREE.into(), ..WatchedTree::default() }];
+    spec.stages[1].argv = ["sh", "-c", CLINGING].map(|word| word.into()).to_vec();
+    let mut call = Call::open(&lab.client, spec).await;
+    call.until_output("ready").await;
+    let hung = hang_within(&keeper(&lab), TREE);
+    call.send(run_input::Kind::End(IN)).await;
+    // It is being looked at.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    drop(call);
+    lock_is_free(lab.store.path()).await;
+    drop(hung);
 }
 
 #[tokio::test]
@@ -872,6 +943,24 @@ async fn the_number_of_an_ended_command_stays_its_own_until_its_run_ends() {
     call.send(run_input::Kind::Signal(RunSignal { stage: 2, signal: 15, group: true })).await;
     let outcome = call.collect(bytes::Bytes::new()).await;
     assert_eq!(outcome.exits[&2].how, Some(exited::How::Signal(15)));
+}
+
+// Guard: runner::reap_supervisors. As when the kernel kills one for its memory.
+#[tokio::test]
+async fn what_a_killed_supervisor_leaves_ends_and_other_runs_go_on() {
+    let lab = Lab::start().await;
+    let mut call = Call::open(&lab.client, command(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    let keeper = keeper(&lab);
+    let has_commands = |process: &&PathBuf| !children_of(pid_of(process)).is_empty();
+    let supervisor = children_of(pid_of(&keeper)).iter().find(has_commands).unwrap().clone();
+    let mut other = Call::open(&lab.client, command(&["sh", "-c", "echo ready; sleep 1000"])).await;
+    other.until_output("ready").await;
+    end_at_once(&supervisor).await;
+    lock_is_free(lab.store.path()).await;
+    other.send(run_input::Kind::Signal(RunSignal { stage: 1, signal: 15, group: true })).await;
+    let outcome = other.collect(bytes::Bytes::new()).await;
+    assert_eq!(outcome.exits[&1].how, Some(exited::How::Signal(15)));
 }
 
 // Guard: confine::OwnMemory, and that commands get theirs back.
