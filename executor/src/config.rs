@@ -33,6 +33,7 @@ use toml::{
 };
 
 pub use identity::{Identity, check_identity};
+pub(crate) use limits::machine_files;
 pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
 use crate::{

@@ -161,6 +161,7 @@ impl Pool {
             memory_bytes: confinement.max_memory_bytes,
             file_bytes: confinement.max_file_bytes,
             tmp_bytes: confinement.tmp_bytes,
+            open_files: confinement.max_open_files,
         };
         let mut pool = Self {
             program,

@@ -43,7 +43,7 @@ use crate::{
     callers::Callers,
     cgroup::Cgroups,
     classifier::{Classifier, Turns},
-    config::{EXPORT_PATIENCE, Level, Unserved},
+    config::{EXPORT_PATIENCE, Level, Unserved, machine_files},
     describe::Machine,
     enrolment::Enrolments,
     error::Attempt as _,
@@ -481,11 +481,10 @@ async fn share(
     let descriptors =
         usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
     let callers = Callers::new(&config);
-    let load = Arc::new(Load::new(
-        config.bounds,
-        Capacity::of_machine(descriptors),
-        callers.are_several(),
-    ));
+    // Each command may open as many files as its limit says: the machine has them for all.
+    let bounds = config.bounds.with_files(config.confinement.max_open_files, machine_files());
+    let load =
+        Arc::new(Load::new(bounds, Capacity::of_machine(descriptors), callers.are_several()));
     let audit = AuditLog::open(config.audit.as_deref())?;
     let admission = Admission::new(callers, tls, load.clone(), audit.clone());
     // Before the first runner, which must be in it.

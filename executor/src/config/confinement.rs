@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use toml::de::DeTable;
 
-use super::{Entry, Reader};
+use super::{Entry, Reader, limits};
 use crate::identity::UnixUser;
 use crate::level::Level;
 
@@ -57,6 +57,8 @@ pub struct Confinement {
     pub tmp_bytes: u64,
     /// The size to which a file may be written; 0 is no bound.
     pub max_file_bytes: u64,
+    /// Files that one process may have open.
+    pub max_open_files: u64,
     /// A cgroup for the executor's use; without, its own if the system has delegated it.
     pub cgroup: Option<PathBuf>,
 }
@@ -76,6 +78,7 @@ impl Default for Confinement {
             max_memory_bytes: (machine_memory_bytes() / SHARE_OF_MEMORY).max(LEAST_MEMORY_BYTES),
             tmp_bytes: (machine_memory_bytes() / SHARE_OF_TMP).max(LEAST_TMP_BYTES),
             max_file_bytes: 0,
+            max_open_files: limits::open_files_of_one(limits::machine_files()),
             cgroup: None,
         }
     }
@@ -133,6 +136,12 @@ impl Reader<'_> {
                     read.max_processes =
                         self.positive("max_processes", value).map_or(default, |count| count as u64);
                 }
+                "max_open_files" => {
+                    let default = read.max_open_files;
+                    read.max_open_files = self
+                        .positive("max_open_files", value)
+                        .map_or(default, |count| count as u64);
+                }
                 "max_memory_bytes" => read.max_memory_bytes = self.bytes("max_memory_bytes", value),
                 "tmp_bytes" => read.tmp_bytes = self.bytes("tmp_bytes", value),
                 "cgroup" => read.cgroup = self.string("cgroup", value).map(PathBuf::from),
@@ -142,7 +151,7 @@ impl Reader<'_> {
                     format!(
                         "unknown key `{other}` (known: require, commands, annotations, user, \
                          trust_caller_ids, max_processes, max_memory_bytes, tmp_bytes, \
-                         max_file_bytes, cgroup)"
+                         max_file_bytes, max_open_files, cgroup)"
                     ),
                 ),
             }
@@ -197,7 +206,7 @@ mod tests {
     #[test]
     fn a_whole_section_is_read() {
         let text = "require = \"strict\"\ncommands = [\"cat\", \"mytool\"]\nannotations = [\"/etc/posh\"]\nuser = \"root\"\n\
-                    trust_caller_ids = true\nmax_processes = 400\nmax_memory_bytes = 8589934592\ntmp_bytes = 9\nmax_file_bytes = 1\n\
+                    trust_caller_ids = true\nmax_processes = 400\nmax_memory_bytes = 8589934592\ntmp_bytes = 9\nmax_file_bytes = 1\nmax_open_files = 2000\n\
                     cgroup = \"/sys/fs/cgroup/posh\"\n";
         let expected = Confinement {
             require: Level::Strict,
@@ -209,6 +218,7 @@ mod tests {
             max_memory_bytes: 8 << 30,
             tmp_bytes: 9,
             max_file_bytes: 1,
+            max_open_files: 2000,
             cgroup: Some("/sys/fs/cgroup/posh".into()),
         };
         assert_eq!(read(text), Ok(expected));

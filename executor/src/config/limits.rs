@@ -9,6 +9,24 @@
 /// with a flush of every processor's TLB. 768 end together within a moment.
 pub const MOST_PROCESSES: usize = 768;
 
+/// All commands together may hold one file open in so many of those that the machine can have open
+/// (fs.file-max): the rest is for its other programs, and for processes that commands fork.
+const SHARE_OF_FILES: u64 = 2;
+/// Open files of one command: shells usually start commands with 1024, which should not find fewer
+/// here. More than the upper bound costs too much of the kernel's memory where there is no limit.
+const OPEN_FILES: std::ops::RangeInclusive<u64> = 1 << 10..=1 << 16;
+
+/// Files that this machine can have open at a time.
+pub(crate) fn machine_files() -> u64 {
+    let most = std::fs::read_to_string("/proc/sys/fs/file-max").unwrap_or_default();
+    most.trim().parse().unwrap_or(u64::MAX)
+}
+
+/// The most open files of one command, where a machine can have so many.
+pub(super) fn open_files_of_one(machine: u64) -> u64 {
+    (machine / SHARE_OF_FILES / MOST_PROCESSES as u64).clamp(*OPEN_FILES.start(), *OPEN_FILES.end())
+}
+
 /// Bounds of one identity. `None` is no bound of its own: the whole executor's apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
@@ -69,9 +87,37 @@ impl Default for Bounds {
 }
 
 impl Bounds {
+    /// As many commands as can all have `open_files` open where a machine can have so many.
+    #[must_use]
+    pub(crate) fn with_files(self, open_files: u64, machine: u64) -> Self {
+        let most = (machine / SHARE_OF_FILES / open_files.max(1)).max(1);
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        Self { processes: self.processes.min(most), ..self }
+    }
+
     /// No bound for the machine's own load.
     #[must_use]
     pub fn unbounded() -> Self {
         Self { load_per_core: None, memory_pressure: None, ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_all_commands_are_a_part_of_the_machines() {
+        for machine in [100_000, 400_000, 2_466_174, 20_000_000, 100_000_000, u64::MAX] {
+            let open_files = open_files_of_one(machine);
+            assert!(OPEN_FILES.contains(&open_files), "{open_files} of {machine}");
+            for open_files in [open_files, 20_000] {
+                let Bounds { processes, .. } = Bounds::default().with_files(open_files, machine);
+                let all = processes as u64 * open_files;
+                assert!(processes > 0 && all <= machine / SHARE_OF_FILES, "{all} of {machine}");
+            }
+        }
+        assert_eq!(open_files_of_one(u64::MAX), 1 << 16);
+        assert_eq!(Bounds::default().with_files(1 << 16, u64::MAX), Bounds::default());
     }
 }

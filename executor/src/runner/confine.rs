@@ -135,6 +135,7 @@ pub fn set_bounds(bounds: &Bounds) -> nix::Result<()> {
         (libc::RLIMIT_NPROC, bounds.processes),
         (libc::RLIMIT_DATA, bounds.memory_bytes),
         (libc::RLIMIT_FSIZE, bounds.file_bytes),
+        (libc::RLIMIT_NOFILE, bounds.open_files),
     ] {
         if bound > 0 {
             sys::lower_limit(resource, bound)?;

@@ -17,7 +17,10 @@ use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
     libc,
-    sys::stat::{Mode, fstat, umask},
+    sys::{
+        resource::{Resource, getrlimit},
+        stat::{Mode, fstat, umask},
+    },
     unistd::{ForkResult, Pid, setpgid},
 };
 use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, rejected::Kind};
@@ -109,6 +112,7 @@ impl Prepared {
         if view.is_servers_own() && fence.changes {
             return Err(changes_without_namespaces(&stage));
         }
+        check_open_files(view, &stage)?;
         let cwd = paths::working_directory(view, &stage.cwd)?;
         paths::check(view, &cwd, &stage, &budgets.checks)?;
         guards::check(view, &cwd, (&stage, &fence.own_guards), &budgets.checks)?;
@@ -268,7 +272,7 @@ impl Prepared {
 
     fn set_up(&self) -> nix::Result<()> {
         umask(Mode::from_bits_truncate(self.stage.umask));
-        let hard = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?.1;
+        let hard = getrlimit(Resource::RLIMIT_NOFILE)?.1;
         sys::set_limit(libc::RLIMIT_NOFILE, self.open_files, hard)?;
         for limit in &self.stage.limits {
             sys::set_limit(limit.resource, limit.soft, limit.hard)?;
@@ -294,6 +298,29 @@ fn changes_without_namespaces(stage: &Stage) -> Refusal {
         Kind::NotAllowed,
         format!("this executor does not run {} like this: {why}", stage.program),
     )
+}
+
+/// Files that a program opens beside those that its words and descriptors name: libraries, locales.
+const OWN_FILES: u64 = 32;
+
+/// A command that opens all that its words name (paste, tee) is not to run out of descriptors here
+/// if it would not on the workstation.
+fn check_open_files(view: &View, stage: &Stage) -> Result<(), Refusal> {
+    let hard = getrlimit(Resource::RLIMIT_NOFILE)
+        .map_err(|errno| Refusal::new(Kind::SpawnFailed, errno.desc()))?
+        .1;
+    let bound = Some(view.bounds.open_files).filter(|bound| *bound > 0).unwrap_or(hard).min(hard);
+    let own = stage.limits.iter().rfind(|limit| limit.resource == libc::RLIMIT_NOFILE);
+    let wanted = own.map_or(0, |limit| limit.soft);
+    let named = (stage.argv.len() + stage.descriptors.len()) as u64 + OWN_FILES;
+    if wanted <= bound || named <= bound {
+        return Ok(());
+    }
+    let why = format!("it may open {named} files, and commands have {bound} (`max_open_files`)");
+    Err(Refusal::new(
+        Kind::NotAllowed,
+        format!("this executor does not run {} like this: {why}", stage.program),
+    ))
 }
 
 /// Starts watching. A tree that is too large makes the report of changes incomplete; a walk that

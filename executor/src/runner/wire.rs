@@ -90,6 +90,9 @@ pub struct Bounds {
     /// The size of the temporary directories of a view, all together.
     #[prost(uint64, tag = "4")]
     pub tmp_bytes: u64,
+    /// Files that one process may have open.
+    #[prost(uint64, tag = "5")]
+    pub open_files: u64,
 }
 
 impl Bounds {

@@ -24,8 +24,8 @@ use posh_executor::{
     runner::ALLOWED_CALLS,
 };
 use posh_proto::executor::{
-    ClientFile, DescribeRequest, EnvVar, Guard, PathUse, RunSpec, StatusRequest, WatchedTree,
-    exited::How, guard, rejected::Kind, run_input, run_output,
+    ClientFile, DescribeRequest, EnvVar, Guard, PathUse, ResourceLimit, RunSpec, StatusRequest,
+    WatchedTree, exited::How, guard, rejected::Kind, run_input, run_output,
 };
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -508,6 +508,36 @@ async fn processes_are_bounded_without_a_word_on_it() {
     assert_eq!(lab.says(command(&["bash", "-c", "ulimit -u"])).await, "8192\n");
     let status = lab.client.clone().status(StatusRequest {}).await.unwrap().into_inner();
     assert_eq!(status.whole.unwrap().max_processes, 768);
+}
+
+// Guards: RLIMIT_NOFILE (confine::set_bounds), whatever the workstation asks for; the machine's open
+// files are a part for all commands (config::Bounds::with_files).
+#[tokio::test]
+async fn open_files_end_at_their_bound_and_a_command_that_needs_more_is_refused() {
+    const BOUND: usize = 1100;
+    let lab = Lab::with(|config| config.confinement.max_open_files = BOUND as u64).await;
+    let with_limit = |argv: &[&str], soft: u64| {
+        let mut spec = command(argv);
+        spec.stages[0].limits =
+            vec![ResourceLimit { resource: libc::RLIMIT_NOFILE, soft, hard: 1 << 20 }];
+        spec
+    };
+    let said = lab.says(with_limit(&["bash", "-c", "ulimit -Sn; ulimit -Hn"], 1 << 20)).await;
+    assert_eq!(said, format!("{BOUND}\n{BOUND}\n"));
+    let said = lab.says(command(&["bash", "-c", "ulimit -Hn"])).await;
+    assert_eq!(said, format!("{BOUND}\n"));
+    // It has each of its operands open at once.
+    lab.write("a", "x\n");
+    let paste = |operands: usize| [&["paste"][..], &vec!["a"; operands]].concat();
+    assert_eq!(
+        lab.run(with_limit(&paste(BOUND), 1 << 20)).await.refusal().kind(),
+        Kind::NotAllowed
+    );
+    let said = lab.says(with_limit(&paste(BOUND - 100), 1 << 20)).await;
+    assert_eq!(said.matches('x').count(), BOUND - 100, "{said}");
+    // It would not get as far on the workstation.
+    let outcome = lab.run(with_limit(&paste(BOUND), 64)).await;
+    assert!(outcome.errors().contains("Too many open files"), "{outcome:?}");
 }
 
 // Guards: the process namespace; the scope of signals in `fence`.
