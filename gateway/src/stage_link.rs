@@ -516,12 +516,13 @@ mod tests {
     }
 
     async fn until_closed(stage: &mut UnixStream, room: &Room) {
-        let mut rest = Vec::new();
-        let _reset_or_not =
-            tokio::time::timeout(PATIENCE, stage.read_to_end(&mut rest)).await.expect("it ends");
-        while room.total() > 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let closed = async {
+            let _reset_or_not = stage.read_to_end(&mut Vec::new()).await;
+            while room.total() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, closed).await.expect("it ends");
     }
 
     #[tokio::test]

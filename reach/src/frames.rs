@@ -225,6 +225,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
@@ -296,7 +298,8 @@ mod tests {
             while theirs.write_all(&frames).await.is_ok() {}
         });
         let mut read = Vec::new();
-        let error = ours.read_to_end(&mut read).await.unwrap_err();
+        let end = tokio::time::timeout(Duration::from_secs(30), ours.read_to_end(&mut read)).await;
+        let error = end.expect("it ends").unwrap_err();
         assert_eq!(error.to_string(), Flood.to_string());
         drop(ours);
         flood.await.unwrap();
