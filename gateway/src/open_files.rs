@@ -20,7 +20,7 @@
 //! Invariant: no process of this machine makes a look take long, or delays anything but the command
 //! that it is for. Root's gateway looks at everybody's processes, and a process may have millions
 //! of descriptors, hundreds of megabytes of mappings, or block its readers. So a look has its own
-//! thread, works piece by piece, and ends when its time is used up ([`Budget`]): open files are
+//! thread, works piece by piece, and ends when its time is used up ([`LookBudget`]): open files are
 //! unknown then.
 
 use std::{
@@ -89,7 +89,7 @@ impl OpenFiles {
         }
         let look = move || {
             let sites = Sites::of(&mounts)?;
-            open_below((&tops, &sites), stage, &Budget::begin(PATIENCE))
+            open_below(&tops, &sites, stage, &LookBudget::begin(PATIENCE))
         };
         match self.looks.ask_aside(Path::new("/proc"), PATIENCE, look) {
             Ok(Ok(found)) => {
@@ -117,7 +117,7 @@ impl OpenFiles {
         let mounts: BTreeSet<PathBuf> = on_sshfs.map(mount_point).collect();
         let look = move || {
             let sites = Sites::of(&mounts)?;
-            above_open_files((&directories, &sites), &Budget::begin(PATIENCE_OF_REFRESH))
+            above_open_files(&directories, &sites, &LookBudget::begin(PATIENCE_OF_REFRESH))
         };
         match self.looks.ask(Path::new("/proc"), PATIENCE_OF_REFRESH, look).await {
             Ok(Ok(found)) => found,
@@ -225,7 +225,7 @@ fn has_our_mounts(process: &Path) -> bool {
 
 /// Remaining time of a look.
 #[derive(Debug)]
-struct Budget {
+struct LookBudget {
     /// CPU time of the looking thread at which it stops.
     worked: Duration,
     /// Time at which the caller gives up.
@@ -236,7 +236,7 @@ struct Budget {
 #[derive(Debug, PartialEq, Eq)]
 struct Exceeded;
 
-impl Budget {
+impl LookBudget {
     /// Budget of a look in this thread. CPU time limits the work that other processes can cause;
     /// elapsed time also depends on the load.
     fn begin(patience: Duration) -> Self {
@@ -270,11 +270,12 @@ pub fn has_open(pid: Pid, (owner, file): (Pid, &Descriptor)) -> bool {
 
 /// Directories below which a process of this machine has a file open or mapped. Blocks.
 fn above_open_files(
-    (directories, sites): (&BTreeSet<PathBuf>, &Sites),
-    budget: &Budget,
+    directories: &BTreeSet<PathBuf>,
+    sites: &Sites,
+    budget: &LookBudget,
 ) -> Result<BTreeSet<PathBuf>, Exceeded> {
     let mut found = BTreeSet::new();
-    look((None, sites), budget, |open| {
+    look(None, sites, budget, |open| {
         note(directories, open.text, &mut found);
         for site in &open.anywhere_on {
             let all = directories.iter();
@@ -288,12 +289,13 @@ fn above_open_files(
 /// Finds a file that may be at or below these paths and that a process other than `but` has open or
 /// mapped. Blocks.
 fn open_below(
-    (tops, sites): (&[PathBuf], &Sites),
+    tops: &[PathBuf],
+    sites: &Sites,
     but: Pid,
-    budget: &Budget,
+    budget: &LookBudget,
 ) -> Result<Option<PathBuf>, Exceeded> {
     let mut found = None;
-    look((Some(but), sites), budget, |open| {
+    look(Some(but), sites, budget, |open| {
         let is_below = |top: &PathBuf| {
             open.text.starts_with(top)
                 || open.anywhere_on.iter().any(|site| top.starts_with(&site.mount_point))
@@ -310,8 +312,9 @@ fn open_below(
 /// true. Skips unreadable processes: they can't use a mount of this user, unless it has
 /// `allow_other`.
 fn look(
-    (but, sites): (Option<Pid>, &Sites),
-    budget: &Budget,
+    but: Option<Pid>,
+    sites: &Sites,
+    budget: &LookBudget,
     mut found: impl FnMut(&Open<'_>) -> bool,
 ) -> Result<(), Exceeded> {
     for process in processes(but, budget)? {
@@ -341,7 +344,7 @@ fn look(
 
 /// All processes but this one and `but`; this user's first, so that others' processes can't use up
 /// the budget before.
-fn processes(but: Option<Pid>, budget: &Budget) -> Result<Vec<PathBuf>, Exceeded> {
+fn processes(but: Option<Pid>, budget: &LookBudget) -> Result<Vec<PathBuf>, Exceeded> {
     let passed_over = [Some(std::process::id()), but];
     let (mut own, mut others) = (Vec::new(), Vec::new());
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -372,7 +375,7 @@ fn note(directories: &BTreeSet<PathBuf>, path: &Path, found: &mut BTreeSet<PathB
 /// answer.
 fn mapped(
     mut maps: impl io::Read,
-    budget: &Budget,
+    budget: &LookBudget,
     found: &mut impl FnMut(&Mapping<'_>) -> bool,
 ) -> Result<bool, Exceeded> {
     let mut piece = vec![0; MAPS_BYTES];
@@ -436,7 +439,7 @@ mod tests {
         let path = open.join("deep/f");
         fs::write(&path, "x").unwrap();
         let all = BTreeSet::from([open.clone(), open.join("deep"), other]);
-        let look = || above_open_files((&all, &Sites::default()), &Budget::begin(LONG)).unwrap();
+        let look = || above_open_files(&all, &Sites::default(), &LookBudget::begin(LONG)).unwrap();
         assert!(look().is_empty());
         let file = fs::File::open(&path).unwrap();
         let mut holder =
@@ -462,7 +465,7 @@ mod tests {
             Command::new("sleep").arg("1000").stdin(Stdio::from(file)).spawn().unwrap();
         let look = |top: &Path, but| {
             let tops = [top.to_owned()];
-            open_below((&tops, &Sites::default()), but, &Budget::begin(LONG)).unwrap()
+            open_below(&tops, &Sites::default(), but, &LookBudget::begin(LONG)).unwrap()
         };
         let found = [
             look(&place, 0),
@@ -514,9 +517,9 @@ mod tests {
             let mut holder = open(line);
             std::thread::sleep(Duration::from_millis(300));
             let tops = [site.join("x")];
-            let below = open_below((&tops, &sites()), 0, &Budget::begin(LONG)).unwrap().is_some();
+            let below = open_below(&tops, &sites(), 0, &LookBudget::begin(LONG)).unwrap().is_some();
             let above =
-                above_open_files((&directories, &sites()), &Budget::begin(LONG)).unwrap().len();
+                above_open_files(&directories, &sites(), &LookBudget::begin(LONG)).unwrap().len();
             holder.kill().unwrap();
             holder.wait().unwrap();
             (below, above)
@@ -571,13 +574,13 @@ mod tests {
                 found.push((mapping.text.to_owned(), mapping.device));
                 false
             };
-            assert_eq!(mapped(Pieces(maps, piece), &Budget::begin(LONG), note), Ok(false));
+            assert_eq!(mapped(Pieces(maps, piece), &LookBudget::begin(LONG), note), Ok(false));
             let expected = [("/m/d/f", (0xfe, 0)), ("/m/a b (deleted)", (0, 3))];
             assert_eq!(found, expected.map(|(text, device)| (PathBuf::from(text), device)));
         }
         let mut first = None;
         let note = &mut |mapping: &Mapping<'_>| first.replace(mapping.text.to_owned()).is_none();
-        assert_eq!(mapped(&maps[..], &Budget::begin(LONG), note), Ok(true));
+        assert_eq!(mapped(&maps[..], &LookBudget::begin(LONG), note), Ok(true));
         assert_eq!(first.as_deref(), Some(Path::new("/m/d/f")));
     }
 
@@ -602,18 +605,21 @@ mod tests {
             }
         }
         let began = worked();
-        assert_eq!(mapped(Endless, &Budget::begin(LONG), &mut |_| false), Err(Exceeded));
+        assert_eq!(mapped(Endless, &LookBudget::begin(LONG), &mut |_| false), Err(Exceeded));
         assert!(worked() - began < 10 * MOST_WORK);
         // A line without an end is kept in no memory.
-        assert_eq!(mapped(io::repeat(b'/'), &Budget::begin(LONG), &mut |_| false), Err(Exceeded));
+        assert_eq!(
+            mapped(io::repeat(b'/'), &LookBudget::begin(LONG), &mut |_| false),
+            Err(Exceeded)
+        );
     }
 
     #[test]
     fn what_can_not_be_told_in_time_is_not_told() {
-        let budget = Budget::begin(Duration::ZERO);
+        let budget = LookBudget::begin(Duration::ZERO);
         let (none, all) = (Sites::default(), BTreeSet::from(["/m".into()]));
-        assert_eq!(open_below((&["/m".into()], &none), 0, &budget), Err(Exceeded));
-        assert_eq!(above_open_files((&all, &none), &budget), Err(Exceeded));
+        assert_eq!(open_below(&["/m".into()], &none, 0, &budget), Err(Exceeded));
+        assert_eq!(above_open_files(&all, &none, &budget), Err(Exceeded));
     }
 
     #[tokio::test]

@@ -49,11 +49,11 @@ pub struct Metered<S> {
 }
 
 /// Budgets by address, of all servers that this process has connected to.
-static BUDGETS: LazyLock<Mutex<HashMap<String, Arc<Budget>>>> = LazyLock::new(Mutex::default);
+static BUDGETS: LazyLock<Mutex<HashMap<String, Arc<FrameBudget>>>> = LazyLock::new(Mutex::default);
 
 /// Token bucket.
 #[derive(Debug)]
-struct Budget(Mutex<Left>);
+struct FrameBudget(Mutex<Left>);
 
 #[derive(Debug)]
 struct Left {
@@ -64,7 +64,7 @@ struct Left {
 /// Count of one connection.
 #[derive(Debug)]
 struct Meter {
-    budget: Arc<Budget>,
+    budget: Arc<FrameBudget>,
     /// Bytes that may still come before the budget is charged.
     credit: u64,
     header: [u8; HEADER_BYTES],
@@ -76,11 +76,11 @@ struct Meter {
 impl<S> Metered<S> {
     /// Counts the frames of a connection to this address.
     pub fn new(stream: S, address: &str) -> Self {
-        Self { stream, meter: Meter::new(Budget::of(address)) }
+        Self { stream, meter: Meter::new(FrameBudget::of(address)) }
     }
 }
 
-impl Budget {
+impl FrameBudget {
     fn of(address: &str) -> Arc<Self> {
         let mut budgets = BUDGETS.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(budgets.entry(address.to_owned()).or_default())
@@ -101,14 +101,14 @@ impl Budget {
     }
 }
 
-impl Default for Budget {
+impl Default for FrameBudget {
     fn default() -> Self {
         Self(Mutex::new(Left { bytes: BUDGET_BYTES, as_of: Instant::now() }))
     }
 }
 
 impl Meter {
-    fn new(budget: Arc<Budget>) -> Self {
+    fn new(budget: Arc<FrameBudget>) -> Self {
         Self { budget, credit: 0, header: [0; HEADER_BYTES], header_bytes: 0, payload_bytes: 0 }
     }
 

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use posh_volume::{
     Errno, Store,
     directory::{
-        Account, Directory, DirectorySession, EFFECTS, Effect, Effects, Liveness, Machine,
+        Account, Directory, DirectorySession, EFFECTS, EffectMark, Effects, Liveness, Machine,
         Mutability, Pool, Rights, WriteRoom,
     },
     store::*,
@@ -1137,16 +1137,16 @@ async fn a_change_that_fails_after_its_first_step_has_begun() {
         put("new", NewFile::Directory),
         put("there", NewFile::Directory),
     ];
-    let effects: Effects = (0..3).map(|_| Effect::default()).collect();
+    let effects: Effects = (0..3).map(|_| EffectMark::default()).collect();
     let written = EFFECTS.scope(effects.clone(), store.write(&stranger(), writes)).await.unwrap();
     assert_eq!(
         written.iter().map(|result| result.as_ref().err().copied()).collect::<Vec<_>>(),
         [Some(Errno::EPERM), Some(Errno::EPERM), Some(Errno::EEXIST)]
     );
-    let begun = |effects: &Effects| effects.iter().map(Effect::has_begun).collect::<Vec<_>>();
+    let begun = |effects: &Effects| effects.iter().map(EffectMark::has_begun).collect::<Vec<_>>();
     assert_eq!(begun(&effects), [false, true, false]);
     for (name, has_begun) in [("there", false), ("link", true)] {
-        let effects: Effects = [Effect::default()].into();
+        let effects: Effects = [EffectMark::default()].into();
         let link = Op::Symlink { parent: store.root(), name: name.into(), target: "x".into() };
         let made = EFFECTS.scope(effects.clone(), store.call(&stranger(), link)).await;
         assert_eq!((made.is_ok(), begun(&effects)), (has_begun, vec![has_begun]));

@@ -26,7 +26,7 @@ use posh_proto::executor::{Exited, Offset, exited::How};
 use super::{budget::Budget, spawn::Live, wire::write_end};
 use crate::sys;
 
-/// What is needed to tell the ends of a run's commands.
+/// Knowledge that telling the ends of a run's commands needs.
 pub struct Telling {
     pub lives: HashMap<Pid, Live>,
     /// For lookups when commands have ended.

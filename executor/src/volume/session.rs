@@ -23,7 +23,7 @@ use posh_proto::{
 use posh_volume::{
     Errno, Store as _,
     directory::{
-        Account, Charge, DirectorySession, EFFECTS, Effect, Effects, HELD, MAX_NAMES, Pool,
+        Account, Charge, DirectorySession, EFFECTS, EffectMark, Effects, HELD, MAX_NAMES, Pool,
         WriteRoom,
     },
     store::{
@@ -187,18 +187,18 @@ struct UnderWay {
     deed: Option<Deed>,
     bytes: usize,
     /// Set by the store.
-    effect: Effect,
+    effect: EffectMark,
 }
 
 impl UnderWay {
     fn of(session: &Arc<Served>, op: &Op) -> Self {
-        let effect = Effect::default();
+        let effect = EffectMark::default();
         Self { session: session.clone(), deed: Deed::of(op), bytes: 0, effect }
     }
 
     fn of_write(session: &Arc<Served>, write: &Write) -> Self {
         let (deed, bytes) = (Some(Deed::of_write(write)), size_of(write));
-        Self { session: session.clone(), deed, bytes, effect: Effect::default() }
+        Self { session: session.clone(), deed, bytes, effect: EffectMark::default() }
     }
 
     /// Returns the effects of these, for the store.

@@ -5,7 +5,7 @@
 //! (the last one of a removed file frees its extents), and a network file system or FUSE that
 //! doesn't answer (`FLUSH`) keeps it for ever. A runtime's thread, on which an identity's rights
 //! are checked and its runs are ended, never waits for it: dropping a [`Descriptor`], wherever that
-//! is, hands it to a [`Lane`] of the account that opened it.
+//! is, hands it to a [`ClosingLane`] of the account that opened it.
 //!
 //! Bounds: a lane has one thread at a time; each account has two lanes for each export that it
 //! uses. A descriptor stays charged to its account until close(2) has returned, so an account has
@@ -22,7 +22,7 @@ use super::workers::{self, Held, Workers};
 /// A queue of jobs of one account for one export, which run one after the other, apart from the
 /// account's other jobs: a file system that hangs holds up no other one.
 #[derive(Debug)]
-pub struct Lane {
+pub struct ClosingLane {
     workers: Arc<Workers>,
     name: String,
 }
@@ -44,10 +44,10 @@ pub struct Descriptor {
     /// `None`: it is `O_PATH`, whose close(2) asks no file system; a worker thread closes it at
     /// once.
     charge: Option<Held>,
-    lane: Arc<Lane>,
+    lane: Arc<ClosingLane>,
 }
 
-impl Lane {
+impl ClosingLane {
     /// Returns the lane of that account, export and purpose.
     pub fn new(workers: &Arc<Workers>, account: &str, tree: &Path, purpose: Purpose) -> Arc<Self> {
         let name = workers::lane_name(account, &format!("{purpose:?} {}", tree.display()));
@@ -62,12 +62,12 @@ impl Lane {
 
 impl Descriptor {
     /// Wraps the descriptor of an open file. `charge` is held until it is closed.
-    pub fn open(lane: &Arc<Lane>, fd: OwnedFd, charge: Held) -> Self {
+    pub fn open(lane: &Arc<ClosingLane>, fd: OwnedFd, charge: Held) -> Self {
         Self { fd: Some(fd), charge: Some(charge), lane: lane.clone() }
     }
 
     /// Wraps an `O_PATH` descriptor.
-    pub fn path(lane: &Arc<Lane>, fd: OwnedFd) -> Self {
+    pub fn path(lane: &Arc<ClosingLane>, fd: OwnedFd) -> Self {
         Self { fd: Some(fd), charge: None, lane: lane.clone() }
     }
 
@@ -126,7 +126,8 @@ mod tests {
     #[test]
     fn a_descriptor_is_closed_in_its_lane_and_charged_until_then() {
         let workers = Arc::new(Workers::start(Arc::default()).unwrap());
-        let lane = |account, name| Lane::new(&workers, account, Path::new(name), Purpose::Closing);
+        let lane =
+            |account, name| ClosingLane::new(&workers, account, Path::new(name), Purpose::Closing);
         let (ada, (release, gate)) = (lane("ada", "/a"), mpsc::channel::<()>());
         ada.run(move || {
             let _ = gate.recv();

@@ -1,7 +1,7 @@
-//! Whether a call has changed anything, for the record of what a session did: an error alone does
+//! Marks of calls that have changed something, for the record of what a session did: an error alone does
 //! not tell, since a call of several system calls can fail after the first one.
 //!
-//! Invariant: an [`Effect`] is set before a system call that can change an export in part and fail
+//! Invariant: an [`EffectMark`] is set before a system call that can change an export in part and fail
 //! ([`begin`]), and at once after one that either changes it or fails ([`made`]). Each system call
 //! that changes names, contents or attributes of an export is made by one of the two.
 
@@ -13,12 +13,12 @@ use std::{
     },
 };
 
-/// Whether one change, a call or one of a batch of writes, has begun.
+/// Mark that one change, a call or one of a batch of writes, has begun.
 #[derive(Debug, Clone, Default)]
-pub struct Effect(Arc<AtomicBool>);
+pub struct EffectMark(Arc<AtomicBool>);
 
 /// The changes of one call.
-pub type Effects = Arc<[Effect]>;
+pub type Effects = Arc<[EffectMark]>;
 
 tokio::task_local! {
     /// Changes of the current call, which its jobs set.
@@ -35,7 +35,7 @@ struct OfJob {
     current: usize,
 }
 
-impl Effect {
+impl EffectMark {
     /// Returns true if the change may have happened, at least in part.
     #[must_use]
     pub fn has_begun(&self) -> bool {

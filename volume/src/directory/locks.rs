@@ -190,7 +190,7 @@ impl Lock {
     }
 }
 
-/// What a lock was taken on.
+/// File that a lock was taken on.
 enum Locked {
     Whole(Arc<Opened>),
     Range(Arc<Description>),

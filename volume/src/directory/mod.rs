@@ -53,7 +53,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, statx};
 
 pub use self::{
     account::{Account, Charge, Pool, is_share},
-    effects::{EFFECTS, Effect, Effects},
+    effects::{EFFECTS, EffectMark, Effects},
     listing::MAX_NAMES,
     rivals::Rivals,
     session::{DirectorySession, Liveness, WeakSession},
@@ -62,7 +62,7 @@ pub use self::{
     workers::{HELD, Held},
 };
 use self::{
-    descriptor::{Descriptor, Lane, Purpose},
+    descriptor::{ClosingLane, Descriptor, Purpose},
     nodes::Nodes,
     watch::Watch,
     workers::Workers,
@@ -251,9 +251,9 @@ impl Directory {
         let watched = machine.watch.cover(root.as_fd());
         let tree = std::fs::read_link(format!("/proc/self/fd/{}", root.as_raw_fd()))?;
         // Several accounts may share the directory.
-        let lane = Lane::new(&machine.workers, "", &tree, Purpose::Closing);
+        let lane = ClosingLane::new(&machine.workers, "", &tree, Purpose::Closing);
         let root = Descriptor::path(&lane, root);
-        let nodes = Nodes::new((root, lane), geteuid().is_root(), machine.remembered.clone())
+        let nodes = Nodes::new(root, lane, geteuid().is_root(), machine.remembered.clone())
             .map_err(|fault| io::Error::from(Errno::from(fault)))?;
         let name_locks = std::array::from_fn(|_| Mutex::default());
         Ok(Arc::new(Self {

@@ -29,7 +29,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx
 use super::{
     Fault,
     account::is_share,
-    descriptor::{Descriptor, Lane},
+    descriptor::{ClosingLane, Descriptor},
     sys::{self, Handle, Purpose},
 };
 use crate::{
@@ -80,7 +80,7 @@ pub struct Nodes {
     /// Number of known files of all exports of the machine.
     remembered: Arc<AtomicUsize>,
     /// For descriptors that are dropped elsewhere than on a worker thread.
-    lane: Arc<Lane>,
+    lane: Arc<ClosingLane>,
     state: Mutex<State>,
 }
 
@@ -121,7 +121,8 @@ pub enum Keep {
 impl Nodes {
     /// Creates an empty table for the export at `root`.
     pub fn new(
-        (root, lane): (Descriptor, Arc<Lane>),
+        root: Descriptor,
+        lane: Arc<ClosingLane>,
         may_open_handles: bool,
         remembered: Arc<AtomicUsize>,
     ) -> Result<Self, Fault> {

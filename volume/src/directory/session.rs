@@ -20,7 +20,7 @@ use super::{
     Directory, Fault,
     account::Account,
     attributes,
-    descriptor::{Lane, Purpose},
+    descriptor::{ClosingLane, Purpose},
     effects,
     files::Opened,
     limits,
@@ -81,8 +81,8 @@ pub struct Session {
     /// Account that its use of the machine is charged to.
     pub account: Arc<Account>,
     /// Lanes for what it has open and locked.
-    pub closing: Arc<Lane>,
-    unlocking: Arc<Lane>,
+    pub closing: Arc<ClosingLane>,
+    unlocking: Arc<ClosingLane>,
     /// Held during an [`Op::Settle`]: one at a time.
     settling: tokio::sync::Mutex<()>,
     liveness: Liveness,
@@ -125,8 +125,8 @@ impl DirectorySession {
     pub fn open_for(account: Arc<Account>, directory: Arc<Directory>, liveness: Liveness) -> Self {
         let id = directory.machine.keeper.open_session(account.name(), directory.tree());
         let (workers, tree) = (&directory.machine.workers, directory.tree());
-        let closing = Lane::new(workers, account.name(), tree, Purpose::Closing);
-        let unlocking = Lane::new(workers, account.name(), tree, Purpose::Unlocking);
+        let closing = ClosingLane::new(workers, account.name(), tree, Purpose::Closing);
+        let unlocking = ClosingLane::new(workers, account.name(), tree, Purpose::Unlocking);
         Self(Arc::new(Session {
             directory,
             id,

@@ -30,9 +30,12 @@ impl Source {
         if self.is_test {
             return "";
         }
-        self.text
-            .find("\n#[cfg(test)]\nmod tests {")
-            .map_or(&self.text[..], |end| &self.text[..=end])
+        let module = ["mod ", "pub(crate) mod "];
+        let mut marks = self.text.match_indices("\n#[cfg(test)]\n");
+        let end = marks.find(|(place, mark)| {
+            module.iter().any(|word| self.text[place + mark.len()..].starts_with(word))
+        });
+        end.map_or(&self.text[..], |(place, _)| &self.text[..=place])
     }
 }
 
