@@ -23,6 +23,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statat, statx};
 
 use crate::process::Process;
@@ -244,16 +245,27 @@ impl Looks {
         let (ask, asked) = mpsc::sync_channel(1);
         // A rendezvous channel: a thread whose answer is late notices.
         let (sender, answer) = mpsc::sync_channel(0);
-        thread::Builder::new().name("looks".to_owned()).spawn(move || {
-            for process in asked {
-                if sender.send((self.look)(&process)).is_err() {
-                    self.unanswered.fetch_sub(1, Ordering::Relaxed);
-                    return;
+        without_signals(|| {
+            thread::Builder::new().name("looks".to_owned()).spawn(move || {
+                for process in asked {
+                    if sender.send((self.look)(&process)).is_err() {
+                        self.unanswered.fetch_sub(1, Ordering::Relaxed);
+                        return;
+                    }
                 }
-            }
+            })
         })?;
         Ok(Looker { ask, answer })
     }
+}
+
+/// Starts a thread that takes no signals: where a process's own threads block one, as `posh` does
+/// with Ctrl-C while its shell runs, the kernel would give it to this thread.
+fn without_signals<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let started = start();
+    before.thread_set_mask()?;
+    started
 }
 
 #[cfg(test)]
