@@ -2,10 +2,12 @@
 //! a path lookup can reach. Knows nothing of owners.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,6 +87,16 @@ impl MountInfo {
         let shown: Vec<usize> = (0..self.entries.len()).filter(shown).collect();
         shown.into_iter().map(|index| &self.entries[index]).collect()
     }
+}
+
+/// Mount ID of an open file or directory, without access to its file system; 0 if the kernel
+/// doesn't report it (before 5.8), which is the ID of no mount.
+pub fn mount_id(of: impl AsFd) -> u64 {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(of, "", flags, StatxFlags::MNT_ID)
+        .ok()
+        .filter(|found| found.stx_mask & StatxFlags::MNT_ID.bits() != 0)
+        .map_or(0, |found| found.stx_mnt_id)
 }
 
 /// Notices that mounts have changed since it began: poll(2) on mountinfo

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
-    fs,
+    fs::{self, File},
     os::unix::fs::{MetadataExt as _, symlink},
     path::{Path, PathBuf},
     pin::Pin,
@@ -18,7 +18,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use fs_mapper::config::Config;
+use fs_mapper::{config::Config, mountinfo::mount_id};
 use hyper_util::rt::TokioIo;
 use posh_gateway::Listeners;
 use posh_proto::{
@@ -364,6 +364,7 @@ impl Site {
             kind: descriptor::Kind::File.into(),
             path: self.at("own/out").into_os_string().into_encoded_bytes().into(),
             flags: 1,
+            mount_id: mount_id(File::open(self.at("own")).unwrap()),
             ..Descriptor::default()
         };
         let operand = self.at("its/f").into_os_string().into_encoded_bytes();
@@ -376,6 +377,7 @@ impl Site {
             argv: vec!["cat".into(), operand.into()],
             env: vec!["PATH=/usr/bin:/bin".into(), "TZ=UTC".into()],
             cwd: "/".into(),
+            cwd_mount_id: mount_id(File::open("/").unwrap()),
             umask: 0o022,
             descriptors: vec![null(0), output, null(2)],
             mount_namespace: fs::metadata("/proc/self/ns/mnt").unwrap().ino(),
@@ -693,6 +695,7 @@ impl Site {
             argv: words.iter().map(|word| word.to_string().into()).collect(),
             env: env.iter().map(|variable| variable.to_string().into()).collect(),
             cwd: self.at("its/d").into_os_string().into_encoded_bytes().into(),
+            cwd_mount_id: mount_id(File::open(self.at("its/d")).unwrap()),
             ..self.enlist()
         }
     }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use fs_mapper::config::Config;
+use fs_mapper::{config::Config, mountinfo::mount_id};
 use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION, frame,
@@ -132,6 +132,7 @@ impl Site {
             argv: vec!["wc".into(), self.at(file).into_os_string().into_encoded_bytes().into()],
             env: vec!["PATH=/usr/bin:/bin".into()],
             cwd: "/".into(),
+            cwd_mount_id: mount_id(fs::File::open("/").unwrap()),
             umask: 0o022,
             descriptors: (0..3).map(descriptor).collect(),
             mount_namespace: std::os::unix::fs::MetadataExt::ino(

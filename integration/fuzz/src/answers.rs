@@ -13,6 +13,7 @@ use std::{
 
 use arbitrary::Unstructured;
 use bytes::{Bytes, BytesMut};
+use fs_mapper::mountinfo::mount_id;
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
@@ -224,6 +225,7 @@ impl Peer {
             device: metadata.dev(),
             inode: metadata.ino(),
             flags: 1,
+            mount_id: mount_id(std::fs::File::open(&out).unwrap()),
             ..Descriptor::default()
         };
         let namespace = std::fs::metadata("/proc/self/ns/mnt").unwrap().ino();
@@ -237,6 +239,7 @@ impl Peer {
             argv: vec!["cat".into(), operand.into()],
             env: vec!["PATH=/usr/bin:/bin".into()],
             cwd: "/".into(),
+            cwd_mount_id: mount_id(std::fs::File::open("/").unwrap()),
             umask: 0o022,
             descriptors: vec![null(0), file(1), file(2)],
             mount_namespace: namespace,

@@ -4,11 +4,12 @@
 use std::{
     fs,
     os::{
-        fd::{AsFd, BorrowedFd, RawFd},
+        fd::{BorrowedFd, RawFd},
         unix::ffi::OsStrExt,
     },
 };
 
+use fs_mapper::mountinfo::mount_id;
 use nix::{
     fcntl::{FcntlArg, fcntl},
     sys::{
@@ -18,7 +19,6 @@ use nix::{
     unistd::{Whence, lseek},
 };
 use posh_proto::stage::{Descriptor, descriptor::Kind};
-use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::process;
 
@@ -94,16 +94,6 @@ pub fn one(fd: RawFd) -> Option<Descriptor> {
         _ => {}
     }
     Some(found)
-}
-
-/// Mount ID of an open file or directory, without access to its file system; 0 if the kernel
-/// doesn't report it (before 5.8), which is the ID of no mount.
-pub fn mount_id(of: impl AsFd) -> u64 {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    statx(of, "", flags, StatxFlags::MNT_ID)
-        .ok()
-        .filter(|found| found.stx_mask & StatxFlags::MNT_ID.bits() != 0)
-        .map_or(0, |found| found.stx_mnt_id)
 }
 
 /// Returns true if the descriptor is a pipe or a FIFO. One system call, since every local command

@@ -12,6 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fs_mapper::mountinfo::mount_id;
 use nix::sys::resource::{Resource, getrlimit};
 use posh_proto::{
     PROTOCOL_VERSION,
@@ -81,7 +82,7 @@ fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> E
             .map(|v| bytes::Bytes::copy_from_slice(v.to_bytes()))
             .collect(),
         cwd: cwd.into_os_string().into_vec().into(),
-        cwd_mount_id: descriptors::mount_id(rustix::fs::CWD),
+        cwd_mount_id: mount_id(rustix::fs::CWD),
         untouched: looked == Looked::PipeOnly,
         childless: process::is_childless(),
         pid: std::process::id(),
