@@ -5,12 +5,13 @@ use std::fs;
 use posh_integration::oracle::{Door, Under};
 use posh_integration::{Lab, LabSpec, Script};
 
-use crate::programs;
+use crate::{programs, whole_machine};
 
 /// Commands that get a signal together end by it together: none takes the end of another one for
 /// the end of its input, and writes what it would have written then.
 #[test]
 fn a_signal_to_a_group_ends_all_of_its_commands_by_it() {
+    let _alone = whole_machine();
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
     fs::write(lab.data(1).join("list"), "two\none\n").unwrap();
     let text = r#"set -m; cd /mnt/s1

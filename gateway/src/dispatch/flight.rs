@@ -58,7 +58,7 @@ const QUEUE: usize = 64;
 const REFRESH_OF_LOST: Duration = Duration::from_millis(500);
 
 /// Time within which the stage programs of a group have told of its signal.
-const TOLD_OF_A_GROUP: Duration = Duration::from_millis(5);
+const TOLD_OF_A_GROUP: Duration = Duration::from_millis(20);
 
 /// Time for an executor to end a call after its run is over and we have closed our side.
 const HEARING_OUT: Duration = Duration::from_secs(30);
