@@ -202,8 +202,8 @@ impl Image {
         Some(image).filter(|image| image.start_code < image.end_code && page.is_power_of_two())
     }
 
-    /// Where the heap begins and ends, if nobody has used it: otherwise nothing tells where it
-    /// began.
+    /// Address of an unused heap, which begins where it ends; the beginning of a used one is
+    /// unknown.
     fn empty_heap(&self) -> Option<u64> {
         let brk = sys::heap_end();
         let begins_behind_image = brk == self.end.checked_next_multiple_of(self.page)?;

@@ -48,8 +48,7 @@ fn cases_are_the_same_under_posh() {
     }
 }
 
-/// The same where the servers' directories are volumes: what is expected of places holds there too,
-/// unless what is at hand is used here. Without `POSH_TEST_FULL`, a sample.
+/// The cases on volumes: commands run on the same machines, but for those whose data is cached. Without `POSH_TEST_FULL`, a sample.
 #[test]
 fn cases_are_the_same_on_volumes() {
     let _turn = crate::whole_machine();

@@ -324,8 +324,8 @@ fn fill(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What belongs to one pipeline is found out against the clock: a placement that was missed, with
-/// the right output, is tried once more.
+/// Checks placements. Assembly works against the clock: a missed placement with the right output is
+/// tried once more.
 fn placed(
     arena: &Arena,
     name: &str,
@@ -384,7 +384,7 @@ fn a_program_s_own_library_keeps_it_here() {
     assert!(!grep.is_offloaded() && grep.reason.contains("LD_PRELOAD"), "{grep:?}");
 }
 
-/// Where nobody asks for a report: for that, each command goes through the stage program.
+/// Without a report, for which each command goes through the stage program.
 #[test]
 fn programs_that_start_no_others_go_without_the_hook() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
@@ -405,8 +405,8 @@ fn what_is_added_does_not_make_a_command_line_too_long() {
     arena.attempt("longest", &Script::new(LONGEST).door(Door::Hook)).unwrap();
 }
 
-/// Where nobody asks for a report, commands at pipes note for each other what becomes of them: none
-/// may stay here that another one should have been joined to.
+/// Without a report, commands at pipes leave notes for each other: none may stay local that another
+/// one should have been joined to.
 #[test]
 fn without_a_report_pipelines_run_where_their_data_is_all_the_same() {
     const ROUNDS: u64 = 10;

@@ -1,7 +1,7 @@
 //! Every split and every aggregator that an annotation declares, held against the real tools on
 //! random inputs: the planner plans, and its plan is carried out by the code that carries it out
 //! (the words of parts, joins, statuses, the order of errors), only that all machines are this one.
-//! What comes out must be what the unsplit commands give.
+//! The output must be that of the unsplit commands.
 //!
 //! `POSH_SPLIT_CASES` sets the number of cases of each property that must have been split, and then
 //! they are others each time; without it they are always the same.

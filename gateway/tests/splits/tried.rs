@@ -1,4 +1,4 @@
-//! What is tried of each command: flags of which a few are taken, and the words without which it
+//! Invocations tried of each command: flags of which a few are taken, and the words without which it
 //! does nothing. A flag that the annotation does not split with costs a case; a flag that is
 //! missing here is not tried.
 
