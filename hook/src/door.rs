@@ -170,6 +170,12 @@ impl<'a> Plan<'a> {
         let may_stay = if touches_nothing { notes.is_some() } else { about.asks };
         // SAFETY: the caller's promise.
         let may_stay = may_stay && !unsafe { self.names_descriptors() };
+        let note = |writer| {
+            notes.iter().for_each(|notes| pipes.outputs().for_each(|pipe| notes.note(pipe, writer)))
+        };
+        if may_stay {
+            note(Writer::Decides);
+        }
         let is_fed_here = || {
             let stays = |notes: &Notes, pipe| notes.wait_for_writer(pipe) == Writer::Stays;
             pipes.input.is_none_or(|pipe| notes.as_ref().is_some_and(|notes| stays(notes, pipe)))
@@ -178,8 +184,7 @@ impl<'a> Plan<'a> {
         let stays = may_stay
             && is_fed_here()
             && (touches_nothing || unsafe { self.is_at_hand(&about, streams, pipes, arena) });
-        let told = if stays { Writer::Stays } else { Writer::IsAsked };
-        notes.iter().for_each(|notes| pipes.outputs().for_each(|pipe| notes.note(pipe, told)));
+        note(if stays { Writer::Stays } else { Writer::IsAsked });
         stays
     }
 

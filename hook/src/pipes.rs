@@ -23,9 +23,11 @@ const SLOT_BYTES: usize = 8;
 pub const FILE_BYTES: u64 = SLOTS * SLOT_BYTES as u64;
 
 /// Interval and number of a reader's polls. In most cases the writer was forked before it, and
-/// writes its note within 0.1 ms, or within 4 ms if it asks the gateway.
+/// writes its first note within 0.1 ms.
 const LOOK_AGAIN_MICROSECONDS: u32 = 40;
 const LOOKS: usize = 8;
+/// Number of polls if the writer has noted that it is deciding: some 4 ms.
+const LOOKS_WHILE_IT_DECIDES: usize = 40;
 
 /// Programs that end by executing another one, which may be a known one. A shell does so for the
 /// last command of `-c`; a script has another name.
@@ -48,6 +50,8 @@ pub enum Writer {
     IsAsked,
     /// It wrote no note in time.
     Unknown,
+    /// It is about to note one of the first two: it asks the gateway, or waits for its own writer.
+    Decides,
 }
 
 /// A slot of the file.
@@ -62,6 +66,7 @@ impl Slot {
             Writer::Stays => 1,
             Writer::IsAsked => 2,
             Writer::Unknown => 3,
+            Writer::Decides => 0,
         };
         Self((pipe << 2 | code).to_ne_bytes())
     }
@@ -92,9 +97,10 @@ impl Slot {
             1 => Writer::Stays,
             2 => Writer::IsAsked,
             3 => Writer::Unknown,
-            _ => return None,
+            _ => Writer::Decides,
         };
-        (entry >> 2 == pipe << 2 >> 2).then_some(writer)
+        // In a file that was just made, all slots are 0.
+        (entry != 0 && entry >> 2 == pipe << 2 >> 2).then_some(writer)
     }
 }
 
@@ -118,19 +124,27 @@ impl Notes {
         (count == SLOT_BYTES).then_some(Slot::read(bytes))?.writer(pipe)
     }
 
-    /// Polls for the writer's note for a short while. If there is none, `Unknown` is noted, so that
-    /// no other reader waits.
+    /// Polls for the writer's decision for a short while. If there is none, `Unknown` is noted, so
+    /// that no other reader waits.
     pub(crate) fn wait_for_writer(&self, pipe: u64) -> Writer {
-        for _ in 1..LOOKS {
-            if let Some(writer) = self.writer(pipe) {
-                return writer;
+        self.wait(pipe, || sys::sleep(LOOK_AGAIN_MICROSECONDS))
+    }
+
+    fn wait(&self, pipe: u64, mut pause: impl FnMut()) -> Writer {
+        let mut looks = 0;
+        loop {
+            let limit = match self.writer(pipe) {
+                Some(Writer::Decides) => LOOKS_WHILE_IT_DECIDES,
+                Some(writer) => return writer,
+                None => LOOKS,
+            };
+            looks += 1;
+            if looks >= limit {
+                self.note(pipe, Writer::Unknown);
+                return Writer::Unknown;
             }
-            sys::sleep(LOOK_AGAIN_MICROSECONDS);
+            pause();
         }
-        self.writer(pipe).unwrap_or_else(|| {
-            self.note(pipe, Writer::Unknown);
-            Writer::Unknown
-        })
     }
 
     /// Writes a note.
@@ -179,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_of_one_pipe() {
-        for writer in [Writer::Stays, Writer::IsAsked, Writer::Unknown] {
+        for writer in [Writer::Stays, Writer::IsAsked, Writer::Unknown, Writer::Decides] {
             for pipe in [1, 4096, 23_396_636, u64::from(u32::MAX), u64::MAX >> 2] {
                 let slot = Slot::of(pipe, writer);
                 assert_eq!(slot.writer(pipe), Some(writer));
@@ -193,15 +207,14 @@ mod tests {
 
     #[test]
     fn what_is_noted_is_found_and_nothing_is_waited_for_twice() {
-        let directory = std::env::temp_dir().join(format!("posh-pipes-{}", std::process::id()));
-        std::fs::create_dir(&directory).unwrap();
+        let directory = made("noted");
         let name = directory.to_str().unwrap().as_bytes();
         let mut memory = [0; 300];
         let mut arena = Arena::new(&mut memory);
         assert!(Notes::open(name, &mut arena).is_none());
         std::fs::write(directory.join(FILE), vec![0; FILE_BYTES as usize]).unwrap();
         let notes = Notes::open(name, &mut arena).unwrap();
-        assert_eq!(notes.writer(77), None);
+        assert_eq!((notes.writer(77), notes.writer(0)), (None, None));
         notes.note(77, Writer::Stays);
         assert_eq!(notes.wait_for_writer(77), Writer::Stays);
         assert_eq!(notes.wait_for_writer(78), Writer::Unknown);
@@ -212,5 +225,34 @@ mod tests {
         notes.note(other, Writer::IsAsked);
         assert_eq!((notes.writer(77), notes.writer(other)), (None, Some(Writer::IsAsked)));
         std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_writer_that_decides_is_waited_for_but_not_for_ever() {
+        let directory = made("decides");
+        std::fs::write(directory.join(FILE), vec![0; FILE_BYTES as usize]).unwrap();
+        let name = directory.to_str().unwrap().as_bytes();
+        let mut memory = [0; 300];
+        let notes = Notes::open(name, &mut Arena::new(&mut memory)).unwrap();
+        notes.note(77, Writer::Decides);
+        let mut pauses = 0;
+        let later_than_a_first_note = || {
+            pauses += 1;
+            if pauses == 2 * LOOKS {
+                notes.note(77, Writer::Stays);
+            }
+        };
+        assert_eq!(notes.wait(77, later_than_a_first_note), Writer::Stays);
+        notes.note(78, Writer::Decides);
+        assert_eq!(notes.wait_for_writer(78), Writer::Unknown);
+        assert_eq!(notes.writer(78), Some(Writer::Unknown));
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    fn made(name: &str) -> std::path::PathBuf {
+        let name = format!("posh-pipes-{name}-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        directory
     }
 }
