@@ -74,7 +74,8 @@ const AROUND_DIRECTORY: BitFlags<AccessFs> =
     make_bitflags!(AccessFs::{ReadDir | RemoveDir | Refer});
 /// All but executing: programs of an export are data. A command makes no sockets or devices.
 pub const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
-    ReadFile | WriteFile | Truncate | ReadDir | RemoveDir | RemoveFile | MakeDir | MakeReg | MakeSym | MakeFifo | Refer
+    ReadFile | WriteFile | Truncate | ReadDir | RemoveDir | RemoveFile
+        | MakeDir | MakeReg | MakeSym | MakeFifo | Refer
 });
 
 /// Walking so many components costs as much of the budget as looking up a name.

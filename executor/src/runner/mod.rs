@@ -99,6 +99,7 @@ fn guard() -> io::Result<()> {
     let _ = setsid();
     prctl::set_child_subreaper(true)?;
     confine::be_killed_first()?;
+    confine::allow_hurry();
     let children = child_signals()?;
     if let Err(errno) = leave_namespaces(spec.isolation()) {
         let error = format!("cannot make a namespace: {}", errno.desc());
@@ -344,10 +345,22 @@ fn child_signals() -> nix::Result<SignalFd> {
 
 /// Waits until one of them is readable or at its end.
 fn wait_for<const COUNT: usize>(fds: [BorrowedFd<'_>; COUNT]) -> nix::Result<[bool; COUNT]> {
+    poll_all(fds, PollTimeout::NONE)
+}
+
+/// Looks which of them are readable or at their end.
+fn look_at<const COUNT: usize>(fds: [BorrowedFd<'_>; COUNT]) -> nix::Result<[bool; COUNT]> {
+    poll_all(fds, PollTimeout::ZERO)
+}
+
+fn poll_all<const COUNT: usize>(
+    fds: [BorrowedFd<'_>; COUNT],
+    timeout: PollTimeout,
+) -> nix::Result<[bool; COUNT]> {
     let mut ready = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     loop {
-        match poll(&mut ready, PollTimeout::NONE) {
-            Ok(0) | Err(Errno::EINTR) => {}
+        match poll(&mut ready, timeout) {
+            Err(Errno::EINTR) => {}
             Ok(_) => return Ok(ready.each_ref().map(is_ready)),
             Err(errno) => return Err(errno),
         }

@@ -6,10 +6,15 @@
 //! Invariant: killing needs nothing that a command can use up or keep busy: no descriptor, no
 //! file. Where /proc can't be read, a process is below this one if wait(2) takes it for a child,
 //! and what is below that falls to this process once it is killed.
+//!
+//! Invariant: no loop here ends only when its commands stop forking. Each look takes a bounded
+//! number of children.
 
 use std::{
     collections::{HashMap, HashSet},
-    fs, io, thread,
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -29,6 +34,12 @@ const LAST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time in which processes may remove their locks and unfinished files.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Most children reaped in one look.
+const AT_ONCE: usize = 1024;
+
+/// Most children looked at before a supervisor looks at its other events.
+const SOME: usize = 128;
 
 /// The largest process number of any kernel (PID_MAX_LIMIT).
 const LAST_NUMBER: i32 = 1 << 22;
@@ -89,31 +100,65 @@ impl Below {
 
 /// Reaps children that have ended; true if no process is left.
 fn is_alone() -> bool {
-    loop {
-        match sys::reap() {
-            Ok(Some(_)) | Err(Errno::EINTR) => {}
-            Ok(None) => return false,
+    has_reaped_all(|| sys::reap().map(|ended| ended.is_some()))
+}
+
+/// True if there is nothing to reap any more; false if what is left lives, or is too much.
+fn has_reaped_all(mut reap: impl FnMut() -> nix::Result<bool>) -> bool {
+    for _ in 0..AT_ONCE {
+        match reap() {
+            Ok(true) | Err(Errno::EINTR) => {}
+            Ok(false) => return false,
             Err(_) => return true,
         }
     }
+    false
 }
 
-/// Reaps the children that have ended and are not in `kept`.
-pub fn reap_others(kept: &HashSet<Pid>) {
-    for child in children().into_iter().filter(|child| !kept.contains(child)) {
-        let _ = sys::reap_one(child);
+/// Reaps orphans that have fallen to this process, some at a time.
+#[derive(Default)]
+pub struct Orphans {
+    /// The list of children, as far as it was not read yet.
+    list: Option<BufReader<File>>,
+}
+
+impl Orphans {
+    /// Returns true if a look at the children has not come to its end.
+    pub fn are_left(&self) -> bool {
+        self.list.is_some()
     }
-}
 
-/// The children of this process, which has one thread.
-fn children() -> Vec<Pid> {
-    let own = getpid();
-    match fs::read_to_string(format!("/proc/self/task/{own}/children")) {
-        Ok(pids) => {
-            pids.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect()
+    /// Reaps some children that have ended and are not in `kept`.
+    pub fn reap_some(&mut self, kept: &HashSet<Pid>) {
+        let own = getpid();
+        let list = match self.list.take() {
+            Some(list) => Ok(list),
+            None => File::open(format!("/proc/self/task/{own}/children")).map(BufReader::new),
+        };
+        let children = match list {
+            Ok(list) => self.some_of(list),
+            // The kernel may be built without that file.
+            Err(_) => parents().map(|parents| children_in(&parents, own)).unwrap_or_default(),
+        };
+        for child in children.into_iter().filter(|child| !kept.contains(child)) {
+            let _ = sys::reap_one(child);
         }
-        // The kernel may be built without that file.
-        Err(_) => parents().map(|parents| children_in(&parents, own)).unwrap_or_default(),
+    }
+
+    /// The next children of a list.
+    fn some_of(&mut self, mut list: BufReader<File>) -> Vec<Pid> {
+        let (mut some, mut number) = (Vec::new(), Vec::new());
+        while some.len() < SOME {
+            number.clear();
+            if !matches!(list.read_until(b' ', &mut number), Ok(1..)) {
+                return some;
+            }
+            let pid = std::str::from_utf8(&number).ok().and_then(|pid| pid.trim().parse().ok());
+            // wait4(2) takes 0 for any child.
+            some.extend(pid.filter(|pid| *pid > 0).map(Pid::from_raw));
+        }
+        self.list = Some(list);
+        some
     }
 }
 
@@ -255,6 +300,40 @@ mod tests {
         let is_outside_alive = sys::ended(outside).unwrap().is_none();
         let _ = kill(outside, Signal::SIGKILL);
         assert_eq!((ended, is_outside_alive), (0, true));
+    }
+
+    #[test]
+    fn a_look_ends_though_there_is_always_another_child_to_reap() {
+        let mut reaped = 0;
+        let is_alone = has_reaped_all(|| {
+            reaped += 1;
+            assert!(reaped < 10 * AT_ONCE, "it goes on and on");
+            Ok(true)
+        });
+        assert!(!is_alone);
+    }
+
+    #[test]
+    fn orphans_are_reaped_some_at_a_time_and_all_in_the_end() {
+        const COUNT: usize = 4 * SOME;
+        let ForkResult::Parent { child } = sys::fork().unwrap() else {
+            let mut children = (0..COUNT).filter_map(|_| match sys::fork() {
+                Ok(ForkResult::Parent { child }) => Some(child),
+                Ok(ForkResult::Child) => sys::exit_now(0),
+                Err(_) => None,
+            });
+            let kept = HashSet::from([children.next().unwrap()]);
+            let others: Vec<Pid> = children.collect();
+            let mut orphans = Orphans::default();
+            let (mut looks, begun) = (0, Instant::now());
+            while others.iter().any(|pid| sys::ended(*pid).is_ok()) && begun.elapsed() < PATIENCE {
+                orphans.reap_some(&kept);
+                looks += 1;
+            }
+            let is_kept_there = kept.iter().all(|pid| sys::ended(*pid).is_ok());
+            sys::exit_now(i32::from(!is_kept_there || looks < 2 || others.len() + 1 < COUNT))
+        };
+        assert_eq!(ended(child), 0);
     }
 
     #[test]

@@ -35,7 +35,8 @@ use super::{
     budget::Budget,
     complain,
     confine::{self, OwnMemory},
-    fence, processes,
+    fence, look_at,
+    processes::Orphans,
     spawn::{Barrier, Budgets, Ends, Live, Prepared, REPORT_BYTES},
     teller::{Seen, Teller, Telling},
     view::View,
@@ -83,6 +84,7 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     match start((job, &memory), descriptors, view, children, socket) {
         Ok(mut run) => {
             let watched = run.watch(socket, children);
+            confine::hurry();
             match watched.is_ok() && run.untold.is_empty() {
                 true => below.end(),
                 // The run was given up.
@@ -168,6 +170,7 @@ fn start(
         kept: by_id.values().copied().chain(teller.pid()).collect(),
         by_id,
         teller,
+        orphans: Orphans::default(),
         frames: BytesMut::new(),
         trace: job.trace,
     };
@@ -215,17 +218,26 @@ struct Running {
     /// All stages, and the teller.
     kept: HashSet<Pid>,
     teller: Teller,
+    orphans: Orphans,
     frames: BytesMut,
     /// Exits are reported with their time.
     trace: bool,
 }
 
 impl Running {
-    /// Reports exits and forwards signals until the daemon closes the socket.
+    /// Reports exits and forwards signals until the daemon closes the socket, which is looked at
+    /// first: commands that fork all the time must not put off the end of their run.
     fn watch(&mut self, socket: &UnixStream, children: &SignalFd) -> io::Result<()> {
         loop {
             let link = self.teller.link().unwrap_or(children.as_fd());
-            let [said, ended, told] = wait_for([socket.as_fd(), children.as_fd(), link])?;
+            let events = [socket.as_fd(), children.as_fd(), link];
+            let [said, ended, told] = match self.orphans.are_left() {
+                true => look_at(events)?,
+                false => wait_for(events)?,
+            };
+            if said && !self.take_input(socket)? {
+                return Ok(());
+            }
             if told {
                 self.teller.hear()?;
             }
@@ -233,17 +245,16 @@ impl Running {
                 let _ = children.read_signal();
             }
             if ended || told {
-                self.look_at_children(socket)?;
+                self.look_at_stages(socket)?;
             }
-            if said && !self.take_input(socket)? {
-                return Ok(());
+            if ended || told || self.orphans.are_left() {
+                self.orphans.reap_some(&self.kept);
             }
         }
     }
 
-    /// Reports the stages that have ended, and reaps other processes: orphans become our children.
-    /// Stages whose end can't be told yet stay zombies meanwhile.
-    fn look_at_children(&mut self, socket: &UnixStream) -> io::Result<()> {
+    /// Reports the stages that have ended. Those whose end can't be told yet stay zombies.
+    fn look_at_stages(&mut self, socket: &UnixStream) -> io::Result<()> {
         while self.teller.is_ready()
             && let Some(ended) = self.untold.iter().find_map(|pid| sys::ended(*pid).ok().flatten())
         {
@@ -251,7 +262,6 @@ impl Running {
             let at_ns = if self.trace { monotonic_ns() } else { 0 };
             self.teller.tell(&Seen { ended, at_ns }, socket)?;
         }
-        processes::reap_others(&self.kept);
         Ok(())
     }
 

@@ -510,6 +510,15 @@ async fn processes_are_bounded_without_a_word_on_it() {
     assert_eq!(status.whole.unwrap().max_processes, 768);
 }
 
+// Guard: RLIMIT_NICE (confine::set_bounds), which supervisors have.
+#[tokio::test]
+async fn no_command_goes_before_others() {
+    let lab = Lab::start().await;
+    assert_eq!(lab.says(command(&["bash", "-c", "ulimit -e"])).await, "0\n");
+    let refused = libc::EACCES.to_string();
+    assert_eq!(answer_to(&lab, libc::SYS_setpriority, "0, 0, -1").await, refused);
+}
+
 // Guards: RLIMIT_NOFILE (confine::set_bounds), whatever the workstation asks for; the machine's open
 // files are a part for all commands (config::Bounds::with_files).
 #[tokio::test]
