@@ -176,12 +176,14 @@ pub async fn connect(route: &Route) -> Result<Reached, Unreachable> {
     }
 }
 
+/// A connection without TLS.
+type TcpIo = TokioIo<Metered<TcpStream>>;
+
 /// Returns a connector for an address without TLS.
 fn over_tcp(
     host: String,
     port: u16,
-) -> impl Service<Uri, Response = TokioIo<Metered<TcpStream>>, Error = io::Error, Future: Send> + Send
-{
+) -> impl Service<Uri, Response = TcpIo, Error = io::Error, Future: Send> + Send {
     service_fn(move |_: Uri| {
         let host = host.clone();
         async move {

@@ -194,8 +194,10 @@ async fn handshake(host: &TlsHost, config: Arc<ClientConfig>) -> Result<Stream, 
         .map_err(|error| Fault::Handshake(trust::words(host, &error)))
 }
 
+/// A connection with TLS.
+type TlsIo = TokioIo<Metered<Stream>>;
 /// Future of a connector.
-type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<Metered<Stream>>>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = io::Result<TlsIo>> + Send>>;
 
 /// Returns a connector that yields `first`, and afterwards reconnects to the same server only.
 fn connector(
@@ -203,8 +205,7 @@ fn connector(
     host: TlsHost,
     credentials: PathBuf,
     server: Option<ServerIdentity>,
-) -> impl Service<Uri, Response = TokioIo<Metered<Stream>>, Error = io::Error, Future = Connecting> + Send
-{
+) -> impl Service<Uri, Response = TlsIo, Error = io::Error, Future = Connecting> + Send {
     let first = Mutex::new(Some(first));
     service_fn(move |_: Uri| -> Connecting {
         let ready = first.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,9 +1,9 @@
-//! Marks of calls that have changed something, for the record of what a session did: an error alone does
-//! not tell, since a call of several system calls can fail after the first one.
+//! Marks of calls that have changed something, for the record of what a session did: an error alone
+//! does not tell, since a call of several system calls can fail after the first one.
 //!
-//! Invariant: an [`EffectMark`] is set before a system call that can change an export in part and fail
-//! ([`begin`]), and at once after one that either changes it or fails ([`made`]). Each system call
-//! that changes names, contents or attributes of an export is made by one of the two.
+//! Invariant: an [`EffectMark`] is set before a system call that can change an export in part and
+//! fail ([`begin`]), and at once after one that either changes it or fails ([`made`]). Each system
+//! call that changes names, contents or attributes of an export is made by one of the two.
 
 use std::{
     cell::RefCell,
