@@ -70,10 +70,11 @@ fn has_target(triple: &str) -> bool {
     asked.is_ok_and(|answer| Path::new(String::from_utf8_lossy(&answer.stdout).trim()).is_dir())
 }
 
-/// Builds of all programs, to be run one after the other.
-pub fn builds(options: &[&str]) -> Result<Vec<Command>> {
+/// Builds of all programs, to be run one after the other. `with` are other targets to build with
+/// the first: tests need more features of some packages, which would then be compiled twice.
+pub fn builds(options: &[&str], with: &[&str]) -> Result<Vec<Command>> {
     let mut all = cargo::command(&["build", "--workspace", "--bins"]);
-    all.args(options);
+    all.args(with).args(options);
     let mut builds = vec![all];
     let triple = Layout::find()?.small_triple();
     if has_target(&triple) {
@@ -121,7 +122,7 @@ pub fn assemble(profile: &str) -> Result<PathBuf> {
 /// Builds the programs for installing; returns their directory.
 pub fn release() -> Result<PathBuf> {
     small_target()?;
-    for build in builds(&["--release"])? {
+    for build in builds(&["--release"], &[])? {
         cargo::must(build)?;
     }
     assemble("release")

@@ -47,7 +47,7 @@ pub fn run(full: bool, filter: Option<&str>) -> Result<ExitCode> {
         sum.check("tidy", cargo::root().and_then(|root| tidy::run(&root, false)));
     }
     // Integration tests start the programs themselves, which `cargo test` alone does not build.
-    for build in programs::builds(&["--quiet"])? {
+    for build in programs::builds(&["--quiet"], &["--tests"])? {
         sum.step(build)?;
     }
     sum.tests(full, filter, &programs::assemble("debug")?)?;
