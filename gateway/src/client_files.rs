@@ -24,6 +24,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     enlisted::Enlisted,
+    model::{LocalReason, ReasonKind},
     shares::Shares,
     zone::{self, Zone},
 };
@@ -60,7 +61,7 @@ pub fn read(
     own_files: &Shares,
     enlisted: &Enlisted,
     invocation: &Invocation,
-) -> Result<ClientFiles, String> {
+) -> Result<ClientFiles, LocalReason> {
     let files = |names: &[String]| {
         names.iter().filter_map(|name| client_path(enlisted, name)).collect::<Vec<_>>()
     };
@@ -75,8 +76,10 @@ pub fn read(
         read.map(|(content, path)| (path, content)).collect::<BTreeMap<PathBuf, Content>>()
     };
     let read = own_files.ask_aside(&place, PATIENCE, work);
-    let read =
-        read.map_err(|why| format!("{} reads {}: {why}", invocation.command, place.display()))?;
+    let read = read.map_err(|why| {
+        let command = &invocation.command;
+        ReasonKind::ClientFiles.because(format!("{command} reads {}: {why}", place.display()))
+    })?;
     let content = |path: &Path| read.get(path).cloned().unwrap_or(Ok(None));
     let sent = to_send
         .iter()
@@ -89,16 +92,16 @@ pub fn read(
 }
 
 /// Content and permissions of a file; `None` if it does not exist.
-type Content = Result<Option<(Vec<u8>, u32)>, String>;
+type Content = Result<Option<(Vec<u8>, u32)>, LocalReason>;
 
 /// Time zone file that TZ names, for a command that shows times.
-fn zone(enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<PathBuf>, String> {
+fn zone(enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<PathBuf>, LocalReason> {
     match zone::of(enlisted, invocation).filter(|_| rule::holds(Rule::Identity)) {
         Some(Zone::Named(file)) => Ok(Some(file)),
-        Some(Zone::Other(variable)) => Err(format!(
+        Some(Zone::Other(variable)) => Err(ReasonKind::ClientFiles.because(format!(
             "{variable} names a time zone that {} may not find on the server",
             invocation.command
-        )),
+        ))),
         Some(Zone::Machine | Zone::Rule) | None => Ok(None),
     }
 }
@@ -108,7 +111,7 @@ fn sent(
     content: Content,
     enlisted: &Enlisted,
     invocation: &Invocation,
-) -> Result<Option<ClientFile>, String> {
+) -> Result<Option<ClientFile>, LocalReason> {
     let Some((content, mode)) = content? else { return Ok(None) };
     let is_of = |guard: &&Annotated| {
         let mut files = guard.files.iter().filter_map(|name| client_path(enlisted, name));
@@ -120,9 +123,15 @@ fn sent(
 }
 
 /// Settings of a file that the command may need, as a file of their own.
-fn allowed_part(path: &Path, content: &[u8], guards: &[&Annotated]) -> Result<Vec<u8>, String> {
+fn allowed_part(
+    path: &Path,
+    content: &[u8],
+    guards: &[&Annotated],
+) -> Result<Vec<u8>, LocalReason> {
     let shown = path.display();
-    let stays = |guard: &Annotated, found: String| format!("{} ({found})", guard.reason);
+    let stays = |guard: &Annotated, found: String| {
+        ReasonKind::ClientFiles.because(format!("{} ({found})", guard.reason))
+    };
     let settings = settings::parse(content)
         .map_err(|line| stays(guards[0], format!("line {line} of {shown} is no setting")))?;
     let mut kept: Vec<&Setting> = Vec::new();
@@ -144,14 +153,16 @@ fn allowed_part(path: &Path, content: &[u8], guards: &[&Annotated]) -> Result<Ve
     Ok(settings::write(kept))
 }
 
-fn compared(path: &Path, content: Content) -> Result<Compared, String> {
+fn compared(path: &Path, content: Content) -> Result<Compared, LocalReason> {
     let sha256 = content?.map(|(content, _)| Bytes::copy_from_slice(&Sha256::digest(content)));
     Ok(Compared { path: bytes(path.as_os_str()), sha256: sha256.unwrap_or_default() })
 }
 
 /// Reads a file. Blocks.
 fn content(path: &Path, command: &str) -> Content {
-    let refuse = |why: &str| format!("{command} reads {}, which {why}", path.display());
+    let refuse = |why: &str| {
+        ReasonKind::ClientFiles.because(format!("{command} reads {}, which {why}", path.display()))
+    };
     let file = match trusted_path::open_regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

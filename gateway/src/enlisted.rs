@@ -2,7 +2,6 @@
 //! message once, so that no other code sees protobuf.
 
 use std::{
-    borrow::Cow,
     ffi::{OsStr, OsString},
     fs,
     os::unix::ffi::{OsStrExt, OsStringExt},
@@ -11,7 +10,7 @@ use std::{
 
 use posh_proto::stage::{self as wire, descriptor::Kind as WireKind};
 
-use crate::model::NOTHING_ON_MOUNTS;
+use crate::model::LocalReason;
 
 /// Process ID on this machine.
 pub type Pid = u32;
@@ -56,14 +55,14 @@ pub struct Enlisted {
     pub childless: bool,
     /// Reason for running locally whatever its neighbours are: it may replace a file that a local
     /// process has open.
-    pub must_stay: Option<String>,
+    pub must_stay: Option<LocalReason>,
     /// Its process was compared and has exactly the gateway's own rights. Without them, the gateway
     /// does nothing for it.
     pub has_own_rights: bool,
     /// Reason for running locally wherever its output goes, unless its input is piped: none of its
     /// files are on an owned mount, by the quick look or by its annotation, or a volume has them
     /// cached.
-    pub stays: Option<Cow<'static, str>>,
+    pub stays: Option<LocalReason>,
 }
 
 /// A terminal's size.
@@ -289,7 +288,7 @@ impl From<wire::Enlist> for Enlisted {
             childless: message.childless,
             must_stay: None,
             has_own_rights: false,
-            stays: message.untouched.then_some(Cow::Borrowed(NOTHING_ON_MOUNTS)),
+            stays: message.untouched.then_some(LocalReason::nothing_on_mounts()),
             window: message.window_size.map(|w| Window { rows: w.rows, columns: w.columns }),
         }
     }

@@ -17,14 +17,17 @@ use posh_proto::{
     executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest},
     other_version,
 };
-use posh_reach::{Carrier, Reached, Route, Server};
+use posh_reach::{Carrier, Reached, Route, Server, Unreachable};
 use tokio::{
     sync::{Notify, watch},
     task::AbortHandle,
 };
 use tonic::transport::Channel;
 
-use crate::{model::ExecutorId, shares::Shares};
+use crate::{
+    model::{ExecutorId, LocalReason, ReasonKind},
+    shares::Shares,
+};
 
 /// Timeout for the executor's answers on a new connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(8);
@@ -230,8 +233,8 @@ impl Executor {
     /// Returns the connection, waiting briefly for one in progress.
     ///
     /// # Errors
-    /// A sentence for explain.
-    pub async fn connection(&self) -> Result<Arc<Connection>, String> {
+    /// Reason for running commands locally.
+    pub async fn connection(&self) -> Result<Arc<Connection>, LocalReason> {
         self.want();
         match self.settled().await {
             State::Ready(connection) => Ok(connection),
@@ -304,8 +307,9 @@ impl Executor {
         matches!(self.route.address, Address::Ssh(_))
     }
 
-    fn out_of_reach(&self, why: &str) -> String {
-        format!("executor {} at {} is not in reach: {why}", self.name, self.address)
+    fn out_of_reach(&self, why: &str) -> LocalReason {
+        let Self { name, address, .. } = self;
+        ReasonKind::Executor.because(format!("executor {name} at {address} is not in reach: {why}"))
     }
 
     async fn keep_connected(self: Arc<Self>, commands: Arc<Vec<String>>) {
@@ -334,7 +338,7 @@ impl Executor {
                     }
                 }
                 Err(why) => {
-                    self.note_failure(&why);
+                    self.note_failure(&why.to_string());
                     pause = if self.unasked { UNASKED_PAUSE } else { pause };
                 }
             }
@@ -361,18 +365,37 @@ impl Executor {
     }
 }
 
+/// Reason why an executor is not usable, in words that `posh status` shows.
+#[derive(Debug, thiserror::Error)]
+enum CannotGreet {
+    /// There is no connection.
+    #[error("{}", .0.sentence())]
+    Unreachable(#[from] Unreachable),
+    /// No answer within the limit.
+    #[error("it does not answer")]
+    Mute,
+    /// A call failed, with the reason.
+    #[error("{0}")]
+    Failed(String),
+    /// It speaks another version of the protocol, with what to do.
+    #[error("{0}")]
+    OtherVersion(String),
+}
+
 /// Connects and asks for everything that pipelines need to know.
-async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), String> {
-    let Reached { channel, carrier, .. } =
-        posh_reach::connect(route).await.map_err(|error| error.sentence())?;
+async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), CannotGreet> {
+    let Reached { channel, carrier, .. } = posh_reach::connect(route).await?;
     let answers = tokio::time::timeout(GREETING_TIMEOUT, ask(channel, commands)).await;
-    match answers.unwrap_or_else(|_| Err("it does not answer".to_owned())) {
+    match answers.unwrap_or(Err(CannotGreet::Mute)) {
         Ok(connection) => Ok((connection, carrier)),
-        Err(why) => Err(posh_reach::why_mute(route, why).await),
+        Err(why) => {
+            let why = posh_reach::why_mute(route, why.to_string()).await;
+            Err(CannotGreet::Failed(why))
+        }
     }
 }
 
-async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String> {
+async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, CannotGreet> {
     let mut client = Server::new(channel);
     // In parallel: a first command waits for the answers.
     let mut second = client.clone();
@@ -382,12 +405,14 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, String
         (client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await, asked.elapsed())
     };
     let ((about, rtt), tools) = tokio::join!(about, tools);
-    let about = about.map_err(|e| e.message().to_owned())?;
+    let failed = |status: tonic::Status| CannotGreet::Failed(status.message().to_owned());
+    let about = about.map_err(failed)?;
     if about.protocol != PROTOCOL_VERSION {
         let peer = format!("its posh-executor {}", about.version);
-        return Err(other_version(&peer, about.protocol, "this gateway"));
+        let words = other_version(&peer, about.protocol, "this gateway");
+        return Err(CannotGreet::OtherVersion(words));
     }
-    let tools = tools.map_err(|e| e.message().to_owned())?;
+    let tools = tools.map_err(failed)?;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
     Ok(Connection { client, about, tools, versions: Mutex::default(), rtt })
 }

@@ -15,6 +15,7 @@ use crate::{
     enlisted::{Descriptor, Enlisted, Kind},
     facts::Reading,
     model::Edge,
+    model::LocalReason,
     plan::{Join, Site, Steps},
     report::{PipelineReport, StageReport},
     state::Gateway,
@@ -127,7 +128,7 @@ pub fn unknowable(stage: &Enlisted, reason: &str) -> StageReport {
 #[must_use]
 pub fn joined(
     gateway: &Gateway,
-    readings: &[Result<Reading, String>],
+    readings: &[Result<Reading, LocalReason>],
     join: &Join,
     stage: usize,
 ) -> String {

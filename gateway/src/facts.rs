@@ -24,7 +24,7 @@ use crate::{
     client_files::{self, ClientFiles},
     enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
     executors::{Executors, State},
-    model::Edge,
+    model::{Edge, LocalReason, ReasonKind},
     ownership,
     plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
     shares::Shares,
@@ -78,7 +78,7 @@ pub enum Place {
     /// Owned by an executor: its ID, the path, the mount.
     At(ExecutorId, ClientPath, MountId),
     /// Local, with the reason.
-    Here(String),
+    Here(LocalReason),
 }
 
 impl Place {
@@ -96,32 +96,39 @@ impl Place {
 ///
 /// # Errors
 /// Reason for running it locally.
-pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, String> {
+pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, LocalReason> {
     if stage.mount_namespace != world.mount_namespace {
-        return Err("it runs in another mount namespace than the gateway".to_owned());
+        return Err(
+            ReasonKind::Process.because("it runs in another mount namespace than the gateway")
+        );
     }
     if world.mounts_have_changed {
-        return Err("mounts have changed just now, and it may be on another one".to_owned());
+        return Err(
+            ReasonKind::Path.because("mounts have changed just now, and it may be on another one")
+        );
     }
     if let Some(why) = &stage.must_stay {
         return Err(why.clone());
     }
     if !stage.cwd.is_absolute() {
-        return Err("its current directory was deleted".to_owned());
+        return Err(ReasonKind::Process.because("its current directory was deleted"));
     }
     if !is_shown(world.table, &stage.cwd, stage.cwd_mount_id) {
-        return Err("its current directory lies beneath a mount".to_owned());
+        return Err(ReasonKind::Path.because("its current directory lies beneath a mount"));
     }
     if stage.variable("LD_PRELOAD").is_some_and(|libraries| !libraries.is_empty()) {
-        return Err("LD_PRELOAD loads libraries into it that the server may not have".to_owned());
+        return Err(ReasonKind::Process
+            .because("LD_PRELOAD loads libraries into it that the server may not have"));
     }
     let lookup = |name: &str| stage.variable(name).map(OsStr::to_owned);
     let invocation = world
         .library
         .classify(&stage.name, &stage.argv, &lookup)
-        .map_err(|e: Unknown| e.to_string())?;
+        .map_err(|e: Unknown| ReasonKind::Annotation.because(e.to_string()))?;
     if invocation.needs_network {
-        return Err(format!("{} needs the network", invocation.command));
+        return Err(
+            ReasonKind::Annotation.because(format!("{} needs the network", invocation.command))
+        );
     }
     let mut resolver = Resolver::new(world.table, &stage.cwd);
     let mut places = Vec::new();
@@ -153,7 +160,7 @@ pub fn round_trip_to(world: &World<'_>, mount: &Mount) -> Option<Duration> {
 }
 
 /// Checks that file attributes that a command shows look the same on the server.
-fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> {
+fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), LocalReason> {
     if !rule::holds(Rule::MountDifferences) {
         return Ok(());
     }
@@ -161,12 +168,12 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> 
         let Place::At(_, _, mount) = place else { continue };
         let mount = world.table.mount(*mount);
         if let Some(differs) = reading.invocation.shows.iter().find(|a| !shown_alike(mount, **a)) {
-            return Err(format!(
+            return Err(ReasonKind::Attributes.because(format!(
                 "{} shows {}, which a {} mount does not show as the server does",
                 reading.invocation.command,
                 attribute(*differs),
                 mount.fs_type
-            ));
+            )));
         }
     }
     Ok(())
@@ -177,7 +184,7 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), String> 
 const SFTP_UMASK: u32 = 0o022;
 
 /// Checks that a command creates no files with more permissions than the mount would give them.
-fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), LocalReason> {
     let files =
         reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
     let cwd = reading.cwd.iter().filter(|_| reading.invocation.current_dir == CurrentDir::Writes);
@@ -185,11 +192,11 @@ fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result
         let Place::At(_, _, mount) = place else { continue };
         let mount = world.table.mount(*mount);
         if mount.adapter() == Adapter::Sshfs && stage.umask & SFTP_UMASK != SFTP_UMASK {
-            return Err(format!(
+            return Err(ReasonKind::Attributes.because(format!(
                 "the umask {:03o} allows permissions that sshd does not give to new files on {}",
                 stage.umask,
                 mount.path.as_path().display()
-            ));
+            )));
         }
     }
     Ok(())
@@ -259,7 +266,7 @@ pub fn contains_symlinks(world: &World<'_>, place: &Place) -> bool {
 
 /// Checks that nothing that a command searches for upwards (`.git`) lies above the mount, where
 /// only this machine could find it. A mount may lie in another one, which may hang.
-fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), LocalReason> {
     if reading.invocation.searches_up.is_empty() {
         return Ok(());
     }
@@ -273,17 +280,17 @@ fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Resul
         })
     };
     match world.own_files.ask_aside(top, PATIENCE, look) {
-        Err(why) => Err(format!(
+        Err(why) => Err(ReasonKind::ClientFiles.because(format!(
             "{} may find files above {}: {why}",
             reading.invocation.command,
             top.display()
-        )),
+        ))),
         Ok(None) => Ok(()),
-        Ok(Some(file)) => Err(format!(
+        Ok(Some(file)) => Err(ReasonKind::ClientFiles.because(format!(
             "{} may find {} on this machine",
             reading.invocation.command,
             file.display()
-        )),
+        ))),
     }
 }
 
@@ -300,14 +307,14 @@ fn search<'w>(
 }
 
 /// Checks that the search result is the user's own, as this machine sees it.
-fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), String> {
+fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), LocalReason> {
     if reading.invocation.searches_up.is_empty() || !rule::holds(Rule::Identity) {
         return Ok(());
     }
     let Some((start, mount)) = search(world, stage, reading) else { return Ok(()) };
     let executor = mount.owner.as_ref().and_then(|owner| world.executors.named(&owner.executor));
     let Some(executor) = executor else {
-        return Err("its mount has no executor any more".to_owned());
+        return Err(ReasonKind::Executor.because("its mount has no executor any more"));
     };
     let top = mount.path.as_path();
     ownership::check(
@@ -330,7 +337,7 @@ fn place_of(
     world: &World<'_>,
     resolver: &mut Resolver<'_>,
     file: &FileUse,
-) -> Result<Option<Place>, String> {
+) -> Result<Option<Place>, LocalReason> {
     let path = Path::new(&file.path);
     if path == Path::new("/dev/null")
         || path == Path::new("-")
@@ -339,7 +346,10 @@ fn place_of(
         return Ok(None);
     }
     if file.kind == FileKind::ListFile {
-        return Err(format!("the files named in {} can't be seen before it runs", path.display()));
+        return Err(ReasonKind::Annotation.because(format!(
+            "the files named in {} can't be seen before it runs",
+            path.display()
+        )));
     }
     let last = if file.no_follow { LastLink::Keep } else { LastLink::Follow };
     let tree = if file.kind.recursive() { Tree::Whole } else { Tree::Node };
@@ -352,38 +362,40 @@ fn place(
     path: &Path,
     last: LastLink,
     tree: Tree,
-) -> Result<Place, String> {
+) -> Result<Place, LocalReason> {
     let owned = match resolver.resolve_with(path, last) {
-        Resolution::Local { reason } => return Ok(Place::Here(reason.to_string())),
+        Resolution::Local { reason } => {
+            return Ok(Place::Here(ReasonKind::Path.because(reason.to_string())));
+        }
         Resolution::Owned(owned) => owned,
     };
     if owned.through_symlink && rule::holds(Rule::Files) {
-        return Err(format!(
+        return Err(ReasonKind::Path.because(format!(
             "{} passes a symbolic link that only this machine has",
             path.display()
-        ));
+        )));
     }
     if tree == Tree::Whole && rule::holds(Rule::Files) {
         no_other_mounts_below(world.table, &owned)?;
     }
-    let id = world
-        .executor_id(&owned.executor)
-        .ok_or_else(|| format!("executor {} is not configured", owned.executor))?;
+    let id = world.executor_id(&owned.executor).ok_or_else(|| {
+        ReasonKind::Executor.because(format!("executor {} is not configured", owned.executor))
+    })?;
     Ok(Place::At(id, owned.client_path, owned.mount))
 }
 
-fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), String> {
+fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), LocalReason> {
     let foreign = table
         .nested(&owned.client_path)
         .into_iter()
         .find(|m| m.owner.as_ref().is_none_or(|o| o.executor != owned.executor));
     match foreign {
         None => Ok(()),
-        Some(mount) => Err(format!(
+        Some(mount) => Err(ReasonKind::Path.because(format!(
             "{} is mounted below {}",
             mount.path.as_path().display(),
             owned.client_path.as_path().display()
-        )),
+        ))),
     }
 }
 
@@ -425,11 +437,11 @@ impl Surroundings<'_> {
 pub fn stage_facts(
     world: &World<'_>,
     stage: &Enlisted,
-    reading: &Result<Reading, String>,
+    reading: &Result<Reading, LocalReason>,
     around: &Surroundings<'_>,
 ) -> StageFacts {
     let output = flow_out(world, stage, around);
-    let here = |reason: String| StageFacts {
+    let here = |reason: LocalReason| StageFacts {
         need: Need::Here(reason),
         input: Flow::Nothing,
         output,
@@ -531,11 +543,12 @@ fn line_ends(invocation: &Invocation) -> LineEnds {
     }
 }
 
-fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), String> {
+fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), LocalReason> {
     let on_terminal = (0..=2).any(|fd| stage.descriptor(fd).is_some_and(|d| d.kind == Kind::Tty));
     match invocation.terminal {
         TerminalUse::Interactive if on_terminal && rule::holds(Rule::AskingCommands) => {
-            Err(format!("{} may ask or draw on the terminal", invocation.command))
+            Err(ReasonKind::Descriptors
+                .because(format!("{} may ask or draw on the terminal", invocation.command)))
         }
         _ => Ok(()),
     }
@@ -543,12 +556,13 @@ fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), Strin
 
 /// Checks outputs: posh handles terminals and /dev/null. Errors of other devices (/dev/full) are
 /// known only to the command itself.
-fn check_devices(stage: &Enlisted) -> Result<(), String> {
+fn check_devices(stage: &Enlisted) -> Result<(), LocalReason> {
     let strange =
         [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).find(|d| d.kind == Kind::Other);
     match strange {
         None => Ok(()),
-        Some(device) => Err(format!("it writes to the device {}", device.path.display())),
+        Some(device) => Err(ReasonKind::Descriptors
+            .because(format!("it writes to the device {}", device.path.display()))),
     }
 }
 
@@ -560,7 +574,7 @@ fn check_output_is_not_input(
     stage: &Enlisted,
     reading: &Reading,
     around: &Surroundings<'_>,
-) -> Result<(), String> {
+) -> Result<(), LocalReason> {
     let Some(output) = stage.descriptor(1).filter(|d| d.kind == Kind::File) else { return Ok(()) };
     if !rule::holds(Rule::InputIsOutput) {
         return Ok(());
@@ -578,11 +592,13 @@ fn check_output_is_not_input(
     };
     match file_site(world, output) {
         Some(id) if inputs_there(id) && !opens_there(world, output, around) => {
-            Err("its output file is beside its input and must be written through the mount"
-                .to_owned())
+            Err(ReasonKind::Descriptors.because(
+                "its output file is beside its input and must be written through the mount",
+            ))
         }
         Some(_) if reads_its_output(stage, reading) && !opens_there(world, output, around) => {
-            Err("its output file is its input and must be written through the mount".to_owned())
+            Err(ReasonKind::Descriptors
+                .because("its output file is its input and must be written through the mount"))
         }
         _ => Ok(()),
     }
@@ -613,14 +629,15 @@ fn check_named_descriptors(
     stage: &Enlisted,
     invocation: &Invocation,
     around: &Surroundings<'_>,
-) -> Result<(), String> {
+) -> Result<(), LocalReason> {
     for file in &invocation.files {
         let named = descriptor_named_by(&file.path).and_then(|fd| stage.descriptor(fd));
         let Some(named) = named.filter(|named| named.kind == Kind::File) else { continue };
         let is_there = site_by_name(world, named).is_some()
             && (named.fd == 0 || opens_there(world, named, around));
         if !is_there && rule::holds(Rule::DescriptorKinds) {
-            return Err(format!("{} is a file that is opened anew here", file.path.display()));
+            return Err(ReasonKind::Descriptors
+                .because(format!("{} is a file that is opened anew here", file.path.display())));
         }
     }
     Ok(())
@@ -632,16 +649,16 @@ fn flow_in(
     stage: &Enlisted,
     invocation: &Invocation,
     around: &Surroundings<'_>,
-) -> Result<Flow, String> {
+) -> Result<Flow, LocalReason> {
     for named in stage.named_descriptors() {
         match named.kind {
             Kind::Pipe if around.feeds(named.fd) || around.drains(named.fd) => {}
             Kind::File if !rule::holds(Rule::DescriptorKinds) => {}
             _ => {
-                return Err(format!(
+                return Err(ReasonKind::Descriptors.because(format!(
                     "{} is not a pipe from a stage that posh runs",
                     named.path.display()
-                ));
+                )));
             }
         }
     }
@@ -656,24 +673,22 @@ fn flow_in(
         Kind::Null => Ok(Flow::Nothing),
         Kind::Pipe if around.feeds(0) => Ok(Flow::Nothing),
         Kind::Pipe | Kind::Socket if early && around.shared_inputs.contains(&0) => {
-            Err("it may stop reading an input that others read on".to_owned())
+            Err(ReasonKind::Descriptors.because("it may stop reading an input that others read on"))
         }
         Kind::Pipe => Ok(Flow::At(Site::Here)),
         Kind::Socket if !early => Ok(Flow::At(Site::Here)),
-        Kind::File if input.is_older => {
-            Err("its input may have been opened before it, and its name be another file's by now"
-                .to_owned())
-        }
+        Kind::File if input.is_older => Err(ReasonKind::Descriptors.because(
+            "its input may have been opened before it, and its name be another file's by now",
+        )),
         Kind::File => match site_by_name(world, input) {
             Some(id) => Ok(Flow::At(Site::Executor(id))),
-            None if early => {
-                Err("it may stop reading in the middle of a file on this machine".to_owned())
-            }
+            None if early => Err(ReasonKind::Descriptors
+                .because("it may stop reading in the middle of a file on this machine")),
             None => Ok(Flow::At(Site::Here)),
         },
-        Kind::Tty => Err("it reads the terminal".to_owned()),
+        Kind::Tty => Err(ReasonKind::Descriptors.because("it reads the terminal")),
         Kind::Socket | Kind::Directory | Kind::Other => {
-            Err("its standard input is no file and no pipe".to_owned())
+            Err(ReasonKind::Descriptors.because("its standard input is no file and no pipe"))
         }
     }
 }
@@ -738,7 +753,7 @@ pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surround
 fn need_of(
     stage: &Enlisted,
     reading: &Reading,
-) -> Result<(Need, Vec<(usize, ExecutorId)>), String> {
+) -> Result<(Need, Vec<(usize, ExecutorId)>), LocalReason> {
     let split = reading
         .invocation
         .split
@@ -772,7 +787,7 @@ fn need_of(
         (0, _) => Need::Anywhere,
         (1, _) => Need::At(*sites.first().expect("there is one")),
         (_, 0) => Need::Split,
-        (n, _) => return Err(format!("{n} mounts, not splittable")),
+        (n, _) => return Err(ReasonKind::Placement.because(format!("{n} mounts, not splittable"))),
     };
     Ok((need, operands))
 }

@@ -30,6 +30,7 @@ use crate::{
     enlisted::{Descriptor, Enlisted, Kind},
     facts::{self, Place, Reading, Surroundings, World},
     join::{Program, Recipe},
+    model::LocalReason,
     plan::{ExecutorId, Join, Part, Placement, Plan},
     zone::LOCALTIME,
 };
@@ -102,7 +103,7 @@ pub struct Builder<'a> {
     world: &'a World<'a>,
     commands: &'a [Arc<Enlisted>],
     shape: &'a Shape,
-    readings: &'a [Result<Reading, String>],
+    readings: &'a [Result<Reading, LocalReason>],
     plan: &'a Plan,
     lowered: Lowered,
     /// Outputs of a stage's parts for an aggregator: streams to this machine, or pipes on the
@@ -123,7 +124,7 @@ impl<'a> Builder<'a> {
         world: &'a World<'a>,
         commands: &'a [Arc<Enlisted>],
         shape: &'a Shape,
-        readings: &'a [Result<Reading, String>],
+        readings: &'a [Result<Reading, LocalReason>],
         plan: &'a Plan,
     ) -> Self {
         Self {

@@ -46,6 +46,7 @@ use crate::{
     enlisted::{Descriptor, Pid},
     facts::{Place, Reading},
     lower,
+    model::{LocalReason, ReasonKind},
     shares::Shares,
 };
 
@@ -70,7 +71,12 @@ pub struct OpenFiles {
 impl OpenFiles {
     /// Reason for running a command that may change names locally: it may replace a file on an
     /// sshfs mount that a process other than `stage` has open.
-    pub fn why_local(&self, table: &MountTable, stage: Pid, reading: &Reading) -> Option<String> {
+    pub fn why_local(
+        &self,
+        table: &MountTable,
+        stage: Pid,
+        reading: &Reading,
+    ) -> Option<LocalReason> {
         if !rule::holds(Rule::Coherence) {
             return None;
         }
@@ -92,13 +98,13 @@ impl OpenFiles {
             open_below(&tops, &sites, stage, &LookBudget::begin(PATIENCE))
         };
         match self.looks.ask_aside(Path::new("/proc"), PATIENCE, look) {
-            Ok(Ok(found)) => {
-                Some(format!("it may replace {}, which a process here has open", found?.display()))
-            }
-            Ok(Err(Exceeded)) | Err(_) => Some(
-                "it may replace a file that a process here has open, which can't be told in time"
-                    .to_owned(),
-            ),
+            Ok(Ok(found)) => Some(ReasonKind::Descriptors.because(format!(
+                "it may replace {}, which a process here has open",
+                found?.display()
+            ))),
+            Ok(Err(Exceeded)) | Err(_) => Some(ReasonKind::Descriptors.because(
+                "it may replace a file that a process here has open, which can't be told in time",
+            )),
         }
     }
 

@@ -12,15 +12,31 @@ use posh_proto::{PROTOCOL_VERSION, other_version, stage as wire};
 
 use crate::{session::Request, state::Gateway};
 
-/// Opens the session; on failure, returns the reason. Searches PATH aside, wherever it leads
-/// (`session/shims.rs`).
+/// Reason for refusing a session, in words for the user.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionRefused {
+    /// `posh` speaks another version of the protocol.
+    #[error("{0}; `posh gateway stop` ends the one that runs")]
+    OtherVersion(String),
+    /// The process of `posh` has not the gateway's rights.
+    #[error("{0}")]
+    Confined(String),
+    /// The session's directory could not be made, with the causes.
+    #[error("{0}")]
+    NotMade(String),
+}
+
+/// Opens the session. Searches PATH aside, wherever it leads (`session/shims.rs`).
+///
+/// # Errors
+/// [`SessionRefused`].
 pub(crate) fn open(
     gateway: &Arc<Gateway>,
     request: wire::OpenSession,
-) -> Result<wire::SessionOpened, String> {
+) -> Result<wire::SessionOpened, SessionRefused> {
     if request.protocol != PROTOCOL_VERSION {
         let words = other_version("posh", request.protocol, "the running gateway");
-        return Err(format!("{words}; `posh gateway stop` ends the one that runs"));
+        return Err(SessionRefused::OtherVersion(words));
     }
     let view = gateway.view();
     let request = Request {
@@ -36,7 +52,7 @@ pub(crate) fn open(
         let cause = std::error::Error::source(&error)
             .map(|source| format!(": {source}"))
             .unwrap_or_default();
-        format!("{error}{cause}")
+        SessionRefused::NotMade(format!("{error}{cause}"))
     })?;
     let shim_directory = Bytes::copy_from_slice(shims.as_os_str().as_bytes());
     Ok(wire::SessionOpened { session: session.id.clone(), shim_directory })

@@ -13,6 +13,7 @@ use nix::unistd::geteuid;
 use posh_annotations::{Invocation, settings};
 use posh_proto::executor::ClientFile;
 
+use crate::model::{LocalReason, ReasonKind};
 use crate::{enlisted::Enlisted, shares::Shares};
 
 /// Timeout for all looks at a mount, each of which takes a round trip or two.
@@ -29,7 +30,7 @@ pub fn check(
     invocation: &Invocation,
     (start, top): (&Path, &Path),
     sent: &[ClientFile],
-) -> Result<(), String> {
+) -> Result<(), LocalReason> {
     // Unknown variables may allow it.
     if stage.env.is_empty() {
         return Ok(());
@@ -43,17 +44,20 @@ pub fn check(
         Some((directory, owners))
     };
     let found = mount.ask_aside(top, PATIENCE, look);
-    let found =
-        found.map_err(|why| format!("whose {} is can't be told: {why}", start.display()))?;
+    let found = found.map_err(|why| {
+        let start = start.display();
+        ReasonKind::ClientFiles.because(format!("whose {start} is can't be told: {why}"))
+    })?;
     let Some((directory, owners)) = found else { return Ok(()) };
     let foreign =
         owners.into_iter().find(|(owner, _)| owner.is_some_and(|uid| !is_users(stage, uid)));
     match foreign {
-        Some((Some(uid), path)) if !is_safe(&directory, sent) => Err(format!(
-            "{} may refuse {}, which belongs to another user (uid {uid})",
-            invocation.command,
-            path.display()
-        )),
+        Some((Some(uid), path)) if !is_safe(&directory, sent) => Err(ReasonKind::ClientFiles
+            .because(format!(
+                "{} may refuse {}, which belongs to another user (uid {uid})",
+                invocation.command,
+                path.display()
+            ))),
         _ => Ok(()),
     }
 }

@@ -40,7 +40,9 @@ use crate::{
     dispatch,
     enlisted::Enlisted,
     executors::Executors,
-    memory, opening, peers,
+    memory,
+    opening::{self, SessionRefused},
+    peers,
     service::Service,
     session::Sessions,
     stage_link::{self, Caller, Room},
@@ -235,7 +237,7 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
                     // It may be a command of a pipeline, but is not a stage.
                     drop(question);
                     let opened = match gateway.confined(&peer) {
-                        Some(why) => Err(why),
+                        Some(why) => Err(SessionRefused::Confined(why)),
                         None => opening::open(&gateway, *request),
                     };
                     stage_link::tell_shell(shell, opened).await;

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    fmt,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
@@ -232,7 +233,7 @@ impl GatewayService for Service {
             hard: request.hard,
             position: Position::default(),
         };
-        Volumes::mount(&self.gateway, config).await.map_err(Status::failed_precondition)?;
+        Volumes::mount(&self.gateway, config).await.map_err(precondition)?;
         Ok(Response::new(wire::MountVolumeReply {}))
     }
 
@@ -241,7 +242,7 @@ impl GatewayService for Service {
         request: Request<wire::UnmountVolumeRequest>,
     ) -> Result<Response<wire::UnmountVolumeReply>, Status> {
         let unmounted = Volumes::unmount(&self.gateway, &path(&request.into_inner().path)).await;
-        unmounted.map_err(Status::failed_precondition)?;
+        unmounted.map_err(precondition)?;
         Ok(Response::new(wire::UnmountVolumeReply {}))
     }
 
@@ -251,9 +252,7 @@ impl GatewayService for Service {
     ) -> Result<Response<wire::RecoverVolumeReply>, Status> {
         let request = request.into_inner();
         let recovered = self.gateway.volumes.recover(&path(&request.path), path(&request.to)).await;
-        Ok(Response::new(wire::RecoverVolumeReply {
-            files: recovered.map_err(Status::failed_precondition)?,
-        }))
+        Ok(Response::new(wire::RecoverVolumeReply { files: recovered.map_err(precondition)? }))
     }
 
     async fn volumes(
@@ -271,6 +270,10 @@ impl GatewayService for Service {
         self.shutdown.notify_one();
         Ok(Response::new(wire::ShutdownReply {}))
     }
+}
+
+fn precondition(error: impl fmt::Display) -> Status {
+    Status::failed_precondition(error.to_string())
 }
 
 fn volume(about: &About) -> wire::Volume {

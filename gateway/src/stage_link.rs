@@ -13,7 +13,7 @@
 mod room;
 
 use std::{
-    io,
+    fmt, io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -304,12 +304,15 @@ struct Line {
 }
 
 /// Answers a `posh`; dropped if it is gone.
-pub async fn tell_shell(shell: Asker, answer: Result<wire::SessionOpened, String>) {
-    answer_once(
-        shell,
-        answer.map_or_else(to_stage::Kind::SessionRefused, to_stage::Kind::SessionOpened),
-    )
-    .await;
+pub async fn tell_shell(
+    shell: Asker,
+    answer: Result<wire::SessionOpened, impl fmt::Display + Send>,
+) {
+    let answer = match answer {
+        Ok(opened) => to_stage::Kind::SessionOpened(opened),
+        Err(refused) => to_stage::Kind::SessionRefused(refused.to_string()),
+    };
+    answer_once(shell, answer).await;
 }
 
 /// Tells a process to run its command locally.

@@ -26,6 +26,7 @@ use crate::{
     aside::aside,
     assembly::{Assembler, Writers},
     executors::Executors,
+    model::{LocalReason, ReasonKind},
     open_files::OpenFiles,
     peers::Peer,
     session::{Mounts, Sessions},
@@ -142,8 +143,8 @@ impl Gateway {
     /// Reason for running a command locally: its process's rights differ from the gateway's, or are
     /// unknown.
     #[must_use]
-    pub fn keeps_here(&self, peer: &Peer) -> Option<String> {
-        self.lacks(peer, Rights::keep_here)
+    pub fn keeps_here(&self, peer: &Peer) -> Option<LocalReason> {
+        self.lacks(peer, Rights::keep_here).map(|why| ReasonKind::Process.because(why))
     }
 
     fn lacks(&self, peer: &Peer, compare: Compare) -> Option<String> {

@@ -39,6 +39,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
     executors::Connection,
+    model::{LocalReason, ReasonKind},
     shares::{Shares, Unanswered},
 };
 
@@ -107,21 +108,24 @@ impl LocalTools {
         name: &str,
         program: &Path,
         policy: ToolVersion,
-    ) -> Result<(), String> {
+    ) -> Result<(), LocalReason> {
         let tool = connection.tools.get(name).filter(|t| t.found);
-        let tool = tool.ok_or_else(|| format!("{name} is not installed on {executor}"))?;
+        let tool = tool.ok_or_else(|| {
+            ReasonKind::Executor.because(format!("{name} is not installed on {executor}"))
+        })?;
         let any = policy == ToolVersion::Any || !rule::holds(Rule::Tools);
         if any || self.hash(program).await.is_some_and(|hash| hash == *tool.sha256) {
             return Ok(());
         }
         let Some(here) = self.version(program).await else {
-            return Err(format!(
+            return Err(ReasonKind::Executor.because(format!(
                 "{name} on {executor} is another file than {}, whose version is not asked for: \
                  others than root can change it, or it does not answer",
                 program.display()
-            ));
+            )));
         };
-        let there = remote_version(connection, name).await?;
+        let there = remote_version(connection, name).await;
+        let there = there.map_err(|why| ReasonKind::Executor.because(why.to_string()))?;
         let agrees = match policy {
             ToolVersion::Same => here == there,
             _ => major(&here) == major(&there),
@@ -129,7 +133,9 @@ impl LocalTools {
         if agrees && !here.is_empty() {
             Ok(())
         } else {
-            Err(format!("{name} on {executor} is another version ({there:?}, here {here:?})"))
+            Err(ReasonKind::Executor.because(format!(
+                "{name} on {executor} is another version ({there:?}, here {here:?})"
+            )))
         }
     }
 
@@ -255,9 +261,28 @@ fn program_on_path(path: &OsStr, name: &str, shims: &HashSet<PathBuf>) -> Option
     })
 }
 
+/// Reason why the version of a program on a server is unknown.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot learn the version of {program}: {why}")]
+struct NoVersion {
+    program: String,
+    why: NoAnswer,
+}
+
+/// Reason why a server did not run a program to tell its version.
+#[derive(Debug, thiserror::Error)]
+enum NoAnswer {
+    /// The call failed.
+    #[error("{}", .0.message())]
+    Failed(tonic::Status),
+    /// The executor refused, with the reason.
+    #[error("{0}")]
+    Refused(String),
+}
+
 /// Version line of a program on the server, requested once per connection: a run with the rights
 /// and the confinement of any command.
-async fn remote_version(connection: &Connection, name: &str) -> Result<String, String> {
+async fn remote_version(connection: &Connection, name: &str) -> Result<String, NoVersion> {
     if let Some(known) =
         connection.versions.lock().unwrap_or_else(PoisonError::into_inner).get(name)
     {
@@ -265,32 +290,32 @@ async fn remote_version(connection: &Connection, name: &str) -> Result<String, S
     }
     let said = tokio::time::timeout(VERSION_TIMEOUT, run_version(connection, name)).await;
     let said = said.unwrap_or_else(|_| Ok(Vec::new()));
-    let line =
-        first_line(&said.map_err(|why| format!("cannot learn the version of {name}: {why}"))?);
+    let line = first_line(&said.map_err(|why| NoVersion { program: name.to_owned(), why })?);
     let mut versions = connection.versions.lock().unwrap_or_else(PoisonError::into_inner);
     versions.insert(name.to_owned(), line.clone());
     Ok(line)
 }
 
-async fn run_version(connection: &Connection, name: &str) -> Result<Vec<u8>, String> {
+async fn run_version(connection: &Connection, name: &str) -> Result<Vec<u8>, NoAnswer> {
     let spec = version_spec(name);
     let allowance = Allowance::of(&spec);
     let spec = RunInput { kind: Some(run_input::Kind::Spec(spec)) };
-    let words = |status: tonic::Status| status.message().to_owned();
     // Keep it open until the run has ended: closing it may look like a lost client.
     let (input, messages) = mpsc::channel(1);
-    input.try_send(spec).map_err(|error| error.to_string())?;
+    input.try_send(spec).expect("there is room for one");
     let mut outputs = connection
         .client
         .clone()
         .run(ReceiverStream::new(messages), allowance)
         .await
-        .map_err(words)?;
+        .map_err(NoAnswer::Failed)?;
     let mut said = Vec::new();
-    while let Some(output) = outputs.message().await.map_err(words)? {
+    while let Some(output) = outputs.message().await.map_err(NoAnswer::Failed)? {
         match output.kind {
             Some(run_output::Kind::Chunk(chunk)) => said.extend_from_slice(&chunk.data),
-            Some(run_output::Kind::Rejected(refusal)) => return Err(refusal.message),
+            Some(run_output::Kind::Rejected(refusal)) => {
+                return Err(NoAnswer::Refused(refusal.message));
+            }
             Some(run_output::Kind::Finished(_)) => break,
             _ => {}
         }

@@ -6,6 +6,7 @@
 //! the volume, which must never wait for that thread.
 
 mod at_hand;
+mod error;
 mod prefetch;
 mod serving;
 
@@ -31,7 +32,11 @@ use posh_volume::{
 };
 use tokio::{runtime::Runtime, sync::watch, task::JoinSet};
 
-use crate::state::Gateway;
+use crate::{
+    model::{LocalReason, ReasonKind},
+    state::Gateway,
+};
+pub use error::VolumeError;
 use prefetch::Prefetches;
 use serving::Serving;
 
@@ -78,7 +83,7 @@ struct Known {
 #[derive(Debug)]
 enum Phase {
     /// Not mounted, with the reason.
-    Not(String),
+    Not(Arc<VolumeError>),
     Mounted(Serving),
 }
 
@@ -88,7 +93,7 @@ pub struct About {
     /// As requested.
     pub config: VolumeConfig,
     /// Its state, or the reason why it is not mounted.
-    pub state: Result<State, String>,
+    pub state: Result<State, Arc<VolumeError>>,
 }
 
 impl Default for Volumes {
@@ -132,8 +137,7 @@ impl Volumes {
         let mut all: Vec<About> = volumes.known().iter().map(about).collect();
         all.extend(volumes.leaving().iter().filter_map(|(config, serving)| {
             let unsent = unsent(&serving.volume.state())?;
-            let state =
-                Err(format!("files of it are open, and the server does not have all: {unsent}"));
+            let state = Err(Arc::new(VolumeError::StillOpen(unsent)));
             Some(About { config: config.clone(), state })
         }));
         all
@@ -145,7 +149,7 @@ impl Volumes {
             let gateway = Arc::downgrade(gateway);
             tokio::spawn(async move {
                 while let Some(Err(error)) = mounted(&gateway, volume.clone()).await {
-                    tracing::warn!(path = %volume.path.display(), error, "volume not mounted");
+                    tracing::warn!(path = %volume.path.display(), %error, "volume not mounted");
                     tokio::time::sleep(RETRY).await;
                 }
             });
@@ -155,8 +159,11 @@ impl Volumes {
     /// Mounts a volume.
     ///
     /// # Errors
-    /// A sentence for the user.
-    pub async fn mount(gateway: &Arc<Gateway>, config: VolumeConfig) -> Result<(), String> {
+    /// [`VolumeError`].
+    pub async fn mount(
+        gateway: &Arc<Gateway>,
+        config: VolumeConfig,
+    ) -> Result<(), Arc<VolumeError>> {
         let volumes = &gateway.volumes;
         volumes.let_leave(gateway);
         let known = volumes.enter(gateway, config)?;
@@ -177,7 +184,8 @@ impl Volumes {
                 Ok(())
             }
             Err(error) => {
-                known.become_(Phase::Not(error.clone()));
+                let error = Arc::new(error);
+                known.become_(Phase::Not(Arc::clone(&error)));
                 if !volumes.is_configured(gateway, &known) {
                     volumes.known().retain(|other| !Arc::ptr_eq(other, &known));
                     gateway.mounts_changed();
@@ -199,7 +207,8 @@ impl Volumes {
 
     /// Handles a volume that is no longer mounted; files on it may be open.
     fn leave(&self, gateway: &Gateway, known: &Arc<Known>) {
-        let former = std::mem::replace(&mut *known.phase(), Phase::Not("unmounted".to_owned()));
+        let unmounted = Phase::Not(Arc::new(VolumeError::Unmounted));
+        let former = std::mem::replace(&mut *known.phase(), unmounted);
         if let Phase::Mounted(serving) = former {
             serving.volume.hand_over();
             let mut leaving = self.leaving();
@@ -216,30 +225,31 @@ impl Volumes {
     }
 
     /// Registers a volume that is about to be mounted.
-    fn enter(&self, gateway: &Gateway, config: VolumeConfig) -> Result<Arc<Known>, String> {
-        let path = config.path.display().to_string();
+    fn enter(&self, gateway: &Gateway, config: VolumeConfig) -> Result<Arc<Known>, VolumeError> {
         if gateway.executors.named(&config.executor).is_none() {
             let all = gateway.executors.all();
             let names: Vec<&str> = all.iter().map(|executor| executor.name.as_str()).collect();
-            return Err(format!(
-                "no executor is named {}; there are {}",
-                config.executor,
-                names.join(", ")
-            ));
+            return Err(VolumeError::NoExecutor {
+                name: config.executor.to_string(),
+                others: names.join(", "),
+            });
         }
         let is_volume = gateway.config.volumes.iter().any(|volume| volume.path == config.path);
         if !is_volume && gateway.config.mounts.iter().any(|mount| mount.path == config.path) {
-            return Err(format!("{path} is a [[mount]] of {}", gateway.config.file.display()));
+            return Err(VolumeError::IsMount {
+                path: config.path,
+                file: gateway.config.file.clone(),
+            });
         }
         let mut known = self.known();
         if let Some(old) = known.iter().position(|known| known.config.path == config.path) {
             if known[old].is_mounted() {
-                return Err(format!("a volume is mounted on {path} already"));
+                return Err(VolumeError::AlreadyMounted(config.path));
             }
             known.remove(old);
         }
-        let new =
-            Arc::new(Known { config, phase: Mutex::new(Phase::Not("connecting".to_owned())) });
+        let connecting = Phase::Not(Arc::new(VolumeError::Connecting));
+        let new = Arc::new(Known { config, phase: Mutex::new(connecting) });
         known.push(Arc::clone(&new));
         Ok(new)
     }
@@ -247,8 +257,8 @@ impl Volumes {
     /// Unmounts a volume; also one that a former gateway left behind.
     ///
     /// # Errors
-    /// A sentence for the user.
-    pub async fn unmount(gateway: &Gateway, path: &Path) -> Result<(), String> {
+    /// [`VolumeError`].
+    pub async fn unmount(gateway: &Gateway, path: &Path) -> Result<(), VolumeError> {
         let volumes = &gateway.volumes;
         volumes.let_leave(gateway);
         let known = volumes.known().iter().find(|known| known.config.path == path).cloned();
@@ -258,66 +268,51 @@ impl Volumes {
             // Don't stay mounted for a server that does not come back.
             is_whole = is_drained(serving, SETTLE_TIMEOUT).await;
         } else if !is_left_behind(path) {
-            return Err(format!("no volume is mounted on {}", path.display()));
+            return Err(VolumeError::NoVolume(path.to_owned()));
         }
         let (place, its) = (path.to_owned(), serving.clone());
         let unmount =
             move || its.map_or_else(|| mount::unmount(&place), |serving| serving.unmount(&place));
-        let unmounted = tokio::task::spawn_blocking(unmount).await;
-        let unmounted = unmounted.map_err(|error| error.to_string())?;
-        unmounted.map_err(|error| format!("cannot unmount {}: {error}", path.display()))?;
+        let unmounted = tokio::task::spawn_blocking(unmount).await?;
+        unmounted.map_err(|error| VolumeError::Unmount { path: path.to_owned(), error })?;
         if let (Some(known), Some(serving)) = (&known, &serving) {
             volumes.leave(gateway, known);
             // Open files still keep it.
             let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
         }
-        if is_whole {
-            Ok(())
-        } else {
-            Err(format!(
-                "{} is unmounted, and the server does not have all that was written: what was \
-                 closed in new directories is sent when the export is mounted again; what was \
-                 written to other files last is lost",
-                path.display()
-            ))
-        }
+        if is_whole { Ok(()) } else { Err(VolumeError::Unsent(path.to_owned())) }
     }
 
     /// Copies data that a volume keeps and its server rejects to a directory. Returns the number of
     /// files.
     ///
     /// # Errors
-    /// A sentence for the user.
-    pub async fn recover(&self, path: &Path, to: PathBuf) -> Result<u64, String> {
+    /// [`VolumeError`].
+    pub async fn recover(&self, path: &Path, to: PathBuf) -> Result<u64, VolumeError> {
         let all: Vec<Serving> = self.serving(|config| config.path == path);
         if all.is_empty() {
-            return Err(format!("no volume is mounted on {}", path.display()));
+            return Err(VolumeError::NoVolume(path.to_owned()));
         }
         if to.starts_with(path) {
-            return Err(format!(
-                "{} is in the volume itself; name a directory elsewhere",
-                to.display()
-            ));
+            return Err(VolumeError::WithinItself(to));
         }
         let recover = move || all.iter().map(|serving| serving.volume.recover(&to)).sum();
-        let recovered: Result<io::Result<u64>, _> = tokio::task::spawn_blocking(recover).await;
-        let recovered = recovered.map_err(|error| error.to_string())?;
-        recovered.map_err(|error| {
-            format!("could not copy all, and the volume still keeps them: {error}")
-        })
+        let recovered: io::Result<u64> = tokio::task::spawn_blocking(recover).await?;
+        recovered.map_err(VolumeError::Recovery)
     }
 
     /// Flushes a mount's volumes before commands run on its server.
     ///
     /// # Errors
     /// Reason why the server may lack local writes.
-    pub async fn settle(&self, mount: &Mount) -> Result<(), String> {
+    pub async fn settle(&self, mount: &Mount) -> Result<(), LocalReason> {
         for serving in self.of(mount) {
             let settled = tokio::time::timeout(SETTLE_TIMEOUT, serving.volume.settle()).await;
             match settled {
                 Ok(Ok(())) => {}
                 Err(_) | Ok(Err(_)) => {
-                    return Err("the server does not take what was written".to_owned());
+                    let words = "the server does not take what was written";
+                    return Err(ReasonKind::Unflushed.because(words));
                 }
             }
         }
@@ -428,7 +423,7 @@ impl Volumes {
     }
 
     /// Runtime of the volumes, created for the first of them.
-    fn handle(&self) -> Result<tokio::runtime::Handle, String> {
+    fn handle(&self) -> Result<tokio::runtime::Handle, VolumeError> {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = &*runtime {
             return Ok(runtime.handle().clone());
@@ -438,7 +433,7 @@ impl Volumes {
             .thread_name("volumes")
             .enable_all()
             .build()
-            .map_err(|error| format!("cannot start threads: {error}"))?;
+            .map_err(VolumeError::Threads)?;
         Ok(runtime.insert(built).handle().clone())
     }
 }
@@ -476,7 +471,10 @@ async fn at_once(waits: impl Iterator<Item = impl Future<Output = ()> + Send + '
 }
 
 /// `None` if the gateway is gone.
-async fn mounted(gateway: &Weak<Gateway>, volume: VolumeConfig) -> Option<Result<(), String>> {
+async fn mounted(
+    gateway: &Weak<Gateway>,
+    volume: VolumeConfig,
+) -> Option<Result<(), Arc<VolumeError>>> {
     Some(Volumes::mount(&gateway.upgrade()?, volume).await)
 }
 
@@ -511,7 +509,7 @@ impl Known {
         }
     }
 
-    fn state(&self) -> Result<State, String> {
+    fn state(&self) -> Result<State, Arc<VolumeError>> {
         match &*self.phase() {
             Phase::Mounted(serving) => Ok(serving.volume.state()),
             Phase::Not(why) => Err(why.clone()),

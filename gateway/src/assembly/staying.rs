@@ -105,6 +105,7 @@ fn edges(stages: &[&Enlisted], going: &[usize]) -> Vec<Edge> {
 #[cfg(test)]
 mod tests {
     use super::{super::closing::tests::stage, *};
+    use crate::model::LocalReason;
 
     const NONE: Vec<Vec<usize>> = Vec::new();
 
@@ -113,7 +114,7 @@ mod tests {
     }
 
     fn staying(pid: Pid, ends: &[(u32, u64, bool)]) -> Enlisted {
-        Enlisted { stays: Some("".into()), ..stage(pid, ends, 0, &[]) }
+        Enlisted { stays: Some(LocalReason::nothing_on_mounts()), ..stage(pid, ends, 0, &[]) }
     }
 
     fn pipeline() -> [Enlisted; 3] {

@@ -17,6 +17,7 @@ use crate::{
     enlisted::Enlisted,
     facts::{Place, Reading, World},
     lower::Lowered,
+    model::LocalReason,
 };
 
 /// Timeout: a mount over a dead link never answers, and a command that reads it would hang.
@@ -46,7 +47,11 @@ pub fn repeats_itself(reading: &Reading) -> bool {
 }
 
 /// Makes runs that do more than read resumable, with IDs that nobody else can guess.
-pub fn keep_what_writes(lowered: &mut Lowered, readings: &[Result<Reading, String>], secret: &str) {
+pub fn keep_what_writes(
+    lowered: &mut Lowered,
+    readings: &[Result<Reading, LocalReason>],
+    secret: &str,
+) {
     for (index, run) in lowered.runs.iter_mut().enumerate() {
         let mut stages = lowered
             .commands

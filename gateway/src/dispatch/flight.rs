@@ -45,6 +45,7 @@ use crate::{
     facts::Reading,
     join::{self, Joining},
     lower::{JOINED, Lowered, Stream},
+    model::LocalReason,
     plan::{Placement, Plan},
     stage_link::{ForStage, FromStage},
     state::Gateway,
@@ -88,7 +89,7 @@ impl From<Status> for Fault {
 struct Relay<'a> {
     gateway: &'a Arc<Gateway>,
     pipeline: &'a Pipeline,
-    readings: &'a [Result<Reading, String>],
+    readings: &'a [Result<Reading, LocalReason>],
     runs: Vec<RunState>,
     stages: BTreeMap<usize, StageState>,
     outputs: BTreeMap<(usize, u32), Output>,
@@ -122,7 +123,7 @@ pub async fn fly(
     pipeline: &mut Pipeline,
     flights: Flights,
     plan: &Plan,
-    readings: &[Result<Reading, String>],
+    readings: &[Result<Reading, LocalReason>],
 ) -> Outcome {
     let (events, incoming) = mpsc::channel(QUEUE);
     let mut pumps = JoinSet::new();
@@ -243,7 +244,7 @@ impl<'a> Relay<'a> {
         (gateway, noted): (&'a Arc<Gateway>, Noted),
         pipeline: &'a Pipeline,
         plan: &Plan,
-        readings: &'a [Result<Reading, String>],
+        readings: &'a [Result<Reading, LocalReason>],
         runs: Vec<RunState>,
         (lowered, mut joins): (Lowered, BTreeMap<usize, JoinHere>),
         (events, pumps): (mpsc::Sender<Event>, JoinSet<()>),

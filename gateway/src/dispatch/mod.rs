@@ -13,7 +13,6 @@ mod settle;
 mod start;
 
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
@@ -35,6 +34,7 @@ use crate::{
     fresh,
     lower::{Builder, Lowered},
     model::Edge,
+    model::{LocalReason, ReasonKind},
     peers::Peer,
     plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
     report::{PipelineReport, StageReport},
@@ -85,7 +85,7 @@ async fn leave_here(
     let mut reasons = Vec::new();
     for (index, stage) in pipeline.stages.iter().enumerate() {
         let reason = why_it_stays(gateway, &world(gateway, &view), &stage.enlisted);
-        stage.tell(ForStage::RunHere(reason.clone())).await;
+        stage.tell(ForStage::RunHere(reason.to_string())).await;
         tracer.runs_here(index, stage, &reason);
         reasons.push(reason);
     }
@@ -104,7 +104,7 @@ async fn leave_here(
     let mut planned = Planned::make(gateway, &world(gateway, &view), &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(reasons) {
         // The plan may give a more specific reason for a stage without files on mounts.
-        if matches!(placement, Placement::Remote(_)) || reason != plan::NOTHING_ON_MOUNTS {
+        if matches!(placement, Placement::Remote(_)) || reason.kind != ReasonKind::NothingOnMounts {
             *placement = Placement::Here(reason);
         }
     }
@@ -114,12 +114,12 @@ async fn leave_here(
 }
 
 /// Reason for running a stage locally; starts a volume's prefetch of input that is almost cached.
-fn why_it_stays(gateway: &Gateway, world: &World<'_>, stage: &Enlisted) -> String {
-    let reason = stage.stays.as_deref().unwrap_or(plan::NOTHING_ON_MOUNTS);
-    let told = (reason != plan::NOTHING_ON_MOUNTS)
+fn why_it_stays(gateway: &Gateway, world: &World<'_>, stage: &Enlisted) -> LocalReason {
+    let reason = stage.stays.clone().unwrap_or(LocalReason::nothing_on_mounts());
+    let told = (reason.kind != ReasonKind::NothingOnMounts)
         .then(|| gateway.volumes.prefetch(world, stage))
         .flatten();
-    told.map_or_else(|| reason.to_owned(), |words| format!("{reason}; {words}"))
+    told.map_or_else(|| reason.clone(), |words| reason.with(&words))
 }
 
 /// Inspects a stage as soon as it enlists.
@@ -147,9 +147,9 @@ pub fn look_at_once(gateway: &Gateway, stage: &mut Enlisted, peer: &Peer) {
         return;
     }
     if reading.as_ref().is_ok_and(|reading| facts::is_all_here(stage, reading)) {
-        stage.stays = Some(Cow::Borrowed(plan::NOTHING_ON_MOUNTS));
+        stage.stays = Some(LocalReason::nothing_on_mounts());
     } else if gateway.config.gateway.scheduler == Scheduler::Cost && gateway.volumes.are_there() {
-        stage.stays = gateway.volumes.at_hand(&world, &[(stage, &reading)]).map(Cow::Owned);
+        stage.stays = gateway.volumes.at_hand(&world, &[(stage, &reading)]);
     }
 }
 
@@ -284,7 +284,7 @@ pub async fn plan_only(
     let mut planned = Planned::make(gateway, &world, &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(unknowable) {
         if let Some(reason) = reason {
-            *placement = Placement::Here(reason.clone());
+            *placement = Placement::Here(ReasonKind::Unknowable.because(reason.clone()));
         }
     }
     let outcome = start::Outcome::default();
@@ -319,7 +319,7 @@ struct Subject<'a> {
 
 /// A plan and its inputs.
 struct Planned {
-    readings: Vec<Result<Reading, String>>,
+    readings: Vec<Result<Reading, LocalReason>>,
     facts: PipelineFacts,
     connections: Connections,
     options: Options,
@@ -347,7 +347,8 @@ impl Planned {
         let own_input_only =
             gateway.executors.all().into_iter().filter(|executor| !executor.takes_input);
         let own_input_only = own_input_only.map(|executor| {
-            (executor.id, format!("{} takes no input from elsewhere (takes_input)", executor.name))
+            let words = format!("{} takes no input from elsewhere (takes_input)", executor.name);
+            (executor.id, ReasonKind::Executor.because(words))
         });
         let mut facts = PipelineFacts {
             stages: stages.collect(),
@@ -374,8 +375,8 @@ impl Planned {
         if !keeps || attempt == ATTEMPTS {
             self.plan = everything_here(&before, refusal);
         }
-        let reason_now =
-            format!("{} refused: {refusal}", gateway.executors.get(refusal.executor).name);
+        let name = &gateway.executors.get(refusal.executor).name;
+        let reason_now = ReasonKind::Executor.because(format!("{name} refused: {refusal}"));
         for (new, old) in self.plan.placements.iter_mut().zip(&before.placements) {
             if let (Placement::Here(reason), Placement::Remote(_)) = (new, old) {
                 reason.clone_from(&reason_now);
@@ -389,7 +390,7 @@ fn keep_what_is_at_hand(
     gateway: &Gateway,
     world: &World<'_>,
     commands: &[Arc<Enlisted>],
-    readings: &mut [Result<Reading, String>],
+    readings: &mut [Result<Reading, LocalReason>],
 ) {
     if gateway.config.gateway.scheduler != Scheduler::Cost || !gateway.volumes.are_there() {
         return;
@@ -407,7 +408,7 @@ fn keep_what_is_at_hand(
 async fn refusals(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
-    readings: &[Result<Reading, String>],
+    readings: &[Result<Reading, LocalReason>],
     facts: &mut PipelineFacts,
 ) -> Connections {
     let mut connections = Connections::new();
@@ -460,21 +461,23 @@ async fn can_run(
     connection: &Connection,
     stage: &Enlisted,
     reading: &Reading,
-) -> Result<(), String> {
+) -> Result<(), LocalReason> {
     let executor = gateway.executors.get(id);
     let name = executor.name.as_str();
     let about = &connection.about;
     if about.machine != gateway.machine {
-        return Err(format!(
+        return Err(ReasonKind::Executor.because(format!(
             "{name} is a {} machine, this one a {}",
             about.machine, gateway.machine
-        ));
+        )));
     }
     let identical = !rule::holds(Rule::Identity);
     if let Some(locale) =
         needed_locales(stage).find(|l| !identical && !has_locale(&about.locales, l))
     {
-        return Err(format!("{name} does not have the locale {locale}"));
+        return Err(
+            ReasonKind::Executor.because(format!("{name} does not have the locale {locale}"))
+        );
     }
     // An executor with namespaces can show our time zone.
     let shown = about.namespaces && !gateway.localtime.is_empty();
@@ -483,7 +486,7 @@ async fn can_run(
         && facts::shows_local_time(stage, &reading.invocation)
         && is_elsewhere(gateway, connection)
     {
-        return Err(format!("{name} is in another time zone; set TZ"));
+        return Err(ReasonKind::Executor.because(format!("{name} is in another time zone; set TZ")));
     }
     let policy = reading.invocation.tool_version;
     gateway.tools.same(name, connection, &stage.name, &stage.program, policy).await?;
@@ -492,10 +495,14 @@ async fn can_run(
             .tools
             .on_path(stage.variable("PATH"), other, gateway.sessions.stage_programs())
             .await;
-        let program = found
-            .map_err(|why| format!("{other}, which it starts, is looked for in PATH: {why}"))?;
-        let program =
-            program.ok_or_else(|| format!("{other}, which it starts, is not on this machine"))?;
+        let program = found.map_err(|why| {
+            ReasonKind::Executor
+                .because(format!("{other}, which it starts, is looked for in PATH: {why}"))
+        })?;
+        let program = program.ok_or_else(|| {
+            ReasonKind::Executor
+                .because(format!("{other}, which it starts, is not on this machine"))
+        })?;
         gateway.tools.same(name, connection, other, &program, ToolVersion::Same).await?;
     }
     Ok(())
@@ -534,7 +541,7 @@ fn has_locale(locales: &[String], wanted: &str) -> bool {
 fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
     let here = |p: &Placement| match p {
         Placement::Here(reason) => Placement::Here(reason.clone()),
-        Placement::Remote(_) => Placement::Here(refusal.to_string()),
+        Placement::Remote(_) => Placement::Here(ReasonKind::Executor.because(refusal.to_string())),
     };
     Plan {
         placements: before.placements.iter().map(here).collect(),
@@ -589,7 +596,7 @@ fn fetch_inputs_ahead(
         if let (Placement::Here(reason), true) = (placement, is_new)
             && let Some(words) = gateway.volumes.prefetch(world, &commands[index])
         {
-            *reason = format!("{reason}; {words}");
+            *reason = reason.with(&words);
         }
     }
 }
@@ -598,7 +605,7 @@ fn fetch_inputs_ahead(
 async fn release_the_rest(pipeline: &Pipeline, (told, plan): (&Plan, &Plan), tracer: &Tracer) {
     for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if let Placement::Here(reason) = placement {
-            stage.tell(ForStage::RunHere(reason.clone())).await;
+            stage.tell(ForStage::RunHere(reason.to_string())).await;
             if matches!(told.placements[index], Placement::Remote(_)) {
                 tracer.runs_here(index, stage, reason);
             }
@@ -651,7 +658,7 @@ fn described(
 ) -> (String, String) {
     let Planned { plan, readings, .. } = planned;
     let parts = match &plan.placements[stage] {
-        Placement::Here(reason) => return ("local".to_owned(), reason.clone()),
+        Placement::Here(reason) => return ("local".to_owned(), reason.to_string()),
         Placement::Remote(parts) => parts,
     };
     let mut names: Vec<_> =

@@ -17,6 +17,7 @@ use crate::{
     assembly::Written,
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading},
+    model::{LocalReason, ReasonKind},
     shares::Unanswered,
     state::Gateway,
 };
@@ -46,7 +47,7 @@ enum UseKind {
 pub async fn settle(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
-    readings: &mut [Result<Reading, String>],
+    readings: &mut [Result<Reading, LocalReason>],
 ) {
     if !rule::holds(Rule::Coherence) {
         return;
@@ -66,7 +67,7 @@ pub async fn settle(
             continue;
         }
         let calls = uses.iter().map(|(mount, used)| Ok((*mount, calls_for(used, &written)?)));
-        let done = match calls.collect::<Result<Vec<_>, String>>() {
+        let done = match calls.collect::<Result<Vec<_>, LocalReason>>() {
             Ok(calls) => carry_out(gateway, &table, calls).await,
             Err(reason) => Err(reason),
         };
@@ -82,7 +83,7 @@ async fn settle_volumes(
     table: &MountTable,
     uses: &[(MountId, Use)],
     changes_names: bool,
-) -> Result<(), String> {
+) -> Result<(), LocalReason> {
     let mut settled = BTreeSet::new();
     for (mount, _) in uses.iter().filter(|(_, used)| used.adapter == Adapter::Volume) {
         if settled.insert(mount) {
@@ -98,7 +99,7 @@ async fn settle_volumes(
 fn uses_of(
     table: &MountTable,
     command: &Enlisted,
-    reading: &Result<Reading, String>,
+    reading: &Result<Reading, LocalReason>,
 ) -> Vec<(MountId, Use)> {
     let Ok(read) = reading else { return Vec::new() };
     let mut uses = Vec::new();
@@ -159,7 +160,7 @@ enum Call {
 /// Calls needed before a use. sshfs sends every write at once and closed files are on its server:
 /// only files still open need the round trip. Volumes are flushed as a whole. If an adapter uploads
 /// a file on close, an open file makes the command run locally.
-fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, String> {
+fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, LocalReason> {
     let adapter = used.adapter;
     let mut open = written.iter().filter(|path| path.starts_with(&used.path));
     match (adapter, used.kind) {
@@ -167,7 +168,8 @@ fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, String> {
         (Adapter::Sshfs, _) => Ok(open.map(|path| Call::Settle(adapter, path.clone())).collect()),
         (_, UseKind::Output) => Ok(Vec::new()),
         (Adapter::Rclone | Adapter::Generic, UseKind::Read) if open.next().is_some() => {
-            Err(format!("{} is open for writing on this machine", used.path.display()))
+            Err(ReasonKind::Unflushed
+                .because(format!("{} is open for writing on this machine", used.path.display())))
         }
         (_, UseKind::Read) => Ok(vec![Call::Settle(adapter, used.path.clone())]),
         (_, UseKind::Changed) => Ok(vec![Call::HandOver(adapter, used.path.clone())]),
@@ -180,7 +182,7 @@ async fn carry_out(
     gateway: &Gateway,
     table: &MountTable,
     calls: Vec<(MountId, Vec<Call>)>,
-) -> Result<(), String> {
+) -> Result<(), LocalReason> {
     let mut by_mount: BTreeMap<MountId, Vec<Call>> = BTreeMap::new();
     for (mount, calls) in calls.into_iter().filter(|(_, calls)| !calls.is_empty()) {
         by_mount.entry(mount).or_default().extend(calls);
@@ -191,7 +193,7 @@ async fn carry_out(
         let executor =
             mount.owner.as_ref().and_then(|owner| gateway.executors.named(&owner.executor));
         let Some(executor) = executor else {
-            return Err("its mount has no executor any more".to_owned());
+            return Err(ReasonKind::Executor.because("its mount has no executor any more"));
         };
         let work = move || {
             calls.into_iter().try_for_each(|call| match call {
@@ -201,13 +203,16 @@ async fn carry_out(
         };
         let left = end.saturating_duration_since(Instant::now());
         let answer = executor.shares.ask(mount.path.as_path(), left, work).await;
-        answer.map_err(unanswered)?.map_err(|error| error.to_string())?;
+        answer
+            .map_err(unanswered)?
+            .map_err(|error| ReasonKind::Unflushed.because(error.to_string()))?;
     }
     Ok(())
 }
 
-fn unanswered(why: Unanswered) -> String {
-    format!("its mount does not say whether its files are on the server: {why}")
+fn unanswered(why: Unanswered) -> LocalReason {
+    ReasonKind::Unflushed
+        .because(format!("its mount does not say whether its files are on the server: {why}"))
 }
 
 #[cfg(test)]

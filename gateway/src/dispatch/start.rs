@@ -30,6 +30,7 @@ use crate::{
     executors::{Connection, Executor},
     join::{self, Joining},
     lower::{JoinedHere, Lowered, Stream},
+    model::ReasonKind,
     plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
     stage_link::{ForStage, FromStage, StageLink},
     state::Gateway,
@@ -176,8 +177,8 @@ impl Refusal {
             }
             Fault::Executor | Fault::Full | Fault::Lost | Fault::Unclear => {}
         }
-        let reason =
-            format!("{} refused: {}", gateway.executors.get(self.executor).name, self.reason);
+        let name = &gateway.executors.get(self.executor).name;
+        let reason = ReasonKind::Executor.because(format!("{name} refused: {}", self.reason));
         for stage in facts.stages.iter_mut().filter(|s| !matches!(s.need, Need::Here(_))) {
             stage.refusals.insert(self.executor, reason.clone());
         }
@@ -194,7 +195,7 @@ pub async fn tell(
 ) -> Pipeline {
     for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if let Placement::Here(reason) = placement {
-            stage.tell(ForStage::RunHere(reason.clone())).await;
+            stage.tell(ForStage::RunHere(reason.to_string())).await;
             tracer.runs_here(index, stage, reason);
         }
     }
@@ -217,7 +218,8 @@ pub async fn tell(
         for placement in &mut plan.placements {
             if matches!(placement, Placement::Remote(_)) {
                 *placement = Placement::Here(
-                    "a stage of its pipeline ended before it was started".to_owned(),
+                    ReasonKind::Placement
+                        .because("a stage of its pipeline ended before it was started"),
                 );
             }
         }

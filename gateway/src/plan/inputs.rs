@@ -5,13 +5,13 @@
 //! machine has written, or that lies in a file elsewhere. Arguments and variables of the commands
 //! themselves are sent all the same.
 
-use super::{Edge, Flow, Part, PipelineFacts, Placement, Site};
+use super::{Edge, Flow, LocalReason, Part, PipelineFacts, Placement, Site};
 
 /// Finds a stage that would get foreign input, with the reason for running it locally.
 pub(super) fn first_with_foreign_input(
     pipeline: &PipelineFacts,
     placements: &[Placement],
-) -> Option<(usize, String)> {
+) -> Option<(usize, LocalReason)> {
     placements.iter().enumerate().find_map(|(stage, placement)| {
         let Placement::Remote(parts) = placement else { return None };
         let why = parts.iter().find_map(|part| pipeline.own_input_only.get(&part.executor))?;

@@ -4,6 +4,7 @@
 use std::{collections::BTreeSet, fmt};
 
 use super::{BehindMerge, Joining, PipelineFacts, Placement, Site, Spot};
+use crate::model::LocalReason;
 
 /// Join of a stage's outputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +109,7 @@ impl Pending {
 pub(super) fn of(
     pipeline: &PipelineFacts,
     placements: &[Placement],
-    sites: &[Result<Spot, String>],
+    sites: &[Result<Spot, LocalReason>],
     stage: usize,
 ) -> Join {
     let (Placement::Remote(parts), Ok(Spot::Parts(head))) = (&placements[stage], &sites[stage])

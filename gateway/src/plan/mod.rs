@@ -25,7 +25,7 @@ use std::{
 
 pub use self::join::{Join, Steps};
 use crate::model::Edge;
-pub use crate::model::{ExecutorId, NOTHING_ON_MOUNTS};
+pub use crate::model::{ExecutorId, LocalReason, ReasonKind};
 
 /// A machine that runs a stage or has data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,7 +40,7 @@ pub enum Site {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Need {
     /// Must run locally, with the reason.
-    Here(String),
+    Here(LocalReason),
     /// Names no files: runs wherever its data flows.
     Anywhere,
     /// Its files are on one machine.
@@ -119,7 +119,7 @@ pub struct StageFacts {
     /// See [`LineEnds`].
     pub line_ends: LineEnds,
     /// Executors that can't run it, with the reason (tool, locale, version, unreachable).
-    pub refusals: BTreeMap<ExecutorId, String>,
+    pub refusals: BTreeMap<ExecutorId, LocalReason>,
 }
 
 /// The planner's facts about a pipeline.
@@ -130,7 +130,7 @@ pub struct PipelineFacts {
     /// Pipes between the stages.
     pub edges: Vec<Edge>,
     /// Executors that accept only their own data, with the reason for plans.
-    pub own_input_only: BTreeMap<ExecutorId, String>,
+    pub own_input_only: BTreeMap<ExecutorId, LocalReason>,
 }
 
 /// Settings of the planner.
@@ -153,7 +153,7 @@ impl Default for Options {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
     /// The stage program executes the command locally, with the reason.
-    Here(String),
+    Here(LocalReason),
     /// Runs in parts (one, if it is not split), whose outputs are joined.
     Remote(Vec<Part>),
 }
@@ -195,7 +195,7 @@ pub struct Plan {
 pub fn greedy(pipeline: &PipelineFacts, options: Options) -> Plan {
     let heads = split_heads(pipeline, options);
     let mut sites = paths::assign(pipeline, &heads);
-    let place_all = |sites: &[Result<Spot, String>]| -> Vec<Placement> {
+    let place_all = |sites: &[Result<Spot, LocalReason>]| -> Vec<Placement> {
         (0..pipeline.stages.len()).map(|stage| place(pipeline, &heads, sites, stage)).collect()
     };
     let mut placements = place_all(&sites);
@@ -259,7 +259,7 @@ fn parts_of(stage: &StageFacts, factor: usize) -> Vec<Part> {
 fn place(
     pipeline: &PipelineFacts,
     heads: &Heads,
-    sites: &[Result<Spot, String>],
+    sites: &[Result<Spot, LocalReason>],
     stage: usize,
 ) -> Placement {
     let facts = &pipeline.stages[stage];

@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    ExecutorId, Flow, Heads, LineEnds, Need, PipelineFacts, Site, Spot, StageFacts, join::Pending,
+    ExecutorId, Flow, Heads, LineEnds, LocalReason, Need, PipelineFacts, ReasonKind, Site, Spot,
+    StageFacts, join::Pending,
 };
 
 /// Placement of each stage by the paths, or the reason for running it locally.
-pub(super) fn assign(pipeline: &PipelineFacts, heads: &Heads) -> Vec<Result<Spot, String>> {
+pub(super) fn assign(pipeline: &PipelineFacts, heads: &Heads) -> Vec<Result<Spot, LocalReason>> {
     let mut wishes: Vec<BTreeSet<Spot>> = vec![BTreeSet::new(); pipeline.stages.len()];
     for path in source_to_sink(pipeline) {
         for (stage, spot) in path.iter().zip(cheapest(pipeline, heads, &path)) {
@@ -19,16 +20,19 @@ pub(super) fn assign(pipeline: &PipelineFacts, heads: &Heads) -> Vec<Result<Spot
     wishes.into_iter().enumerate().map(|(stage, wishes)| agree(pinned(stage), &wishes)).collect()
 }
 
-fn agree(pin: Option<Result<Spot, String>>, wishes: &BTreeSet<Spot>) -> Result<Spot, String> {
+fn agree(
+    pin: Option<Result<Spot, LocalReason>>,
+    wishes: &BTreeSet<Spot>,
+) -> Result<Spot, LocalReason> {
     match (pin, wishes.len()) {
         (Some(pin), _) => pin,
         (None, 1) => Ok(*wishes.first().expect("there is one")),
-        (None, _) => Err("its inputs come from several machines".to_owned()),
+        (None, _) => Err(ReasonKind::Placement.because("its inputs come from several machines")),
     }
 }
 
 /// Fixed placement of a stage, or the reason for running it locally; `None` if it is free.
-fn pin(pipeline: &PipelineFacts, heads: &Heads, stage: usize) -> Option<Result<Spot, String>> {
+fn pin(pipeline: &PipelineFacts, heads: &Heads, stage: usize) -> Option<Result<Spot, LocalReason>> {
     if heads.contains_key(&stage) {
         return Some(Ok(Spot::Parts(stage)));
     }
@@ -41,7 +45,8 @@ fn pin(pipeline: &PipelineFacts, heads: &Heads, stage: usize) -> Option<Result<S
             None => Ok(Spot::Site(Site::Executor(*executor))),
         }),
         Need::Split => Some(Err(facts.refusals.values().next().cloned().unwrap_or_else(|| {
-            "its files are on several machines, in too many pieces to be split".to_owned()
+            ReasonKind::Placement
+                .because("its files are on several machines, in too many pieces to be split")
         }))),
     }
 }
@@ -249,7 +254,7 @@ fn exit_cost(sink: Flow, spot: Spot, flowing: f64, column: &Column, heads: &Head
 }
 
 /// Reason for a stage that the paths placed locally.
-pub(super) fn reason_for_here(pipeline: &PipelineFacts, stage: usize) -> String {
+pub(super) fn reason_for_here(pipeline: &PipelineFacts, stage: usize) -> LocalReason {
     let facts = &pipeline.stages[stage];
     let feeds: Vec<usize> =
         pipeline.edges.iter().filter(|e| e.to.0 == stage).map(|e| e.from.0).collect();
@@ -259,8 +264,8 @@ pub(super) fn reason_for_here(pipeline: &PipelineFacts, stage: usize) -> String 
         return reason.clone();
     }
     match (feeds.is_empty(), anything_remote) {
-        (_, false) => super::NOTHING_ON_MOUNTS.to_owned(),
-        (true, true) => "its input is on this machine".to_owned(),
-        (false, true) => "less data moves when it runs here".to_owned(),
+        (_, false) => LocalReason::nothing_on_mounts(),
+        (true, true) => ReasonKind::Placement.because("its input is on this machine"),
+        (false, true) => ReasonKind::Placement.because("less data moves when it runs here"),
     }
 }

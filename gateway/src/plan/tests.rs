@@ -6,10 +6,14 @@ use super::{
     BehindMerge, ExecutorId, Flow, Join, Joining, LineEnds, Need, Options, PipelineFacts,
     Placement, Site, StageFacts, Steps, greedy,
 };
-use crate::model::Edge;
+use crate::model::{Edge, LocalReason, ReasonKind};
 
 const A: ExecutorId = ExecutorId(0);
 const B: ExecutorId = ExecutorId(1);
+
+fn because(words: &'static str) -> LocalReason {
+    ReasonKind::Executor.because(words)
+}
 
 fn stage(need: Need, weight: f64) -> StageFacts {
     StageFacts {
@@ -126,7 +130,7 @@ fn what_expands_runs_behind_the_cut() {
 
 #[test]
 fn a_stage_bound_here_ends_the_remote_run() {
-    let here = || stage(Need::Here("flag -P of grep is not annotated".to_owned()), 1.0);
+    let here = || stage(Need::Here(because("flag -P of grep is not annotated")), 1.0);
     greedy_places(vec![cat(&[A]), here(), md5sum()], Site::Here, "a h h");
     greedy_places(vec![cat(&[A]), grep(), here()], Site::Here, "a a h");
 }
@@ -206,9 +210,9 @@ fn paths_that_disagree_put_the_stage_here() {
 #[test]
 fn an_executor_that_refuses_is_not_used() {
     let mut facts = chain(vec![cat(&[A]), grep(), tac()], Site::Here);
-    facts.stages[1].refusals = [(A, "grep on a is another version".to_owned())].into();
+    facts.stages[1].refusals = [(A, because("grep on a is another version"))].into();
     check(&facts, Options::default(), "a h h");
-    facts.stages[0].refusals = [(A, "a can't be reached".to_owned())].into();
+    facts.stages[0].refusals = [(A, because("a can't be reached"))].into();
     check(&facts, Options::default(), "h h h");
 }
 
@@ -276,12 +280,12 @@ fn plans_say_how_parts_are_joined() {
 #[test]
 fn an_executor_that_takes_no_input_is_given_only_what_is_its_own() {
     let closed = |facts: PipelineFacts| PipelineFacts {
-        own_input_only: BTreeMap::from([(B, "closed".to_owned())]),
+        own_input_only: BTreeMap::from([(B, because("closed"))]),
         ..facts
     };
     let with_input = |stage: StageFacts, input: Flow| StageFacts { input, ..stage };
     let at = |executor| stage(Need::At(executor), 1.0);
-    let here = || stage(Need::Here("a file here".to_owned()), 1.0);
+    let here = || stage(Need::Here(because("a file here")), 1.0);
     let cases: Vec<(Vec<StageFacts>, Site, &str)> = vec![
         // Its own files, and what flows on there.
         (vec![cat(&[B]), grep(), tac()], Site::Here, "b b b"),

@@ -17,6 +17,7 @@ use posh_proto::clock::monotonic_ns;
 
 use crate::{
     enlisted::Enlisted,
+    model::LocalReason,
     stage_link::{StageLink, Times},
 };
 
@@ -190,10 +191,10 @@ impl Tracer {
     }
 
     /// Notes that a stage runs its command locally.
-    pub fn runs_here(&self, place: usize, stage: &StageLink, reason: &str) {
+    pub fn runs_here(&self, place: usize, stage: &StageLink, reason: &LocalReason) {
         let Some(times) = stage.times.filter(|_| self.is_on()) else { return };
         let times = Times { directed_ns: self.now_ns(), ..times };
-        let end = Event::moment("runs here", times.directed_ns).with("why", reason);
+        let end = Event::moment("runs here", times.directed_ns).with("why", reason.to_string());
         self.stage(place, &stage.enlisted, &times, end);
     }
 

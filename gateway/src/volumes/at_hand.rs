@@ -19,6 +19,7 @@ use super::{
 use crate::{
     enlisted::{Enlisted, Kind},
     facts::{Place, Reading, World},
+    model::{LocalReason, ReasonKind},
 };
 
 /// Time for a run on a server besides its round trip: messages, and starting processes (`posh-bench
@@ -42,8 +43,8 @@ impl Volumes {
     pub fn at_hand(
         &self,
         world: &World<'_>,
-        commands: &[(&Enlisted, &Result<Reading, String>)],
-    ) -> Option<String> {
+        commands: &[(&Enlisted, &Result<Reading, LocalReason>)],
+    ) -> Option<LocalReason> {
         self.sooner_here(world, commands).map(|(uses, found)| reason(uses.keys(), &found))
     }
 
@@ -62,7 +63,7 @@ impl Volumes {
     fn sooner_here(
         &self,
         world: &World<'_>,
-        commands: &[(&Enlisted, &Result<Reading, String>)],
+        commands: &[(&Enlisted, &Result<Reading, LocalReason>)],
     ) -> Option<(Uses, AtHand)> {
         let mut uses = Uses::new();
         for (command, reading) in commands {
@@ -95,16 +96,16 @@ fn time_here(all: &AtHand) -> Duration {
     here + all.round_trip * all.round_trips + times(FETCHED_BYTE, all.missing)
 }
 
-fn reason<'a>(places: impl Iterator<Item = &'a PathBuf>, all: &AtHand) -> String {
+fn reason<'a>(places: impl Iterator<Item = &'a PathBuf>, all: &AtHand) -> LocalReason {
     let places: Vec<_> = places.map(|place| place.display().to_string()).collect();
     let places = places.join(" and ");
-    match all.round_trips {
+    ReasonKind::Cached.because(match all.round_trips {
         0 => format!("what it uses on {places} is at hand"),
         1 => format!("what it uses on {places} is at hand but for one round trip"),
         n => {
             format!("what it uses on {places} is at hand but for {n} round trips, which are short")
         }
-    }
+    })
 }
 
 /// Notes a command's uses. `None` if they are unknown, or not on volumes alone.

@@ -24,6 +24,7 @@ use posh_volume::{
 use tokio::{runtime::Handle, sync::watch};
 use tonic::transport::Channel;
 
+use super::VolumeError;
 use crate::state::Gateway;
 
 /// The kernel's read-ahead in KiB: one request.
@@ -51,12 +52,10 @@ impl Serving {
     pub async fn begin(
         gateway: &Gateway,
         config: &VolumeConfig,
-        runtime: Result<Handle, String>,
-    ) -> Result<Self, String> {
+        runtime: Result<Handle, VolumeError>,
+    ) -> Result<Self, VolumeError> {
         let executors = gateway.volumes.added_to(&gateway.config);
-        let executor = executors
-            .executor(&config.executor)
-            .ok_or("the executor is not in the configuration")?;
+        let executor = executors.executor(&config.executor).ok_or(VolumeError::ExecutorGone)?;
         let route = Route::to(executor, &executors);
         let config = config.clone();
         // Tasks of the volume belong on its runtime.
@@ -72,15 +71,15 @@ impl Serving {
             let users = if geteuid().is_root() { Users::All } else { Users::Own };
             let remote =
                 Remote::open_for(Arc::<Way>::clone(&way), &config.export, patience, users).await;
-            let remote = Arc::new(remote.map_err(|error| error.to_string())?);
+            let remote = Arc::new(remote?);
             let read_only = config.read_only || remote.is_read_only();
             let settings = Settings {
                 sync: config.sync,
                 memory_bytes: config.cache_bytes.min(MEMORY_BYTES),
                 most_files: MAX_FILES,
             };
-            let kept_as =
-                way.server().ok_or("there is no connection")?.directory_for(&config.export);
+            let server = way.server().ok_or(VolumeError::NoConnection)?;
+            let kept_as = server.directory_for(&config.export);
             let disk = disk_for(&config, &kept_as).await;
             let journal = journal_for(&config, &kept_as).await.filter(|_| !read_only);
             let (volume, invalidations) =
@@ -88,15 +87,8 @@ impl Serving {
             // Without the journal, closed files would be missing.
             if let Some(journal) = journal {
                 let ended = volume.end_earlier_sessions(&journal.0, &remote.session()).await;
-                ended.map_err(|errno| {
-                    format!("an earlier session of this volume does not end: {errno}; try again")
-                })?;
-                volume.keep_journal(journal).await.map_err(|errno| {
-                    format!(
-                        "what a former gateway has not sent can't be taken up: {errno}; it is \
-                         kept; try again"
-                    )
-                })?;
+                ended.map_err(VolumeError::EarlierSession)?;
+                volume.keep_journal(journal).await.map_err(VolumeError::Journal)?;
             }
             let path = config.path.clone();
             let source = config.source();
@@ -105,15 +97,14 @@ impl Serving {
                 let wanted = Wanted { source: &source, read_only, for_everybody };
                 mount::mount(&wanted, &config.path)
             });
-            let device = device.await.map_err(|error| error.to_string())?;
+            let device = device.await?;
             let device =
-                device.map_err(|error| format!("cannot mount on {}: {error}", path.display()))?;
+                device.map_err(|error| VolumeError::Mount { path: path.clone(), error })?;
             let served = tokio::task::block_in_place(|| {
                 fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users)
             });
-            let thread = served.map_err(|error| {
-                format!("the kernel does not begin with {}: {error}", path.display())
-            })?;
+            let thread =
+                served.map_err(|error| VolumeError::Kernel { path: path.clone(), error })?;
             let (end, ended) = watch::channel(false);
             let session = remote.session();
             let ending = Arc::clone(&volume);
@@ -131,7 +122,7 @@ impl Serving {
             }
             Ok(Self { volume, session, device, ended })
         });
-        begun.await.map_err(|error| error.to_string())?
+        begun.await?
     }
 
     /// Session ID at its executor.
