@@ -321,7 +321,8 @@ fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result
         &executor.shares,
         stage,
         &reading.invocation,
-        (&start, top),
+        &start,
+        top,
         &reading.client_files.sent,
     )
 }

@@ -64,7 +64,7 @@ pub fn note(stage: &mut Enlisted, shell: Option<Pid>) {
     let pid = stage.pid;
     let parent = shell.and_then(|shell| waiting_shell(stage, shell));
     for file in stage.descriptors.iter_mut().filter(|file| is_concerned(file)) {
-        file.is_older = parent.is_none_or(|parent| open_files::has_open(parent, (pid, file)));
+        file.is_older = parent.is_none_or(|parent| open_files::has_open(parent, pid, file));
     }
 }
 

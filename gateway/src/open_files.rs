@@ -262,7 +262,7 @@ fn worked() -> Duration {
 /// Returns true if a process has the file of another one's descriptor open, or if that is unknown.
 /// A file that is renamed meanwhile keeps its inode number, which is unique per mount only.
 #[must_use]
-pub fn has_open(pid: Pid, (owner, file): (Pid, &Descriptor)) -> bool {
+pub fn has_open(pid: Pid, owner: Pid, file: &Descriptor) -> bool {
     let process = |pid: Pid| Path::new("/proc").join(pid.to_string());
     let own = identity_of(&process(owner).join("fdinfo").join(file.fd.to_string()));
     let descriptors = fs::read_dir(process(pid).join("fd"));
@@ -561,14 +561,14 @@ mod tests {
             Command::new("sleep").arg("1000").stdin(Stdio::from(open("f"))).spawn().unwrap();
         let is_open = |file: &fs::File, name: &str| {
             let fd = u32::try_from(file.as_raw_fd()).unwrap();
-            has_open(holder.id(), (own, &Descriptor::imagined(fd, Kind::File, place.join(name), 0)))
+            has_open(holder.id(), own, &Descriptor::imagined(fd, Kind::File, place.join(name), 0))
         };
         let found = [is_open(&held, "renamed"), is_open(&other, "f"), is_open(&other, "g")];
         holder.kill().unwrap();
         holder.wait().unwrap();
         assert_eq!(found, [true, true, false]);
         let closed = Descriptor::imagined(u32::MAX, Kind::File, place.join("g"), 0);
-        assert!(has_open(own, (own, &closed)), "it can't be told");
+        assert!(has_open(own, own, &closed), "it can't be told");
     }
 
     #[test]

@@ -28,7 +28,8 @@ pub fn check(
     mount: &Shares,
     stage: &Enlisted,
     invocation: &Invocation,
-    (start, top): (&Path, &Path),
+    start: &Path,
+    top: &Path,
     sent: &[ClientFile],
 ) -> Result<(), LocalReason> {
     // Unknown variables may allow it.

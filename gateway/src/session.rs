@@ -179,8 +179,8 @@ impl Sessions {
         let shims = session.directory.join(SHIMS);
         let pidfd = watch(request.pid)?;
         let made = || {
-            let search = (request.path.as_path(), session.stage_program.as_path());
-            self.found.make(&session.directory, search, commands)?;
+            let stage_program = &session.stage_program;
+            self.found.make(&session.directory, &request.path, stage_program, commands)?;
             self.write_file(&session, mounts)?;
             self.note_input(&session)
         };

@@ -30,7 +30,7 @@ use tonic::Status;
 
 use self::{
     noted::Noted,
-    runs::{Listener, RunState},
+    runs::{Listener, RunCall, RunState},
     silence::Silences,
 };
 use super::{
@@ -38,7 +38,7 @@ use super::{
     output::Output,
     refresh::{self, Written, is_on_mount_of},
     resume::{Gone, Resumed},
-    start::{Flights, Outcome, StartedJoin},
+    start::{Flight, Flights, Outcome, StartedJoin},
 };
 use crate::{
     assembly::Pipeline,
@@ -117,6 +117,17 @@ struct Relay<'a> {
     pumps: JoinSet<()>,
 }
 
+/// A pipeline whose runs and aggregators have started.
+struct StartedPipeline<'a> {
+    gateway: &'a Arc<Gateway>,
+    pipeline: &'a Pipeline,
+    plan: &'a Plan,
+    readings: &'a [Result<Reading, LocalReason>],
+    lowered: Lowered,
+    joins: BTreeMap<usize, JoinHere>,
+    runs: Vec<RunState>,
+}
+
 /// Relays until every remote stage has ended and its program has been told so.
 pub async fn fly(
     gateway: &Arc<Gateway>,
@@ -146,27 +157,16 @@ pub async fn fly(
     let noted = Noted::new(tracer, calls, pipeline, &lowered);
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
-        let allowance = flight.output.allowance().clone();
-        let listener = listen(index, flight.output, events.clone());
-        let reached = (flight.executor, flight.connection);
+        let Flight { executor, connection, input, output, written_files, .. } = flight;
+        let allowance = output.allowance().clone();
+        let listener = listen(index, output, events.clone());
+        let call = RunCall { input, allowance, listener };
         let spec = &lowered.runs[index].spec;
-        runs.push(RunState::new(
-            reached,
-            (flight.input, allowance),
-            listener,
-            flight.written_files,
-            spec,
-        ));
+        runs.push(RunState::new(executor, connection, call, written_files, spec));
     }
-    let relay = Relay::new(
-        (gateway, noted),
-        pipeline,
-        plan,
-        readings,
-        runs,
-        (lowered, at_work),
-        (events, pumps),
-    );
+    let started =
+        StartedPipeline { gateway, pipeline, plan, readings, lowered, joins: at_work, runs };
+    let relay = Relay::new(started, noted, events, pumps);
     let outcome = relay.run(incoming).await;
     for stage in &pipeline.stages {
         gateway.assembler.ended(stage.enlisted.pid).await;
@@ -241,14 +241,13 @@ fn outputs(pipeline: &Pipeline, plan: &Plan, lowered: &Lowered) -> BTreeMap<(usi
 
 impl<'a> Relay<'a> {
     fn new(
-        (gateway, noted): (&'a Arc<Gateway>, Noted),
-        pipeline: &'a Pipeline,
-        plan: &Plan,
-        readings: &'a [Result<Reading, LocalReason>],
-        runs: Vec<RunState>,
-        (lowered, mut joins): (Lowered, BTreeMap<usize, JoinHere>),
-        (events, pumps): (mpsc::Sender<Event>, JoinSet<()>),
+        started: StartedPipeline<'a>,
+        noted: Noted,
+        events: mpsc::Sender<Event>,
+        pumps: JoinSet<()>,
     ) -> Self {
+        let StartedPipeline { gateway, pipeline, plan, readings, lowered, mut joins, runs } =
+            started;
         let remote =
             plan.placements.iter().enumerate().filter_map(|(index, placement)| match placement {
                 Placement::Remote(parts) => Some((index, parts.len())),

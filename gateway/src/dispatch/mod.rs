@@ -214,7 +214,7 @@ async fn carry_out_as(
         if !planned.plan.placements.iter().any(|p| matches!(p, Placement::Remote(_))) {
             break;
         }
-        let lowered = lower(gateway, &world, (&commands, &pipeline.shape), &planned, &run_id);
+        let lowered = lower(gateway, &world, &commands, &pipeline.shape, &planned, &run_id);
         step = tracer.step("lowering", step);
         let started = start::start(gateway, &planned.connections, lowered, tracer).await;
         step = tracer.step("starting", step);
@@ -242,7 +242,7 @@ async fn carry_out_as(
         }
     }
     fetch_inputs_ahead(gateway, &world, &commands, &mut planned.plan, Some(&told));
-    release_the_rest(&pipeline, (&told, &planned.plan), tracer).await;
+    release_the_rest(&pipeline, &told, &planned.plan, tracer).await;
     let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
     report(gateway, &commands, &pipeline.shape, &planned, &costs)
 }
@@ -251,7 +251,8 @@ async fn carry_out_as(
 fn lower(
     gateway: &Gateway,
     world: &World<'_>,
-    (commands, shape): (&[Arc<Enlisted>], &Shape),
+    commands: &[Arc<Enlisted>],
+    shape: &Shape,
     planned: &Planned,
     run_id: &str,
 ) -> Lowered {
@@ -602,7 +603,7 @@ fn fetch_inputs_ahead(
 }
 
 /// Lets stages that acknowledged, but whose run was never started, run locally.
-async fn release_the_rest(pipeline: &Pipeline, (told, plan): (&Plan, &Plan), tracer: &Tracer) {
+async fn release_the_rest(pipeline: &Pipeline, told: &Plan, plan: &Plan, tracer: &Tracer) {
     for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if let Placement::Here(reason) = placement {
             stage.tell(ForStage::RunHere(reason.to_string())).await;

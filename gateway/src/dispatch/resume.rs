@@ -71,6 +71,15 @@ impl Gone {
     }
 }
 
+/// A request to resume a run.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// The run, and what was received of it.
+    pub resume: Resume,
+    /// Remaining allowance for its messages.
+    pub allowance: Allowance,
+}
+
 /// Reconnects to the executor and resumes the run under the rest of its allowance. `silence` is the
 /// time since its last message.
 ///
@@ -80,7 +89,7 @@ pub async fn resume(
     executor: Arc<Executor>,
     lost: Arc<Connection>,
     silence: Duration,
-    order: (Resume, Allowance),
+    order: Order,
 ) -> Result<Resumed, Gone> {
     if executor.ends_with_connection() {
         return Err(Gone::WithConnection);
@@ -92,17 +101,19 @@ pub async fn resume(
 async fn ask(
     executor: &Executor,
     mut lost: Arc<Connection>,
-    (order, allowance): (Resume, Allowance),
+    order: Order,
 ) -> Result<Resumed, Gone> {
     let instance = lost.about.instance.clone();
     loop {
         let connection = executor.next_connection(&lost).await;
         let (input, requests) = mpsc::channel(QUEUE);
-        let _ = input.send(RunInput { kind: Some(run_input::Kind::Resume(order.clone())) }).await;
+        let _ = input
+            .send(RunInput { kind: Some(run_input::Kind::Resume(order.resume.clone())) })
+            .await;
         let first = match connection
             .client
             .clone()
-            .run(ReceiverStream::new(requests), allowance.clone())
+            .run(ReceiverStream::new(requests), order.allowance.clone())
             .await
         {
             Ok(mut output) => output.message().await.map(|first| (first, output)),

@@ -22,7 +22,7 @@ use tonic::Status;
 
 use super::{
     Connections,
-    resume::{Gone, Resumed, resume},
+    resume::{Gone, Order, Resumed, resume},
 };
 use crate::{
     assembly::{Pipeline, read_stat},
@@ -315,9 +315,11 @@ pub(super) async fn open_in_time(
         Refusal { executor: executor.id, fault: Fault::Lost, reason }
     })?;
     let sent = Instant::now();
-    let order = Resume { run_id: spec.run_id.clone(), ..Resume::default() };
+    let order = Order {
+        resume: Resume { run_id: spec.run_id.clone(), ..Resume::default() },
+        allowance: Allowance::of(&spec),
+    };
     let kept = spec.grace_ms > 0;
-    let allowance = Allowance::of(&spec);
     let opened = match tokio::time::timeout(
         START_TIMEOUT,
         open(executor.id, connection.clone(), spec),
@@ -331,9 +333,7 @@ pub(super) async fn open_in_time(
         Err(NotOpened::Lost(connection, why)) => {
             executor.lost(&connection, &why);
             match kept {
-                true => {
-                    ask_for(&executor, connection, (&why, sent.elapsed()), (order, allowance)).await
-                }
+                true => ask_for(&executor, connection, &why, sent.elapsed(), order).await,
                 false => Err(Refusal { executor: executor.id, fault: Fault::Lost, reason: why }),
             }
         }
@@ -371,7 +371,7 @@ async fn open(
         Err(status) => return Err(lost(&status)),
     };
     let first = output.message().await.map_err(|status| lost(&status))?;
-    flight(executor, connection.clone(), (input, output), first).map_err(|refused| match refused {
+    flight(executor, connection.clone(), input, output, first).map_err(|refused| match refused {
         Some(refusal) => NotOpened::Refused(refusal),
         None => NotOpened::Lost(
             connection,
@@ -384,7 +384,8 @@ async fn open(
 fn flight(
     executor: ExecutorId,
     connection: Arc<Connection>,
-    (input, output): (mpsc::Sender<RunInput>, Outputs),
+    input: mpsc::Sender<RunInput>,
+    output: Outputs,
     first: Option<RunOutput>,
 ) -> Result<Flight, Option<Refusal>> {
     match first.and_then(|first| first.kind) {
@@ -410,15 +411,15 @@ fn flight(
 async fn ask_for(
     executor: &Arc<Executor>,
     lost: Arc<Connection>,
-    (why, silence): (&str, Duration),
-    order: (Resume, Allowance),
+    why: &str,
+    silence: Duration,
+    order: Order,
 ) -> Result<Flight, Refusal> {
     let unclear = |known: &str| Refusal::unclear(executor, why, known);
     match resume(Arc::clone(executor), lost, silence, order).await {
         Ok(Resumed { connection, input, mut output }) => {
             let first = output.message().await.map_err(|status| unclear(status.message()))?;
-            let streams = (input, output);
-            flight(executor.id, connection, streams, first)
+            flight(executor.id, connection, input, output, first)
                 .map_err(|refused| refused.unwrap_or_else(|| unclear(why)))
         }
         Err(Gone::NeverCame) => Err(refusal(executor.id, why)),

@@ -15,14 +15,15 @@ pub(super) fn first_with_foreign_input(
     placements.iter().enumerate().find_map(|(stage, placement)| {
         let Placement::Remote(parts) = placement else { return None };
         let why = parts.iter().find_map(|part| pipeline.own_input_only.get(&part.executor))?;
-        (!has_own_input(pipeline, placements, (stage, parts))).then(|| (stage, why.clone()))
+        (!has_own_input(pipeline, placements, stage, parts)).then(|| (stage, why.clone()))
     })
 }
 
 fn has_own_input(
     pipeline: &PipelineFacts,
     placements: &[Placement],
-    (stage, parts): (usize, &[Part]),
+    stage: usize,
+    parts: &[Part],
 ) -> bool {
     let is_at = |executor| parts.iter().all(|part| part.executor == executor);
     let comes_from_there = |edge: &Edge| match &placements[edge.from.0] {

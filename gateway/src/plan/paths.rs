@@ -88,7 +88,8 @@ fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot
             _ => best_before(
                 &costs[position - 1],
                 &columns[position - 1],
-                (stage, spot),
+                stage,
+                spot,
                 flowing,
                 heads,
             ),
@@ -120,7 +121,8 @@ fn cheapest(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Spot
 fn best_before(
     before: &[(f64, usize)],
     column: &Column,
-    (stage, spot): (usize, Spot),
+    stage: usize,
+    spot: Spot,
     flowing: f64,
     heads: &Heads,
 ) -> (f64, usize) {

@@ -72,7 +72,8 @@ impl Found {
     pub(super) fn make(
         &self,
         directory: &Path,
-        (path, stage_program): (&Path, &Path),
+        path: &Path,
+        stage_program: &Path,
         commands: &[String],
     ) -> io::Result<()> {
         let shims = directory.join(SHIMS);

@@ -70,7 +70,7 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
     let mut places = BTreeMap::new();
     // Keep row numbers apart from program numbers: viewers take an equal one for the main thread.
     for (tid, (program, pipeline, row)) in (1 + programs.len() as u64..).zip(&rows) {
-        let place = (programs[program], tid);
+        let place = Place { program: programs[program], row: tid };
         named_row(place, &row_name(*pipeline, row)).iter().for_each(&mut write);
         places.insert((*pipeline, *row), (place, program.category()));
     }
@@ -86,6 +86,14 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
     format!("{{\"traceEvents\":[\n{events}\n],\"displayTimeUnit\":\"ms\",\"otherData\":{about}}}\n")
 }
 
+/// Where an event is drawn.
+#[derive(Clone, Copy)]
+struct Place {
+    program: u64,
+    /// 0 for the program itself.
+    row: u64,
+}
+
 /// Names and words come from users and servers. The document must be harmless in a web page or on a
 /// terminal.
 fn escaped_html(event: &str) -> String {
@@ -93,28 +101,31 @@ fn escaped_html(event: &str) -> String {
 }
 
 fn named_program(program: &Program, pid: u64) -> [Value; 2] {
+    let place = Place { program: pid, row: 0 };
     [
-        metadata("process_name", (pid, 0), &json!({ "name": program.name() })),
-        metadata("process_sort_index", (pid, 0), &json!({ "sort_index": pid })),
+        metadata("process_name", place, &json!({ "name": program.name() })),
+        metadata("process_sort_index", place, &json!({ "sort_index": pid })),
     ]
 }
 
-fn named_row(place: (u64, u64), name: &str) -> [Value; 2] {
+fn named_row(place: Place, name: &str) -> [Value; 2] {
     [
         metadata("thread_name", place, &json!({ "name": name })),
-        metadata("thread_sort_index", place, &json!({ "sort_index": place.1 })),
+        metadata("thread_sort_index", place, &json!({ "sort_index": place.row })),
     ]
 }
 
-fn metadata(name: &str, (pid, tid): (u64, u64), arguments: &Value) -> Value {
-    json!({ "name": name, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": arguments })
+fn metadata(name: &str, place: Place, arguments: &Value) -> Value {
+    let Place { program, row } = place;
+    json!({ "name": name, "ph": "M", "ts": 0, "pid": program, "tid": row, "args": arguments })
 }
 
-fn written_event(event: &Event, (pid, tid): (u64, u64), category: &str, origin_ns: u64) -> Value {
+fn written_event(event: &Event, place: Place, category: &str, origin_ns: u64) -> Value {
     let notes: Map<String, Value> =
         event.notes.iter().map(|(key, value)| ((*key).to_owned(), value.as_str().into())).collect();
     let mut written = json!({
-        "name": event.name, "cat": category, "pid": pid, "tid": tid, "args": notes,
+        "name": event.name, "cat": category, "pid": place.program, "tid": place.row,
+        "args": notes,
         "ts": microseconds(event.start_ns.saturating_sub(origin_ns)),
     });
     match event.end_ns {

@@ -15,7 +15,7 @@ use crate::{
     dispatch::{
         again,
         refresh::{self, Written},
-        resume::{self, Gone, Resumed},
+        resume::{self, Gone, Order, Resumed},
     },
     enlisted::{Kind, Pid},
     facts::Reading,
@@ -53,11 +53,11 @@ impl Relay<'_> {
             Some(_) if self.runs[run].is_dropped_over_and_over() => {
                 self.run_gone(run, Gone::OutOfReach).await
             }
-            Some(order) => {
+            Some(resume) => {
                 let (events, silence) = (self.events.clone(), self.runs[run].silence());
-                let allowance = self.runs[run].allowance.clone();
+                let order = Order { resume, allowance: self.runs[run].allowance.clone() };
                 self.pumps.spawn(async move {
-                    let resumed = resume::resume(executor, lost, silence, (order, allowance)).await;
+                    let resumed = resume::resume(executor, lost, silence, order).await;
                     let _ = events.send(Event::Resumed(run, resumed)).await;
                 });
             }

@@ -51,6 +51,16 @@ pub(super) struct RunState {
     shared_files: BTreeSet<(u32, u32)>,
 }
 
+/// The call that carries a run.
+pub(super) struct RunCall {
+    /// Messages to the executor.
+    pub input: mpsc::Sender<RunInput>,
+    /// Allowance for the executor's messages.
+    pub allowance: Allowance,
+    /// Passes them on.
+    pub listener: Listener,
+}
+
 /// State for resuming a run that has a grace period.
 #[derive(Default)]
 struct Kept {
@@ -72,9 +82,9 @@ impl RunState {
     }
 
     pub fn new(
-        (executor, connection): (ExecutorId, Arc<Connection>),
-        (input, allowance): (mpsc::Sender<RunInput>, Allowance),
-        listener: Listener,
+        executor: ExecutorId,
+        connection: Arc<Connection>,
+        call: RunCall,
         written_files: Vec<WrittenFile>,
         spec: &RunSpec,
     ) -> Self {
@@ -84,11 +94,11 @@ impl RunState {
         Self {
             executor,
             connection,
-            input: Some(Outgoing::new(input)),
+            input: Some(Outgoing::new(call.input)),
             given: Given::default(),
-            listener,
+            listener: call.listener,
             kept,
-            allowance,
+            allowance: call.allowance,
             heard: Instant::now(),
             resumed: None,
             resumed_in_vain: 0,
