@@ -5,14 +5,16 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::facts::{Environment, Facts};
-use crate::files::{self, Fault, Gathered};
+use crate::files::{self, FilesFault, Gathered};
 use crate::invocation::{
     Aggregator, Because, CurrentDir, FileKind, Invocation, LineEnds, Split, StatusRule, StdinUse,
     TerminalUse, ToolVersion, Unknown,
 };
 use crate::library::Library;
-use crate::model::{Annotation, Body, Command, Joiner, Keep, Reason, Size, Subject, ValueType};
-use crate::words::{self, Given, Manner, Misfit, Why};
+use crate::model::{
+    Annotation, Arity, Body, Command, Joiner, KeptOptions, Reason, Subject, ValueType,
+};
+use crate::words::{self, GivenOption, Manner, Misfit, Why};
 
 /// Environment variables on which every command depends: locale (messages, collation) and getopt's
 /// parsing mode.
@@ -33,11 +35,11 @@ pub fn understand<'a>(
     environment: Environment<'a>,
 ) -> Result<Understood<'a>, Unknown> {
     let command = library.command(name).ok_or_else(|| Unknown::Command(name.to_owned()))?;
-    let mut walk = Walk { library, argv, environment, outer: Vec::new() };
+    let mut walk = InvocationWalk { library, argv, environment, outer: Vec::new() };
     walk.command(name, command, 1)
 }
 
-struct Walk<'a> {
+struct InvocationWalk<'a> {
     library: &'a Library,
     argv: &'a [OsString],
     environment: Environment<'a>,
@@ -53,7 +55,7 @@ enum Refusal {
     Final(Unknown),
 }
 
-impl<'a> Walk<'a> {
+impl<'a> InvocationWalk<'a> {
     /// Reads `argv[from..]`, the words after the command's name.
     fn command(
         &mut self,
@@ -144,8 +146,8 @@ impl<'a> Walk<'a> {
         let inside = self.outer.iter().any(|(_, gathered)| gathered.working_dir.is_some());
         match files::gather(&facts, inside) {
             Ok(gathered) => Ok((facts, gathered)),
-            Err(Fault::Shape(reason)) => Err(misfit(&reason, self.argv.len())),
-            Err(Fault::Stays(reason)) => Err(stays(&reason, Because::Exactness)),
+            Err(FilesFault::Shape(reason)) => Err(misfit(&reason, self.argv.len())),
+            Err(FilesFault::Stays(reason)) => Err(stays(&reason, Because::Exactness)),
         }
     }
 
@@ -318,9 +320,9 @@ fn aggregator(facts: &Facts<'_>, joiner: &Joiner) -> Option<Aggregator> {
     let mut words: Vec<OsString> = words.iter().map(OsString::from).collect();
     for given in &facts.reading.given {
         let kept = match keep {
-            Keep::Nothing => false,
-            Keep::Options => true,
-            Keep::Only(options) => options.contains(&given.option),
+            KeptOptions::Nothing => false,
+            KeptOptions::Options => true,
+            KeptOptions::Only(options) => options.contains(&given.option),
         };
         if kept {
             words.extend(written(facts, given));
@@ -343,7 +345,7 @@ fn letters(facts: &Facts<'_>) -> String {
 }
 
 /// One option as separate words, even if it was given in a bundle.
-fn written(facts: &Facts<'_>, given: &Given) -> Vec<OsString> {
+fn written(facts: &Facts<'_>, given: &GivenOption) -> Vec<OsString> {
     let mut name = facts.bytes(given.name).to_vec();
     let in_bundle = given.name.end - given.name.start == 1 && name != b"-";
     if in_bundle {
@@ -356,7 +358,7 @@ fn written(facts: &Facts<'_>, given: &Given) -> Vec<OsString> {
         .collect();
     let option = &facts.annotation.options[given.option];
     // An optional value must be attached; the number of `-5` has only its dash for a name.
-    if (option.size == Size::Optional || name == b"-") && !values.is_empty() {
+    if (option.size == Arity::Optional || name == b"-") && !values.is_empty() {
         if name.starts_with(b"--") {
             name.push(b'=');
         }

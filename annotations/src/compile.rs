@@ -13,10 +13,10 @@ mod shared;
 mod values;
 
 use crate::diagnostic::Faults;
-use crate::document::{Content, Node, Place};
+use crate::document::{NodeContent, SourcePosition, YamlNode};
 use crate::model::{Annotation, Body, Command, Condition, Conditional, Omission, Style};
-use fields::{Entry, Fields};
-use scope::Scope;
+use fields::{Fields, KeyValue};
+use scope::NameScope;
 pub(crate) use shared::Lookup;
 
 /// Treatment of regular expressions, whose compilation takes longer than the rest of checking.
@@ -33,7 +33,7 @@ pub(crate) enum Depth {
 /// Reads one command. `None` if it has no usable form at all; else the result
 /// may be used only if `faults` stayed empty.
 pub(crate) fn command(
-    node: &Node,
+    node: &YamlNode,
     lookup: Lookup<'_>,
     depth: Depth,
     faults: &mut Faults,
@@ -64,9 +64,9 @@ pub(crate) fn command(
     Some(Command { body, omissions, help })
 }
 
-fn help(node: &Node, faults: &mut Faults) -> Option<Vec<String>> {
+fn help(node: &YamlNode, faults: &mut Faults) -> Option<Vec<String>> {
     match &node.content {
-        Content::List(items) => {
+        NodeContent::List(items) => {
             Some(items.iter().filter_map(|item| item.text().map(str::to_owned)).collect())
         }
         _ => {
@@ -76,21 +76,21 @@ fn help(node: &Node, faults: &mut Faults) -> Option<Vec<String>> {
     }
 }
 
-fn omissions(node: &Node, faults: &mut Faults) -> Vec<Omission> {
-    let Content::List(items) = &node.content else {
+fn omissions(node: &YamlNode, faults: &mut Faults) -> Vec<Omission> {
+    let NodeContent::List(items) = &node.content else {
         faults.add(node.place, format!("not_annotated is a list, not {}", node.kind()));
         return Vec::new();
     };
     items.iter().filter_map(|item| omission(item, faults)).collect()
 }
 
-fn omission(node: &Node, faults: &mut Faults) -> Option<Omission> {
+fn omission(node: &YamlNode, faults: &mut Faults) -> Option<Omission> {
     let mut fields = Fields::of(node, "an item of not_annotated", faults)?;
     let flags: Vec<String> = scope::names(fields.take("flags"))
         .filter_map(|name| name.text())
         .map(str::to_owned)
         .collect();
-    let reason = fields.take("reason").and_then(Node::text).unwrap_or_default().to_owned();
+    let reason = fields.take("reason").and_then(YamlNode::text).unwrap_or_default().to_owned();
     if flags.is_empty() || reason.is_empty() {
         faults.add(node.place, "an item of not_annotated has flags and a reason");
     }
@@ -106,14 +106,19 @@ fn long_names(omissions: &[Omission]) -> Vec<String> {
 /// State for compiling one annotation.
 struct Compiler<'f> {
     faults: &'f mut Faults,
-    scope: Scope,
+    scope: NameScope,
     depth: Depth,
     /// Operands can't be named: set while the condition for an operand's existence is read.
     options_only: bool,
 }
 
-fn annotation(place: Place, entries: &[Entry], depth: Depth, faults: &mut Faults) -> Annotation {
-    let scope = Scope::of(entries, faults);
+fn annotation(
+    place: SourcePosition,
+    entries: &[KeyValue],
+    depth: Depth,
+    faults: &mut Faults,
+) -> Annotation {
+    let scope = NameScope::of(entries, faults);
     let mut compiler = Compiler { faults, scope, depth, options_only: false };
     let mut fields = Fields::new(place, entries, compiler.faults);
     let mut annotation = Annotation {
@@ -201,7 +206,7 @@ impl Compiler<'_> {
             annotation.searches_up = self.word_list(node, "a file name");
         }
         if let Some(node) = fields.take("changes_only") {
-            let parse = &mut |compiler: &mut Self, node: &Node| compiler.word(node, "a path");
+            let parse = &mut |compiler: &mut Self, node: &YamlNode| compiler.word(node, "a path");
             annotation.changes_only = self.mixed_list(node, parse);
         }
         if let Some(node) = fields.take("only_grows") {
@@ -229,7 +234,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn user_files(&mut self, node: &Node, what: &str) -> Vec<String> {
+    fn user_files(&mut self, node: &YamlNode, what: &str) -> Vec<String> {
         let files = self.word_list(node, "a path");
         if files.iter().any(|path| !path.starts_with('/') && !path.starts_with("~/")) {
             self.faults.add(node.place, format!("{what} is absolute or starts with ~/"));
@@ -245,8 +250,9 @@ impl Compiler<'_> {
             annotation.params.iter().any(|param| !matches!(param.splittable, Condition::Never));
         let input = !matches!(annotation.splittable_across_input, Condition::Never);
         if let Some(node) = fields.take("when_split") {
-            let parse =
-                &mut |compiler: &mut Self, node: &Node| Some(compiler.word_list(node, "a word"));
+            let parse = &mut |compiler: &mut Self, node: &YamlNode| {
+                Some(compiler.word_list(node, "a word"))
+            };
             annotation.when_split = self.conditionals(node, "add", parse);
             if !operands {
                 self.faults
@@ -254,8 +260,9 @@ impl Compiler<'_> {
             }
         }
         if let Some(node) = fields.take("when_remote") {
-            let parse =
-                &mut |compiler: &mut Self, node: &Node| Some(compiler.word_list(node, "a word"));
+            let parse = &mut |compiler: &mut Self, node: &YamlNode| {
+                Some(compiler.word_list(node, "a word"))
+            };
             annotation.when_remote = self.conditionals(node, "add", parse);
         }
         if let Some(node) = fields.take("aggregator") {
@@ -289,11 +296,11 @@ impl Compiler<'_> {
 
     fn conditionals<T>(
         &mut self,
-        node: &Node,
+        node: &YamlNode,
         key: &'static str,
-        parse: &mut dyn FnMut(&mut Self, &Node) -> Option<T>,
+        parse: &mut dyn FnMut(&mut Self, &YamlNode) -> Option<T>,
     ) -> Vec<Conditional<T>> {
-        let Content::List(items) = &node.content else {
+        let NodeContent::List(items) = &node.content else {
             self.faults.add(node.place, format!("a list is needed here, not {}", node.kind()));
             return Vec::new();
         };

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::document::Place;
+use crate::document::SourcePosition;
 
 /// One fault of one annotation file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,10 +30,10 @@ impl fmt::Display for Diagnostic {
 
 /// The faults of one file while it is checked.
 #[derive(Debug, Default)]
-pub(crate) struct Faults(Vec<(Place, String)>);
+pub(crate) struct Faults(Vec<(SourcePosition, String)>);
 
 impl Faults {
-    pub fn add(&mut self, place: Place, message: impl Into<String>) {
+    pub fn add(&mut self, place: SourcePosition, message: impl Into<String>) {
         self.0.push((place, message.into()));
     }
 
@@ -45,7 +45,7 @@ impl Faults {
     pub fn into_diagnostics(mut self, file: &std::path::Path) -> Vec<Diagnostic> {
         self.0.sort();
         self.0.dedup();
-        let diagnostic = |(place, message): (Place, String)| Diagnostic {
+        let diagnostic = |(place, message): (SourcePosition, String)| Diagnostic {
             file: file.to_owned(),
             line: place.line,
             column: place.column,

@@ -8,10 +8,10 @@ use std::fmt;
 use saphyr_parser::{Event, Parser, Span};
 use serde::de::{self, DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess, Visitor};
 
-/// A place in a file: line and column, both from 1. `Place::default()` (0, 0) is
+/// A place in a file: line and column, both from 1. `SourcePosition::default()` (0, 0) is
 /// "not looked for".
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct SourcePosition {
     /// From 1.
     pub line: usize,
     /// In characters, from 1.
@@ -20,31 +20,31 @@ pub struct Place {
 
 /// One node of the document.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct YamlNode {
     /// Place of its first character.
-    pub place: Place,
+    pub place: SourcePosition,
     /// Kind and value.
-    pub content: Content,
+    pub content: NodeContent,
 }
 
 /// Kind and value of a node. Numbers and booleans are text: the annotation language's keywords
 /// decide a word's meaning, not YAML's type inference.
 #[derive(Debug, Clone)]
-pub enum Content {
+pub enum NodeContent {
     /// Nothing, `null` or `~`.
     Null,
     /// A word, number or text.
     Text(String),
     /// `- a` or `[a]`
-    List(Vec<Node>),
+    List(Vec<YamlNode>),
     /// `a: b` or `{a: b}`, in the order of the file, doubles included.
-    Map(Vec<(Node, Node)>),
+    Map(Vec<(YamlNode, YamlNode)>),
 }
 
 /// A document that is not YAML.
 #[derive(Debug)]
 pub struct SyntaxFault {
-    pub place: Place,
+    pub place: SourcePosition,
     pub message: String,
 }
 
@@ -60,7 +60,7 @@ const MOST_BYTES: usize = 32 << 20;
 /// Reads the one document of `text`, without places.
 ///
 /// Invariant: it takes time and memory in proportion to the text, or is refused.
-pub fn read(text: &str) -> Result<Node, SyntaxFault> {
+pub fn read(text: &str) -> Result<YamlNode, SyntaxFault> {
     if let Some(place) = too_deep(text) {
         let message = format!("more than {MOST_BRACKETS} brackets are open");
         return Err(SyntaxFault { place, message });
@@ -68,9 +68,8 @@ pub fn read(text: &str) -> Result<Node, SyntaxFault> {
     let left = Cell::new(MOST_BYTES);
     let read = Maker { left: &left }.deserialize(serde_yaml::Deserializer::from_str(text));
     read.map_err(|error| {
-        let place = error.location().map_or(Place { line: 1, column: 1 }, |location| Place {
-            line: location.line(),
-            column: location.column(),
+        let place = error.location().map_or(SourcePosition { line: 1, column: 1 }, |location| {
+            SourcePosition { line: location.line(), column: location.column() }
         });
         // The library appends the place to its message; ours goes in front of it.
         let message = error.to_string();
@@ -80,7 +79,7 @@ pub fn read(text: &str) -> Result<Node, SyntaxFault> {
 }
 
 /// Place of the bracket that opens one too many; brackets in words count too.
-fn too_deep(text: &str) -> Option<Place> {
+fn too_deep(text: &str) -> Option<SourcePosition> {
     let mut open = 0_usize;
     for (line, content) in text.lines().enumerate() {
         for (column, character) in content.chars().enumerate() {
@@ -90,7 +89,7 @@ fn too_deep(text: &str) -> Option<Place> {
                 _ => {}
             }
             if open > MOST_BRACKETS {
-                return Some(Place { line: line + 1, column: column + 1 });
+                return Some(SourcePosition { line: line + 1, column: column + 1 });
             }
         }
     }
@@ -98,7 +97,7 @@ fn too_deep(text: &str) -> Option<Place> {
 }
 
 /// Fills in the places of `node`, which [`read`] made from the same `text`.
-pub fn locate(node: &mut Node, text: &str) {
+pub fn locate(node: &mut YamlNode, text: &str) {
     let mut events = Parser::new_from_str(text);
     while let Some(Ok((event, span))) = events.next() {
         if !matches!(event, Event::StreamStart | Event::DocumentStart(_) | Event::Nothing) {
@@ -111,20 +110,20 @@ pub fn locate(node: &mut Node, text: &str) {
 type Events<'a> = Parser<'a, saphyr_parser::StrInput<'a>>;
 
 /// Gives `node` the place of the event that opens it, and its children theirs.
-fn fill(node: &mut Node, events: &mut Events<'_>, opening: &Event<'_>, span: Span) {
-    let place = Place { line: span.start.line(), column: span.start.col() + 1 };
+fn fill(node: &mut YamlNode, events: &mut Events<'_>, opening: &Event<'_>, span: Span) {
+    let place = SourcePosition { line: span.start.line(), column: span.start.col() + 1 };
     // What an alias repeats is reported where it is repeated.
     if matches!(opening, Event::Alias(_)) {
         return fill_all(node, place);
     }
     node.place = place;
     match &mut node.content {
-        Content::Null | Content::Text(_) => {}
-        Content::List(items) => {
+        NodeContent::Null | NodeContent::Text(_) => {}
+        NodeContent::List(items) => {
             items.iter_mut().for_each(|item| fill_next(item, events));
             events.next();
         }
-        Content::Map(entries) => {
+        NodeContent::Map(entries) => {
             for (key, value) in entries {
                 fill_next(key, events);
                 fill_next(value, events);
@@ -134,18 +133,18 @@ fn fill(node: &mut Node, events: &mut Events<'_>, opening: &Event<'_>, span: Spa
     }
 }
 
-fn fill_next(node: &mut Node, events: &mut Events<'_>) {
+fn fill_next(node: &mut YamlNode, events: &mut Events<'_>) {
     if let Some(Ok((event, span))) = events.next() {
         fill(node, events, &event, span);
     }
 }
 
-fn fill_all(node: &mut Node, place: Place) {
+fn fill_all(node: &mut YamlNode, place: SourcePosition) {
     node.place = place;
     match &mut node.content {
-        Content::Null | Content::Text(_) => {}
-        Content::List(items) => items.iter_mut().for_each(|item| fill_all(item, place)),
-        Content::Map(entries) => {
+        NodeContent::Null | NodeContent::Text(_) => {}
+        NodeContent::List(items) => items.iter_mut().for_each(|item| fill_all(item, place)),
+        NodeContent::Map(entries) => {
             for (key, value) in entries {
                 fill_all(key, place);
                 fill_all(value, place);
@@ -154,11 +153,11 @@ fn fill_all(node: &mut Node, place: Place) {
     }
 }
 
-impl Node {
+impl YamlNode {
     /// The text of a scalar.
     pub fn text(&self) -> Option<&str> {
         match &self.content {
-            Content::Text(text) => Some(text),
+            NodeContent::Text(text) => Some(text),
             _ => None,
         }
     }
@@ -166,15 +165,15 @@ impl Node {
     /// Name of this kind of node in a message.
     pub fn kind(&self) -> &'static str {
         match self.content {
-            Content::Null => "nothing",
-            Content::Text(_) => "a word",
-            Content::List(_) => "a list",
-            Content::Map(_) => "a mapping",
+            NodeContent::Null => "nothing",
+            NodeContent::Text(_) => "a word",
+            NodeContent::List(_) => "a list",
+            NodeContent::Map(_) => "a mapping",
         }
     }
 
-    fn new(content: Content) -> Self {
-        Self { place: Place::default(), content }
+    fn new(content: NodeContent) -> Self {
+        Self { place: SourcePosition::default(), content }
     }
 }
 
@@ -185,9 +184,9 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    fn text<E: de::Error>(self, value: &str) -> Result<Node, E> {
+    fn text<E: de::Error>(self, value: &str) -> Result<YamlNode, E> {
         self.make(value.len())?;
-        Ok(Node::new(Content::Text(value.to_owned())))
+        Ok(YamlNode::new(NodeContent::Text(value.to_owned())))
     }
 
     fn make<E: de::Error>(self, bytes: usize) -> Result<(), E> {
@@ -198,68 +197,68 @@ impl Maker<'_> {
 }
 
 impl<'de> DeserializeSeed<'de> for Maker<'_> {
-    type Value = Node;
+    type Value = YamlNode;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlNode, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for Maker<'_> {
-    type Value = Node;
+    type Value = YamlNode;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a word, a list or a mapping")
     }
 
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Node, E> {
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<YamlNode, E> {
         self.text(&value.to_string())
     }
 
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Node, E> {
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<YamlNode, E> {
         self.text(&value.to_string())
     }
 
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Node, E> {
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<YamlNode, E> {
         self.text(&value.to_string())
     }
 
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Node, E> {
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<YamlNode, E> {
         self.text(&value.to_string())
     }
 
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Node, E> {
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<YamlNode, E> {
         self.text(value)
     }
 
-    fn visit_unit<E: de::Error>(self) -> Result<Node, E> {
+    fn visit_unit<E: de::Error>(self) -> Result<YamlNode, E> {
         self.make(0)?;
-        Ok(Node::new(Content::Null))
+        Ok(YamlNode::new(NodeContent::Null))
     }
 
-    fn visit_none<E: de::Error>(self) -> Result<Node, E> {
+    fn visit_none<E: de::Error>(self) -> Result<YamlNode, E> {
         self.visit_unit()
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<YamlNode, A::Error> {
         self.make(0)?;
         let mut items = Vec::new();
         while let Some(item) = list.next_element_seed(self)? {
             items.push(item);
         }
-        Ok(Node::new(Content::List(items)))
+        Ok(YamlNode::new(NodeContent::List(items)))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlNode, A::Error> {
         self.make(0)?;
         let mut entries = Vec::new();
         while let Some(entry) = map.next_entry_seed(self, self)? {
             entries.push(entry);
         }
-        Ok(Node::new(Content::Map(entries)))
+        Ok(YamlNode::new(NodeContent::Map(entries)))
     }
 
-    fn visit_enum<A: EnumAccess<'de>>(self, _tagged: A) -> Result<Node, A::Error> {
+    fn visit_enum<A: EnumAccess<'de>>(self, _tagged: A) -> Result<YamlNode, A::Error> {
         Err(de::Error::custom("tags such as !name have no meaning here"))
     }
 }

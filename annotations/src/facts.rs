@@ -7,9 +7,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use crate::model::{
-    Annotation, Cases, Condition, Conditional, Size, Subject, Test, ValueRule, Which,
+    Annotation, Arity, Cases, Condition, Conditional, Subject, Test, ValueRule, Which,
 };
-use crate::words::{Piece, Reading};
+use crate::words::{InvocationWords, Piece};
 
 /// Looks up a variable of the command.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
@@ -18,7 +18,7 @@ pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 pub struct Facts<'a> {
     pub annotation: &'a Annotation,
     pub argv: &'a [OsString],
-    pub reading: Reading,
+    pub reading: InvocationWords,
     pub environment: Environment<'a>,
     /// For each of the reading's operands, the number of its PARAMS entry.
     pub dealt: Vec<usize>,
@@ -36,7 +36,7 @@ impl<'a> Facts<'a> {
     pub fn new(
         annotation: &'a Annotation,
         argv: &'a [OsString],
-        reading: Reading,
+        reading: InvocationWords,
         environment: Environment<'a>,
     ) -> Result<Self, String> {
         let mut facts = Self::undealt(annotation, argv, reading, environment);
@@ -59,7 +59,7 @@ impl<'a> Facts<'a> {
     pub fn undealt(
         annotation: &'a Annotation,
         argv: &'a [OsString],
-        reading: Reading,
+        reading: InvocationWords,
         environment: Environment<'a>,
     ) -> Self {
         Self {
@@ -80,20 +80,20 @@ impl<'a> Facts<'a> {
         };
         let numbers: Vec<usize> = (0..params.len()).filter(exists).collect();
         let needed = |number: usize| match params[number].size {
-            Size::One => 1,
-            Size::Exactly(count) => count,
+            Arity::One => 1,
+            Arity::Exactly(count) => count,
             _ => params[number].at_least,
         };
         let mut share: Vec<usize> = numbers.iter().map(|number| needed(*number)).collect();
         let mut left = count.checked_sub(share.iter().sum()).ok_or("an operand is missing")?;
         for (number, share) in numbers.iter().zip(&mut share) {
-            if params[*number].size == Size::Optional && left > 0 {
+            if params[*number].size == Arity::Optional && left > 0 {
                 *share += 1;
                 left -= 1;
             }
         }
         for (number, share) in numbers.iter().zip(&mut share) {
-            if params[*number].size == Size::List {
+            if params[*number].size == Arity::List {
                 *share += left;
                 left = 0;
             }

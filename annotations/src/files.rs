@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::facts::Facts;
 use crate::invocation::{FileKind, FileUse};
-use crate::model::{ChangesDir, Dash, Size, ValueRule, ValueType};
+use crate::model::{Arity, ChangesDir, Dash, ValueRule, ValueType};
 use crate::words::Piece;
 
 /// Files that the words of an invocation name.
@@ -30,7 +30,7 @@ pub struct Gathered {
 
 /// Reason why the files can't be determined.
 #[derive(Debug)]
-pub enum Fault {
+pub enum FilesFault {
     /// The words do not fit.
     Shape(String),
     /// The invocation must run locally.
@@ -51,7 +51,7 @@ struct Candidate<'a> {
 
 /// Finds the files. `inside` says that an option of the command before the
 /// subcommand has already changed the directory.
-pub fn gather(facts: &Facts<'_>, inside: bool) -> Result<Gathered, Fault> {
+pub fn gather(facts: &Facts<'_>, inside: bool) -> Result<Gathered, FilesFault> {
     let mut gathered = Gathered::default();
     let mut changed = inside.then_some(ChangesDir::Everything);
     for candidate in candidates(facts)? {
@@ -61,7 +61,7 @@ pub fn gather(facts: &Facts<'_>, inside: bool) -> Result<Gathered, Fault> {
             Dash::Stdout => continue,
             Dash::Stdin if candidate.kind == FileKind::ListFile => {
                 let why = "the files named on its standard input can't be seen before it runs";
-                return Err(Fault::Stays(why.to_owned()));
+                return Err(FilesFault::Stays(why.to_owned()));
             }
             Dash::Stdin => {
                 gathered.names_stdin = true;
@@ -76,7 +76,7 @@ pub fn gather(facts: &Facts<'_>, inside: bool) -> Result<Gathered, Fault> {
             Dash::File => {}
         }
         if path.is_empty() {
-            return Err(Fault::Shape("a file name is empty".to_owned()));
+            return Err(FilesFault::Shape("a file name is empty".to_owned()));
         }
         if relative_to_changed(&candidate, changed) && !path.starts_with(b"/") {
             below_changed(&candidate, path, &mut gathered)?;
@@ -107,12 +107,12 @@ fn below_changed(
     candidate: &Candidate<'_>,
     path: &[u8],
     gathered: &mut Gathered,
-) -> Result<(), Fault> {
+) -> Result<(), FilesFault> {
     if candidate.changes_dir.is_some() {
-        return Err(Fault::Stays("it changes its directory twice".to_owned()));
+        return Err(FilesFault::Stays("it changes its directory twice".to_owned()));
     }
     if path.split(|byte| *byte == b'/').any(|component| component == b"..") {
-        return Err(Fault::Stays(
+        return Err(FilesFault::Stays(
             "a path leads out of the directory that it changes to".to_owned(),
         ));
     }
@@ -149,14 +149,15 @@ fn file_use(facts: &Facts<'_>, candidate: &Candidate<'_>, path: &[u8]) -> FileUs
 }
 
 /// All words of a file type, in the order of argv.
-fn candidates<'a>(facts: &Facts<'a>) -> Result<Vec<Candidate<'a>>, Fault> {
+fn candidates<'a>(facts: &Facts<'a>) -> Result<Vec<Candidate<'a>>, FilesFault> {
     let mut found = Vec::new();
     for given in &facts.reading.given {
         let option = &facts.annotation.options[given.option];
         for (number, value) in given.values.iter().enumerate() {
             let from = found.len();
-            add(facts, &option.value, number, *value, &mut found)
-                .map_err(|reason| Fault::Shape(format!("{} of {}", reason, option.display())))?;
+            add(facts, &option.value, number, *value, &mut found).map_err(|reason| {
+                FilesFault::Shape(format!("{} of {}", reason, option.display()))
+            })?;
             for candidate in &mut found[from..] {
                 candidate.changes_dir = option.changes_dir;
             }
@@ -165,10 +166,10 @@ fn candidates<'a>(facts: &Facts<'a>) -> Result<Vec<Candidate<'a>>, Fault> {
     for (number, param) in facts.annotation.params.iter().enumerate() {
         for (nth, argument) in facts.arguments(number).enumerate() {
             // The types of specific_size(n) are those of its words; else there is one.
-            let nth = if matches!(param.size, Size::Exactly(_)) { nth } else { 0 };
+            let nth = if matches!(param.size, Arity::Exactly(_)) { nth } else { 0 };
             let from = found.len();
             add(facts, &param.value, nth, facts.whole(argument), &mut found)
-                .map_err(|reason| Fault::Shape(format!("{reason} as operand")))?;
+                .map_err(|reason| FilesFault::Shape(format!("{reason} as operand")))?;
             for candidate in &mut found[from..] {
                 candidate.operand = true;
             }

@@ -16,7 +16,7 @@ use std::{
 use crate::classify;
 use crate::compile::{self, Depth};
 use crate::diagnostic::{Diagnostic, Faults};
-use crate::document::{self, Content, Node, Place};
+use crate::document::{self, NodeContent, SourcePosition, YamlNode};
 use crate::facts::Environment;
 use crate::invocation::{Because, Invocation, Unknown};
 use crate::model::{Body, Command, Condition};
@@ -33,7 +33,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// is looked up, so that creating a set is cheap too.
 #[derive(Debug, Clone, Default)]
 pub struct Library {
-    commands: Arc<BTreeMap<String, Entry>>,
+    commands: Arc<BTreeMap<String, LibraryEntry>>,
     ignored_reasons: Vec<Because>,
 }
 
@@ -49,15 +49,15 @@ pub struct DeclaredSplits {
 }
 
 #[derive(Debug, Clone)]
-struct Entry {
-    file: Arc<File>,
+struct LibraryEntry {
+    file: Arc<AnnotationFile>,
     compiled: OnceLock<Option<Arc<Command>>>,
 }
 
 #[derive(Debug)]
-struct File {
+struct AnnotationFile {
     text: Cow<'static, str>,
-    commands: OnceLock<BTreeMap<String, Node>>,
+    commands: OnceLock<BTreeMap<String, YamlNode>>,
 }
 
 impl Library {
@@ -66,9 +66,9 @@ impl Library {
     pub fn builtin() -> Self {
         let mut commands = BTreeMap::new();
         for (_, names, text) in embedded::FILES {
-            let file = Arc::new(File::new(Cow::Borrowed(*text)));
+            let file = Arc::new(AnnotationFile::new(Cow::Borrowed(*text)));
             for name in *names {
-                commands.insert((*name).to_owned(), Entry::new(&file));
+                commands.insert((*name).to_owned(), LibraryEntry::new(&file));
             }
         }
         Self { commands: Arc::new(commands), ignored_reasons: Vec::new() }
@@ -193,7 +193,7 @@ impl Library {
             .as_deref()
     }
 
-    fn compile(&self, name: &str, entry: &Entry, depth: Depth) -> Option<Command> {
+    fn compile(&self, name: &str, entry: &LibraryEntry, depth: Depth) -> Option<Command> {
         let mut faults = Faults::default();
         let command = compile::command(
             entry.file.command(name)?,
@@ -204,7 +204,7 @@ impl Library {
         command.filter(|_| faults.is_empty())
     }
 
-    fn node(&self, name: &str) -> Option<Node> {
+    fn node(&self, name: &str) -> Option<YamlNode> {
         self.commands.get(name)?.file.command(name).cloned()
     }
 
@@ -215,7 +215,7 @@ impl Library {
             Err(error) => return vec![unreadable(directory, &error)],
         };
         let mut diagnostics = Vec::new();
-        let mut read: Vec<(PathBuf, String, Node)> = Vec::new();
+        let mut read: Vec<(PathBuf, String, YamlNode)> = Vec::new();
         for path in paths {
             match read_file(&path) {
                 Ok((text, node)) => read.push((path, text, node)),
@@ -239,13 +239,13 @@ impl Library {
         diagnostics
     }
 
-    fn add_file(&mut self, text: &str, node: &Node) {
-        let file = Arc::new(File::new(Cow::Owned(text.to_owned())));
+    fn add_file(&mut self, text: &str, node: &YamlNode) {
+        let file = Arc::new(AnnotationFile::new(Cow::Owned(text.to_owned())));
         let commands = Arc::make_mut(&mut self.commands);
         // What was compiled may be an alias of what is replaced now.
         commands.values_mut().for_each(|entry| entry.compiled = OnceLock::new());
         for (key, _) in entries(node) {
-            commands.insert(key.text().unwrap_or_default().to_owned(), Entry::new(&file));
+            commands.insert(key.text().unwrap_or_default().to_owned(), LibraryEntry::new(&file));
         }
     }
 }
@@ -275,12 +275,12 @@ pub fn check_text(file: &Path, text: &str) -> Vec<Diagnostic> {
 /// Checks a whole file. `owners` says which file of the directory defined a command before.
 fn check_file(
     path: &Path,
-    node: &Node,
+    node: &YamlNode,
     lookup: compile::Lookup<'_>,
     owners: &mut BTreeMap<String, PathBuf>,
 ) -> Vec<Diagnostic> {
     let mut faults = Faults::default();
-    if !matches!(node.content, Content::Map(_)) {
+    if !matches!(node.content, NodeContent::Map(_)) {
         faults.add(
             node.place,
             format!(
@@ -311,18 +311,18 @@ fn check_file(
     faults.into_diagnostics(path)
 }
 
-impl Entry {
-    fn new(file: &Arc<File>) -> Self {
+impl LibraryEntry {
+    fn new(file: &Arc<AnnotationFile>) -> Self {
         Self { file: Arc::clone(file), compiled: OnceLock::new() }
     }
 }
 
-impl File {
+impl AnnotationFile {
     fn new(text: Cow<'static, str>) -> Self {
         Self { text, commands: OnceLock::new() }
     }
 
-    fn command(&self, name: &str) -> Option<&Node> {
+    fn command(&self, name: &str) -> Option<&YamlNode> {
         let commands = self.commands.get_or_init(|| {
             let node = document::read(&self.text).ok();
             let entries = node.map(|node| entries(&node).to_vec()).unwrap_or_default();
@@ -335,9 +335,9 @@ impl File {
     }
 }
 
-fn entries(node: &Node) -> &[(Node, Node)] {
+fn entries(node: &YamlNode) -> &[(YamlNode, YamlNode)] {
     match &node.content {
-        Content::Map(entries) => entries,
+        NodeContent::Map(entries) => entries,
         _ => &[],
     }
 }
@@ -358,7 +358,7 @@ fn annotation_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Invariant: nothing but a regular file is opened, and no more than [`MAX_FILE_BYTES`] of it are
 /// read: whoever made the directory may have put a FIFO, a device or an endless file there.
-fn read_file(path: &Path) -> Result<(String, Node), Diagnostic> {
+fn read_file(path: &Path) -> Result<(String, YamlNode), Diagnostic> {
     let mut text = String::new();
     let file = trusted_path::open_regular(path);
     let read = file.and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
@@ -376,9 +376,9 @@ fn read_file(path: &Path) -> Result<(String, Node), Diagnostic> {
     Ok((text, node))
 }
 
-fn parse(path: &Path, text: &str) -> Result<Node, Diagnostic> {
+fn parse(path: &Path, text: &str) -> Result<YamlNode, Diagnostic> {
     document::read(text).map_err(|fault| {
-        let Place { line, column } = fault.place;
+        let SourcePosition { line, column } = fault.place;
         Diagnostic { file: path.to_owned(), line, column, message: fault.message }
     })
 }

@@ -96,7 +96,7 @@ pub struct Opt {
     pub long: Vec<String>,
     pub words: Vec<String>,
     pub in_expression: bool,
-    pub size: Size,
+    pub size: Arity,
     pub numeric: Option<Numeric>,
     pub value: ValueRule,
     pub changes_dir: Option<ChangesDir>,
@@ -115,7 +115,7 @@ pub struct Reason {
 pub struct Param {
     pub name: Option<String>,
     pub exists: Condition,
-    pub size: Size,
+    pub size: Arity,
     pub at_least: usize,
     pub value: ValueRule,
     pub splittable: Condition,
@@ -152,7 +152,7 @@ pub enum Dash {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Size {
+pub enum Arity {
     /// A flag.
     Nothing,
     One,
@@ -182,7 +182,7 @@ pub enum Joiner {
     Concatenation,
     Merge {
         words: Vec<String>,
-        keep: Keep,
+        keep: KeptOptions,
         /// Options with which equal lines are dropped.
         drops: Vec<usize>,
     },
@@ -194,7 +194,7 @@ pub enum Joiner {
 
 /// Which options of the invocation the joining command is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Keep {
+pub enum KeptOptions {
     Nothing,
     Options,
     Only(Vec<usize>),

@@ -56,7 +56,7 @@ fn is_like(pattern: &[u8], text: &[u8]) -> bool {
 /// only up to it.
 pub fn parse(content: &[u8]) -> Result<Vec<Setting>, usize> {
     let content = content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(content);
-    let mut reader = Reader { content, at: 0, line: 1 };
+    let mut reader = SettingsReader { content, at: 0, line: 1 };
     reader.settings().ok_or(reader.line)
 }
 
@@ -121,13 +121,13 @@ fn write_byte(file: &mut Vec<u8>, byte: u8) {
     file.extend([b'\\', escaped]);
 }
 
-struct Reader<'a> {
+struct SettingsReader<'a> {
     content: &'a [u8],
     at: usize,
     line: usize,
 }
 
-impl Reader<'_> {
+impl SettingsReader<'_> {
     /// The next byte; CR LF is one newline, and so is the end of the file.
     fn next(&mut self) -> u8 {
         if self.content[self.at.min(self.content.len())..].starts_with(b"\r\n") {

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::model::{Annotation, Numeric, Opt, Size};
+use crate::model::{Annotation, Arity, Numeric, Opt};
 
 /// Part of one argument: `argv[argument][start..end]`, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Piece {
 
 /// One option as given, with its values.
 #[derive(Debug, Clone)]
-pub struct Given {
+pub struct GivenOption {
     pub option: usize,
     /// Where its name stands.
     pub name: Piece,
@@ -33,8 +33,8 @@ pub struct Operand {
 
 /// All words of an invocation.
 #[derive(Debug, Default)]
-pub struct Reading {
-    pub given: Vec<Given>,
+pub struct InvocationWords {
+    pub given: Vec<GivenOption>,
     pub operands: Vec<Operand>,
     /// Where `--` stood.
     pub dashes: Option<usize>,
@@ -68,9 +68,18 @@ pub struct Manner {
 }
 
 /// Reads `argv` by `annotation`'s options.
-pub fn read(annotation: &Annotation, argv: &[OsString], manner: Manner) -> Result<Reading, Misfit> {
-    let mut reader =
-        Reader { annotation, argv, manner, next: manner.from, reading: Reading::default() };
+pub fn read(
+    annotation: &Annotation,
+    argv: &[OsString],
+    manner: Manner,
+) -> Result<InvocationWords, Misfit> {
+    let mut reader = WordReader {
+        annotation,
+        argv,
+        manner,
+        next: manner.from,
+        reading: InvocationWords::default(),
+    };
     if annotation.style.old_style {
         reader.old_style_bundle()?;
     }
@@ -82,16 +91,16 @@ pub fn read(annotation: &Annotation, argv: &[OsString], manner: Manner) -> Resul
     Ok(reader.reading)
 }
 
-struct Reader<'a> {
+struct WordReader<'a> {
     annotation: &'a Annotation,
     argv: &'a [OsString],
     manner: Manner,
     /// The argument to read next.
     next: usize,
-    reading: Reading,
+    reading: InvocationWords,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> WordReader<'a> {
     fn all(&mut self) -> Result<(), Misfit> {
         let mut options_ended = false;
         while let Some(word) = self.word() {
@@ -176,7 +185,7 @@ impl<'a> Reader<'a> {
             start: end + 1,
             end: word.len(),
         });
-        if attached.is_some() && self.option(option).size == Size::Nothing {
+        if attached.is_some() && self.option(option).size == Arity::Nothing {
             return Err(self.shape(format!("{} takes no value", self.option(option).display())));
         }
         self.next += 1;
@@ -215,7 +224,7 @@ impl<'a> Reader<'a> {
                 return Err(self.unlisted(at, &[b'-', *character]));
             };
             let name = Piece { argument, start: at, end: at + 1 };
-            if self.option(option).size == Size::Nothing {
+            if self.option(option).size == Arity::Nothing {
                 self.give(option, name, Vec::new());
                 continue;
             }
@@ -241,7 +250,7 @@ impl<'a> Reader<'a> {
                 return Err(self.unlisted(at, &[b'-', *character]));
             };
             let values = match self.option(option).size {
-                Size::Optional => Vec::new(),
+                Arity::Optional => Vec::new(),
                 _ => self.values(option, None)?,
             };
             self.give(option, Piece { argument, start: at, end: at + 1 }, values);
@@ -254,12 +263,12 @@ impl<'a> Reader<'a> {
         let listed = self.option(option);
         let mut values: Vec<Piece> = attached.into_iter().collect();
         let wanted = match &listed.size {
-            Size::Nothing | Size::Optional => values.len(),
-            Size::One => 1,
-            Size::Exactly(count) => *count,
-            Size::List if listed.value.separator.is_some() => 1,
-            Size::List => values.len() + self.words_until_dash(),
-            Size::Until(ends) => self.words_until(ends).ok_or_else(|| self.lacking(listed))?,
+            Arity::Nothing | Arity::Optional => values.len(),
+            Arity::One => 1,
+            Arity::Exactly(count) => *count,
+            Arity::List if listed.value.separator.is_some() => 1,
+            Arity::List => values.len() + self.words_until_dash(),
+            Arity::Until(ends) => self.words_until(ends).ok_or_else(|| self.lacking(listed))?,
         };
         while values.len() < wanted {
             if self.next >= self.argv.len() {
@@ -338,7 +347,7 @@ impl<'a> Reader<'a> {
     }
 
     fn give(&mut self, option: usize, name: Piece, values: Vec<Piece>) {
-        self.reading.given.push(Given { option, name, values });
+        self.reading.given.push(GivenOption { option, name, values });
     }
 
     fn unlisted(&self, at: usize, flag: &[u8]) -> Misfit {

@@ -1,30 +1,30 @@
 //! FLAGS, OPTPARAMS, PARAMS and EXPRESSION.
 
 use super::Compiler;
-use super::fields::{Entry, Fields};
+use super::fields::{Fields, KeyValue};
 use super::scope::{find, items};
-use crate::document::{Content, Node};
+use crate::document::{NodeContent, YamlNode};
 use crate::invocation::FileKind;
 use crate::model::{
-    Cases, ChangesDir, Condition, Dash, Numeric, Opt, Param, Size, ValueRule, ValueType,
+    Arity, Cases, ChangesDir, Condition, Dash, Numeric, Opt, Param, ValueRule, ValueType,
 };
 
 /// The list that an option stands in.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum OptionList {
     Flags,
     OptParams,
     Expression,
 }
 
 impl Compiler<'_> {
-    /// All options, in the order in which [`super::scope::Scope`] numbers them.
-    pub(super) fn options(&mut self, entries: &[Entry]) -> Vec<Opt> {
+    /// All options, in the order in which [`super::scope::NameScope`] numbers them.
+    pub(super) fn options(&mut self, entries: &[KeyValue]) -> Vec<Opt> {
         let mut options = Vec::new();
         for (list, place) in [
-            ("FLAGS", Place::Flags),
-            ("OPTPARAMS", Place::OptParams),
-            ("EXPRESSION", Place::Expression),
+            ("FLAGS", OptionList::Flags),
+            ("OPTPARAMS", OptionList::OptParams),
+            ("EXPRESSION", OptionList::Expression),
         ] {
             self.expect_list(entries, list);
             for item in items(entries, list) {
@@ -34,39 +34,39 @@ impl Compiler<'_> {
         options
     }
 
-    fn expect_list(&mut self, entries: &[Entry], key: &str) {
+    fn expect_list(&mut self, entries: &[KeyValue], key: &str) {
         if let Some(node) = find(entries, key)
-            && !matches!(node.content, Content::List(_))
+            && !matches!(node.content, NodeContent::List(_))
         {
             self.faults.add(node.place, format!("{key} is a list, not {}", node.kind()));
         }
     }
 
-    fn option(&mut self, node: &Node, list: Place) -> Opt {
+    fn option(&mut self, node: &YamlNode, list: OptionList) -> Opt {
         let mut option = empty_option(list);
         let Some(mut fields) = Fields::of(node, "an option", self.faults) else { return option };
         self.names(&mut fields, &mut option, list);
         option.stays_here = fields.take("stays_here").and_then(|node| self.reason(node));
-        if list != Place::Flags {
+        if list != OptionList::Flags {
             option.size = match fields.take("size") {
                 Some(size) => self.size(size),
-                None if list == Place::Expression => Size::Nothing,
-                None => Size::One,
+                None if list == OptionList::Expression => Arity::Nothing,
+                None => Arity::One,
             };
             option.value = self.value_rule(&mut fields, &option.size);
         }
-        if list == Place::OptParams {
+        if list == OptionList::OptParams {
             self.only_with_value(&mut fields, &mut option);
         }
-        if matches!(option.size, Size::Until(_)) && list != Place::Expression {
+        if matches!(option.size, Arity::Until(_)) && list != OptionList::Expression {
             self.faults.add(fields.place_of("size"), "the size until(...) is for EXPRESSION");
         }
         fields.finish(self.faults);
         option
     }
 
-    fn names(&mut self, fields: &mut Fields<'_>, option: &mut Opt, list: Place) {
-        if list != Place::Expression {
+    fn names(&mut self, fields: &mut Fields<'_>, option: &mut Opt, list: OptionList) {
+        if list != OptionList::Expression {
             if let Some(node) = fields.take("short") {
                 for (name, place) in self.placed_words(node, "a character") {
                     match name.as_bytes() {
@@ -102,7 +102,7 @@ impl Compiler<'_> {
             && !["short", "long", "word"].iter().any(|key| fields.has(key))
         {
             let wanted =
-                if list == Place::Expression { "a word" } else { "a short, a long or a word" };
+                if list == OptionList::Expression { "a word" } else { "a short, a long or a word" };
             self.faults.add(fields.place, format!("an option has {wanted}"));
         }
     }
@@ -126,14 +126,14 @@ impl Compiler<'_> {
                 "changes_dir needs the type input_dir or output_dir",
             );
         }
-        if option.size == Size::Nothing {
+        if option.size == Arity::Nothing {
             self.faults
                 .add(fields.place_of("size"), "an option without a value belongs under FLAGS");
         }
     }
 
     /// The keys that say what a value is.
-    fn value_rule(&mut self, fields: &mut Fields<'_>, size: &Size) -> ValueRule {
+    fn value_rule(&mut self, fields: &mut Fields<'_>, size: &Arity) -> ValueRule {
         let mut rule = ValueRule::default();
         match (fields.take("type"), fields.take("types")) {
             (Some(_), Some(_)) => {
@@ -145,7 +145,7 @@ impl Compiler<'_> {
         }
         if let Some(node) = fields.take("separator") {
             rule.separator = self.word(node, "a separator").filter(|text| !text.is_empty());
-            if *size != Size::List {
+            if *size != Arity::List {
                 self.faults.add(fields.place_of("separator"), "a separator needs size: list");
             }
         }
@@ -160,12 +160,12 @@ impl Compiler<'_> {
         rule
     }
 
-    fn types(&mut self, node: &Node, size: &Size) -> Vec<Cases<ValueType>> {
-        let Content::List(items) = &node.content else {
+    fn types(&mut self, node: &YamlNode, size: &Arity) -> Vec<Cases<ValueType>> {
+        let NodeContent::List(items) = &node.content else {
             self.faults.add(node.place, "types is a list with a type for each word; see type");
             return vec![Cases::default()];
         };
-        if *size != Size::Exactly(items.len()) {
+        if *size != Arity::Exactly(items.len()) {
             self.faults.add(
                 node.place,
                 format!("{} types need size: specific_size({})", items.len(), items.len()),
@@ -175,18 +175,18 @@ impl Compiler<'_> {
     }
 
     /// All operands.
-    pub(super) fn params(&mut self, entries: &[Entry]) -> Vec<Param> {
+    pub(super) fn params(&mut self, entries: &[KeyValue]) -> Vec<Param> {
         self.expect_list(entries, "PARAMS");
         let params: Vec<Param> =
             items(entries, "PARAMS").iter().map(|item| self.param(item)).collect();
         for after_dashes in [false, true] {
             let mut lists = items(entries, "PARAMS").iter().zip(&params);
-            let is_list = |(_, param): &(&Node, &Param)| {
-                param.size == Size::List && param.after_dashes == after_dashes
+            let is_list = |(_, param): &(&YamlNode, &Param)| {
+                param.size == Arity::List && param.after_dashes == after_dashes
             };
             if let Some((node, _)) = lists.by_ref().filter(is_list).nth(1)
                 && !params.iter().any(|param| {
-                    param.size == Size::List && !matches!(param.exists, Condition::Always)
+                    param.size == Arity::List && !matches!(param.exists, Condition::Always)
                 })
             {
                 self.faults
@@ -194,7 +194,7 @@ impl Compiler<'_> {
             }
         }
         let splittable =
-            |(_, param): &(&Node, &Param)| !matches!(param.splittable, Condition::Never);
+            |(_, param): &(&YamlNode, &Param)| !matches!(param.splittable, Condition::Never);
         if let Some((node, _)) =
             items(entries, "PARAMS").iter().zip(&params).filter(splittable).nth(1)
         {
@@ -203,7 +203,7 @@ impl Compiler<'_> {
         params
     }
 
-    fn param(&mut self, node: &Node) -> Param {
+    fn param(&mut self, node: &YamlNode) -> Param {
         let mut param = empty_param();
         let Some(mut fields) = Fields::of(node, "an operand", self.faults) else { return param };
         param.name = fields.take("name").and_then(|node| self.word(node, "a name"));
@@ -214,7 +214,7 @@ impl Compiler<'_> {
             Some(size) => param.size = self.size(size),
             None => self.faults.add(fields.place, "size is missing"),
         }
-        if matches!(param.size, Size::Nothing | Size::Until(_)) {
+        if matches!(param.size, Arity::Nothing | Arity::Until(_)) {
             self.faults.add(
                 fields.place_of("size"),
                 "an operand's size is 1, optional, specific_size(n) or list",
@@ -224,7 +224,7 @@ impl Compiler<'_> {
         param.after_dashes = self.flag(fields.take("after_dashes"));
         if let Some(node) = fields.take("at_least") {
             param.at_least = self.number(node).unwrap_or(0);
-            if param.size != Size::List {
+            if param.size != Arity::List {
                 self.faults.add(fields.place_of("at_least"), "at_least needs size: list");
             }
         }
@@ -241,7 +241,7 @@ impl Compiler<'_> {
         param.or_current_dir = condition("or_current_dir");
         let is_file = |value: &ValueType| *value != ValueType::Text;
         let files = param.value.types.iter().all(|types| all(types, is_file));
-        let can_be_split = files && param.size == Size::List;
+        let can_be_split = files && param.size == Arity::List;
         if !can_be_split && !matches!(param.splittable, Condition::Never) {
             self.faults.add(
                 fields.place_of("splittable"),
@@ -256,13 +256,13 @@ fn all(types: &Cases<ValueType>, test: impl Fn(&ValueType) -> bool) -> bool {
     !types.0.is_empty() && types.0.iter().all(|case| test(&case.is))
 }
 
-fn empty_option(list: Place) -> Opt {
+fn empty_option(list: OptionList) -> Opt {
     Opt {
         short: Vec::new(),
         long: Vec::new(),
         words: Vec::new(),
-        in_expression: list == Place::Expression,
-        size: Size::Nothing,
+        in_expression: list == OptionList::Expression,
+        size: Arity::Nothing,
         numeric: None,
         value: ValueRule::default(),
         changes_dir: None,
@@ -274,7 +274,7 @@ fn empty_param() -> Param {
     Param {
         name: None,
         exists: Condition::Always,
-        size: Size::One,
+        size: Arity::One,
         at_least: 0,
         value: ValueRule::default(),
         splittable: Condition::Never,

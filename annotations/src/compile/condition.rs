@@ -3,30 +3,30 @@
 use super::Compiler;
 use super::Depth;
 use super::fields::Fields;
-use crate::document::{Content, Node, Place};
+use crate::document::{NodeContent, SourcePosition, YamlNode};
 use crate::model::{Cases, Condition, Conditional, Pattern, Subject, Test, Which};
 
 impl Compiler<'_> {
     /// A condition in any of its forms.
-    pub(super) fn condition(&mut self, node: &Node) -> Condition {
+    pub(super) fn condition(&mut self, node: &YamlNode) -> Condition {
         match &node.content {
-            Content::Text(text) if text == "true" => Condition::Always,
-            Content::Text(text) if text == "false" => Condition::Never,
-            Content::Text(text) => {
+            NodeContent::Text(text) if text == "true" => Condition::Always,
+            NodeContent::Text(text) if text == "false" => Condition::Never,
+            NodeContent::Text(text) => {
                 self.subject(text, node.place).map_or(Condition::Never, Condition::Given)
             }
-            Content::List(items) => {
+            NodeContent::List(items) => {
                 Condition::Any(items.iter().map(|item| self.condition(item)).collect())
             }
-            Content::Map(_) => self.condition_mapping(node),
-            Content::Null => {
+            NodeContent::Map(_) => self.condition_mapping(node),
+            NodeContent::Null => {
                 self.faults.add(node.place, "a condition is missing here");
                 Condition::Never
             }
         }
     }
 
-    fn condition_mapping(&mut self, node: &Node) -> Condition {
+    fn condition_mapping(&mut self, node: &YamlNode) -> Condition {
         let Some(mut fields) = Fields::of(node, "a condition", self.faults) else {
             return Condition::Never;
         };
@@ -89,7 +89,7 @@ impl Compiler<'_> {
         Condition::Never
     }
 
-    fn last_of(&mut self, node: &Node, fields: &mut Fields<'_>) -> Condition {
+    fn last_of(&mut self, node: &YamlNode, fields: &mut Fields<'_>) -> Condition {
         let options = |subjects: Vec<Subject>| -> Vec<usize> {
             subjects
                 .into_iter()
@@ -107,9 +107,9 @@ impl Compiler<'_> {
         }
     }
 
-    fn conditions(&mut self, node: &Node, what: &str) -> Vec<Condition> {
+    fn conditions(&mut self, node: &YamlNode, what: &str) -> Vec<Condition> {
         match &node.content {
-            Content::List(items) => items.iter().map(|item| self.condition(item)).collect(),
+            NodeContent::List(items) => items.iter().map(|item| self.condition(item)).collect(),
             _ => {
                 self.faults.add(
                     node.place,
@@ -133,7 +133,7 @@ impl Compiler<'_> {
         None
     }
 
-    fn patterns(&mut self, node: &Node, whole: bool) -> Vec<Pattern> {
+    fn patterns(&mut self, node: &YamlNode, whole: bool) -> Vec<Pattern> {
         let sources = self.words(node, "a regular expression");
         let patterns: Vec<Pattern> =
             sources.iter().map(|source| Pattern::new(source, whole)).collect();
@@ -152,7 +152,7 @@ impl Compiler<'_> {
         patterns
     }
 
-    fn subjects(&mut self, node: &Node) -> Vec<Subject> {
+    fn subjects(&mut self, node: &YamlNode) -> Vec<Subject> {
         let mut subjects = Vec::new();
         for (name, place) in self.placed_words(node, "the name of an option or operand") {
             subjects.extend(self.subject(&name, place));
@@ -161,7 +161,7 @@ impl Compiler<'_> {
     }
 
     /// The option or operand that a name in a condition denotes; it must be declared.
-    pub(super) fn subject(&mut self, name: &str, place: Place) -> Option<Subject> {
+    pub(super) fn subject(&mut self, name: &str, place: SourcePosition) -> Option<Subject> {
         let found = self.scope.find(name);
         match found {
             None if name.starts_with(['-', '+']) => {
@@ -209,17 +209,17 @@ impl Compiler<'_> {
     /// A plain value, one case, or a list of cases.
     pub(super) fn cases<T>(
         &mut self,
-        node: &Node,
-        parse: &mut dyn FnMut(&mut Self, &Node) -> Option<T>,
+        node: &YamlNode,
+        parse: &mut dyn FnMut(&mut Self, &YamlNode) -> Option<T>,
     ) -> Cases<T> {
-        let is_case = |node: &Node| match &node.content {
-            Content::Map(entries) => {
+        let is_case = |node: &YamlNode| match &node.content {
+            NodeContent::Map(entries) => {
                 entries.iter().any(|(key, _)| matches!(key.text(), Some("is" | "when" | "unless")))
             }
             _ => false,
         };
         match &node.content {
-            Content::List(items) => {
+            NodeContent::List(items) => {
                 Cases(items.iter().filter_map(|item| self.conditional(item, "is", parse)).collect())
             }
             _ if is_case(node) => Cases(self.conditional(node, "is", parse).into_iter().collect()),
@@ -235,9 +235,9 @@ impl Compiler<'_> {
     /// A mapping with `when`, `unless` and the value under `key`.
     pub(super) fn conditional<T>(
         &mut self,
-        node: &Node,
+        node: &YamlNode,
         key: &'static str,
-        parse: &mut dyn FnMut(&mut Self, &Node) -> Option<T>,
+        parse: &mut dyn FnMut(&mut Self, &YamlNode) -> Option<T>,
     ) -> Option<Conditional<T>> {
         let mut fields = Fields::of(node, "a case", self.faults)?;
         let when = self.guard(&mut fields);

@@ -1,30 +1,30 @@
 //! The keys of one mapping, taken one by one; what nobody took is a fault.
 
 use crate::diagnostic::Faults;
-use crate::document::{Content, Node, Place};
+use crate::document::{NodeContent, SourcePosition, YamlNode};
 
 /// A key and its value.
-pub(super) type Entry = (Node, Node);
+pub(super) type KeyValue = (YamlNode, YamlNode);
 
 /// The mapping being read.
 pub(super) struct Fields<'n> {
-    pub place: Place,
+    pub place: SourcePosition,
     entries: Vec<Field<'n>>,
     asked: Vec<&'static str>,
 }
 
 struct Field<'n> {
     key: &'n str,
-    place: Place,
-    value: &'n Node,
+    place: SourcePosition,
+    value: &'n YamlNode,
     taken: bool,
 }
 
 impl<'n> Fields<'n> {
     /// `what` names the mapping in the fault when it is none.
-    pub fn of(node: &'n Node, what: &str, faults: &mut Faults) -> Option<Self> {
+    pub fn of(node: &'n YamlNode, what: &str, faults: &mut Faults) -> Option<Self> {
         match &node.content {
-            Content::Map(entries) => Some(Self::new(node.place, entries, faults)),
+            NodeContent::Map(entries) => Some(Self::new(node.place, entries, faults)),
             _ => {
                 faults.add(node.place, format!("{what} is a mapping, not {}", node.kind()));
                 None
@@ -33,7 +33,7 @@ impl<'n> Fields<'n> {
     }
 
     /// Reports keys that are no words, or given twice.
-    pub fn new(place: Place, entries: &'n [Entry], faults: &mut Faults) -> Self {
+    pub fn new(place: SourcePosition, entries: &'n [KeyValue], faults: &mut Faults) -> Self {
         let mut fields = Self { place, entries: Vec::new(), asked: Vec::new() };
         for (key, value) in entries {
             match key.text() {
@@ -53,7 +53,7 @@ impl<'n> Fields<'n> {
         self.entries.iter().any(|field| field.key == key)
     }
 
-    pub fn take(&mut self, key: &'static str) -> Option<&'n Node> {
+    pub fn take(&mut self, key: &'static str) -> Option<&'n YamlNode> {
         self.asked.push(key);
         let field = self.entries.iter_mut().find(|field| field.key == key)?;
         field.taken = true;
@@ -61,7 +61,7 @@ impl<'n> Fields<'n> {
     }
 
     /// The place of a key that was given, else of the mapping.
-    pub fn place_of(&self, key: &str) -> Place {
+    pub fn place_of(&self, key: &str) -> SourcePosition {
         self.entries.iter().find(|field| field.key == key).map_or(self.place, |field| field.place)
     }
 

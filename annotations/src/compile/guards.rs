@@ -2,21 +2,21 @@
 
 use super::Compiler;
 use super::fields::Fields;
-use crate::document::{Content, Node};
+use crate::document::{NodeContent, YamlNode};
 use crate::invocation::{Guard, GuardTest};
 use crate::model::Conditional;
 use crate::settings::Setting;
 
 impl Compiler<'_> {
-    pub(super) fn guards(&mut self, node: &Node) -> Vec<Conditional<Guard>> {
-        let Content::List(items) = &node.content else {
+    pub(super) fn guards(&mut self, node: &YamlNode) -> Vec<Conditional<Guard>> {
+        let NodeContent::List(items) = &node.content else {
             self.faults.add(node.place, format!("a list is needed here, not {}", node.kind()));
             return Vec::new();
         };
         items.iter().filter_map(|item| self.guard_on_files(item)).collect()
     }
 
-    fn guard_on_files(&mut self, node: &Node) -> Option<Conditional<Guard>> {
+    fn guard_on_files(&mut self, node: &YamlNode) -> Option<Conditional<Guard>> {
         let mut fields = Fields::of(node, "a guard", self.faults)?;
         let when = self.guard(&mut fields);
         let below = fields.take("below").and_then(|node| self.word(node, "a directory's name"));

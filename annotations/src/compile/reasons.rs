@@ -2,7 +2,7 @@
 
 use super::Compiler;
 use super::fields::Fields;
-use crate::document::{Content, Node};
+use crate::document::{NodeContent, YamlNode};
 use crate::invocation::Because;
 use crate::model::{Conditional, Reason};
 
@@ -14,8 +14,8 @@ const KINDS: [(&str, Because); 3] = [
 
 impl Compiler<'_> {
     /// Of a flag: the sentence alone, or a mapping with `reason` and `because`.
-    pub(super) fn reason(&mut self, node: &Node) -> Option<Reason> {
-        if !matches!(node.content, Content::Map(_)) {
+    pub(super) fn reason(&mut self, node: &YamlNode) -> Option<Reason> {
+        if !matches!(node.content, NodeContent::Map(_)) {
             return self
                 .word(node, "a reason")
                 .map(|text| Reason { text, because: Because::Exactness });
@@ -27,15 +27,15 @@ impl Compiler<'_> {
     }
 
     /// Of an annotation: a list of mappings, each with a condition.
-    pub(super) fn reasons(&mut self, node: &Node) -> Vec<Conditional<Reason>> {
-        let Content::List(items) = &node.content else {
+    pub(super) fn reasons(&mut self, node: &YamlNode) -> Vec<Conditional<Reason>> {
+        let NodeContent::List(items) = &node.content else {
             self.faults.add(node.place, format!("a list is needed here, not {}", node.kind()));
             return Vec::new();
         };
         items.iter().filter_map(|item| self.conditional_reason(item)).collect()
     }
 
-    fn conditional_reason(&mut self, node: &Node) -> Option<Conditional<Reason>> {
+    fn conditional_reason(&mut self, node: &YamlNode) -> Option<Conditional<Reason>> {
         let mut fields = Fields::of(node, "a case", self.faults)?;
         let when = self.guard(&mut fields);
         let reason = self.reason_of(&mut fields);

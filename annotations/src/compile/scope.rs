@@ -6,24 +6,24 @@ use std::collections::hash_map::Entry;
 
 use super::fields;
 use crate::diagnostic::Faults;
-use crate::document::{Content, Node};
+use crate::document::{NodeContent, YamlNode};
 use crate::model::Subject;
 
 /// Names and what they stand for. Options are numbered through FLAGS, OPTPARAMS
 /// and EXPRESSION in this order.
-pub(super) struct Scope {
+pub(super) struct NameScope {
     subjects: HashMap<String, Subject>,
 }
 
 /// The lists that declare options, in the order of their numbers.
 pub(super) const OPTION_LISTS: [&str; 3] = ["FLAGS", "OPTPARAMS", "EXPRESSION"];
 
-impl Scope {
+impl NameScope {
     /// Collects the names of an annotation, and reports those declared twice.
-    pub fn of(entries: &[fields::Entry], faults: &mut Faults) -> Self {
+    pub fn of(entries: &[fields::KeyValue], faults: &mut Faults) -> Self {
         let mut scope = Self { subjects: HashMap::new() };
         let single_dash =
-            find(entries, "long_arg_single_dash").and_then(Node::text) == Some("true");
+            find(entries, "long_arg_single_dash").and_then(YamlNode::text) == Some("true");
         let options = OPTION_LISTS.into_iter().flat_map(|list| items(entries, list));
         for (number, item) in options.enumerate() {
             for (key, dashes) in
@@ -52,7 +52,7 @@ impl Scope {
         scope
     }
 
-    fn declare(&mut self, name: String, number: usize, node: &Node, faults: &mut Faults) {
+    fn declare(&mut self, name: String, number: usize, node: &YamlNode, faults: &mut Faults) {
         match self.subjects.entry(name) {
             Entry::Occupied(earlier) => {
                 faults.add(node.place, format!("flag {} is declared twice", earlier.key()))
@@ -69,29 +69,29 @@ impl Scope {
     }
 }
 
-pub(super) fn find<'n>(entries: &'n [fields::Entry], key: &str) -> Option<&'n Node> {
+pub(super) fn find<'n>(entries: &'n [fields::KeyValue], key: &str) -> Option<&'n YamlNode> {
     entries.iter().find(|(name, _)| name.text() == Some(key)).map(|(_, value)| value)
 }
 
-pub(super) fn items<'n>(entries: &'n [fields::Entry], key: &str) -> &'n [Node] {
+pub(super) fn items<'n>(entries: &'n [fields::KeyValue], key: &str) -> &'n [YamlNode] {
     match find(entries, key).map(|node| &node.content) {
-        Some(Content::List(items)) => items,
+        Some(NodeContent::List(items)) => items,
         _ => &[],
     }
 }
 
-fn field<'n>(node: &'n Node, key: &str) -> Option<&'n Node> {
+fn field<'n>(node: &'n YamlNode, key: &str) -> Option<&'n YamlNode> {
     match &node.content {
-        Content::Map(entries) => find(entries, key),
+        NodeContent::Map(entries) => find(entries, key),
         _ => None,
     }
 }
 
 /// The scalars of a word or a list of words.
-pub(super) fn names(node: Option<&Node>) -> impl Iterator<Item = &Node> {
+pub(super) fn names(node: Option<&YamlNode>) -> impl Iterator<Item = &YamlNode> {
     let nodes = match node.map(|node| (&node.content, node)) {
-        Some((Content::List(items), _)) => items.as_slice(),
-        Some((Content::Text(_), node)) => std::slice::from_ref(node),
+        Some((NodeContent::List(items), _)) => items.as_slice(),
+        Some((NodeContent::Text(_), node)) => std::slice::from_ref(node),
         _ => &[],
     };
     nodes.iter().filter(|node| node.text().is_some())

@@ -1,9 +1,9 @@
 //! Normalizes the forms in which a command may be written (a list, a mapping with shared keywords,
 //! an alias) to a list of annotations, each merged with the shared keywords.
 
-use super::fields::{Entry, Fields};
+use super::fields::{Fields, KeyValue};
 use crate::diagnostic::Faults;
-use crate::document::{Content, Node, Place};
+use crate::document::{NodeContent, SourcePosition, YamlNode};
 
 /// Keywords whose lists are joined, the shared ones first. All others are replaced.
 const JOINED: [&str; 17] = [
@@ -33,35 +33,44 @@ const OF_COMMAND: [&str; 5] = ["annotations", "same_as", "subcommands", "not_ann
 const ALIAS_DEPTH: usize = 4;
 
 /// Finds another command's node by its name.
-pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<Node>;
+pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<YamlNode>;
 
 /// A command in the normalized form.
-pub(super) struct Written {
+pub(super) struct NormalizedCommand {
     /// Each with its place; shared keywords are merged in.
-    pub annotations: Vec<(Place, Vec<Entry>)>,
+    pub annotations: Vec<(SourcePosition, Vec<KeyValue>)>,
     /// With `subcommands: true` there is one annotation, of what stands before the subcommand.
     pub subcommands: bool,
-    pub not_annotated: Option<Node>,
-    pub help: Option<Node>,
+    pub not_annotated: Option<YamlNode>,
+    pub help: Option<YamlNode>,
 }
 
 /// Normalizes `node`.
-pub(super) fn written(node: &Node, lookup: Lookup<'_>, faults: &mut Faults) -> Option<Written> {
+pub(super) fn written(
+    node: &YamlNode,
+    lookup: Lookup<'_>,
+    faults: &mut Faults,
+) -> Option<NormalizedCommand> {
     follow(node, lookup, faults, ALIAS_DEPTH)
 }
 
-fn follow(node: &Node, lookup: Lookup<'_>, faults: &mut Faults, depth: usize) -> Option<Written> {
+fn follow(
+    node: &YamlNode,
+    lookup: Lookup<'_>,
+    faults: &mut Faults,
+    depth: usize,
+) -> Option<NormalizedCommand> {
     let entries = match &node.content {
-        Content::List(items) => {
+        NodeContent::List(items) => {
             let annotations = list(items, &[], faults);
-            return Some(Written {
+            return Some(NormalizedCommand {
                 annotations,
                 subcommands: false,
                 not_annotated: None,
                 help: None,
             });
         }
-        Content::Map(entries) => entries,
+        NodeContent::Map(entries) => entries,
         _ => {
             faults.add(
                 node.place,
@@ -71,7 +80,7 @@ fn follow(node: &Node, lookup: Lookup<'_>, faults: &mut Faults, depth: usize) ->
         }
     };
     let mut fields = Fields::new(node.place, entries, faults);
-    let shared: Vec<Entry> =
+    let shared: Vec<KeyValue> =
         entries.iter().filter(|(key, _)| !is_of_command(key)).cloned().collect();
     let mut written = body(&mut fields, shared, lookup, faults, depth)?;
     written.not_annotated = fields.take("not_annotated").cloned().or(written.not_annotated);
@@ -79,26 +88,26 @@ fn follow(node: &Node, lookup: Lookup<'_>, faults: &mut Faults, depth: usize) ->
     Some(written)
 }
 
-fn is_of_command(key: &Node) -> bool {
+fn is_of_command(key: &YamlNode) -> bool {
     key.text().is_some_and(|key| OF_COMMAND.contains(&key))
 }
 
 /// Reads the one of `annotations`, `same_as` and `subcommands` that is given.
 fn body(
     fields: &mut Fields<'_>,
-    shared: Vec<Entry>,
+    shared: Vec<KeyValue>,
     lookup: Lookup<'_>,
     faults: &mut Faults,
     depth: usize,
-) -> Option<Written> {
-    let plain = |annotations, subcommands| Written {
+) -> Option<NormalizedCommand> {
+    let plain = |annotations, subcommands| NormalizedCommand {
         annotations,
         subcommands,
         not_annotated: None,
         help: None,
     };
     match (fields.take("annotations"), fields.take("same_as"), fields.take("subcommands")) {
-        (Some(Node { content: Content::List(items), .. }), None, None) => {
+        (Some(YamlNode { content: NodeContent::List(items), .. }), None, None) => {
             Some(plain(list(items, &shared, faults), false))
         }
         (Some(other), None, None) => {
@@ -120,12 +129,12 @@ fn body(
 }
 
 fn alias(
-    target: &Node,
-    shared: &[Entry],
+    target: &YamlNode,
+    shared: &[KeyValue],
     lookup: Lookup<'_>,
     faults: &mut Faults,
     depth: usize,
-) -> Option<Written> {
+) -> Option<NormalizedCommand> {
     let name = target.text().unwrap_or_default();
     let Some(node) = lookup(name) else {
         faults.add(target.place, format!("same_as names {name}, which has no annotation"));
@@ -148,18 +157,22 @@ fn alias(
     Some(written)
 }
 
-fn list(items: &[Node], shared: &[Entry], faults: &mut Faults) -> Vec<(Place, Vec<Entry>)> {
+fn list(
+    items: &[YamlNode],
+    shared: &[KeyValue],
+    faults: &mut Faults,
+) -> Vec<(SourcePosition, Vec<KeyValue>)> {
     let mut annotations = Vec::new();
     for item in items {
         match &item.content {
-            Content::Map(own) => annotations.push((item.place, merge(shared, own, faults))),
+            NodeContent::Map(own) => annotations.push((item.place, merge(shared, own, faults))),
             _ => faults.add(item.place, format!("an annotation is a mapping, not {}", item.kind())),
         }
     }
     annotations
 }
 
-fn merge(shared: &[Entry], own: &[Entry], faults: &mut Faults) -> Vec<Entry> {
+fn merge(shared: &[KeyValue], own: &[KeyValue], faults: &mut Faults) -> Vec<KeyValue> {
     let mut merged = own.to_vec();
     for (key, value) in shared {
         let same = merged.iter_mut().find(|(other, _)| other.text() == key.text());
@@ -175,12 +188,12 @@ fn merge(shared: &[Entry], own: &[Entry], faults: &mut Faults) -> Vec<Entry> {
 }
 
 /// Puts the items of `shared` before those of `own`.
-fn join(shared: &Node, own: &mut Node, faults: &mut Faults) {
+fn join(shared: &YamlNode, own: &mut YamlNode, faults: &mut Faults) {
     match (&shared.content, &mut own.content) {
-        (Content::List(shared), Content::List(own)) => {
+        (NodeContent::List(shared), NodeContent::List(own)) => {
             own.splice(0..0, shared.iter().cloned());
         }
-        (Content::List(_), _) => {} // reported when it is read
+        (NodeContent::List(_), _) => {} // reported when it is read
         _ => faults.add(shared.place, format!("a list is needed here, not {}", shared.kind())),
     }
 }

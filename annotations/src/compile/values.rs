@@ -2,12 +2,12 @@
 
 use super::Compiler;
 use super::fields::{Fields, alike};
-use crate::document::{Content, Node, Place};
+use crate::document::{NodeContent, SourcePosition, YamlNode};
 use crate::invocation::{
     BehindMerge, CurrentDir, FileAttribute, FileKind, LineEnds, StatusRule, TerminalUse,
     ToolVersion,
 };
-use crate::model::{Cases, Conditional, Joiner, Keep, Size, Subject, ValueType};
+use crate::model::{Arity, Cases, Conditional, Joiner, KeptOptions, Subject, ValueType};
 
 const TYPES: [(&str, ValueType); 8] = [
     ("string", ValueType::Text),
@@ -44,11 +44,11 @@ const ATTRIBUTES: [(&str, FileAttribute); 11] = [
 
 impl Compiler<'_> {
     /// A word that is not empty.
-    pub(super) fn word(&mut self, node: &Node, what: &str) -> Option<String> {
+    pub(super) fn word(&mut self, node: &YamlNode, what: &str) -> Option<String> {
         match node.text() {
             Some(text) => Some(text.to_owned()),
             None => {
-                let hint = if matches!(node.content, Content::Null) {
+                let hint = if matches!(node.content, NodeContent::Null) {
                     " (quote null if it is meant as a word)"
                 } else {
                     ""
@@ -61,22 +61,26 @@ impl Compiler<'_> {
     }
 
     /// One word or a list of words.
-    pub(super) fn words(&mut self, node: &Node, what: &str) -> Vec<String> {
+    pub(super) fn words(&mut self, node: &YamlNode, what: &str) -> Vec<String> {
         self.placed_words(node, what).into_iter().map(|(word, _)| word).collect()
     }
 
-    pub(super) fn placed_words(&mut self, node: &Node, what: &str) -> Vec<(String, Place)> {
+    pub(super) fn placed_words(
+        &mut self,
+        node: &YamlNode,
+        what: &str,
+    ) -> Vec<(String, SourcePosition)> {
         let nodes = match &node.content {
-            Content::List(items) => items.as_slice(),
+            NodeContent::List(items) => items.as_slice(),
             _ => std::slice::from_ref(node),
         };
         nodes.iter().filter_map(|node| Some((self.word(node, what)?, node.place))).collect()
     }
 
     /// A list of words, never a single one.
-    pub(super) fn word_list(&mut self, node: &Node, what: &str) -> Vec<String> {
+    pub(super) fn word_list(&mut self, node: &YamlNode, what: &str) -> Vec<String> {
         match &node.content {
-            Content::List(_) => self.words(node, what),
+            NodeContent::List(_) => self.words(node, what),
             _ => {
                 self.faults.add(node.place, format!("a list is needed here, not {}", node.kind()));
                 Vec::new()
@@ -84,7 +88,7 @@ impl Compiler<'_> {
         }
     }
 
-    pub(super) fn number(&mut self, node: &Node) -> Option<usize> {
+    pub(super) fn number(&mut self, node: &YamlNode) -> Option<usize> {
         let number = node.text().and_then(|text| text.parse().ok());
         if number.is_none() {
             self.faults.add(node.place, "a number is needed here");
@@ -93,7 +97,7 @@ impl Compiler<'_> {
     }
 
     /// Plain true or false.
-    pub(super) fn flag(&mut self, node: Option<&Node>) -> bool {
+    pub(super) fn flag(&mut self, node: Option<&YamlNode>) -> bool {
         match node.map(|node| (node.text(), node.place)) {
             None | Some((Some("false"), _)) => false,
             Some((Some("true"), _)) => true,
@@ -107,7 +111,7 @@ impl Compiler<'_> {
     /// One of a few words.
     pub(super) fn choice<T: Clone>(
         &mut self,
-        node: &Node,
+        node: &YamlNode,
         what: &str,
         choices: &[(&str, T)],
     ) -> Option<T> {
@@ -127,37 +131,37 @@ impl Compiler<'_> {
         None
     }
 
-    pub(super) fn value_type(&mut self, node: &Node) -> Option<ValueType> {
+    pub(super) fn value_type(&mut self, node: &YamlNode) -> Option<ValueType> {
         self.choice(node, "type", &TYPES)
     }
 
-    pub(super) fn size(&mut self, node: &Node) -> Size {
+    pub(super) fn size(&mut self, node: &YamlNode) -> Arity {
         let text = node.text().unwrap_or_default();
         let inside = |name: &str| text.strip_prefix(name)?.strip_prefix('(')?.strip_suffix(')');
         match text {
-            "0" => return Size::Nothing,
-            "1" => return Size::One,
-            "optional" => return Size::Optional,
-            "list" => return Size::List,
+            "0" => return Arity::Nothing,
+            "1" => return Arity::One,
+            "optional" => return Arity::Optional,
+            "list" => return Arity::List,
             _ => {}
         }
         if let Some(count) = inside("specific_size").and_then(|count| count.trim().parse().ok())
             && count > 0
         {
-            return Size::Exactly(count);
+            return Arity::Exactly(count);
         }
         if let Some(ends) = inside("until") {
             let ends = ends.split(',').map(|end| end.trim().trim_matches(['"', '\'']).to_owned());
-            return Size::Until(ends.collect());
+            return Arity::Until(ends.collect());
         }
         self.faults.add(
             node.place,
             format!("bad size {text}; it is 1, optional, specific_size(n) or list"),
         );
-        Size::One
+        Arity::One
     }
 
-    pub(super) fn current_dir(&mut self, node: &Node) -> Cases<CurrentDir> {
+    pub(super) fn current_dir(&mut self, node: &YamlNode) -> Cases<CurrentDir> {
         let choices = [
             ("reads", CurrentDir::Reads),
             ("true", CurrentDir::Reads),
@@ -169,7 +173,7 @@ impl Compiler<'_> {
         })
     }
 
-    pub(super) fn weight(&mut self, node: &Node) -> Cases<f64> {
+    pub(super) fn weight(&mut self, node: &YamlNode) -> Cases<f64> {
         self.cases(node, &mut |compiler, node| match node.text() {
             Some("true") => Some(0.5),
             Some("false") => Some(1.0),
@@ -187,12 +191,12 @@ impl Compiler<'_> {
         })
     }
 
-    pub(super) fn status(&mut self, node: &Node) -> Cases<StatusRule> {
+    pub(super) fn status(&mut self, node: &YamlNode) -> Cases<StatusRule> {
         let choices = [("maximum", StatusRule::Maximum), ("grep", StatusRule::Grep)];
         self.cases(node, &mut |compiler, node| compiler.choice(node, "status rule", &choices))
     }
 
-    pub(super) fn line_ends(&mut self, node: &Node) -> Cases<LineEnds> {
+    pub(super) fn line_ends(&mut self, node: &YamlNode) -> Cases<LineEnds> {
         let choices = [
             ("unknown", LineEnds::Unknown),
             ("as_input", LineEnds::AsInput),
@@ -201,7 +205,7 @@ impl Compiler<'_> {
         self.cases(node, &mut |compiler, node| compiler.choice(node, "end of lines", &choices))
     }
 
-    pub(super) fn terminal(&mut self, node: &Node) -> Cases<TerminalUse> {
+    pub(super) fn terminal(&mut self, node: &YamlNode) -> Cases<TerminalUse> {
         let choices = [
             ("plain", TerminalUse::Plain),
             ("output", TerminalUse::Output),
@@ -210,7 +214,7 @@ impl Compiler<'_> {
         self.cases(node, &mut |compiler, node| compiler.choice(node, "use of a terminal", &choices))
     }
 
-    pub(super) fn tool_version(&mut self, node: &Node) -> Cases<ToolVersion> {
+    pub(super) fn tool_version(&mut self, node: &YamlNode) -> Cases<ToolVersion> {
         let choices = [
             ("same", ToolVersion::Same),
             ("compatible", ToolVersion::Compatible),
@@ -219,21 +223,21 @@ impl Compiler<'_> {
         self.cases(node, &mut |compiler, node| compiler.choice(node, "version policy", &choices))
     }
 
-    pub(super) fn aggregator(&mut self, node: &Node) -> Cases<Joiner> {
+    pub(super) fn aggregator(&mut self, node: &YamlNode) -> Cases<Joiner> {
         self.cases(node, &mut |compiler, node| match node.text() {
             Some(_) => compiler.choice(node, "aggregator", &AGGREGATORS),
             None => compiler.joining_command(node),
         })
     }
 
-    pub(super) fn behind_merge(&mut self, node: &Node) -> Cases<BehindMerge> {
+    pub(super) fn behind_merge(&mut self, node: &YamlNode) -> Cases<BehindMerge> {
         let choices = [("same", BehindMerge::Same), ("counted", BehindMerge::Counted)];
         self.cases(node, &mut |compiler, node| {
             compiler.choice(node, "way behind a merge", &choices)
         })
     }
 
-    fn joining_command(&mut self, node: &Node) -> Option<Joiner> {
+    fn joining_command(&mut self, node: &YamlNode) -> Option<Joiner> {
         let mut fields = Fields::of(node, "an aggregator", self.faults)?;
         let words = fields
             .take("command")
@@ -243,16 +247,16 @@ impl Compiler<'_> {
             self.faults.add(node.place, "an aggregator has a command");
         }
         let keep = match fields.take("keep") {
-            None => Keep::Nothing,
-            Some(keep) if keep.text() == Some("options") => Keep::Options,
-            Some(keep) => Keep::Only(self.option_numbers(keep)),
+            None => KeptOptions::Nothing,
+            Some(keep) if keep.text() == Some("options") => KeptOptions::Options,
+            Some(keep) => KeptOptions::Only(self.option_numbers(keep)),
         };
         let drops = fields.take("drops").map(|node| self.option_numbers(node)).unwrap_or_default();
         fields.finish(self.faults);
         Some(Joiner::Merge { words, keep, drops })
     }
 
-    fn option_numbers(&mut self, node: &Node) -> Vec<usize> {
+    fn option_numbers(&mut self, node: &YamlNode) -> Vec<usize> {
         let mut numbers = Vec::new();
         for (name, place) in self.placed_words(node, "a flag") {
             match self.subject(&name, place) {
@@ -269,17 +273,17 @@ impl Compiler<'_> {
     /// A list whose items are plain, or mappings with `is` and a guard.
     pub(super) fn mixed_list<T>(
         &mut self,
-        node: &Node,
-        parse: &mut dyn FnMut(&mut Self, &Node) -> Option<T>,
+        node: &YamlNode,
+        parse: &mut dyn FnMut(&mut Self, &YamlNode) -> Option<T>,
     ) -> Vec<Conditional<T>> {
-        let Content::List(items) = &node.content else {
+        let NodeContent::List(items) = &node.content else {
             self.faults.add(node.place, format!("a list is needed here, not {}", node.kind()));
             return Vec::new();
         };
         items.iter().flat_map(|item| self.cases(item, parse).0).collect()
     }
 
-    pub(super) fn attribute(&mut self, node: &Node) -> Option<FileAttribute> {
+    pub(super) fn attribute(&mut self, node: &YamlNode) -> Option<FileAttribute> {
         self.choice(node, "file attribute", &ATTRIBUTES)
     }
 }
