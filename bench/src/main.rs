@@ -20,25 +20,25 @@ use clap::{Parser, Subcommand};
 
 /// Measures posh.
 #[derive(Debug, Parser)]
-struct Arguments {
+struct BenchArguments {
     #[command(subcommand)]
-    task: Task,
+    task: BenchTask,
 }
 
 #[derive(Debug, Subcommand)]
-enum Task {
+enum BenchTask {
     /// Cost of posh itself: per command, per stage, per byte, in memory and at the start.
-    Overhead(overhead::Options),
+    Overhead(overhead::OverheadOptions),
     /// Effect of one identity's or a stranger's abuse on another identity: its latencies beside
     /// each kind of abuse.
-    Fairness(fairness::Options),
+    Fairness(fairness::FairnessOptions),
     /// Abuses an executor until it is killed.
     #[command(hide = true)]
-    Abuse(fairness::abuse::Options),
+    Abuse(fairness::abuse::AbuseOptions),
     /// The table: workloads over an emulated link, under bash, ssh, GNU parallel and posh.
-    Table(table::Options),
+    Table(table::TableOptions),
     /// Delay of each shape of processes and pipes, beyond bash (docs/waits.md).
-    Shapes(shapes::Options),
+    Shapes(shapes::ShapesOptions),
     /// Reads standard input slowly and checks that parts come whole and in order.
     #[command(hide = true)]
     Consume {
@@ -63,15 +63,15 @@ enum Task {
 }
 
 fn main() -> Result<ExitCode> {
-    match Arguments::parse().task {
-        Task::Overhead(options) => overhead::run(&options)?,
-        Task::Fairness(options) => return fairness::run(&options),
-        Task::Abuse(options) => fairness::abuse::run(&options)?,
-        Task::Table(options) => table::run(&options)?,
-        Task::Shapes(options) => shapes::run(&options)?,
-        Task::Consume { parts, part_bytes } => pump::consume(parts, part_bytes)?,
-        Task::Discard => pump::discard()?,
-        Task::Tcp { from, to } => pump::tcp(&from, &to)?,
+    match BenchArguments::parse().task {
+        BenchTask::Overhead(options) => overhead::run(&options)?,
+        BenchTask::Fairness(options) => return fairness::run(&options),
+        BenchTask::Abuse(options) => fairness::abuse::run(&options)?,
+        BenchTask::Table(options) => table::run(&options)?,
+        BenchTask::Shapes(options) => shapes::run(&options)?,
+        BenchTask::Consume { parts, part_bytes } => pump::consume(parts, part_bytes)?,
+        BenchTask::Discard => pump::discard()?,
+        BenchTask::Tcp { from, to } => pump::tcp(&from, &to)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use posh_integration::oracle::{Door, Script, Under};
 
 use crate::sample::Samples;
-use crate::site::Site;
+use crate::site::BenchSite;
 
 /// File for a script's times.
 const TIMES: &str = "/tmp/times";
@@ -35,7 +35,7 @@ pub struct Paired<'a> {
 
 /// Times of paired runs, milliseconds: one median per run.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct PairedTimes {
     /// Under bash alone.
     pub bash: Samples,
     /// Under posh.
@@ -46,7 +46,7 @@ pub struct Outcome {
 
 impl Paired<'_> {
     /// Runs all rounds; which of the two begins alternates.
-    pub fn run(&self, site: &Site) -> Result<Outcome> {
+    pub fn run(&self, site: &BenchSite) -> Result<PairedTimes> {
         let (mut bash, mut posh) = (Vec::new(), Vec::new());
         for round in 0..self.rounds {
             for turn in 0..2 {
@@ -59,11 +59,11 @@ impl Paired<'_> {
         }
         let extra = posh.iter().zip(&bash).map(|(posh, bash)| posh - bash).collect();
         let samples = |values| Samples::new(values).context("no round was run");
-        Ok(Outcome { bash: samples(bash)?, posh: samples(posh)?, extra: samples(extra)? })
+        Ok(PairedTimes { bash: samples(bash)?, posh: samples(posh)?, extra: samples(extra)? })
     }
 
     /// The median of one run's commands, milliseconds.
-    fn once(&self, site: &Site, under: Under) -> Result<f64> {
+    fn once(&self, site: &BenchSite, under: Under) -> Result<f64> {
         let script = Script::new(self.text()).door(self.door);
         let mut command = script.command(site.host(), under);
         // /dev/null: posh treats pipes and files differently.

@@ -13,7 +13,7 @@ use crate::sample::{Samples, Summary};
 /// Target of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub enum FigureTarget {
     /// Not more than this.
     AtMost(f64),
     /// Not less than this.
@@ -29,8 +29,8 @@ pub struct Measurement {
     pub what: String,
     /// Unit of all its numbers.
     pub unit: &'static str,
-    /// See [`Target`].
-    pub target: Target,
+    /// See [`FigureTarget`].
+    pub target: FigureTarget,
     /// Statistics of the samples.
     pub summary: Summary,
     /// Number of samples.
@@ -41,7 +41,7 @@ pub struct Measurement {
 
 /// All of a benchmark.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// Its name.
     pub benchmark: &'static str,
     /// Method of the measurement.
@@ -54,10 +54,10 @@ pub struct Report {
     pub measurements: Vec<Measurement>,
 }
 
-impl Report {
+impl BenchReport {
     /// An empty report.
-    pub fn new(benchmark: &'static str, method: &'static str) -> Report {
-        Report {
+    pub fn new(benchmark: &'static str, method: &'static str) -> BenchReport {
+        BenchReport {
             benchmark,
             method,
             machine: Machine::describe(),
@@ -71,7 +71,7 @@ impl Report {
         &mut self,
         what: impl Into<String>,
         unit: &'static str,
-        target: Target,
+        target: FigureTarget,
         samples: Samples,
     ) {
         let (summary, count) = (samples.summary(), samples.count());
@@ -115,9 +115,9 @@ impl Report {
 impl Measurement {
     fn row(&self) -> [String; 5] {
         let target = match self.target {
-            Target::AtMost(bound) => format!("<= {bound}"),
-            Target::AtLeast(bound) => format!(">= {bound}"),
-            Target::None => String::new(),
+            FigureTarget::AtMost(bound) => format!("<= {bound}"),
+            FigureTarget::AtLeast(bound) => format!(">= {bound}"),
+            FigureTarget::None => String::new(),
         };
         let number = |value: f64| {
             if value.abs() < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }

@@ -15,7 +15,7 @@ use crate::sample::Samples;
 
 /// Options of `posh-bench shapes`.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct ShapesOptions {
     /// How often each shape is run under each shell.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -25,7 +25,7 @@ pub struct Options {
 }
 
 /// Prints the table.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &ShapesOptions) -> Result<()> {
     ensure!(options.rounds > 0, "no round, no median");
     let lab = Lab::start(
         &LabSpec { link: options.link, ..LabSpec::servers(1) },

@@ -25,15 +25,15 @@ const EXECUTOR_CONFIG: &str = "/run/executor.toml";
 
 /// A machine with executors; fields are dropped in this order.
 #[derive(Debug)]
-pub struct Site {
+pub struct BenchSite {
     executors: Vec<Service>,
     host: Host,
 }
 
-impl Site {
+impl BenchSite {
     /// Makes a machine with `count` executors: number N serves `/srv/sN`, which is mounted at
     /// `/mnt/sN`. No gateway runs yet.
-    pub fn start(programs: &Programs, count: usize) -> Result<Site> {
+    pub fn start(programs: &Programs, count: usize) -> Result<BenchSite> {
         let host = Host::start("bench", programs)?;
         network::raise_loopback(&host)?;
         let mut table = String::new();
@@ -57,14 +57,14 @@ impl Site {
             )?;
         }
         services::write_file(&host, CONFIG, table.as_bytes())?;
-        Ok(Site { executors, host })
+        Ok(BenchSite { executors, host })
     }
 
-    /// Like [`Site::start`], with one executor that knows its users by certificates.
-    pub fn with_certificates(programs: &Programs) -> Result<Site> {
-        let mut site = Site::start(programs, 1)?;
+    /// Like [`BenchSite::start`], with one executor that knows its users by certificates.
+    pub fn with_certificates(programs: &Programs) -> Result<BenchSite> {
+        let mut site = BenchSite::start(programs, 1)?;
         site.executors.clear();
-        let Site { executors, host } = &mut site;
+        let BenchSite { executors, host } = &mut site;
         host.must(words(
             host,
             "posh-executor",

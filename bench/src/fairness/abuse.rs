@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tonic::transport::Channel;
 use tower::ServiceExt as _;
 
-use super::client::{Run, Session, connect, place, run_of};
+use super::client::{ClientSession, RunCall, connect, place, run_of};
 use super::relay::{self, ABUSER_ADDRESS};
 use super::server::{ABUSED_EXPORT, FILE, FILES, LARGE_BYTES};
 
@@ -37,10 +37,10 @@ const MUCH_CREDIT: u64 = 64 << 20;
 
 /// Target and kind of the abuse.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Options {
+pub struct AbuseOptions {
     /// The kind of abuse.
     #[arg(long, value_enum)]
-    kind: Kind,
+    kind: AbuseKind,
     /// The executor's port on 127.0.0.1.
     #[arg(long)]
     port: u16,
@@ -54,7 +54,7 @@ pub struct Options {
 
 /// Kinds of abuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
+pub enum AbuseKind {
     /// Opens files for writing over a volume, more and more, and gives no lease back.
     KeptLeases,
     /// Messages that are small on the wire and large when they are decoded.
@@ -95,10 +95,10 @@ pub enum Kind {
     TokenGuesses,
 }
 
-impl Kind {
+impl AbuseKind {
     /// Returns true for abuse by a client without a certificate.
     pub fn is_of_a_stranger(self) -> bool {
-        matches!(self, Kind::SilentConnections | Kind::HalfHandshakes | Kind::TokenGuesses)
+        matches!(self, Self::SilentConnections | Self::HalfHandshakes | Self::TokenGuesses)
     }
 
     /// Name on the command line.
@@ -108,7 +108,7 @@ impl Kind {
 }
 
 /// Abuses without end.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &AbuseOptions) -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
@@ -140,11 +140,8 @@ struct Abuser {
 
 impl Abuser {
     /// Repeats the abuse after every refusal, until the process is killed.
-    async fn abuse(&self, kind: Kind) -> Result<()> {
-        if matches!(
-            kind,
-            Kind::SilentConnections | Kind::HalfHandshakes | Kind::TokenGuesses | Kind::Connections
-        ) {
+    async fn abuse(&self, kind: AbuseKind) -> Result<()> {
+        if kind.is_of_a_stranger() || kind == AbuseKind::Connections {
             at_work();
         }
         loop {
@@ -157,30 +154,32 @@ impl Abuser {
         }
     }
 
-    async fn once(&self, kind: Kind) -> Result<()> {
+    async fn once(&self, kind: AbuseKind) -> Result<()> {
         match kind {
-            Kind::KeptLeases => self.keep_leases().await,
-            Kind::MessageBombs => self.send_bombs().await,
-            Kind::HalfMessages => self.send_halves().await,
-            Kind::Views => self.hold_views().await,
-            Kind::VolumeCopies => self.copy().await,
-            Kind::WaitingLocks => self.wait_for_locks().await,
-            Kind::LongCommandLines => self.all(Abuser::run_long_line).await,
-            Kind::UnreadReads => self.read_nothing().await,
-            Kind::UnreadOutputs => self.leave_outputs().await,
-            Kind::Renewals => self.renew().await,
-            Kind::FastCalls => self.call_fast().await,
-            Kind::Connections => self.connect_on().await,
-            Kind::ForkBomb => {
+            AbuseKind::KeptLeases => self.keep_leases().await,
+            AbuseKind::MessageBombs => self.send_bombs().await,
+            AbuseKind::HalfMessages => self.send_halves().await,
+            AbuseKind::Views => self.hold_views().await,
+            AbuseKind::VolumeCopies => self.copy().await,
+            AbuseKind::WaitingLocks => self.wait_for_locks().await,
+            AbuseKind::LongCommandLines => self.all(Abuser::run_long_line).await,
+            AbuseKind::UnreadReads => self.read_nothing().await,
+            AbuseKind::UnreadOutputs => self.leave_outputs().await,
+            AbuseKind::Renewals => self.renew().await,
+            AbuseKind::FastCalls => self.call_fast().await,
+            AbuseKind::Connections => self.connect_on().await,
+            AbuseKind::ForkBomb => {
                 self.run(shell("i=0; while [ $i -lt 3000 ]; do sleep 100 & i=$((i+1)); done; wait"))
                     .await
             }
-            Kind::MemoryHog => self.run(shell("head -c 6G /dev/zero | tail")).await,
-            Kind::DiskHog => self.run(shell("head -c 4G /dev/zero > /tmp/x; rm -f /tmp/x")).await,
-            Kind::Cancellations => self.all(Abuser::cancel).await,
-            Kind::SilentConnections => self.flood(b"").await,
-            Kind::HalfHandshakes => self.flood(&[22, 3, 1, 2, 0, 1, 0, 1, 0xfc]).await,
-            Kind::TokenGuesses => self.all(Abuser::guess).await,
+            AbuseKind::MemoryHog => self.run(shell("head -c 6G /dev/zero | tail")).await,
+            AbuseKind::DiskHog => {
+                self.run(shell("head -c 4G /dev/zero > /tmp/x; rm -f /tmp/x")).await
+            }
+            AbuseKind::Cancellations => self.all(Abuser::cancel).await,
+            AbuseKind::SilentConnections => self.flood(b"").await,
+            AbuseKind::HalfHandshakes => self.flood(&[22, 3, 1, 2, 0, 1, 0, 1, 0xfc]).await,
+            AbuseKind::TokenGuesses => self.all(Abuser::guess).await,
         }
     }
 
@@ -215,7 +214,7 @@ impl Abuser {
     }
 
     async fn run(&self, spec: RunSpec) -> Result<()> {
-        let run = Run::begin(&self.channel().await?, spec).await?;
+        let run = RunCall::begin(&self.channel().await?, spec).await?;
         at_work();
         run.finish().await.map(drop)
     }
@@ -227,7 +226,7 @@ impl Abuser {
     async fn cancel(self) -> Result<()> {
         let channel = self.channel().await?;
         loop {
-            let mut run = Run::begin(&channel, shell("sleep 10")).await?;
+            let mut run = RunCall::begin(&channel, shell("sleep 10")).await?;
             let _ = run.output.message().await?;
         }
     }
@@ -242,7 +241,7 @@ impl Abuser {
 
     async fn keep_leases(&self) -> Result<()> {
         let channel = self.channel().await?;
-        let mut session = Session::open(&channel, ABUSED_EXPORT).await?;
+        let mut session = ClientSession::open(&channel, ABUSED_EXPORT).await?;
         session.call(op::Kind::Settle(true)).await?;
         for number in (0..FILES).cycle() {
             let file = session.find(&format!("g{number}")).await?;
@@ -303,7 +302,7 @@ impl Abuser {
         for number in 0..MANY {
             let spec =
                 run_of(&["tail", "-f", FILE], ABUSED_EXPORT, &format!("{MOUNT}{number}"), 1 << 20);
-            let mut run = Run::begin(&channel, spec).await?;
+            let mut run = RunCall::begin(&channel, spec).await?;
             let first = run.output.message().await?.and_then(|message| message.kind);
             if let Some(run_output::Kind::Rejected(rejected)) = first {
                 at_work();
@@ -319,7 +318,7 @@ impl Abuser {
 
     async fn copy(&self) -> Result<()> {
         let channel = self.channel().await?;
-        let mut session = Session::open(&channel, ABUSED_EXPORT).await?;
+        let mut session = ClientSession::open(&channel, ABUSED_EXPORT).await?;
         let (from, to) = (session.find("large").await?, session.find("copy").await?);
         /// `FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE`.
         const HOLE: u32 = 3;
@@ -341,7 +340,7 @@ impl Abuser {
 
     async fn wait_for_locks(&self) -> Result<()> {
         let channel = self.channel().await?;
-        let mut session = Session::open(&channel, ABUSED_EXPORT).await?;
+        let mut session = ClientSession::open(&channel, ABUSED_EXPORT).await?;
         let file = session.find(FILE).await?;
         let mut handles = Vec::new();
         for _ in 0..2 {
@@ -378,7 +377,7 @@ impl Abuser {
         let mut kept = Vec::new();
         for _ in 0..4 {
             let channel = self.channel().await?;
-            let mut session = Session::open(&channel, ABUSED_EXPORT).await?;
+            let mut session = ClientSession::open(&channel, ABUSED_EXPORT).await?;
             let file = session.find("large").await?;
             let parts: Vec<(u64, u64)> = (0..8).map(|part| (part << 20, 64 << 20)).collect();
             let mut replies = Vec::new();
@@ -402,7 +401,7 @@ impl Abuser {
         let mut kept = Vec::new();
         for _ in 0..MANY {
             let spec = run_of(&["cat", "/dev/zero"], ABUSED_EXPORT, MOUNT, MUCH_CREDIT);
-            kept.push(Run::begin(&channel, spec).await?);
+            kept.push(RunCall::begin(&channel, spec).await?);
         }
         at_work();
         sleep(Duration::from_secs(5)).await;

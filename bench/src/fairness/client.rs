@@ -62,13 +62,13 @@ pub fn run_of(argv: &[&str], export: &str, mounted_at: &str, credit_bytes: u64) 
 }
 
 /// A running call of `Run`.
-pub struct Run {
+pub struct RunCall {
     /// Ends the call when dropped.
     _input: mpsc::Sender<RunInput>,
     pub output: Streaming<RunOutput>,
 }
 
-impl Run {
+impl RunCall {
     pub async fn begin(channel: &Channel, spec: RunSpec) -> Result<Self> {
         let (input, messages) = mpsc::channel(QUEUE);
         input.send(RunInput { kind: Some(run_input::Kind::Spec(spec)) }).await?;
@@ -96,7 +96,7 @@ impl Run {
 }
 
 /// A session of a volume.
-pub struct Session {
+pub struct ClientSession {
     client: VolumeClient<Channel>,
     name: Bytes,
     pub root: FileId,
@@ -105,7 +105,7 @@ pub struct Session {
     number: u64,
 }
 
-impl Session {
+impl ClientSession {
     pub async fn open(channel: &Channel, export: &str) -> Result<Self> {
         let mut name = [0; 16];
         std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut name)?;

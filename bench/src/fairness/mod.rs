@@ -29,10 +29,10 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use tonic::transport::Channel;
 
-use self::abuse::Kind;
-use self::client::{Run, Session, connect, place, run_of};
+use self::abuse::AbuseKind;
+use self::client::{ClientSession, RunCall, connect, place, run_of};
 use self::idle_group::IdleGroup;
-use self::server::{ABUSER, CONTENT, FILE, OTHER, OTHER_EXPORT, Server};
+use self::server::{ABUSER, CONTENT, FILE, FairnessServer, OTHER, OTHER_EXPORT};
 use crate::machine::Machine;
 
 /// Mount point of the other identity's export.
@@ -50,10 +50,10 @@ const MAX_PEAK_MIB: u64 = 256;
 
 /// Selection and extent of the measurement.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Options {
+pub struct FairnessOptions {
     /// Only this kind (may be repeated).
     #[arg(long = "only", value_enum, value_name = "KIND")]
-    only: Vec<Kind>,
+    only: Vec<AbuseKind>,
     /// Samples of each figure at most.
     #[arg(long, default_value_t = 500)]
     samples: usize,
@@ -66,9 +66,9 @@ pub struct Options {
 }
 
 /// Prints the table; fails if a bound is exceeded.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &FairnessOptions) -> Result<ExitCode> {
     let programs = Programs::beside_this()?;
-    let kinds = if options.only.is_empty() { Kind::value_variants() } else { &options.only };
+    let kinds = if options.only.is_empty() { AbuseKind::value_variants() } else { &options.only };
     let mut table = String::from(HEAD);
     print!("{HEAD}");
     let mut missed = Vec::new();
@@ -143,7 +143,7 @@ fn p99(samples: &mut [Duration]) -> Option<f64> {
 }
 
 struct Measured {
-    kind: Kind,
+    kind: AbuseKind,
     run: [Option<f64>; 2],
     volume: [Option<f64>; 2],
     connecting: [Option<f64>; 2],
@@ -185,8 +185,8 @@ impl Measured {
     }
 }
 
-fn measure(kind: Kind, programs: &Path, options: &Options) -> Result<Measured> {
-    let server = Server::start(programs)?;
+fn measure(kind: AbuseKind, programs: &Path, options: &FairnessOptions) -> Result<Measured> {
+    let server = FairnessServer::start(programs)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let token = server.token(ABUSER)?;
     runtime.block_on(enrol::enrol(&server.host, &token, &server.credentials(ABUSER)))?;
@@ -222,7 +222,7 @@ struct Abuse {
 }
 
 impl Abuse {
-    fn begin(kind: Kind, server: &Server, token: &str) -> Result<Self> {
+    fn begin(kind: AbuseKind, server: &FairnessServer, token: &str) -> Result<Self> {
         // SCHED_IDLE (sched(7)) and an idle control group, since a real abuser has a machine of its
         // own.
         let group = IdleGroup::new().ok();
@@ -265,7 +265,7 @@ struct Other {
 }
 
 impl Other {
-    fn sample(&self, runtime: &Runtime, options: &Options) -> Result<Latencies> {
+    fn sample(&self, runtime: &Runtime, options: &FairnessOptions) -> Result<Latencies> {
         let end = Instant::now() + Duration::from_secs(options.seconds);
         let mut latencies = Latencies::default();
         let mut others = Latencies::default();
@@ -335,7 +335,7 @@ async fn in_time<T>(work: impl Future<Output = Result<T>>, what: &'static str) -
 /// A connection with a session of a volume.
 struct Connected {
     channel: Channel,
-    session: Session,
+    session: ClientSession,
     file: FileId,
     kept: Instant,
 }
@@ -343,14 +343,14 @@ struct Connected {
 impl Connected {
     async fn new(host: &TlsHost, credentials: &Path) -> Result<Self> {
         let channel = connect(host, credentials).await?;
-        let mut session = Session::open(&channel, OTHER_EXPORT).await?;
+        let mut session = ClientSession::open(&channel, OTHER_EXPORT).await?;
         let file = session.find(FILE).await?;
         Ok(Self { channel, session, file, kept: Instant::now() })
     }
 
     async fn run(&self) -> Result<()> {
         let spec = run_of(&["cat", FILE], OTHER_EXPORT, MOUNT, 1 << 20);
-        let output = Run::begin(&self.channel, spec).await?.finish().await?;
+        let output = RunCall::begin(&self.channel, spec).await?.finish().await?;
         ensure!(output == CONTENT.as_bytes(), "it printed {:?}", String::from_utf8_lossy(&output));
         Ok(())
     }
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn only_what_was_measured_and_is_small_holds() {
         let measured = |beside, errors: &[&str], peak_mib| Measured {
-            kind: Kind::Views,
+            kind: AbuseKind::Views,
             run: [Some(1.0), beside],
             volume: [Some(1.0), Some(2.0)],
             connecting: [Some(9.0), Some(9.0)],

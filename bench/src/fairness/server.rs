@@ -36,14 +36,14 @@ pub const LARGE_BYTES: u64 = 256 << 20;
 /// Timeout for the executor's start and end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-pub struct Server {
+pub struct FairnessServer {
     directory: TempDir,
     program: PathBuf,
     process: Child,
     pub host: TlsHost,
 }
 
-impl Server {
+impl FairnessServer {
     pub fn start(programs: &Path) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("posh-fairness").tempdir()?;
         // Users traverse it on the way to their exports.
@@ -100,7 +100,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for FairnessServer {
     fn drop(&mut self) {
         let pid = Pid::from_raw(self.process.id().cast_signed());
         let _ = kill(pid, Signal::SIGTERM);

@@ -16,7 +16,7 @@ use posh_proto::executor::{
 };
 use tonic::transport::Channel;
 
-use crate::report::{Report, Target};
+use crate::report::{BenchReport, FigureTarget};
 use crate::sample::Samples;
 
 /// Each round runs one command confined and one without, in turn.
@@ -42,7 +42,7 @@ impl Drop for Executor {
 }
 
 /// Measures `cat < /dev/null`, with and without confinement.
-pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
+pub fn measure(programs: &Programs, report: &mut BenchReport) -> Result<()> {
     let executor = start(programs)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut client =
@@ -63,15 +63,15 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     report.add(
         "cat < /dev/null: started by an ordinary process, until it has ended",
         MS,
-        Target::None,
+        FigureTarget::None,
         samples(bare)?,
     );
     let what = format!("the same in a runner ({})", about.confinement);
-    report.add(what, MS, Target::None, samples(confined)?);
+    report.add(what, MS, FigureTarget::None, samples(confined)?);
     report.add(
         "what confinement adds to a command",
         MS,
-        Target::AtMost(TARGET_MS),
+        FigureTarget::AtMost(TARGET_MS),
         samples(extra)?,
     );
     Ok(())

@@ -5,15 +5,15 @@ use posh_integration::oracle::Door;
 use posh_integration::programs::Programs;
 
 use crate::paired::Paired;
-use crate::report::{Report, Target};
-use crate::site::Site;
+use crate::report::{BenchReport, FigureTarget};
+use crate::site::BenchSite;
 
 const ROUNDS: usize = 10;
 const MS: &str = "ms";
 
 /// A local command, a local pipeline, offloaded commands.
-pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
-    let site = Site::start(programs, 1)?;
+pub fn measure(programs: &Programs, report: &mut BenchReport) -> Result<()> {
+    let site = BenchSite::start(programs, 1)?;
     site.file("empty", 0)?;
     site.file("small", 4096)?;
     for door in Door::ALL {
@@ -31,29 +31,34 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
 }
 
 /// Limits of the extra time of a local command, and of a stage of a local pipeline.
-fn targets(door: Door) -> (Target, Target) {
+fn targets(door: Door) -> (FigureTarget, FigureTarget) {
     match door {
-        Door::Hook => (Target::AtMost(0.2), Target::AtMost(0.5)),
-        Door::Path => (Target::AtMost(1.0), Target::AtMost(2.0)),
+        Door::Hook => (FigureTarget::AtMost(0.2), FigureTarget::AtMost(0.5)),
+        Door::Path => (FigureTarget::AtMost(1.0), FigureTarget::AtMost(2.0)),
     }
 }
 
-fn local_command(site: &Site, report: &mut Report, door: Door) -> Result<()> {
+fn local_command(site: &BenchSite, report: &mut BenchReport, door: Door) -> Result<()> {
     let command = "grep root /etc/passwd > /dev/null";
     site.expect_placement(command, false)?;
     let found = Paired { door, ..small(command, 100, 2 * ROUNDS) }.run(site)?;
-    report.add(format!("local command, {}: bash", door.name()), MS, Target::None, found.bash);
+    report.add(format!("local command, {}: bash", door.name()), MS, FigureTarget::None, found.bash);
     report.add(format!("local command, {}: extra", door.name()), MS, targets(door).0, found.extra);
     Ok(())
 }
 
-fn local_pipeline(site: &Site, report: &mut Report, door: Door) -> Result<()> {
+fn local_pipeline(site: &BenchSite, report: &mut BenchReport, door: Door) -> Result<()> {
     const STAGES: f64 = 3.0;
     let command = "cat /etc/passwd | grep root | wc -l > /dev/null";
     site.expect_placement(command, false)?;
     let found = Paired { door, ..small(command, 60, ROUNDS) }.run(site)?;
     let extra = found.extra.map(|ms| ms / STAGES);
-    report.add(format!("local pipeline of 3, {}: bash", door.name()), MS, Target::None, found.bash);
+    report.add(
+        format!("local pipeline of 3, {}: bash", door.name()),
+        MS,
+        FigureTarget::None,
+        found.bash,
+    );
     report.add(
         format!("local pipeline of 3, {}: extra per stage", door.name()),
         MS,
@@ -63,11 +68,16 @@ fn local_pipeline(site: &Site, report: &mut Report, door: Door) -> Result<()> {
     Ok(())
 }
 
-fn offloaded(site: &Site, report: &mut Report, what: &str, command: &str) -> Result<()> {
+fn offloaded(site: &BenchSite, report: &mut BenchReport, what: &str, command: &str) -> Result<()> {
     site.expect_placement(command, true)?;
     let found = small(command, 60, ROUNDS).run(site)?;
-    report.add(format!("{what}: bash, here"), MS, Target::None, found.bash);
-    report.add(format!("{what}: posh, offloaded, in all"), MS, Target::AtMost(6.0), found.posh);
+    report.add(format!("{what}: bash, here"), MS, FigureTarget::None, found.bash);
+    report.add(
+        format!("{what}: posh, offloaded, in all"),
+        MS,
+        FigureTarget::AtMost(6.0),
+        found.posh,
+    );
     Ok(())
 }
 

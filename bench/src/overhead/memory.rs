@@ -9,21 +9,21 @@ use posh_integration::oracle::{SCRIPT_LIMIT, collect};
 use posh_integration::programs::Programs;
 
 use crate::machine::{field, kib};
-use crate::report::{Report, Target};
+use crate::report::{BenchReport, FigureTarget};
 use crate::sample::Samples;
-use crate::site::Site;
+use crate::site::BenchSite;
 
 const PARTS: u64 = 8;
 const PART_BYTES: u64 = 1 << 30;
 const UNIT: &str = "MiB";
-const LOADED: Target = Target::AtMost(160.0);
-const IDLE: Target = Target::AtMost(32.0);
+const LOADED: FigureTarget = FigureTarget::AtMost(160.0);
+const IDLE: FigureTarget = FigureTarget::AtMost(32.0);
 /// Pause after the work: memory that is freed by then is not held by an idle service.
 const REST: Duration = Duration::from_secs(2);
 
 /// Peak and idle memory of gateway and executor.
-pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
-    let site = Site::start(programs, 1)?;
+pub fn measure(programs: &Programs, report: &mut BenchReport) -> Result<()> {
+    let site = BenchSite::start(programs, 1)?;
     let mut words = String::new();
     for number in 1..=PARTS {
         // A sparse file of zeros: 8 GiB of data would not fit into every machine's memory.
@@ -54,7 +54,7 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
 }
 
 /// Joins all parts into a reader that is slower than their writers.
-fn join_eight(site: &Site, words: &str) -> Result<()> {
+fn join_eight(site: &BenchSite, words: &str) -> Result<()> {
     let reader = site.host().programs().join("posh-bench");
     let text = format!(
         "cat{words} | {} consume --parts {PARTS} --part-bytes {PART_BYTES}",

@@ -15,7 +15,7 @@ use std::time::Instant;
 use anyhow::Result;
 use posh_integration::programs::Programs;
 
-use crate::report::Report;
+use crate::report::BenchReport;
 
 const METHOD: &str = "One machine in namespaces of its own with a gateway and executors on its \
                       loopback interface; exports are bind mounts of a tmpfs. Commands are timed \
@@ -26,10 +26,10 @@ const METHOD: &str = "One machine in namespaces of its own with a gateway and ex
 
 /// Selection and output of the measurement.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Options {
+pub struct OverheadOptions {
     /// Only this part (may be repeated).
     #[arg(long = "only", value_enum, value_name = "PART")]
-    only: Vec<Part>,
+    only: Vec<OverheadPart>,
     /// Where the figures go as JSON.
     #[arg(
         long,
@@ -41,7 +41,7 @@ pub struct Options {
 
 /// One part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum OverheadPart {
     /// Commands and stages that stay here, and small ones that do not.
     Latency,
     /// Bytes per second through one connection.
@@ -58,38 +58,38 @@ enum Part {
     Confinement,
 }
 
-impl Part {
-    const ALL: [Part; 7] = [
-        Part::Latency,
-        Part::Throughput,
-        Part::Tls,
-        Part::Memory,
-        Part::Setup,
-        Part::Start,
-        Part::Confinement,
+impl OverheadPart {
+    const ALL: [OverheadPart; 7] = [
+        OverheadPart::Latency,
+        OverheadPart::Throughput,
+        OverheadPart::Tls,
+        OverheadPart::Memory,
+        OverheadPart::Setup,
+        OverheadPart::Start,
+        OverheadPart::Confinement,
     ];
 
-    fn measure(self, programs: &Programs, report: &mut Report) -> Result<()> {
+    fn measure(self, programs: &Programs, report: &mut BenchReport) -> Result<()> {
         match self {
-            Part::Latency => latency::measure(programs, report),
-            Part::Throughput => throughput::measure(programs, report),
-            Part::Tls => tls::measure(programs, report),
-            Part::Memory => memory::measure(programs, report),
-            Part::Setup => setup::measure(programs, report),
-            Part::Start => start::measure(programs, report),
-            Part::Confinement => confinement::measure(programs, report),
+            OverheadPart::Latency => latency::measure(programs, report),
+            OverheadPart::Throughput => throughput::measure(programs, report),
+            OverheadPart::Tls => tls::measure(programs, report),
+            OverheadPart::Memory => memory::measure(programs, report),
+            OverheadPart::Setup => setup::measure(programs, report),
+            OverheadPart::Start => start::measure(programs, report),
+            OverheadPart::Confinement => confinement::measure(programs, report),
         }
     }
 }
 
 /// Measures, prints and writes; an error if something could not be measured.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &OverheadOptions) -> Result<()> {
     let programs = Programs::beside_this()?;
     for program in ["posh", "posh-cli", "posh-gateway", "posh-executor", "posh-stage", "posh-lab"] {
         programs.find(program)?;
     }
-    let mut report = Report::new("overhead", METHOD);
-    let parts = if options.only.is_empty() { &Part::ALL[..] } else { &options.only };
+    let mut report = BenchReport::new("overhead", METHOD);
+    let parts = if options.only.is_empty() { &OverheadPart::ALL[..] } else { &options.only };
     for part in parts {
         let began = Instant::now();
         eprintln!("{part:?}");

@@ -7,16 +7,16 @@ use posh_integration::oracle::Under;
 use posh_integration::programs::Programs;
 use posh_integration::workload::{Size, Workload};
 
-use crate::report::{Report, Target};
+use crate::report::{BenchReport, FigureTarget};
 use crate::sample::Samples;
-use crate::site::{Site, local_path};
+use crate::site::{BenchSite, local_path};
 
 const ROUNDS: usize = 4;
 
 /// One figure for each application: over all its pipelines that have an offloaded command.
-pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
+pub fn measure(programs: &Programs, report: &mut BenchReport) -> Result<()> {
     let most = Workload::ALL.iter().map(|w| w.stores()).max().unwrap_or(1);
-    let site = Site::start(programs, most)?;
+    let site = BenchSite::start(programs, most)?;
     for workload in Workload::ALL {
         let mut times = Vec::new();
         for round in 0..ROUNDS {
@@ -27,12 +27,12 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
         let what = format!("setup of a pipeline: {}", workload.name());
         let samples = Samples::new(times)
             .with_context(|| format!("nothing of {} was offloaded", workload.name()))?;
-        report.add(what, "ms", Target::None, samples);
+        report.add(what, "ms", FigureTarget::None, samples);
     }
     Ok(())
 }
 
-fn setup_times(site: &Site, workload: Workload, round: usize) -> Result<Vec<f64>> {
+fn setup_times(site: &BenchSite, workload: Workload, round: usize) -> Result<Vec<f64>> {
     let name = format!("{}-{round}", workload.name());
     let stores = site.stores(&name, workload.stores())?;
     workload.generate(&stores, Size::Test)?;

@@ -9,9 +9,9 @@ use nix::unistd::Pid;
 use posh_integration::process::wait_gone;
 use posh_integration::programs::Programs;
 
-use crate::report::{Report, Target};
+use crate::report::{BenchReport, FigureTarget};
 use crate::sample::Samples;
-use crate::site::Site;
+use crate::site::BenchSite;
 
 const ROUNDS: usize = 9;
 /// Rounds with a machine of their own, whose executors have never run anything.
@@ -21,8 +21,8 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 const MS: &str = "ms";
 
 /// Measures whole processes, from outside.
-pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
-    let site = Site::start(programs, 1)?;
+pub fn measure(programs: &Programs, report: &mut BenchReport) -> Result<()> {
+    let site = BenchSite::start(programs, 1)?;
     let (mut bash, mut warm, mut cold) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         end_gateway(&site)?;
@@ -32,36 +32,36 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     }
     let mut first = Vec::new();
     for _ in 0..FRESH_ROUNDS {
-        let fresh = Site::start(programs, 1)?;
+        let fresh = BenchSite::start(programs, 1)?;
         fresh.file("empty", 0)?;
         first.push(time(&fresh, posh(&fresh, "cat /mnt/s1/empty"))?);
     }
     let samples = |values| Samples::new(values).context("no round was run");
-    report.add("bash -c true", MS, Target::None, samples(bash)?);
-    report.add("posh -c true", MS, Target::None, samples(warm)?);
-    report.add("posh -c true, no gateway runs", MS, Target::None, samples(cold)?);
+    report.add("bash -c true", MS, FigureTarget::None, samples(bash)?);
+    report.add("posh -c true", MS, FigureTarget::None, samples(warm)?);
+    report.add("posh -c true, no gateway runs", MS, FigureTarget::None, samples(cold)?);
     report.add(
         "posh -c 'cat FILE', no gateway runs, new executor",
         MS,
-        Target::None,
+        FigureTarget::None,
         samples(first)?,
     );
     Ok(())
 }
 
-fn posh(site: &Site, text: &str) -> Command {
+fn posh(site: &BenchSite, text: &str) -> Command {
     let mut command = site.host().command(site.host().programs().join("posh"));
     command.args(["-c", text]);
     command
 }
 
-fn shell(site: &Site) -> Command {
+fn shell(site: &BenchSite) -> Command {
     let mut command = site.host().command("bash");
     command.args(["-c", "true"]);
     command
 }
 
-fn time(site: &Site, mut command: Command) -> Result<f64> {
+fn time(site: &BenchSite, mut command: Command) -> Result<f64> {
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let line = format!("{command:?}");
     let began = Instant::now();
@@ -72,7 +72,7 @@ fn time(site: &Site, mut command: Command) -> Result<f64> {
     Ok(took.as_secs_f64() * 1000.0)
 }
 
-fn end_gateway(site: &Site) -> Result<()> {
+fn end_gateway(site: &BenchSite) -> Result<()> {
     let Some(pid) = site.gateway()? else { return Ok(()) };
     kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM).context("cannot end the gateway")?;
     ensure!(

@@ -10,17 +10,17 @@ use posh_integration::oracle::Door;
 use posh_integration::programs::Programs;
 
 use crate::paired::Paired;
-use crate::report::{Report, Target};
+use crate::report::{BenchReport, FigureTarget};
 use crate::sample::Samples;
-use crate::site::{Site, local_path};
+use crate::site::{BenchSite, local_path};
 
 pub(super) const SIZE_BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 5;
 pub(super) const UNIT: &str = "MB/s";
 
 /// Measures output to a file and to a pipe, and other carriers of the bytes.
-pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
-    let site = Site::start(programs, 1)?;
+pub fn measure(programs: &Programs, report: &mut BenchReport) -> Result<()> {
+    let site = BenchSite::start(programs, 1)?;
     let big = site.file("big", SIZE_BYTES)?;
     let copy = local_path("copy");
     let to_file = format!("cat {} > {}", big.display(), copy.display());
@@ -29,11 +29,11 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     ensure_equal(&site.host().path(&big), &site.host().path(&copy))?;
 
     let found = paired(&to_file, &empty).run(&site)?;
-    report.add("cat 1 GiB to a file: bash, here", UNIT, Target::None, rate(&found.bash));
+    report.add("cat 1 GiB to a file: bash, here", UNIT, FigureTarget::None, rate(&found.bash));
     report.add(
         "cat 1 GiB to a file: posh, offloaded",
         UNIT,
-        Target::AtLeast(500.0),
+        FigureTarget::AtLeast(500.0),
         rate(&found.posh),
     );
 
@@ -42,12 +42,17 @@ pub fn measure(programs: &Programs, report: &mut Report) -> Result<()> {
     let to_pipe = format!("cat {} | {} discard", big.display(), program.display());
     site.expect_placement(&to_pipe, true)?;
     let found = paired(&to_pipe, "").run(&site)?;
-    report.add("cat 1 GiB into a pipe: bash, here", UNIT, Target::None, rate(&found.bash));
-    report.add("cat 1 GiB into a pipe: posh, offloaded", UNIT, Target::None, rate(&found.posh));
+    report.add("cat 1 GiB into a pipe: bash, here", UNIT, FigureTarget::None, rate(&found.bash));
+    report.add(
+        "cat 1 GiB into a pipe: posh, offloaded",
+        UNIT,
+        FigureTarget::None,
+        rate(&found.posh),
+    );
 
     let tcp = format!("{} tcp {} {}", program.display(), big.display(), copy.display());
     let found = paired(&tcp, &empty).run(&site)?;
-    report.add("1 GiB to a file: plain TCP", UNIT, Target::None, rate(&found.bash));
+    report.add("1 GiB to a file: plain TCP", UNIT, FigureTarget::None, rate(&found.bash));
     Ok(())
 }
 

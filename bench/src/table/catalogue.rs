@@ -7,7 +7,7 @@ use super::data::{self, Making};
 
 /// How much data a run of the bench gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Size {
+pub enum DataSize {
     /// Under a minute for bash over sshfs on the `wan` link, but where the number of files is
     /// given.
     S,
@@ -17,13 +17,13 @@ pub enum Size {
     L,
 }
 
-impl Size {
+impl DataSize {
     /// `s`, `m` or `l`.
     pub fn letter(self) -> char {
         match self {
-            Size::S => 's',
-            Size::M => 'm',
-            Size::L => 'l',
+            DataSize::S => 's',
+            DataSize::M => 'm',
+            DataSize::L => 'l',
         }
     }
 }
@@ -75,7 +75,7 @@ pub struct Workload {
 
 impl Workload {
     /// Its amount of data for a size.
-    pub fn amount(&self, size: Size) -> Amount {
+    pub fn amount(&self, size: DataSize) -> Amount {
         self.amounts[size as usize]
     }
 
@@ -85,12 +85,12 @@ impl Workload {
     }
 
     /// The script's variables besides its directories.
-    pub fn variables(&self, size: Size) -> Vec<(String, String)> {
+    pub fn variables(&self, size: DataSize) -> Vec<(String, String)> {
         let application = Application::ALL.into_iter().find(|a| a.name() == self.name);
         let mut variables = application.map(Application::variables).unwrap_or_default();
         if self.name == "find-xargs" {
             // Through sshfs at 20 ms, opening all of 10,000 files takes a quarter of an hour.
-            let pattern = if size == Size::S { "*00.c" } else { "*.c" };
+            let pattern = if size == DataSize::S { "*00.c" } else { "*.c" };
             variables.push(("PATTERN".into(), pattern.into()));
         }
         variables

@@ -7,9 +7,9 @@ use posh_integration::LabError;
 use posh_integration::explain::{Pipeline, Report, Stage};
 use posh_integration::oracle::{Outcome, Under};
 
-use super::catalogue::{Size, USUAL_LIMIT_S, Workload};
-use super::place::Place;
-use super::results::{Cell, Explained, Usage};
+use super::catalogue::{DataSize, USUAL_LIMIT_S, Workload};
+use super::place::RunPlace;
+use super::results::{Cell, Explained, ProgramUsage};
 use super::system::System;
 use super::usage::Mark;
 use super::verify::Fingerprint;
@@ -23,7 +23,7 @@ const REPEAT_BUDGET_S: f64 = 15.0;
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     /// Size of the data.
-    pub size: Size,
+    pub size: DataSize,
     /// Time limit of bash over sshfs with default options.
     pub limit: Duration,
 }
@@ -53,13 +53,13 @@ pub struct Trial {
     /// Digests of its results; `None` if it did not end.
     pub fingerprint: Option<Fingerprint>,
     bytes: u64,
-    gateway: Usage,
-    executors: Usage,
+    gateway: ProgramUsage,
+    executors: ProgramUsage,
 }
 
 /// A cell whose runs are not complete.
 #[derive(Debug)]
-pub struct Open {
+pub struct OpenCell {
     /// Its workload.
     pub workload: &'static Workload,
     /// Its system.
@@ -67,10 +67,10 @@ pub struct Open {
     trials: Vec<Trial>,
 }
 
-impl Open {
+impl OpenCell {
     /// A cell without runs.
-    pub fn new(workload: &'static Workload, system: System) -> Open {
-        Open { workload, system, trials: Vec::new() }
+    pub fn new(workload: &'static Workload, system: System) -> OpenCell {
+        OpenCell { workload, system, trials: Vec::new() }
     }
 
     /// Returns true if another run is not worth its time.
@@ -85,7 +85,7 @@ impl Open {
     }
 
     /// Runs it once more.
-    pub fn run(&mut self, place: &mut Place, terms: Terms) -> Result<&Trial> {
+    pub fn run(&mut self, place: &mut RunPlace, terms: Terms) -> Result<&Trial> {
         self.trials.push(try_once(place, self.workload, self.system, terms, &[])?);
         Ok(self.trials.last().expect("one was just added"))
     }
@@ -104,7 +104,7 @@ impl Open {
 
 /// Makes one run from a fresh state; `options` are posh's.
 pub fn try_once(
-    place: &mut Place,
+    place: &mut RunPlace,
     workload: &'static Workload,
     system: System,
     terms: Terms,
@@ -136,7 +136,7 @@ pub fn try_once(
 
 /// Runs the workload again for posh's report.
 pub fn explained(
-    place: &mut Place,
+    place: &mut RunPlace,
     workload: &'static Workload,
     system: System,
     terms: Terms,
@@ -158,7 +158,7 @@ pub fn explained(
     Ok(outcome.report().clone())
 }
 
-fn explain(report: &Report, gateway: Usage, executors: Usage) -> Explained {
+fn explain(report: &Report, gateway: ProgramUsage, executors: ProgramUsage) -> Explained {
     let offloaded: Vec<&Pipeline> =
         report.pipelines.iter().filter(|p| p.stages.iter().any(Stage::is_offloaded)).collect();
     let setup_ms =

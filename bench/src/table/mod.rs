@@ -24,16 +24,16 @@ use posh_integration::network;
 use posh_integration::wire::{self, Profile};
 
 use crate::machine::{self, Machine};
-use catalogue::{ALL, ONE_COMMAND, Size, USUAL_LIMIT_S, Workload};
-use cell::{Open, Terms};
-use place::Place;
-use results::{Cell, Input, Link, Results};
+use catalogue::{ALL, DataSize, ONE_COMMAND, USUAL_LIMIT_S, Workload};
+use cell::{OpenCell, Terms};
+use place::RunPlace;
+use results::{Cell, MeasuredLink, Results, WorkloadInput};
 use system::System;
 use verify::Fingerprint;
 
 /// Selection and extent of the bench.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Options {
+pub struct TableOptions {
     /// Only these workloads; without, all of them, and the rows beside the table.
     #[arg(value_name = "WORKLOAD", value_parser = by_name)]
     workloads: Vec<&'static Workload>,
@@ -42,7 +42,7 @@ pub struct Options {
     profile: String,
     /// How much data.
     #[arg(long, value_enum, default_value = "s")]
-    size: Size,
+    size: DataSize,
     /// How often each cell is run; slow ones less often.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
     runs: u8,
@@ -74,7 +74,7 @@ fn by_name(name: &str) -> Result<&'static Workload, String> {
 }
 
 /// Runs everything, writes results and report; an error if systems gave different results.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &TableOptions) -> Result<()> {
     if options.report_only {
         return report::write_all();
     }
@@ -104,7 +104,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 struct Bench {
-    place: Place,
+    place: RunPlace,
     terms: Terms,
     order: Numbers,
     began: Instant,
@@ -112,10 +112,10 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(options: &Options, link: Profile) -> Result<Bench> {
+    fn start(options: &TableOptions, link: Profile) -> Result<Bench> {
         let between = Profile::LAN;
         let most = ALL.iter().map(|w| w.servers).max().unwrap_or(1);
-        let place = Place::start(link, between, most, options.storage.as_deref())?;
+        let place = RunPlace::start(link, between, most, options.storage.as_deref())?;
         let seed = options.seed.unwrap_or_else(seed_of_now);
         let results = Results {
             name: format!("{}-{}", options.profile.replace(':', "x"), options.size.letter()),
@@ -145,8 +145,8 @@ impl Bench {
     fn workload(&mut self, workload: &'static Workload) -> Result<()> {
         eprintln!("{}: {}", workload.name, workload.words);
         let input_bytes = self.make_input(workload)?;
-        let mut cells: Vec<Open> =
-            System::of(workload).into_iter().map(|s| Open::new(workload, s)).collect();
+        let mut cells: Vec<OpenCell> =
+            System::of(workload).into_iter().map(|s| OpenCell::new(workload, s)).collect();
         let mut expected = None;
         for round in 1..=self.results.runs {
             for index in shuffled(cells.len(), &mut self.order) {
@@ -167,7 +167,12 @@ impl Bench {
     }
 
     /// Runs a cell once. A fault is recorded, and reported at the end of the bench.
-    fn run(&mut self, cell: &mut Open, round: usize, expected: &mut Option<(System, Fingerprint)>) {
+    fn run(
+        &mut self,
+        cell: &mut OpenCell,
+        round: usize,
+        expected: &mut Option<(System, Fingerprint)>,
+    ) {
         let (name, system) = (cell.workload.name, cell.system);
         self.results.order.push(format!("{name} {}", system.name()));
         if self.began.elapsed() > LONG_RUNS_UNTIL {
@@ -193,7 +198,7 @@ impl Bench {
         }
     }
 
-    fn close(&mut self, cell: Open) {
+    fn close(&mut self, cell: OpenCell) {
         let (workload, system) = (cell.workload, cell.system);
         // A run that exceeded its limit would exceed it again.
         let explain = system.is_posh() && !cell.is_limited();
@@ -225,7 +230,7 @@ impl Bench {
             (files, bytes) = (files + extent.0, bytes + extent.1);
         }
         let (name, words) = (workload.name.to_owned(), workload.words.to_owned());
-        self.results.inputs.push(Input { workload: name, words, files, bytes });
+        self.results.inputs.push(WorkloadInput { workload: name, words, files, bytes });
         Ok(bytes)
     }
 
@@ -268,12 +273,16 @@ fn difference(
 }
 
 /// Measures the link between the workstation (or a server) and a server.
-fn check(place: &Place, asked: Profile, (from, to): (Option<usize>, usize)) -> Result<Link> {
+fn check(
+    place: &RunPlace,
+    asked: Profile,
+    (from, to): (Option<usize>, usize),
+) -> Result<MeasuredLink> {
     let lab = &place.lab;
     let near = from.map_or(&lab.workstation, |number| &lab.servers[number - 1].host);
     let found = wire::check::measure(near, &lab.servers[to - 1].host, &network::addresses(to).1)?;
     eprintln!("link of {asked}: measured {found}");
-    Ok(Link {
+    Ok(MeasuredLink {
         round_trip_ms: asked.round_trip.as_secs_f64() * 1e3,
         megabits: asked.megabits,
         measured_ms: found.round_trip.as_secs_f64() * 1e3,

@@ -43,7 +43,7 @@ const READ_PARALLEL: &str = "printf x | parallel --will-cite echo";
 
 /// The laboratory and the services for one run.
 #[derive(Debug)]
-pub struct Place {
+pub struct RunPlace {
     // Dropped before the machines on which they run.
     server_mounts: Vec<(String, Service)>,
     far: Option<(Service, Service)>,
@@ -52,7 +52,7 @@ pub struct Place {
     pub lab: Lab,
 }
 
-impl Place {
+impl RunPlace {
     /// As many servers as the workloads need, with links `link`; `between` joins them to each
     /// other.
     pub fn start(
@@ -60,7 +60,7 @@ impl Place {
         between: Profile,
         servers: usize,
         storage: Option<&Path>,
-    ) -> Result<Place> {
+    ) -> Result<RunPlace> {
         let spec = LabSpec::servers(servers)
             .link(link)
             .between(between)
@@ -71,7 +71,7 @@ impl Place {
             fs::write(lab.data(number).join(WARM), "warm\n").context("cannot write to a server")?;
         }
         write_configurations(&lab)?;
-        Ok(Place { server_mounts: Vec::new(), far: None, cached_mount: None, lab })
+        Ok(RunPlace { server_mounts: Vec::new(), far: None, cached_mount: None, lab })
     }
 
     /// The workload's directory on each of its servers.

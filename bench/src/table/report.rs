@@ -330,7 +330,8 @@ fn posh_columns(results: &Results) -> String {
     for cell in &results.cells {
         let Some(posh) = &cell.posh else { continue };
         let here: usize = posh.here.iter().map(|(.., count)| count).sum();
-        let usage = |u: super::results::Usage| format!("{:.2} s, {:.0} MiB", u.cpu_s, u.peak_mib);
+        let usage =
+            |u: super::results::ProgramUsage| format!("{:.2} s, {:.0} MiB", u.cpu_s, u.peak_mib);
         let _ = writeln!(
             text,
             "| {} | {} | {} | {:.1} ms | {} | {here} | {} | {} |",

@@ -14,9 +14,9 @@ pub struct Results {
     /// Only some workloads were run.
     pub partial: bool,
     /// The link as asked for.
-    pub link: Link,
+    pub link: MeasuredLink,
     /// The link between the servers as asked for.
-    pub between: Link,
+    pub between: MeasuredLink,
     /// `s`, `m` or `l`.
     pub size: char,
     /// Intended runs of each cell.
@@ -34,7 +34,7 @@ pub struct Results {
     /// Runs in their order: `workload system`.
     pub order: Vec<String>,
     /// Input of each workload.
-    pub inputs: Vec<Input>,
+    pub inputs: Vec<WorkloadInput>,
     /// One for each workload and system.
     pub cells: Vec<Cell>,
     /// Latencies of single commands in a warm session.
@@ -61,7 +61,7 @@ pub struct Again {
 
 /// A link, requested and measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Link {
+pub struct MeasuredLink {
     /// Requested round-trip time.
     pub round_trip_ms: f64,
     /// Requested rate in each direction.
@@ -76,7 +76,7 @@ pub struct Link {
 
 /// A workload's input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Input {
+pub struct WorkloadInput {
     /// The workload.
     pub workload: String,
     /// Description.
@@ -118,14 +118,14 @@ pub struct Explained {
     /// Stages that ran on the workstation: command, reason, count.
     pub here: Vec<(String, String, usize)>,
     /// Usage in the last run.
-    pub gateway: Usage,
+    pub gateway: ProgramUsage,
     /// Usage in the last run, all executors together.
-    pub executors: Usage,
+    pub executors: ProgramUsage,
 }
 
 /// Resource usage of a program.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct Usage {
+pub struct ProgramUsage {
     /// User and system time.
     pub cpu_s: f64,
     /// Peak resident memory; of several processes, the largest.
@@ -192,7 +192,7 @@ impl Results {
 impl Results {
     /// Results with these cells only.
     pub fn of_cells(cells: Vec<Cell>) -> Results {
-        let link = Link {
+        let link = MeasuredLink {
             round_trip_ms: 20.0,
             megabits: 600,
             measured_ms: 20.0,
@@ -247,7 +247,7 @@ mod tests {
                 posh: None,
             }
         };
-        let input = |workload: &&str| Input {
+        let input = |workload: &&str| WorkloadInput {
             workload: (*workload).into(),
             words: String::new(),
             files: 0,

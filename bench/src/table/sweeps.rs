@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use posh_integration::wire::Profile;
 
-use super::catalogue::{ONE_COMMAND, Size, Workload};
+use super::catalogue::{DataSize, ONE_COMMAND, Workload};
 use super::cell::{self, Terms};
-use super::place::Place;
+use super::place::RunPlace;
 use super::results::{Latency, Split};
 use super::system::System;
 use crate::sample::Samples;
@@ -32,7 +32,7 @@ pub fn latency(megabits: u32) -> Result<Vec<Latency>> {
     let mut found = Vec::new();
     for milliseconds in ROUND_TRIPS_MS {
         let link = Profile { round_trip: Duration::from_millis(milliseconds), megabits };
-        let mut place = Place::start(link, Profile::LAN, 1, None)?;
+        let mut place = RunPlace::start(link, Profile::LAN, 1, None)?;
         let directory = place.lab.data(1).join(ONE_COMMAND.name);
         fs::create_dir(&directory).context("cannot make a directory on a server")?;
         for number in 0..COMMANDS {
@@ -54,10 +54,10 @@ pub fn latency(megabits: u32) -> Result<Vec<Latency>> {
 }
 
 /// Runs commands that each read a new file; milliseconds, timed in the shell.
-fn session(place: &mut Place, system: System) -> Result<Samples> {
+fn session(place: &mut RunPlace, system: System) -> Result<Samples> {
     const TIMES: &str = "/run/times";
     place.prepare(&ONE_COMMAND, system)?;
-    let (mut script, under) = system.script(&ONE_COMMAND, Size::S);
+    let (mut script, under) = system.script(&ONE_COMMAND, DataSize::S);
     let command = match system {
         System::SshMaster => "$SSH \"$H1\" cat \"$S1/small$i\"",
         _ => "cat \"$S1/small$i\"",
@@ -85,7 +85,7 @@ fn session(place: &mut Place, system: System) -> Result<Samples> {
 
 /// Measures one workload in one, two and four parts.
 pub fn split(
-    place: &mut Place,
+    place: &mut RunPlace,
     workload: &'static Workload,
     (terms, runs, input_bytes): (Terms, usize, u64),
 ) -> Result<Vec<Split>> {

@@ -6,7 +6,7 @@ use posh_integration::host::HOME;
 use posh_integration::oracle::{Door, Script, Under};
 use posh_integration::{Host, Lab, network};
 
-use super::catalogue::{Size, Workload};
+use super::catalogue::{DataSize, Workload};
 
 /// Directory for results on the machine of the shell that runs the script.
 pub const OUT: &str = "/home/user/out";
@@ -164,7 +164,7 @@ impl System {
     }
 
     /// The script, and the shell or posh to run it under.
-    pub fn script(self, workload: &Workload, size: Size) -> (Script, Under) {
+    pub fn script(self, workload: &Workload, size: DataSize) -> (Script, Under) {
         let text = match self {
             System::Ssh | System::SshMaster => workload.by_hand.unwrap_or_default(),
             System::Parallel => workload.parallel.unwrap_or_default(),

@@ -61,7 +61,7 @@ const NEVER_SLOWER: [(&str, &str); 3] =
 
 /// A target with the measured value.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdict {
+pub struct TargetVerdict {
     /// The compared quantity.
     pub what: String,
     /// The target.
@@ -73,7 +73,7 @@ pub struct Verdict {
 }
 
 /// Judges all targets for which this run has figures.
-pub fn judge(results: &Results) -> Vec<Verdict> {
+pub fn judge(results: &Results) -> Vec<TargetVerdict> {
     let mut verdicts = Vec::new();
     let is_far = results.link.round_trip_ms >= FAR_MS;
     for (aim, system) in AIMS.iter().flat_map(|aim| POSH.map(|system| (aim, system))) {
@@ -92,9 +92,9 @@ pub fn judge(results: &Results) -> Vec<Verdict> {
 }
 
 /// Judges a program of the workstation over a volume, by seconds.
-fn on_volume(results: &Results, workload: &str, most: f64) -> Option<Verdict> {
+fn on_volume(results: &Results, workload: &str, most: f64) -> Option<TargetVerdict> {
     let seen = results.cell(workload, "volume")?.median();
-    Some(Verdict {
+    Some(TargetVerdict {
         what: format!("{workload}, volume"),
         target: format!("≤ {most:.1} s"),
         seen: format!("{seen:.2} s"),
@@ -103,11 +103,11 @@ fn on_volume(results: &Results, workload: &str, most: f64) -> Option<Verdict> {
 }
 
 /// Judges the first read of a large file over a volume, against the rate of one TCP connection.
-fn sequential(results: &Results) -> Option<Verdict> {
+fn sequential(results: &Results) -> Option<TargetVerdict> {
     let input = results.inputs.iter().find(|input| input.workload == "read-large")?;
     let megabits = input.bytes as f64 * 8.0 / 1e6 / results.cell("read-large", "volume")?.median();
     let share = megabits / results.link.measured_back;
-    Some(Verdict {
+    Some(TargetVerdict {
         what: "read-large, volume, of what the link carries".into(),
         target: format!("≥ {:.0} %", LINK_SHARE * 100.0),
         seen: format!("{:.0} %", share * 100.0),
@@ -115,11 +115,15 @@ fn sequential(results: &Results) -> Option<Verdict> {
     })
 }
 
-fn faster(results: &Results, (workload, system): (&str, &str), factor: f64) -> Option<Verdict> {
+fn faster(
+    results: &Results,
+    (workload, system): (&str, &str),
+    factor: f64,
+) -> Option<TargetVerdict> {
     let (sshfs, posh) = (results.cell(workload, "sshfs")?, results.cell(workload, system)?);
     let ratio = sshfs.median() / posh.median();
     let least = if sshfs.limited { "at least " } else { "" };
-    Some(Verdict {
+    Some(TargetVerdict {
         what: format!("{workload}, {system}: against bash over sshfs"),
         target: if factor == 1.0 {
             "never slower".into()
@@ -141,7 +145,7 @@ fn beyond_server(
     results: &Results,
     (workload, system): (&str, &str),
     over: Over,
-) -> Option<Verdict> {
+) -> Option<TargetVerdict> {
     let (server, posh) =
         (results.cell(workload, "server")?.median(), results.cell(workload, system)?.median());
     let more = posh - server;
@@ -160,7 +164,7 @@ fn beyond_server(
             (format!("≤ +{:.0} %", most * 100.0), format!("{:+.1} %", share * 100.0), share <= most)
         }
     };
-    Some(Verdict {
+    Some(TargetVerdict {
         what: format!("{workload}, {system}: against bash on the server"),
         target,
         seen,
@@ -168,7 +172,7 @@ fn beyond_server(
     })
 }
 
-fn one_command(results: &Results, system: &str) -> Option<Verdict> {
+fn one_command(results: &Results, system: &str) -> Option<TargetVerdict> {
     let round_trip = results.link.round_trip_ms;
     let at = |system: &str| {
         let found =
@@ -179,7 +183,7 @@ fn one_command(results: &Results, system: &str) -> Option<Verdict> {
     let ssh = at("ssh-master")
         .map(|ms| format!(" (ssh over a shared connection: {ms:.1} ms)"))
         .unwrap_or_default();
-    Some(Verdict {
+    Some(TargetVerdict {
         what: format!("one small command, {system}, warm connection, {round_trip} ms{ssh}"),
         target: format!("≤ 1 round trip + {ONE_COMMAND_MS} ms"),
         seen: format!("{posh:.1} ms"),
@@ -187,10 +191,10 @@ fn one_command(results: &Results, system: &str) -> Option<Verdict> {
     })
 }
 
-fn local(results: &Results, system: &str, factor: f64) -> Option<Verdict> {
+fn local(results: &Results, system: &str, factor: f64) -> Option<TargetVerdict> {
     let ratio = results.cell("local-1000", system)?.median()
         / results.cell("local-1000", "sshfs")?.median();
-    Some(Verdict {
+    Some(TargetVerdict {
         what: format!("1,000 local commands, {system}"),
         target: format!("≤ {factor} × bash"),
         seen: format!("{ratio:.2} ×"),
@@ -198,7 +202,7 @@ fn local(results: &Results, system: &str, factor: f64) -> Option<Verdict> {
     })
 }
 
-fn never_slower(results: &Results, (system, mount): (&str, &str)) -> Option<Verdict> {
+fn never_slower(results: &Results, (system, mount): (&str, &str)) -> Option<TargetVerdict> {
     let mut slower = Vec::new();
     let mut cells =
         results.cells.iter().filter(|c| c.system == system && !is_local(&c.workload)).peekable();
@@ -210,7 +214,7 @@ fn never_slower(results: &Results, (system, mount): (&str, &str)) -> Option<Verd
             slower.push(format!("{} {ratio:.2} ×", cell.workload));
         }
     }
-    Some(Verdict {
+    Some(TargetVerdict {
         what: format!(
             "every cell of {system} against bash over {}",
             if mount == "volume" { "a volume" } else { mount }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 
-use super::results::Usage;
+use super::results::ProgramUsage;
 use crate::machine::{field, kib};
 
 /// Processor time of processes at one moment.
@@ -21,8 +21,8 @@ impl Mark {
     }
 
     /// Usage of these processes since the mark; of new ones, since their start.
-    pub fn since(&self, processes: &[u32]) -> Usage {
-        let mut usage = Usage::default();
+    pub fn since(&self, processes: &[u32]) -> ProgramUsage {
+        let mut usage = ProgramUsage::default();
         for pid in processes {
             usage.cpu_s += cpu_seconds(*pid).unwrap_or(0.0) - self.0.get(pid).unwrap_or(&0.0);
             let peak = field(&format!("/proc/{pid}/status"), "VmHWM")

@@ -10,7 +10,7 @@ use posh_integration::tree::{self, Kind};
 use sha2::{Digest, Sha256};
 
 use super::catalogue::Workload;
-use super::place::Place;
+use super::place::RunPlace;
 use super::system::{OUT, System};
 
 /// Most differences that are named.
@@ -23,7 +23,7 @@ pub struct Fingerprint(BTreeMap<String, String>);
 impl Fingerprint {
     /// Fingerprint of a run that has just ended.
     pub fn take(
-        place: &Place,
+        place: &RunPlace,
         workload: &Workload,
         system: System,
         outcome: &Outcome,
