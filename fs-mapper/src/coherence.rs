@@ -76,7 +76,7 @@ pub const KERNEL_MEMORY: Duration = Duration::from_millis(1100);
 
 /// Cache entry that a mount still shows for a removed name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
+pub enum StaleEntry {
     /// None: the name is gone from the mount too, or exists again.
     Nothing,
     /// A directory. The mount forgets it on rmdir(2) through the mount, or when the entry expires.
@@ -114,12 +114,12 @@ pub trait Coherence: Send + Sync {
     /// all changes in this module.
     fn refresh(&self, on: &MountRoot, change: &Change) -> io::Result<()>;
     /// Makes the mount forget a removed name, as far as possible without waiting.
-    fn forget_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
-        self.refresh(on, &Change::Removed(path.to_owned())).map(|()| Left::Nothing)
+    fn forget_removed(&self, on: &MountRoot, path: &Path) -> io::Result<StaleEntry> {
+        self.refresh(on, &Change::Removed(path.to_owned())).map(|()| StaleEntry::Nothing)
     }
     /// Like `forget_removed`, but as one of many names: the kernel may keep it for
     /// [`KERNEL_MEMORY`].
-    fn forget_one_of_many_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
+    fn forget_one_of_many_removed(&self, on: &MountRoot, path: &Path) -> io::Result<StaleEntry> {
         self.forget_removed(on, path)
     }
     /// Returns whether redirects may be written on the server.

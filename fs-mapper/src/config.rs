@@ -14,7 +14,7 @@ mod volume;
 pub use address::{Address, AddressFault, Login, TlsHost};
 pub(crate) use value::server_directory;
 
-pub use find::{Found, PassedOver, Scope, Search, Unusable};
+pub use find::{ConfigScope, ConfigSearch, FoundConfig, PassedOver, UnusableConfig};
 pub use mistake::{ConfigErrors, Mistake, Position};
 pub use volume::{VolumeConfig, cache_size};
 
@@ -52,12 +52,12 @@ pub struct ExecutorConfig {
     /// or others, or into files that the executor doesn't own.
     pub takes_input: bool,
     /// Source of the entry.
-    pub origin: Origin,
+    pub origin: ExecutorOrigin,
 }
 
 /// Source of an executor's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Origin {
+pub enum ExecutorOrigin {
     /// An `[[executor]]` in the file.
     Configured,
     /// An sshfs mount that the file does not name: contacted only when a command touches the mount.
@@ -156,7 +156,7 @@ pub fn credentials_directory() -> Option<PathBuf> {
 pub enum NotAllowed {
     /// Another user may have written it.
     #[error("{}: {}", .0.file.display(), .0.source)]
-    Unusable(#[from] Unusable),
+    Unusable(#[from] UnusableConfig),
     /// Forbidden keys for a directory's file, or other mistakes.
     #[error(transparent)]
     Mistakes(#[from] ConfigErrors),
@@ -181,9 +181,9 @@ fn set_variable(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-fn surrounded<T>(work: impl FnOnce(&find::Surroundings<'_>) -> T) -> T {
+fn surrounded<T>(work: impl FnOnce(&find::SearchEnvironment<'_>) -> T) -> T {
     let here = Path::new(".");
-    work(&find::Surroundings {
+    work(&find::SearchEnvironment {
         variable: &set_variable,
         here,
         etc: Path::new("/etc"),
@@ -199,7 +199,7 @@ impl Config {
 
     /// Reads and validates a found file, after checking its trust again on the descriptor that is
     /// read.
-    pub fn load_found(found: &Found) -> Result<Config, ConfigErrors> {
+    pub fn load_found(found: &FoundConfig) -> Result<Config, ConfigErrors> {
         let text =
             find::read(found, effective_user()).map_err(|why| ConfigErrors::unusable(&why))?;
         read::read(&text, &found.file, found.scope)
@@ -208,34 +208,34 @@ impl Config {
     /// Validates a text. `file` is its name in messages, and relative `annotations` start at its
     /// directory.
     pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigErrors> {
-        read::read(text, file, Scope::Own)
+        read::read(text, file, ConfigScope::Own)
     }
 
     /// Finds the file that applies when the command line names none: $POSH_CONFIG, ./mounts.toml if
     /// the user has allowed it, ~/.config/posh/mounts.toml (or below $XDG_CONFIG_HOME),
     /// /etc/posh/mounts.toml. If $POSH_CONFIG is set but unusable, returns an error, so that a
     /// wrong name is not silently ignored.
-    pub fn find() -> Result<Search, Unusable> {
+    pub fn find() -> Result<ConfigSearch, UnusableConfig> {
         surrounded(find::find)
     }
 
     /// Opens a file that the user has named. The file and every directory of its path must belong
     /// to root or the user, and be writable by nobody else.
-    pub fn named(path: &Path) -> Result<Found, Unusable> {
+    pub fn named(path: &Path) -> Result<FoundConfig, UnusableConfig> {
         find::named(path, effective_user())
     }
 
     /// Opens a directory's file, which must be allowed with its current contents.
-    pub fn allowed(path: &Path) -> Result<Found, Unusable> {
+    pub fn allowed(path: &Path) -> Result<FoundConfig, UnusableConfig> {
         surrounded(|around| find::allowed(path, around))
     }
 
     /// Allows a directory's file with its current contents, if they are valid for
-    /// [`Scope::Directory`]. Returns its path.
+    /// [`ConfigScope::Directory`]. Returns its path.
     pub fn allow(path: &Path) -> Result<PathBuf, NotAllowed> {
         let user = effective_user();
         let (file, text) = find::read_in_directory(path, user)?;
-        read::read(&text, &file, Scope::Directory)?;
+        read::read(&text, &file, ConfigScope::Directory)?;
         let register = Register::of(set_variable, user).ok_or(NotAllowed::NoHome)?;
         let kept = register.allow(&file, &allow::digest(text.as_bytes()));
         kept.map_err(|source| NotAllowed::Register { file: file.clone(), source })?;

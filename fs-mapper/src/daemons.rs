@@ -35,12 +35,12 @@ pub(crate) struct Daemon {
     pub(crate) process: Process,
     /// Command line, including the program's name.
     pub(crate) words: Vec<OsString>,
-    held: Held,
+    held: FuseDescriptors,
 }
 
 /// Connections of a process's `/dev/fuse` descriptors (fuse(4)).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum FuseDescriptors {
     /// Minor device numbers of their mounts; empty without such descriptors.
     Connections(Vec<u32>),
     /// Not shown by the kernel (before Linux 6.16), or not to us.
@@ -67,7 +67,7 @@ impl Daemons {
             }
             // A trusted process can only lose rights, and a cached command line would be read for
             // nothing.
-            let held = Held::of(&process);
+            let held = FuseDescriptors::of(&process);
             if let Ok(words) = process.strings("cmdline") {
                 found.daemons.push(Daemon { process, words, held });
             }
@@ -83,11 +83,14 @@ impl Daemons {
         names_it: &dyn Fn(&[OsString]) -> bool,
     ) -> Vec<&Daemon> {
         let holds = |daemon: &Daemon| match &daemon.held {
-            Held::Connections(numbers) => mount.device.0 == 0 && numbers.contains(&mount.device.1),
-            Held::Untold => false,
+            FuseDescriptors::Connections(numbers) => {
+                mount.device.0 == 0 && numbers.contains(&mount.device.1)
+            }
+            FuseDescriptors::Untold => false,
         };
         let is_told = self.daemons.iter().any(holds);
-        let is_named = |daemon: &Daemon| daemon.held == Held::Untold && names_it(&daemon.words);
+        let is_named =
+            |daemon: &Daemon| daemon.held == FuseDescriptors::Untold && names_it(&daemon.words);
         self.daemons
             .iter()
             .filter(|daemon| if is_told { holds(daemon) } else { is_named(daemon) })
@@ -95,13 +98,15 @@ impl Daemons {
     }
 }
 
-impl Held {
-    fn of(process: &Process) -> Held {
+impl FuseDescriptors {
+    fn of(process: &Process) -> FuseDescriptors {
         let (mut numbers, mut is_untold) = (Vec::new(), false);
         let descriptors = match fs::read_dir(process.path().join("fd")) {
             Ok(descriptors) => descriptors,
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Held::Untold,
-            Err(_) => return Held::Connections(numbers),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return FuseDescriptors::Untold;
+            }
+            Err(_) => return FuseDescriptors::Connections(numbers),
         };
         for name in descriptors.flatten().map(|entry| entry.file_name()) {
             let file = |directory: &str| format!("{directory}/{}", name.to_string_lossy());
@@ -118,7 +123,11 @@ impl Held {
                 None => is_untold = true,
             }
         }
-        if numbers.is_empty() && is_untold { Held::Untold } else { Held::Connections(numbers) }
+        if numbers.is_empty() && is_untold {
+            FuseDescriptors::Untold
+        } else {
+            FuseDescriptors::Connections(numbers)
+        }
     }
 }
 
@@ -133,8 +142,8 @@ pub(crate) mod tests {
 
     impl Daemons {
         /// As if these ran.
-        pub(crate) fn of(daemons: &[(&[&str], Held)]) -> Daemons {
-            let daemon = |(words, held): &(&[&str], Held)| Daemon {
+        pub(crate) fn of(daemons: &[(&[&str], FuseDescriptors)]) -> Daemons {
+            let daemon = |(words, held): &(&[&str], FuseDescriptors)| Daemon {
                 process: Process::own().expect("/proc"),
                 words: words.iter().map(OsString::from).collect(),
                 held: held.clone(),

@@ -81,7 +81,7 @@ impl MountInfo {
     /// Mounts that a path lookup can reach, at most one per mount point, in the kernel's order: not
     /// those under or below a later mount. Takes n log n comparisons of paths.
     pub fn visible(&self) -> Vec<&MountEntry> {
-        let tree = Tree::new(&self.entries);
+        let tree = MountTree::new(&self.entries);
         let mut reached: Vec<Option<bool>> = vec![None; self.entries.len()];
         let shown = |index: &usize| tree.is_reached(*index, &mut reached) && tree.is_top(*index);
         let shown: Vec<usize> = (0..self.entries.len()).filter(shown).collect();
@@ -127,7 +127,7 @@ impl MountWatch {
 
 /// Mounts as the kernel links them: by (parent mount, mount point). A lookup enters a mount from
 /// its parent, if no other child of the parent lies on the way.
-struct Tree<'m> {
+struct MountTree<'m> {
     entries: &'m [MountEntry],
     /// `None`: outside the list, as the root's, in a chroot of other mounts too.
     parents: Vec<Option<usize>>,
@@ -137,7 +137,7 @@ struct Tree<'m> {
     covered: Vec<bool>,
 }
 
-impl<'m> Tree<'m> {
+impl<'m> MountTree<'m> {
     fn new(entries: &'m [MountEntry]) -> Self {
         let by_id: HashMap<u32, usize> =
             entries.iter().enumerate().map(|(index, entry)| (entry.mount_id, index)).collect();

@@ -20,7 +20,7 @@ pub(crate) enum Terrain {
 
 /// A mount point.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct MountPlace {
     /// With a slash at the end.
     pub(crate) dir: Vec<u8>,
     pub(crate) terrain: Terrain,
@@ -30,9 +30,9 @@ pub(crate) struct Place {
 
 /// Knowledge about a directory.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found<'p> {
+pub(crate) enum PlaceLookup<'p> {
     /// A mount point.
-    Here(&'p Place),
+    Here(&'p MountPlace),
     /// A mount point lies below it, so it is a real directory and no symlink.
     Above,
     /// Nothing.
@@ -42,36 +42,36 @@ pub(crate) enum Found<'p> {
 /// Mount points, at most one per directory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Places {
-    sorted: Vec<Place>,
+    sorted: Vec<MountPlace>,
 }
 
 impl Places {
     /// Sorts the places; of several in one directory the first is kept.
-    pub(crate) fn new(mut places: Vec<Place>) -> Self {
+    pub(crate) fn new(mut places: Vec<MountPlace>) -> Self {
         places.sort_by(|a, b| a.dir.cmp(&b.dir));
         places.dedup_by(|later, first| later.dir == first.dir);
         Places { sorted: places }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Place> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &MountPlace> {
         self.sorted.iter()
     }
 
     /// Looks up a directory, given with a trailing slash.
-    pub(crate) fn at(&self, dir: &[u8]) -> Found<'_> {
+    pub(crate) fn at(&self, dir: &[u8]) -> PlaceLookup<'_> {
         let next = self.sorted.partition_point(|place| place.dir.as_slice() < dir);
         match self.sorted.get(next) {
-            Some(place) if place.dir == dir => Found::Here(place),
-            Some(place) if place.dir.starts_with(dir) => Found::Above,
-            _ => Found::Unknown,
+            Some(place) if place.dir == dir => PlaceLookup::Here(place),
+            Some(place) if place.dir.starts_with(dir) => PlaceLookup::Above,
+            _ => PlaceLookup::Unknown,
         }
     }
 
     /// Finds the place with the longest path that is a prefix of `dir`.
-    pub(crate) fn around(&self, dir: &[u8]) -> Option<&Place> {
+    pub(crate) fn around(&self, dir: &[u8]) -> Option<&MountPlace> {
         let mut prefix = dir;
         loop {
-            if let Found::Here(place) = self.at(prefix) {
+            if let PlaceLookup::Here(place) = self.at(prefix) {
                 return Some(place);
             }
             prefix = parent(prefix)?;
@@ -79,7 +79,7 @@ impl Places {
     }
 
     /// The places strictly below `dir`.
-    pub(crate) fn below(&self, dir: &[u8]) -> &[Place] {
+    pub(crate) fn below(&self, dir: &[u8]) -> &[MountPlace] {
         let start = self.sorted.partition_point(|place| place.dir.as_slice() <= dir);
         let count = self.sorted[start..].partition_point(|place| place.dir.starts_with(dir));
         &self.sorted[start..start + count]
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn places(dirs: &[&str]) -> Places {
-        let place = |(index, dir): (usize, &&str)| Place {
+        let place = |(index, dir): (usize, &&str)| MountPlace {
             dir: dir.as_bytes().to_vec(),
             terrain: Terrain::Local,
             index,
@@ -131,8 +131,8 @@ mod tests {
         assert_eq!(around("/mnt/logs/a/b/"), Some(2));
         assert_eq!(around("/mnt/logs-old/b/"), Some(1));
         assert_eq!(around("/mnt/logs-ol/"), Some(4));
-        assert_eq!(places.at(b"/mnt/logs.d/"), Found::Above);
-        assert_eq!(places.at(b"/mnt/log/"), Found::Unknown);
+        assert_eq!(places.at(b"/mnt/logs.d/"), PlaceLookup::Above);
+        assert_eq!(places.at(b"/mnt/log/"), PlaceLookup::Unknown);
         let below: Vec<usize> =
             places.below(b"/mnt/logs/").iter().map(|place| place.index).collect();
         assert_eq!(below, [2]);

@@ -2,7 +2,7 @@
 //! knows only a short list of paths, and errs towards "perhaps". `posh_hook::look`, which the exec
 //! hook also uses, does the check; this module selects the list from the table and encodes it.
 
-use crate::places::{Place, Places, Terrain, parent, path_of};
+use crate::places::{MountPlace, Places, Terrain, parent, path_of};
 use posh_hook::look::{self, Arena, Look, PlaceKind};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -16,29 +16,29 @@ pub struct Prefixes {
 
 impl Prefixes {
     /// Selects the table's mount points that are not local, and those mounted inside them.
-    /// `mount_id` gives the mount ID for a [`Place::index`] of `places`.
+    /// `mount_id` gives the mount ID for a [`MountPlace::index`] of `places`.
     pub(crate) fn of(
         places: &Places,
         automounts: &Places,
         mount_id: impl Fn(usize) -> Option<u32>,
     ) -> Prefixes {
-        let inside = |place: &Place| {
+        let inside = |place: &MountPlace| {
             let outer = parent(&place.dir).and_then(|dir| places.around(dir));
             outer.is_some_and(|outer| outer.terrain != Terrain::Local)
         };
         // An automounter's path comes first: it will belong to an owner.
         let awaited =
-            automounts.iter().map(|place| Place { terrain: Terrain::Owned, ..place.clone() });
+            automounts.iter().map(|place| MountPlace { terrain: Terrain::Owned, ..place.clone() });
         let needed =
             places.iter().filter(|place| place.terrain != Terrain::Local || inside(place)).cloned();
-        let is_awaited = |place: &Place| automounts.iter().any(|other| other.dir == place.dir);
+        let is_awaited = |place: &MountPlace| automounts.iter().any(|other| other.dir == place.dir);
         Prefixes::write(&Places::new(awaited.chain(needed).collect()), |place| {
             let known = place.terrain == Terrain::Owned && !is_awaited(place);
             mount_id(place.index).filter(|_| known)
         })
     }
 
-    fn write(places: &Places, mount_id: impl Fn(&Place) -> Option<u32>) -> Prefixes {
+    fn write(places: &Places, mount_id: impl Fn(&MountPlace) -> Option<u32>) -> Prefixes {
         let mut text = Vec::new();
         for place in places.iter() {
             text.push(kind(place.terrain).letter());
@@ -99,7 +99,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     fn prefixes(places: &[(&str, Terrain)]) -> Prefixes {
-        let place = |(dir, terrain): &(&str, Terrain)| Place {
+        let place = |(dir, terrain): &(&str, Terrain)| MountPlace {
             dir: dir.as_bytes().to_vec(),
             terrain: *terrain,
             index: 0,
@@ -200,7 +200,7 @@ mod tests {
         let base = dir.path().canonicalize().expect("a real path");
         symlink("/posh-t/logs/a", base.join("link")).expect("a link");
         let (inner, outer) = (dir_of(&base), dir_of(base.parent().expect("a parent")));
-        let place = |dir: &[u8], terrain| Place { dir: dir.to_vec(), terrain, index: 0 };
+        let place = |dir: &[u8], terrain| MountPlace { dir: dir.to_vec(), terrain, index: 0 };
         let logs = place(b"/posh-t/logs/", Terrain::Owned);
         let table = Places::new(vec![
             logs.clone(),

@@ -4,7 +4,7 @@
 use crate::path::{ClientPath, ExecutorName, ExportPath, MountId, joined};
 use crate::places::{Terrain, dir_of};
 use crate::table::{Mount, MountState, MountTable};
-use crate::walk::{End, LastLink, Position};
+use crate::walk::{LastLink, LookupEnd, Position};
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -153,7 +153,7 @@ impl<'t> Resolver<'t> {
     fn resolution(&self, position: Position, given: &Path) -> Resolution {
         let owner = position.index.and_then(|index| {
             let mount = &self.table.mounts[index];
-            (position.end == End::Open && position.terrain == Terrain::Owned).then_some(mount)
+            (position.end == LookupEnd::Open && position.terrain == Terrain::Owned).then_some(mount)
         });
         match owner.and_then(|mount| owned(mount, &position)) {
             Some(owned) => Resolution::Owned(owned),
@@ -162,7 +162,7 @@ impl<'t> Resolver<'t> {
     }
 
     fn reason(&self, position: &Position, given: &Path) -> LocalReason {
-        if position.end == End::TooManyLinks {
+        if position.end == LookupEnd::TooManyLinks {
             return LocalReason::TooManyLinks(given.to_path_buf());
         }
         if let Some(awaited) = self.table.absent.around(&dir_of(&position.path())) {

@@ -6,7 +6,7 @@ mod arguments;
 mod processes;
 
 use crate::config::{
-    Address, Config, ExecutorConfig, Login, MountConfig, Origin, Position, server_directory,
+    Address, Config, ExecutorConfig, ExecutorOrigin, Login, MountConfig, Position, server_directory,
 };
 use crate::daemons::Daemons;
 use crate::mountinfo::{MountEntry, MountInfo};
@@ -129,7 +129,7 @@ fn executor(
     ssh_command: Vec<String>,
 ) -> ExecutorName {
     let base = login.to_string();
-    let (address, origin) = (Address::Ssh(login), Origin::Sshfs { ssh_command });
+    let (address, origin) = (Address::Ssh(login), ExecutorOrigin::Sshfs { ssh_command });
     if let Some(same) =
         executors.iter().find(|executor| executor.address == address && executor.origin == origin)
     {

@@ -8,7 +8,7 @@ use crate::config::{Config, MountConfig};
 use crate::kind;
 use crate::mountinfo::{MountInfo, MountInfoError};
 use crate::path::{ClientPath, ExecutorName, MountId};
-use crate::places::{Place, Places, Terrain, dir_of, parent};
+use crate::places::{MountPlace, Places, Terrain, dir_of, parent};
 use crate::prefixes::Prefixes;
 use crate::resolve::{Resolution, Resolver};
 use std::ffi::OsString;
@@ -152,7 +152,7 @@ impl MountTable {
         for (index, mount) in mounts.iter_mut().enumerate() {
             mount.id = MountId(index);
         }
-        let place = |mount: &Mount| Place {
+        let place = |mount: &Mount| MountPlace {
             dir: dir_of(mount.path.as_path()),
             terrain: mount.terrain(),
             index: mount.id.index(),

@@ -4,7 +4,7 @@
 //! A directory that contains a mount point, or that getcwd(3) returned, is known to be real. Every
 //! other name on a local disk costs one readlink, which also shows if it exists.
 
-use crate::places::{Found, Place, Places, Terrain, dir_of, parent, path_of};
+use crate::places::{MountPlace, PlaceLookup, Places, Terrain, dir_of, parent, path_of};
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -24,7 +24,7 @@ pub enum LastLink {
 
 /// How a lookup ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum LookupEnd {
     /// It exists, as far as can be told without touching a mount.
     Open,
     /// A component does not exist, is not a directory, or can't be searched.
@@ -44,7 +44,7 @@ pub(crate) struct Position {
     pub(crate) terrain: Terrain,
     /// Index of the place around `dir`.
     pub(crate) index: Option<usize>,
-    pub(crate) end: End,
+    pub(crate) end: LookupEnd,
     /// The lookup followed a symlink on a local disk.
     pub(crate) through_symlink: bool,
     /// The tail contains a `..`.
@@ -62,7 +62,7 @@ impl Position {
             tail: Vec::new(),
             terrain: Terrain::Local,
             index: None,
-            end: End::Open,
+            end: LookupEnd::Open,
             through_symlink: false,
             uncertain: false,
             is_dir: true,
@@ -107,7 +107,7 @@ impl Position {
         }
     }
 
-    fn enter(&mut self, place: Option<&Place>) {
+    fn enter(&mut self, place: Option<&MountPlace>) {
         self.terrain = place.map_or(Terrain::Local, |place| place.terrain);
         self.index = place.map(|place| place.index);
     }
@@ -118,13 +118,13 @@ impl Position {
             self.uncertain = true;
             return;
         }
-        if self.end != End::Open {
+        if self.end != LookupEnd::Open {
             return;
         }
         if !self.is_dir
             && !std::fs::metadata(OsStr::from_bytes(&self.dir)).is_ok_and(|found| found.is_dir())
         {
-            self.end = End::Missing;
+            self.end = LookupEnd::Missing;
             return;
         }
         self.is_dir = true;
@@ -143,22 +143,22 @@ impl Position {
         let above = self.dir.len();
         self.dir.extend_from_slice(name);
         self.dir.push(b'/');
-        if self.end != End::Open {
+        if self.end != LookupEnd::Open {
             return;
         }
         match places.at(&self.dir) {
-            Found::Here(place) => {
+            PlaceLookup::Here(place) => {
                 self.is_dir = true;
                 self.enter(Some(place));
             }
-            Found::Above => self.is_dir = true,
-            Found::Unknown if self.terrain == Terrain::Local => {
+            PlaceLookup::Above => self.is_dir = true,
+            PlaceLookup::Unknown if self.terrain == Terrain::Local => {
                 self.is_dir = false;
                 if follow {
                     self.follow(places, above);
                 }
             }
-            Found::Unknown => {
+            PlaceLookup::Unknown => {
                 self.dir.truncate(above);
                 self.tail.extend_from_slice(name);
             }
@@ -170,7 +170,7 @@ impl Position {
     fn follow(&mut self, places: &Places, above: usize) {
         let name_end = self.dir.len() - 1;
         match std::fs::read_link(OsStr::from_bytes(&self.dir[..name_end])) {
-            Ok(_) if self.links == MAX_LINKS => self.end = End::TooManyLinks,
+            Ok(_) if self.links == MAX_LINKS => self.end = LookupEnd::TooManyLinks,
             Ok(target) => {
                 self.links += 1;
                 self.through_symlink = true;
@@ -180,7 +180,7 @@ impl Position {
             }
             // EINVAL: it exists and is not a symlink.
             Err(error) if error.kind() == ErrorKind::InvalidInput => {}
-            Err(_) => self.end = End::Missing,
+            Err(_) => self.end = LookupEnd::Missing,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use fs_mapper::{
     ExecutorName,
-    config::{Address, Config, ExecutorConfig, Origin},
+    config::{Address, Config, ExecutorConfig, ExecutorOrigin},
 };
 use posh_proto::{
     PROTOCOL_VERSION,
@@ -203,7 +203,7 @@ impl Executor {
             takes_input: config.takes_input,
             shares: Shares::default(),
             route,
-            unasked: config.origin != Origin::Configured,
+            unasked: config.origin != ExecutorOrigin::Configured,
             state: watch::Sender::new(State::Asleep),
             retry: Notify::new(),
             wanted: Notify::new(),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::Parser;
-use fs_mapper::config::{Config, Found, Search};
+use fs_mapper::config::{Config, ConfigSearch, FoundConfig};
 use posh_gateway::{Listeners, log::Log};
 use posh_proto::{
     runtime::{RuntimeDir, stage_socket},
@@ -112,14 +112,14 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     served
 }
 
-fn configuration(arguments: &Arguments) -> anyhow::Result<Found> {
+fn configuration(arguments: &Arguments) -> anyhow::Result<FoundConfig> {
     if let Some(file) = &arguments.from_directory {
         return Ok(Config::allowed(file)?);
     }
     if let Some(file) = &arguments.config {
         return Ok(Config::named(file)?);
     }
-    let Search { found, passed_over } = Config::find()?;
+    let ConfigSearch { found, passed_over } = Config::find()?;
     for why in passed_over {
         tracing::warn!("{}", escaped(&why.to_string()));
     }

@@ -12,7 +12,7 @@ pub mod tls;
 
 use std::{io, path::PathBuf, time::Duration};
 
-use fs_mapper::config::{Address, Config, ExecutorConfig, Origin, TlsHost};
+use fs_mapper::config::{Address, Config, ExecutorConfig, ExecutorOrigin, TlsHost};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -70,8 +70,8 @@ impl Route {
             address: executor.address.clone(),
             exports: config.exports_of(&executor.name),
             ssh_command: match &executor.origin {
-                Origin::Configured => config.gateway.ssh_command.clone(),
-                Origin::Sshfs { ssh_command } => ssh_command.clone(),
+                ExecutorOrigin::Configured => config.gateway.ssh_command.clone(),
+                ExecutorOrigin::Sshfs { ssh_command } => ssh_command.clone(),
             },
         }
     }

@@ -23,7 +23,7 @@ impl Coherence for Nfs {
     }
 
     fn hand_over(&self, path: &Path) -> io::Result<()> {
-        if !Options::of(path)?.close_to_open {
+        if !NfsCaching::of(path)?.close_to_open {
             let what = format!(
                 "{} is mounted with nocto: a change on the server would go unnoticed",
                 path.display()
@@ -35,7 +35,7 @@ impl Coherence for Nfs {
 
     fn refresh(&self, on: &MountRoot, change: &Change) -> io::Result<()> {
         let path = change.path();
-        let options = Options::of(path)?;
+        let options = NfsCaching::of(path)?;
         if !options.keeps_attributes && !options.keeps_names {
             return Ok(());
         }
@@ -58,7 +58,7 @@ impl Coherence for Nfs {
 
     /// An NFS client's caches are all in the kernel.
     fn renew(&self, top: &Path, _paths: &[PathBuf]) -> io::Result<()> {
-        let options = Options::of(top)?;
+        let options = NfsCaching::of(top)?;
         if options.keeps_attributes || options.keeps_names {
             kernel::drop_caches(top)?;
         }
@@ -85,7 +85,7 @@ fn forget_in_directory(on: &MountRoot, path: &Path) -> io::Result<()> {
 
 /// Caching behaviour of a mount, from its options (nfs(5)).
 #[derive(Debug, PartialEq, Eq)]
-struct Options {
+struct NfsCaching {
     /// Attributes are cached for some seconds: neither `noac` nor `actimeo=0`.
     keeps_attributes: bool,
     /// Names are cached: not `lookupcache=none`.
@@ -94,7 +94,7 @@ struct Options {
     close_to_open: bool,
 }
 
-impl Options {
+impl NfsCaching {
     fn of(path: &Path) -> io::Result<Self> {
         let info = MountInfo::read().map_err(io::Error::other)?;
         let around =
@@ -125,8 +125,8 @@ mod tests {
     fn what_the_options_say() {
         let check = |options: &str, keeps_attributes, keeps_names, close_to_open| {
             assert_eq!(
-                Options::parse(options),
-                Options { keeps_attributes, keeps_names, close_to_open },
+                NfsCaching::parse(options),
+                NfsCaching { keeps_attributes, keeps_names, close_to_open },
                 "{options}"
             );
         };

@@ -30,7 +30,7 @@
 //! - Not found: a way to make it forget the target of a replaced symlink, or the listing of a
 //!   directory whose attributes this user may not set. These entries expire, so wait.
 
-use super::{Change, Coherence, EntryKind, Left, SSHFS_MEMORY, WriteBehind, kernel, look};
+use super::{Change, Coherence, EntryKind, SSHFS_MEMORY, StaleEntry, WriteBehind, kernel, look};
 use crate::beneath::{MountRoot, look_at};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -57,8 +57,8 @@ impl Coherence for Sshfs {
             Change::FileWritten(path) => look_anew(on, path),
             Change::EntryIs(path, kind) => show_entry(on, path, kind),
             Change::ListingChanged(dir) => match forget_listing(on, dir)? {
-                Listing::Forgotten => Ok(()),
-                Listing::Kept => {
+                ListingState::Forgotten => Ok(()),
+                ListingState::Kept => {
                     sleep(SSHFS_MEMORY);
                     Ok(())
                 }
@@ -67,7 +67,7 @@ impl Coherence for Sshfs {
             // Listing it again gives the daemon the attributes of all entries in a few round trips,
             // however many there are. The kernel then asks the daemon.
             Change::EntriesChanged(dir) => {
-                if forget_listing(on, dir)? == Listing::Kept {
+                if forget_listing(on, dir)? == ListingState::Kept {
                     sleep(SSHFS_MEMORY);
                 }
                 kernel::forget_entries(on, dir)
@@ -81,18 +81,18 @@ impl Coherence for Sshfs {
         }
     }
 
-    fn forget_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
+    fn forget_removed(&self, on: &MountRoot, path: &Path) -> io::Result<StaleEntry> {
         try_to_forget(on, path)
     }
 
     // Cached names are opened in parallel, also those of one directory. Each name that is not
     // cached costs a lookup, as removing it through this mount would.
-    fn forget_one_of_many_removed(&self, on: &MountRoot, path: &Path) -> io::Result<Left> {
+    fn forget_one_of_many_removed(&self, on: &MountRoot, path: &Path) -> io::Result<StaleEntry> {
         match on.metadata(path) {
-            Ok(found) if found.is_dir() => Ok(Left::Directory),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::Nothing),
-            Ok(found) if found.is_symlink() => Ok(Left::Link),
-            _ => on.open_itself(path).map(|_| Left::Nothing),
+            Ok(found) if found.is_dir() => Ok(StaleEntry::Directory),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(StaleEntry::Nothing),
+            Ok(found) if found.is_symlink() => Ok(StaleEntry::Link),
+            _ => on.open_itself(path).map(|_| StaleEntry::Nothing),
         }
     }
 
@@ -155,25 +155,25 @@ fn list_anew(on: &MountRoot, path: &Path) -> io::Result<()> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Listing {
+enum ListingState {
     Forgotten,
     /// Only the owner may set attributes: the listing stays until it expires.
     Kept,
 }
 
 /// Setting a directory's attributes invalidates its listing.
-fn forget_listing(on: &MountRoot, dir: &Path) -> io::Result<Listing> {
+fn forget_listing(on: &MountRoot, dir: &Path) -> io::Result<ListingState> {
     match on.set_same_group(dir) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Listing::Kept),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(ListingState::Kept),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(Listing::Forgotten),
+        _ => Ok(ListingState::Forgotten),
     }
 }
 
 /// A listing that can't be invalidated may still be right about this name.
 fn forget_name_in_listing(on: &MountRoot, path: &Path) -> io::Result<()> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
-    if forget_listing(on, dir)? == Listing::Forgotten {
+    if forget_listing(on, dir)? == ListingState::Forgotten {
         return Ok(());
     }
     drop(on.open_itself(path)?);
@@ -191,17 +191,17 @@ fn forget_name_in_listing(on: &MountRoot, path: &Path) -> io::Result<()> {
 }
 
 /// Opening a removed file makes the daemon forget it. `is_free` makes the kernel look it up again.
-fn try_to_forget(on: &MountRoot, path: &Path) -> io::Result<Left> {
+fn try_to_forget(on: &MountRoot, path: &Path) -> io::Result<StaleEntry> {
     drop(on.open_itself(path)?);
     if on.is_free(path)? {
-        return Ok(Left::Nothing);
+        return Ok(StaleEntry::Nothing);
     }
     match on.metadata(path) {
-        Ok(found) if found.is_dir() => Ok(Left::Directory),
-        Ok(found) if found.is_symlink() => Ok(Left::Link),
+        Ok(found) if found.is_dir() => Ok(StaleEntry::Directory),
+        Ok(found) if found.is_symlink() => Ok(StaleEntry::Link),
         // It exists again, so the mount shows the truth.
-        Ok(_) => Ok(Left::Nothing),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::Nothing),
+        Ok(_) => Ok(StaleEntry::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(StaleEntry::Nothing),
         Err(error) => Err(error),
     }
 }
@@ -209,7 +209,7 @@ fn try_to_forget(on: &MountRoot, path: &Path) -> io::Result<Left> {
 /// Directories and symlinks have to expire.
 fn wait_until_forgotten(on: &MountRoot, path: &Path) -> io::Result<()> {
     let end = Instant::now() + SSHFS_MEMORY;
-    while try_to_forget(on, path)? != Left::Nothing && Instant::now() < end {
+    while try_to_forget(on, path)? != StaleEntry::Nothing && Instant::now() < end {
         sleep(LOOK_AGAIN);
     }
     Ok(())

@@ -21,7 +21,7 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Origin of a configuration, which limits the keys that it may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
+pub enum ConfigScope {
     /// Named by the user, or the user's or the machine's own: all keys count.
     Own,
     /// From the current directory, allowed by the user. It must not start programs, mount, or
@@ -31,31 +31,31 @@ pub enum Scope {
 
 /// A readable configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundConfig {
     /// Without symbolic links.
     pub file: PathBuf,
     /// Origin, which limits its keys.
-    pub scope: Scope,
+    pub scope: ConfigScope,
     /// SHA-256 of the allowed contents, in hexadecimal digits; empty for the user's own.
     digest: String,
 }
 
-impl Found {
+impl FoundConfig {
     /// Name of its gateway: the file's path. A directory's file has one gateway per allowed
     /// contents, at a path that no file can have. So no gateway with more trust or with other
     /// contents serves it.
     #[must_use]
     pub fn gateway_name(&self) -> PathBuf {
         match self.scope {
-            Scope::Own => self.file.clone(),
-            Scope::Directory => self.file.join(&self.digest),
+            ConfigScope::Own => self.file.clone(),
+            ConfigScope::Directory => self.file.join(&self.digest),
         }
     }
 
     /// Empty configuration, for sshfs mounts alone.
     #[must_use]
     pub fn empty() -> Self {
-        Self { file: EMPTY.into(), scope: Scope::Own, digest: String::new() }
+        Self { file: EMPTY.into(), scope: ConfigScope::Own, digest: String::new() }
     }
 }
 
@@ -65,9 +65,9 @@ pub enum PassedOver {
     /// In the current directory, but the user has not allowed these contents.
     NotAllowed(PathBuf),
     /// In the current directory, but another user may have written it.
-    NotOwn(Unusable),
+    NotOwn(UnusableConfig),
     /// In the user's or the machine's directory, but unsafe.
-    Unsafe(Unusable),
+    Unsafe(UnusableConfig),
 }
 
 impl PassedOver {
@@ -94,14 +94,14 @@ impl fmt::Display for PassedOver {
 /// A configuration file that can't be used.
 #[derive(Debug, thiserror::Error)]
 #[error("can't use the configuration {}", file.display())]
-pub struct Unusable {
+pub struct UnusableConfig {
     /// Path as given.
     pub file: PathBuf,
     /// Why.
     pub source: io::Error,
 }
 
-impl Unusable {
+impl UnusableConfig {
     fn new(file: &Path, source: impl Into<io::Error>) -> Self {
         Self { file: file.to_owned(), source: source.into() }
     }
@@ -119,15 +119,15 @@ impl Unusable {
 
 /// Result of a search.
 #[derive(Debug, Default)]
-pub struct Search {
+pub struct ConfigSearch {
     /// Configuration in force.
-    pub found: Option<Found>,
+    pub found: Option<FoundConfig>,
     /// Candidates of higher precedence that were skipped.
     pub passed_over: Vec<PassedOver>,
 }
 
 /// The environment of a search.
-pub(super) struct Surroundings<'a> {
+pub(super) struct SearchEnvironment<'a> {
     /// By name.
     pub variable: &'a dyn Fn(&str) -> Option<OsString>,
     /// Current directory, in any spelling.
@@ -138,21 +138,21 @@ pub(super) struct Surroundings<'a> {
     pub user: u32,
 }
 
-impl Surroundings<'_> {
+impl SearchEnvironment<'_> {
     fn set(&self, name: &str) -> Option<OsString> {
         (self.variable)(name).filter(|value| !value.is_empty())
     }
 }
 
 /// Finds the first usable candidate.
-pub(super) fn find(around: &Surroundings<'_>) -> Result<Search, Unusable> {
+pub(super) fn find(around: &SearchEnvironment<'_>) -> Result<ConfigSearch, UnusableConfig> {
     if let Some(named) = around.set("POSH_CONFIG") {
         let found = self::named(Path::new(&named), around.user)?;
-        return Ok(Search { found: Some(found), passed_over: Vec::new() });
+        return Ok(ConfigSearch { found: Some(found), passed_over: Vec::new() });
     }
-    let mut search = Search::default();
+    let mut search = ConfigSearch::default();
     match in_directory(around) {
-        Ok(Some(found)) => return Ok(Search { found: Some(found), ..search }),
+        Ok(Some(found)) => return Ok(ConfigSearch { found: Some(found), ..search }),
         Ok(None) => {}
         Err(why) => search.passed_over.push(why),
     }
@@ -171,22 +171,22 @@ pub(super) fn find(around: &Surroundings<'_>) -> Result<Search, Unusable> {
     Ok(search)
 }
 
-fn is_missing(why: &Unusable) -> bool {
+fn is_missing(why: &UnusableConfig) -> bool {
     matches!(why.source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Opens a file that the user has named, or one in the user's or the machine's directory.
-pub(super) fn named(file: &Path, user: u32) -> Result<Found, Unusable> {
+pub(super) fn named(file: &Path, user: u32) -> Result<FoundConfig, UnusableConfig> {
     if file == Path::new(EMPTY) {
-        return Ok(Found::empty());
+        return Ok(FoundConfig::empty());
     }
     let opened =
-        trusted_path::open_file(file, user).map_err(|why| Unusable::untrusted(file, why))?;
-    Ok(Found { file: opened.path, scope: Scope::Own, digest: String::new() })
+        trusted_path::open_file(file, user).map_err(|why| UnusableConfig::untrusted(file, why))?;
+    Ok(FoundConfig { file: opened.path, scope: ConfigScope::Own, digest: String::new() })
 }
 
 /// Current directory's file, if the user has allowed its contents.
-fn in_directory(around: &Surroundings<'_>) -> Result<Option<Found>, PassedOver> {
+fn in_directory(around: &SearchEnvironment<'_>) -> Result<Option<FoundConfig>, PassedOver> {
     let file = around.here.join(NAME);
     if !file.symlink_metadata().is_ok_and(|found| found.is_file() || found.is_symlink()) {
         return Ok(None);
@@ -197,48 +197,51 @@ fn in_directory(around: &Surroundings<'_>) -> Result<Option<Found>, PassedOver> 
     if !register.is_some_and(|register| register.allows(&file, &digest)) {
         return Err(PassedOver::NotAllowed(file));
     }
-    Ok(Some(Found { file, scope: Scope::Directory, digest }))
+    Ok(Some(FoundConfig { file, scope: ConfigScope::Directory, digest }))
 }
 
 /// Reads a directory's file: a regular file of the user's, in directories that nobody else can
 /// change. Checks and reads the same descriptor.
-pub(super) fn read_in_directory(file: &Path, user: u32) -> Result<(PathBuf, String), Unusable> {
+pub(super) fn read_in_directory(
+    file: &Path,
+    user: u32,
+) -> Result<(PathBuf, String), UnusableConfig> {
     let refused =
-        |why: &str| Unusable::new(file, io::Error::new(io::ErrorKind::PermissionDenied, why));
+        |why: &str| UnusableConfig::new(file, io::Error::new(io::ErrorKind::PermissionDenied, why));
     let directory =
         file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = file.file_name().ok_or_else(|| refused("it is not the name of a file"))?;
-    let directory =
-        trusted_path::directory(directory, user).map_err(|why| Unusable::untrusted(file, why))?;
+    let directory = trusted_path::directory(directory, user)
+        .map_err(|why| UnusableConfig::untrusted(file, why))?;
     let direct = directory.path.join(name);
-    let opened =
-        trusted_path::open_file(&direct, user).map_err(|why| Unusable::untrusted(file, why))?;
+    let opened = trusted_path::open_file(&direct, user)
+        .map_err(|why| UnusableConfig::untrusted(file, why))?;
     if opened.path != direct {
         return Err(refused("it is a symbolic link"));
     }
     if opened.owner != user {
         return Err(refused(&format!("it belongs to user {}, not to user {user}", opened.owner)));
     }
-    let text = read_all(opened.file).map_err(|error| Unusable::new(file, error))?;
+    let text = read_all(opened.file).map_err(|error| UnusableConfig::new(file, error))?;
     Ok((direct, text))
 }
 
 /// Reads a found file, after checking it again.
-pub(super) fn read(found: &Found, user: u32) -> Result<String, Unusable> {
+pub(super) fn read(found: &FoundConfig, user: u32) -> Result<String, UnusableConfig> {
     if found.file == Path::new(EMPTY) {
         return Ok(String::new());
     }
     match found.scope {
-        Scope::Own => {
+        ConfigScope::Own => {
             let opened = trusted_path::open_file(&found.file, user);
-            let opened = opened.map_err(|why| Unusable::untrusted(&found.file, why))?;
-            read_all(opened.file).map_err(|error| Unusable::new(&found.file, error))
+            let opened = opened.map_err(|why| UnusableConfig::untrusted(&found.file, why))?;
+            read_all(opened.file).map_err(|error| UnusableConfig::new(&found.file, error))
         }
-        Scope::Directory => {
+        ConfigScope::Directory => {
             let (_, text) = read_in_directory(&found.file, user)?;
             if allow::digest(text.as_bytes()) != found.digest {
                 let changed = io::Error::other("it has changed since it was allowed");
-                return Err(Unusable::new(&found.file, changed));
+                return Err(UnusableConfig::new(&found.file, changed));
             }
             Ok(text)
         }
@@ -254,18 +257,21 @@ fn read_all(file: std::fs::File) -> io::Result<String> {
 }
 
 /// Opens a directory's file for `--from-directory`: its contents must be allowed.
-pub(super) fn allowed(file: &Path, around: &Surroundings<'_>) -> Result<Found, Unusable> {
+pub(super) fn allowed(
+    file: &Path,
+    around: &SearchEnvironment<'_>,
+) -> Result<FoundConfig, UnusableConfig> {
     let (file, text) = read_in_directory(file, around.user)?;
     let digest = allow::digest(text.as_bytes());
     let register = Register::of(|name| around.set(name), around.user);
     if register.is_some_and(|register| register.allows(&file, &digest)) {
-        return Ok(Found { file, scope: Scope::Directory, digest });
+        return Ok(FoundConfig { file, scope: ConfigScope::Directory, digest });
     }
     let source = io::Error::new(
         io::ErrorKind::PermissionDenied,
         "it is not allowed; `posh allow` to use it",
     );
-    Err(Unusable { file, source })
+    Err(UnusableConfig { file, source })
 }
 
 /// Directories of annotation files besides the built-in ones; later ones override earlier ones.

@@ -41,7 +41,11 @@ impl Place {
         file
     }
 
-    fn with<T>(&self, variables: &[(&str, &Path)], work: impl FnOnce(&Surroundings<'_>) -> T) -> T {
+    fn with<T>(
+        &self,
+        variables: &[(&str, &Path)],
+        work: impl FnOnce(&SearchEnvironment<'_>) -> T,
+    ) -> T {
         let home = self.at("home");
         let variable = |name: &str| {
             let known = variables.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
@@ -50,7 +54,7 @@ impl Place {
                 .map(|value| value.as_os_str().to_owned())
         };
         let user = rustix::process::geteuid().as_raw();
-        work(&Surroundings {
+        work(&SearchEnvironment {
             variable: &variable,
             here: &self.at("here"),
             etc: &self.at("etc"),
@@ -58,7 +62,7 @@ impl Place {
         })
     }
 
-    fn find(&self, variables: &[(&str, &Path)]) -> Search {
+    fn find(&self, variables: &[(&str, &Path)]) -> ConfigSearch {
         self.with(variables, find).expect("nothing was named")
     }
 
@@ -66,13 +70,13 @@ impl Place {
         self.find(variables).found.map(|found| found.file)
     }
 
-    fn allow(&self, file: &Path) -> Result<PathBuf, Unusable> {
+    fn allow(&self, file: &Path) -> Result<PathBuf, UnusableConfig> {
         self.with(&[], |around| {
             let (file, text) = read_in_directory(file, around.user)?;
             let register = Register::of(|name| around.set(name), around.user).expect("a home");
             register
                 .allow(&file, &allow::digest(text.as_bytes()))
-                .map_err(|error| Unusable::new(&file, error))?;
+                .map_err(|error| UnusableConfig::new(&file, error))?;
             Ok(file)
         })
     }
@@ -108,12 +112,14 @@ fn a_directory_s_file_counts_only_while_it_is_as_it_was_allowed() {
     let is_refused = || {
         let search = place.find(&[]);
         let said = matches!(&search.passed_over[..], [PassedOver::NotAllowed(refused)] if *refused == file);
-        said && search.found.is_some_and(|found| found.file == own && found.scope == Scope::Own)
+        said && search
+            .found
+            .is_some_and(|found| found.file == own && found.scope == ConfigScope::Own)
     };
     assert!(is_refused());
     place.allow(&file).expect("it is our own");
     let found = place.find(&[]).found.expect("it is allowed");
-    assert_eq!((&found.file, found.scope), (&file, Scope::Directory));
+    assert_eq!((&found.file, found.scope), (&file, ConfigScope::Directory));
     assert_ne!(
         found.gateway_name(),
         named(&file, place.with(&[], |a| a.user)).expect("ours").gateway_name()

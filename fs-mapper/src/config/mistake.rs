@@ -1,7 +1,7 @@
 //! Mistakes in a configuration, in the format of compilers: one line per mistake with file, line
 //! and column.
 
-use super::Unusable;
+use super::UnusableConfig;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -60,7 +60,7 @@ pub struct ConfigErrors {
 }
 
 impl ConfigErrors {
-    pub(super) fn unusable(why: &Unusable) -> Self {
+    pub(super) fn unusable(why: &UnusableConfig) -> Self {
         let message = format!("cannot read the configuration: {}", why.source);
         let hint = String::from("name another file with --config or POSH_CONFIG");
         ConfigErrors {

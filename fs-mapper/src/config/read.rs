@@ -5,8 +5,8 @@ use super::mistake::{ConfigErrors, Mistake, Position};
 use super::near::closest;
 use super::value::{export_name, normal_path, server_directory};
 use super::{
-    Address, Config, ExecutorConfig, GatewayConfig, MountConfig, Origin, Scheduler, Scope,
-    VolumeConfig,
+    Address, Config, ConfigScope, ExecutorConfig, ExecutorOrigin, GatewayConfig, MountConfig,
+    Scheduler, VolumeConfig,
 };
 use crate::coherence::Adapter;
 use crate::path::ExecutorName;
@@ -31,9 +31,9 @@ const GATEWAY_KEYS: [&str; 6] =
 const MAX_SPLIT: u64 = 1024;
 
 /// Validates a text; `file` is its name in messages.
-pub(super) fn read(text: &str, file: &Path, scope: Scope) -> Result<Config, ConfigErrors> {
+pub(super) fn read(text: &str, file: &Path, scope: ConfigScope) -> Result<Config, ConfigErrors> {
     let (document, syntax) = DeTable::parse_recoverable(text);
-    let mut reader = Reader { text, file, mistakes: Vec::new(), broken: !syntax.is_empty() };
+    let mut reader = ConfigReader { text, file, mistakes: Vec::new(), broken: !syntax.is_empty() };
     for error in &syntax {
         reader.mistake(
             error.span().unwrap_or(0..0),
@@ -41,7 +41,7 @@ pub(super) fn read(text: &str, file: &Path, scope: Scope) -> Result<Config, Conf
             "",
         );
     }
-    if scope == Scope::Directory {
+    if scope == ConfigScope::Directory {
         reader.forbidden_in_directories(document.get_ref());
     }
     let config = reader.document(document.get_ref());
@@ -57,12 +57,12 @@ struct Section<'t> {
 }
 
 /// A string of the file, with its span.
-struct Text<'t> {
+struct SpannedText<'t> {
     value: &'t str,
     span: Range<usize>,
 }
 
-struct Reader<'a> {
+struct ConfigReader<'a> {
     text: &'a str,
     file: &'a Path,
     /// Mistakes with the offset that they are sorted by.
@@ -71,7 +71,7 @@ struct Reader<'a> {
     broken: bool,
 }
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     fn finish(mut self, config: Config) -> Result<Config, ConfigErrors> {
         if self.mistakes.is_empty() {
             return Ok(config);
@@ -119,7 +119,7 @@ impl Reader<'_> {
                     name,
                     address,
                     takes_input,
-                    origin: Origin::Configured,
+                    origin: ExecutorOrigin::Configured,
                 });
             } else if let Some(DeValue::String(name)) =
                 section.table.get("name").map(Spanned::get_ref)
@@ -134,7 +134,7 @@ impl Reader<'_> {
 
     fn executor_name(
         &mut self,
-        name: Text<'_>,
+        name: SpannedText<'_>,
         seen: &mut HashMap<String, usize>,
     ) -> Option<ExecutorName> {
         if name.value.is_empty()
@@ -156,7 +156,7 @@ impl Reader<'_> {
         Some(ExecutorName::new(name.value))
     }
 
-    fn address(&mut self, address: Text<'_>) -> Option<Address> {
+    fn address(&mut self, address: SpannedText<'_>) -> Option<Address> {
         match Address::parse(address.value) {
             Ok(address) => Some(address),
             Err(fault) => {
@@ -217,7 +217,7 @@ impl Reader<'_> {
 
     fn mount_path(
         &mut self,
-        path: Text<'_>,
+        path: SpannedText<'_>,
         seen: &mut HashMap<PathBuf, usize>,
     ) -> Option<PathBuf> {
         let normal = match normal_path(path.value) {
@@ -239,7 +239,7 @@ impl Reader<'_> {
 
     /// Validates an export: a name that the executor gives, or, over ssh, a directory that we name.
     /// If the executor itself is a mistake, accepts either.
-    fn export(&mut self, export: Text<'_>, address: Option<&Address>) -> Option<String> {
+    fn export(&mut self, export: SpannedText<'_>, address: Option<&Address>) -> Option<String> {
         let checked = match address {
             Some(Address::Ssh(_)) => server_directory(export.value),
             Some(Address::Http { .. } | Address::Tls(_)) => export_name(export.value),
@@ -255,7 +255,7 @@ impl Reader<'_> {
         }
     }
 
-    fn sub_path(&mut self, sub_path: Text<'_>) -> Option<PathBuf> {
+    fn sub_path(&mut self, sub_path: SpannedText<'_>) -> Option<PathBuf> {
         let normal: Option<PathBuf> = Path::new(sub_path.value)
             .components()
             .filter(|part| *part != Component::CurDir)
@@ -273,7 +273,7 @@ impl Reader<'_> {
         normal
     }
 
-    fn coherence(&mut self, name: Text<'_>) -> Option<Adapter> {
+    fn coherence(&mut self, name: SpannedText<'_>) -> Option<Adapter> {
         let adapter = Adapter::ALL.into_iter().find(|adapter| adapter.name() == name.value);
         if adapter.is_none() {
             let known = Adapter::ALL.map(Adapter::name).join(", ");
@@ -330,7 +330,7 @@ impl Reader<'_> {
     }
 
     /// Splits a command as a shell does, with quoting but without expansions.
-    fn words(&mut self, command: Text<'_>) -> Option<Vec<String>> {
+    fn words(&mut self, command: SpannedText<'_>) -> Option<Vec<String>> {
         let words = shlex::split(command.value)
             .filter(|words| words.first().is_some_and(|word| !word.is_empty()));
         if words.is_none() {
@@ -410,10 +410,10 @@ impl Reader<'_> {
         }
     }
 
-    fn optional<'t>(&mut self, section: Section<'t>, key: &'static str) -> Option<Text<'t>> {
+    fn optional<'t>(&mut self, section: Section<'t>, key: &'static str) -> Option<SpannedText<'t>> {
         let value = section.table.get(key)?;
         match value.get_ref() {
-            DeValue::String(text) => Some(Text { value: text.as_ref(), span: value.span() }),
+            DeValue::String(text) => Some(SpannedText { value: text.as_ref(), span: value.span() }),
             _ => {
                 self.wrong_type(section, key, value, "a string");
                 None
@@ -421,7 +421,7 @@ impl Reader<'_> {
         }
     }
 
-    fn required<'t>(&mut self, section: Section<'t>, key: &'static str) -> Option<Text<'t>> {
+    fn required<'t>(&mut self, section: Section<'t>, key: &'static str) -> Option<SpannedText<'t>> {
         if !section.table.contains_key(key) && !self.broken {
             let message = format!("{} has no `{key}`", section.what);
             self.mistake(section.start..section.start, message, format!("add {key} = \"...\""));

@@ -1,7 +1,7 @@
 //! Forbidden keys in a file of the current directory, even if the user has allowed it: its author
 //! could start programs, mount something, or change the meaning of commands.
 
-use super::{Reader, tables};
+use super::{ConfigReader, tables};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -14,7 +14,7 @@ const GATEWAY_KEYS: [&str; 2] = ["ssh_command", "annotations"];
 /// Prefix of addresses that start a program on this machine.
 const STARTS_SSH: &str = "ssh:";
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     /// Reports each forbidden key at its position.
     pub(super) fn forbidden_in_directories(&mut self, document: &DeTable<'_>) {
         if let Some((key, _)) = document.get_key_value("volume") {

@@ -379,12 +379,12 @@ fn a_directory_s_file_starts_and_mounts_nothing() {
                 [[volume]]\npath = \"/mnt/v\"\nexecutor = \"s\"\nexport = \"/x\"\n\
                 [gateway]\nssh_command = \"/bin/sh -c id\"\nannotations = [\"a\"]\nsplit = 2\n";
     assert!(Config::parse(text, Path::new("mounts.toml")).is_ok());
-    let errors = super::read(text, Path::new("mounts.toml"), super::Scope::Directory)
+    let errors = super::read(text, Path::new("mounts.toml"), super::ConfigScope::Directory)
         .expect_err("four keys");
     let places: Vec<_> =
         errors.mistakes().iter().filter_map(|m| m.position).map(|p| (p.line, p.column)).collect();
     assert_eq!(places, [(3, 11), (4, 3), (9, 1), (10, 1)], "{errors}");
     let harmless = "[[executor]]\nname = \"s\"\naddress = \"http://h:1\"\n\
                     [[mount]]\npath = \"/mnt/m\"\nexecutor = \"s\"\nexport = \"x\"\n[gateway]\nsshfs = \"off\"\n";
-    assert!(super::read(harmless, Path::new("mounts.toml"), super::Scope::Directory).is_ok());
+    assert!(super::read(harmless, Path::new("mounts.toml"), super::ConfigScope::Directory).is_ok());
 }

@@ -1,6 +1,6 @@
 //! The `[[volume]]` entries of the file.
 
-use super::{Reader, Section, address_of};
+use super::{ConfigReader, Section, address_of};
 use crate::config::mistake::Position;
 use crate::config::{ExecutorConfig, VolumeConfig, value};
 use crate::path::ExecutorName;
@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 const VOLUME_KEYS: [&str; 7] =
     ["path", "executor", "export", "read_only", "cache_size", "sync", "hard"];
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     /// `seen` has the mount paths in use, with their offsets.
     pub(super) fn volumes(
         &mut self,

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 /// Connection settings in the arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct SshSettings {
     /// ssh and the options that sshfs passes to it.
     pub ssh_command: Vec<String>,
     /// Port, if given.
@@ -81,8 +81,9 @@ const OUR_OWN: &[&str] =
     &["batchmode", "controlmaster", "clearallforwardings", "remotecommand", "requesttty"];
 
 /// Parses the arguments.
-pub(super) fn read(arguments: &[OsString]) -> Result<Way, String> {
-    let mut reading = Reading { command: vec!["ssh".to_owned()], options: Vec::new(), port: None };
+pub(super) fn read(arguments: &[OsString]) -> Result<SshSettings, String> {
+    let mut reading =
+        SshfsArguments { command: vec!["ssh".to_owned()], options: Vec::new(), port: None };
     let mut words = arguments.iter().map(|word| word.to_str().ok_or("its options are not UTF-8"));
     while let Some(word) = words.next().transpose()? {
         let Some(flags) = word.strip_prefix('-').filter(|flags| !flags.is_empty()) else {
@@ -106,16 +107,16 @@ pub(super) fn read(arguments: &[OsString]) -> Result<Way, String> {
         }
     }
     reading.command.extend(reading.options);
-    Ok(Way { ssh_command: reading.command, port: reading.port })
+    Ok(SshSettings { ssh_command: reading.command, port: reading.port })
 }
 
-struct Reading {
+struct SshfsArguments {
     command: Vec<String>,
     options: Vec<String>,
     port: Option<u16>,
 }
 
-impl Reading {
+impl SshfsArguments {
     fn with_value(&mut self, flag: &str, value: &str) -> Result<(), String> {
         match flag {
             "p" => self.port(value),

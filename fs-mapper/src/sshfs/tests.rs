@@ -2,7 +2,7 @@
 
 use super::*;
 
-use crate::daemons::Held;
+use crate::daemons::FuseDescriptors;
 
 fn uid() -> u32 {
     rustix::process::geteuid().as_raw()
@@ -26,7 +26,7 @@ fn mounted(mounts: &[(&str, &str)]) -> MountInfo {
 
 /// One process that holds the first connection.
 fn process(words: &[&str]) -> Daemons {
-    Daemons::of(&[(words, Held::Connections(vec![0]))])
+    Daemons::of(&[(words, FuseDescriptors::Connections(vec![0]))])
 }
 
 /// Address, export and ssh's words of the one mount, or why it is left alone.
@@ -37,7 +37,7 @@ fn adopt_one(source: &str, words: &[&str]) -> Result<(String, String, String), S
         return Err(left_out.reason.clone());
     }
     let executor = &config.executors[0];
-    let Origin::Sshfs { ssh_command } = &executor.origin else { panic!("{executor:?}") };
+    let ExecutorOrigin::Sshfs { ssh_command } = &executor.origin else { panic!("{executor:?}") };
     Ok((executor.address.to_string(), config.mounts[0].export.clone(), ssh_command.join(" ")))
 }
 
@@ -121,7 +121,7 @@ fn mounts_are_told_apart_by_their_processes() {
         &["sshfs", "h:/d", "d"],
         &["sshfs", "h:/d", "d", "-p", "4"],
     ];
-    let adopted = |held: &dyn Fn(u32) -> Held| {
+    let adopted = |held: &dyn Fn(u32) -> FuseDescriptors| {
         let daemons: Vec<_> =
             processes.iter().zip(0..).map(|(words, number)| (*words, held(number))).collect();
         let (config, left_out) = adopt(&Config::default(), &info, &Daemons::of(&daemons));
@@ -129,17 +129,17 @@ fn mounts_are_told_apart_by_their_processes() {
         (config.mounts.iter().map(owner).collect::<Vec<_>>(), config.executors.len(), left_out)
     };
     // By their words, where the kernel does not tell more.
-    let (owners, executors, left_out) = adopted(&|_| Held::Untold);
+    let (owners, executors, left_out) = adopted(&|_| FuseDescriptors::Untold);
     assert_eq!(
         (owners, executors),
         (vec!["/mnt/a h".into(), "/mnt/b h:2222".into(), "/mnt/c h".into()], 2)
     );
     assert!(left_out[0].reason.contains("several sshfs processes"), "{left_out:?}");
     // By their connections, of which the last has no mount here.
-    let (owners, _, left_out) = adopted(&|number| Held::Connections(vec![number]));
+    let (owners, _, left_out) = adopted(&|number| FuseDescriptors::Connections(vec![number]));
     assert_eq!((&owners[3], left_out.len()), (&"/mnt/d h".to_owned(), 0));
     // Words alone are not enough where it tells.
-    let (owners, _, left_out) = adopted(&|number| Held::Connections(vec![number + 10]));
+    let (owners, _, left_out) = adopted(&|number| FuseDescriptors::Connections(vec![number + 10]));
     assert_eq!((owners.len(), left_out.len()), (0, 4));
 }
 

@@ -7,7 +7,7 @@ use crate::config::{Config, MountConfig};
 use crate::kind;
 use crate::mountinfo::{MountEntry, MountInfo, nfs_directory};
 use crate::path::{ClientPath, MountId, joined};
-use crate::places::{Place, Places, Terrain, dir_of};
+use crate::places::{MountPlace, Places, Terrain, dir_of};
 use crate::walk::{LastLink, Position};
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
@@ -51,7 +51,7 @@ impl<'m> Ground<'m> {
         let place = |(index, entry): (usize, &&MountEntry)| {
             let walked = kind::is_walked(&entry.fs_type, &entry.mount_point);
             let terrain = if walked { Terrain::Local } else { Terrain::Closed };
-            Place { dir: dir_of(&entry.mount_point), terrain, index }
+            MountPlace { dir: dir_of(&entry.mount_point), terrain, index }
         };
         Ground { visible, places: Places::new(visible.iter().enumerate().map(place).collect()) }
     }
@@ -64,7 +64,7 @@ impl<'m> Ground<'m> {
     }
 
     /// Mount of one configured entry, and the file tree that it shows.
-    fn configured(&self, config: &MountConfig, path: &Path) -> (Mount, Option<Tree>) {
+    fn configured(&self, config: &MountConfig, path: &Path) -> (Mount, Option<OwnedTree>) {
         let around = self.places.around(&dir_of(path)).map(|place| self.visible[place.index]);
         let exact = around.is_some_and(|entry| entry.mount_point == path);
         let state = match around {
@@ -103,7 +103,7 @@ impl<'m> Ground<'m> {
         };
         let tree = around.and_then(|entry| {
             let rest = path.strip_prefix(&entry.mount_point).ok()?;
-            Some(Tree { of: FileSystem::of(entry), base: joined(&base(entry)?, rest), owner })
+            Some(OwnedTree { of: FileSystem::of(entry), base: joined(&base(entry)?, rest), owner })
         });
         (mount, tree)
     }
@@ -123,7 +123,7 @@ impl FileSystem {
 }
 
 /// A directory of a file system, and its owner.
-struct Tree {
+struct OwnedTree {
     of: FileSystem,
     base: PathBuf,
     owner: Owner,
@@ -142,10 +142,10 @@ fn base(entry: &MountEntry) -> Option<PathBuf> {
 
 /// A mount that the configuration does not name. It has an owner if it shows part of an owned tree
 /// (`mount --bind /mnt/logs/x /srv/x`).
-fn found(entry: &MountEntry, trees: &[Tree]) -> Option<Mount> {
+fn found(entry: &MountEntry, trees: &[OwnedTree]) -> Option<Mount> {
     let of = FileSystem::of(entry);
     let base = base(entry);
-    let part_of = |tree: &Tree| {
+    let part_of = |tree: &OwnedTree| {
         let rest = base.as_ref()?.strip_prefix(&tree.base).ok()?;
         let owner = Owner { sub_path: joined(&tree.owner.sub_path, rest), ..tree.owner.clone() };
         (tree.of == of).then(|| (tree.base.components().count(), owner))

@@ -15,7 +15,7 @@ use std::{
 
 use fs_mapper::{
     Mount, MountId, MountRoot, MountTable, Resolution,
-    coherence::{Adapter, Change, Coherence, EntryKind, Left, SSHFS_MEMORY, WriteBehind},
+    coherence::{Adapter, Change, Coherence, EntryKind, SSHFS_MEMORY, StaleEntry, WriteBehind},
 };
 use posh_annotations::FileKind;
 use posh_proto::{
@@ -483,7 +483,7 @@ async fn shown_otherwise(table: &Arc<OnMounts>, doubtful: Doubtful) -> BTreeSet<
 async fn at_once(
     table: &Arc<OnMounts>,
     changes: BTreeSet<Change>,
-    work: fn(&MountTable, &Change) -> io::Result<Left>,
+    work: fn(&MountTable, &Change) -> io::Result<StaleEntry>,
 ) -> Vec<PathBuf> {
     let table = Arc::clone(table);
     let began = Instant::now();
@@ -495,12 +495,12 @@ async fn at_once(
             && is_on_sshfs(table, change.path())
     };
     let work = move |table: &MountTable, change: &Change| match is_over(table, change) {
-        true => Ok(Left::Nothing),
+        true => Ok(StaleEntry::Nothing),
         false => work(table, change),
     };
     let carry_out = move |change: &Change| match work(&table, change) {
-        Ok(Left::Directory) => real_place(&table, change),
-        Ok(Left::Nothing | Left::Link) => None,
+        Ok(StaleEntry::Directory) => real_place(&table, change),
+        Ok(StaleEntry::Nothing | StaleEntry::Link) => None,
         Err(error) => {
             // Usually, the command removed the file again, or never created it.
             tracing::debug!(path = %change.path().display(), %error, "nothing to refresh");
@@ -551,10 +551,10 @@ fn beside_listings(changes: &BTreeSet<Change>) -> BTreeSet<Change> {
     changes.iter().filter(is_beside).cloned().collect()
 }
 
-fn look_up(table: &MountTable, change: &Change) -> io::Result<Left> {
-    let Some(path) = real_place(table, change) else { return Ok(Left::Nothing) };
-    let Some((root, _)) = root_around(table, &path) else { return Ok(Left::Nothing) };
-    root.metadata(&path).map(|_| Left::Nothing)
+fn look_up(table: &MountTable, change: &Change) -> io::Result<StaleEntry> {
+    let Some(path) = real_place(table, change) else { return Ok(StaleEntry::Nothing) };
+    let Some((root, _)) = root_around(table, &path) else { return Ok(StaleEntry::Nothing) };
+    root.metadata(&path).map(|_| StaleEntry::Nothing)
 }
 
 /// Returns true if a path that an executor reported is on a mount of its own.
@@ -610,15 +610,17 @@ pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf>
     None
 }
 
-fn refresh_one(table: &MountTable, change: &Change) -> io::Result<Left> {
-    let Some((change, root, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
+fn refresh_one(table: &MountTable, change: &Change) -> io::Result<StaleEntry> {
+    let Some((change, root, coherence)) = really(table, change) else {
+        return Ok(StaleEntry::Nothing);
+    };
     match &change {
         Change::Removed(path) => match coherence.forget_removed(&root, path)? {
             // Blocks until the mount has forgotten it.
-            Left::Link => coherence.refresh(&root, &change).map(|()| Left::Nothing),
+            StaleEntry::Link => coherence.refresh(&root, &change).map(|()| StaleEntry::Nothing),
             left => Ok(left),
         },
-        other => coherence.refresh(&root, other).map(|()| Left::Nothing),
+        other => coherence.refresh(&root, other).map(|()| StaleEntry::Nothing),
     }
 }
 
@@ -632,9 +634,11 @@ fn really(
     Some((change, root, mount.coherence()))
 }
 
-fn wait_for_one(table: &MountTable, change: &Change) -> io::Result<Left> {
-    let Some((change, root, coherence)) = really(table, change) else { return Ok(Left::Nothing) };
-    coherence.refresh(&root, &change).map(|()| Left::Nothing)
+fn wait_for_one(table: &MountTable, change: &Change) -> io::Result<StaleEntry> {
+    let Some((change, root, coherence)) = really(table, change) else {
+        return Ok(StaleEntry::Nothing);
+    };
+    coherence.refresh(&root, &change).map(|()| StaleEntry::Nothing)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::{
 use bytes::Bytes;
 use fs_mapper::{
     ExecutorName, MountTable, Resolution,
-    coherence::{Change, KERNEL_MEMORY, Left, SSHFS_MEMORY},
+    coherence::{Change, KERNEL_MEMORY, SSHFS_MEMORY, StaleEntry},
 };
 use nix::libc;
 use posh_proto::{
@@ -238,12 +238,12 @@ impl Server {
                 true => coherence.forget_one_of_many_removed(&root, path),
                 false => coherence.forget_removed(&root, path),
             };
-            left.ok().filter(|left| *left != Left::Nothing).map(|left| (path.clone(), left))
+            left.ok().filter(|left| *left != StaleEntry::Nothing).map(|left| (path.clone(), left))
         };
         let (links, empty): (Vec<_>, Vec<_>) = in_parallel(others, forget)
             .await
             .into_iter()
-            .partition(|(_, left)| *left == Left::Link);
+            .partition(|(_, left)| *left == StaleEntry::Link);
         self.forget_links(links.into_iter().map(|(path, _)| path).collect()).await;
         // Directories that were empty.
         let empty: Vec<PathBuf> = empty.into_iter().map(|(path, _)| path).collect();

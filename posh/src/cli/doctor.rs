@@ -4,7 +4,7 @@
 use std::{env, fs::OpenOptions, path::Path, time::Duration};
 
 use fs_mapper::{
-    config::{Address, Config, ExecutorConfig, Origin},
+    config::{Address, Config, ExecutorConfig, ExecutorOrigin},
     mountinfo::MountInfo,
     sshfs,
 };
@@ -216,8 +216,11 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
         Ok(reply) => reply,
         Err(why) => {
             // Only an sshfs mount names it, not the configuration.
-            let verdict =
-                if executor.origin == Origin::Configured { Verdict::Bad } else { Verdict::Note };
+            let verdict = if executor.origin == ExecutorOrigin::Configured {
+                Verdict::Bad
+            } else {
+                Verdict::Note
+            };
             return vec![Finding::new(
                 verdict,
                 subject,

@@ -15,7 +15,7 @@ use std::{
 };
 
 use fs_mapper::{
-    config::{Config, Found, PassedOver, Search, Unusable},
+    config::{Config, ConfigSearch, FoundConfig, PassedOver, UnusableConfig},
     mountinfo::MountInfo,
     sshfs,
 };
@@ -54,7 +54,7 @@ pub enum Place {
     /// The gateway of this configuration.
     Config {
         /// The file, and how far it is trusted.
-        config: Found,
+        config: FoundConfig,
         /// Socket of its gateway.
         socket: PathBuf,
     },
@@ -91,7 +91,7 @@ pub fn search(target: &Target) -> Result<(Option<Place>, Vec<PassedOver>), Error
         expect_trusted(&socket)?;
         return Ok((Some(Place::Socket(socket)), Vec::new()));
     }
-    let Search { found, passed_over } = search_config(target)?;
+    let ConfigSearch { found, passed_over } = search_config(target)?;
     let Some(config) = found.or_else(unconfigured) else { return Ok((None, passed_over)) };
     let socket = RuntimeDir::open()?.socket_path(&config.gateway_name());
     Ok((Some(Place::Config { config, socket }), passed_over))
@@ -105,9 +105,9 @@ pub fn say_passed_over(target: &Target) {
 }
 
 /// With sshfs mounts posh works without a configuration; an empty one is used.
-fn unconfigured() -> Option<Found> {
+fn unconfigured() -> Option<FoundConfig> {
     let mounted = MountInfo::read().is_ok_and(|info| sshfs::is_mounted(&info));
-    mounted.then(Found::empty)
+    mounted.then(FoundConfig::empty)
 }
 
 /// Like [`find`], for a request that needs a gateway.
@@ -158,18 +158,17 @@ fn reach_by<T>(place: &Place, connect: impl Fn(&Path) -> Result<T, Error>) -> Re
 ///
 /// # Errors
 /// [`Error::Config`] when a named file can't be used.
-pub fn find_config(target: &Target) -> Result<Option<Found>, Error> {
+pub fn find_config(target: &Target) -> Result<Option<FoundConfig>, Error> {
     Ok(search_config(target)?.found)
 }
 
-fn search_config(target: &Target) -> Result<Search, Error> {
+fn search_config(target: &Target) -> Result<ConfigSearch, Error> {
     let searched = match &target.config {
-        Some(named) => {
-            Config::named(named).map(|found| Search { found: Some(found), ..Search::default() })
-        }
+        Some(named) => Config::named(named)
+            .map(|found| ConfigSearch { found: Some(found), ..Search::default() }),
         None => Config::find(),
     };
-    searched.map_err(|Unusable { file, source }| Error::Config { path: file, source })
+    searched.map_err(|UnusableConfig { file, source }| Error::Config { path: file, source })
 }
 
 /// Asks the target's gateway to end; returns a report.

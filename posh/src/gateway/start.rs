@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fs_mapper::config::{Found, Scope};
+use fs_mapper::config::{ConfigScope, FoundConfig};
 use nix::{
     errno::Errno,
     fcntl::{FcntlArg, FdFlag, fcntl},
@@ -53,14 +53,14 @@ const READY: &[u8] = b"ready\n";
 ///
 /// # Errors
 /// [`Error::DidNotStart`] after that message, [`Error::Start`] without one.
-pub(super) fn in_background(config: &Found) -> Result<(), Error> {
+pub(super) fn in_background(config: &FoundConfig) -> Result<(), Error> {
     let starter = programs::beside("posh-cli").map_err(failed("find posh's own program"))?;
     let mut command = Command::new(&starter);
     command.args(["gateway", "start"]);
     match config.scope {
-        Scope::Own => drop(command.arg("--config").arg(&config.file)),
+        ConfigScope::Own => drop(command.arg("--config").arg(&config.file)),
         // To name the file would be to trust it further: the intermediate process finds it again.
-        Scope::Directory => {
+        ConfigScope::Directory => {
             command.current_dir(config.file.parent().unwrap_or(Path::new("/")));
         }
     }
@@ -139,7 +139,7 @@ fn program() -> Result<PathBuf, Error> {
 /// `log`; returns the pipe for its ready message.
 fn spawn(
     program: &Path,
-    config: &Found,
+    config: &FoundConfig,
     socket: &Path,
     log: &Path,
 ) -> Result<(PipeReader, Pid), Error> {
@@ -160,8 +160,8 @@ fn spawn(
     let words = [
         program.as_os_str(),
         OsStr::new(match config.scope {
-            Scope::Own => "--config",
-            Scope::Directory => "--from-directory",
+            ConfigScope::Own => "--config",
+            ConfigScope::Directory => "--from-directory",
         }),
         config.file.as_os_str(),
         OsStr::new("--socket"),

@@ -14,13 +14,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Accepted socket at the other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Peer {
+pub(super) struct SocketPeer {
     inode: u64,
     /// User of the process that accepted the connection.
     user: u32,
 }
 
-impl Peer {
+impl SocketPeer {
     /// Waits until the connection is accepted.
     pub(super) fn of(stream: &TcpStream, limit: Duration) -> io::Result<Self> {
         let (here, there) = (stream.local_addr()?, stream.peer_addr()?);
@@ -75,13 +75,13 @@ impl Peer {
 }
 
 /// Finds the accepted socket with these two addresses in the text of /proc/net/tcp or tcp6.
-fn find(table: &str, own: SocketAddr, other: SocketAddr) -> Option<Peer> {
+fn find(table: &str, own: SocketAddr, other: SocketAddr) -> Option<SocketPeer> {
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let addresses = (address(fields.next()?)?, address(fields.next()?)?);
         let (user, inode) = (fields.nth(4)?.parse().ok()?, fields.nth(1)?.parse().ok()?);
         // Inode 0: the connection is still in the listener's accept queue.
-        (addresses == (own, other) && inode != 0).then_some(Peer { inode, user })
+        (addresses == (own, other) && inode != 0).then_some(SocketPeer { inode, user })
     })
 }
 
@@ -124,7 +124,7 @@ mod tests {
             table.replace("0100007F", "7F000001")
         };
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        assert_eq!(find(&table, at(5572), at(40_000)), Some(Peer { inode: 12, user: 1000 }));
+        assert_eq!(find(&table, at(5572), at(40_000)), Some(SocketPeer { inode: 12, user: 1000 }));
         assert_eq!(find(&table, at(5572), at(40_001)), None, "not accepted");
         assert_eq!(find(&table, at(5572), at(40_002)), None);
     }
@@ -154,11 +154,11 @@ mod tests {
             let stream = TcpStream::connect((to, port)).expect("it listens");
             let soon = Duration::from_millis(20);
             assert_eq!(
-                Peer::of(&stream, soon).expect_err("in the queue").kind(),
+                SocketPeer::of(&stream, soon).expect_err("in the queue").kind(),
                 io::ErrorKind::TimedOut
             );
             let _accepted = listener.accept().expect("there is one");
-            let peer = Peer::of(&stream, Duration::from_secs(10)).expect("accepted");
+            let peer = SocketPeer::of(&stream, Duration::from_secs(10)).expect("accepted");
             peer.expect(Path::new("/proc/self")).expect("our own");
             let why = peer
                 .expect(&PathBuf::from(format!("/proc/{}", std::os::unix::process::parent_id())));

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::peer::Peer;
+use super::peer::SocketPeer;
 
 /// rclone answers from memory, on this machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -73,7 +73,7 @@ impl RemoteControl {
 
     fn call(&self, what: &str, body: &str) -> io::Result<serde_json::Value> {
         let mut stream = TcpStream::connect_timeout(&self.address, ANSWER_LIMIT)?;
-        Peer::of(&stream, ANSWER_LIMIT)?.expect(&self.process)?;
+        SocketPeer::of(&stream, ANSWER_LIMIT)?.expect(&self.process)?;
         stream.set_read_timeout(Some(ANSWER_LIMIT))?;
         stream.set_write_timeout(Some(ANSWER_LIMIT))?;
         let length = body.len();
