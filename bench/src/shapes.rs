@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use posh_integration::oracle::Under;
 use posh_integration::programs::Programs;
-use posh_integration::shapes::{self, Shape, Waits};
+use posh_integration::shapes::{self, Shape, WaitCounts};
 use posh_integration::wire::Profile;
 use posh_integration::{Lab, LabSpec};
 
@@ -36,7 +36,7 @@ pub fn run(options: &ShapesOptions) -> Result<()> {
     for shape in shapes::load()? {
         println!("{}", row(&shape, &lab, options.rounds)?);
     }
-    let waits = Waits::of(&lab.workstation)?;
+    let waits = WaitCounts::of(&lab.workstation)?;
     println!(
         "\nThe longest wait of a command was {:.1} ms; backstops: {:?}.",
         waits.longest_ms, waits.backstops

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
-use posh_integration::explain::{LOCAL, Report};
+use posh_integration::explain::{ExplainReport, LOCAL};
 use posh_integration::host::{CONFIG, HOME};
 use posh_integration::oracle::{Script, Under};
 use posh_integration::programs::Programs;
@@ -149,7 +149,7 @@ impl BenchSite {
     }
 
     /// Runs a script under posh and returns its report; a failure is an error.
-    pub fn explained(&self, text: &str) -> Result<Report> {
+    pub fn explained(&self, text: &str) -> Result<ExplainReport> {
         let outcome = Script::new(text).run(&self.host, Under::PoshExplained)?;
         if !outcome.status.success() {
             bail!("under posh, this failed: {text}\n{outcome}");

@@ -9,7 +9,7 @@ use nix::fcntl::AT_FDCWD;
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat, makedev, mknod};
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 
 /// Devices and the terminals' file system, each bound from the machine's own.
 const DEVICES: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "fuse", "net/tun"];

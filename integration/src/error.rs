@@ -54,12 +54,12 @@ pub enum LabError {
 }
 
 /// Adds the attempted action to an [`io::Error`] or errno.
-pub trait Attempt<T> {
+pub trait AttemptExt<T> {
     /// `action` follows "cannot".
     fn attempt(self, action: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T, E: Into<io::Error>> Attempt<T> for std::result::Result<T, E> {
+impl<T, E: Into<io::Error>> AttemptExt<T> for std::result::Result<T, E> {
     fn attempt(self, action: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|e| LabError::System { action: action(), source: e.into() })
     }

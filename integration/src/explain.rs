@@ -13,16 +13,16 @@ pub const LOCAL: &str = "local";
 /// All pipelines of one session, in order.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(transparent)]
-pub struct Report {
+pub struct ExplainReport {
     /// One entry per pipeline.
-    pub pipelines: Vec<Pipeline>,
+    pub pipelines: Vec<ExplainedPipeline>,
 }
 
 /// One pipeline.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Pipeline {
+pub struct ExplainedPipeline {
     /// Its commands, in order.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<ExplainedStage>,
     /// Bytes that posh moved over the network for it.
     pub bytes: u64,
     /// From its completion to the directives of its commands.
@@ -34,7 +34,7 @@ pub struct Pipeline {
 
 /// One command.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Stage {
+pub struct ExplainedStage {
     /// Its annotation's name.
     pub command: String,
     /// Its arguments; bytes that are not UTF-8 are replaced.
@@ -45,12 +45,12 @@ pub struct Stage {
     pub reason: String,
 }
 
-impl Report {
+impl ExplainReport {
     /// Splits the report off the end of a session's stderr; the rest is the commands' own, which
     /// need not end with a newline.
-    pub fn take(stderr: &[u8]) -> Result<(Vec<u8>, Report)> {
+    pub fn take(stderr: &[u8]) -> Result<(Vec<u8>, ExplainReport)> {
         if let Some(rest) = stderr.strip_suffix(NOTHING_RAN) {
-            return Ok((rest.to_vec(), Report { pipelines: Vec::new() }));
+            return Ok((rest.to_vec(), ExplainReport { pipelines: Vec::new() }));
         }
         let starts = stderr.iter().enumerate().filter(|&(_, &b)| b == b'[');
         let mut why = "there is no `[`".to_owned();
@@ -64,12 +64,12 @@ impl Report {
     }
 
     /// Every stage with this command, of all pipelines.
-    pub fn stages<'a>(&'a self, command: &'a str) -> impl Iterator<Item = &'a Stage> {
+    pub fn stages<'a>(&'a self, command: &'a str) -> impl Iterator<Item = &'a ExplainedStage> {
         self.pipelines.iter().flat_map(|p| &p.stages).filter(move |s| s.command == command)
     }
 }
 
-impl Stage {
+impl ExplainedStage {
     /// Returns true if it did not run on the workstation.
     pub fn is_offloaded(&self) -> bool {
         self.placement != LOCAL
@@ -84,13 +84,14 @@ mod tests {
     fn the_report_is_taken_off_the_end() {
         let report = r#"[{"stages":[{"command":"grep","argv":["grep","x"],"placement":"store1","reason":"r"}],"bytes":7,"wall_ms":1.5}]"#;
         let stderr = format!("[not this\ngrep: f: no\n{report}\n");
-        let (rest, report) = Report::take(stderr.as_bytes()).unwrap();
+        let (rest, report) = ExplainReport::take(stderr.as_bytes()).unwrap();
         assert_eq!(rest, b"[not this\ngrep: f: no\n");
         assert!(
-            report.stages("grep").all(Stage::is_offloaded) && report.stages("grep").count() == 1
+            report.stages("grep").all(ExplainedStage::is_offloaded)
+                && report.stages("grep").count() == 1
         );
-        assert!(Report::take(b"no report").is_err());
-        let (rest, empty) = Report::take(&[b"no end", NOTHING_RAN].concat()).unwrap();
+        assert!(ExplainReport::take(b"no report").is_err());
+        let (rest, empty) = ExplainReport::take(&[b"no end", NOTHING_RAN].concat()).unwrap();
         assert!(rest == b"no end" && empty.pipelines.is_empty());
     }
 }

@@ -16,8 +16,8 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::devices;
-use crate::error::{Attempt, LabError, Result};
-use crate::process::{Process, wait_gone};
+use crate::error::{AttemptExt, LabError, Result};
+use crate::process::{ChildProcess, wait_gone};
 use crate::programs::Programs;
 use crate::running::{self, Running};
 
@@ -40,7 +40,7 @@ const JOB_QUEUE: usize = 16;
 /// Timeout for the kernel to end a host's processes.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-type Job = Box<dyn FnOnce() + Send>;
+type HostFn = Box<dyn FnOnce() + Send>;
 
 /// A machine; ends with everything on it when dropped.
 #[derive(Debug)]
@@ -48,21 +48,21 @@ pub struct Host {
     name: String,
     programs: PathBuf,
     variables: Vec<(String, OsString)>,
-    place: Place,
+    place: HostIsolation,
 }
 
 #[derive(Debug)]
-enum Place {
+enum HostIsolation {
     /// This machine itself, for users other than root.
     Plain,
     Namespaces {
-        jobs: Option<SyncSender<Job>>,
+        jobs: Option<SyncSender<HostFn>>,
         door: Option<JoinHandle<()>>,
         init: Child,
         lifeline: Option<ChildStdin>,
     },
     /// A second mount namespace of a host; its processes are that host's.
-    Room { jobs: Option<SyncSender<Job>>, door: Option<JoinHandle<()>>, thread: u32, host: u32 },
+    Room { jobs: Option<SyncSender<HostFn>>, door: Option<JoinHandle<()>>, thread: u32, host: u32 },
 }
 
 impl Host {
@@ -71,7 +71,7 @@ impl Host {
         if !nix::unistd::geteuid().is_root() {
             return Err(LabError::NeedsRoot("namespaces cannot be made by this user".into()));
         }
-        let (jobs, queue) = sync_channel::<Job>(JOB_QUEUE);
+        let (jobs, queue) = sync_channel::<HostFn>(JOB_QUEUE);
         let (answer, made) = sync_channel(1);
         let (host, bin) = (name.to_owned(), programs.clone());
         let door = std::thread::Builder::new()
@@ -81,7 +81,8 @@ impl Host {
         let gone = || LabError::NeedsRoot(format!("the thread of host {name} ended"));
         let mut init = made.recv().map_err(|_| gone())??;
         let lifeline = init.stdin.take();
-        let place = Place::Namespaces { jobs: Some(jobs), door: Some(door), init, lifeline };
+        let place =
+            HostIsolation::Namespaces { jobs: Some(jobs), door: Some(door), init, lifeline };
         Ok(Host {
             name: name.to_owned(),
             programs: PROGRAMS.into(),
@@ -93,7 +94,7 @@ impl Host {
     /// A view of this machine with a mount namespace of its own, in which other files can be at the
     /// same paths. Must be dropped before the host.
     pub fn room(&self) -> Result<Host> {
-        let (jobs, queue) = sync_channel::<Job>(JOB_QUEUE);
+        let (jobs, queue) = sync_channel::<HostFn>(JOB_QUEUE);
         let (answer, made) = sync_channel(1);
         let host = self.pid();
         let name = format!("{} (other files)", self.name);
@@ -109,7 +110,7 @@ impl Host {
             .attempt(|| format!("start the thread of host {name}"))?;
         let gone = || LabError::NeedsRoot(format!("the thread of host {name} ended"));
         let thread = made.recv().map_err(|_| gone())??;
-        let place = Place::Room { jobs: Some(jobs), door: Some(door), thread, host };
+        let place = HostIsolation::Room { jobs: Some(jobs), door: Some(door), thread, host };
         Ok(Host { name, programs: self.programs.clone(), variables: self.variables.clone(), place })
     }
 
@@ -121,7 +122,7 @@ impl Host {
             name: name.to_owned(),
             programs,
             variables: vec![("HOME".into(), home)],
-            place: Place::Plain,
+            place: HostIsolation::Plain,
         }
     }
 
@@ -148,13 +149,13 @@ impl Host {
     /// Runs `job` on this host's thread, inside its namespaces. `job` must not
     /// start threads (the kernel refuses them there).
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
-        let (Place::Namespaces { jobs: Some(jobs), .. } | Place::Room { jobs: Some(jobs), .. }) =
-            &self.place
+        let (HostIsolation::Namespaces { jobs: Some(jobs), .. }
+        | HostIsolation::Room { jobs: Some(jobs), .. }) = &self.place
         else {
             return job();
         };
         let (answer, result) = sync_channel(1);
-        let job: Job = Box::new(move || drop(answer.send(job())));
+        let job: HostFn = Box::new(move || drop(answer.send(job())));
         jobs.send(job).expect("the host's thread lives as long as the host");
         result.recv().expect("a job on a host's thread does not panic")
     }
@@ -165,17 +166,17 @@ impl Host {
         command.env_clear().env("PATH", PATH).env("LANG", "C.UTF-8").stdin(Stdio::null());
         command.envs(std::env::var_os("POSH_LOG").map(|log| ("POSH_LOG", log)));
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        if !matches!(self.place, Place::Plain) {
+        if !matches!(self.place, HostIsolation::Plain) {
             command.current_dir(HOME);
         }
         command
     }
 
     /// Starts a command (see [`Host::command`]) on this host.
-    pub fn spawn(&self, mut command: Command) -> Result<Process> {
+    pub fn spawn(&self, mut command: Command) -> Result<ChildProcess> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = self.run(move || command.spawn());
-        child.map(Process::new).attempt(|| format!("start {name} on {}", self.name))
+        child.map(ChildProcess::new).attempt(|| format!("start {name} on {}", self.name))
     }
 
     /// Runs a set-up command to its end; a non-zero status is an error.
@@ -196,9 +197,9 @@ impl Host {
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         let process = match &self.place {
-            Place::Plain => return path.to_owned(),
-            Place::Namespaces { init, .. } => init.id(),
-            Place::Room { thread, .. } => *thread,
+            HostIsolation::Plain => return path.to_owned(),
+            HostIsolation::Namespaces { init, .. } => init.id(),
+            HostIsolation::Room { thread, .. } => *thread,
         };
         let below = path.strip_prefix("/").unwrap_or(path);
         PathBuf::from(format!("/proc/{process}/root")).join(below)
@@ -207,9 +208,9 @@ impl Host {
     /// The process whose /proc entry shows this host's namespaces.
     pub fn pid(&self) -> u32 {
         match &self.place {
-            Place::Plain => std::process::id(),
-            Place::Namespaces { init, .. } => init.id(),
-            Place::Room { host, .. } => *host,
+            HostIsolation::Plain => std::process::id(),
+            HostIsolation::Namespaces { init, .. } => init.id(),
+            HostIsolation::Room { host, .. } => *host,
         }
     }
 
@@ -228,9 +229,11 @@ fn namespace_variables() -> Vec<(String, OsString)> {
 impl Drop for Host {
     fn drop(&mut self) {
         let (jobs, door, init, lifeline) = match &mut self.place {
-            Place::Plain => return,
-            Place::Room { jobs, door, .. } => return end_door(jobs, door),
-            Place::Namespaces { jobs, door, init, lifeline } => (jobs, door, init, lifeline),
+            HostIsolation::Plain => return,
+            HostIsolation::Room { jobs, door, .. } => return end_door(jobs, door),
+            HostIsolation::Namespaces { jobs, door, init, lifeline } => {
+                (jobs, door, init, lifeline)
+            }
         };
         // Process 1 ends when its input does, and takes the others with it.
         drop(lifeline.take());
@@ -244,7 +247,7 @@ impl Drop for Host {
     }
 }
 
-fn end_door(jobs: &mut Option<SyncSender<Job>>, door: &mut Option<JoinHandle<()>>) {
+fn end_door(jobs: &mut Option<SyncSender<HostFn>>, door: &mut Option<JoinHandle<()>>) {
     drop(jobs.take());
     if let Some(door) = door.take() {
         let _ = door.join();
@@ -256,7 +259,7 @@ fn door(
     name: &str,
     programs: &Programs,
     answer: &SyncSender<Result<Child>>,
-    queue: &Receiver<Job>,
+    queue: &Receiver<HostFn>,
 ) {
     let init = enter(name, programs);
     let failed = init.is_err();
@@ -266,7 +269,7 @@ fn door(
     work_off(queue);
 }
 
-fn work_off(queue: &Receiver<Job>) {
+fn work_off(queue: &Receiver<HostFn>) {
     while let Ok(job) = queue.recv() {
         job();
     }
@@ -350,7 +353,7 @@ fn start_init() -> Result<Child> {
     }) {
         Ok(()) => Ok(init),
         Err(e) => {
-            drop(Process::new(init));
+            drop(ChildProcess::new(init));
             Err(e).attempt(|| "start process 1 of a host".into())
         }
     }

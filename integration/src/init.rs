@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 
 /// Runs as process 1 until standard input ends. Prints `ready` when /proc is in place.
 pub fn run() -> Result<()> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::host::{CONFIG, Host, RUNTIME};
 use crate::network;
 use crate::people::{self, Person};
@@ -151,7 +151,7 @@ impl ExportSpec {
 
 /// A running server.
 #[derive(Debug)]
-pub struct Server {
+pub struct LabServer {
     // Fields are dropped in this order: services before their host.
     /// Its executor, when the laboratory has executors.
     pub executor: Option<Service>,
@@ -169,7 +169,7 @@ pub struct Server {
     _storage: Option<tempfile::TempDir>,
 }
 
-impl Server {
+impl LabServer {
     /// Starts its executor, in a laboratory that was started without.
     pub fn start_executor(&mut self) -> Result<()> {
         let exports: Vec<_> =
@@ -199,7 +199,7 @@ pub struct Lab {
     /// The user's machine.
     pub workstation: Host,
     /// The storage servers.
-    pub servers: Vec<Server>,
+    pub servers: Vec<LabServer>,
     programs: Programs,
 }
 
@@ -246,7 +246,7 @@ impl Lab {
             Mounts::Sshfs => lab.mounts = mount_all(&lab.workstation, &spec.servers, &[])?,
             Mounts::Volume | Mounts::AtHand => lab.start_volumes()?,
         }
-        let settle = |server: &Server| {
+        let settle = |server: &LabServer| {
             Person::settle(&lab.workstation, &server.host, &network::addresses(1).1, kind)
         };
         lab.person = lab.servers.first().filter(|_| spec.different).map(settle).transpose()?;
@@ -256,7 +256,7 @@ impl Lab {
     /// The mount table of this laboratory.
     pub fn mount_table(&self) -> String {
         let mut text = String::new();
-        for Server { spec, address, .. } in &self.servers {
+        for LabServer { spec, address, .. } in &self.servers {
             let _ =
                 write!(text, "[[executor]]\nname = \"{}\"\naddress = \"{address}\"\n\n", spec.name);
             spec.exports
@@ -374,7 +374,7 @@ fn mount_all(
     Ok(mounts)
 }
 
-fn join_all(workstation: &Host, servers: &[Server], link: Profile) -> Result<Vec<Wire>> {
+fn join_all(workstation: &Host, servers: &[LabServer], link: Profile) -> Result<Vec<Wire>> {
     let mut wires = Vec::new();
     let key = services::read_file(workstation, WORKSTATION_KEY)?;
     for (index, server) in (1..).zip(servers) {
@@ -392,7 +392,7 @@ fn start_server(
     server: &ServerSpec,
     (spec, key): (&LabSpec, &str),
     programs: &Programs,
-) -> Result<Server> {
+) -> Result<LabServer> {
     let mut host = spec.host(&server.name, programs)?;
     if spec.different {
         people::furnish_server(&host)?;
@@ -407,7 +407,7 @@ fn start_server(
     let (_, ip) = network::addresses(index);
     let sshd = services::start_sshd(&host, &ip, key)?;
     let address = format!("http://{ip}:{EXECUTOR_PORT}");
-    let mut server = Server {
+    let mut server = LabServer {
         executor: None,
         _sshd: sshd,
         spec: server.clone(),

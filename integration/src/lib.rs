@@ -37,5 +37,5 @@ pub mod workload;
 pub use error::{LabError, Result};
 pub use host::Host;
 pub use lab::{Lab, LabSpec, ServerSpec};
-pub use oracle::{Door, Outcome, Script, Shell};
-pub use process::Process;
+pub use oracle::{Door, RunOutcome, Script, Shell};
+pub use process::ChildProcess;

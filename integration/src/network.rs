@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::process::Command;
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 use crate::host::Host;
 use crate::wire::{Profile, Wire};
 
@@ -45,7 +45,7 @@ pub fn connect(
 
 /// State of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkState {
     /// Packets are delivered.
     Up,
     /// Packets are lost.
@@ -53,10 +53,10 @@ pub enum Link {
 }
 
 /// Cuts the workstation's link to server number `index`, or restores it.
-pub fn set_link(workstation: &Host, index: usize, link: Link) -> Result<()> {
+pub fn set_link(workstation: &Host, index: usize, link: LinkState) -> Result<()> {
     let state = match link {
-        Link::Up => "up",
-        Link::Down => "down",
+        LinkState::Up => "up",
+        LinkState::Down => "down",
     };
     ip(workstation, &format!("link set dev s{index} {state}"))
 }

@@ -13,10 +13,10 @@ use clap::ValueEnum;
 use serde::Deserialize;
 
 use crate::error::{LabError, Result};
-use crate::explain::Report;
+use crate::explain::ExplainReport;
 use crate::host::Host;
 use crate::people::as_number;
-use crate::process::Process;
+use crate::process::ChildProcess;
 
 /// Time limit of a script on a busy machine.
 pub const SCRIPT_LIMIT: Duration = Duration::from_secs(120);
@@ -171,19 +171,19 @@ impl Script {
     }
 
     /// Runs it to its end.
-    pub fn run(&self, host: &Host, under: Under) -> Result<Outcome> {
+    pub fn run(&self, host: &Host, under: Under) -> Result<RunOutcome> {
         let outcome = collect(host, self.command(host, under), &self.text, self.limit)?;
         if under != Under::PoshExplained {
             return Ok(outcome);
         }
-        let (stderr, report) = Report::take(&outcome.stderr)?;
-        Ok(Outcome { stderr, report: Some(report), ..outcome })
+        let (stderr, report) = ExplainReport::take(&outcome.stderr)?;
+        Ok(RunOutcome { stderr, report: Some(report), ..outcome })
     }
 }
 
 /// Outcome of a run.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// Its whole standard output.
     pub stdout: Vec<u8>,
     /// Its whole standard error, without posh's report.
@@ -191,33 +191,33 @@ pub struct Outcome {
     /// How the shell ended.
     pub status: ExitStatus,
     /// Report of placements, if requested.
-    pub report: Option<Report>,
+    pub report: Option<ExplainReport>,
     /// Time from the start to the end of output.
     pub wall: Duration,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// Replaces `from` in both outputs: for runs in directories of their own.
-    pub fn with(mut self, from: &str, to: &str) -> Outcome {
+    pub fn with(mut self, from: &str, to: &str) -> RunOutcome {
         self.stdout = replace(&self.stdout, from.as_bytes(), to.as_bytes());
         self.stderr = replace(&self.stderr, from.as_bytes(), to.as_bytes());
         self
     }
 
     /// The report of an explained run.
-    pub fn report(&self) -> &Report {
+    pub fn report(&self) -> &ExplainReport {
         self.report.as_ref().expect("this run was explained")
     }
 }
 
-impl PartialEq for Outcome {
+impl PartialEq for RunOutcome {
     /// Compares what a user can tell apart: both outputs and the status.
-    fn eq(&self, other: &Outcome) -> bool {
+    fn eq(&self, other: &RunOutcome) -> bool {
         self.stdout == other.stdout && self.stderr == other.stderr && self.status == other.status
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for RunOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.status.signal() {
             Some(signal) => writeln!(f, "ended by signal {signal}")?,
@@ -250,7 +250,12 @@ pub(crate) fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
 }
 
 /// Runs a command in a process group of its own and collects its output.
-pub fn collect(host: &Host, mut command: Command, what: &str, limit: Duration) -> Result<Outcome> {
+pub fn collect(
+    host: &Host,
+    mut command: Command,
+    what: &str,
+    limit: Duration,
+) -> Result<RunOutcome> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let start = Instant::now();
     let mut process = host.spawn(command)?;
@@ -271,7 +276,7 @@ pub fn collect(host: &Host, mut command: Command, what: &str, limit: Duration) -
     let status = process
         .wait()
         .map_err(|source| LabError::System { action: "wait for a script".into(), source })?;
-    Ok(Outcome { stdout: out, stderr: err, status, report: None, wall })
+    Ok(RunOutcome { stdout: out, stderr: err, status, report: None, wall })
 }
 
 fn drain(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
@@ -285,7 +290,7 @@ fn drain(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     receiver
 }
 
-fn end_group(process: &Process) {
+fn end_group(process: &ChildProcess) {
     if let Some(group) = i32::try_from(process.id()).ok().and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
@@ -297,7 +302,7 @@ fn late(what: String, after: Duration, stderr: &Receiver<Vec<u8>>) -> LabError {
 }
 
 /// Panics unless both outcomes look the same to a user.
-pub fn assert_equal(what: &str, bash: &Outcome, posh: &Outcome) {
+pub fn assert_equal(what: &str, bash: &RunOutcome, posh: &RunOutcome) {
     assert!(
         bash == posh,
         "posh differs from the shell in\n{what}\n--- shell: {bash}\n--- posh: {posh}\n"
@@ -306,7 +311,7 @@ pub fn assert_equal(what: &str, bash: &Outcome, posh: &Outcome) {
 
 /// Runs a script under its shell and under posh, which must look the same; returns posh's run with
 /// its report. For scripts that change nothing.
-pub fn assert_same(host: &Host, script: &Script) -> Outcome {
+pub fn assert_same(host: &Host, script: &Script) -> RunOutcome {
     let bash = script.run(host, Under::Shell).expect("the shell runs the script");
     let posh = script.run(host, Under::PoshExplained).expect("posh runs the script");
     assert_equal(&format!("{} -c {:?}", script.shell.name(), script.text), &bash, &posh);

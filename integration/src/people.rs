@@ -9,7 +9,7 @@ use std::process::Command;
 
 use nix::mount::{MsFlags, mount};
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::host::Host;
 use crate::services::{self, Service, write_file};
 use crate::volumes::{self, Mounts};
@@ -79,7 +79,7 @@ pub fn furnish_server(host: &Host) -> Result<()> {
 }
 
 /// Formats an account's line in one of these files, from its name and number.
-type Line = fn(&str, u32) -> String;
+type AccountLine = fn(&str, u32) -> String;
 
 /// /etc/passwd, /etc/group and /etc/shadow with the system's accounts and `people`.
 fn accounts(host: &Host, people: &[(&str, u32)]) -> Result<()> {
@@ -89,7 +89,8 @@ fn accounts(host: &Host, people: &[(&str, u32)]) -> Result<()> {
         |name: &str, number: u32| format!("{name}:x:{number}:{number}::/home/{name}:/bin/sh\n");
     let group = |name: &str, number: u32| format!("{name}:x:{number}:\n");
     let shadow = |name: &str, _: u32| format!("{name}:*:19000:0:99999:7:::\n");
-    let files: [(&str, Line); 3] = [("passwd", passwd), ("group", group), ("shadow", shadow)];
+    let files: [(&str, AccountLine); 3] =
+        [("passwd", passwd), ("group", group), ("shadow", shadow)];
     for (file, line) in files {
         let path = format!("/etc/{file}");
         let before = String::from_utf8_lossy(&services::read_file(host, &path)?).into_owned();

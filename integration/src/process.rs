@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 
 /// Number of lines of a service's stderr that are kept for messages.
 const KEPT_LINES: usize = 200;
 
 /// A child that is killed and reaped when dropped.
 #[derive(Debug)]
-pub struct Process(Child);
+pub struct ChildProcess(Child);
 
-impl Process {
+impl ChildProcess {
     /// Takes ownership of a child.
     pub fn new(child: Child) -> Self {
-        Process(child)
+        ChildProcess(child)
     }
 
     /// Waits for the child's end for at most `limit`; false when it still runs.
@@ -35,20 +35,20 @@ impl Process {
     }
 }
 
-impl Deref for Process {
+impl Deref for ChildProcess {
     type Target = Child;
     fn deref(&self) -> &Child {
         &self.0
     }
 }
 
-impl DerefMut for Process {
+impl DerefMut for ChildProcess {
     fn deref_mut(&mut self) -> &mut Child {
         &mut self.0
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         // It may have ended already.
         let _ = self.0.kill();
@@ -90,10 +90,10 @@ pub(crate) fn wait_for(
 
 /// The stderr of a service: a thread reads it to its end and keeps the last lines.
 #[derive(Debug, Clone, Default)]
-pub struct Journal(Arc<(Mutex<Lines>, Condvar)>);
+pub struct Journal(Arc<(Mutex<JournalLines>, Condvar)>);
 
 #[derive(Debug, Default)]
-struct Lines {
+struct JournalLines {
     last: VecDeque<String>,
     ended: bool,
 }
@@ -123,7 +123,7 @@ impl Journal {
     /// Waits for a line that contains `needle`, and returns it; the error has the lines that came
     /// instead.
     pub fn wait_for(&self, needle: &str, limit: Duration) -> Result<String> {
-        let found = |lines: &Lines| lines.last.iter().find(|l| l.contains(needle)).cloned();
+        let found = |lines: &JournalLines| lines.last.iter().find(|l| l.contains(needle)).cloned();
         let (lines, _) = self
             .0
             .1
@@ -141,7 +141,7 @@ impl Journal {
         self.lock().last.iter().cloned().collect::<Vec<_>>().join("\n")
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Lines> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, JournalLines> {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 
 /// The directory with `posh`, `posh-gateway`, `posh-executor`, `posh-stage` and `posh-lab`.
 #[derive(Debug, Clone)]

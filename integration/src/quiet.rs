@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use rustix::event::PollFlags;
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::host::{Host, RUNTIME};
 use crate::process::{wait_for, wait_gone};
 use crate::running::Running;

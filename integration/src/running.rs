@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 
 /// A process seen on a host.
 #[derive(Debug, Clone, PartialEq, Eq)]

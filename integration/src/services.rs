@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 use crate::host::{HOME, Host, PROGRAMS};
-use crate::process::{Journal, Process, wait_for};
+use crate::process::{ChildProcess, Journal, wait_for};
 
 /// Timeout for a service's start on a busy machine.
 pub const START_LIMIT: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ const SSH_DIRECTORY: &str = "/run/lab-ssh";
 #[derive(Debug)]
 pub struct Service {
     /// The process; dropping it ends it.
-    pub process: Process,
+    pub process: ChildProcess,
     /// Its stderr.
     pub journal: Journal,
 }

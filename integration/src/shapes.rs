@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 use crate::host::{HOME, Host};
 use crate::lab::Lab;
-use crate::oracle::{Outcome, Script, Under};
+use crate::oracle::{RunOutcome, Script, Under};
 use crate::volumes::{self, User};
 
 /// File with this repository's shapes, at build time.
@@ -29,7 +29,7 @@ pub struct Shape {
 
 /// A gateway's counts of its stages' waits.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Waits {
+pub struct WaitCounts {
     /// Number of waits that have reached each last limit, by name.
     pub backstops: Vec<(String, u64)>,
     /// Longest wait in milliseconds.
@@ -74,7 +74,7 @@ impl Shape {
     ///
     /// # Errors
     /// If it hangs.
-    pub fn run(&self, lab: &Lab, under: Under) -> Result<Outcome> {
+    pub fn run(&self, lab: &Lab, under: Under) -> Result<RunOutcome> {
         let own = Path::new(HOME).join("shape");
         let made = lab.workstation.path(&own);
         let _ = fs::remove_dir_all(&made);
@@ -82,20 +82,20 @@ impl Shape {
         let script = Script::new(&self.script).directory(lab.mount(1).join(DIRECTORY));
         let outcome = script.variable("T", own.to_string_lossy()).run(&lab.workstation, under)?;
         let stderr = outcome.stderr.into_iter().filter(|byte| !byte.is_ascii_digit()).collect();
-        Ok(Outcome { stderr, ..outcome })
+        Ok(RunOutcome { stderr, ..outcome })
     }
 }
 
-impl Waits {
+impl WaitCounts {
     /// Reads the counts of a host's gateway.
     ///
     /// # Errors
     /// If it does not run, or its output is invalid.
-    pub fn of(host: &Host) -> Result<Waits> {
+    pub fn of(host: &Host) -> Result<WaitCounts> {
         let said = host.must(volumes::posh(host, User::Root, &["status", "--json"]))?;
         let status: Status = serde_json::from_slice(&said.stdout)
             .map_err(|error| LabError::Report(error.to_string()))?;
-        Ok(Waits {
+        Ok(WaitCounts {
             backstops: status.backstops.into_iter().collect(),
             longest_ms: status.longest_wait_ms,
         })

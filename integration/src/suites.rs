@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::host::Host;
 use crate::lab::{Lab, LabSpec};
 use crate::people::as_number;
@@ -48,7 +48,7 @@ const PJDFSTEST: &str = "[features]\nposix_fallocate = {}\nrename_ctime = {}\nut
 
 /// Programs and extent of the suites.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Options {
+pub struct SuiteOptions {
     /// The directory with the programs fsx and pjdfstest
     #[arg(long)]
     pub tools: PathBuf,
@@ -59,7 +59,7 @@ pub struct Options {
 
 /// One line of the table.
 #[derive(Debug)]
-pub struct Row {
+pub struct SuiteRow {
     what: String,
     figures: String,
     took: Duration,
@@ -71,7 +71,7 @@ pub struct Row {
 ///
 /// # Errors
 /// The laboratory's own.
-pub fn run(options: &Options, programs: &Programs) -> Result<bool> {
+pub fn run(options: &SuiteOptions, programs: &Programs) -> Result<bool> {
     let lab = Lab::start(&LabSpec::servers(1).mounts(Mounts::Volume), programs)?;
     let host = &lab.workstation;
     bring_tools(host, &options.tools)?;
@@ -83,7 +83,7 @@ pub fn run(options: &Options, programs: &Programs) -> Result<bool> {
     ))?;
     let mount = lab.mount(1);
     let mut is_good = true;
-    let mut tell = |row: Row| {
+    let mut tell = |row: SuiteRow| {
         is_good &= row.fault.is_none();
         print!("{}", row.text());
     };
@@ -118,7 +118,7 @@ fn output(host: &Host, mut command: Command) -> Result<(Output, Duration)> {
     Ok((output, began.elapsed()))
 }
 
-fn pjdfstest(host: &Host, mount: &Path, user: u32) -> Result<Row> {
+fn pjdfstest(host: &Host, mount: &Path, user: u32) -> Result<SuiteRow> {
     let directory = mount.join(format!("pjdfstest-{user}"));
     let seen = host.path(&directory);
     fs::create_dir(&seen)
@@ -136,11 +136,11 @@ fn pjdfstest(host: &Host, mount: &Path, user: u32) -> Result<Row> {
 }
 
 /// `Summary: 86 failed, 16 skipped, 296 passed, ...`, and a line for each test.
-fn pjdfstest_row(what: String, said: &str, took: Duration) -> Row {
+fn pjdfstest_row(what: String, said: &str, took: Duration) -> SuiteRow {
     let failed = said.lines().filter_map(|line| line.strip_suffix("FAILED")).map(str::trim);
     let (devices, others): (Vec<&str>, Vec<&str>) = failed.partition(|name| is_about_devices(name));
     let Some(summary) = said.lines().find_map(|line| line.strip_prefix("Summary: ")) else {
-        return Row { what, figures: String::new(), took, fault: Some(tail(said)) };
+        return SuiteRow { what, figures: String::new(), took, fault: Some(tail(said)) };
     };
     let figures = format!(
         "{summary}; of the failed, {} with device files, {} others",
@@ -148,7 +148,7 @@ fn pjdfstest_row(what: String, said: &str, took: Duration) -> Row {
         others.len()
     );
     let fault = (others.len() > ALLOWED).then(|| others.join("\n"));
-    Row { what, figures, took, fault }
+    SuiteRow { what, figures, took, fault }
 }
 
 /// Returns true if the test begins by making a device, which a volume refuses.
@@ -156,7 +156,7 @@ fn is_about_devices(name: &str) -> bool {
     name.ends_with("::block") || name.ends_with("::char") || name.starts_with("mknod::device")
 }
 
-fn fsx(host: &Host, mount: &Path, (operations, seed): (u32, u32), cache: &str) -> Result<Row> {
+fn fsx(host: &Host, mount: &Path, (operations, seed): (u32, u32), cache: &str) -> Result<SuiteRow> {
     let artifacts = format!("/tmp/fsx-{seed}");
     fs::create_dir_all(host.path(&artifacts)).attempt(|| format!("make {artifacts}"))?;
     let mut command = host.command(format!("{TOOLS}/fsx"));
@@ -174,7 +174,7 @@ fn fsx(host: &Host, mount: &Path, (operations, seed): (u32, u32), cache: &str) -
     let what = format!("fsx, seed {seed}, {cache}");
     let figures = format!("{operations} operations of all kinds");
     let fault = (!output.status.success()).then(|| tail(&said));
-    Ok(Row { what, figures, took, fault })
+    Ok(SuiteRow { what, figures, took, fault })
 }
 
 fn tail(text: &str) -> String {
@@ -182,7 +182,7 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
-impl Row {
+impl SuiteRow {
     fn text(&self) -> String {
         let verdict = if self.fault.is_none() { "good" } else { "FAILED" };
         let mut text = format!(

@@ -13,9 +13,9 @@ use rustix::event::PollFlags;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 use crate::host::Host;
-use crate::process::{Process, wait_for};
+use crate::process::{ChildProcess, wait_for};
 
 /// Limit of every wait on a terminal, for a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -30,24 +30,24 @@ const END: &str = "\x1b]posh-end:";
 
 /// The size of a terminal, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size {
+pub struct TerminalSize {
     rows: NonZeroU16,
     columns: NonZeroU16,
 }
 
-impl Size {
+impl TerminalSize {
     /// Size of terminals since the VT100.
-    pub const USUAL: Size = Size::new(24, 80);
+    pub const USUAL: TerminalSize = TerminalSize::new(24, 80);
 
     /// Lines, and characters in each.
     ///
     /// # Panics
     /// If one of them is 0.
-    pub const fn new(rows: u16, columns: u16) -> Size {
+    pub const fn new(rows: u16, columns: u16) -> TerminalSize {
         let (Some(rows), Some(columns)) = (NonZeroU16::new(rows), NonZeroU16::new(columns)) else {
             panic!("a terminal has rows and columns")
         };
-        Size { rows, columns }
+        TerminalSize { rows, columns }
     }
 
     fn as_kernel_has_it(self) -> Winsize {
@@ -59,7 +59,7 @@ impl Size {
 pub struct Terminal {
     // The terminal is hung up before the program is killed.
     master: Option<OwnedFd>,
-    program: Process,
+    program: ChildProcess,
     screen: vt100::Parser,
     raw: Vec<u8>,
     seen: usize,
@@ -69,7 +69,7 @@ pub struct Terminal {
 impl Terminal {
     /// Starts `command`, which was made by [`Host::command`], as the leader of a session
     /// on a new terminal. Descriptors that it does not set are the terminal.
-    pub fn start(host: &Host, command: &Command, size: Size) -> Result<Terminal> {
+    pub fn start(host: &Host, command: &Command, size: TerminalSize) -> Result<Terminal> {
         let words = || "make a terminal".to_owned();
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
             .attempt(words)?;
@@ -99,7 +99,11 @@ impl Terminal {
     /// The leader of the session is another program, which stays until all output was read: when a
     /// leader ends, the kernel hangs up and drops bytes that are still between the two sides of the
     /// terminal.
-    pub fn run(host: &Host, command: &Command, size: Size) -> Result<(Vec<u8>, String, i32)> {
+    pub fn run(
+        host: &Host,
+        command: &Command,
+        size: TerminalSize,
+    ) -> Result<(Vec<u8>, String, i32)> {
         let mut leader = host.command("sh");
         leader.args(["-c", LEADER, "sh"]);
         let leader = with_arguments_of(leader, command);
@@ -173,13 +177,13 @@ impl Terminal {
 
     /// Closes the terminal, like closing its window; returns the program, whose end is still to be
     /// awaited.
-    pub fn hang_up(mut self) -> Process {
+    pub fn hang_up(mut self) -> ChildProcess {
         self.master = None;
         self.program
     }
 
     /// Changes the size; the kernel signals the foreground processes.
-    pub fn resize(&mut self, size: Size) -> Result<()> {
+    pub fn resize(&mut self, size: TerminalSize) -> Result<()> {
         tcsetwinsize(self.master()?, size.as_kernel_has_it())
             .attempt(|| "resize a terminal".into())?;
         self.screen.screen_mut().set_size(size.rows, size.columns);
@@ -213,7 +217,7 @@ impl Terminal {
     }
 
     /// The program on the terminal.
-    pub fn program(&self) -> &Process {
+    pub fn program(&self) -> &ChildProcess {
         &self.program
     }
 

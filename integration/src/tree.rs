@@ -7,7 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::git_index;
 use crate::oracle::replace;
 
@@ -16,9 +16,9 @@ const SHOWN_BYTES: usize = 60;
 
 /// Entry at one path.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct TreeEntry {
     /// Kind and content.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// Its permission bits.
     pub mode: u32,
     /// Its owner's and its group's number.
@@ -29,7 +29,7 @@ pub struct Entry {
 
 /// Kinds of directory entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// A directory.
     Directory,
     /// A file with these bytes; git's index is normalized.
@@ -40,16 +40,16 @@ pub enum Kind {
     Other,
 }
 
-impl PartialEq for Entry {
-    fn eq(&self, other: &Entry) -> bool {
+impl PartialEq for TreeEntry {
+    fn eq(&self, other: &TreeEntry) -> bool {
         self.kind == other.kind && self.mode == other.mode && self.owner == other.owner
     }
 }
 
-impl Eq for Entry {}
+impl Eq for TreeEntry {}
 
 /// Relative paths and their entries.
-pub type Tree = BTreeMap<PathBuf, Entry>;
+pub type Tree = BTreeMap<PathBuf, TreeEntry>;
 
 /// Reads everything below `root`, except the relative paths of `skip`.
 pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
@@ -64,7 +64,7 @@ pub fn snapshot(root: &Path, skip: &[&str]) -> Result<Tree> {
                 continue;
             }
             let entry = read(&path)?;
-            if entry.kind == Kind::Directory {
+            if entry.kind == EntryKind::Directory {
                 open.push(path);
             }
             tree.insert(relative, entry);
@@ -87,33 +87,33 @@ pub fn renamed(tree: Tree, from: &str, to: &str) -> Tree {
         let bytes = replace(path.as_os_str().as_bytes(), from.as_bytes(), to.as_bytes());
         OsString::from_vec(bytes).into()
     };
-    let change = |(name, mut entry): (PathBuf, Entry)| {
+    let change = |(name, mut entry): (PathBuf, TreeEntry)| {
         match &mut entry.kind {
-            Kind::File(bytes) => *bytes = replace(bytes, from.as_bytes(), to.as_bytes()),
-            Kind::Link(target) => *target = path(target),
-            Kind::Directory | Kind::Other => {}
+            EntryKind::File(bytes) => *bytes = replace(bytes, from.as_bytes(), to.as_bytes()),
+            EntryKind::Link(target) => *target = path(target),
+            EntryKind::Directory | EntryKind::Other => {}
         }
         (path(&name), entry)
     };
     tree.into_iter().map(change).collect()
 }
 
-fn read(path: &Path) -> Result<Entry> {
+fn read(path: &Path) -> Result<TreeEntry> {
     let words = || format!("read {}", path.display());
     let metadata = fs::symlink_metadata(path).attempt(words)?;
     let kind = if metadata.is_dir() {
-        Kind::Directory
+        EntryKind::Directory
     } else if metadata.is_file() {
         let content = fs::read(path).attempt(words)?;
         let is_index = path.ends_with("index");
-        Kind::File(if is_index { git_index::neutral(content) } else { content })
+        EntryKind::File(if is_index { git_index::neutral(content) } else { content })
     } else if metadata.is_symlink() {
-        Kind::Link(fs::read_link(path).attempt(words)?)
+        EntryKind::Link(fs::read_link(path).attempt(words)?)
     } else {
-        Kind::Other
+        EntryKind::Other
     };
     let (mode, owner) = (metadata.mode() & 0o7777, (metadata.uid(), metadata.gid()));
-    Ok(Entry { kind, mode, owner, modified_s: metadata.mtime() })
+    Ok(TreeEntry { kind, mode, owner, modified_s: metadata.mtime() })
 }
 
 /// Paths at which two trees differ, with descriptions; empty when they are equal.
@@ -125,18 +125,18 @@ pub fn differences(left: &Tree, right: &Tree) -> Vec<String> {
         .collect()
 }
 
-fn brief(entry: Option<&Entry>) -> String {
-    let Some(Entry { kind, mode, owner: (user, group), .. }) = entry else {
+fn brief(entry: Option<&TreeEntry>) -> String {
+    let Some(TreeEntry { kind, mode, owner: (user, group), .. }) = entry else {
         return "absent".into();
     };
     let what = match kind {
-        Kind::Directory => "directory".into(),
-        Kind::File(bytes) => {
+        EntryKind::Directory => "directory".into(),
+        EntryKind::File(bytes) => {
             let start = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN_BYTES)]);
             format!("file of {} bytes {start:?}", bytes.len())
         }
-        Kind::Link(to) => format!("link to {}", to.display()),
-        Kind::Other => "special file".into(),
+        EntryKind::Link(to) => format!("link to {}", to.display()),
+        EntryKind::Other => "special file".into(),
     };
     format!("{what} {mode:o} {user}:{group}")
 }

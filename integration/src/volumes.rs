@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use clap::ValueEnum;
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::host::{Host, RUNTIME};
 use crate::people::{self, Person, as_number};
 use crate::services;

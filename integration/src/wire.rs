@@ -22,7 +22,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{read, write};
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::host::Host;
 use lane::Lane;
 
@@ -83,7 +83,7 @@ impl fmt::Display for Profile {
 }
 
 /// One end of a link: the host, and its interface's name.
-pub type End<'a> = (&'a Host, &'a str);
+pub type LinkEnd<'a> = (&'a Host, &'a str);
 
 /// A working link; it is cut when dropped.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ pub struct Wire {
 
 impl Wire {
     /// Joins two hosts. Their interfaces exist on return, without addresses.
-    pub fn lay(near: End<'_>, far: End<'_>, profile: Profile) -> Result<Wire> {
+    pub fn lay(near: LinkEnd<'_>, far: LinkEnd<'_>, profile: Profile) -> Result<Wire> {
         let ends = [open(near)?, open(far)?];
         let stop =
             EventFd::from_flags(EfdFlags::EFD_CLOEXEC).attempt(|| "make an eventfd".into())?;
@@ -134,7 +134,7 @@ impl Drop for Wire {
     }
 }
 
-fn open((host, name): End<'_>) -> Result<OwnedFd> {
+fn open((host, name): LinkEnd<'_>) -> Result<OwnedFd> {
     let device = name.to_owned();
     host.run(move || tun::open(&device))
         .attempt(|| format!("make the TUN device {name} on {}", host.name()))

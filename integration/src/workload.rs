@@ -4,7 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::generate;
 use crate::host::Host;
 use crate::oracle::Script;
@@ -29,7 +29,7 @@ impl Store<'_> {
 
 /// Size of an application's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Size {
+pub enum WorkloadSize {
     /// A few megabytes: seconds in a debug build.
     Test,
     /// Some 100 MB: enough for visible differences of time.
@@ -118,7 +118,7 @@ impl Workload {
     }
 
     /// Generates the input in `stores`, on the servers themselves and not through the mounts.
-    pub fn generate(self, stores: &[Store<'_>], size: Size) -> Result<()> {
+    pub fn generate(self, stores: &[Store<'_>], size: WorkloadSize) -> Result<()> {
         let first = stores[0].data();
         let made = match self {
             Workload::RayTrace => {
@@ -144,16 +144,16 @@ impl Workload {
     }
 }
 
-impl Size {
+impl WorkloadSize {
     fn pick<T>(self, test: T, demo: T) -> T {
         match self {
-            Size::Test => test,
-            Size::Demo => demo,
+            WorkloadSize::Test => test,
+            WorkloadSize::Demo => demo,
         }
     }
 }
 
-fn repository(store: &Store<'_>, size: Size) -> Result<()> {
+fn repository(store: &Store<'_>, size: WorkloadSize) -> Result<()> {
     let (files, patches) = size.pick((60, 4), (2_000, 10));
     let data = store.data();
     sources(&data, files, patches).attempt(|| "make the sources of the repository".into())?;

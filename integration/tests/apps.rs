@@ -4,11 +4,11 @@
 
 use std::path::Path;
 
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::oracle::{Under, assert_equal};
-use posh_integration::tree::{self, Kind, Tree};
-use posh_integration::workload::{Size, Store, Workload};
-use posh_integration::{Lab, LabSpec, Outcome};
+use posh_integration::tree::{self, EntryKind, Tree};
+use posh_integration::workload::{Store, Workload, WorkloadSize};
+use posh_integration::{Lab, LabSpec, RunOutcome};
 
 use crate::programs;
 
@@ -16,7 +16,7 @@ use crate::programs;
 const LOG_SHARE: u64 = 100;
 
 struct Run {
-    outcome: Outcome,
+    outcome: RunOutcome,
     /// What is left on the servers, and in the local directory for results.
     left: Vec<Tree>,
     bytes_moved: u64,
@@ -24,7 +24,11 @@ struct Run {
 
 fn run(lab: &Lab, workload: Workload, under: Under, name: &str) -> Run {
     let stores: Vec<Store<'_>> = lab.stores(name).unwrap();
-    let size = if std::env::var_os("POSH_TEST_FULL").is_some() { Size::Demo } else { Size::Test };
+    let size = if std::env::var_os("POSH_TEST_FULL").is_some() {
+        WorkloadSize::Demo
+    } else {
+        WorkloadSize::Test
+    };
     workload.generate(&stores, size).unwrap();
     let out = lab.workstation.path(format!("/home/user/{name}"));
     std::fs::create_dir(&out).unwrap();
@@ -56,12 +60,12 @@ fn compare(workload: Workload) -> (Run, Run) {
 fn empty_files(run: &Run) -> Vec<&Path> {
     let files = run.left.iter().flatten().filter(|(path, _)| !path.starts_with("repository"));
     files
-        .filter(|(_, entry)| matches!(&entry.kind, Kind::File(bytes) if bytes.is_empty()))
+        .filter(|(_, entry)| matches!(&entry.kind, EntryKind::File(bytes) if bytes.is_empty()))
         .map(|(p, _)| p.as_path())
         .collect()
 }
 
-fn assert_offloaded(report: &Report, commands: &[&str]) {
+fn assert_offloaded(report: &ExplainReport, commands: &[&str]) {
     for command in commands {
         let stages: Vec<_> = report.stages(command).collect();
         assert!(!stages.is_empty(), "{command} is not in the report: {report:#?}");

@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::oracle::Under;
 use posh_integration::tree;
-use posh_integration::{Lab, LabSpec, Outcome, Script};
+use posh_integration::{Lab, LabSpec, RunOutcome, Script};
 
 use crate::programs;
 
@@ -32,7 +32,7 @@ impl Arena {
 
     /// Tries one script, whose variable `D` is its directory on the mount; the report, or how posh
     /// differed.
-    pub fn attempt(&self, name: &str, script: &Script) -> Result<Report, String> {
+    pub fn attempt(&self, name: &str, script: &Script) -> Result<ExplainReport, String> {
         let mut outcomes = Vec::new();
         for (under, run) in RUNS {
             let below = Path::new(name).join(run);
@@ -62,7 +62,7 @@ fn difference(
     name: &str,
     under: Under,
     script: &Script,
-    runs: (&Outcome, &Outcome),
+    runs: (&RunOutcome, &RunOutcome),
     files: &[String],
 ) -> String {
     let shell = script.shell.name();
@@ -76,7 +76,7 @@ fn difference(
 }
 
 /// The commands of which not every one ran on the server.
-pub fn kept_here(report: &Report, commands: &[&str]) -> Option<String> {
+pub fn kept_here(report: &ExplainReport, commands: &[&str]) -> Option<String> {
     let mut wrong = Vec::new();
     for command in commands {
         let stages: Vec<_> = report.stages(command).collect();

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::host::CONFIG;
 use posh_integration::oracle::Under;
 use posh_integration::services::write_file;
-use posh_integration::{Lab, LabSpec, Outcome, Script};
+use posh_integration::{Lab, LabSpec, RunOutcome, Script};
 
 use crate::programs;
 
@@ -26,18 +26,18 @@ fn lab(spec: &LabSpec) -> Lab {
     lab
 }
 
-fn run(lab: &Lab, text: &str, under: Under) -> Outcome {
+fn run(lab: &Lab, text: &str, under: Under) -> RunOutcome {
     Script::new(text).run(&lab.workstation, under).unwrap()
 }
 
 /// What posh itself says on stderr, apart from the commands' own words.
-fn notices(outcome: &Outcome) -> Vec<String> {
+fn notices(outcome: &RunOutcome) -> Vec<String> {
     let text = String::from_utf8_lossy(&outcome.stderr).into_owned();
     text.lines().filter(|l| l.starts_with("posh: ")).map(str::to_owned).collect()
 }
 
 /// posh gives bash's output and status, whatever it has to say besides.
-fn assert_runs_here(lab: &Lab, text: &str) -> (Outcome, Report) {
+fn assert_runs_here(lab: &Lab, text: &str) -> (RunOutcome, ExplainReport) {
     let bash = run(lab, text, Under::Shell);
     let plain = run(lab, text, Under::Posh);
     let explained = run(lab, text, Under::PoshExplained);
@@ -59,7 +59,7 @@ fn assert_runs_here(lab: &Lab, text: &str) -> (Outcome, Report) {
     (plain, report)
 }
 
-fn assert_reason(report: &Report, command: &str, words: &str) {
+fn assert_reason(report: &ExplainReport, command: &str, words: &str) {
     let stages: Vec<_> = report.stages(command).collect();
     let right =
         !stages.is_empty() && stages.iter().all(|s| !s.is_offloaded() && s.reason.contains(words));
@@ -200,7 +200,7 @@ fn a_full_disk_on_the_server() {
     assert_eq!(String::from_utf8_lossy(&posh.stdout), "1\n", "{posh}");
     assert!(String::from_utf8_lossy(&posh.stderr).contains("No space left on device"), "{posh}");
     assert!(
-        posh.report().stages("cat").all(posh_integration::explain::Stage::is_offloaded),
+        posh.report().stages("cat").all(posh_integration::explain::ExplainedStage::is_offloaded),
         "{:?}",
         posh.report()
     );

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use posh_integration::cases::fixture::Fixture;
-use posh_integration::cases::site::Setting;
+use posh_integration::cases::site::CaseSettings;
 use posh_integration::cases::{Case, load, run, summary};
 use posh_integration::oracle::Door;
 use posh_integration::volumes::Mounts;
@@ -35,7 +35,7 @@ fn cases_are_the_same_under_posh() {
     let doors: &[Option<Door>] = if full { &[Some(Door::Path), Some(Door::Hook)] } else { &[None] };
     let fixture = Arc::new(Fixture::make().unwrap());
     for &door in doors {
-        let setting = Setting {
+        let setting = CaseSettings {
             programs: programs(),
             fixture: Arc::clone(&fixture),
             without: Vec::new(),
@@ -63,7 +63,7 @@ fn cases_are_the_same_on_volumes() {
     );
     let fixture = Arc::new(Fixture::make().unwrap());
     for mounts in [Mounts::Volume, Mounts::AtHand] {
-        let setting = Setting {
+        let setting = CaseSettings {
             programs: programs(),
             fixture: Arc::clone(&fixture),
             without: Vec::new(),
@@ -74,7 +74,7 @@ fn cases_are_the_same_on_volumes() {
     }
 }
 
-fn all_pass(cases: &[Case], setting: &Setting) {
+fn all_pass(cases: &[Case], setting: &CaseSettings) {
     let start = Instant::now();
     let verdicts = run::run(cases, setting, JOBS, &|_| {}).unwrap();
     // Past the test harness, which would keep it: the number of cases is to be seen.

@@ -19,7 +19,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use posh_integration::cloud::{Cloud, CloudSpec};
 use posh_integration::host::{CONFIG, HOME};
 use posh_integration::oracle::Under;
-use posh_integration::{Host, Lab, LabSpec, Outcome, Script};
+use posh_integration::{Host, Lab, LabSpec, RunOutcome, Script};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::programs;
@@ -74,14 +74,14 @@ fn look_for(top: &Path, names: &Tree) -> Tree {
     tree
 }
 
-fn run(host: &Host, text: &str) -> Outcome {
+fn run(host: &Host, text: &str) -> RunOutcome {
     let outcome = Script::new(text).run(host, Under::PoshExplained).unwrap();
     assert!(outcome.status.success() && outcome.stderr.is_empty(), "{text}: {outcome}");
     outcome
 }
 
 /// Every stage of `command` ran on a server.
-fn assert_offloaded(outcome: &Outcome, command: &str) {
+fn assert_offloaded(outcome: &RunOutcome, command: &str) {
     let stages: Vec<_> = outcome.report().stages(command).collect();
     assert!(
         !stages.is_empty() && stages.iter().all(|s| s.is_offloaded()),
@@ -91,13 +91,13 @@ fn assert_offloaded(outcome: &Outcome, command: &str) {
 }
 
 /// Why a command ran here.
-fn reason(outcome: &Outcome, command: &str) -> String {
+fn reason(outcome: &RunOutcome, command: &str) -> String {
     let stage = outcome.report().stages(command).next().expect("it ran");
     assert!(!stage.is_offloaded(), "{stage:#?}");
     stage.reason.clone()
 }
 
-fn text(outcome: &Outcome) -> String {
+fn text(outcome: &RunOutcome) -> String {
     String::from_utf8_lossy(&outcome.stdout).into_owned()
 }
 
@@ -463,7 +463,7 @@ fn near(workstation: &str, executor: &str) -> CloudSpec {
 const READ_BEFORE: &str = "cd /mnt/cloud; cat file; ls; wc -c file";
 const READ_AFTER: &str = "cd /mnt/cloud; echo longer than before > file; echo x > new; rm gone; cat file; ls; wc -c file";
 
-fn read_near(spec: CloudSpec) -> Outcome {
+fn read_near(spec: CloudSpec) -> RunOutcome {
     let cloud = cloud(spec);
     for name in ["file", "gone"] {
         fs::write(cloud.store().join(name), "old\n").unwrap();

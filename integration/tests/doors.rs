@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::oracle::Under;
 use posh_integration::{Door, Lab, LabSpec, Script};
 
@@ -331,8 +331,8 @@ fn placed(
     name: &str,
     script: &Script,
     offloaded: &[&str],
-) -> Result<Report, String> {
-    let missed = |report: &Report| kept_here(report, offloaded);
+) -> Result<ExplainReport, String> {
+    let missed = |report: &ExplainReport| kept_here(report, offloaded);
     let report = arena.attempt(name, script)?;
     let Some(first) = missed(&report) else { return Ok(report) };
     println!("tried again: {name}: {first}");
@@ -341,7 +341,7 @@ fn placed(
         .map_or(Ok(report), |fault| Err(format!("{name}: {fault} in\n  {}", script.text)))
 }
 
-fn try_all(cases: &[Case], check: impl Fn(&str, &Report) -> Option<String>) {
+fn try_all(cases: &[Case], check: impl Fn(&str, &ExplainReport) -> Option<String>) {
     let arena = Arena::new(fill);
     let mut faults = Vec::new();
     for (name, text, offloaded) in cases {

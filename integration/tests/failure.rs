@@ -12,7 +12,7 @@ use posh_integration::oracle::Under;
 use posh_integration::process::wait_gone;
 use posh_integration::quiet::processes_left;
 use posh_integration::running::Running;
-use posh_integration::{Host, Lab, LabSpec, Process, Script};
+use posh_integration::{ChildProcess, Host, Lab, LabSpec, Script};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::programs;
@@ -32,7 +32,7 @@ fn promise() -> Duration {
 /// the shell alone: on the workstation, since a mount shows new lines after 20 s only).
 struct Silent {
     // Dropped in this order: the laboratory ends when its processes are reaped.
-    shell: Process,
+    shell: ChildProcess,
     stdout: BufReader<ChildStdout>,
     log: PathBuf,
     lab: Lab,
@@ -104,7 +104,7 @@ fn kill(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
-fn kill_group(process: &Process, signal: Signal) {
+fn kill_group(process: &ChildProcess, signal: Signal) {
     kill_process_group(Pid::from_raw(process.id().cast_signed()).unwrap(), signal).unwrap();
 }
 

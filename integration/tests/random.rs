@@ -17,12 +17,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::oracle::{Door, Under};
 use posh_integration::random::files::Made;
-use posh_integration::random::{Program, grammar, render};
+use posh_integration::random::{RandomProgram, grammar, render};
 use posh_integration::tree::{self, Tree};
-use posh_integration::{Lab, LabSpec, Outcome, Script};
+use posh_integration::{Lab, LabSpec, RunOutcome, Script};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
@@ -62,14 +62,14 @@ struct Pair {
 
 /// What is run.
 struct Case<'a> {
-    program: &'a Program,
+    program: &'a RandomProgram,
     script: &'a str,
     files: &'a Made,
 }
 
 /// What a run left behind.
 struct Result {
-    outcome: Outcome,
+    outcome: RunOutcome,
     on_mount: Tree,
     here: Tree,
 }
@@ -86,7 +86,7 @@ struct Counts {
 
 /// How a program looked the same.
 struct Same {
-    report: Report,
+    report: ExplainReport,
     /// Only as in a later run of bash's.
     by_chance: bool,
 }
@@ -103,7 +103,7 @@ impl Pair {
     }
 
     /// Runs a program under posh and bash, in new directories; the report, or the difference.
-    fn attempt(&self, program: &Program, name: &str) -> std::result::Result<Same, String> {
+    fn attempt(&self, program: &RandomProgram, name: &str) -> std::result::Result<Same, String> {
         let text = render::render(program);
         let made = program.files.made().unwrap();
         let case = Case { program, script: &text.script, files: &made };
@@ -165,7 +165,7 @@ fn run(
 /// How posh's run differs; nothing if it does not.
 fn differences(bash: &Result, posh: &Result, unordered: bool) -> String {
     let mut text = String::new();
-    let complaints = |o: &Outcome| {
+    let complaints = |o: &RunOutcome| {
         let mut bytes = o.stderr.clone();
         if unordered {
             bytes.sort_unstable();
@@ -188,7 +188,7 @@ fn differences(bash: &Result, posh: &Result, unordered: bool) -> String {
     text
 }
 
-fn placements(report: &Report) -> String {
+fn placements(report: &ExplainReport) -> String {
     let stages = report.pipelines.iter().flat_map(|p| &p.stages);
     stages.fold(String::new(), |text, s| {
         text + &format!("  {}: {} ({})\n", s.placement, s.argv.join(" "), s.reason)
@@ -196,7 +196,7 @@ fn placements(report: &Report) -> String {
 }
 
 /// The program with this number: the same in every run with this seed.
-fn drawn(seed: u64, number: usize) -> impl ValueTree<Value = Program> {
+fn drawn(seed: u64, number: usize) -> impl ValueTree<Value = RandomProgram> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     bytes[8..16].copy_from_slice(&(number as u64).to_le_bytes());
@@ -208,7 +208,7 @@ fn drawn(seed: u64, number: usize) -> impl ValueTree<Value = Program> {
 /// The smallest program found that still differs.
 fn shrunk(
     pair: &Pair,
-    mut tree: impl ValueTree<Value = Program>,
+    mut tree: impl ValueTree<Value = RandomProgram>,
     number: usize,
     mut why: String,
 ) -> String {

@@ -2,7 +2,7 @@
 //! pipes (integration/shapes.yaml).
 
 use posh_integration::oracle::Under;
-use posh_integration::shapes::{self, Waits};
+use posh_integration::shapes::{self, WaitCounts};
 use posh_integration::{Lab, LabSpec};
 
 use crate::programs;
@@ -27,7 +27,7 @@ fn no_shape_of_processes_makes_a_command_wait() {
         if bash != posh {
             faults.push(format!("{} differs\n--- bash: {bash}\n--- posh: {posh}", shape.name));
         }
-        let waits = Waits::of(&lab.workstation).unwrap();
+        let waits = WaitCounts::of(&lab.workstation).unwrap();
         assert_eq!(waits.backstops.len(), 3, "{waits:?}");
         if waits.backstops.iter().any(|(_, reached)| *reached > 0) {
             faults.push(format!(

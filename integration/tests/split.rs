@@ -5,7 +5,7 @@ use std::fs;
 
 use posh_integration::host::PROGRAMS;
 use posh_integration::oracle::Under;
-use posh_integration::{Lab, LabSpec, Outcome, Script};
+use posh_integration::{Lab, LabSpec, RunOutcome, Script};
 
 use crate::programs;
 
@@ -121,7 +121,7 @@ fn lab() -> Lab {
     lab
 }
 
-fn run(lab: &Lab, text: &str, under: Under) -> Outcome {
+fn run(lab: &Lab, text: &str, under: Under) -> RunOutcome {
     Script::new(text).run(&lab.workstation, under).unwrap()
 }
 

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::host::{CONFIG, HOME, PROGRAMS};
 use posh_integration::oracle::{SCRIPT_LIMIT, Under, assert_equal, assert_same, collect};
 use posh_integration::people;
@@ -17,7 +17,7 @@ use posh_integration::process::wait_gone;
 use posh_integration::running::Running;
 use posh_integration::services::{WORKSTATION_KEY, read_file, write_file};
 use posh_integration::wire::Profile;
-use posh_integration::{Host, Lab, LabSpec, Outcome, Script, network};
+use posh_integration::{Host, Lab, LabSpec, RunOutcome, Script, network};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::programs;
@@ -79,17 +79,17 @@ fn install(server: &Host) {
 }
 
 /// posh with these words, such as `mounts`.
-fn posh(host: &Host, words: &[&str]) -> Outcome {
+fn posh(host: &Host, words: &[&str]) -> RunOutcome {
     let mut command = host.command(host.programs().join("posh"));
     command.args(words);
     collect(host, command, &words.join(" "), SCRIPT_LIMIT).unwrap()
 }
 
-fn stdout(outcome: &Outcome) -> String {
+fn stdout(outcome: &RunOutcome) -> String {
     String::from_utf8_lossy(&outcome.stdout).into_owned()
 }
 
-fn assert_offloaded(report: &Report) {
+fn assert_offloaded(report: &ExplainReport) {
     assert!(!report.pipelines.is_empty());
     let stages: Vec<_> = report.pipelines.iter().flat_map(|p| &p.stages).collect();
     assert!(stages.iter().all(|stage| stage.is_offloaded()), "{stages:#?}");
@@ -231,7 +231,7 @@ fn mounts_status_and_doctor_know_it() {
 
 /// A pipeline that stays silent after its first line, at work through ssh.
 struct Silent {
-    shell: posh_integration::Process,
+    shell: posh_integration::ChildProcess,
     stdout: BufReader<std::process::ChildStdout>,
     stderr: std::process::ChildStderr,
 }

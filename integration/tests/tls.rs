@@ -7,7 +7,7 @@ use std::fs;
 use posh_integration::host::{CONFIG, PROGRAMS};
 use posh_integration::oracle::{SCRIPT_LIMIT, Under, assert_same, collect};
 use posh_integration::services::{self, EXECUTOR_PORT, Service, read_file, write_file};
-use posh_integration::{Host, Lab, LabSpec, Outcome, Script, network};
+use posh_integration::{Host, Lab, LabSpec, RunOutcome, Script, network};
 
 use crate::programs;
 
@@ -96,7 +96,7 @@ fn identity(further: &str) -> String {
     format!("[[identity]]\nname = \"ada\"\nuser = \"root\"\n{further}")
 }
 
-fn asked(host: &Host, program: &str, words: &[&str]) -> Outcome {
+fn asked(host: &Host, program: &str, words: &[&str]) -> RunOutcome {
     let mut command = host.command(host.programs().join(program));
     command.args(words);
     collect(host, command, program, SCRIPT_LIMIT).unwrap()

@@ -7,7 +7,7 @@ use std::fs;
 use posh_integration::host::HOME;
 use posh_integration::oracle::Under;
 use posh_integration::wire::Profile;
-use posh_integration::{Lab, LabSpec, Outcome, Script};
+use posh_integration::{Lab, LabSpec, RunOutcome, Script};
 use serde::Deserialize;
 
 use crate::programs;
@@ -125,7 +125,7 @@ fn lab(spec: &LabSpec) -> Lab {
     lab
 }
 
-fn run(lab: &Lab, text: &str, options: &[&str]) -> Outcome {
+fn run(lab: &Lab, text: &str, options: &[&str]) -> RunOutcome {
     let mut script = Script::new(text);
     script.options = options.iter().map(|&option| option.to_owned()).collect();
     script.run(&lab.workstation, Under::Posh).unwrap()

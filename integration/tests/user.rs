@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 
 use crate::programs;
 
@@ -86,8 +86,8 @@ fn an_ordinary_user_offloads_too() {
     let plain = run(&[]);
     // Root's processes that have just begun may hold a pipe's end, for all that a user can see, and
     // other tests start many.
-    let reports = (0..20).map(|_| Report::take(&run(&["--explain=json"]).stderr).unwrap().1);
-    let are_offloaded = |report: &Report| {
+    let reports = (0..20).map(|_| ExplainReport::take(&run(&["--explain=json"]).stderr).unwrap().1);
+    let are_offloaded = |report: &ExplainReport| {
         let mut stages = ["grep", "sort", "tac"]
             .into_iter()
             .map(|command| report.stages(command).collect::<Vec<_>>());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use posh_integration::explain::Report as Explained;
+use posh_integration::explain::ExplainReport as Explained;
 use posh_integration::host::CONFIG;
 use posh_integration::oracle::{SCRIPT_LIMIT, collect};
 use posh_integration::programs::Programs;

@@ -2,10 +2,10 @@
 //! directives, for each application.
 
 use anyhow::{Context, Result};
-use posh_integration::explain::Stage;
+use posh_integration::explain::ExplainedStage;
 use posh_integration::oracle::Under;
 use posh_integration::programs::Programs;
-use posh_integration::workload::{Size, Workload};
+use posh_integration::workload::{Workload, WorkloadSize};
 
 use crate::report::{BenchReport, FigureTarget};
 use crate::sample::Samples;
@@ -35,14 +35,17 @@ pub fn measure(programs: &Programs, report: &mut BenchReport) -> Result<()> {
 fn setup_times(site: &BenchSite, workload: Workload, round: usize) -> Result<Vec<f64>> {
     let name = format!("{}-{round}", workload.name());
     let stores = site.stores(&name, workload.stores())?;
-    workload.generate(&stores, Size::Test)?;
+    workload.generate(&stores, WorkloadSize::Test)?;
     let out = local_path(&name);
     std::fs::create_dir(site.host().path(&out))
         .with_context(|| format!("cannot make {}", out.display()))?;
     let script = workload.script_for(&stores, &out.to_string_lossy());
     let outcome = script.run(site.host(), Under::PoshExplained)?;
     anyhow::ensure!(outcome.status.success(), "{} failed: {outcome}", workload.name());
-    let offloaded =
-        outcome.report().pipelines.iter().filter(|p| p.stages.iter().any(Stage::is_offloaded));
+    let offloaded = outcome
+        .report()
+        .pipelines
+        .iter()
+        .filter(|p| p.stages.iter().any(ExplainedStage::is_offloaded));
     Ok(offloaded.map(|p| p.setup_ms).collect())
 }

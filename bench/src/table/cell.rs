@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use posh_integration::LabError;
-use posh_integration::explain::{Pipeline, Report, Stage};
-use posh_integration::oracle::{Outcome, Under};
+use posh_integration::explain::{ExplainReport, ExplainedPipeline, ExplainedStage};
+use posh_integration::oracle::{RunOutcome, Under};
 
 use super::catalogue::{DataSize, USUAL_LIMIT_S, Workload};
 use super::place::RunPlace;
@@ -49,7 +49,7 @@ pub struct Trial {
     /// Time from the start of the shell to the end of its output.
     pub seconds: f64,
     /// `None`: it did not end within the limit.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<RunOutcome>,
     /// Digests of its results; `None` if it did not end.
     pub fingerprint: Option<Fingerprint>,
     bytes: u64,
@@ -91,7 +91,7 @@ impl OpenCell {
     }
 
     /// Result of the runs; `None` without runs.
-    pub fn close(self, explained: Option<Report>) -> Option<Cell> {
+    pub fn close(self, explained: Option<ExplainReport>) -> Option<Cell> {
         let seconds = Samples::new(self.trials.iter().map(|t| t.seconds).collect())?;
         let bytes = Samples::new(self.trials.iter().map(|t| t.bytes as f64).collect())?.median();
         let last = self.trials.last()?;
@@ -140,7 +140,7 @@ pub fn explained(
     workload: &'static Workload,
     system: System,
     terms: Terms,
-) -> Result<Report> {
+) -> Result<ExplainReport> {
     place.prepare(workload, system)?;
     let (mut script, _) = system.script(workload, terms.size);
     script.limit = terms.limit;
@@ -158,9 +158,12 @@ pub fn explained(
     Ok(outcome.report().clone())
 }
 
-fn explain(report: &Report, gateway: ProgramUsage, executors: ProgramUsage) -> Explained {
-    let offloaded: Vec<&Pipeline> =
-        report.pipelines.iter().filter(|p| p.stages.iter().any(Stage::is_offloaded)).collect();
+fn explain(report: &ExplainReport, gateway: ProgramUsage, executors: ProgramUsage) -> Explained {
+    let offloaded: Vec<&ExplainedPipeline> = report
+        .pipelines
+        .iter()
+        .filter(|p| p.stages.iter().any(ExplainedStage::is_offloaded))
+        .collect();
     let setup_ms =
         Samples::new(offloaded.iter().map(|p| p.setup_ms).collect()).map_or(0.0, |s| s.median());
     let stages = || report.pipelines.iter().flat_map(|p| &p.stages);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
-use posh_integration::Outcome;
-use posh_integration::tree::{self, Kind};
+use posh_integration::RunOutcome;
+use posh_integration::tree::{self, EntryKind};
 use sha2::{Digest, Sha256};
 
 use super::catalogue::Workload;
@@ -26,7 +26,7 @@ impl Fingerprint {
         place: &RunPlace,
         workload: &Workload,
         system: System,
-        outcome: &Outcome,
+        outcome: &RunOutcome,
     ) -> Result<Fingerprint> {
         // Scripts that ran on the server have printed the server's own paths.
         let outcome = outcome.clone().with("/srv/s", "/mnt/s");
@@ -62,10 +62,10 @@ fn add(parts: &mut BTreeMap<String, String>, name: &str, path: &Path) -> Result<
     // git's own files have times in them; the commits' hashes, which are printed, represent them.
     for (relative, entry) in tree::snapshot(path, &[".git"])? {
         let content = match entry.kind {
-            Kind::Directory => "directory".to_owned(),
-            Kind::File(bytes) => digest(&bytes),
-            Kind::Link(to) => format!("link to {}", to.display()),
-            Kind::Other => "special file".to_owned(),
+            EntryKind::Directory => "directory".to_owned(),
+            EntryKind::File(bytes) => digest(&bytes),
+            EntryKind::Link(to) => format!("link to {}", to.display()),
+            EntryKind::Other => "special file".to_owned(),
         };
         parts.insert(
             format!("{name}/{}", relative.display()),

@@ -14,13 +14,13 @@ use posh_integration::{Lab, LabSpec, cases, chaos, demo, init, interleave, netwo
 
 /// Runs laboratories for posh.
 #[derive(Debug, Parser)]
-struct Arguments {
+struct LabArguments {
     #[command(subcommand)]
-    task: Task,
+    task: LabTask,
 }
 
 #[derive(Debug, Subcommand)]
-enum Task {
+enum LabTask {
     /// Process 1 of a laboratory host (started by the laboratory itself).
     #[command(hide = true)]
     Init,
@@ -49,46 +49,46 @@ enum Task {
         links: Vec<Profile>,
     },
     /// Runs the paper's applications under bash and under posh, and compares.
-    Demo(demo::Options),
+    Demo(demo::DemoOptions),
     /// Runs the cases of integration/cases under their shells and under posh, and compares.
-    Cases(cases::options::Options),
+    Cases(cases::options::CaseOptions),
     /// Runs commands on a volume's server in turns with reads here, and counts what was stale.
-    Coherence(interleave::Options),
+    Coherence(interleave::InterleaveOptions),
     /// Runs test suites for file systems on volumes.
-    Suites(suites::Options),
+    Suites(suites::SuiteOptions),
     /// Runs pipelines while executors, links, gateways and disks fail, and compares.
-    Chaos(chaos::Options),
+    Chaos(chaos::ChaosOptions),
 }
 
 fn main() -> Result<ExitCode> {
-    match Arguments::parse().task {
-        Task::Init => init::run()?,
-        Task::Hold { servers } => hold(servers)?,
-        Task::Run { servers, link, command } => {
+    match LabArguments::parse().task {
+        LabTask::Init => init::run()?,
+        LabTask::Hold { servers } => hold(servers)?,
+        LabTask::Run { servers, link, command } => {
             return look_around(
                 LabSpec { link, unconfigured: true, ..LabSpec::servers(servers) },
                 &command,
             );
         }
-        Task::Links { links } => links.into_iter().try_for_each(measure)?,
-        Task::Demo(options) => {
+        LabTask::Links { links } => links.into_iter().try_for_each(measure)?,
+        LabTask::Demo(options) => {
             let same = demo::run(options)?;
             return Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        Task::Cases(options) => {
+        LabTask::Cases(options) => {
             let passed = cases::options::main(&options)?;
             return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        Task::Coherence(options) => {
+        LabTask::Coherence(options) => {
             let tally = interleave::run(&options, &Programs::beside_this()?)?;
             print!("{tally}");
             return Ok(if tally.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        Task::Suites(options) => {
+        LabTask::Suites(options) => {
             let is_good = suites::run(&options, &Programs::beside_this()?)?;
             return Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        Task::Chaos(options) => {
+        LabTask::Chaos(options) => {
             let tally = chaos::run(&options, &Programs::beside_this()?)?;
             print!("{tally}");
             return Ok(if tally.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE });

@@ -13,7 +13,7 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 
 /// Modification time of the fixture's first file, seconds since 1970; each next one is a minute
 /// later.
@@ -22,18 +22,18 @@ const STEP_S: i64 = 60;
 
 /// A tree in memory.
 #[derive(Debug)]
-pub struct Fixture(Vec<Node>);
+pub struct Fixture(Vec<FixtureNode>);
 
 #[derive(Debug)]
-struct Node {
+struct FixtureNode {
     path: PathBuf,
-    kind: Kind,
+    kind: FixtureKind,
     mode: u32,
     modified_s: i64,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum FixtureKind {
     Directory,
     File(Vec<u8>),
     Link(PathBuf),
@@ -66,7 +66,7 @@ impl Fixture {
             node.write(&path, owner).attempt(|| format!("write {}", path.display()))?;
         }
         // Directories last and innermost first: creating entries changes their times.
-        for node in self.0.iter().rev().filter(|n| matches!(n.kind, Kind::Directory)) {
+        for node in self.0.iter().rev().filter(|n| matches!(n.kind, FixtureKind::Directory)) {
             let path = root.join(&node.path);
             node.settle(&path).attempt(|| format!("set the mode of {}", path.display()))?;
         }
@@ -74,21 +74,21 @@ impl Fixture {
     }
 }
 
-impl Node {
+impl FixtureNode {
     fn write(&self, path: &Path, owner: u32) -> std::io::Result<()> {
         match &self.kind {
-            Kind::Directory => fs::create_dir(path)?,
-            Kind::Link(target) => symlink(target, path)?,
-            Kind::File(bytes) => fs::write(path, bytes)?,
+            FixtureKind::Directory => fs::create_dir(path)?,
+            FixtureKind::Link(target) => symlink(target, path)?,
+            FixtureKind::File(bytes) => fs::write(path, bytes)?,
         }
         if owner != 0 {
             lchown(path, Some(owner), Some(owner))?;
         }
-        if matches!(self.kind, Kind::Directory) { Ok(()) } else { self.settle(path) }
+        if matches!(self.kind, FixtureKind::Directory) { Ok(()) } else { self.settle(path) }
     }
 
     fn settle(&self, path: &Path) -> std::io::Result<()> {
-        if !matches!(self.kind, Kind::Link(_)) {
+        if !matches!(self.kind, FixtureKind::Link(_)) {
             fs::set_permissions(path, fs::Permissions::from_mode(self.mode))?;
         }
         let time = TimeSpec::new(self.modified_s, 0);
@@ -96,7 +96,7 @@ impl Node {
     }
 }
 
-fn read(root: &Path, below: &Path, nodes: &mut Vec<Node>) -> std::io::Result<()> {
+fn read(root: &Path, below: &Path, nodes: &mut Vec<FixtureNode>) -> std::io::Result<()> {
     let mut names: Vec<_> = fs::read_dir(root.join(below))?
         .map(|e| e.map(|e| e.file_name()))
         .collect::<std::io::Result<_>>()?;
@@ -107,14 +107,14 @@ fn read(root: &Path, below: &Path, nodes: &mut Vec<Node>) -> std::io::Result<()>
         let metadata = fs::symlink_metadata(&whole)?;
         let mode = metadata.mode() & 0o7777;
         let kind = if metadata.is_dir() {
-            Kind::Directory
+            FixtureKind::Directory
         } else if metadata.is_symlink() {
-            Kind::Link(fs::read_link(&whole)?)
+            FixtureKind::Link(fs::read_link(&whole)?)
         } else {
-            Kind::File(fs::read(&whole)?)
+            FixtureKind::File(fs::read(&whole)?)
         };
-        let descend = matches!(kind, Kind::Directory);
-        nodes.push(Node { path: path.clone(), kind, mode, modified_s: 0 });
+        let descend = matches!(kind, FixtureKind::Directory);
+        nodes.push(FixtureNode { path: path.clone(), kind, mode, modified_s: 0 });
         if descend {
             read(root, &path, nodes)?;
         }

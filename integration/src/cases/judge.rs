@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
-use super::site::Run;
-use super::{Case, Wanted};
-use crate::explain::Report;
+use super::site::ScriptRun;
+use super::{Case, WantedCommand};
+use crate::explain::ExplainReport;
 use crate::oracle::replace;
 use crate::tree::{Tree, differences, renamed};
 use crate::volumes::Mounts;
@@ -15,7 +15,7 @@ use crate::volumes::Mounts;
 const NAME: &str = "run-RUNRUN";
 
 /// Differences of two runs of a case, one entry each; empty if a user could not tell them apart.
-pub fn differing(case: &Case, one: &Run, other: &Run) -> Vec<String> {
+pub fn differing(case: &Case, one: &ScriptRun, other: &ScriptRun) -> Vec<String> {
     let mut found = Vec::new();
     let (left, right) = (&one.outcome, &other.outcome);
     if left.status != right.status {
@@ -34,15 +34,16 @@ pub fn differing(case: &Case, one: &Run, other: &Run) -> Vec<String> {
 
 fn output(
     name: &str,
-    (left, one): (&[u8], &Run),
-    (right, other): (&[u8], &Run),
+    (left, one): (&[u8], &ScriptRun),
+    (right, other): (&[u8], &ScriptRun),
     unordered: bool,
 ) -> Option<String> {
     // Most are equal as they are, and some have megabytes.
     if left == right {
         return None;
     }
-    let neutral = |bytes: &[u8], run: &Run| replace(bytes, run.name.as_bytes(), NAME.as_bytes());
+    let neutral =
+        |bytes: &[u8], run: &ScriptRun| replace(bytes, run.name.as_bytes(), NAME.as_bytes());
     let (left, right) = (neutral(left, one), neutral(right, other));
     let equal = if unordered { sorted(&left) == sorted(&right) } else { left == right };
     (!equal).then(|| {
@@ -73,12 +74,16 @@ fn excerpt(bytes: &[u8], other: &[u8]) -> String {
     format!("{} bytes{place} {:?}", bytes.len(), String::from_utf8_lossy(shown))
 }
 
-fn files(prefix: &str, (left, one): (&Tree, &Run), (right, other): (&Tree, &Run)) -> Vec<String> {
+fn files(
+    prefix: &str,
+    (left, one): (&Tree, &ScriptRun),
+    (right, other): (&Tree, &ScriptRun),
+) -> Vec<String> {
     if left == right {
         return Vec::new();
     }
     // Only differing entries are compared in detail: a case has megabytes of files.
-    let pick = |tree: &Tree, than: &Tree, run: &Run| {
+    let pick = |tree: &Tree, than: &Tree, run: &ScriptRun| {
         let differing = tree.iter().filter(|(path, entry)| than.get(*path) != Some(*entry));
         renamed(
             differing.map(|(path, entry)| (path.clone(), entry.clone())).collect(),
@@ -90,15 +95,15 @@ fn files(prefix: &str, (left, one): (&Tree, &Run), (right, other): (&Tree, &Run)
     found.into_iter().map(|difference| format!("file {prefix}{difference}")).collect()
 }
 
-fn time(path: &Path, one: &Run, other: &Run) -> Option<String> {
-    let of = |run: &Run| run.left.get(path).map(|entry| entry.modified_s);
+fn time(path: &Path, one: &ScriptRun, other: &ScriptRun) -> Option<String> {
+    let of = |run: &ScriptRun| run.left.get(path).map(|entry| entry.modified_s);
     let (left, right) = (of(one), of(other));
     (left != right || left.is_none())
         .then(|| format!("time of {}: {left:?} / {right:?}", path.display()))
 }
 
 /// Commands that did not run where the case requires it.
-pub fn misplaced(case: &Case, report: &Report, mounts: Mounts) -> Vec<String> {
+pub fn misplaced(case: &Case, report: &ExplainReport, mounts: Mounts) -> Vec<String> {
     let (mut there, mut here): (Vec<_>, Vec<_>) =
         (case.offloads.iter().collect(), case.local.iter().collect());
     match mounts {
@@ -113,12 +118,12 @@ pub fn misplaced(case: &Case, report: &Report, mounts: Mounts) -> Vec<String> {
     there.into_iter().chain(here.map(|w| format!("did not run here: {w}"))).collect()
 }
 
-fn count(report: &Report, wanted: &Wanted, offloaded: bool) -> usize {
+fn count(report: &ExplainReport, wanted: &WantedCommand, offloaded: bool) -> usize {
     report.stages(&wanted.command).filter(|stage| stage.is_offloaded() == offloaded).count()
 }
 
 /// Placement of each stage and its reason, one line each.
-pub fn placements(report: &Report) -> String {
+pub fn placements(report: &ExplainReport) -> String {
     let mut text = String::new();
     for (number, pipeline) in (1..).zip(&report.pipelines) {
         for stage in &pipeline.stages {
@@ -130,28 +135,32 @@ pub fn placements(report: &Report) -> String {
 }
 
 /// Returns true if some stage ran on a server.
-pub fn offloaded(report: &Report) -> bool {
-    report.pipelines.iter().flat_map(|p| &p.stages).any(crate::explain::Stage::is_offloaded)
+pub fn offloaded(report: &ExplainReport) -> bool {
+    report
+        .pipelines
+        .iter()
+        .flat_map(|p| &p.stages)
+        .any(crate::explain::ExplainedStage::is_offloaded)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oracle::Outcome;
+    use crate::oracle::RunOutcome;
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
     use std::time::Duration;
 
-    fn run(name: &str, stdout: &str) -> Run {
+    fn run(name: &str, stdout: &str) -> ScriptRun {
         let status = ExitStatus::from_raw(0);
-        let outcome = Outcome {
+        let outcome = RunOutcome {
             stdout: stdout.into(),
             stderr: Vec::new(),
             status,
             report: None,
             wall: Duration::ZERO,
         };
-        Run {
+        ScriptRun {
             outcome,
             statuses: "0 0".into(),
             left: Tree::new(),

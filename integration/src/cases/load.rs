@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_yaml::Value;
 
 use super::Case;
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 
 /// Directory of this repository's cases, at build time.
 pub const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cases");

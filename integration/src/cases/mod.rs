@@ -32,20 +32,20 @@ pub struct Case {
     pub rule: Option<Rule>,
     /// Commands that must run on a server.
     #[serde(default)]
-    pub offloads: Vec<Wanted>,
+    pub offloads: Vec<WantedCommand>,
     /// Commands that must run locally.
     #[serde(default)]
-    pub local: Vec<Wanted>,
+    pub local: Vec<WantedCommand>,
     /// Commands that must run locally if the mount is an sshfs, because of its effects on files; on
     /// volumes they run on the server.
     #[serde(default)]
-    pub by_sshfs: Vec<Wanted>,
+    pub by_sshfs: Vec<WantedCommand>,
     /// Shell of the script.
     #[serde(default)]
     pub shell: Language,
     /// Working directory at the start.
     #[serde(default)]
-    pub start: Start,
+    pub start: StartDirectory,
     /// A script for `sh` in the fresh directory, on the server.
     #[serde(default)]
     pub prepare: String,
@@ -104,7 +104,7 @@ impl Case {
 /// Working directory of a script, and value of its variable `D`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Start {
+pub enum StartDirectory {
     /// At home; `D` is the directory's absolute path.
     #[default]
     Home,
@@ -149,27 +149,27 @@ impl From<Language> for Shell {
 
 /// `cat`, or `cat*3`: a command, and how many stages of it at least.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedCommand {
     /// The annotation's name.
     pub command: String,
     /// At least so many.
     pub count: usize,
 }
 
-impl<'de> Deserialize<'de> for Wanted {
+impl<'de> Deserialize<'de> for WantedCommand {
     fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
         let text = String::deserialize(source)?;
         let Some((command, count)) = text.rsplit_once('*') else {
-            return Ok(Wanted { command: text, count: 1 });
+            return Ok(WantedCommand { command: text, count: 1 });
         };
         let count = count.parse().ok().filter(|count| *count > 0);
         let count = count
             .ok_or_else(|| de::Error::custom(format!("{text:?} is not a command with a number")))?;
-        Ok(Wanted { command: command.to_owned(), count })
+        Ok(WantedCommand { command: command.to_owned(), count })
     }
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for WantedCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.count {
             1 => f.write_str(&self.command),

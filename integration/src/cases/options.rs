@@ -8,7 +8,7 @@ use clap::Args;
 use posh_proto::rule::Rule;
 
 use super::fixture::Fixture;
-use super::site::Setting;
+use super::site::CaseSettings;
 use super::{Case, load, run, summary, without};
 use crate::error::{LabError, Result};
 use crate::oracle::Door;
@@ -17,7 +17,7 @@ use crate::volumes::Mounts;
 
 /// The options.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct CaseOptions {
     /// How posh is to see commands: by its directory on PATH, or by its hook in execve
     #[arg(long, value_enum)]
     door: Option<Door>,
@@ -50,7 +50,7 @@ pub struct Options {
 }
 
 /// Runs the selected cases and prints the results; true when nothing failed.
-pub fn main(options: &Options) -> Result<bool> {
+pub fn main(options: &CaseOptions) -> Result<bool> {
     let paths =
         if options.paths.is_empty() { vec![load::DIRECTORY.into()] } else { options.paths.clone() };
     let mut cases = load::load(&paths)?.map_err(LabError::Cases)?;
@@ -62,7 +62,7 @@ pub fn main(options: &Options) -> Result<bool> {
         cases.iter().for_each(|case| println!("{}", case.title()));
         return Ok(true);
     }
-    let setting = Setting {
+    let setting = CaseSettings {
         programs: Programs::beside_this()?,
         fixture: Arc::new(Fixture::make()?),
         without: options.without.clone(),
@@ -78,7 +78,7 @@ pub fn main(options: &Options) -> Result<bool> {
         (false, true) => Verbosity::Failures,
         (false, false) => Verbosity::Quiet,
     };
-    let tell = |verdict: &run::Verdict| tell(&cases[verdict.number], verdict, verbosity);
+    let tell = |verdict: &run::CaseVerdict| tell(&cases[verdict.number], verdict, verbosity);
     let verdicts = run::run(&cases, &setting, options.jobs, &tell)?;
     if options.verbose {
         print!("{}", summary::slowest(&cases, &verdicts));
@@ -99,7 +99,7 @@ enum Verbosity {
     All,
 }
 
-fn tell(case: &Case, verdict: &run::Verdict, verbose: Verbosity) {
+fn tell(case: &Case, verdict: &run::CaseVerdict, verbose: Verbosity) {
     if !verdict.faults.is_empty() && verbose != Verbosity::Quiet {
         return println!("{}", summary::failure(case, verdict));
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::site::{Setting, Site, Way};
+use super::site::{CaseSettings, CaseSite, RunMode};
 use super::{Case, Oracle, judge};
 use crate::error::{LabError, Result};
 use crate::volumes::Mounts;
@@ -17,7 +17,7 @@ const TRIES: usize = 3;
 
 /// Result of one case.
 #[derive(Debug)]
-pub struct Verdict {
+pub struct CaseVerdict {
     /// Index among the cases that were run.
     pub number: usize,
     /// Differences between posh and its shell, and commands that did not run where they must.
@@ -34,11 +34,11 @@ pub struct Verdict {
     pub wall: Duration,
 }
 
-impl Verdict {
+impl CaseVerdict {
     /// Verdict of a run that did not end, or could not be started.
-    fn broken(number: usize, error: &LabError) -> Verdict {
+    fn broken(number: usize, error: &LabError) -> CaseVerdict {
         let faults = vec![error.to_string()];
-        Verdict {
+        CaseVerdict {
             number,
             faults,
             by_mount: Vec::new(),
@@ -53,23 +53,23 @@ impl Verdict {
 /// Runs all `cases`; calls `done` with each verdict. Returns the verdicts in the cases' order.
 pub fn run(
     cases: &[Case],
-    setting: &Setting,
+    setting: &CaseSettings,
     jobs: usize,
-    done: &(dyn Fn(&Verdict) + Sync),
-) -> Result<Vec<Verdict>> {
+    done: &(dyn Fn(&CaseVerdict) + Sync),
+) -> Result<Vec<CaseVerdict>> {
     let next = AtomicUsize::new(0);
     let verdicts = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         let work = || -> Result<()> {
-            let mut site = Site::start(setting)?;
+            let mut site = CaseSite::start(setting)?;
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(case) = cases.get(number) else { return Ok(()) };
                 let verdict = match try_case(&mut site, case, number) {
                     Ok(verdict) => verdict,
                     Err(error) => {
-                        site = Site::start(setting)?;
-                        Verdict::broken(number, &error)
+                        site = CaseSite::start(setting)?;
+                        CaseVerdict::broken(number, &error)
                     }
                 };
                 done(&verdict);
@@ -84,17 +84,17 @@ pub fn run(
     Ok(verdicts)
 }
 
-fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
+fn try_case(site: &mut CaseSite, case: &Case, number: usize) -> Result<CaseVerdict> {
     let start = Instant::now();
-    let copy = site.run(case, Way::Copy)?;
-    let mount = site.run(case, Way::Mount)?;
+    let copy = site.run(case, RunMode::Copy)?;
+    let mount = site.run(case, RunMode::Mount)?;
     let oracle = match case.oracle {
         Oracle::Mount => &mount,
         Oracle::Local => &copy,
     };
     let mut missed = 0;
     let (posh, mut faults) = loop {
-        let posh = site.run(case, Way::Posh)?;
+        let posh = site.run(case, RunMode::Posh)?;
         let mut faults = judge::differing(case, oracle, &posh);
         let misplaced = judge::misplaced(case, posh.outcome.report(), site.mounts());
         if faults.is_empty() && !misplaced.is_empty() && missed + 1 < TRIES {
@@ -105,7 +105,7 @@ fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
         break (posh, faults);
     };
     if site.mounts() == Mounts::AtHand {
-        let untold = site.run(case, Way::PoshUntold)?;
+        let untold = site.run(case, RunMode::PoshUntold)?;
         faults.extend(
             judge::differing(case, oracle, &untold)
                 .into_iter()
@@ -121,7 +121,7 @@ fn try_case(site: &mut Site, case: &Case, number: usize) -> Result<Verdict> {
         (false, _) => {}
     }
     let report = posh.outcome.report();
-    Ok(Verdict {
+    Ok(CaseVerdict {
         number,
         faults,
         by_mount: judge::differing(case, &copy, &mount),

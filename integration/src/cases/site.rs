@@ -13,12 +13,12 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use posh_proto::rule;
 
 use super::fixture::Fixture;
-use super::{Case, Start};
-use crate::error::{Attempt, Result};
+use super::{Case, StartDirectory};
+use crate::error::{AttemptExt, Result};
 use crate::host::{HOME, Host};
 use crate::lab::{Lab, LabSpec};
 use crate::oracle::Door;
-use crate::oracle::{Outcome, Script, Under};
+use crate::oracle::{RunOutcome, Script, Under};
 use crate::people::{self, Person};
 use crate::programs::Programs;
 use crate::services;
@@ -40,7 +40,7 @@ const OTHER: &str = "/mnt/s2/other";
 
 /// Settings common to all workers.
 #[derive(Debug, Clone)]
-pub struct Setting {
+pub struct CaseSettings {
     /// The programs under test.
     pub programs: Programs,
     /// The files of a case.
@@ -55,17 +55,17 @@ pub struct Setting {
 
 /// A worker's machines.
 #[derive(Debug)]
-pub struct Site {
+pub struct CaseSite {
     // Dropped before the laboratory whose namespaces it shares.
     local: Host,
     lab: Lab,
-    setting: Setting,
+    setting: CaseSettings,
     serial: u32,
 }
 
 /// Ways in which a script runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum RunMode {
     /// The shell alone, on a local copy at the same path.
     Copy,
     /// The shell alone, on the mount: the reference for posh.
@@ -78,9 +78,9 @@ pub enum Way {
 
 /// Result of one run, which still contains the name of its directory.
 #[derive(Debug)]
-pub struct Run {
+pub struct ScriptRun {
     /// Outputs and status, and posh's report.
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     /// `$?` and the statuses of the last pipeline, as the script's end saw them.
     pub statuses: String,
     /// The directory afterwards, on its server.
@@ -91,9 +91,9 @@ pub struct Run {
     pub name: String,
 }
 
-impl Site {
+impl CaseSite {
     /// Starts the laboratory.
-    pub fn start(setting: &Setting) -> Result<Site> {
+    pub fn start(setting: &CaseSettings) -> Result<CaseSite> {
         let names: Vec<_> = setting.without.iter().map(|rule| rule.name()).collect();
         let mut spec = LabSpec::servers(2).different().mounts(setting.mounts);
         if !names.is_empty() {
@@ -102,7 +102,7 @@ impl Site {
         let lab = Lab::start(&spec, &setting.programs)?;
         let local = lab.workstation.room()?;
         fill_room(&local)?;
-        let site = Site { local, lab, setting: setting.clone(), serial: 0 };
+        let site = CaseSite { local, lab, setting: setting.clone(), serial: 0 };
         site.fill_constant()?;
         Ok(site)
     }
@@ -137,13 +137,13 @@ impl Site {
     }
 
     /// Runs a case one way, in a fresh directory that is removed afterwards.
-    pub fn run(&mut self, case: &Case, way: Way) -> Result<Run> {
+    pub fn run(&mut self, case: &Case, way: RunMode) -> Result<ScriptRun> {
         self.serial += 1;
         let name = format!("run-{:06}", self.serial);
         let who = if case.user { &USER } else { &ROOT };
         let (owner, root, number) = match way {
-            Way::Copy => (&self.local, who.mount, who.here),
-            Way::Mount | Way::Posh | Way::PoshUntold => {
+            RunMode::Copy => (&self.local, who.mount, who.here),
+            RunMode::Mount | RunMode::Posh | RunMode::PoshUntold => {
                 (&self.lab.servers[0].host, who.directory, who.there)
             }
         };
@@ -154,36 +154,36 @@ impl Site {
             .attempt(|| format!("make {}", data.display()))?;
         self.setting.fixture.put(&data, number)?;
         prepare(owner, &directory, number, &case.prepare)?;
-        if self.setting.mounts.are_volumes() && way != Way::Copy {
+        if self.setting.mounts.are_volumes() && way != RunMode::Copy {
             self.wait_seen(&name, who)?;
         }
-        let host = if way == Way::Copy { &self.local } else { &self.lab.workstation };
+        let host = if way == RunMode::Copy { &self.local } else { &self.lab.workstation };
         empty(&host.path(who.home))?;
         let settings = host.path(who.home).join(".gitconfig");
         fs::write(&settings, GIT_SETTINGS)
             .and_then(|()| chown(&settings, Some(who.here), Some(who.here)))
             .attempt(|| format!("write {}", settings.display()))?;
         let under = match way {
-            Way::Copy | Way::Mount => Under::Shell,
-            Way::Posh => Under::PoshExplained,
-            Way::PoshUntold => Under::Posh,
+            RunMode::Copy | RunMode::Mount => Under::Shell,
+            RunMode::Posh => Under::PoshExplained,
+            RunMode::PoshUntold => Under::Posh,
         };
         let outcome = self.script(case, &name, who).run(host, under)?;
-        if self.setting.mounts.are_volumes() && way != Way::Copy {
+        if self.setting.mounts.are_volumes() && way != RunMode::Copy {
             self.settle(&name, who)?;
         }
         let mut left = tree::snapshot(&data, &[])?;
         // Her uids on the workstation and on the server are the same person.
         let hers = left
             .values_mut()
-            .filter(|e| way == Way::Copy && case.user && e.owner == (who.here, who.here));
+            .filter(|e| way == RunMode::Copy && case.user && e.owner == (who.here, who.here));
         hers.for_each(|entry| entry.owner = (who.there, who.there));
         let statuses =
             services::read_file(host, Path::new(who.home).join(STATUSES)).unwrap_or_default();
         let statuses = String::from_utf8_lossy(&statuses).trim().to_owned();
         let home = tree::snapshot(&host.path(who.home), &[STATUSES])?;
         fs::remove_dir_all(&data).attempt(|| format!("remove {}", data.display()))?;
-        Ok(Run { outcome, statuses, left, home, name })
+        Ok(ScriptRun { outcome, statuses, left, home, name })
     }
 
     /// Waits until the workstation sees the directory: a volume may cache that it does not exist,
@@ -218,8 +218,8 @@ impl Site {
                 .extend(Person::variables().map(|(name, value)| (name.to_owned(), value)));
         }
         match case.start {
-            Start::Home => script.variable("D", directory.to_string_lossy()),
-            Start::Inside => script.variable("D", ".").directory(directory),
+            StartDirectory::Home => script.variable("D", directory.to_string_lossy()),
+            StartDirectory::Inside => script.variable("D", ".").directory(directory),
         }
     }
 }

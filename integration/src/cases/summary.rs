@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::Case;
-use super::run::Verdict;
+use super::run::CaseVerdict;
 
 /// A failed case: its script, the differences of the two runs (shell / posh), and the placements.
-pub fn failure(case: &Case, verdict: &Verdict) -> String {
+pub fn failure(case: &Case, verdict: &CaseVerdict) -> String {
     let mut text = format!("FAILED {}", case.title());
     if !case.why.is_empty() {
         let _ = write!(text, " ({})", case.why.trim());
@@ -24,7 +24,7 @@ pub fn failure(case: &Case, verdict: &Verdict) -> String {
 }
 
 /// Numbers of all cases, of each subject, and the total time.
-pub fn numbers(cases: &[Case], verdicts: &[Verdict], wall: Duration) -> String {
+pub fn numbers(cases: &[Case], verdicts: &[CaseVerdict], wall: Duration) -> String {
     let mut subjects: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
     for verdict in verdicts {
         let counts = subjects.entry(cases[verdict.number].subject()).or_default();
@@ -57,11 +57,11 @@ pub fn numbers(cases: &[Case], verdicts: &[Verdict], wall: Duration) -> String {
 }
 
 /// The cases that took longest.
-pub fn slowest(cases: &[Case], verdicts: &[Verdict]) -> String {
+pub fn slowest(cases: &[Case], verdicts: &[CaseVerdict]) -> String {
     const SHOWN: usize = 10;
     let mut sorted: Vec<_> = verdicts.iter().collect();
     sorted.sort_by_key(|verdict| std::cmp::Reverse(verdict.wall));
     let line =
-        |v: &&Verdict| format!("{:8.2} s {}\n", v.wall.as_secs_f64(), cases[v.number].title());
+        |v: &&CaseVerdict| format!("{:8.2} s {}\n", v.wall.as_secs_f64(), cases[v.number].title());
     sorted.iter().take(SHOWN).map(line).collect()
 }

@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use posh_proto::rule::Rule;
 
 use super::Case;
-use super::run::{self, Verdict};
-use super::site::Setting;
+use super::run::{self, CaseVerdict};
+use super::site::CaseSettings;
 use crate::error::Result;
 
 /// Cases that noticed that a rule was left out.
@@ -24,9 +24,9 @@ pub struct Effect {
 
 impl Effect {
     /// Sorts the verdicts of a run without `rule`.
-    pub fn of(rule: Rule, cases: &[Case], verdicts: &[Verdict]) -> Effect {
+    pub fn of(rule: Rule, cases: &[Case], verdicts: &[CaseVerdict]) -> Effect {
         let pick = |named: bool, red: bool| {
-            let right = |v: &&Verdict| {
+            let right = |v: &&CaseVerdict| {
                 (cases[v.number].rule == Some(rule)) == named && v.faults.is_empty() != red
             };
             verdicts.iter().filter(right).map(|v| v.number).collect()
@@ -75,13 +75,13 @@ impl Effect {
 
 /// Runs all cases without each rule in turn and prints a table; true when at least five cases hold
 /// each rule and none of them passes without it.
-pub fn table(cases: &[Case], setting: &Setting, jobs: usize) -> Result<bool> {
+pub fn table(cases: &[Case], setting: &CaseSettings, jobs: usize) -> Result<bool> {
     println!(
         "| left out | cases of it that fail | other cases that fail | which |\n|---|---:|---:|---|"
     );
     let mut complete = true;
     for &rule in Rule::ALL {
-        let setting = Setting { without: vec![rule], ..setting.clone() };
+        let setting = CaseSettings { without: vec![rule], ..setting.clone() };
         let verdicts = run::run(cases, &setting, jobs, &|_| {})?;
         let effect = Effect::of(rule, cases, &verdicts);
         complete &= effect.silent.is_empty() && effect.held.len() >= ENOUGH;

@@ -43,7 +43,7 @@ impl Point {
 
 /// A fault to inject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fault {
+pub enum InjectedFault {
     /// The executor is killed, and started again at once.
     Kill,
     /// The executor is killed, and restarted only after the pipeline's end.
@@ -66,39 +66,42 @@ pub enum Fault {
     FullDisk,
 }
 
-impl Fault {
+impl InjectedFault {
     /// All.
-    pub const ALL: [Fault; 10] = [
-        Fault::Kill,
-        Fault::KillForGood,
-        Fault::Freeze,
-        Fault::FreezeForGood,
-        Fault::Reset,
-        Fault::Delay,
-        Fault::Cut,
-        Fault::CutForGood,
-        Fault::KillGateway,
-        Fault::FullDisk,
+    pub const ALL: [InjectedFault; 10] = [
+        InjectedFault::Kill,
+        InjectedFault::KillForGood,
+        InjectedFault::Freeze,
+        InjectedFault::FreezeForGood,
+        InjectedFault::Reset,
+        InjectedFault::Delay,
+        InjectedFault::Cut,
+        InjectedFault::CutForGood,
+        InjectedFault::KillGateway,
+        InjectedFault::FullDisk,
     ];
 
     /// Returns true if the fault is noticed only by a timeout.
     pub fn is_long(self) -> bool {
-        matches!(self, Fault::FreezeForGood | Fault::CutForGood | Fault::KillForGood)
+        matches!(
+            self,
+            InjectedFault::FreezeForGood | InjectedFault::CutForGood | InjectedFault::KillForGood
+        )
     }
 
     /// Text for the table.
     pub fn words(self) -> &'static str {
         match self {
-            Fault::Kill => "executor killed, restarted",
-            Fault::KillForGood => "executor killed for good",
-            Fault::Freeze => "executor frozen for 2 s",
-            Fault::FreezeForGood => "executor frozen for good",
-            Fault::Reset => "connection reset",
-            Fault::Delay => "link delayed by 1 s",
-            Fault::Cut => "network down for 2 s",
-            Fault::CutForGood => "network down for good",
-            Fault::KillGateway => "gateway killed",
-            Fault::FullDisk => "server's disk full",
+            InjectedFault::Kill => "executor killed, restarted",
+            InjectedFault::KillForGood => "executor killed for good",
+            InjectedFault::Freeze => "executor frozen for 2 s",
+            InjectedFault::FreezeForGood => "executor frozen for good",
+            InjectedFault::Reset => "connection reset",
+            InjectedFault::Delay => "link delayed by 1 s",
+            InjectedFault::Cut => "network down for 2 s",
+            InjectedFault::CutForGood => "network down for good",
+            InjectedFault::KillGateway => "gateway killed",
+            InjectedFault::FullDisk => "server's disk full",
         }
     }
 }

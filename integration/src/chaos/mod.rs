@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 use crate::generate::Numbers;
 use crate::host::{CONFIG, HOME, Host, RUNTIME};
 use crate::lab::{ExportSpec, Lab, LabSpec, ServerSpec};
@@ -25,10 +25,10 @@ use crate::programs::Programs;
 use crate::quiet;
 use crate::services;
 
-pub use faults::{Fault, Point};
+pub use faults::{InjectedFault, Point};
 use proxy::{PORT, Proxy};
-pub use tally::Tally;
-use verdict::{Injected, Left, Verdict};
+pub use tally::ChaosTally;
+use verdict::{Injected, LeftFiles, PipelineVerdict};
 use work::{Effect, Work};
 
 /// Size of the server's disk: enough for a few pipelines' files, and soon full.
@@ -47,7 +47,7 @@ const LOG: &str = "info,posh_gateway::dispatch=debug";
 
 /// How much is done.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Options {
+pub struct ChaosOptions {
     /// How many pipelines.
     #[arg(long, default_value_t = 300)]
     pub pipelines: usize,
@@ -69,8 +69,8 @@ pub struct Options {
 ///
 /// # Errors
 /// The laboratory's own; faults of posh are in the tally.
-pub fn run(options: &Options, programs: &Programs) -> Result<Tally> {
-    let tally = Mutex::new(Tally::default());
+pub fn run(options: &ChaosOptions, programs: &Programs) -> Result<ChaosTally> {
+    let tally = Mutex::new(ChaosTally::default());
     let labs = options.labs.clamp(1, options.pipelines.max(1));
     std::thread::scope(|scope| {
         let tally = &tally;
@@ -83,10 +83,10 @@ pub fn run(options: &Options, programs: &Programs) -> Result<Tally> {
 }
 
 fn in_one_lab(
-    options: &Options,
+    options: &ChaosOptions,
     programs: &Programs,
     (number, labs): (usize, usize),
-    tally: &Mutex<Tally>,
+    tally: &Mutex<ChaosTally>,
 ) -> Result<()> {
     let export = ExportSpec { size_bytes: Some(DISK_BYTES), ..ExportSpec::new("s1") };
     let server = ServerSpec { name: "store1".into(), exports: vec![export] };
@@ -94,7 +94,7 @@ fn in_one_lab(
     let lab = Lab::start(&spec, programs)?;
     let table = lab.mount_table().replace(&services::EXECUTOR_PORT.to_string(), &PORT.to_string());
     services::write_file(&lab.workstation, CONFIG, table.as_bytes())?;
-    let site = Site { lab: &lab, originals: lab.workstation.path(HOME).join("originals") };
+    let site = ChaosSite { lab: &lab, originals: lab.workstation.path(HOME).join("originals") };
     services::write_file(&lab.servers[0].host, "/srv/s1/probe", b"here\n")?;
     work::make_files(&lab.workstation, &format!("{HOME}/originals"))?;
     std::thread::scope(|scope| {
@@ -122,7 +122,7 @@ fn in_one_lab(
 }
 
 /// Chooses pipeline, fault and point.
-fn plan(options: &Options, index: usize) -> Injected {
+fn plan(options: &ChaosOptions, index: usize) -> Injected {
     let mut numbers =
         Numbers::seeded(options.seed.wrapping_mul(1_000_003).wrapping_add(index as u64));
     for _ in 0..8 {
@@ -132,19 +132,21 @@ fn plan(options: &Options, index: usize) -> Injected {
         |count: usize| usize::try_from(numbers.below(count as u64)).expect("below a usize");
     // Points in turn, so that a short run covers each.
     let point = Point::ALL[index % Point::ALL.len()];
-    let faults: Vec<Fault> =
-        Fault::ALL.into_iter().filter(|fault| !(options.short && fault.is_long())).collect();
+    let faults: Vec<InjectedFault> = InjectedFault::ALL
+        .into_iter()
+        .filter(|fault| !(options.short && fault.is_long()))
+        .collect();
     let fault = faults[pick(faults.len())];
     let fitting: Vec<Work> = Work::all().into_iter().filter(|work| work.reaches(point)).collect();
     Injected { work: fitting[pick(fitting.len())].clone(), point, fault, after_chunks: 1 + pick(6) }
 }
 
-struct Site<'a> {
+struct ChaosSite<'a> {
     lab: &'a Lab,
     originals: PathBuf,
 }
 
-impl Site<'_> {
+impl ChaosSite<'_> {
     /// Waits until the gateway has found the executor again: it retries in intervals.
     fn wait_offloaded(&self) -> Result<()> {
         let end = Instant::now() + READY;
@@ -168,7 +170,7 @@ impl Site<'_> {
         }
     }
 
-    fn one(&self, index: usize, injected: &Injected, proxy: &Proxy) -> Result<Verdict> {
+    fn one(&self, index: usize, injected: &Injected, proxy: &Proxy) -> Result<PipelineVerdict> {
         let (own, theirs) = (format!("{HOME}/bash-{index}"), format!("/mnt/s1/posh-{index}"));
         let here = self.lab.workstation.path(&own);
         let there = self.lab.data(1).join(format!("posh-{index}"));
@@ -201,14 +203,14 @@ impl Site<'_> {
         let left = |host: &Host, path: &str, directory: &Path| {
             let commits = injected.work.effect == Effect::Commits;
             let history = if commits { work::history(host, path)? } else { Vec::new() };
-            Ok::<_, LabError>(Left { directory: directory.to_owned(), history })
+            Ok::<_, LabError>(LeftFiles { directory: directory.to_owned(), history })
         };
         let ours = left(&self.lab.workstation, &own, &here)?;
         let remote = left(&self.lab.servers[0].host, &there_path, &there)?;
         let verdict = verdict::judge(injected, (&bash, &ours), (posh, &remote), fired);
         let again = log.contains("run again here");
         let resumed = log.contains("goes on by a new connection");
-        let verdict = Verdict { again, resumed, log: log.to_owned(), ..verdict };
+        let verdict = PipelineVerdict { again, resumed, log: log.to_owned(), ..verdict };
         for target in [&here, &there] {
             fs::remove_dir_all(target).attempt(|| format!("remove {}", target.display()))?;
         }
@@ -226,7 +228,7 @@ impl Site<'_> {
     }
 
     /// Looks for processes, mounts and temporary files that are left behind.
-    fn look_for_remains(&self, tally: &Mutex<Tally>) -> Result<()> {
+    fn look_for_remains(&self, tally: &Mutex<ChaosTally>) -> Result<()> {
         let mut found = Vec::new();
         for host in [&self.lab.workstation, &self.lab.servers[0].host] {
             let processes = quiet::processes_left(host, AFTERWARDS)?;

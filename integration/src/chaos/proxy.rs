@@ -27,7 +27,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::faults::{Fault, Point};
+use super::faults::{InjectedFault, Point};
 use crate::error::Result;
 use crate::lab::Lab;
 use crate::network;
@@ -42,11 +42,11 @@ const DELAY: Duration = Duration::from_secs(1);
 pub const LONG: Duration = Duration::from_secs(30);
 
 /// The proxy's handle for the test.
-pub struct Proxy(Arc<Shared>);
+pub struct Proxy(Arc<ProxyShared>);
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct ProxyShared {
+    state: Mutex<ProxyState>,
     changed: Condvar,
     /// Tells the proxy to reset its connections.
     reset: Notify,
@@ -56,8 +56,8 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
-    armed: Option<(Point, Fault, usize)>,
+struct ProxyState {
+    armed: Option<(Point, InjectedFault, usize)>,
     fired: Option<Instant>,
     executor: i32,
     /// A pipeline is running.
@@ -65,7 +65,7 @@ struct State {
     /// Faults that are not healed yet.
     unhealed: usize,
     is_listening: bool,
-    must_restart: Option<Fault>,
+    must_restart: Option<InjectedFault>,
     is_over: bool,
 }
 
@@ -76,11 +76,11 @@ impl Proxy {
         lab: &'env Lab,
     ) -> Result<Proxy> {
         let server = &lab.servers[0].host;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyShared {
             workstation: lab.workstation.pid(),
             server: server.pid(),
             disk: lab.data(1).join("filler"),
-            ..Shared::default()
+            ..ProxyShared::default()
         });
         let executor = start_executor(lab)?;
         let own = shared.clone();
@@ -90,7 +90,7 @@ impl Proxy {
     }
 
     /// Arms a fault for the next run.
-    pub fn arm(&self, point: Point, fault: Fault, after_chunks: usize) {
+    pub fn arm(&self, point: Point, fault: InjectedFault, after_chunks: usize) {
         let mut state = self.0.lock();
         (state.armed, state.fired, state.is_busy) =
             (Some((point, fault, after_chunks)), None, true);
@@ -105,7 +105,7 @@ impl Proxy {
             self.0.changed.notify_all();
         }
         let _ = fs::remove_file(&self.0.disk);
-        let is_well = |state: &State| {
+        let is_well = |state: &ProxyState| {
             state.unhealed == 0 && state.is_listening && state.must_restart.is_none()
         };
         assert!(self.0.wait(is_well), "what was broken is whole again");
@@ -125,13 +125,13 @@ fn start_executor(lab: &Lab) -> Result<Service> {
     services::start_executor(&lab.servers[0].host, "127.0.0.1", &exports)
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ProxyShared {
+    fn lock(&self) -> MutexGuard<'_, ProxyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a state; false if it was not reached in time.
-    fn wait(&self, is_so: impl Fn(&State) -> bool) -> bool {
+    fn wait(&self, is_so: impl Fn(&ProxyState) -> bool) -> bool {
         let state = self.lock();
         let waited = self.changed.wait_timeout_while(state, LONG, |state| !is_so(state));
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
@@ -166,7 +166,7 @@ impl Shared {
             }
             let restart = self.lock().must_restart;
             if let Some(fault) = restart {
-                if fault == Fault::KillForGood {
+                if fault == InjectedFault::KillForGood {
                     self.wait_at_most(LONG);
                 }
                 // Its port is free only after its end.
@@ -194,7 +194,7 @@ impl Shared {
         let client = client
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let service = ExecutorServer::new(Relay { client, shared: self.clone() })
+        let service = ExecutorServer::new(RelayService { client, shared: self.clone() })
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         self.lock().is_listening = true;
@@ -224,22 +224,22 @@ impl Shared {
         };
         let executor = Pid::from_raw(self.lock().executor);
         match fault {
-            Fault::Kill | Fault::KillForGood => {
+            InjectedFault::Kill | InjectedFault::KillForGood => {
                 self.lock().must_restart = Some(fault);
                 let _ = kill(executor, Signal::SIGKILL);
                 self.reset().await;
             }
-            Fault::Reset => self.reset().await,
-            Fault::Freeze | Fault::FreezeForGood => {
+            InjectedFault::Reset => self.reset().await,
+            InjectedFault::Freeze | InjectedFault::FreezeForGood => {
                 let _ = kill(executor, Signal::SIGSTOP);
-                self.wait_at_most(if fault == Fault::Freeze { SHORT } else { LONG });
+                self.wait_at_most(if fault == InjectedFault::Freeze { SHORT } else { LONG });
                 let _ = kill(executor, Signal::SIGCONT);
             }
-            Fault::Delay => self.wait_at_most(DELAY),
-            Fault::Cut => self.cut(SHORT),
-            Fault::CutForGood => self.cut(LONG),
-            Fault::KillGateway => self.kill_gateway(),
-            Fault::FullDisk => self.fill_disk(),
+            InjectedFault::Delay => self.wait_at_most(DELAY),
+            InjectedFault::Cut => self.cut(SHORT),
+            InjectedFault::CutForGood => self.cut(LONG),
+            InjectedFault::KillGateway => self.kill_gateway(),
+            InjectedFault::FullDisk => self.fill_disk(),
         }
     }
 
@@ -282,13 +282,13 @@ fn set_link(state: &str) {
     assert!(status.is_ok_and(|status| status.success()), "the link goes {state}");
 }
 
-struct Relay {
+struct RelayService {
     client: ExecutorClient<Channel>,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
 }
 
 #[tonic::async_trait]
-impl Executor for Relay {
+impl Executor for RelayService {
     type RunStream = Pin<Box<dyn Stream<Item = std::result::Result<RunOutput, Status>> + Send>>;
 
     async fn describe(
@@ -332,7 +332,7 @@ impl Executor for Relay {
 
 /// Forwards a run's messages, and injects the fault before the right one.
 async fn carry(
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
     mut output: Streaming<RunOutput>,
     sender: mpsc::Sender<std::result::Result<RunOutput, Status>>,
 ) {

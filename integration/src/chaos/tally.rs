@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::faults::{Fault, Point};
-use super::verdict::{How, Injected, Verdict};
+use super::faults::{InjectedFault, Point};
+use super::verdict::{How, Injected, PipelineVerdict};
 
 /// Results of all pipelines.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct ChaosTally {
     points: BTreeMap<Point, Counts>,
-    faults: BTreeMap<Fault, Counts>,
+    faults: BTreeMap<InjectedFault, Counts>,
     /// Pipelines that did not reach their point.
     pub unharmed: usize,
     /// Wrong results.
@@ -32,7 +32,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn add(&mut self, verdict: &Verdict) {
+    fn add(&mut self, verdict: &PipelineVerdict) {
         self.faults += 1;
         self.again += usize::from(verdict.again);
         self.resumed += usize::from(verdict.resumed);
@@ -45,13 +45,13 @@ impl Counts {
     }
 }
 
-impl Tally {
+impl ChaosTally {
     /// Counts one pipeline; returns a line about a wrong result.
     pub(super) fn add(
         &mut self,
         index: usize,
         injected: &Injected,
-        verdict: Verdict,
+        verdict: PipelineVerdict,
     ) -> Option<String> {
         let Injected { work, point, fault, .. } = injected;
         if verdict.fired {
@@ -93,7 +93,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for ChaosTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head =
             ["faults", "as bash", "run again", "gone on", "failed cleanly", "wrong", "longest"];

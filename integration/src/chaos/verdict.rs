@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::faults::{Fault, Point};
+use super::faults::{InjectedFault, Point};
 use super::proxy::LONG;
 use super::work::{Effect, Work};
 use crate::error::Result;
-use crate::oracle::Outcome;
+use crate::oracle::RunOutcome;
 use crate::tree;
 
 /// Limit of the time after a fault, and a margin for a busy machine.
@@ -21,7 +21,7 @@ const EXIT_POSH_FAILED: i32 = 125;
 pub struct Injected {
     pub work: Work,
     pub point: Point,
-    pub fault: Fault,
+    pub fault: InjectedFault,
     /// For [`Point::Middle`].
     pub after_chunks: usize,
 }
@@ -39,7 +39,7 @@ pub enum How {
 
 /// Files that a pipeline left.
 #[derive(Debug)]
-pub struct Left {
+pub struct LeftFiles {
     /// Its path for this process.
     pub directory: PathBuf,
     /// The commits in its repository, if it makes any.
@@ -48,7 +48,7 @@ pub struct Left {
 
 /// Result of a pipeline.
 #[derive(Debug, Clone)]
-pub struct Verdict {
+pub struct PipelineVerdict {
     pub how: How,
     /// The fault was injected; false if the pipeline has no such point.
     pub fired: bool,
@@ -65,10 +65,10 @@ pub struct Verdict {
 /// Compares the results under bash and posh, and checks the time.
 pub fn judge(
     injected: &Injected,
-    (bash, here): (&Outcome, &Left),
-    (posh, there): (Result<Outcome>, &Left),
+    (bash, here): (&RunOutcome, &LeftFiles),
+    (posh, there): (Result<RunOutcome>, &LeftFiles),
     fired: Option<(Instant, Instant)>,
-) -> Verdict {
+) -> PipelineVerdict {
     let took =
         fired.map_or(Duration::ZERO, |(fired, ended)| ended.saturating_duration_since(fired));
     let how = match posh {
@@ -81,7 +81,14 @@ pub fn judge(
             Err(what) => How::Wrong(format!("{what}\n--- bash: {bash}\n--- posh: {posh}")),
         },
     };
-    Verdict { how, fired: fired.is_some(), took, again: false, resumed: false, log: String::new() }
+    PipelineVerdict {
+        how,
+        fired: fired.is_some(),
+        took,
+        again: false,
+        resumed: false,
+        log: String::new(),
+    }
 }
 
 /// Limit of the time after the fault. The first command may start before the shell has opened
@@ -92,15 +99,15 @@ fn patience(injected: &Injected) -> Duration {
         ["< ", "> "].iter().any(|redirect| injected.work.text.contains(redirect));
     let may_be_ahead = matches!(injected.point, Point::BeforeSpecification | Point::BeforeStarted);
     match injected.fault {
-        Fault::CutForGood if is_opened_by_shell && may_be_ahead => LONG + PATIENCE + SLACK,
+        InjectedFault::CutForGood if is_opened_by_shell && may_be_ahead => LONG + PATIENCE + SLACK,
         _ => PATIENCE + SLACK,
     }
 }
 
 fn compare(
     injected: &Injected,
-    (bash, here): (&Outcome, &Left),
-    (posh, there): (&Outcome, &Left),
+    (bash, here): (&RunOutcome, &LeftFiles),
+    (posh, there): (&RunOutcome, &LeftFiles),
 ) -> std::result::Result<How, String> {
     let differences = differences(here, there)?;
     if bash == posh && differences.is_empty() {
@@ -108,7 +115,7 @@ fn compare(
     }
     once_only(injected.work.effect, here, there)?;
     let said = String::from_utf8_lossy(&posh.stderr);
-    let full = injected.fault == Fault::FullDisk && !posh.stderr.is_empty();
+    let full = injected.fault == InjectedFault::FullDisk && !posh.stderr.is_empty();
     if posh.status.success() {
         return Err(format!("another result with status 0; files: {differences:?}"));
     }
@@ -126,7 +133,7 @@ fn compare(
 }
 
 /// Paths at which the trees differ; repositories are compared by git.
-fn differences(here: &Left, there: &Left) -> std::result::Result<Vec<String>, String> {
+fn differences(here: &LeftFiles, there: &LeftFiles) -> std::result::Result<Vec<String>, String> {
     let trees = [here, there].map(|left| tree::snapshot(&left.directory, &["repo/.git"]));
     let [Ok(left), Ok(right)] = trees else { return Err("a tree can't be read".to_owned()) };
     let mut differences = tree::differences(&left, &right);
@@ -136,7 +143,11 @@ fn differences(here: &Left, there: &Left) -> std::result::Result<Vec<String>, St
     Ok(differences)
 }
 
-fn once_only(effect: Effect, here: &Left, there: &Left) -> std::result::Result<(), String> {
+fn once_only(
+    effect: Effect,
+    here: &LeftFiles,
+    there: &LeftFiles,
+) -> std::result::Result<(), String> {
     match effect {
         Effect::Reads => match differences(here, there)? {
             changed if changed.is_empty() => Ok(()),
@@ -144,7 +155,7 @@ fn once_only(effect: Effect, here: &Left, there: &Left) -> std::result::Result<(
         },
         Effect::Writes => Ok(()),
         Effect::Appends(file) => {
-            let read = |left: &Left| {
+            let read = |left: &LeftFiles| {
                 std::fs::read(left.directory.join(file)).map_err(|error| error.to_string())
             };
             let (once, now) = (read(here)?, read(there)?);

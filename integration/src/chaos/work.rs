@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use super::faults::Point;
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::host::Host;
 
 const LARGE_LINES: usize = 40_000;

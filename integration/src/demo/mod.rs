@@ -11,18 +11,18 @@ use std::sync::mpsc::sync_channel;
 
 use nix::sys::signal::{SigSet, Signal};
 
-use crate::error::{Attempt, Result};
-use crate::explain::Report;
-use crate::oracle::{Outcome, Under};
+use crate::error::{AttemptExt, Result};
+use crate::explain::ExplainReport;
+use crate::oracle::{RunOutcome, Under};
 use crate::programs::Programs;
 use crate::tree::{self, Tree};
 use crate::wire::Profile;
-use crate::workload::{Size, Store, Workload};
-use site::Site;
+use crate::workload::{Store, Workload, WorkloadSize};
+use site::DemoSite;
 
 /// Selection and size of the demonstration.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Options {
+pub struct DemoOptions {
     /// Only this application (may be repeated).
     #[arg(long = "only", value_name = "NAME", value_parser = by_name)]
     only: Vec<Workload>,
@@ -48,7 +48,7 @@ struct Comparison {
     workload: Workload,
     bash: Cost,
     posh: Cost,
-    report: Report,
+    report: ExplainReport,
     differences: Vec<String>,
 }
 
@@ -60,12 +60,12 @@ struct Cost {
 }
 
 /// Shows everything; false when an output differed. Ends early, and cleans up, on a signal.
-pub fn run(options: Options) -> Result<bool> {
+pub fn run(options: DemoOptions) -> Result<bool> {
     let mut signals = SigSet::empty();
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|s| signals.add(s));
     // Before any thread starts, so that all of them inherit it; children start with a clear mask.
     signals.thread_block().attempt(|| "block signals".into())?;
-    let site = Arc::new(Site::start(&options, &Programs::beside_this()?)?);
+    let site = Arc::new(DemoSite::start(&options, &Programs::beside_this()?)?);
     let (ended, end) = sync_channel(2);
     let (interrupted, shown) = (ended.clone(), Arc::clone(&site));
     std::thread::spawn(move || interrupted.send(signals.wait().map(Err)));
@@ -84,14 +84,17 @@ pub fn run(options: Options) -> Result<bool> {
     }
 }
 
-fn show(site: &Site, options: &Options) -> Result<bool> {
+fn show(site: &DemoSite, options: &DemoOptions) -> Result<bool> {
     println!("{}", site.description());
     site.warm_up()?;
     let chosen = if options.only.is_empty() { &Workload::ALL[..] } else { &options.only };
     let mut comparisons = Vec::new();
     for workload in chosen {
-        let comparison =
-            compare(site, *workload, if options.small { Size::Test } else { Size::Demo })?;
+        let comparison = compare(
+            site,
+            *workload,
+            if options.small { WorkloadSize::Test } else { WorkloadSize::Demo },
+        )?;
         table::print_details(&comparison);
         comparisons.push(comparison);
     }
@@ -100,13 +103,13 @@ fn show(site: &Site, options: &Options) -> Result<bool> {
     Ok(comparisons.iter().all(|c| c.differences.is_empty()))
 }
 
-struct Run {
-    outcome: Outcome,
+struct DemoRun {
+    outcome: RunOutcome,
     cost: Cost,
     left: Vec<Tree>,
 }
 
-fn compare(site: &Site, workload: Workload, size: Size) -> Result<Comparison> {
+fn compare(site: &DemoSite, workload: Workload, size: WorkloadSize) -> Result<Comparison> {
     println!("\n== {} ==\n\n{}", workload.name(), table::indent(workload.script()));
     let bash = run_under(site, workload, size, (Under::Shell, "with-bash"))?;
     let posh = run_under(site, workload, size, (Under::PoshExplained, "with-posh"))?;
@@ -123,11 +126,11 @@ fn compare(site: &Site, workload: Workload, size: Size) -> Result<Comparison> {
 
 /// Runs an application on new data, which no run has read through the mount yet.
 fn run_under(
-    site: &Site,
+    site: &DemoSite,
     workload: Workload,
-    size: Size,
+    size: WorkloadSize,
     (under, name): (Under, &str),
-) -> Result<Run> {
+) -> Result<DemoRun> {
     let name = format!("{}-{name}", workload.name());
     let stores = site.stores(&name, workload.stores())?;
     println!("making the data of {} ({})", workload.name(), stores[0].mount.display());
@@ -141,7 +144,7 @@ fn run_under(
     let bytes = before.zip(site.bytes_moved()?).map(|(before, after)| after - before);
     let cost = Cost { seconds: outcome.wall.as_secs_f64(), bytes };
     let left = leave(workload, &stores, &seen, &name)?;
-    Ok(Run { outcome, cost, left })
+    Ok(DemoRun { outcome, cost, left })
 }
 
 /// Reads the files that a run left, then removes its directories, so that memory holds one run's
@@ -159,7 +162,7 @@ fn leave(workload: Workload, stores: &[Store<'_>], out: &Path, name: &str) -> Re
 }
 
 /// Output of `posh --explain` for a pipeline over two servers.
-fn explain_view(site: &Site, chosen: &[Workload]) -> Result<String> {
+fn explain_view(site: &DemoSite, chosen: &[Workload]) -> Result<String> {
     let count = chosen.iter().map(|w| w.stores()).max().unwrap_or(1).min(2);
     let stores = site.stores("explained", count)?;
     let mut names = Vec::new();

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use tempfile::TempDir;
 
-use super::Options;
-use crate::error::{Attempt, Result};
+use super::DemoOptions;
+use crate::error::{AttemptExt, Result};
 use crate::host::{HOME, Host};
 use crate::lab::{Lab, LabSpec};
 use crate::programs::Programs;
@@ -17,7 +17,7 @@ use crate::workload::Store;
 /// Number that the paper's distributed logs need.
 const SERVERS: usize = 5;
 
-pub enum Site {
+pub enum DemoSite {
     Lab(Box<Lab>, String),
     Plain(Plain),
 }
@@ -26,26 +26,26 @@ pub enum Site {
 pub struct Plain {
     host: Host,
     root: PathBuf,
-    /// Emptied by [`Site::end`], which a signal may call while the demonstration still runs.
+    /// Emptied by [`DemoSite::end`], which a signal may call while the demonstration still runs.
     owned: Mutex<Option<(Vec<Service>, TempDir)>>,
 }
 
-impl Site {
-    pub fn start(options: &Options, programs: &Programs) -> Result<Site> {
+impl DemoSite {
+    pub fn start(options: &DemoOptions, programs: &Programs) -> Result<DemoSite> {
         for program in ["posh", "posh-cli", "posh-gateway", "posh-executor", "posh-stage"] {
             programs.find(program)?;
         }
         if !nix::unistd::geteuid().is_root() {
-            return Ok(Site::Plain(Plain::start(programs)?));
+            return Ok(DemoSite::Plain(Plain::start(programs)?));
         }
         let spec = LabSpec::servers(SERVERS).link(options.link);
         let link = format!("a link of {}", options.link);
-        Ok(Site::Lab(Box::new(Lab::start(&spec, programs)?), link))
+        Ok(DemoSite::Lab(Box::new(Lab::start(&spec, programs)?), link))
     }
 
     pub fn description(&self) -> String {
         match self {
-            Site::Lab(_, link) => format!(
+            DemoSite::Lab(_, link) => format!(
                 "A workstation and {SERVERS} storage servers, each in network, mount and process \
                  namespaces of\n\
                  its own on this machine, joined by {link} each. /mnt/s1 ... /mnt/s{SERVERS} are\n\
@@ -53,7 +53,7 @@ impl Site {
                  workstation's\n\
                  network interfaces, both directions, mount traffic included."
             ),
-            Site::Plain(plain) => format!(
+            DemoSite::Plain(plain) => format!(
                 "This user is not root: no namespaces and no mounts can be made. {SERVERS} \
                  executors serve\n\
                  directories below {} over the loopback interface, and bash reads the same\n\
@@ -67,31 +67,31 @@ impl Site {
 
     pub fn workstation(&self) -> &Host {
         match self {
-            Site::Lab(lab, _) => &lab.workstation,
-            Site::Plain(plain) => &plain.host,
+            DemoSite::Lab(lab, _) => &lab.workstation,
+            DemoSite::Plain(plain) => &plain.host,
         }
     }
 
     /// Directory for results on the workstation.
     pub fn home(&self) -> PathBuf {
         match self {
-            Site::Lab(..) => HOME.into(),
-            Site::Plain(plain) => plain.root.join("home"),
+            DemoSite::Lab(..) => HOME.into(),
+            DemoSite::Plain(plain) => plain.root.join("home"),
         }
     }
 
     /// The directory `name`, made anew on each of the first `count` servers.
     pub fn stores(&self, name: &str, count: usize) -> Result<Vec<Store<'_>>> {
         match self {
-            Site::Lab(lab, _) => Ok(lab.stores(name)?.into_iter().take(count).collect()),
-            Site::Plain(plain) => (1..=count).map(|number| plain.store(number, name)).collect(),
+            DemoSite::Lab(lab, _) => Ok(lab.stores(name)?.into_iter().take(count).collect()),
+            DemoSite::Plain(plain) => (1..=count).map(|number| plain.store(number, name)).collect(),
         }
     }
 
     pub fn bytes_moved(&self) -> Result<Option<u64>> {
         match self {
-            Site::Lab(lab, _) => lab.bytes_moved().map(Some),
-            Site::Plain(_) => Ok(None),
+            DemoSite::Lab(lab, _) => lab.bytes_moved().map(Some),
+            DemoSite::Plain(_) => Ok(None),
         }
     }
 
@@ -105,7 +105,7 @@ impl Site {
 
     /// Ends processes that do not end with this one.
     pub fn end(&self) {
-        let Site::Plain(plain) = self else { return };
+        let DemoSite::Plain(plain) = self else { return };
         let mut stop = plain.host.command(plain.host.programs().join("posh"));
         stop.args(["gateway", "stop"]);
         if let Err(error) = plain.host.must(stop) {

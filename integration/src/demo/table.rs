@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Comparison, Cost};
-use crate::explain::Report;
+use crate::explain::ExplainReport;
 
 /// Prints the placements of one application, equal stages counted together, then the differences.
 pub fn print_details(comparison: &Comparison) {
@@ -46,7 +46,7 @@ pub fn indent(text: &str) -> String {
     text.lines().map(|l| format!("  {l}\n")).collect()
 }
 
-fn placement(report: &Report) -> String {
+fn placement(report: &ExplainReport) -> String {
     let mut counts: BTreeMap<(&str, &str, &str), usize> = BTreeMap::new();
     for stage in report.pipelines.iter().flat_map(|p| &p.stages) {
         *counts.entry((&stage.placement, &stage.command, &stage.reason)).or_default() += 1;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::volumes::{self, Mounts, User};

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 use crate::generate::Numbers;
 
 /// Largest size of a file: commands append the files' tails to each other.
@@ -28,7 +28,7 @@ const TOLD: usize = 4;
 const FIRST_OWN_NUMBER: u64 = 1 << 62;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct SeenFile {
     attributes: Attributes,
     content: Vec<u8>,
 }
@@ -57,7 +57,7 @@ impl Attributes {
     }
 }
 
-type Picture = BTreeMap<PathBuf, Seen>;
+type Picture = BTreeMap<PathBuf, SeenFile>;
 
 fn picture(root: &Path, below: &Path, into: &mut Picture) -> io::Result<()> {
     for entry in fs::read_dir(root.join(below))? {
@@ -72,7 +72,7 @@ fn picture(root: &Path, below: &Path, into: &mut Picture) -> io::Result<()> {
             fs::read(&whole)?
         };
         let is_directory = metadata.is_dir();
-        into.insert(path.clone(), Seen { attributes: Attributes::of(&metadata), content });
+        into.insert(path.clone(), SeenFile { attributes: Attributes::of(&metadata), content });
         if is_directory {
             picture(root, &path, into)?;
         }
@@ -98,7 +98,7 @@ pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) ->
     let mut found = compare(
         ("the volume", &numbered_alike(ours, &server)),
         ("its server", &server),
-        Seen::clone,
+        SeenFile::clone,
     );
     // An archive contains times.
     let [server, plain] = [server, plain].map(|mut all| {
@@ -130,17 +130,17 @@ fn numbered_alike(mut ours: Picture, server: &Picture) -> Picture {
 }
 
 /// Removes numbers, sizes of directories and times, in which a plain directory differs.
-fn without_what_differs(seen: &Seen) -> Seen {
+fn without_what_differs(seen: &SeenFile) -> SeenFile {
     let mode = seen.attributes.mode;
     let attributes =
         Attributes { inode: 0, links: 0, mode, size: 0, modified: (0, 0), changed: (0, 0) };
-    Seen { attributes, content: seen.content.clone() }
+    SeenFile { attributes, content: seen.content.clone() }
 }
 
 fn compare(
     (name, ours): (&str, &Picture),
     (other_name, theirs): (&str, &Picture),
-    of_interest: impl Fn(&Seen) -> Seen,
+    of_interest: impl Fn(&SeenFile) -> SeenFile,
 ) -> Vec<String> {
     let mut found = Vec::new();
     for path in ours.keys().chain(theirs.keys().filter(|path| !ours.contains_key(*path))) {
@@ -155,7 +155,7 @@ fn compare(
 }
 
 /// One line, with a hash of all the content.
-fn describe(seen: &Seen) -> String {
+fn describe(seen: &SeenFile) -> String {
     let Attributes { inode, links, mode, size, modified, changed } = &seen.attributes;
     let start: String = String::from_utf8_lossy(&seen.content).chars().take(SHOWN).collect();
     let (length, sum) = (seen.content.len(), crate::generate::sum(&seen.content));
@@ -170,7 +170,7 @@ pub fn bound(volume: &Path, plain: &Path) -> Result<()> {
     let mut seen = Picture::new();
     // Read errors are reported already.
     let _ = picture(volume, Path::new(""), &mut seen);
-    let large = |seen: &Seen| {
+    let large = |seen: &SeenFile| {
         seen.attributes.mode & 0o170_000 == 0o100_000 && seen.attributes.size > LARGEST_BYTES
     };
     for path in seen.iter().filter(|(_, seen)| large(seen)).map(|(path, _)| path) {
@@ -237,7 +237,7 @@ impl Handles {
 }
 
 /// Descriptions; an inode number of the volume's own is mapped to the server's.
-fn shown(mut ours: io::Result<Seen>, theirs: io::Result<Seen>) -> [String; 2] {
+fn shown(mut ours: io::Result<SeenFile>, theirs: io::Result<SeenFile>) -> [String; 2] {
     if let (Ok(ours), Ok(theirs)) = (&mut ours, &theirs)
         && ours.attributes.inode >= FIRST_OWN_NUMBER
     {
@@ -248,10 +248,10 @@ fn shown(mut ours: io::Result<Seen>, theirs: io::Result<Seen>) -> [String; 2] {
 }
 
 /// Attributes, and content by pread(2).
-fn seen(file: &File) -> io::Result<Seen> {
+fn seen(file: &File) -> io::Result<SeenFile> {
     let attributes = Attributes::of(&file.metadata()?);
     let mut content = vec![0; usize::try_from(attributes.size + 1).expect("files are small")];
     let length = file.read_at(&mut content, 0)?;
     content.truncate(length);
-    Ok(Seen { attributes, content })
+    Ok(SeenFile { attributes, content })
 }

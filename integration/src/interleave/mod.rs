@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 use crate::generate::Numbers;
 use crate::host::HOME;
 use crate::lab::{Lab, LabSpec};
@@ -27,9 +27,9 @@ use crate::programs::Programs;
 use crate::volumes::Mounts;
 
 use look::Handles;
-use session::Session;
-use steps::Step;
-pub use tally::Tally;
+use session::RunningShell;
+use steps::InterleaveStep;
+pub use tally::InterleaveTally;
 
 /// Directory below the mount, so that the volume's root changes too.
 const BELOW: &str = "w";
@@ -41,7 +41,7 @@ const CUT_BEGINS_MS: u64 = 25;
 
 /// How much is done.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Options {
+pub struct InterleaveOptions {
     /// How many steps.
     #[arg(long, default_value_t = 1000)]
     pub steps: usize,
@@ -63,9 +63,9 @@ pub struct Options {
 ///
 /// # Errors
 /// The laboratory's own; faults of volumes are in the tally.
-pub fn run(options: &Options, programs: &Programs) -> Result<Tally> {
+pub fn run(options: &InterleaveOptions, programs: &Programs) -> Result<InterleaveTally> {
     let lab = Lab::start(&LabSpec::servers(1).mounts(Mounts::Volume), programs)?;
-    let mut site = Site::start(&lab, options)?;
+    let mut site = InterleaveSite::start(&lab, options)?;
     for number in 0..options.steps {
         let told = site.one(number)?;
         if options.verbose {
@@ -77,20 +77,20 @@ pub fn run(options: &Options, programs: &Programs) -> Result<Tally> {
     Ok(tally)
 }
 
-struct Site<'a> {
+struct InterleaveSite<'a> {
     lab: &'a Lab,
     numbers: Numbers,
     cut_every: u64,
-    volume: Session,
-    plain: Session,
+    volume: RunningShell,
+    plain: RunningShell,
     /// Paths, for this process, of the volume, its server, and the plain directory for bash.
     roots: [PathBuf; 3],
     handles: Handles,
-    tally: Tally,
+    tally: InterleaveTally,
 }
 
-impl<'a> Site<'a> {
-    fn start(lab: &'a Lab, options: &Options) -> Result<Self> {
+impl<'a> InterleaveSite<'a> {
+    fn start(lab: &'a Lab, options: &InterleaveOptions) -> Result<Self> {
         let (here, there) = (lab.mount(1).join(BELOW), lab.data(1).join(BELOW));
         let plain = format!("{HOME}/plain");
         let host = &lab.workstation;
@@ -98,11 +98,11 @@ impl<'a> Site<'a> {
             fs::create_dir(&directory).attempt(|| format!("make {}", directory.display()))?;
         }
         let roots = [host.path(&here), there, host.path(&plain)];
-        let volume = Session::start(host, Under::PoshExplained, &here)?;
-        let plain = Session::start(host, Under::Shell, plain.as_ref())?;
+        let volume = RunningShell::start(host, Under::PoshExplained, &here)?;
+        let plain = RunningShell::start(host, Under::Shell, plain.as_ref())?;
         let numbers = Numbers::seeded(options.seed);
-        let (handles, tally) = (Handles::default(), Tally::default());
-        Ok(Site {
+        let (handles, tally) = (Handles::default(), InterleaveTally::default());
+        Ok(InterleaveSite {
             lab,
             numbers,
             cut_every: options.cut_every,
@@ -116,19 +116,19 @@ impl<'a> Site<'a> {
 
     /// Runs one step; returns its description.
     fn one(&mut self, number: usize) -> Result<String> {
-        let step = Step::any(&mut self.numbers);
+        let step = InterleaveStep::any(&mut self.numbers);
         let is_cut = self.cut_every > 0 && self.numbers.below(self.cut_every) == 0;
         let begun = Instant::now();
         let mut faults = match &step {
-            Step::Here(change) => {
+            InterleaveStep::Here(change) => {
                 let [volume, _, plain] = &self.roots;
                 let (ours, plain) = (change.carry_out(volume), change.carry_out(plain));
                 let differs = (ours != plain)
                     .then(|| format!("it gave {ours:?}, and {plain:?} on a plain directory"));
                 differs.into_iter().collect()
             }
-            Step::Command(line) if is_cut => self.command_with_cut(line)?,
-            Step::Command(line) => self.command(line)?,
+            InterleaveStep::Command(line) if is_cut => self.command_with_cut(line)?,
+            InterleaveStep::Command(line) => self.command(line)?,
         };
         self.tally.note_step(&step, is_cut, begun.elapsed());
         faults.extend(self.look());
@@ -154,16 +154,16 @@ impl<'a> Site<'a> {
         let lasts = SHORTEST_CUT + Duration::from_millis(self.numbers.below(CUT_SPREAD_MS));
         let begins = Duration::from_millis(self.numbers.below(CUT_BEGINS_MS));
         if before {
-            network::set_link(&self.lab.workstation, 1, network::Link::Down)?;
+            network::set_link(&self.lab.workstation, 1, network::LinkState::Down)?;
             self.volume.begin(line)?;
         } else {
             self.volume.begin(line)?;
             thread::sleep(begins);
-            network::set_link(&self.lab.workstation, 1, network::Link::Down)?;
+            network::set_link(&self.lab.workstation, 1, network::LinkState::Down)?;
         }
         self.plain.begin(line)?;
         thread::sleep(lasts);
-        network::set_link(&self.lab.workstation, 1, network::Link::Up)?;
+        network::set_link(&self.lab.workstation, 1, network::LinkState::Up)?;
         let (ours, bash) = (self.volume.status()?, self.plain.status()?);
         if ours != bash {
             self.tally.failed_by_cut += 1;
@@ -187,7 +187,7 @@ impl<'a> Site<'a> {
     }
 
     /// Ends the sessions; their report has the placements.
-    fn end(self) -> Result<Tally> {
+    fn end(self) -> Result<InterleaveTally> {
         let mut tally = self.tally;
         self.plain.end()?;
         let report = self

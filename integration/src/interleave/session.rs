@@ -7,11 +7,11 @@ use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-use crate::error::{Attempt, LabError, Result};
-use crate::explain::Report;
+use crate::error::{AttemptExt, LabError, Result};
+use crate::explain::ExplainReport;
 use crate::host::Host;
 use crate::oracle::{SCRIPT_LIMIT, Script, Under};
-use crate::process::Process;
+use crate::process::ChildProcess;
 
 /// The shell's loop: of a line, only the exit status matters.
 const LOOP: &str =
@@ -21,17 +21,17 @@ const ENDED_AT_ONCE: usize = 4;
 
 /// A running shell. Dropping it ends it.
 #[derive(Debug)]
-pub struct Session {
+pub struct RunningShell {
     under: Under,
     stdin: Option<ChildStdin>,
     ended: Receiver<i32>,
     said: Option<JoinHandle<Vec<u8>>>,
-    process: Process,
+    process: ChildProcess,
     line: String,
 }
 
-impl Session {
-    pub fn start(host: &Host, under: Under, directory: &Path) -> Result<Session> {
+impl RunningShell {
+    pub fn start(host: &Host, under: Under, directory: &Path) -> Result<RunningShell> {
         let mut command = Script::new(LOOP).directory(directory).command(host, under);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = host.spawn(command)?;
@@ -49,7 +49,7 @@ impl Session {
             said
         });
         let stdin = process.stdin.take();
-        Ok(Session { under, stdin, ended, said: Some(said), process, line: String::new() })
+        Ok(RunningShell { under, stdin, ended, said: Some(said), process, line: String::new() })
     }
 
     /// Starts a line.
@@ -71,7 +71,7 @@ impl Session {
     }
 
     /// Ends the shell; returns posh's report, if requested.
-    pub fn end(mut self) -> Result<Option<Report>> {
+    pub fn end(mut self) -> Result<Option<ExplainReport>> {
         drop(self.stdin.take());
         if !self.process.wait_at_most(SCRIPT_LIMIT)? {
             let what = "the end of a session".to_owned();
@@ -86,6 +86,6 @@ impl Session {
         if self.under != Under::PoshExplained {
             return Ok(None);
         }
-        Report::take(&said).map(|(_, report)| Some(report))
+        ExplainReport::take(&said).map(|(_, report)| Some(report))
     }
 }

@@ -15,7 +15,7 @@ const DIRECTORIES: [&str; 3] = ["d", "e", "d/f"];
 
 /// One step.
 #[derive(Debug, Clone)]
-pub enum Step {
+pub enum InterleaveStep {
     /// A command line, which posh runs on the server.
     Command(String),
     /// Calls of a program on the workstation.
@@ -37,11 +37,11 @@ pub enum Change {
     SymbolicLink(&'static str, &'static str),
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for InterleaveStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Step::Command(line) => write!(f, "{line:?}"),
-            Step::Here(change) => {
+            InterleaveStep::Command(line) => write!(f, "{line:?}"),
+            InterleaveStep::Here(change) => {
                 write!(f, "{}", format!("{change:?}").chars().take(60).collect::<String>())
             }
         }
@@ -52,13 +52,13 @@ fn pick(numbers: &mut Numbers, all: &[&'static str]) -> &'static str {
     all[usize::try_from(numbers.below(all.len() as u64)).expect("below a usize")]
 }
 
-impl Step {
+impl InterleaveStep {
     /// A random step; three of four are commands.
-    pub fn any(numbers: &mut Numbers) -> Step {
+    pub fn any(numbers: &mut Numbers) -> InterleaveStep {
         if numbers.below(4) == 0 {
-            Step::Here(Change::any(numbers))
+            InterleaveStep::Here(Change::any(numbers))
         } else {
-            Step::Command(command(numbers))
+            InterleaveStep::Command(command(numbers))
         }
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::steps::Step;
-use crate::explain::Report;
+use super::steps::InterleaveStep;
+use crate::explain::ExplainReport;
 
 /// Limit of the median delay until a change by another client is seen. Single ones wait for a
 /// processor on a busy machine.
@@ -18,10 +18,10 @@ const TOLD: usize = 20;
 
 /// Results of a run.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct InterleaveTally {
     /// Steps that were commands, and that were calls of a local program.
     pub commands: usize,
-    /// See [`Tally::commands`].
+    /// See [`InterleaveTally::commands`].
     pub changes: usize,
     /// Commands during which the link was cut.
     pub cuts: usize,
@@ -29,7 +29,7 @@ pub struct Tally {
     pub failed_by_cut: usize,
     /// Stages on the server, and on the workstation.
     pub offloaded: usize,
-    /// See [`Tally::offloaded`].
+    /// See [`InterleaveTally::offloaded`].
     pub local: usize,
     /// Compared names, contents and attributes.
     pub reads: usize,
@@ -43,14 +43,14 @@ pub struct Tally {
     faults: Vec<String>,
 }
 
-impl Tally {
-    pub(super) fn note_step(&mut self, step: &Step, is_cut: bool, took: Duration) {
+impl InterleaveTally {
+    pub(super) fn note_step(&mut self, step: &InterleaveStep, is_cut: bool, took: Duration) {
         match step {
-            Step::Command(_) => {
+            InterleaveStep::Command(_) => {
                 self.commands += 1;
                 self.cuts += usize::from(is_cut);
             }
-            Step::Here(_) => self.changes += 1,
+            InterleaveStep::Here(_) => self.changes += 1,
         }
         self.longest = self.longest.max(took);
     }
@@ -62,7 +62,7 @@ impl Tally {
         self.faults.push(fault);
     }
 
-    pub(super) fn note_report(&mut self, report: &Report) {
+    pub(super) fn note_report(&mut self, report: &ExplainReport) {
         let stages = || report.pipelines.iter().flat_map(|pipeline| &pipeline.stages);
         self.offloaded = stages().filter(|stage| stage.is_offloaded()).count();
         for stage in stages().filter(|stage| !stage.is_offloaded()) {
@@ -86,10 +86,18 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for InterleaveTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally {
-            commands, changes, cuts, failed_by_cut, offloaded, local, reads, stale, ..
+        let InterleaveTally {
+            commands,
+            changes,
+            cuts,
+            failed_by_cut,
+            offloaded,
+            local,
+            reads,
+            stale,
+            ..
         } = self;
         writeln!(
             f,

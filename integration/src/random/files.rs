@@ -33,7 +33,7 @@ const BETWEEN: &[&str] = &[" ", " ", ",", "\t", "  "];
 
 /// Kind of a file's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ContentKind {
     /// Words, a few in each line.
     Words,
     /// Words, sorted by line.
@@ -55,8 +55,8 @@ pub enum Kind {
 /// A file's content.
 #[derive(Debug, Clone)]
 pub struct Content {
-    /// See [`Kind`].
-    pub kind: Kind,
+    /// See [`ContentKind`].
+    pub kind: ContentKind,
     /// Lines; about 12 bytes each.
     pub lines: usize,
     /// Seed of the random content.
@@ -83,13 +83,17 @@ impl Content {
     pub fn bytes(&self) -> Vec<u8> {
         let mut numbers = Numbers::seeded(self.seed + 1);
         let mut lines: Vec<Vec<u8>> = (0..self.lines).map(|_| self.line(&mut numbers)).collect();
-        if self.kind == Kind::Sorted {
+        if self.kind == ContentKind::Sorted {
             lines.sort();
         }
         let mut bytes = Vec::new();
         for line in lines {
             bytes.extend_from_slice(&line);
-            bytes.extend_from_slice(if self.kind == Kind::Returns { b"\r\n" } else { b"\n" });
+            bytes.extend_from_slice(if self.kind == ContentKind::Returns {
+                b"\r\n"
+            } else {
+                b"\n"
+            });
         }
         if !self.ended {
             bytes.pop();
@@ -99,22 +103,24 @@ impl Content {
 
     fn line(&self, numbers: &mut Numbers) -> Vec<u8> {
         match self.kind {
-            Kind::Numbers => numbers.below(1_000).to_string().into_bytes(),
-            Kind::Binary => (0..numbers.below(24)).map(|_| numbers.below(256) as u8).collect(),
-            Kind::Long => words(numbers, WORDS, 60),
-            Kind::Invalid if numbers.below(4) == 0 => {
+            ContentKind::Numbers => numbers.below(1_000).to_string().into_bytes(),
+            ContentKind::Binary => {
+                (0..numbers.below(24)).map(|_| numbers.below(256) as u8).collect()
+            }
+            ContentKind::Long => words(numbers, WORDS, 60),
+            ContentKind::Invalid if numbers.below(4) == 0 => {
                 [b"\xff\xc3 ", words(numbers, WORDS, 2).as_slice()].concat()
             }
             kind => {
                 let count = numbers.below(4);
-                words(numbers, if kind == Kind::Foreign { FOREIGN } else { WORDS }, count)
+                words(numbers, if kind == ContentKind::Foreign { FOREIGN } else { WORDS }, count)
             }
         }
     }
 
     /// Returns true if every command takes the file, and every piece of it, for text.
     pub fn is_text(&self) -> bool {
-        !matches!(self.kind, Kind::Binary | Kind::Invalid | Kind::Foreign)
+        !matches!(self.kind, ContentKind::Binary | ContentKind::Invalid | ContentKind::Foreign)
     }
 }
 

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::commands::{CHANGES, FILTERS, LOCALES, PAIRS, SMALL, SOURCES, UMASKS};
-use super::files::{COMPRESSED, Content, Files, Kind, NAMES, PARTS};
+use super::files::{COMPRESSED, Content, ContentKind, Files, NAMES, PARTS};
 use super::{
-    Around, Body, Entry, Errors, File, Input, Join, Lines, List, Node, Output, Parallel, Program,
-    Settings,
+    Around, Body, CommandNode, Errors, FileOperand, InputRedirect, Join, LineSource, List,
+    ListEntry, OutputRedirect, Parallel, RandomProgram, Settings,
 };
 use super::{Side, Stage};
 
@@ -23,8 +23,8 @@ const SOME: usize = 600;
 const MANY: usize = 9_000;
 
 /// Programs with their files.
-pub fn program() -> impl Strategy<Value = Program> {
-    (settings(), list(DEPTH, 1..5), files()).prop_map(|(settings, body, files)| Program {
+pub fn program() -> impl Strategy<Value = RandomProgram> {
+    (settings(), list(DEPTH, 1..5), files()).prop_map(|(settings, body, files)| RandomProgram {
         files,
         settings,
         body,
@@ -63,21 +63,21 @@ fn files() -> impl Strategy<Value = Files> {
 
 fn content(text: bool) -> impl Strategy<Value = Content> {
     let kinds = [
-        Kind::Words,
-        Kind::Sorted,
-        Kind::Numbers,
-        Kind::Long,
-        Kind::Returns,
-        Kind::Foreign,
-        Kind::Invalid,
-        Kind::Binary,
+        ContentKind::Words,
+        ContentKind::Sorted,
+        ContentKind::Numbers,
+        ContentKind::Long,
+        ContentKind::Returns,
+        ContentKind::Foreign,
+        ContentKind::Invalid,
+        ContentKind::Binary,
     ];
     let kinds = if text { &kinds[..5] } else { &kinds[..] };
     let lines = prop_oneof![2 => Just(0), 20 => 1..FEW, 3 => 1..SOME, 1 => 1..MANY];
     let ended = prop::bool::weighted(0.25).prop_map(|no| !no);
     (select(kinds.to_vec()), lines, 0..1_000u64, ended).prop_map(|(kind, lines, seed, ended)| {
         // A long line counts as many short ones.
-        let lines = if kind == Kind::Long { lines / 20 + 1 } else { lines };
+        let lines = if kind == ContentKind::Long { lines / 20 + 1 } else { lines };
         Content { kind, lines, seed, ended }
     })
 }
@@ -86,7 +86,7 @@ fn list(depth: u32, length: std::ops::Range<usize>) -> BoxedStrategy<List> {
     vec(entry(depth), length).boxed()
 }
 
-fn entry(depth: u32) -> BoxedStrategy<Entry> {
+fn entry(depth: u32) -> BoxedStrategy<ListEntry> {
     let join = prop_oneof![
         8 => Just(Join::Then),
         5 => Just(Join::Status),
@@ -95,18 +95,19 @@ fn entry(depth: u32) -> BoxedStrategy<Entry> {
         2 => Just(Join::Background),
     ];
     (node(depth), prop::bool::weighted(0.05), join)
-        .prop_map(|(node, negated, join)| Entry { node, negated, join })
+        .prop_map(|(node, negated, join)| ListEntry { node, negated, join })
         .boxed()
 }
 
-fn node(depth: u32) -> BoxedStrategy<Node> {
+fn node(depth: u32) -> BoxedStrategy<CommandNode> {
     let leaf = prop_oneof![
-        20 => pipeline(depth).prop_map(Node::Pipeline),
-        2 => (vec(file(), 1..4), simple_stage()).prop_map(|(files, stage)| Node::For(files, stage)),
-        2 => parallel().prop_map(Node::Parallel),
-        1 => pipeline(0).prop_map(Node::Substitution),
-        1 => Just(Node::Read),
-        2 => (0..CHANGES.len(), file()).prop_map(|(index, file)| Node::Change(index, file)),
+        20 => pipeline(depth).prop_map(CommandNode::Pipeline),
+        2 => (vec(file(), 1..4), simple_stage())
+            .prop_map(|(files, stage)| CommandNode::For(files, stage)),
+        2 => parallel().prop_map(CommandNode::Parallel),
+        1 => pipeline(0).prop_map(CommandNode::Substitution),
+        1 => Just(CommandNode::Read),
+        2 => (0..CHANGES.len(), file()).prop_map(|(index, file)| CommandNode::Change(index, file)),
     ];
     if depth == 0 {
         return leaf.boxed();
@@ -114,10 +115,11 @@ fn node(depth: u32) -> BoxedStrategy<Node> {
     let inner = || list(depth - 1, 1..3);
     prop_oneof![
         26 => leaf,
-        2 => (lines(), inner()).prop_map(|(lines, body)| Node::While(lines, body)),
-        1 => (pipeline(0), inner(), inner()).prop_map(|(test, yes, no)| Node::If(test, yes, no)),
+        2 => (lines(), inner()).prop_map(|(lines, body)| CommandNode::While(lines, body)),
+        1 => (pipeline(0), inner(), inner())
+            .prop_map(|(test, yes, no)| CommandNode::If(test, yes, no)),
         2 => (file(), any::<bool>(), inner())
-            .prop_map(|(file, exec, body)| Node::Descriptor(file, exec, body)),
+            .prop_map(|(file, exec, body)| CommandNode::Descriptor(file, exec, body)),
     ]
     .boxed()
 }
@@ -127,8 +129,8 @@ fn parallel() -> impl Strategy<Value = Parallel> {
         .prop_map(|(jobs, by_file)| Parallel { jobs, by_file })
 }
 
-fn lines() -> impl Strategy<Value = Lines> {
-    prop_oneof![Just(Lines::List), file().prop_map(Lines::Head)]
+fn lines() -> impl Strategy<Value = LineSource> {
+    prop_oneof![Just(LineSource::List), file().prop_map(LineSource::Head)]
 }
 
 fn pipeline(depth: u32) -> BoxedStrategy<Vec<Stage>> {
@@ -195,43 +197,43 @@ fn side(depth: u32) -> BoxedStrategy<Side> {
     prop_oneof![5 => plain, 2 => pipeline(0).prop_map(Side::Process)].boxed()
 }
 
-fn file() -> impl Strategy<Value = File> {
+fn file() -> impl Strategy<Value = FileOperand> {
     prop_oneof![
         16 => (0..NAMES.len(), prop::bool::weighted(0.3))
-            .prop_map(|(index, absolute)| File::Mount(index, absolute)),
-        2 => Just(File::Parts),
-        3 => (0..8usize).prop_map(File::Written),
-        1 => Just(File::Deep),
-        1 => Just(File::Link),
-        1 => Just(File::Local),
-        1 => (0..COMPRESSED).prop_map(File::Compressed),
-        1 => Just(File::Missing),
-        1 => Just(File::Directory),
+            .prop_map(|(index, absolute)| FileOperand::Mount(index, absolute)),
+        2 => Just(FileOperand::Parts),
+        3 => (0..8usize).prop_map(FileOperand::Written),
+        1 => Just(FileOperand::Deep),
+        1 => Just(FileOperand::Link),
+        1 => Just(FileOperand::Local),
+        1 => (0..COMPRESSED).prop_map(FileOperand::Compressed),
+        1 => Just(FileOperand::Missing),
+        1 => Just(FileOperand::Directory),
     ]
 }
 
-fn input() -> impl Strategy<Value = Input> {
+fn input() -> impl Strategy<Value = InputRedirect> {
     prop_oneof![
-        20 => Just(Input::Inherited),
-        5 => file().prop_map(Input::From),
-        1 => Just(Input::Null),
-        1 => (0..9usize).prop_map(Input::Document),
-        1 => Just(Input::Words),
-        2 => Just(Input::Third),
-        1 => file().prop_map(Input::Both),
-        1 => Just(Input::Closed),
+        20 => Just(InputRedirect::Inherited),
+        5 => file().prop_map(InputRedirect::From),
+        1 => Just(InputRedirect::Null),
+        1 => (0..9usize).prop_map(InputRedirect::Document),
+        1 => Just(InputRedirect::Words),
+        2 => Just(InputRedirect::Third),
+        1 => file().prop_map(InputRedirect::Both),
+        1 => Just(InputRedirect::Closed),
     ]
 }
 
-fn output() -> impl Strategy<Value = Output> {
+fn output() -> impl Strategy<Value = OutputRedirect> {
     prop_oneof![
-        24 => Just(Output::Inherited),
-        4 => Just(Output::To),
-        2 => Just(Output::Append),
-        1 => Just(Output::Local),
-        1 => Just(Output::Null),
-        1 => Just(Output::Errors),
-        1 => Just(Output::Closed),
+        24 => Just(OutputRedirect::Inherited),
+        4 => Just(OutputRedirect::To),
+        2 => Just(OutputRedirect::Append),
+        1 => Just(OutputRedirect::Local),
+        1 => Just(OutputRedirect::Null),
+        1 => Just(OutputRedirect::Errors),
+        1 => Just(OutputRedirect::Closed),
     ]
 }
 

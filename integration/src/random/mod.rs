@@ -14,7 +14,7 @@ use files::Files;
 
 /// A program with its files.
 #[derive(Debug, Clone)]
-pub struct Program {
+pub struct RandomProgram {
     /// Files of its directory.
     pub files: Files,
     /// Settings of the whole program.
@@ -41,13 +41,13 @@ pub struct Settings {
 }
 
 /// Entries in order.
-pub type List = Vec<Entry>;
+pub type List = Vec<ListEntry>;
 
 /// A pipeline or compound command, and its connection to the next.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct ListEntry {
     /// The pipeline or compound command.
-    pub node: Node,
+    pub node: CommandNode,
     /// `!` before it.
     pub negated: bool,
     /// The text after it.
@@ -71,23 +71,23 @@ pub enum Join {
 
 /// Pipeline or compound command of an entry.
 #[derive(Debug, Clone)]
-pub enum Node {
+pub enum CommandNode {
     /// One or more stages.
     Pipeline(Vec<Stage>),
     /// A command that changes a file: index into [`commands::CHANGES`], and the file.
-    Change(usize, File),
+    Change(usize, FileOperand),
     /// `for x in ...; do ...; done`
-    For(Vec<File>, Stage),
+    For(Vec<FileOperand>, Stage),
     /// `for x in ...; do ... & done`, all writing through one descriptor; small answers only.
     Parallel(Parallel),
     /// `while read -r x; do ...; done < list`
-    While(Lines, List),
+    While(LineSource, List),
     /// `if ...; then ...; else ...; fi`
     If(Vec<Stage>, List, List),
     /// `x=$(...)`, then prints status and value.
     Substitution(Vec<Stage>),
     /// `{ ...; } 3< file`, where stages may read from descriptor 3; by `exec` in a subshell if set.
-    Descriptor(File, bool, List),
+    Descriptor(FileOperand, bool, List),
     /// `read -r x; echo "$x"` from the current standard input.
     Read,
 }
@@ -96,18 +96,18 @@ pub enum Node {
 #[derive(Debug, Clone)]
 pub struct Parallel {
     /// Each one's index into [`commands::SMALL`] and file.
-    pub jobs: Vec<(usize, File)>,
+    pub jobs: Vec<(usize, FileOperand)>,
     /// The output goes to a file that is sorted afterwards, not through a pipe to sort.
     pub by_file: bool,
 }
 
 /// Source of the lines of a `while`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Lines {
+pub enum LineSource {
     /// A file with names of files.
     List,
     /// The first lines of any file.
-    Head(File),
+    Head(FileOperand),
 }
 
 /// One stage of a pipeline.
@@ -116,9 +116,9 @@ pub struct Stage {
     /// Its command.
     pub body: Body,
     /// `< ...`
-    pub input: Input,
+    pub input: InputRedirect,
     /// `> ...`
-    pub output: Output,
+    pub output: OutputRedirect,
     /// `2> ...`
     pub errors: Errors,
     /// Index into [`commands::LOCALES`], before the command; 0 is none.
@@ -129,7 +129,7 @@ pub struct Stage {
 #[derive(Debug, Clone)]
 pub enum Body {
     /// Index into [`commands::FILTERS`], and its operands.
-    Filter(usize, Vec<File>),
+    Filter(usize, Vec<FileOperand>),
     /// Index into [`commands::PAIRS`], and its two operands.
     Pair(usize, Side, Side),
     /// Index into [`commands::SOURCES`].
@@ -144,7 +144,7 @@ pub enum Body {
 #[derive(Debug, Clone)]
 pub enum Side {
     /// A file.
-    File(File),
+    File(FileOperand),
     /// `-`
     Stdin,
     /// `<(...)`
@@ -170,7 +170,7 @@ pub enum Around {
 
 /// An operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum File {
+pub enum FileOperand {
     /// One of the files on the mount; by absolute path if set.
     Mount(usize, bool),
     /// All of `part-*`.
@@ -193,11 +193,11 @@ pub enum File {
 
 /// A redirect of standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Input {
+pub enum InputRedirect {
     /// None.
     Inherited,
     /// `< file`
-    From(File),
+    From(FileOperand),
     /// `< /dev/null`
     Null,
     /// A here-document with so many lines.
@@ -207,14 +207,14 @@ pub enum Input {
     /// `<&3`, if descriptor 3 is open.
     Third,
     /// `<> file`
-    Both(File),
+    Both(FileOperand),
     /// `<&-`
     Closed,
 }
 
 /// A redirect of standard output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Output {
+pub enum OutputRedirect {
     /// None.
     Inherited,
     /// `> file`, on the mount.

@@ -1,5 +1,6 @@
 //! Renders a program as text for bash. A part whose result would depend on the speed of processes
-//! is replaced: the rules are at `Around` (restrictions of a place) and at `Writer::pipeline`.
+//! is replaced: the rules are at `Around` (restrictions of a place) and at
+//! `ScriptWriter::pipeline`.
 
 mod commands;
 mod words;
@@ -8,14 +9,15 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use self::words::{prefix, quoted, to_directory};
-use super::commands::{FILTERS, LOCALES, Reads, UMASKS};
+use super::commands::{FILTERS, LOCALES, StdinUse, UMASKS};
 use super::{
-    Around as Group, Body, Entry, Errors, File, Input, Join, Lines, Node, Output, Program, Stage,
+    Around as Group, Body, CommandNode, Errors, FileOperand, InputRedirect, Join, LineSource,
+    ListEntry, OutputRedirect, RandomProgram, Stage,
 };
 
 /// A program's text.
 #[derive(Debug, Clone)]
-pub struct Text {
+pub struct RenderedProgram {
     /// For `bash -c`; `$D` is the program's directory on the mount, `$L` the one on the
     /// workstation.
     pub script: String,
@@ -26,7 +28,7 @@ pub struct Text {
 
 /// Start of relative names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum NameStart {
     /// Any other directory: names are absolute.
     Home,
     /// The program's directory.
@@ -38,7 +40,7 @@ enum Place {
 /// Restrictions at a place in a program.
 #[derive(Debug, Clone, Copy)]
 struct Around {
-    place: Place,
+    place: NameStart,
     /// No errors and no written files: the reader of this output may stop early, so that its
     /// progress is random.
     quiet: bool,
@@ -53,15 +55,15 @@ struct Around {
 }
 
 /// Writes the whole program.
-pub fn render(program: &Program) -> Text {
+pub fn render(program: &RandomProgram) -> RenderedProgram {
     let settings = &program.settings;
-    let mut writer = Writer {
+    let mut writer = ScriptWriter {
         are_text: program.files.are_text(),
         pipefail: settings.pipefail,
         errexit: settings.errexit,
-        ..Writer::default()
+        ..ScriptWriter::default()
     };
-    let place = if settings.inside { Place::Inside } else { Place::Home };
+    let place = if settings.inside { NameStart::Inside } else { NameStart::Home };
     let around = Around {
         place,
         quiet: false,
@@ -83,11 +85,11 @@ pub fn render(program: &Program) -> Text {
         writer.text += "set -o pipefail\n";
     }
     writer.list(&program.body, around);
-    Text { script: writer.text, complains_at_once: writer.at_once }
+    RenderedProgram { script: writer.text, complains_at_once: writer.at_once }
 }
 
 #[derive(Debug, Default)]
-struct Writer {
+struct ScriptWriter {
     text: String,
     /// Bodies of here-documents for the next newline.
     pending: String,
@@ -111,8 +113,8 @@ struct Writer {
     errexit: bool,
 }
 
-impl Writer {
-    fn list(&mut self, list: &[Entry], mut around: Around) {
+impl ScriptWriter {
+    fn list(&mut self, list: &[ListEntry], mut around: Around) {
         self.depth += 1;
         let (mut later, mut waits) = (Vec::new(), false);
         let before = self.complaints;
@@ -146,8 +148,8 @@ impl Writer {
         self.depth -= 1;
     }
 
-    fn entry(&mut self, entry: &Entry, (last, chained): (bool, bool), around: Around) {
-        if entry.negated && matches!(entry.node, Node::Pipeline(_)) {
+    fn entry(&mut self, entry: &ListEntry, (last, chained): (bool, bool), around: Around) {
+        if entry.negated && matches!(entry.node, CommandNode::Pipeline(_)) {
             self.text += "! ";
         }
         let early = self.node(&entry.node, around);
@@ -161,11 +163,11 @@ impl Writer {
         }
     }
 
-    fn background(&mut self, entry: &Entry, around: Around) {
+    fn background(&mut self, entry: &ListEntry, around: Around) {
         let output = self.fresh("out");
         let target = format!(" > {}{output}", prefix(around));
         // bash gives a background command /dev/null only if the shell's input is no pipe.
-        if let Node::Pipeline(stages) = &entry.node {
+        if let CommandNode::Pipeline(stages) = &entry.node {
             self.pipeline(&without_stdin(stages), around, Some(&target));
         } else {
             self.line("{");
@@ -179,17 +181,19 @@ impl Writer {
 
     /// Writes a node without a newline after it; returns true if only its last status is
     /// deterministic.
-    fn node(&mut self, node: &Node, around: Around) -> bool {
+    fn node(&mut self, node: &CommandNode, around: Around) -> bool {
         match node {
-            Node::Pipeline(stages) => return self.pipeline(stages, around, None),
-            Node::Change(index, file) => self.change(*index, *file, around),
-            Node::For(files, stage) => self.for_loop(files, stage, around),
-            Node::Parallel(parallel) => self.parallel(parallel, around),
-            Node::While(lines, body) => self.while_loop(lines, body, around),
-            Node::If(test, yes, no) => self.branch((test, yes, no), around),
-            Node::Substitution(stages) => self.substitution(stages, around),
-            Node::Descriptor(file, exec, body) => self.descriptor(*file, *exec, body, around),
-            Node::Read => self.text += "read -r x; echo \"<$x>\"",
+            CommandNode::Pipeline(stages) => return self.pipeline(stages, around, None),
+            CommandNode::Change(index, file) => self.change(*index, *file, around),
+            CommandNode::For(files, stage) => self.for_loop(files, stage, around),
+            CommandNode::Parallel(parallel) => self.parallel(parallel, around),
+            CommandNode::While(lines, body) => self.while_loop(lines, body, around),
+            CommandNode::If(test, yes, no) => self.branch((test, yes, no), around),
+            CommandNode::Substitution(stages) => self.substitution(stages, around),
+            CommandNode::Descriptor(file, exec, body) => {
+                self.descriptor(*file, *exec, body, around)
+            }
+            CommandNode::Read => self.text += "read -r x; echo \"<$x>\"",
         }
         true
     }
@@ -237,16 +241,20 @@ impl Writer {
     fn drains(&self, stage: &Stage) -> bool {
         let writes = matches!(
             stage.output,
-            Output::Inherited | Output::To | Output::Append | Output::Local | Output::Null
+            OutputRedirect::Inherited
+                | OutputRedirect::To
+                | OutputRedirect::Append
+                | OutputRedirect::Local
+                | OutputRedirect::Null
         );
         writes
-            && stage.input == Input::Inherited
+            && stage.input == InputRedirect::Inherited
             && match &stage.body {
                 Body::Filter(index, files) => files.is_empty() && self.reads_all(FILTERS[*index].1),
                 Body::Tee(_) => true,
                 Body::Pair(..) | Body::Source(_) => false,
                 Body::Group(_, list) => match list.first() {
-                    Some(Entry { node: Node::Pipeline(stages), join, .. }) => {
+                    Some(ListEntry { node: CommandNode::Pipeline(stages), join, .. }) => {
                         *join != Join::Background && stages.iter().all(|s| self.drains(s))
                     }
                     _ => false,
@@ -254,8 +262,8 @@ impl Writer {
             }
     }
 
-    fn reads_all(&self, reads: Reads) -> bool {
-        reads == Reads::All || reads == Reads::Text && self.are_text
+    fn reads_all(&self, reads: StdinUse) -> bool {
+        reads == StdinUse::All || reads == StdinUse::Text && self.are_text
     }
 
     fn stage(&mut self, stage: &Stage, piped: bool, around: Around, output: Option<&str>) {
@@ -266,12 +274,12 @@ impl Writer {
         }
         if let Body::Group(kind, list) = &stage.body {
             let shared_pipe = match stage.input {
-                Input::Inherited => piped || around.shared_pipe,
-                Input::Document(_) | Input::Words => true,
+                InputRedirect::Inherited => piped || around.shared_pipe,
+                InputRedirect::Document(_) | InputRedirect::Words => true,
                 _ => false,
             };
             let merged = around.merged || stage.errors == Errors::Output;
-            let alone = around.alone && stage.input == Input::Inherited;
+            let alone = around.alone && stage.input == InputRedirect::Inherited;
             let complete = self.written.len();
             self.group(*kind, list, Around { shared_pipe, merged, alone, ..around });
             made.extend(self.written.drain(complete..));
@@ -297,13 +305,13 @@ impl Writer {
         self.written.extend(made);
     }
 
-    fn group(&mut self, kind: Group, list: &[Entry], around: Around) {
+    fn group(&mut self, kind: Group, list: &[ListEntry], around: Around) {
         match kind {
             Group::Braces => self.enclosed("{", "}", list, around),
             Group::Subshell => self.enclosed("(", ")", list, around),
             Group::Directory => {
                 let _ = write!(self.text, "( cd {}tree", to_directory(around));
-                self.enclosed("", ")", list, Around { place: Place::Below, ..around });
+                self.enclosed("", ")", list, Around { place: NameStart::Below, ..around });
             }
             Group::Function => {
                 let name = self.fresh("f");
@@ -319,18 +327,18 @@ impl Writer {
         }
     }
 
-    fn enclosed(&mut self, open: &str, close: &str, list: &[Entry], around: Around) {
+    fn enclosed(&mut self, open: &str, close: &str, list: &[ListEntry], around: Around) {
         self.line(open);
         self.list(list, around);
         self.text += close;
     }
 
-    fn while_loop(&mut self, lines: &Lines, body: &[Entry], around: Around) {
+    fn while_loop(&mut self, lines: &LineSource, body: &[ListEntry], around: Around) {
         let mut inner = Around { alone: false, third: false, ..around };
         let ways = prefix(around);
         match lines {
-            Lines::List => inner.shared_pipe = false,
-            Lines::Head(file) => {
+            LineSource::List => inner.shared_pipe = false,
+            LineSource::Head(file) => {
                 let quiet = Around { quiet: true, ..around };
                 let word = self.word(*file, quiet);
                 let _ = write!(self.text, "head -n 3 {word} | ");
@@ -339,18 +347,18 @@ impl Writer {
         }
         self.line("while read -r x; do");
         self.line("echo \"$x\"");
-        if *lines == Lines::List && !around.quiet {
+        if *lines == LineSource::List && !around.quiet {
             self.complaints += usize::from(!self.gone.is_empty());
             self.line(&format!("wc -l {ways}\"$x\""));
         }
         self.list(body, inner);
         self.text += "done";
-        if *lines == Lines::List {
+        if *lines == LineSource::List {
             let _ = write!(self.text, " < {ways}list");
         }
     }
 
-    fn branch(&mut self, (test, yes, no): (&[Stage], &[Entry], &[Entry]), around: Around) {
+    fn branch(&mut self, (test, yes, no): (&[Stage], &[ListEntry], &[ListEntry]), around: Around) {
         self.text += "if ";
         self.pipeline(test, around, None);
         self.line("; then");
@@ -371,9 +379,10 @@ impl Writer {
         let _ = write!(self.text, "x=$( {text}); echo \"$? ${{#x}} $x\"");
     }
 
-    fn descriptor(&mut self, file: File, exec: bool, body: &[Entry], around: Around) {
+    fn descriptor(&mut self, file: FileOperand, exec: bool, body: &[ListEntry], around: Around) {
         // One file only.
-        let word = self.word(if file == File::Parts { File::Deep } else { file }, around);
+        let word =
+            self.word(if file == FileOperand::Parts { FileOperand::Deep } else { file }, around);
         let inner = Around { third: true, alone: false, ..around };
         if exec {
             self.line(&format!("( exec 3< {word}"));
@@ -386,7 +395,7 @@ impl Writer {
     }
 
     /// Text written by `write`, apart from the program's.
-    fn nested(&mut self, write: impl FnOnce(&mut Writer)) -> String {
+    fn nested(&mut self, write: impl FnOnce(&mut ScriptWriter)) -> String {
         let outer = (std::mem::take(&mut self.text), std::mem::take(&mut self.pending));
         write(self);
         if !self.pending.is_empty() {
@@ -416,8 +425,8 @@ impl Writer {
 /// Replaces the first stage's shared input by /dev/null.
 fn without_stdin(stages: &[Stage]) -> Vec<Stage> {
     let mut stages = stages.to_vec();
-    if matches!(stages[0].input, Input::Inherited | Input::Third) {
-        stages[0].input = Input::Null;
+    if matches!(stages[0].input, InputRedirect::Inherited | InputRedirect::Third) {
+        stages[0].input = InputRedirect::Null;
     }
     stages
 }

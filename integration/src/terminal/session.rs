@@ -5,11 +5,11 @@
 use std::fs;
 use std::process::ExitStatus;
 
-use crate::error::{Attempt, LabError, Result};
+use crate::error::{AttemptExt, LabError, Result};
 use crate::host::Host;
 use crate::oracle::{Door, Shell, Under};
-use crate::process::Process;
-use crate::terminal::{Size, Terminal};
+use crate::process::ChildProcess;
+use crate::terminal::{Terminal, TerminalSize};
 
 /// Appended to the user's bashrc: counts prompts, whatever the prompt contains besides.
 const BASH_COUNTER: &str = "PROMPT_COMMAND=\"tick_s=\\$?; \
@@ -27,7 +27,7 @@ const FISH_COUNTER: &str = "set -g fish_greeting\nset -g tick 0\n\
 
 /// A shell to start, and its environment.
 #[derive(Debug, Clone)]
-pub struct Setting<'a> {
+pub struct TerminalSetup<'a> {
     /// The shell.
     pub shell: Shell,
     /// The shell alone, or under posh.
@@ -35,7 +35,7 @@ pub struct Setting<'a> {
     /// Interception of its commands; `None`: posh's default.
     pub door: Option<Door>,
     /// The terminal's size.
-    pub size: Size,
+    pub size: TerminalSize,
     /// The user's home, made anew; also the working directory at the start.
     pub home: &'a str,
     /// Content of the shell's start-up file before our own lines.
@@ -43,7 +43,7 @@ pub struct Setting<'a> {
 }
 
 /// An interactive shell; see the module.
-pub struct Session {
+pub struct TerminalSession {
     shell: Shell,
     terminal: Terminal,
     prompts: usize,
@@ -53,7 +53,7 @@ pub struct Session {
 
 /// Output and status between Enter (or another key) and the next prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn {
+pub struct PromptTurn {
     /// All output, including the echo and the prompt; process ids are replaced by `PID`. For fish,
     /// which colours its line at any time, the text on the screen.
     pub written: String,
@@ -61,9 +61,9 @@ pub struct Turn {
     pub status: u32,
 }
 
-impl Session {
+impl TerminalSession {
     /// Starts the shell and waits for its first prompt.
-    pub fn start(host: &Host, setting: &Setting<'_>) -> Result<Session> {
+    pub fn start(host: &Host, setting: &TerminalSetup<'_>) -> Result<TerminalSession> {
         write_rc(host, setting)?;
         let mut command = match setting.under {
             Under::Shell => host.command(setting.shell.name()),
@@ -78,13 +78,13 @@ impl Session {
         }
         command.env("HOME", setting.home).env("TERM", "xterm-256color").current_dir(setting.home);
         let terminal = Terminal::start(host, &command, setting.size)?;
-        let mut session = Session { shell: setting.shell, terminal, prompts: 0, told: 0 };
+        let mut session = TerminalSession { shell: setting.shell, terminal, prompts: 0, told: 0 };
         session.prompt()?;
         Ok(session)
     }
 
     /// Types a line, and waits for the next prompt.
-    pub fn line(&mut self, text: &str) -> Result<Turn> {
+    pub fn line(&mut self, text: &str) -> Result<PromptTurn> {
         self.terminal.keys(&format!("{text}\r"))?;
         self.prompt()
     }
@@ -98,13 +98,13 @@ impl Session {
     }
 
     /// Presses keys, and waits for the next prompt.
-    pub fn key(&mut self, keys: &str) -> Result<Turn> {
+    pub fn key(&mut self, keys: &str) -> Result<PromptTurn> {
         self.terminal.keys(keys)?;
         self.prompt()
     }
 
     /// Waits for the next prompt.
-    pub fn prompt(&mut self) -> Result<Turn> {
+    pub fn prompt(&mut self) -> Result<PromptTurn> {
         self.prompts += 1;
         self.terminal.until(&format!("<{}:", self.prompts))?;
         let status = self.terminal.until("> ")?;
@@ -116,7 +116,7 @@ impl Session {
         self.told = told;
         let text = if self.shell == Shell::Fish { self.terminal.screen().join("\n") } else { text };
         let written = without_pids(&text);
-        Ok(Turn { written, status })
+        Ok(PromptTurn { written, status })
     }
 
     /// Leaves the shell by `exit`, and returns its status.
@@ -127,7 +127,7 @@ impl Session {
     }
 
     /// Closes the terminal; the shell's end is still to be awaited.
-    pub fn hang_up(self) -> Process {
+    pub fn hang_up(self) -> ChildProcess {
         self.terminal.hang_up()
     }
 
@@ -138,7 +138,7 @@ impl Session {
 }
 
 /// Our lines come last, after the user's own.
-fn write_rc(host: &Host, setting: &Setting<'_>) -> Result<()> {
+fn write_rc(host: &Host, setting: &TerminalSetup<'_>) -> Result<()> {
     let home = host.path(setting.home);
     let (name, counter) = match setting.shell {
         Shell::Bash => (".bashrc", BASH_COUNTER),

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::error::{Attempt, Result};
+use crate::error::{AttemptExt, Result};
 use crate::host::Host;
 
 /// Round trips measured; the median counts.

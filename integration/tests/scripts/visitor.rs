@@ -8,9 +8,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::oracle::{Door, collect};
-use posh_integration::{Lab, LabSpec, Outcome};
+use posh_integration::{Lab, LabSpec, RunOutcome};
 
 use crate::programs;
 
@@ -95,7 +95,7 @@ impl Visitor {
         }
     }
 
-    pub fn run(&self, run: &Run, front: Front) -> Outcome {
+    pub fn run(&self, run: &Run, front: Front) -> RunOutcome {
         let mut command = self.shell(front, &[], run.limit_s);
         command.args(&run.words).envs(run.variables.iter().map(|(n, v)| (n, v)));
         if !run.directory.is_empty() {
@@ -105,7 +105,7 @@ impl Visitor {
     }
 
     /// timeout(1) ended it.
-    pub fn was_ended(outcome: &Outcome) -> bool {
+    pub fn was_ended(outcome: &RunOutcome) -> bool {
         use std::os::unix::process::ExitStatusExt;
         outcome.status.code() == Some(137) || outcome.status.signal() == Some(9)
     }
@@ -141,7 +141,7 @@ impl Visitor {
             let mut command = self.shell(front, &["--explain=json"], 60);
             command.args(["-c", "cat /mnt/s1/f; ls /"]);
             let outcome = collect(&self.lab.workstation, command, "a first look", LIMIT).unwrap();
-            let (_, report) = Report::take(&outcome.stderr).unwrap();
+            let (_, report) = ExplainReport::take(&outcome.stderr).unwrap();
             // Whether or not this user's command may run there: posh was asked.
             assert!(report.stages("cat").count() == 1, "{front:?}: {report:?}");
         }

@@ -3,7 +3,7 @@
 use super::*;
 
 /// `posh attach` in a terminal, with this answer to its question.
-fn attach(lab: &Lab, answer: &str) -> Outcome {
+fn attach(lab: &Lab, answer: &str) -> RunOutcome {
     let mut command = lab.workstation.command("sh");
     let posh = lab.workstation.programs().join("posh");
     command.args([

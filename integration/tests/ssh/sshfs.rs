@@ -48,7 +48,7 @@ fn an_sshfs_mount_and_no_file_at_all() {
     let text = format!("unset POSH_CONFIG; exec {} --explain=json -c '{pipeline}'", posh.display());
     let bash = Script::new(pipeline).run(&lab.workstation, Under::Shell).unwrap();
     let found = Script::new(text).run(&lab.workstation, Under::Shell).unwrap();
-    let (stderr, report) = Report::take(&found.stderr).unwrap();
+    let (stderr, report) = ExplainReport::take(&found.stderr).unwrap();
     assert_eq!((&found.stdout, stderr), (&bash.stdout, Vec::new()), "{found}");
     assert_offloaded(&report);
 }

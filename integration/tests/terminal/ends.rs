@@ -9,8 +9,8 @@ use posh_integration::oracle::Under;
 use posh_integration::quiet::processes_left;
 use posh_integration::running::Running;
 use posh_integration::services::write_file;
-use posh_integration::terminal::Size;
-use posh_integration::terminal::session::{Session, Setting};
+use posh_integration::terminal::TerminalSize;
+use posh_integration::terminal::session::{TerminalSession, TerminalSetup};
 use posh_integration::{Host, Lab, LabSpec, Shell};
 
 use super::story::{PROMISE, tell};
@@ -19,11 +19,17 @@ use super::{lab, lab_of};
 const FOLLOW: &str = "tail -n +1 -f /mnt/s1/log | grep --line-buffered needle";
 const SIGN: &str = "a needle";
 
-fn session(lab: &Lab, under: Under) -> Session {
+fn session(lab: &Lab, under: Under) -> TerminalSession {
     let home = "/home/user/hung";
-    let setting =
-        Setting { shell: Shell::Bash, under, door: None, size: Size::USUAL, home, rc: "" };
-    Session::start(&lab.workstation, &setting).unwrap()
+    let setting = TerminalSetup {
+        shell: Shell::Bash,
+        under,
+        door: None,
+        size: TerminalSize::USUAL,
+        home,
+        rc: "",
+    };
+    TerminalSession::start(&lab.workstation, &setting).unwrap()
 }
 
 fn assert_nothing_left(lab: &Lab, after: &str) {
@@ -57,12 +63,12 @@ fn a_hangup() {
     hang_up(&lab, Under::PoshExplained, "stopped, explained", stop);
 }
 
-fn stop(session: &mut Session) {
+fn stop(session: &mut TerminalSession) {
     session.begin(FOLLOW, SIGN).unwrap();
     session.key("\x1a").unwrap();
 }
 
-fn hang_up(lab: &Lab, under: Under, what: &str, start: impl Fn(&mut Session)) {
+fn hang_up(lab: &Lab, under: Under, what: &str, start: impl Fn(&mut TerminalSession)) {
     let mut session = session(lab, under);
     start(&mut session);
     assert!(on_server(lab).iter().any(|p| p.command_line.starts_with("tail ")), "{what}");
@@ -104,7 +110,7 @@ fn a_remote_command_hears_of_a_new_size() {
         let there = lab.servers[0].host.processes().unwrap().into_iter().filter(width).count();
         assert_eq!(there, usize::from(t.under == Under::Posh), "it runs on the server");
         for (rows, columns) in [(30, 100), (17, 42)] {
-            t.session.terminal().resize(Size::new(rows, columns)).unwrap();
+            t.session.terminal().resize(TerminalSize::new(rows, columns)).unwrap();
             t.until(&format!("{rows} {columns}\r\n"));
         }
         t.key("\x03");

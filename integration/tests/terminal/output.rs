@@ -1,8 +1,8 @@
 //! Colours, columns, quoting: what commands write because they write to a terminal.
 
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::oracle::{Door, Under};
-use posh_integration::terminal::{Size, Terminal};
+use posh_integration::terminal::{Terminal, TerminalSize};
 use posh_integration::{Lab, Script, Shell};
 
 use super::lab;
@@ -15,7 +15,12 @@ type Case = (&'static str, &'static [&'static str]);
 /// As for the cases that are data.
 const PLACEMENT_TRIES: usize = 3;
 
-const SIZES: [Size; 4] = [Size::USUAL, Size::new(50, 200), Size::new(20, 33), Size::new(40, 121)];
+const SIZES: [TerminalSize; 4] = [
+    TerminalSize::USUAL,
+    TerminalSize::new(50, 200),
+    TerminalSize::new(20, 33),
+    TerminalSize::new(40, 121),
+];
 
 const CASES: &[Case] = &[
     ("ls /mnt/s1/many", &["ls"]),
@@ -62,7 +67,7 @@ struct Seen {
     status: i32,
 }
 
-fn run(lab: &Lab, script: &Script, under: Under, size: Size) -> Seen {
+fn run(lab: &Lab, script: &Script, under: Under, size: TerminalSize) -> Seen {
     let mut command = script.command(&lab.workstation, under);
     if !script.variables.iter().any(|(name, _)| name == "TERM") {
         command.env("TERM", "xterm-256color");
@@ -72,7 +77,7 @@ fn run(lab: &Lab, script: &Script, under: Under, size: Size) -> Seen {
     Seen { raw, screen, status }
 }
 
-fn try_case(lab: &Lab, (text, offloaded): &Case, size: Size) -> Result<(), String> {
+fn try_case(lab: &Lab, (text, offloaded): &Case, size: TerminalSize) -> Result<(), String> {
     let script = Script::new(*text).shell(Shell::Bash);
     let alone = run(lab, &script, Under::Shell, size);
     for door in Door::ALL {
@@ -96,7 +101,8 @@ fn try_case(lab: &Lab, (text, offloaded): &Case, size: Size) -> Result<(), Strin
         let mut missed = None;
         for _ in 0..PLACEMENT_TRIES {
             let mut shown = run(lab, &script, Under::PoshExplained, size);
-            let (rest, report) = Report::take(&shown.raw).map_err(|e| format!("{text}: {e}"))?;
+            let (rest, report) =
+                ExplainReport::take(&shown.raw).map_err(|e| format!("{text}: {e}"))?;
             shown.raw = rest;
             if alone.raw != shown.raw {
                 return Err(differ(&shown));

@@ -2,7 +2,7 @@
 //! end of a remote pipeline; and terminals that change their size.
 
 use posh_integration::Shell;
-use posh_integration::terminal::Size;
+use posh_integration::terminal::TerminalSize;
 
 use super::lab;
 use super::story::{Teller, tell};
@@ -90,7 +90,7 @@ fn a_new_size() {
     let lab = lab();
     tell(&lab, Shell::Bash, "", |t| {
         t.line("ls /mnt/s1/many; echo $COLUMNS");
-        for size in [Size::new(40, 120), Size::new(20, 50)] {
+        for size in [TerminalSize::new(40, 120), TerminalSize::new(20, 50)] {
             t.session.terminal().resize(size).unwrap();
             t.line("ls /mnt/s1/many");
             t.line("echo $COLUMNS $LINES; ls -x /mnt/s1/many");

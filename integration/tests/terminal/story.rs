@@ -9,8 +9,8 @@ use posh_integration::oracle::{Door, Under};
 use posh_integration::process::wait_gone;
 use posh_integration::quiet::processes_left;
 use posh_integration::running::Running;
-use posh_integration::terminal::Size;
-use posh_integration::terminal::session::{Session, Setting, Turn};
+use posh_integration::terminal::TerminalSize;
+use posh_integration::terminal::session::{PromptTurn, TerminalSession, TerminalSetup};
 use posh_integration::{Lab, Shell};
 
 /// What the followed file holds when a story begins.
@@ -28,10 +28,10 @@ const TELLINGS: [(Under, Option<Door>, &str); 3] = [
 /// One telling: the shell and where it runs.
 pub struct Teller<'a> {
     pub lab: &'a Lab,
-    pub session: Session,
+    pub session: TerminalSession,
     pub under: Under,
     pub home: &'static str,
-    turns: Vec<Turn>,
+    turns: Vec<PromptTurn>,
 }
 
 impl Teller<'_> {
@@ -78,7 +78,7 @@ impl Teller<'_> {
         self.session.terminal().until(sign).unwrap_or_else(|e| panic!("{:?}: {e}", self.under));
     }
 
-    fn keep(&mut self, turn: Turn) -> u32 {
+    fn keep(&mut self, turn: PromptTurn) -> u32 {
         let status = turn.status;
         self.turns.push(turn);
         status
@@ -126,9 +126,9 @@ impl Teller<'_> {
 pub fn tell(lab: &Lab, shell: Shell, rc: &str, story: impl Fn(&mut Teller<'_>)) {
     let mut told = Vec::new();
     for (under, door, home) in TELLINGS {
-        let setting = Setting { shell, under, door, size: Size::USUAL, home, rc };
-        let session =
-            Session::start(&lab.workstation, &setting).unwrap_or_else(|e| panic!("{under:?}: {e}"));
+        let setting = TerminalSetup { shell, under, door, size: TerminalSize::USUAL, home, rc };
+        let session = TerminalSession::start(&lab.workstation, &setting)
+            .unwrap_or_else(|e| panic!("{under:?}: {e}"));
         let mut teller = Teller { lab, session, under, home, turns: Vec::new() };
         fs::write(lab.data(1).join("log"), LOG).unwrap();
         story(&mut teller);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use posh_integration::process::Process;
+use posh_integration::process::ChildProcess;
 use posh_integration::services;
 use posh_integration::volumes::Mounts;
 use posh_integration::{Host, Lab, LabSpec};
@@ -25,7 +25,7 @@ fn volume() -> Lab {
 }
 
 /// A process of the workstation that is killed with the test.
-fn begin(host: &Host, text: &str) -> Process {
+fn begin(host: &Host, text: &str) -> ChildProcess {
     let mut command = host.command("bash");
     command.args(["-c", text]).stdout(Stdio::null()).stderr(Stdio::null());
     host.spawn(command).unwrap()

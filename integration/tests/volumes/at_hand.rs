@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::oracle::Under;
 use posh_integration::volumes::{Mounts, User, posh};
 use posh_integration::wire::Profile;
@@ -26,7 +26,7 @@ fn lab() -> Lab {
 }
 
 /// Where each stage of a command ran, in the order of the report: a letter each, `h`ere or `t`here.
-fn places(report: &Report, command: &str) -> String {
+fn places(report: &ExplainReport, command: &str) -> String {
     report.stages(command).map(|stage| if stage.is_offloaded() { 't' } else { 'h' }).collect()
 }
 

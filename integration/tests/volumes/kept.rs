@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Instant;
 
-use posh_integration::network::{Link, set_link};
+use posh_integration::network::{LinkState, set_link};
 
 use super::{PATIENCE, VOLUME, mounted, must, posh, shell};
 
@@ -14,7 +14,7 @@ fn what_was_closed_survives_the_death_of_the_executor() {
     let host = &lab.workstation;
     shell(host, &format!("mkdir {VOLUME}/new"));
     // So that all of them are still to be sent.
-    set_link(host, 1, Link::Down).unwrap();
+    set_link(host, 1, LinkState::Down).unwrap();
     shell(host, &format!("cd {VOLUME}/new; for i in $(seq {FILES}); do echo $i > $i; done"));
     let new = lab.data(1).join("new");
     assert_eq!(fs::read_dir(&new).unwrap().count(), 0, "they were sent before");
@@ -22,7 +22,7 @@ fn what_was_closed_survives_the_death_of_the_executor() {
     drop(lab.servers[0].executor.take().unwrap());
     lab.servers[0].start_executor().unwrap();
     let host = &lab.workstation;
-    set_link(host, 1, Link::Up).unwrap();
+    set_link(host, 1, LinkState::Up).unwrap();
 
     let began = Instant::now();
     while fs::read_dir(&new).unwrap().count() < FILES {
@@ -41,7 +41,7 @@ fn what_can_not_be_delivered_is_shown_and_recovered() {
     let lab = mounted();
     let host = &lab.workstation;
     shell(host, &format!("mkdir -p {VOLUME}/new"));
-    set_link(host, 1, Link::Down).unwrap();
+    set_link(host, 1, LinkState::Down).unwrap();
     shell(
         host,
         &format!(
@@ -49,7 +49,7 @@ fn what_can_not_be_delivered_is_shown_and_recovered() {
         ),
     );
     fs::remove_dir(lab.data(1).join("new")).unwrap();
-    set_link(host, 1, Link::Up).unwrap();
+    set_link(host, 1, LinkState::Up).unwrap();
     let began = Instant::now();
     while !must(host, &["volumes"]).contains("new and 4 more could not be made") {
         assert!(began.elapsed() < 2 * PATIENCE, "{}", must(host, &["volumes"]));

@@ -8,8 +8,8 @@ use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use posh_integration::network::{Link, set_link};
-use posh_integration::{Host, Process};
+use posh_integration::network::{LinkState, set_link};
+use posh_integration::{ChildProcess, Host};
 
 use super::{VOLUME, mounted, mounts, must, posh, shell};
 
@@ -47,7 +47,7 @@ fn a_cut_link_is_waited_for_and_open_files_go_on_afterwards() {
     (&held).read_to_string(&mut text).unwrap();
     assert_eq!(text, "before");
 
-    set_link(host, 1, Link::Down).unwrap();
+    set_link(host, 1, LinkState::Down).unwrap();
     // Nobody has looked at these: the server has to be asked.
     let soft = reading(host.path(format!("{VOLUME}/unknown")));
     let hard = reading(host.path("/mnt/hard/unknown"));
@@ -57,7 +57,7 @@ fn a_cut_link_is_waited_for_and_open_files_go_on_afterwards() {
     assert!(hard.try_recv().is_err(), "a call of a hard volume did not wait");
     fs::write(lab.data(1).join("unknown"), "there").unwrap();
 
-    set_link(host, 1, Link::Up).unwrap();
+    set_link(host, 1, LinkState::Up).unwrap();
     let (found, after) = hard.recv_timeout(CALLS_FAIL_AFTER + LATE).unwrap();
     assert_eq!(found.unwrap(), b"there", "after {after:?}");
     let began = Instant::now();
@@ -70,7 +70,7 @@ fn a_cut_link_is_waited_for_and_open_files_go_on_afterwards() {
     assert_eq!(fs::read(lab.data(1).join("held")).unwrap(), b"after!");
     drop(held);
 
-    set_link(host, 1, Link::Down).unwrap();
+    set_link(host, 1, LinkState::Down).unwrap();
     for path in ["/mnt/hard", VOLUME] {
         let output = posh(host, &["umount", path]);
         assert!(
@@ -104,7 +104,7 @@ fn writes_go_on_when_the_link_is_back() {
 }
 
 /// Cuts the link and mends it, in turns.
-struct Switch(Process);
+struct Switch(ChildProcess);
 
 impl Switch {
     fn start(host: &Host) -> Self {

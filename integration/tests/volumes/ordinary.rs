@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{Read, Write};
 
-use posh_integration::explain::Report;
+use posh_integration::explain::ExplainReport;
 use posh_integration::oracle::Under;
 use posh_integration::people::{self, Person};
 use posh_integration::volumes::{self, Mounts, User};
@@ -27,7 +27,7 @@ fn hers(host: &Host, words: &[&str]) -> (bool, String) {
 }
 
 /// As the ordinary user, under posh or not.
-fn as_her(host: &Host, text: &str, under: Under) -> (String, Option<Report>) {
+fn as_her(host: &Host, text: &str, under: Under) -> (String, Option<ExplainReport>) {
     let mut script = Script::new(text).directory(people::HOME);
     script.account = Some(people::HERE);
     script.variables.extend(Person::variables().map(|(name, value)| (name.to_owned(), value)));

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::super::commands::{CHANGES, FILTERS, PAIRS, Reads, SMALL, SOURCES};
+use super::super::commands::{CHANGES, FILTERS, PAIRS, SMALL, SOURCES, StdinUse};
 use super::super::files::COMPRESSED;
-use super::super::{Body, File, Parallel, Side, Stage};
+use super::super::{Body, FileOperand, Parallel, Side, Stage};
 use super::words::{compressed, prefix};
-use super::{Around, Writer, without_stdin};
+use super::{Around, ScriptWriter, without_stdin};
 
-impl Writer {
+impl ScriptWriter {
     /// Returns true if it is rendered as several commands.
     pub(super) fn is_compound(&self, body: &Body) -> bool {
         match body {
@@ -31,16 +31,16 @@ impl Writer {
     pub(super) fn filter(
         &mut self,
         index: usize,
-        files: &[File],
+        files: &[FileOperand],
         (piped, redirects): (bool, &str),
         around: Around,
     ) {
         let (text, reads) = FILTERS[index];
         let before = self.complaints;
         let from_stdin = files.is_empty();
-        let complains = reads == Reads::Checks
-            || reads == Reads::Compressed && from_stdin
-            || reads != Reads::All && !self.are_text;
+        let complains = reads == StdinUse::Checks
+            || reads == StdinUse::Compressed && from_stdin
+            || reads != StdinUse::All && !self.are_text;
         self.complaints += usize::from(complains);
         let stops = !self.reads_all(reads) && from_stdin && around.shared_pipe;
         let binary = self.are_text && text.starts_with("gzip -n9");
@@ -71,8 +71,8 @@ impl Writer {
     pub(super) fn operands(
         &mut self,
         text: &str,
-        reads: Reads,
-        files: &[File],
+        reads: StdinUse,
+        files: &[FileOperand],
         around: Around,
     ) -> String {
         let single = matches!(text.split(' ').next(), Some("tr" | "uniq" | "base64"));
@@ -83,12 +83,16 @@ impl Writer {
         let mut words = String::new();
         for file in files {
             let word = match file {
-                File::Missing | File::Directory if !around.quiet => self.word(file, around),
-                File::Mount(index, _) | File::Compressed(index) if reads == Reads::Compressed => {
+                FileOperand::Missing | FileOperand::Directory if !around.quiet => {
+                    self.word(file, around)
+                }
+                FileOperand::Mount(index, _) | FileOperand::Compressed(index)
+                    if reads == StdinUse::Compressed =>
+                {
                     compressed(index % COMPRESSED, prefix(around))
                 }
-                _ if reads == Reads::Compressed => compressed(0, prefix(around)),
-                File::Parts if single => self.word(File::Mount(0, false), around),
+                _ if reads == StdinUse::Compressed => compressed(0, prefix(around)),
+                FileOperand::Parts if single => self.word(FileOperand::Mount(0, false), around),
                 file => self.word(file, around),
             };
             let _ = write!(words, " {word}");
@@ -108,7 +112,7 @@ impl Writer {
             match side {
                 Side::File(file) => {
                     // Exactly two operands.
-                    let file = if *file == File::Parts { File::Deep } else { *file };
+                    let file = if *file == FileOperand::Parts { FileOperand::Deep } else { *file };
                     let word = self.word(file, around);
                     self.text += &word;
                 }
@@ -155,8 +159,8 @@ impl Writer {
         made.push(name);
     }
 
-    pub(super) fn change(&mut self, index: usize, file: File, around: Around) {
-        let File::Mount(number, _) = file else {
+    pub(super) fn change(&mut self, index: usize, file: FileOperand, around: Around) {
+        let FileOperand::Mount(number, _) = file else {
             self.text += "true";
             return;
         };
@@ -170,12 +174,12 @@ impl Writer {
         self.text += &CHANGES[index].replace('%', &word).replace('@', prefix(around));
     }
 
-    pub(super) fn for_loop(&mut self, files: &[File], stage: &Stage, around: Around) {
+    pub(super) fn for_loop(&mut self, files: &[FileOperand], stage: &Stage, around: Around) {
         let before = self.complaints;
         let words: Vec<String> = files.iter().map(|f| self.word(*f, around)).collect();
         let Body::Filter(index, _) = stage.body else { return };
         let (text, reads) = FILTERS[index];
-        let complains = matches!(reads, Reads::Checks | Reads::Compressed) || !self.are_text;
+        let complains = matches!(reads, StdinUse::Checks | StdinUse::Compressed) || !self.are_text;
         self.complaints += usize::from(complains);
         let binary = self.are_text && text.starts_with("gzip -n9");
         let text = if around.quiet && complains || binary { FILTERS[0].0 } else { text };
@@ -197,7 +201,9 @@ impl Writer {
         for (index, file) in &parallel.jobs {
             // Their output ends in a newline and is short only for such files.
             let file = match file {
-                File::Written(_) | File::Compressed(_) => File::Mount(0, false),
+                FileOperand::Written(_) | FileOperand::Compressed(_) => {
+                    FileOperand::Mount(0, false)
+                }
                 file => *file,
             };
             let word = self.word(file, around);

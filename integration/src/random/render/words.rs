@@ -3,18 +3,20 @@
 use std::fmt::Write as _;
 
 use super::super::files::NAMES;
-use super::super::{Body, Errors, File, Input, Output, Stage};
-use super::{Around, Place, Writer};
+use super::super::{Body, Errors, FileOperand, InputRedirect, OutputRedirect, Stage};
+use super::{Around, NameStart, ScriptWriter};
 
-impl Writer {
+impl ScriptWriter {
     pub(super) fn input(&mut self, stage: &Stage, piped: bool, around: Around) -> String {
         match &stage.input {
-            Input::Inherited => String::new(),
+            InputRedirect::Inherited => String::new(),
             // One file only.
-            Input::From(File::Parts) => format!(" < {}", self.word(File::Deep, around)),
-            Input::From(file) => format!(" < {}", self.word(*file, around)),
-            Input::Null => " < /dev/null".into(),
-            Input::Document(lines) => {
+            InputRedirect::From(FileOperand::Parts) => {
+                format!(" < {}", self.word(FileOperand::Deep, around))
+            }
+            InputRedirect::From(file) => format!(" < {}", self.word(*file, around)),
+            InputRedirect::Null => " < /dev/null".into(),
+            InputRedirect::Document(lines) => {
                 let end = self.fresh("E");
                 for line in 0..*lines {
                     let _ = writeln!(self.pending, "needle {} of hay", line * 7 % 5);
@@ -22,21 +24,21 @@ impl Writer {
                 let _ = writeln!(self.pending, "{end}");
                 format!(" <<{end}")
             }
-            Input::Words => " <<< 'a needle'".into(),
-            Input::Third if around.third && !piped => " <&3".into(),
-            Input::Third => String::new(),
+            InputRedirect::Words => " <<< 'a needle'".into(),
+            InputRedirect::Third if around.third && !piped => " <&3".into(),
+            InputRedirect::Third => String::new(),
             // It would create missing files.
-            Input::Both(file) => match file {
-                File::Mount(index, _) if !self.gone.contains(index) => {
+            InputRedirect::Both(file) => match file {
+                FileOperand::Mount(index, _) if !self.gone.contains(index) => {
                     format!(" <> {}", self.word(*file, around))
                 }
                 _ => String::new(),
             },
-            Input::Closed if around.quiet => String::new(),
+            InputRedirect::Closed if around.quiet => String::new(),
             // The pipe of a `$(...)` inside would get the free number, and its command would read
             // from itself for ever.
-            Input::Closed if matches!(stage.body, Body::Group(..)) => " < /dev/null".into(),
-            Input::Closed => {
+            InputRedirect::Closed if matches!(stage.body, Body::Group(..)) => " < /dev/null".into(),
+            InputRedirect::Closed => {
                 self.complaints += 1;
                 " <&-".into()
             }
@@ -45,27 +47,27 @@ impl Writer {
 
     pub(super) fn output(
         &mut self,
-        output: Output,
+        output: OutputRedirect,
         around: Around,
         made: &mut Vec<String>,
     ) -> String {
         let on_mount = prefix(around);
         match output {
-            Output::Null => return " > /dev/null".into(),
+            OutputRedirect::Null => return " > /dev/null".into(),
             _ if around.quiet => return String::new(),
-            Output::Inherited => {}
-            Output::To => {
+            OutputRedirect::Inherited => {}
+            OutputRedirect::To => {
                 made.push(self.fresh("out"));
                 return format!(" > {on_mount}{}", made[made.len() - 1]);
             }
-            Output::Append => {
+            OutputRedirect::Append => {
                 made.push(self.appended());
                 return format!(" >> {on_mount}{}", made[made.len() - 1]);
             }
-            Output::Local => return format!(" > \"$L\"/{}", self.fresh("out")),
-            Output::Errors if around.alone => return " >&2".into(),
-            Output::Errors => {}
-            Output::Closed => {
+            OutputRedirect::Local => return format!(" > \"$L\"/{}", self.fresh("out")),
+            OutputRedirect::Errors if around.alone => return " >&2".into(),
+            OutputRedirect::Errors => {}
+            OutputRedirect::Closed => {
                 self.complaints += 1;
                 return " >&-".into();
             }
@@ -98,10 +100,10 @@ impl Writer {
     }
 
     /// An operand as a word of the shell.
-    pub(super) fn word(&mut self, file: File, around: Around) -> String {
+    pub(super) fn word(&mut self, file: FileOperand, around: Around) -> String {
         let ways = prefix(around);
         match file {
-            File::Mount(index, absolute) => {
+            FileOperand::Mount(index, absolute) => {
                 if self.gone.contains(&index) {
                     self.complaints += 1;
                     if around.quiet {
@@ -110,12 +112,12 @@ impl Writer {
                 }
                 named(NAMES[index], if absolute { "\"$D\"/" } else { ways })
             }
-            File::Parts => format!("{ways}part-*"),
-            File::Written(index) => {
+            FileOperand::Parts => format!("{ways}part-*"),
+            FileOperand::Written(index) => {
                 let complete: Vec<&String> =
                     self.written.iter().filter(|n| !self.busy.contains(*n)).collect();
                 if complete.is_empty() || around.quiet {
-                    return self.word(File::Mount(index, false), around);
+                    return self.word(FileOperand::Mount(index, false), around);
                 }
                 let name = complete[index % complete.len()].clone();
                 // It does not exist if its command was not reached.
@@ -123,25 +125,25 @@ impl Writer {
                 self.used.insert(name.clone());
                 format!("{ways}{name}")
             }
-            File::Deep => format!("{ways}tree/deep/two.t"),
-            File::Link => {
+            FileOperand::Deep => format!("{ways}tree/deep/two.t"),
+            FileOperand::Link => {
                 self.complaints += usize::from(self.gone.contains(&0));
                 let name = if around.quiet && self.gone.contains(&0) { "list" } else { "link" };
                 format!("{ways}{name}")
             }
-            File::Local => "\"$L\"/local".into(),
+            FileOperand::Local => "\"$L\"/local".into(),
             // A command that expects compressed data has other operands; for other commands it is
             // binary.
-            File::Compressed(number) if self.are_text => {
-                self.word(File::Mount(number, false), around)
+            FileOperand::Compressed(number) if self.are_text => {
+                self.word(FileOperand::Mount(number, false), around)
             }
-            File::Compressed(number) => compressed(number, ways),
-            File::Missing | File::Directory if around.quiet => format!("{ways}list"),
-            File::Missing => {
+            FileOperand::Compressed(number) => compressed(number, ways),
+            FileOperand::Missing | FileOperand::Directory if around.quiet => format!("{ways}list"),
+            FileOperand::Missing => {
                 self.complaints += 1;
                 format!("{ways}missing")
             }
-            File::Directory => {
+            FileOperand::Directory => {
                 self.complaints += 1;
                 format!("{ways}tree")
             }
@@ -169,15 +171,15 @@ impl Writer {
 
 pub(super) fn prefix(around: Around) -> &'static str {
     match around.place {
-        Place::Home => "\"$D\"/",
-        Place::Inside => "",
-        Place::Below => "../",
+        NameStart::Home => "\"$D\"/",
+        NameStart::Inside => "",
+        NameStart::Below => "../",
     }
 }
 
 /// Prefix that leads to the program's directory from anywhere in it.
 pub(super) fn to_directory(around: Around) -> &'static str {
-    if around.place == Place::Inside { "" } else { "\"$D\"/" }
+    if around.place == NameStart::Inside { "" } else { "\"$D\"/" }
 }
 
 /// The name of a compressed file.
