@@ -88,8 +88,8 @@ pub struct Peer {
 }
 
 /// An accepted connection.
-pub struct Connection {
-    stream: Stream,
+pub struct AcceptedConnection {
+    stream: AcceptedStream,
     peer: Peer,
     /// Identity whose runtime serves it.
     identity: Option<String>,
@@ -101,7 +101,7 @@ pub struct Connection {
 /// Closes a connection when its identity is removed, whatever state the connection is in.
 struct Closing(JoinHandle<()>);
 
-enum Stream {
+enum AcceptedStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<Socket>>),
 }
@@ -111,25 +111,25 @@ struct Socket(Option<TcpStream>);
 
 /// Accepted connections without identity (plain text, strangers); those of identities go to the
 /// identities' runtimes. Dropping this ends all handshakes.
-pub struct Incoming {
-    accepted: ReceiverStream<io::Result<Connection>>,
+pub struct IncomingConnections {
+    accepted: ReceiverStream<io::Result<AcceptedConnection>>,
     _work: JoinSet<()>,
 }
 
 /// Passes accepted connections to their servers.
 #[derive(Clone)]
 struct Dispatch {
-    common: mpsc::Sender<io::Result<Connection>>,
-    runtimes: Arc<Runtimes<Connection>>,
+    common: mpsc::Sender<io::Result<AcceptedConnection>>,
+    runtimes: Arc<Runtimes<AcceptedConnection>>,
 }
 
-impl Incoming {
+impl IncomingConnections {
     /// Accepts on `listener`, with TLS if configured, for as long as this exists.
     pub fn new(
         listener: TcpListener,
         tls: Option<Arc<Serving>>,
         admission: Admission,
-        runtimes: Arc<Runtimes<Connection>>,
+        runtimes: Arc<Runtimes<AcceptedConnection>>,
     ) -> Self {
         let (common, receiver) = mpsc::channel(QUEUE);
         let mut work = JoinSet::new();
@@ -140,7 +140,7 @@ impl Incoming {
 
 impl Dispatch {
     /// Waits while the server has no room for it.
-    async fn send(&self, connection: Connection) {
+    async fn send(&self, connection: AcceptedConnection) {
         match connection.identity.clone() {
             Some(identity) => self.runtimes.serve(&identity, connection).await,
             None => {
@@ -151,15 +151,15 @@ impl Dispatch {
     }
 }
 
-impl Connection {
+impl AcceptedConnection {
     /// Registers the socket with the current runtime.
     ///
     /// # Errors
     /// When the runtime has no room for another descriptor.
     pub fn adopt(mut self) -> io::Result<Self> {
         match &mut self.stream {
-            Stream::Plain(_) => {}
-            Stream::Tls(stream) => stream.get_mut().0.adopt()?,
+            AcceptedStream::Plain(_) => {}
+            AcceptedStream::Tls(stream) => stream.get_mut().0.adopt()?,
         }
         Ok(self)
     }
@@ -222,8 +222,8 @@ impl AsyncWrite for Socket {
     }
 }
 
-impl tokio_stream::Stream for Incoming {
-    type Item = io::Result<Connection>;
+impl tokio_stream::Stream for IncomingConnections {
+    type Item = io::Result<AcceptedConnection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         Pin::new(&mut self.accepted).poll_next(cx)
@@ -255,8 +255,8 @@ async fn accept(
                 // These peers can't be told apart: beyond the bound they are turned away.
                 let Ok(share) = admission.connection(&Proof::NotAsked) else { continue };
                 let peer = Peer { address: Some(address), proof: Proof::NotAsked };
-                let connection = Connection {
-                    stream: Stream::Plain(stream),
+                let connection = AcceptedConnection {
+                    stream: AcceptedStream::Plain(stream),
                     peer,
                     identity: None,
                     stranger: None,
@@ -268,7 +268,7 @@ async fn accept(
             Some(tls) => {
                 let (tls, admission, dispatch) = (tls.clone(), admission.clone(), dispatch.clone());
                 let rooms = rooms.clone();
-                let silent = rooms.silent.enter(Source::of(address.ip()));
+                let silent = rooms.silent.enter(SeatUnit::of(address.ip()));
                 handshakes.spawn(async move {
                     if first_word(&stream, silent).await.is_none() {
                         return;
@@ -301,8 +301,8 @@ async fn shake_hands(
     (stream, address): (TcpStream, SocketAddr),
     rooms: &Rooms,
     admission: &Admission,
-) -> Option<Connection> {
-    let source = Source::of(address.ip());
+) -> Option<AcceptedConnection> {
+    let source = SeatUnit::of(address.ip());
     let acceptor = TlsAcceptor::from(tls.config.clone());
     let mut seat = rooms.shaking.enter(source);
     let shaken = tokio::select! {
@@ -348,8 +348,8 @@ async fn shake_hands(
         }
     };
     let peer = Peer { address: Some(address), proof };
-    let stream = Stream::Tls(Box::new(stream));
-    Some(Connection { stream, peer, identity, stranger, _closing: closing, _share: share })
+    let stream = AcceptedStream::Tls(Box::new(stream));
+    Some(AcceptedConnection { stream, peer, identity, stranger, _closing: closing, _share: share })
 }
 
 impl Closing {
@@ -371,9 +371,9 @@ impl Drop for Closing {
 
 /// Unit in which seats are counted: an IPv4 address, or the /64 network of an IPv6 host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Source(IpAddr);
+pub struct SeatUnit(IpAddr);
 
-impl Source {
+impl SeatUnit {
     /// Of a connection from that address.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
@@ -411,13 +411,13 @@ impl Rooms {
 /// Seats of one kind.
 struct WaitingRoom {
     seats: Seats,
-    taken: Mutex<Taken>,
+    taken: Mutex<TakenSeats>,
 }
 
 #[derive(Default)]
-struct Taken {
+struct TakenSeats {
     /// The oldest seats are in front.
-    of: HashMap<Source, VecDeque<(u64, oneshot::Sender<()>)>>,
+    of: HashMap<SeatUnit, VecDeque<(u64, oneshot::Sender<()>)>>,
     count: usize,
     next: u64,
 }
@@ -425,7 +425,7 @@ struct Taken {
 /// A seat in a room, until it is dropped or lost to another peer.
 struct Seat {
     room: Arc<WaitingRoom>,
-    source: Source,
+    source: SeatUnit,
     number: u64,
     /// Resolves when another peer takes the seat.
     lost: oneshot::Receiver<()>,
@@ -436,7 +436,7 @@ impl WaitingRoom {
         Self { seats, taken: Mutex::default() }
     }
 
-    fn enter(self: &Arc<Self>, source: Source) -> Seat {
+    fn enter(self: &Arc<Self>, source: SeatUnit) -> Seat {
         let (sender, lost) = oneshot::channel();
         let mut taken = self.taken.lock().expect("not poisoned");
         if taken.of.get(&source).is_some_and(|seats| seats.len() >= self.seats.of_one) {
@@ -454,9 +454,9 @@ impl WaitingRoom {
     }
 }
 
-impl Taken {
+impl TakenSeats {
     /// Drops the room's end of the seat, which its holder notices.
-    fn remove_oldest(&mut self, source: Source) {
+    fn remove_oldest(&mut self, source: SeatUnit) {
         let oldest =
             self.of.get(&source).and_then(|seats| seats.front()).map(|(number, _)| *number);
         if let Some(oldest) = oldest {
@@ -464,7 +464,7 @@ impl Taken {
         }
     }
 
-    fn remove(&mut self, source: Source, number: u64) {
+    fn remove(&mut self, source: SeatUnit, number: u64) {
         let Some(seats) = self.of.get_mut(&source) else { return };
         let Ok(index) = seats.binary_search_by_key(&number, |(its, _)| *its) else { return };
         seats.remove(index);
@@ -475,7 +475,7 @@ impl Taken {
     }
 
     /// The source with most seats; among equals, the one whose oldest seat is the oldest.
-    fn most_seated(&self) -> Option<Source> {
+    fn most_seated(&self) -> Option<SeatUnit> {
         let oldest = |seats: &VecDeque<(u64, oneshot::Sender<()>)>| {
             seats.front().map(|(number, _)| Reverse(*number))
         };
@@ -507,7 +507,7 @@ impl Stranger {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for AcceptedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -518,8 +518,8 @@ impl AsyncRead for Connection {
         }
         let before = buffer.filled().len();
         let polled = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+            AcceptedStream::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            AcceptedStream::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
         };
         if let Some(stranger) = &mut self.stranger {
             stranger.left_bytes =
@@ -529,15 +529,15 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for AcceptedConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+            AcceptedStream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            AcceptedStream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -547,8 +547,8 @@ impl AsyncWrite for Connection {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            AcceptedStream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            AcceptedStream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
         }
     }
 
@@ -558,20 +558,20 @@ impl AsyncWrite for Connection {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            AcceptedStream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            AcceptedStream::Tls(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            AcceptedStream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            AcceptedStream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }
 
-impl Connected for Connection {
+impl Connected for AcceptedConnection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Peer {
@@ -583,8 +583,8 @@ impl Connected for Connection {
 mod tests {
     use super::*;
 
-    fn source(text: &str) -> Source {
-        Source::of(text.parse().unwrap())
+    fn source(text: &str) -> SeatUnit {
+        SeatUnit::of(text.parse().unwrap())
     }
 
     const SEATS: Seats = Seats { whole: 256, of_one: 128 };

@@ -16,7 +16,7 @@ use crate::{
     audit::AuditLog,
     callers::{Caller, Callers},
     load::{ConnectionShare, Load},
-    metered::{Accounts, Arrived, Charge, Charged, Largest, Metered},
+    metered::{Accounts, Arrived, Charged, ChargedAccount, Largest, Metered},
     tls::{
         register::Invalid,
         serving::{Proof, Serving},
@@ -211,11 +211,11 @@ impl Admission {
         let charge = if STREAMS.contains(&request.uri().path()) {
             let largest = Largest::on(self.streams.account(caller.identity.as_ref()));
             request.extensions_mut().insert(largest.clone());
-            Charge::Stream(largest)
+            ChargedAccount::Stream(largest)
         } else {
             let arrived = Arrived::default();
             request.extensions_mut().insert(arrived.clone());
-            Charge::Unary(self.unfinished.account(caller.identity.as_ref()), arrived)
+            ChargedAccount::Unary(self.unfinished.account(caller.identity.as_ref()), arrived)
         };
         (request.map(|body| Body::new(Metered::new(body, charge, refused, share))), charged)
     }

@@ -37,7 +37,7 @@ pub(crate) use limits::machine_files;
 pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
 use crate::{
-    error::{Attempt as _, Error},
+    error::{AttemptExt as _, Error},
     identity::UnixUser,
 };
 
@@ -283,7 +283,7 @@ impl Config {
     }
 
     fn parse(name: &str, text: &str) -> Result<Self, Error> {
-        let mut reader = Reader { text, mistakes: Vec::new() };
+        let mut reader = ConfigReader { text, mistakes: Vec::new() };
         let (table, errors) = DeTable::parse_recoverable(text);
         for error in errors {
             reader.mistake(error.span().unwrap_or(0..0), error.message());
@@ -415,33 +415,35 @@ impl Config {
     }
 }
 
-type Look = Result<PathBuf, Unusable>;
+type DirectoryLook = Result<PathBuf, UnusableExport>;
 
 /// Resolves the path of an export's directory now: links that are put on it later are not followed.
 /// A file system that hangs blocks only a thread, which is left behind.
-fn begin_look(path: PathBuf) -> Result<mpsc::Receiver<Look>, Unusable> {
+fn begin_look(path: PathBuf) -> Result<mpsc::Receiver<DirectoryLook>, UnusableExport> {
     let (told, answer) = mpsc::sync_channel(1);
     let look = move || {
         let found = match std::fs::metadata(&path) {
-            Ok(metadata) if metadata.is_dir() => without_links(&path).map_err(Unusable::Linked),
-            Ok(_) => Err(Unusable::NoDirectory),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Unusable::Missing),
-            Err(error) => Err(Unusable::Closed(error)),
+            Ok(metadata) if metadata.is_dir() => {
+                without_links(&path).map_err(UnusableExport::Linked)
+            }
+            Ok(_) => Err(UnusableExport::NoDirectory),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(UnusableExport::Missing),
+            Err(error) => Err(UnusableExport::Closed(error)),
         };
         let _ = told.send(found);
     };
-    thread::Builder::new().name("export".to_owned()).spawn(look).map_err(Unusable::Closed)?;
+    thread::Builder::new().name("export".to_owned()).spawn(look).map_err(UnusableExport::Closed)?;
     Ok(answer)
 }
 
-fn wait_for_look(answer: &mpsc::Receiver<Look>, deadline: Instant) -> Look {
+fn wait_for_look(answer: &mpsc::Receiver<DirectoryLook>, deadline: Instant) -> DirectoryLook {
     let left = deadline.saturating_duration_since(Instant::now());
-    answer.recv_timeout(left).unwrap_or(Err(Unusable::Silent))
+    answer.recv_timeout(left).unwrap_or(Err(UnusableExport::Silent))
 }
 
 /// Reason why an export's directory can't be served, and the remedy; follows its path and name.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
+enum UnusableExport {
     #[error("does not exist; make the directory, or take the export out")]
     Missing,
     #[error("cannot be opened: {0}; mend that, or take the export out")]
@@ -460,7 +462,7 @@ enum Unusable {
     Silent,
 }
 
-impl Unusable {
+impl UnusableExport {
     /// The fault, without the server's path.
     fn fault(&self) -> &'static str {
         match self {
@@ -484,14 +486,14 @@ const KNOWN: &str = "listen, allow_plaintext, volumes, max_runs, drain_seconds, 
                      identity, limits, confinement, export";
 
 /// Walks the parsed document and collects mistakes with their places.
-struct Reader<'a> {
+struct ConfigReader<'a> {
     text: &'a str,
     mistakes: Vec<(Range<usize>, String)>,
 }
 
-type Entry<'a> = Spanned<DeValue<'a>>;
+type SpannedValue<'a> = Spanned<DeValue<'a>>;
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     fn mistake(&mut self, at: Range<usize>, sentence: impl Into<String>) {
         self.mistakes.push((at, sentence.into()));
     }
@@ -557,7 +559,7 @@ impl Reader<'_> {
         config
     }
 
-    fn absolute(&mut self, key: &str, value: &Entry<'_>) -> Option<PathBuf> {
+    fn absolute(&mut self, key: &str, value: &SpannedValue<'_>) -> Option<PathBuf> {
         let path = PathBuf::from(self.string(key, value)?);
         if !path.is_absolute() {
             self.mistake(
@@ -568,7 +570,7 @@ impl Reader<'_> {
         Some(path)
     }
 
-    fn exports(&mut self, config: &mut Config, value: &Entry<'_>) {
+    fn exports(&mut self, config: &mut Config, value: &SpannedValue<'_>) {
         let Some(tables) = value.get_ref().as_array() else {
             return self.mistake(value.span(), "`export` must be written as [[export]]");
         };
@@ -627,7 +629,7 @@ impl Reader<'_> {
         }
     }
 
-    fn string(&mut self, key: &str, value: &Entry<'_>) -> Option<String> {
+    fn string(&mut self, key: &str, value: &SpannedValue<'_>) -> Option<String> {
         match value.get_ref().as_str() {
             Some(text) if !text.is_empty() => Some(text.to_owned()),
             Some(_) => {
@@ -644,7 +646,7 @@ impl Reader<'_> {
         }
     }
 
-    fn boolean(&mut self, key: &str, value: &Entry<'_>) -> bool {
+    fn boolean(&mut self, key: &str, value: &SpannedValue<'_>) -> bool {
         value.get_ref().as_bool().unwrap_or_else(|| {
             self.mistake(
                 value.span(),
@@ -654,7 +656,7 @@ impl Reader<'_> {
         })
     }
 
-    fn adapter(&mut self, value: &Entry<'_>) -> Option<Adapter> {
+    fn adapter(&mut self, value: &SpannedValue<'_>) -> Option<Adapter> {
         let text = self.string("coherence", value)?;
         let found = Adapter::ALL.into_iter().find(|adapter| adapter.name() == text);
         if found.is_none() {
@@ -664,7 +666,7 @@ impl Reader<'_> {
         found
     }
 
-    fn positive(&mut self, key: &str, value: &Entry<'_>) -> Option<usize> {
+    fn positive(&mut self, key: &str, value: &SpannedValue<'_>) -> Option<usize> {
         let number = value.get_ref().as_integer().and_then(|number| number.as_str().parse().ok());
         if number.is_none_or(|number: u32| number == 0) {
             self.mistake(value.span(), format!("`{key}` must be a whole number above 0"));
@@ -674,7 +676,7 @@ impl Reader<'_> {
     }
 
     /// A number of commands, at most [`limits::MOST_PROCESSES`].
-    fn processes(&mut self, key: &str, value: &Entry<'_>) -> Option<usize> {
+    fn processes(&mut self, key: &str, value: &SpannedValue<'_>) -> Option<usize> {
         let count = self.positive(key, value)?;
         if count > limits::MOST_PROCESSES {
             let most = limits::MOST_PROCESSES;
@@ -686,7 +688,7 @@ impl Reader<'_> {
         Some(count)
     }
 
-    fn address(&mut self, value: &Entry<'_>) -> Option<SocketAddr> {
+    fn address(&mut self, value: &SpannedValue<'_>) -> Option<SocketAddr> {
         let text = self.string("listen", value)?;
         let address = text.parse().ok();
         if address.is_none() {

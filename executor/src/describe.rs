@@ -10,25 +10,25 @@ use posh_proto::{
 };
 use tokio::{process::Command, sync::OnceCell};
 
-use crate::{callers::Caller, pool::Pool, runner::wire::Reached, tools};
+use crate::{callers::Caller, pool::Pool, runner::wire::ConfinementReport, tools};
 
 /// `locale -a` reads one directory; a longer run is a fault.
 const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The locales, read once: installing one needs a restart to be seen.
 #[derive(Default)]
-pub struct Machine {
+pub struct MachineDescription {
     locales: OnceCell<Vec<String>>,
     instance: OnceLock<String>,
 }
 
-impl Machine {
+impl MachineDescription {
     /// The reply to `caller`'s `Describe`.
     pub async fn describe(
         &self,
         caller: &Caller,
         pool: &Pool,
-        confinement: &Reached,
+        confinement: &ConfinementReport,
     ) -> DescribeReply {
         let no_namespaces = pool.no_namespaces();
         let exports = caller.exports.iter();

@@ -14,7 +14,7 @@ use posh_proto::executor::{
 use tonic::{Request, Response, Status};
 
 use crate::{
-    accept::{Peer, Source},
+    accept::{Peer, SeatUnit},
     admission::{Admission, Denied, peer_name},
     audit::{AuditLog, CertificateEvent},
     tls::{
@@ -43,7 +43,7 @@ pub struct Enrolments {
     tls: Option<Arc<Serving>>,
     admission: Admission,
     audit: AuditLog,
-    failures: Mutex<Buckets<Option<Source>>>,
+    failures: Mutex<Buckets<Option<SeatUnit>>>,
     renewals: Mutex<Buckets<String>>,
 }
 
@@ -81,7 +81,7 @@ impl Enrolments {
 
     /// Counts a failed attempt.
     fn failed(&self, peer: Option<&Peer>, invalid: &Invalid) -> Status {
-        let source = peer.and_then(|peer| peer.address).map(|address| Source::of(address.ip()));
+        let source = peer.and_then(|peer| peer.address).map(|address| SeatUnit::of(address.ip()));
         if !self.failures.lock().expect("not poisoned").take(source) {
             return Status::resource_exhausted(
                 "too many failed enrolments from this address; try again in a minute",

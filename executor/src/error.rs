@@ -67,12 +67,12 @@ pub enum Error {
 }
 
 /// Adds the attempt to an [`io::Error`].
-pub(crate) trait Attempt<T> {
+pub(crate) trait AttemptExt<T> {
     /// Turns the error into [`Error::Io`].
     fn attempting(self, attempt: impl FnOnce() -> String) -> Result<T, Error>;
 }
 
-impl<T, E: Into<io::Error>> Attempt<T> for Result<T, E> {
+impl<T, E: Into<io::Error>> AttemptExt<T> for Result<T, E> {
     fn attempting(self, attempt: impl FnOnce() -> String) -> Result<T, Error> {
         self.map_err(|source| Error::Io { attempt: attempt(), source: source.into() })
     }

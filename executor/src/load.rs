@@ -101,13 +101,13 @@ pub struct Load {
     capacity: Capacity,
     /// Several identities share the machine.
     is_shared: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<LoadState>,
     running: watch::Sender<usize>,
     pressure: Pressure,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LoadState {
     whole: Usage,
     by: HashMap<Option<String>, Account>,
 }
@@ -334,7 +334,7 @@ impl Load {
     /// Returns true if others must cause the machine's load. The commands of one identity may make
     /// as much load as they like, but must not keep an identity from the machine that runs nothing,
     /// or less than its share.
-    fn is_below_share(&self, state: &State, own: Usage) -> bool {
+    fn is_below_share(&self, state: &LoadState, own: Usage) -> bool {
         if !self.is_shared.load(Ordering::Relaxed) {
             return false;
         }
@@ -406,7 +406,7 @@ impl Load {
     }
 }
 
-impl State {
+impl LoadState {
     fn account(&mut self, caller: &Caller) -> &mut Account {
         self.by.entry(caller.identity.clone()).or_default()
     }

@@ -37,7 +37,7 @@ const END_SLACK: Duration = Duration::from_secs(2);
 /// Runs parts of shell pipelines next to the data
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
-struct Arguments {
+struct ExecutorArguments {
     #[command(subcommand)]
     role: Option<Role>,
     /// Read everything from this file (see docs/executor.md)
@@ -110,7 +110,7 @@ enum Role {
     /// gateways
     Init {
         #[command(flatten)]
-        place: Place,
+        place: CertificateDirectory,
         /// A host name or IP address by which gateways call this machine; may be repeated
         #[arg(long, value_name = "HOST")]
         name: Vec<String>,
@@ -118,7 +118,7 @@ enum Role {
     /// Make this executor a new certificate, for other names if any are given
     Renew {
         #[command(flatten)]
-        place: Place,
+        place: CertificateDirectory,
         /// A host name or IP address by which gateways call this machine; may be repeated
         #[arg(long, value_name = "HOST")]
         name: Vec<String>,
@@ -127,7 +127,7 @@ enum Role {
     /// the former one
     Rotate {
         #[command(flatten)]
-        place: Place,
+        place: CertificateDirectory,
         /// From now on only the next authority counts; refused while a certificate of the former
         /// one does
         #[arg(long)]
@@ -139,7 +139,7 @@ enum Role {
     /// Print a token by which one workstation gets a certificate as NAME, once and within an hour
     Enroll {
         #[command(flatten)]
-        place: Place,
+        place: CertificateDirectory,
         /// The [[identity]] of executor.toml
         #[arg(value_parser = identity)]
         name: String,
@@ -147,7 +147,7 @@ enum Role {
     /// Take the certificates and tokens of NAME back; a running executor heeds it at once
     Revoke {
         #[command(flatten)]
-        place: Place,
+        place: CertificateDirectory,
         /// As it was enrolled
         #[arg(value_parser = identity)]
         name: String,
@@ -163,7 +163,7 @@ enum Role {
     /// List the certificates that were issued
     List {
         #[command(flatten)]
-        place: Place,
+        place: CertificateDirectory,
     },
 }
 
@@ -179,7 +179,7 @@ enum AuditTask {
 
 /// Where certificates, keys and tokens are.
 #[derive(Args)]
-struct Place {
+struct CertificateDirectory {
     /// The directory, as in [tls] of executor.toml
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIRECTORY)]
     dir: PathBuf,
@@ -190,7 +190,7 @@ fn identity(text: &str) -> Result<String, String> {
 }
 
 fn main() -> ExitCode {
-    let mut arguments = Arguments::parse();
+    let mut arguments = ExecutorArguments::parse();
     match arguments.role.take() {
         None => {}
         Some(Role::Runner) => return runner::main(),
@@ -240,7 +240,8 @@ fn main() -> ExitCode {
 
 /// Runs an administrator's command; returns its output, and a hint for the user.
 fn administer(role: Role) -> Result<(String, String), TlsError> {
-    let absolute = |place: Place| std::path::absolute(&place.dir).unwrap_or(place.dir);
+    let absolute =
+        |place: CertificateDirectory| std::path::absolute(&place.dir).unwrap_or(place.dir);
     let text = match role {
         Role::Runner | Role::Verify { .. } | Role::Audit { .. } => String::new(),
         Role::Init { place, name } => administer::init(&absolute(place), name)?,
@@ -365,7 +366,7 @@ fn heed_signals(is_stdio: bool, longest_end: Duration) -> anyhow::Result<oneshot
     Ok(shutdown)
 }
 
-fn serve(arguments: Arguments) -> anyhow::Result<()> {
+fn serve(arguments: ExecutorArguments) -> anyhow::Result<()> {
     let mut config = match &arguments.config {
         Some(file) => Config::load(file)?,
         None if arguments.stdio => Config::for_stdio(arguments.export, arguments.read_only),
@@ -375,7 +376,8 @@ fn serve(arguments: Arguments) -> anyhow::Result<()> {
                 trust_caller_ids: arguments.trust_caller_ids,
                 require: arguments.require,
             };
-            let Arguments { listen, export, read_only, allow_plaintext, state, .. } = arguments;
+            let ExecutorArguments { listen, export, read_only, allow_plaintext, state, .. } =
+                arguments;
             let state = state.map(|state| std::path::absolute(&state).unwrap_or(state));
             Config {
                 state,

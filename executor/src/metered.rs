@@ -75,10 +75,10 @@ impl Arrived {
 /// The charge for the largest message that a request stream has brought, beyond
 /// [`STREAM_FREE_BYTES`], until the stream is gone.
 #[derive(Debug, Clone)]
-pub struct Largest(Arc<Mutex<Stream>>);
+pub struct Largest(Arc<Mutex<StreamCharge>>);
 
 #[derive(Debug)]
-struct Stream {
+struct StreamCharge {
     account: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
     /// Bytes of the largest message.
@@ -87,7 +87,7 @@ struct Stream {
     covered: usize,
 }
 
-impl Stream {
+impl StreamCharge {
     /// Bytes that a message of that length needs beyond what the stream has.
     fn missing(&self, length: usize) -> u32 {
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -109,7 +109,7 @@ impl Stream {
 impl Largest {
     /// On this account of streams.
     pub fn on(account: Arc<Semaphore>) -> Self {
-        Self(Arc::new(Mutex::new(Stream {
+        Self(Arc::new(Mutex::new(StreamCharge {
             account,
             permit: None,
             largest: 0,
@@ -143,7 +143,7 @@ impl Largest {
 }
 
 /// The account that a request's messages are charged to.
-pub enum Charge {
+pub enum ChargedAccount {
     /// All messages of a unary call, until the handler drops it.
     Unary(Arc<Semaphore>, Arrived),
     /// The largest message of a stream.
@@ -212,7 +212,7 @@ impl Accounts {
 /// A request's body; ends the call if that can't be served.
 pub struct Metered {
     body: Body,
-    charge: Charge,
+    charge: ChargedAccount,
     refused: Option<Status>,
     /// Bytes received and not passed on.
     pending: Bytes,
@@ -229,7 +229,7 @@ impl Metered {
     /// Charged to `charge`; a refused call ends with the status `refused`.
     pub fn new(
         body: Body,
-        charge: Charge,
+        charge: ChargedAccount,
         refused: Option<Status>,
         share: Option<Arc<CallShare>>,
     ) -> Self {
@@ -287,8 +287,8 @@ impl Metered {
             return;
         }
         let (account, missing) = match &self.charge {
-            Charge::Unary(account, _) => (account.clone(), length),
-            Charge::Stream(Largest(stream)) => {
+            ChargedAccount::Unary(account, _) => (account.clone(), length),
+            ChargedAccount::Stream(Largest(stream)) => {
                 let mut stream = stream.lock().expect("not poisoned");
                 stream.largest = stream.largest.max(self.left);
                 (stream.account.clone(), stream.missing(self.left))
@@ -302,17 +302,19 @@ impl Metered {
     /// Keeps the permit of the message whose head was read.
     fn keep(&self, permit: OwnedSemaphorePermit) {
         match &self.charge {
-            Charge::Unary(_, Arrived(arrived)) => {
+            ChargedAccount::Unary(_, Arrived(arrived)) => {
                 arrived.lock().expect("not poisoned").push(permit)
             }
-            Charge::Stream(Largest(stream)) => stream.lock().expect("not poisoned").add(permit),
+            ChargedAccount::Stream(Largest(stream)) => {
+                stream.lock().expect("not poisoned").add(permit)
+            }
         }
     }
 
     fn finish(&mut self) {
         // After a unary call's message more may come, unwanted: the timeout runs until the call's
         // end.
-        if let Charge::Stream(_) = self.charge {
+        if let ChargedAccount::Stream(_) = self.charge {
             self.deadline = None;
         }
     }
@@ -545,15 +547,15 @@ mod tests {
         message
     }
 
-    fn unary(account: &Arc<Semaphore>) -> Charge {
-        Charge::Unary(account.clone(), Arrived::default())
+    fn unary(account: &Arc<Semaphore>) -> ChargedAccount {
+        ChargedAccount::Unary(account.clone(), Arrived::default())
     }
 
-    fn stream(account: &Arc<Semaphore>) -> Charge {
-        Charge::Stream(Largest::on(account.clone()))
+    fn stream(account: &Arc<Semaphore>) -> ChargedAccount {
+        ChargedAccount::Stream(Largest::on(account.clone()))
     }
 
-    fn metered(charge: Charge) -> (tokio::sync::mpsc::UnboundedSender<Vec<u8>>, Metered) {
+    fn metered(charge: ChargedAccount) -> (tokio::sync::mpsc::UnboundedSender<Vec<u8>>, Metered) {
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Vec<u8>>();
         let frames = UnboundedReceiverStream::new(receiver)
             .map(|data| Ok::<_, Status>(Frame::data(Bytes::from(data))));
@@ -577,7 +579,7 @@ mod tests {
     async fn a_message_that_has_come_stays_on_the_account_while_it_is_held() {
         let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
         let arrived = Arrived::default();
-        let (sender, body) = metered(Charge::Unary(account.clone(), arrived.clone()));
+        let (sender, body) = metered(ChargedAccount::Unary(account.clone(), arrived.clone()));
         sender.send(message(70_000)).unwrap();
         drop(sender);
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), HEAD_BYTES + 70_000);
@@ -612,7 +614,7 @@ mod tests {
     async fn a_stream_is_charged_for_its_largest_message_until_it_ends() {
         let account = Arc::new(Semaphore::new(LEAST_OF_ONE));
         let largest = Largest::on(account.clone());
-        let (sender, mut body) = metered(Charge::Stream(largest.clone()));
+        let (sender, mut body) = metered(ChargedAccount::Stream(largest.clone()));
         let held = || LEAST_OF_ONE - account.available_permits();
         for (length, charged) in [(9, 0), (70_000, 70_000), (100, 70_000), (90_000, 90_000)] {
             sender.send(message(length)).unwrap();

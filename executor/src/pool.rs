@@ -54,8 +54,8 @@ use crate::{
     runner::{
         open_export, path_of,
         wire::{
-            Bounds, DirectoryId, Isolation, Reached, ViewMount, ViewReply, ViewSpec, ViewUser,
-            send_descriptors,
+            Bounds, ConfinementReport, DirectoryId, Isolation, ViewMount, ViewReply, ViewSpec,
+            ViewUser, send_descriptors,
         },
     },
 };
@@ -91,7 +91,7 @@ pub struct Pool {
     program: PathBuf,
     isolation: Isolation,
     no_namespaces: Option<String>,
-    reached: Reached,
+    reached: ConfinementReport,
     bounds: Bounds,
     /// The soft limit of open files that commands start with.
     open_files: u64,
@@ -116,7 +116,7 @@ struct Slot {
 /// the socket: readable means that it has ended.
 struct Runner {
     control: UnixStream,
-    reached: Reached,
+    reached: ConfinementReport,
     directories: Vec<DirectoryId>,
 }
 
@@ -167,7 +167,7 @@ impl Pool {
             program,
             isolation: Isolation::Nothing,
             no_namespaces: None,
-            reached: Reached::default(),
+            reached: ConfinementReport::default(),
             bounds,
             open_files,
             slots: Mutex::default(),
@@ -206,7 +206,7 @@ impl Pool {
     }
 
     /// Confinement that commands have.
-    pub fn confinement(&self) -> Reached {
+    pub fn confinement(&self) -> ConfinementReport {
         self.reached.clone()
     }
 

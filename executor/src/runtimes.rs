@@ -38,14 +38,14 @@ const BLOCKING_THREADS: usize = 32;
 const QUEUE: usize = 16;
 
 /// Serves connections until no more come and all are closed.
-type Server<C> = dyn Fn(ReceiverStream<C>) -> Pin<Box<dyn Future<Output = ()>>> + Send + Sync;
+type ServeFn<C> = dyn Fn(ReceiverStream<C>) -> Pin<Box<dyn Future<Output = ()>>> + Send + Sync;
 
 /// The body of a thread.
 type Work = Box<dyn FnOnce() + Send>;
 
 /// The runtimes, started when their identities first connect. Dropping this ends them.
 pub struct Runtimes<C> {
-    server: Arc<Server<C>>,
+    server: Arc<ServeFn<C>>,
     starter: Starter,
     /// By identity.
     queues: Mutex<Queues<C>>,
@@ -70,7 +70,7 @@ struct ThreadToStart {
 }
 
 /// Counts one running server.
-struct AtWork(watch::Sender<usize>);
+struct RunningServer(watch::Sender<usize>);
 
 impl<C: Send + 'static> Runtimes<C> {
     /// With a server for each, which makes its future on the runtime's own thread.
@@ -144,7 +144,7 @@ impl<C: Send + 'static> Runtimes<C> {
             .max_blocking_threads(BLOCKING_THREADS)
             .build()?;
         let (server, mut over) = (self.server.clone(), self.over.subscribe());
-        let at_work = AtWork::begin(&self.at_work);
+        let at_work = RunningServer::begin(&self.at_work);
         let serve = move || {
             runtime.block_on(async {
                 let serving = async {
@@ -191,14 +191,14 @@ impl<C> Drop for Runtimes<C> {
     }
 }
 
-impl AtWork {
+impl RunningServer {
     fn begin(count: &watch::Sender<usize>) -> Self {
         count.send_modify(|count| *count += 1);
         Self(count.clone())
     }
 }
 
-impl Drop for AtWork {
+impl Drop for RunningServer {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
     }

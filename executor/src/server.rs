@@ -37,16 +37,16 @@ use tower::util::MapResponseLayer;
 
 use crate::{
     Config, Error, Stdio,
-    accept::{Connection, Incoming},
+    accept::{AcceptedConnection, IncomingConnections},
     admission::Admission,
     audit::AuditLog,
     callers::Callers,
     cgroup::Cgroups,
     classifier::{Classifier, Turns},
     config::{EXPORT_PATIENCE, Level, Unserved, machine_files},
-    describe::Machine,
+    describe::MachineDescription,
     enrolment::Enrolments,
-    error::Attempt as _,
+    error::AttemptExt as _,
     hidden,
     load::{Capacity, Load},
     metered::MeterLayer,
@@ -54,7 +54,10 @@ use crate::{
     pool::Pool,
     run::KeptRuns,
     runtimes::Runtimes,
-    service::{ARRIVALS_OF_ONE, HEARD_OUT_OF_ONE, Service, Shared, TOOLS_OF_ONE, launches_of_one},
+    service::{
+        ARRIVALS_OF_ONE, ExecutorService, HEARD_OUT_OF_ONE, ServiceState, TOOLS_OF_ONE,
+        launches_of_one,
+    },
     tls::serving::Serving,
     tools::Tools,
     volume::{self, VolumeService, Volumes},
@@ -172,11 +175,11 @@ pub async fn run_with_changes(
         // Connections with an identity have runtimes of their own.
         services.builder = for_strangers(services.builder);
     }
-    let runtimes = Runtimes::new(move |connections: ReceiverStream<Connection>| {
+    let runtimes = Runtimes::new(move |connections: ReceiverStream<AcceptedConnection>| {
         serve_one(for_one.clone(), connections, draining.clone())
     });
     let runtimes = Arc::new(runtimes.attempting(|| "start a thread".to_owned())?);
-    let incoming = Incoming::new(listener, tls, admission, runtimes.clone());
+    let incoming = IncomingConnections::new(listener, tls, admission, runtimes.clone());
     let taking = take_changes(shared, changes);
     tokio::select! {
         served = serve(services, incoming, (drain, Some(runtimes)), shutdown) => served,
@@ -187,10 +190,10 @@ pub async fn run_with_changes(
 /// Serves the connections of one identity until the executor ends.
 async fn serve_one(
     services: Services,
-    connections: ReceiverStream<Connection>,
+    connections: ReceiverStream<AcceptedConnection>,
     mut draining: watch::Receiver<bool>,
 ) {
-    let adopted = connections.map(Connection::adopt).filter(|connection| {
+    let adopted = connections.map(AcceptedConnection::adopt).filter(|connection| {
         connection
             .as_ref()
             .inspect_err(|error| tracing::warn!(%error, "a connection is lost"))
@@ -235,7 +238,7 @@ pub async fn run_stdio(
 /// All services. Clones share everything.
 #[derive(Clone)]
 struct Services {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
     admission: Admission,
     tls: Option<Arc<Serving>>,
     builder: Server,
@@ -245,7 +248,7 @@ struct Services {
 
 impl Services {
     fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ServiceState>,
         admission: Admission,
         tls: Option<Arc<Serving>>,
         builder: Server,
@@ -266,7 +269,7 @@ impl Services {
     {
         let Self { shared, admission, builder, health, enrolment, .. } = self;
         let health = HealthServer::new(HealthService::from_health_reporter(health));
-        let executor = ExecutorServer::new(Service(shared.clone()))
+        let executor = ExecutorServer::new(ExecutorService(shared.clone()))
             .max_decoding_message_size(RUN_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let volume = VolumeServer::new(VolumeService(shared))
@@ -286,7 +289,7 @@ impl Services {
 async fn serve<C>(
     services: Services,
     incoming: impl Stream<Item = io::Result<C>>,
-    (drain, runtimes): (watch::Sender<bool>, Option<Arc<Runtimes<Connection>>>),
+    (drain, runtimes): (watch::Sender<bool>, Option<Arc<Runtimes<AcceptedConnection>>>),
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error>
 where
@@ -299,7 +302,7 @@ where
             "no mount namespaces: only mounts with the same path on both sides are served"
         );
     }
-    health.set_serving::<ExecutorServer<Service>>().await;
+    health.set_serving::<ExecutorServer<ExecutorService>>().await;
     let mut draining = drain.subscribe();
     let serving = services.serve(incoming, async move {
         let _ = draining.wait_for(|is_draining| *is_draining).await;
@@ -313,7 +316,7 @@ where
         () = shutdown => {}
     }
     shared.draining.store(true, Ordering::Relaxed);
-    health.set_not_serving::<ExecutorServer<Service>>().await;
+    health.set_not_serving::<ExecutorServer<ExecutorService>>().await;
     drain.send_replace(true);
     let all_served = async {
         let ended = serving.await;
@@ -363,7 +366,7 @@ async fn record_administration(tls: Option<&Serving>, audit: &AuditLog) {
 }
 
 /// Waits for the runs, and kills those that take too long.
-async fn end_runs(shared: &Shared) {
+async fn end_runs(shared: &ServiceState) {
     if tokio::time::timeout(shared.config.drain, shared.load.idle()).await.is_ok() {
         return;
     }
@@ -374,7 +377,7 @@ async fn end_runs(shared: &Shared) {
 }
 
 /// Fails where commands can't be confined as the configuration demands.
-fn check_confinement(shared: &Shared) -> Result<(), Error> {
+fn check_confinement(shared: &ServiceState) -> Result<(), Error> {
     let reached = shared.confinement();
     let require = shared.config.confinement.require;
     if reached.level() < require {
@@ -391,7 +394,10 @@ fn check_confinement(shared: &Shared) -> Result<(), Error> {
 ///
 /// Invariant: each wait has a limit and precedes the first change; then everything changes at once.
 /// So revoked rights are lost even while a file system hangs.
-async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) -> Infallible {
+async fn take_changes(
+    shared: Arc<ServiceState>,
+    mut changes: mpsc::Receiver<Config>,
+) -> Infallible {
     while let Some(changed) = changes.recv().await {
         if let Err(error) = changed.check_user() {
             tracing::error!("the configuration stays as it was: {error}");
@@ -422,7 +428,7 @@ async fn take_changes(shared: Arc<Shared>, mut changes: mpsc::Receiver<Config>) 
 
 /// The policy from now on. If the annotations' directories do not answer, the annotations stay as
 /// they were.
-async fn policy_of(shared: &Shared, changed: &Config) -> Policy {
+async fn policy_of(shared: &ServiceState, changed: &Config) -> Policy {
     let confinement = changed.confinement.clone();
     let reading = tokio::task::spawn_blocking(move || Policy::new(&confinement));
     match tokio::time::timeout(EXPORT_PATIENCE, reading).await {
@@ -474,7 +480,7 @@ async fn keep_fresh(tls: Option<&Serving>) {
 async fn share(
     config: Config,
     tls: Option<Arc<Serving>>,
-) -> Result<(Arc<Shared>, Admission), Error> {
+) -> Result<(Arc<ServiceState>, Admission), Error> {
     let (soft, hard) = raise_open_files();
     let (policy, mistakes) = Policy::new(&config.confinement);
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
@@ -490,14 +496,14 @@ async fn share(
     // Before the first runner, which must be in it.
     let cgroups = Cgroups::take(&config.confinement).map_err(Error::Cgroup)?;
     let rivals: Arc<Rivals> = Arc::default();
-    let shared = Shared {
+    let shared = ServiceState {
         load,
         cgroups,
         pool: Pool::new(&config, soft).await,
         policy: RwLock::new(Arc::new(policy)),
         classifier: Classifier::default(),
         admission: admission.clone(),
-        machine: Machine::default(),
+        machine: MachineDescription::default(),
         tools: Tools::default(),
         tool_turns: Turns::new(TOOLS_OF_ONE),
         arrivals: Turns::new(ARRIVALS_OF_ONE),

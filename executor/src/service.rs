@@ -23,13 +23,13 @@ use crate::{
     callers::{Caller, Callers, caller_of},
     cgroup::Cgroups,
     classifier::{Classifier, Turns},
-    describe::Machine,
+    describe::MachineDescription,
     load::Load,
     metered::kept_until_sent,
     policy::Policy,
     pool::Pool,
     run,
-    runner::wire::Reached,
+    runner::wire::ConfinementReport,
     tls::serving::Proof,
     tools::Tools,
     volume::Volumes,
@@ -57,7 +57,7 @@ pub fn launches_of_one() -> usize {
 }
 
 /// State shared by all calls.
-pub struct Shared {
+pub struct ServiceState {
     pub config: Config,
     /// Admission control.
     pub load: Arc<Load>,
@@ -70,7 +70,7 @@ pub struct Shared {
     pub admission: Admission,
     /// Parent of the runs' cgroups.
     pub cgroups: Option<Cgroups>,
-    pub machine: Machine,
+    pub machine: MachineDescription,
     pub tools: Tools,
     /// Turns of identities to ask about tools.
     pub tool_turns: Turns,
@@ -95,10 +95,10 @@ pub struct Shared {
 }
 
 /// The service, one for all connections.
-pub struct Service(pub Arc<Shared>);
+pub struct ExecutorService(pub Arc<ServiceState>);
 
 #[tonic::async_trait]
-impl Executor for Service {
+impl Executor for ExecutorService {
     type RunStream = run::Messages;
 
     async fn describe(
@@ -159,14 +159,14 @@ impl Executor for Service {
     ) -> Result<Response<Self::RunStream>, Status> {
         let peer: Option<&Peer> = request.extensions().get();
         let proof = peer.map_or(Proof::Nothing, |peer| peer.proof.clone());
-        let client = run::Origin { caller: caller_of(&request)?, peer: peer_name(peer), proof };
+        let client = run::RunOrigin { caller: caller_of(&request)?, peer: peer_name(peer), proof };
         let largest = request.extensions().get().cloned();
-        let input = run::Input { messages: request.into_inner(), largest };
+        let input = run::ClientMessages { messages: request.into_inner(), largest };
         Ok(Response::new(run::answer(self.0.clone(), client, input).await))
     }
 }
 
-impl Service {
+impl ExecutorService {
     /// Refuses calls beyond the caller's rate.
     fn count(&self, caller: &Caller) -> Result<(), Status> {
         self.0
@@ -176,9 +176,9 @@ impl Service {
     }
 }
 
-impl Shared {
+impl ServiceState {
     /// Confinement that commands have.
-    pub fn confinement(&self) -> Reached {
+    pub fn confinement(&self) -> ConfinementReport {
         let mut reached = self.pool.confinement();
         reached.has.extend(self.cgroups.as_ref().map(Cgroups::words));
         reached

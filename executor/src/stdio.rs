@@ -27,25 +27,25 @@ use tonic::transport::server::Connected;
 
 use crate::{
     accept::Peer,
-    error::{Attempt as _, Error},
+    error::{AttemptExt as _, Error},
     tls::serving::Proof,
 };
 
 /// Standard input and output as a connection. sshd gives a command pipes or a socket; other files
 /// can't be polled.
 pub struct Stdio {
-    input: Input,
-    output: Output,
+    input: StdioInput,
+    output: StdioOutput,
     /// Dropped with the connection.
     open: Option<oneshot::Sender<()>>,
 }
 
-enum Input {
+enum StdioInput {
     Pipe(pipe::Receiver),
     Socket(UnixStream),
 }
 
-enum Output {
+enum StdioOutput {
     Pipe(pipe::Sender),
     Socket(UnixStream),
 }
@@ -72,8 +72,8 @@ impl Stdio {
                 .to_owned()
         };
         Ok(Self {
-            input: Input::new(input).attempting(hint)?,
-            output: Output::new(output).attempting(hint)?,
+            input: StdioInput::new(input).attempting(hint)?,
+            output: StdioOutput::new(output).attempting(hint)?,
             open: None,
         })
     }
@@ -91,7 +91,7 @@ impl Stdio {
     }
 }
 
-impl Input {
+impl StdioInput {
     fn new(descriptor: OwnedFd) -> io::Result<Self> {
         if is_socket(&descriptor)? {
             return Ok(Self::Socket(socket(descriptor)?));
@@ -100,7 +100,7 @@ impl Input {
     }
 }
 
-impl Output {
+impl StdioOutput {
     fn new(descriptor: OwnedFd) -> io::Result<Self> {
         if is_socket(&descriptor)? {
             return Ok(Self::Socket(socket(descriptor)?));
@@ -127,8 +127,8 @@ impl AsyncRead for Stdio {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match &mut self.input {
-            Input::Pipe(pipe) => Pin::new(pipe).poll_read(cx, buffer),
-            Input::Socket(socket) => Pin::new(socket).poll_read(cx, buffer),
+            StdioInput::Pipe(pipe) => Pin::new(pipe).poll_read(cx, buffer),
+            StdioInput::Socket(socket) => Pin::new(socket).poll_read(cx, buffer),
         }
     }
 }
@@ -140,8 +140,8 @@ impl AsyncWrite for Stdio {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         match &mut self.output {
-            Output::Pipe(pipe) => Pin::new(pipe).poll_write(cx, bytes),
-            Output::Socket(socket) => Pin::new(socket).poll_write(cx, bytes),
+            StdioOutput::Pipe(pipe) => Pin::new(pipe).poll_write(cx, bytes),
+            StdioOutput::Socket(socket) => Pin::new(socket).poll_write(cx, bytes),
         }
     }
 
@@ -151,8 +151,8 @@ impl AsyncWrite for Stdio {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match &mut self.output {
-            Output::Pipe(pipe) => Pin::new(pipe).poll_write_vectored(cx, parts),
-            Output::Socket(socket) => Pin::new(socket).poll_write_vectored(cx, parts),
+            StdioOutput::Pipe(pipe) => Pin::new(pipe).poll_write_vectored(cx, parts),
+            StdioOutput::Socket(socket) => Pin::new(socket).poll_write_vectored(cx, parts),
         }
     }
 
@@ -167,8 +167,8 @@ impl AsyncWrite for Stdio {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.output {
             // A pipe is closed when it is dropped.
-            Output::Pipe(_) => Poll::Ready(Ok(())),
-            Output::Socket(socket) => Pin::new(socket).poll_shutdown(cx),
+            StdioOutput::Pipe(_) => Poll::Ready(Ok(())),
+            StdioOutput::Socket(socket) => Pin::new(socket).poll_shutdown(cx),
         }
     }
 }

@@ -267,7 +267,7 @@ pub fn install_filter(program: &[seccompiler::sock_filter], pass: u64) -> nix::R
 }
 
 /// A child that has ended.
-pub struct Ended {
+pub struct EndedChild {
     /// Its process.
     pub pid: Pid,
     /// As wait(2) gives it.
@@ -278,7 +278,7 @@ pub struct Ended {
     pub max_rss_kib: u64,
 }
 
-impl Ended {
+impl EndedChild {
     fn new(pid: i32, status: i32, usage: &libc::rusage) -> Self {
         let us = |time: libc::timeval| {
             time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs()
@@ -294,16 +294,16 @@ impl Ended {
 
 /// Reaps one child that has ended; `None` when none has. ECHILD when there are
 /// no children.
-pub fn reap() -> nix::Result<Option<Ended>> {
+pub fn reap() -> nix::Result<Option<EndedChild>> {
     wait(-1)
 }
 
 /// Reaps this child, if it has ended.
-pub fn reap_one(pid: Pid) -> nix::Result<Option<Ended>> {
+pub fn reap_one(pid: Pid) -> nix::Result<Option<EndedChild>> {
     wait(pid.as_raw())
 }
 
-fn wait(pid: i32) -> nix::Result<Option<Ended>> {
+fn wait(pid: i32) -> nix::Result<Option<EndedChild>> {
     let mut status = 0;
     // SAFETY: both structures live across the call; zero is a valid rusage.
     let (pid, usage) = unsafe {
@@ -311,12 +311,12 @@ fn wait(pid: i32) -> nix::Result<Option<Ended>> {
         (libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut usage), usage)
     };
     let pid = Errno::result(pid)?;
-    Ok((pid != 0).then(|| Ended::new(pid, status, &usage)))
+    Ok((pid != 0).then(|| EndedChild::new(pid, status, &usage)))
 }
 
 /// Status of this child, if it has ended. Does not reap it: its pid, and that of its group, stay
 /// reserved.
-pub fn ended(pid: Pid) -> nix::Result<Option<Ended>> {
+pub fn ended(pid: Pid) -> nix::Result<Option<EndedChild>> {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     // SAFETY: both structures live across the call, and zero is valid for both. The system call has
     // one argument more than libc's function. Only fields that waitid(2) fills in are read.
@@ -334,7 +334,7 @@ pub fn ended(pid: Pid) -> nix::Result<Option<Ended>> {
         libc::CLD_DUMPED => value | 0x80,
         _ => value,
     };
-    Ok((found != 0).then(|| Ended::new(found, status, &usage)))
+    Ok((found != 0).then(|| EndedChild::new(found, status, &usage)))
 }
 
 /// Adds `attr_set` (`MOUNT_ATTR_*`) to the mount that `at` refers to; with `tree`, to all below it

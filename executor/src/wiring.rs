@@ -18,7 +18,7 @@ use posh_proto::{
 
 use crate::{
     error::Refusal,
-    runner::wire::{End, EndKind},
+    runner::wire::{EndKind, PipeEnd},
 };
 
 /// Stages of one run; a pipeline split over the files of a large directory has
@@ -43,7 +43,7 @@ pub struct Wiring {
     pub inlets: Vec<Inlet>,
     pub outlets: Vec<Outlet>,
     /// The ends that stages hold, each once.
-    pub stage_ends: Vec<End>,
+    pub stage_ends: Vec<PipeEnd>,
     pub stages: Vec<Stage>,
 }
 
@@ -72,7 +72,7 @@ impl Wiring {
         // Pipes without any end in use are dropped.
         let is_used = |id: &u32| {
             let ends = [EndKind::PipeRead, EndKind::PipeWrite]
-                .map(|kind| End { kind: kind.into(), id: *id });
+                .map(|kind| PipeEnd { kind: kind.into(), id: *id });
             ends.iter()
                 .any(|end| checker.own_ends.contains(end) || checker.stage_ends.contains(end))
         };
@@ -148,9 +148,9 @@ enum Named {
 
 struct Checker {
     names: HashMap<u32, Named>,
-    stage_ends: HashSet<End>,
+    stage_ends: HashSet<PipeEnd>,
     /// Ends that this daemon reads or writes itself.
-    own_ends: HashSet<End>,
+    own_ends: HashSet<PipeEnd>,
 }
 
 impl Checker {
@@ -200,7 +200,7 @@ impl Checker {
             _ => return Ok(()),
         };
         self.require(id, if kind == EndKind::Pty { Named::Pty } else { Named::Pipe })?;
-        self.stage_ends.insert(End { kind: kind.into(), id });
+        self.stage_ends.insert(PipeEnd { kind: kind.into(), id });
         Ok(())
     }
 
@@ -240,7 +240,7 @@ impl Checker {
     }
 
     fn own(&mut self, kind: EndKind, id: u32) -> Result<(), Refusal> {
-        let end = End { kind: kind.into(), id };
+        let end = PipeEnd { kind: kind.into(), id };
         if self.stage_ends.contains(&end) || !self.own_ends.insert(end) {
             return Err(Refusal::protocol(format!("an end of pipe {id} has two holders")));
         }

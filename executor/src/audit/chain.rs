@@ -24,7 +24,7 @@ const TAIL_BYTES: u64 = 1 << 20;
 
 /// One line.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Line {
+pub struct ChainLine {
     /// Counted from 1, and over rotations.
     pub seq: u64,
     /// The SHA-256 of the line before.
@@ -49,7 +49,7 @@ pub struct Head {
 
 /// State in which a start finds the record; without a fault nothing is set.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Found {
+pub struct ChainCondition {
     /// The last line was cut off while it was written.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub torn: bool,
@@ -112,7 +112,7 @@ impl Chain {
     ///
     /// # Errors
     /// When it can't be written, or another process writes it.
-    pub fn open(path: &Path) -> io::Result<(Self, Found)> {
+    pub fn open(path: &Path) -> io::Result<(Self, ChainCondition)> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut head_file = options.open(head_path(path))?;
@@ -123,7 +123,7 @@ impl Chain {
         let mut text = String::new();
         head_file.read_to_string(&mut text)?;
         let known = Head::parse(&text);
-        let mut found = Found::default();
+        let mut found = ChainCondition::default();
         let last = last_line(path, &mut found)?;
         let last = agree(known, last, &mut found);
         Ok((Self { path: path.to_owned(), head_file, last }, found))
@@ -137,7 +137,7 @@ impl Chain {
         let at_s = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         let (seq, prev) = (self.last.seq + 1, self.last.hash().to_owned());
         let line =
-            serde_json::to_string(&Line { seq, prev, at_s, event: event.to_owned(), record })?;
+            serde_json::to_string(&ChainLine { seq, prev, at_s, event: event.to_owned(), record })?;
         let line = escape(&line);
         let last = Head { seq, sha256: hash(line.as_bytes()) };
         // Opened by name each time, so that log rotation need not notify us.
@@ -157,7 +157,7 @@ impl Chain {
 }
 
 /// The last line of the file; closes a torn one.
-fn last_line(path: &Path, found: &mut Found) -> io::Result<Option<Result<Head, ()>>> {
+fn last_line(path: &Path, found: &mut ChainCondition) -> io::Result<Option<Result<Head, ()>>> {
     let mut file = appending(path)?;
     let length = file.metadata()?.len();
     let mut reading = File::open(path)?;
@@ -182,7 +182,7 @@ fn last_line(path: &Path, found: &mut Found) -> io::Result<Option<Result<Head, (
 }
 
 /// The line after which to continue.
-fn agree(known: Option<Head>, last: Option<Result<Head, ()>>, found: &mut Found) -> Head {
+fn agree(known: Option<Head>, last: Option<Result<Head, ()>>, found: &mut ChainCondition) -> Head {
     match (known, last) {
         (known, None) => known.unwrap_or(Head::none()),
         (None, Some(last)) => last.unwrap_or_else(|()| {
@@ -205,7 +205,7 @@ fn agree(known: Option<Head>, last: Option<Result<Head, ()>>, found: &mut Found)
 }
 
 /// A line of the record; `None` if it is none.
-pub fn parse(line: &[u8]) -> Option<Line> {
+pub fn parse(line: &[u8]) -> Option<ChainLine> {
     serde_json::from_slice(line).ok()
 }
 

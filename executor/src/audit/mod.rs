@@ -29,9 +29,9 @@ use tokio::{
 };
 
 use self::chain::Chain;
-pub use self::verify::{Verdict, verify};
+pub use self::verify::{ChainVerdict, verify};
 use crate::{
-    error::{Attempt as _, Error, Refusal},
+    error::{AttemptExt as _, Error, Refusal},
     tls::{authority::Issued, register::Revocation},
 };
 
@@ -63,7 +63,7 @@ const STRANGER: &str = "-";
 /// Handle to the record, if there is one.
 #[derive(Debug, Clone, Default)]
 pub struct AuditLog {
-    writer: Option<Arc<Writer>>,
+    writer: Option<Arc<AuditWriter>>,
     refusals: Arc<Refusals>,
 }
 
@@ -72,8 +72,8 @@ pub struct AuditLog {
 struct Refusals(Mutex<HashMap<String, (f64, Instant)>>);
 
 #[derive(Debug)]
-struct Writer {
-    queue: mpsc::Sender<Entry>,
+struct AuditWriter {
+    queue: mpsc::Sender<QueuedRecord>,
     /// Room in the queue, by identity.
     shares: Mutex<HashMap<String, Arc<Semaphore>>>,
     /// Records that will not be written; the next written record names their number.
@@ -82,7 +82,7 @@ struct Writer {
 
 /// A queued record.
 #[derive(Debug)]
-struct Entry {
+struct QueuedRecord {
     event: &'static str,
     record: Map<String, Value>,
     written: Option<oneshot::Sender<io::Result<()>>>,
@@ -108,7 +108,7 @@ impl AuditLog {
         let Some(path) = path else { return Ok(Self::default()) };
         let attempt = || format!("write the audit record {}", path.display());
         let (mut chain, found) = Chain::open(path).attempting(attempt)?;
-        if found != chain::Found::default() {
+        if found != chain::ChainCondition::default() {
             tracing::warn!(?found, "the audit record did not end in order");
         }
         let mut record = object(&found);
@@ -122,7 +122,10 @@ impl AuditLog {
         let writing = Writing { chain, late: VecDeque::new(), left_out: left_out.clone() };
         let write = move || runtime.block_on(write_all(writing, entries));
         thread::Builder::new().name("audit".to_owned()).spawn(write).attempting(attempt)?;
-        Ok(Self { writer: Some(Arc::new(Writer::new(queue, left_out))), refusals: Arc::default() })
+        Ok(Self {
+            writer: Some(Arc::new(AuditWriter::new(queue, left_out))),
+            refusals: Arc::default(),
+        })
     }
 
     /// Records the beginning of an operation, which may begin once this returns.
@@ -139,8 +142,12 @@ impl AuditLog {
         let (written, done) = oneshot::channel();
         let writing = async {
             let share = writer.share(identity).await;
-            let entry =
-                Entry { event, record: object(record), written: Some(written), _share: share };
+            let entry = QueuedRecord {
+                event,
+                record: object(record),
+                written: Some(written),
+                _share: share,
+            };
             writer.queue.send(entry).await.map_err(|_| io::ErrorKind::BrokenPipe)?;
             done.await.map_err(|_| io::ErrorKind::BrokenPipe)?
         };
@@ -166,7 +173,7 @@ impl AuditLog {
             let share = writer.share(Some(identity)).await;
             let _ = writer
                 .queue
-                .send(Entry { event, record: object(record), written: None, _share: share })
+                .send(QueuedRecord { event, record: object(record), written: None, _share: share })
                 .await;
         };
         if tokio::time::timeout(WRITE_TIMEOUT, sending).await.is_err() {
@@ -238,14 +245,18 @@ impl AuditLog {
     fn try_note(&self, event: &'static str, record: Value) {
         let Some(writer) = &self.writer else { return };
         let record = object(&record);
-        if writer.queue.try_send(Entry { event, record, written: None, _share: None }).is_err() {
+        if writer
+            .queue
+            .try_send(QueuedRecord { event, record, written: None, _share: None })
+            .is_err()
+        {
             writer.left_out.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-impl Writer {
-    fn new(queue: mpsc::Sender<Entry>, left_out: Arc<AtomicU64>) -> Self {
+impl AuditWriter {
+    fn new(queue: mpsc::Sender<QueuedRecord>, left_out: Arc<AtomicU64>) -> Self {
         Self { queue, shares: Mutex::default(), left_out }
     }
 
@@ -294,14 +305,14 @@ fn object(record: &impl Serialize) -> Map<String, Value> {
 /// anything else, or counted.
 struct Writing {
     chain: Chain,
-    late: VecDeque<Entry>,
+    late: VecDeque<QueuedRecord>,
     left_out: Arc<AtomicU64>,
 }
 
 impl Writing {
-    fn take(&mut self, entry: Entry) {
+    fn take(&mut self, entry: QueuedRecord) {
         self.write_late();
-        let Entry { event, record, written, _share } = entry;
+        let QueuedRecord { event, record, written, _share } = entry;
         let outcome = match self.late.is_empty() {
             true => self.append(event, &record),
             false => Err(io::Error::other("earlier records could not be written yet")),
@@ -312,12 +323,12 @@ impl Writing {
             (None, Ok(())) => {}
             (None, Err(error)) => {
                 tracing::error!(%error, event, "cannot write the audit record");
-                self.keep(Entry { event, record, written: None, _share });
+                self.keep(QueuedRecord { event, record, written: None, _share });
             }
         }
     }
 
-    fn keep(&mut self, mut entry: Entry) {
+    fn keep(&mut self, mut entry: QueuedRecord) {
         if self.late.len() >= LATE {
             self.left_out.fetch_add(1, Ordering::Relaxed);
             return;
@@ -328,7 +339,7 @@ impl Writing {
     }
 
     fn write_late(&mut self) {
-        while let Some(Entry { event, record, .. }) = self.late.front() {
+        while let Some(QueuedRecord { event, record, .. }) = self.late.front() {
             let (event, record) = (*event, record.clone());
             if self.append(event, &record).is_err() {
                 return;
@@ -352,7 +363,7 @@ impl Writing {
 }
 
 /// Runs until the last sender is dropped.
-async fn write_all(mut writing: Writing, mut entries: mpsc::Receiver<Entry>) {
+async fn write_all(mut writing: Writing, mut entries: mpsc::Receiver<QueuedRecord>) {
     loop {
         let entry = if writing.late.is_empty() {
             entries.recv().await
@@ -380,7 +391,7 @@ mod tests {
         let directory = tempfile::TempDir::new().unwrap();
         let path = directory.path().join("audit");
         let (mut chain, found) = Chain::open(&path).unwrap();
-        assert_eq!(found, chain::Found::default());
+        assert_eq!(found, chain::ChainCondition::default());
         for number in 0..count {
             chain
                 .append("run_begin", object(&json!({ "n": number, "text": "a\u{9b}31m\n" })))
@@ -390,7 +401,7 @@ mod tests {
         (directory, path)
     }
 
-    fn edited(edit: impl FnOnce(&mut Vec<String>)) -> Verdict {
+    fn edited(edit: impl FnOnce(&mut Vec<String>)) -> ChainVerdict {
         let (_directory, path) = written(9);
         let mut lines: Vec<_> =
             fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
@@ -436,7 +447,7 @@ mod tests {
         let old = directory.path().join("audit.1");
         fs::rename(&path, &old).unwrap();
         let (mut chain, found) = Chain::open(&path).unwrap();
-        assert_eq!(found, chain::Found::default());
+        assert_eq!(found, chain::ChainCondition::default());
         chain.append(START, Map::new()).unwrap();
         // Also while it is written.
         let older = directory.path().join("audit.2");
@@ -586,7 +597,7 @@ mod tests {
     async fn one_identity_does_not_fill_the_queue_of_the_record() {
         let (queue, entries) = mpsc::channel(QUEUE);
         let log = AuditLog {
-            writer: Some(Arc::new(Writer::new(queue, Arc::default()))),
+            writer: Some(Arc::new(AuditWriter::new(queue, Arc::default()))),
             refusals: Arc::default(),
         };
         for number in 0..2 * QUEUE {

@@ -9,12 +9,12 @@ use std::{
 
 use super::{
     START,
-    chain::{Head, Line, NO_HASH, hash, parse},
+    chain::{ChainLine, Head, NO_HASH, hash, parse},
 };
 
 /// Result of a verification, for its user.
 #[derive(Debug, Default)]
-pub struct Verdict {
+pub struct ChainVerdict {
     /// Lines to print.
     pub text: String,
     /// Nothing is broken.
@@ -25,19 +25,19 @@ pub struct Verdict {
 ///
 /// # Errors
 /// When one can't be read.
-pub fn verify(files: &[PathBuf]) -> io::Result<Verdict> {
-    let mut reader = Reader { is_whole: true, ..Reader::default() };
+pub fn verify(files: &[PathBuf]) -> io::Result<ChainVerdict> {
+    let mut reader = ChainReader { is_whole: true, ..ChainReader::default() };
     for file in files {
         reader.file(file)?;
     }
     if let Some(file) = files.last() {
         reader.end(file)?;
     }
-    Ok(Verdict { text: reader.text, is_whole: reader.is_whole })
+    Ok(ChainVerdict { text: reader.text, is_whole: reader.is_whole })
 }
 
 #[derive(Default)]
-struct Reader {
+struct ChainReader {
     /// The line before, if there is one.
     last: Option<Head>,
     /// A line that is no record: valid only if the next start reports it as torn.
@@ -46,7 +46,7 @@ struct Reader {
     is_whole: bool,
 }
 
-impl Reader {
+impl ChainReader {
     fn broken(&mut self, place: &str, what: &str) {
         self.is_whole = false;
         let _ = writeln!(self.text, "{place}: {what}");
@@ -75,7 +75,12 @@ impl Reader {
         Ok(())
     }
 
-    fn record(&mut self, place: &str, Line { seq, prev, event, record, .. }: Line, sha256: String) {
+    fn record(
+        &mut self,
+        place: &str,
+        ChainLine { seq, prev, event, record, .. }: ChainLine,
+        sha256: String,
+    ) {
         let is_start_after_torn =
             event == START && record.get("torn").is_some_and(|torn| torn == true);
         if let Some((torn_at, torn)) = self.torn.take() {

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use toml::de::DeTable;
 
-use super::{Entry, Reader, limits};
+use super::{ConfigReader, SpannedValue, limits};
 use crate::identity::UnixUser;
 use crate::level::Level;
 
@@ -101,8 +101,8 @@ pub enum Commands {
     Any,
 }
 
-impl Reader<'_> {
-    pub(super) fn confinement(&mut self, value: &Entry<'_>) -> Confinement {
+impl ConfigReader<'_> {
+    pub(super) fn confinement(&mut self, value: &SpannedValue<'_>) -> Confinement {
         let mut read = Confinement::default();
         match value.get_ref().as_table() {
             Some(table) => self.confinement_keys(table, &mut read),
@@ -164,7 +164,7 @@ impl Reader<'_> {
         }
     }
 
-    fn bytes(&mut self, key: &str, value: &Entry<'_>) -> u64 {
+    fn bytes(&mut self, key: &str, value: &SpannedValue<'_>) -> u64 {
         let number = value
             .get_ref()
             .as_integer()
@@ -177,7 +177,7 @@ impl Reader<'_> {
     }
 
     /// A list of names; `*` allows any.
-    fn commands(&mut self, value: &Entry<'_>) -> Commands {
+    fn commands(&mut self, value: &SpannedValue<'_>) -> Commands {
         let names: BTreeSet<String> =
             self.strings("commands", value).into_iter().map(|(name, _)| name).collect();
         if let Some(name) = names.iter().find(|name| name.contains('/')) {

@@ -11,7 +11,7 @@ use toml::de::DeTable;
 
 use super::tls::TlsConfig;
 use super::{
-    Bounds, Config, Confinement, Entry, Limits, Reader, confinement::TRUST_NEEDS_ROOT,
+    Bounds, Config, ConfigReader, Confinement, Limits, SpannedValue, confinement::TRUST_NEEDS_ROOT,
     user_to_become,
 };
 use crate::identity::UnixUser;
@@ -58,9 +58,9 @@ const KNOWN: &str = "name, user, trust_caller_ids, exports, read_only, volumes, 
                      max_runs, max_processes, max_buffered_mb, max_connections, \
                      max_calls_per_second, max_memory_mb";
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     /// `[tls]`.
-    pub(super) fn tls(&mut self, value: &Entry<'_>) -> Option<TlsConfig> {
+    pub(super) fn tls(&mut self, value: &SpannedValue<'_>) -> Option<TlsConfig> {
         let Some(table) = value.get_ref().as_table() else {
             self.mistake(value.span(), "`tls` must be written as [tls]");
             return None;
@@ -89,7 +89,7 @@ impl Reader<'_> {
     }
 
     /// All `[[identity]]`.
-    pub(super) fn identities(&mut self, value: &Entry<'_>) -> Vec<Read> {
+    pub(super) fn identities(&mut self, value: &SpannedValue<'_>) -> Vec<Read> {
         let Some(tables) = value.get_ref().as_array() else {
             self.mistake(value.span(), "`identity` must be written as [[identity]]");
             return Vec::new();
@@ -155,7 +155,11 @@ impl Reader<'_> {
         Some(Read { identity, at, lacks_user, exports })
     }
 
-    fn identity_name(&mut self, value: &Entry<'_>, names: &mut HashSet<String>) -> Option<String> {
+    fn identity_name(
+        &mut self,
+        value: &SpannedValue<'_>,
+        names: &mut HashSet<String>,
+    ) -> Option<String> {
         let name = self.string("name", value)?;
         if let Err(why) = check_identity(&name) {
             self.mistake(value.span(), why);
@@ -165,13 +169,13 @@ impl Reader<'_> {
         Some(name)
     }
 
-    pub(super) fn user(&mut self, value: &Entry<'_>) -> Option<UnixUser> {
+    pub(super) fn user(&mut self, value: &SpannedValue<'_>) -> Option<UnixUser> {
         let name = self.string("user", value)?;
         user_to_become(&name).map_err(|mistake| self.mistake(value.span(), mistake)).ok()
     }
 
     /// Reads `key` if it is a limit of an identity, and returns true then.
-    fn limit(&mut self, key: &str, value: &Entry<'_>, limits: &mut Limits) -> bool {
+    fn limit(&mut self, key: &str, value: &SpannedValue<'_>, limits: &mut Limits) -> bool {
         let number = |reader: &mut Self| reader.positive(key, value);
         match key {
             "max_runs" => limits.runs = number(self),
@@ -188,7 +192,7 @@ impl Reader<'_> {
     }
 
     /// `[limits]`.
-    pub(super) fn bounds(&mut self, value: &Entry<'_>, bounds: &mut Bounds) {
+    pub(super) fn bounds(&mut self, value: &SpannedValue<'_>, bounds: &mut Bounds) {
         let Some(table) = value.get_ref().as_table() else {
             return self.mistake(value.span(), "`limits` must be written as [limits]");
         };
@@ -222,7 +226,11 @@ impl Reader<'_> {
         }
     }
 
-    pub(super) fn strings(&mut self, key: &str, value: &Entry<'_>) -> Vec<(String, Range<usize>)> {
+    pub(super) fn strings(
+        &mut self,
+        key: &str,
+        value: &SpannedValue<'_>,
+    ) -> Vec<(String, Range<usize>)> {
         let Some(array) = value.get_ref().as_array() else {
             self.mistake(
                 value.span(),

@@ -21,11 +21,11 @@ pub struct Pressure {
     max_memory: Option<f64>,
     max_cpu: Option<f64>,
     max_io: Option<f64>,
-    seen: Mutex<Option<(Instant, Seen)>>,
+    seen: Mutex<Option<(Instant, PressureSample)>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
+struct PressureSample {
     load: f64,
     memory: f64,
     cpu: f64,
@@ -75,11 +75,11 @@ impl Pressure {
         // Far in the future, so that it stays fresh.
         let at = Instant::now() + Duration::from_secs(3600);
         *busy.seen.lock().expect("not poisoned") =
-            Some((at, Seen { load: 1.0, ..Seen::default() }));
+            Some((at, PressureSample { load: 1.0, ..PressureSample::default() }));
         busy
     }
 
-    fn look(&self) -> Seen {
+    fn look(&self) -> PressureSample {
         let mut seen = self.seen.lock().expect("not poisoned");
         if let Some((at, seen)) = *seen
             && at.elapsed() < LOOK_INTERVAL
@@ -87,7 +87,7 @@ impl Pressure {
             return seen;
         }
         let text = |name: &str| fs::read_to_string(self.proc.join(name)).unwrap_or_default();
-        let fresh = Seen {
+        let fresh = PressureSample {
             load: text("loadavg")
                 .split_whitespace()
                 .next()

@@ -10,7 +10,7 @@ use posh_proto::{
 };
 use serde::Serialize;
 
-use super::End;
+use super::RunEnd;
 use crate::{audit::AuditLog, callers::Caller, error::Refusal};
 
 /// Directories and statuses recorded of a run.
@@ -56,7 +56,7 @@ pub struct Begin<'a> {
 
 /// Record of a run's end.
 #[derive(Debug, Default, Serialize)]
-pub struct Record {
+pub struct RunRecord {
     run_id: String,
     identity: String,
     /// Account that the commands ran as, empty for the executor's own.
@@ -83,7 +83,7 @@ pub struct Record {
     began: Option<Instant>,
 }
 
-impl Record {
+impl RunRecord {
     /// For a run that is requested now.
     pub fn of(spec: &RunSpec, client_files: &[ClientFile], caller: &Caller, peer: &str) -> Self {
         let programs = once(spec.stages.iter().map(|stage| stage.program.as_bytes()));
@@ -143,14 +143,14 @@ impl Record {
     /// Adds the run's end.
     pub fn ended(
         mut self,
-        end: &End,
+        end: &RunEnd,
         statuses: Vec<String>,
         (bytes_in, bytes_out): (u64, u64),
     ) -> Self {
         let ms = self.began.map_or(0, |began| began.elapsed().as_millis());
         self.outcome = end.word();
         self.refusal = match end {
-            End::Rejected(refusal) => Some(refusal.kind.as_str_name()),
+            RunEnd::Rejected(refusal) => Some(refusal.kind.as_str_name()),
             _ => None,
         };
         Self { statuses, bytes_in, bytes_out, ms: u64::try_from(ms).unwrap_or(u64::MAX), ..self }
@@ -258,7 +258,7 @@ mod tests {
         let spec =
             RunSpec { stages: programs.into_iter().map(stage).collect(), ..RunSpec::default() };
         let caller = Caller::anybody(&Config::new(Vec::new()));
-        serde_json::to_value(Record::of(&spec, &[], &caller, "peer").beginning()).unwrap()
+        serde_json::to_value(RunRecord::of(&spec, &[], &caller, "peer").beginning()).unwrap()
     }
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
             let files: Vec<_> = (0..64)
                 .map(|n| ClientFile { path: name(n).into(), ..ClientFile::default() })
                 .collect();
-            let record = Record::of(
+            let record = RunRecord::of(
                 &spec,
                 &files,
                 &Caller::anybody(&Config::new(Vec::new())),

@@ -7,7 +7,7 @@ use tokio::{sync::OwnedSemaphorePermit, task::JoinSet};
 use crate::{own_mounts::OwnMounts, volume::Beside};
 
 /// The exit of a command.
-pub struct Ended {
+pub struct CommandExit {
     pub exited: Exited,
     /// Permit for a long list of its changes.
     pub room: Option<OwnedSemaphorePermit>,
@@ -18,8 +18,8 @@ pub struct Farewells {
     own_mounts: OwnMounts,
     volumes: Beside,
     /// Exits held until all commands have ended.
-    held: Vec<Ended>,
-    under_way: JoinSet<Result<Vec<Ended>, String>>,
+    held: Vec<CommandExit>,
+    under_way: JoinSet<Result<Vec<CommandExit>, String>>,
 }
 
 impl Farewells {
@@ -34,7 +34,7 @@ impl Farewells {
     }
 
     /// Takes the exit of a command. Returns it if there is nothing to wait for.
-    pub fn ended(&mut self, mut ended: Ended, is_last: bool) -> Option<Ended> {
+    pub fn ended(&mut self, mut ended: CommandExit, is_last: bool) -> Option<CommandExit> {
         if self.own_mounts.is_empty() && self.volumes.is_empty() {
             return Some(ended);
         }
@@ -64,7 +64,7 @@ impl Farewells {
     ///
     /// # Errors
     /// Writes of the commands did not get beyond this machine.
-    pub async fn next(&mut self) -> Option<Result<Vec<Ended>, String>> {
+    pub async fn next(&mut self) -> Option<Result<Vec<CommandExit>, String>> {
         let ended = self.under_way.join_next().await?;
         Some(ended.unwrap_or_else(|error| Err(error.to_string())))
     }

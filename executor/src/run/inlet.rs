@@ -9,7 +9,7 @@ use bytes::{Buf as _, BytesMut};
 use posh_proto::executor::{Credit, run_output};
 use tokio::{io::Interest, net::unix::pipe, sync::Notify};
 
-use super::{Output, Traffic, output_of};
+use super::{ClientQueue, Traffic, output_of};
 
 /// Bytes that the client may send before the command reads them: as much as the pipe holds, so that
 /// neither waits for a round trip while the other works.
@@ -22,12 +22,12 @@ const CREDIT_STEP_BYTES: usize = 128 << 10;
 /// Input that has arrived and is not written yet: at most [`WINDOW_BYTES`].
 #[derive(Default)]
 pub struct Inlet {
-    state: Mutex<State>,
+    state: Mutex<InletState>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct InletState {
     arrived: BytesMut,
     /// Bytes that the client has sent and not got back as credit.
     outstanding_bytes: usize,
@@ -103,7 +103,7 @@ pub async fn feed(
     stream: u32,
     inlet: Arc<Inlet>,
     target: pipe::Sender,
-    output: Output,
+    output: ClientQueue,
     traffic: Arc<Traffic>,
 ) {
     let credit =

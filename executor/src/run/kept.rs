@@ -11,7 +11,7 @@ use posh_proto::executor::{Resume, rejected::Kind};
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    Input,
+    ClientMessages,
     outbox::{Messages, Outbox},
 };
 use crate::error::Refusal;
@@ -28,7 +28,7 @@ const RUN_ID_BYTES: usize = 64;
 const ENDING: Duration = Duration::from_secs(5);
 
 /// A client that has reconnected: its first message, and the rest of its input.
-pub type Return = (Resume, Input);
+pub type Return = (Resume, ClientMessages);
 
 /// State of a kept run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ enum Fate {
     Killed,
 }
 
-struct Entry {
+struct KeptRun {
     outbox: Arc<Outbox>,
     returns: mpsc::Sender<Return>,
     /// Number of the client's reconnections.
@@ -49,11 +49,11 @@ struct Entry {
 
 /// All kept runs of an executor.
 #[derive(Default)]
-pub struct KeptRuns(Mutex<State>);
+pub struct KeptRuns(Mutex<KeptRunsState>);
 
 #[derive(Default)]
-struct State {
-    runs: HashMap<String, Entry>,
+struct KeptRunsState {
+    runs: HashMap<String, KeptRun>,
     /// Ended runs, by client.
     ended: HashMap<String, Remembered>,
 }
@@ -102,7 +102,7 @@ impl KeptRuns {
         let fate = watch::Sender::new(Fate::AtWork);
         state.runs.insert(
             name.to_owned(),
-            Entry { outbox: outbox.clone(), returns, resumes: watch::Sender::new(0), fate },
+            KeptRun { outbox: outbox.clone(), returns, resumes: watch::Sender::new(0), fate },
         );
         Ok(coming)
     }
@@ -141,8 +141,8 @@ impl KeptRuns {
     pub async fn resume(
         &self,
         resume: Resume,
-        input: Input,
-    ) -> (Result<Messages, Refusal>, Option<Input>) {
+        input: ClientMessages,
+    ) -> (Result<Messages, Refusal>, Option<ClientMessages>) {
         let mut unheard = Some(input);
         (self.take_up(resume, &mut unheard).await, unheard)
     }
@@ -150,7 +150,7 @@ impl KeptRuns {
     async fn take_up(
         &self,
         resume: Resume,
-        input: &mut Option<Input>,
+        input: &mut Option<ClientMessages>,
     ) -> Result<Messages, Refusal> {
         let unknown = || Refusal::new(Kind::UnknownRun, "no such run is remembered");
         let (outbox, returns, mut later, mut fate) = {
@@ -192,12 +192,12 @@ impl KeptRuns {
         outbox.resume(received).ok_or_else(unknown)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, KeptRunsState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl KeptRunsState {
     /// Forgets runs that are too old or too many. Looks at one run of each client, and at those
     /// that it forgets.
     fn forget(&mut self, now: Instant) {
@@ -228,7 +228,7 @@ impl State {
 
 impl Remembered {
     /// Returns the bytes that were held for it.
-    fn forget_oldest(&mut self, runs: &mut HashMap<String, Entry>) -> usize {
+    fn forget_oldest(&mut self, runs: &mut HashMap<String, KeptRun>) -> usize {
         let Some(EndedRun { name, bytes, .. }) = self.runs.pop_front() else { return 0 };
         runs.remove(&name);
         self.bytes -= bytes;
@@ -329,7 +329,7 @@ mod tests {
                 ProstCodec::<RunInput, RunInput>::default().decoder(),
                 Body::empty(),
             );
-            let input = Input { messages, largest: None };
+            let input = ClientMessages { messages, largest: None };
             runs.resume(Resume { run_id: "ada\0run".to_owned(), ..Resume::default() }, input)
         };
         // The queue has room for one.

@@ -8,9 +8,9 @@ use posh_proto::executor::{
 use tokio::task::JoinSet;
 
 use super::{
-    Origin, Report, Run,
+    RunOrigin, RunReport, StartedRun,
     farewells::Farewells,
-    link::{Admitted, Link},
+    link::{Admitted, RunLink},
     plumbing::Plumbing,
     prepare::{Prepared, Rest},
     times::Clock,
@@ -24,8 +24,8 @@ use crate::{
     own_mounts::OwnMounts,
     policy::Policy,
     pool::Identified,
-    runner::wire::Job,
-    service::Shared,
+    runner::wire::SupervisorJob,
+    service::ServiceState,
     volume::trees_of,
     wiring::Wiring,
 };
@@ -35,7 +35,11 @@ const LONGEST_TURN: Duration = Duration::from_millis(200);
 
 /// Refuses a run whose caller has lost a right since it was checked: it may have waited for its
 /// turn.
-fn check_standing(shared: &Shared, origin: &Origin, policy: &Arc<Policy>) -> Result<(), Refusal> {
+fn check_standing(
+    shared: &ServiceState,
+    origin: &RunOrigin,
+    policy: &Arc<Policy>,
+) -> Result<(), Refusal> {
     let refused = |why: String| Err(Refusal::new(Kind::NotAllowed, why));
     let is_same = match shared.admission.standing(&origin.proof) {
         Ok(Some(caller)) => caller == origin.caller,
@@ -53,10 +57,10 @@ fn check_standing(shared: &Shared, origin: &Origin, policy: &Arc<Policy>) -> Res
 
 /// Starts the run, or refuses it; then nothing of it has run. Takes times if there is a clock.
 pub async fn start(
-    (shared, origin): (&Shared, &Origin),
+    (shared, origin): (&ServiceState, &RunOrigin),
     prepared: Prepared,
     clock: Option<Clock>,
-) -> Result<Run, Refusal> {
+) -> Result<StartedRun, Refusal> {
     let caller = &*origin.caller;
     let Prepared {
         spec,
@@ -87,14 +91,14 @@ pub async fn start(
     let checked_ns = clock.map_or(0, Clock::now_ns);
     let view = identifying.wait().await?;
     let stages = std::mem::take(&mut wiring.stages);
-    let job = Job {
+    let job = SupervisorJob {
         stages,
         ends: wiring.stage_ends.clone(),
         trace: clock.is_some(),
         fences,
         has_cgroup: shared.cgroups.is_some(),
     };
-    let turn = Turn::of(&shared.launches, caller).await;
+    let turn = LaunchTurn::of(&shared.launches, caller).await;
     check_standing(shared, origin, &policy)?;
     let launched = match launch((shared, &admitted), &view, &wiring, (&job, clock)).await {
         // Nothing has started, so that a second attempt is safe.
@@ -110,7 +114,7 @@ pub async fn start(
     let (terminal_stages, stages_left) = (terminal_stages(&job.stages), job.stages.len());
     drop((job, large_turn));
     admitted.has_begun(usize::MAX, specification_bytes);
-    Ok(Run {
+    Ok(StartedRun {
         link,
         streams: JoinSet::new(),
         inlets: HashMap::new(),
@@ -121,7 +125,7 @@ pub async fn start(
         stages_left,
         start_times: times.map(|times| StartTimes { checked_ns, ..times }),
         farewells: Farewells::new(own_mounts, volumes),
-        report: Report::default(),
+        report: RunReport::default(),
         written_files,
         signals_taken: 0,
         _cgroup: cgroup,
@@ -135,9 +139,9 @@ pub async fn start(
 /// A start that waits itself (a named pipe is opened, a file system hangs) uses no processor, and
 /// may wait for a later start: a turn ends after [`LONGEST_TURN`]. It also lasts that long when its
 /// run is given up meanwhile, since work that has begun continues for a while.
-struct Turn(Option<Passing>);
+struct LaunchTurn(Option<Passing>);
 
-impl Turn {
+impl LaunchTurn {
     /// Waits for the turn.
     async fn of(launches: &Turns, caller: &Caller) -> Self {
         // Without identities there is only one caller.
@@ -155,7 +159,7 @@ impl Turn {
 
 /// A run whose commands have started.
 struct Launched {
-    link: Link,
+    link: RunLink,
     plumbing: Plumbing,
     times: Option<StartTimes>,
     written_files: Vec<WrittenFile>,
@@ -165,7 +169,7 @@ struct Launched {
 enum Failure {
     Refused(Refusal),
     /// The supervisor ended without a message: nothing has started.
-    Lost(Link),
+    Lost(RunLink),
 }
 
 impl Failure {
@@ -189,13 +193,13 @@ impl From<Refusal> for Failure {
 
 /// Hands the job to a new supervisor; returns once its commands run.
 async fn launch(
-    (shared, admitted): (&Shared, &Arc<Admitted>),
+    (shared, admitted): (&ServiceState, &Arc<Admitted>),
     view: &Identified,
     wiring: &Wiring,
-    (job, clock): (&Job, Option<Clock>),
+    (job, clock): (&SupervisorJob, Option<Clock>),
 ) -> Result<Launched, Failure> {
     let (socket, lease) = shared.pool.open(view).await?;
-    let mut link = Link::new(socket, lease, admitted.clone());
+    let mut link = RunLink::new(socket, lease, admitted.clone());
     let runner_ns = clock.map_or(0, Clock::now_ns);
     let mut plumbing = Plumbing::make(wiring, view.user())?;
     let mut ends = plumbing.take_stage_ends(&job.ends)?;
@@ -253,11 +257,11 @@ mod tests {
     async fn one_identity_starts_few_runs_at_a_time_and_keeps_nobody_else_waiting() {
         let launches = Turns::new(1);
         let [ada, bob] = [Some("ada"), Some("bob")].map(caller);
-        let first = Turn::of(&launches, &ada).await;
-        timeout(PATIENCE, Turn::of(&launches, &bob)).await.unwrap().end();
-        assert!(timeout(LONGEST_TURN / 4, Turn::of(&launches, &ada)).await.is_err());
+        let first = LaunchTurn::of(&launches, &ada).await;
+        timeout(PATIENCE, LaunchTurn::of(&launches, &bob)).await.unwrap().end();
+        assert!(timeout(LONGEST_TURN / 4, LaunchTurn::of(&launches, &ada)).await.is_err());
         first.end();
-        timeout(PATIENCE, Turn::of(&launches, &ada)).await.unwrap().end();
+        timeout(PATIENCE, LaunchTurn::of(&launches, &ada)).await.unwrap().end();
     }
 
     #[tokio::test]
@@ -265,8 +269,8 @@ mod tests {
         let launches = Turns::new(1);
         let ada = caller(Some("ada"));
         let begun = Instant::now();
-        drop(Turn::of(&launches, &ada).await);
-        timeout(PATIENCE, Turn::of(&launches, &ada)).await.unwrap().end();
+        drop(LaunchTurn::of(&launches, &ada).await);
+        timeout(PATIENCE, LaunchTurn::of(&launches, &ada)).await.unwrap().end();
         assert!(begun.elapsed() >= LONGEST_TURN);
     }
 
@@ -274,7 +278,8 @@ mod tests {
     async fn who_is_alone_waits_for_no_turn() {
         let launches = Turns::new(1);
         let anybody = caller(None);
-        let turns = [Turn::of(&launches, &anybody).await, Turn::of(&launches, &anybody).await];
-        turns.into_iter().for_each(Turn::end);
+        let turns =
+            [LaunchTurn::of(&launches, &anybody).await, LaunchTurn::of(&launches, &anybody).await];
+        turns.into_iter().for_each(LaunchTurn::end);
     }
 }

@@ -33,7 +33,7 @@ use crate::{
     metered::LEAST_OF_ONE,
     pool::Lease,
     runner::wire::{
-        CHANGES_HEAD_BYTES, DESCRIPTORS_PER_MESSAGE, HAS_CHANGES, Job, send_descriptors,
+        CHANGES_HEAD_BYTES, DESCRIPTORS_PER_MESSAGE, HAS_CHANGES, SupervisorJob, send_descriptors,
     },
 };
 
@@ -61,13 +61,13 @@ impl Admitted {
 
 /// A run's socket. Dropping it ends the run: a supervisor that still prepares is killed, and one
 /// that has started commands kills them (see `sys::Deadly`).
-pub struct Link {
+pub struct RunLink {
     /// `Some` until this is dropped.
-    connection: Option<Connection>,
+    connection: Option<SupervisorConnection>,
 }
 
 /// A supervisor's message.
-pub struct Told {
+pub struct SupervisorMessage {
     pub output: RunOutput,
     /// Permit of a long list of changes.
     pub room: Option<OwnedSemaphorePermit>,
@@ -83,18 +83,18 @@ enum List {
 
 /// A received list, for the exit that follows it.
 #[derive(Default)]
-enum Changes {
+enum ReceivedChanges {
     #[default]
     None,
     Here(Vec<ChangedDirectory>, OwnedSemaphorePermit),
     LeftOut,
 }
 
-struct Connection {
+struct SupervisorConnection {
     socket: UnixStream,
     received: BytesMut,
     list: Option<List>,
-    changes: Changes,
+    changes: ReceivedChanges,
     /// The supervisor is gone: it alone had the other end, which is closed.
     is_over: bool,
     lease: Lease,
@@ -102,11 +102,11 @@ struct Connection {
     admitted: Arc<Admitted>,
 }
 
-impl Link {
+impl RunLink {
     pub fn new(socket: UnixStream, lease: Lease, admitted: Arc<Admitted>) -> Self {
-        let (received, list, changes) = (BytesMut::new(), None, Changes::None);
+        let (received, list, changes) = (BytesMut::new(), None, ReceivedChanges::None);
         Self {
-            connection: Some(Connection {
+            connection: Some(SupervisorConnection {
                 socket,
                 received,
                 list,
@@ -118,7 +118,7 @@ impl Link {
         }
     }
 
-    fn connection(&mut self) -> &mut Connection {
+    fn connection(&mut self) -> &mut SupervisorConnection {
         self.connection.as_mut().expect("it is there until this is dropped")
     }
 
@@ -128,7 +128,11 @@ impl Link {
     }
 
     /// Sends the whole job, and closes our copies of the descriptors.
-    pub async fn send_job(&mut self, job: &Job, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    pub async fn send_job(
+        &mut self,
+        job: &SupervisorJob,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<()> {
         let count = u32::try_from(descriptors.len()).map_err(io::Error::other)?;
         let socket = &mut self.connection().socket;
         socket.write_all(&count.to_le_bytes()).await?;
@@ -152,7 +156,7 @@ impl Link {
     }
 
     /// The supervisor's next message; `None` at its end. Cancel safe.
-    pub async fn next(&mut self) -> io::Result<Option<Told>> {
+    pub async fn next(&mut self) -> io::Result<Option<SupervisorMessage>> {
         self.connection().next().await
     }
 
@@ -170,7 +174,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for RunLink {
     fn drop(&mut self) {
         let Some(mut connection) = self.connection.take().filter(|connection| !connection.is_over)
         else {
@@ -183,8 +187,8 @@ impl Drop for Link {
     }
 }
 
-impl Connection {
-    async fn next(&mut self) -> io::Result<Option<Told>> {
+impl SupervisorConnection {
+    async fn next(&mut self) -> io::Result<Option<SupervisorMessage>> {
         loop {
             self.take_list()?;
             // The head of a list may have come in part.
@@ -229,7 +233,7 @@ impl Connection {
                     && let Some(List::Coming { encoded, room, .. }) = self.list.take()
                 {
                     let list = Exited::decode(encoded.freeze()).map_err(io::Error::other)?;
-                    self.changes = Changes::Here(list.changed_directories, room);
+                    self.changes = ReceivedChanges::Here(list.changed_directories, room);
                 }
             }
             Some(List::LeftOut(left)) => {
@@ -237,7 +241,7 @@ impl Connection {
                 self.received.advance(come);
                 *left -= come;
                 if *left == 0 {
-                    (self.list, self.changes) = (None, Changes::LeftOut);
+                    (self.list, self.changes) = (None, ReceivedChanges::LeftOut);
                 }
             }
         }
@@ -273,18 +277,18 @@ impl Connection {
     }
 
     /// Adds the list that came before a command's exit to that exit.
-    fn complete(&mut self, mut output: RunOutput) -> Told {
+    fn complete(&mut self, mut output: RunOutput) -> SupervisorMessage {
         let mut room = None;
         if let Some(run_output::Kind::Exited(exited)) = &mut output.kind {
             match std::mem::take(&mut self.changes) {
-                Changes::None => {}
-                Changes::Here(list, its_room) => {
+                ReceivedChanges::None => {}
+                ReceivedChanges::Here(list, its_room) => {
                     (exited.changed_directories, room) = (list, Some(its_room))
                 }
-                Changes::LeftOut => exited.changes_incomplete = true,
+                ReceivedChanges::LeftOut => exited.changes_incomplete = true,
             }
         }
-        Told { output, room }
+        SupervisorMessage { output, room }
     }
 
     async fn close(&mut self) {
@@ -317,7 +321,7 @@ mod tests {
 
     /// The executor's end, with so many bytes on the account, and a supervisor that reports two
     /// exits.
-    fn told_of(account: &Arc<Semaphore>, names: usize) -> Link {
+    fn told_of(account: &Arc<Semaphore>, names: usize) -> RunLink {
         let load =
             Arc::new(Load::new(Bounds::default(), Capacity { descriptors: 1, ptys: 0 }, false));
         let caller = Caller::anybody(&Config::new(Vec::new()));
@@ -351,18 +355,19 @@ mod tests {
             (&supervisor).write_all(rest).unwrap();
         });
         let (lease, _) = Lease::of_test();
-        Link::new(
+        RunLink::new(
             UnixStream::from_std(ours).unwrap(),
             lease,
             Arc::new(Admitted::new(share, account.clone())),
         )
     }
 
-    async fn next_end(link: &mut Link) -> (Exited, Option<OwnedSemaphorePermit>) {
+    async fn next_end(link: &mut RunLink) -> (Exited, Option<OwnedSemaphorePermit>) {
         match link.next().await.unwrap().unwrap() {
-            Told { output: RunOutput { kind: Some(run_output::Kind::Exited(exited)) }, room } => {
-                (exited, room)
-            }
+            SupervisorMessage {
+                output: RunOutput { kind: Some(run_output::Kind::Exited(exited)) },
+                room,
+            } => (exited, room),
             _ => panic!("an end"),
         }
     }
@@ -406,7 +411,11 @@ mod tests {
         let (ours, supervisor) = UnixStream::pair().unwrap();
         let (lease, runs) = Lease::of_test();
         // The call is cancelled while the supervisor still prepares.
-        drop(Link::new(ours, lease, Arc::new(Admitted::new(share, Arc::new(Semaphore::new(0))))));
+        drop(RunLink::new(
+            ours,
+            lease,
+            Arc::new(Admitted::new(share, Arc::new(Semaphore::new(0)))),
+        ));
         let mut told = Vec::new();
         let mut supervisor = supervisor;
         supervisor.read_to_end(&mut told).await.unwrap();

@@ -43,24 +43,24 @@ use tokio::{
 use tonic::{Status, Streaming};
 
 use self::{
-    farewells::{Ended, Farewells},
+    farewells::{CommandExit, Farewells},
     inlet::Inlet,
     kept::{Return, check_run_id},
-    link::{Admitted, Link, Told},
+    link::{Admitted, RunLink, SupervisorMessage},
     outbox::{Outbox, Unheard},
     outlet::Gate,
     plumbing::Plumbing,
-    prepare::{Asked, Prepared},
+    prepare::{Prepared, ReceivedSpec},
     times::{Clock, Traffic},
 };
 pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
     admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, metered::Largest,
-    service::Shared, sys, tls::serving::Proof, wiring::Wiring,
+    service::ServiceState, sys, tls::serving::Proof, wiring::Wiring,
 };
 
 /// Queue of messages to the client.
-type Output = Arc<Outbox>;
+type ClientQueue = Arc<Outbox>;
 
 /// Time for the last messages of a client whose call has ended: they tell a cancelled call from a
 /// lost client.
@@ -74,14 +74,14 @@ const ROOM_TIMEOUT: Duration = Duration::from_secs(75);
 const LONGEST_GRACE: Duration = Duration::from_secs(60);
 
 /// A place among the specifications of an identity that are in memory.
-type Turn = Option<OwnedSemaphorePermit>;
+type SpecTurn = Option<OwnedSemaphorePermit>;
 
 /// Reconnections of a kept run's client.
 type Returns = mpsc::Receiver<Return>;
 
 /// How a run ended, for the log and for the client.
 #[derive(Debug)]
-enum End {
+enum RunEnd {
     /// With its times, if they were asked for.
     Finished(Option<RunTimes>),
     /// The client went away or reset the call.
@@ -104,7 +104,7 @@ enum End {
 }
 
 /// The caller of a run.
-pub struct Origin {
+pub struct RunOrigin {
     /// The caller's rights.
     pub caller: Arc<Caller>,
     /// For the log.
@@ -114,14 +114,14 @@ pub struct Origin {
 }
 
 /// Messages from a client.
-pub struct Input {
+pub struct ClientMessages {
     /// Its messages.
     pub messages: Streaming<RunInput>,
     /// The charge for them. A stranger has none.
     pub largest: Option<Largest>,
 }
 
-impl Input {
+impl ClientMessages {
     async fn message(&mut self) -> Result<Option<RunInput>, Status> {
         self.messages.message().await
     }
@@ -139,7 +139,11 @@ impl Input {
 
 /// Takes one `Run` call and returns its messages. The run itself is not tied to the call, since it
 /// must be cleaned up after its client has gone.
-pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Messages {
+pub async fn answer(
+    shared: Arc<ServiceState>,
+    origin: RunOrigin,
+    mut input: ClientMessages,
+) -> Messages {
     // Until its turn comes, nothing of it is decoded.
     let turn = shared.arrivals.share_of(&origin.caller).acquire_owned().await;
     let first = match input.message().await {
@@ -149,19 +153,19 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Me
     let arrived_ns = monotonic_ns();
     // The call may have been open for a minute: the caller's current rights count.
     let origin = match shared.admission.standing(&origin.proof) {
-        Ok(Some(caller)) => Origin { caller, ..origin },
+        Ok(Some(caller)) => RunOrigin { caller, ..origin },
         Ok(None) => origin,
         Err(Denied(why)) => return Messages::only(Err(Status::unauthenticated(why))),
     };
     let asked = match first {
-        Some(run_input::Kind::Spec(spec)) => Asked::Plain(Box::new(spec)),
-        Some(run_input::Kind::Packed(packed)) => Asked::Packed(packed),
+        Some(run_input::Kind::Spec(spec)) => ReceivedSpec::Plain(Box::new(spec)),
+        Some(run_input::Kind::Packed(packed)) => ReceivedSpec::Packed(packed),
         Some(run_input::Kind::Resume(resume)) => {
             drop(turn);
             if let Err(refusal) = check_run_id(&resume.run_id) {
                 return refuse(&shared, &origin.caller, input, refusal);
             }
-            let (Origin { caller, peer, .. }, run_id) = (origin, resume.run_id.clone());
+            let (RunOrigin { caller, peer, .. }, run_id) = (origin, resume.run_id.clone());
             let resume = Resume { run_id: caller.run_name(&run_id), ..resume };
             let (resumed, unheard) = shared.kept.resume(resume, input).await;
             let identity = caller.name();
@@ -206,7 +210,12 @@ pub async fn answer(shared: Arc<Shared>, origin: Origin, mut input: Input) -> Me
 }
 
 /// The answer to a call that starts no run.
-fn refuse(shared: &Shared, caller: &Caller, input: Input, refusal: Refusal) -> Messages {
+fn refuse(
+    shared: &ServiceState,
+    caller: &Caller,
+    input: ClientMessages,
+    refusal: Refusal,
+) -> Messages {
     hear_out(shared, caller, input);
     Messages::only(Ok(refusal.into()))
 }
@@ -214,7 +223,7 @@ fn refuse(shared: &Shared, caller: &Caller, input: Input, refusal: Refusal) -> M
 /// Reads the rest of an answered call's input. A client closes its input once it has the answer;
 /// messages under way by then must not hit a reset call: h2 counts these for the connection's life,
 /// and closes it in the end. Of a caller with too many open calls, further ones are reset.
-fn hear_out(shared: &Shared, caller: &Caller, mut input: Input) {
+fn hear_out(shared: &ServiceState, caller: &Caller, mut input: ClientMessages) {
     if !input.uncover() {
         return;
     }
@@ -229,10 +238,10 @@ fn hear_out(shared: &Shared, caller: &Caller, mut input: Input) {
 /// The queue of a run that may begin. A kept run is also registered by its name, and gets its
 /// client's reconnections.
 fn claim(
-    shared: &Shared,
+    shared: &ServiceState,
     caller: &Caller,
     prepared: &Prepared,
-) -> Result<(Output, Option<Returns>), Refusal> {
+) -> Result<(ClientQueue, Option<Returns>), Refusal> {
     let outbox = Outbox::of_run(
         prepared.grace_ms > 0,
         shared.admission.queued(caller),
@@ -247,22 +256,23 @@ fn claim(
 
 /// Serves one run to its end; only what is remembered of it is left.
 async fn serve(
-    shared: Arc<Shared>,
-    origin: Origin,
-    (mut prepared, arrived_ns, turn): (Prepared, u64, Turn),
+    shared: Arc<ServiceState>,
+    origin: RunOrigin,
+    (mut prepared, arrived_ns, turn): (Prepared, u64, SpecTurn),
     mut client: Client,
-    output: Output,
+    output: ClientQueue,
 ) {
     let record = std::mem::take(&mut prepared.record);
     let name = origin.caller.run_name(&prepared.run_id);
     let clock = Clock::start(prepared.trace, arrived_ns);
-    let mut report = Report { clock, traffic: Arc::new(Traffic::new(clock)), ..Report::default() };
+    let mut report =
+        RunReport { clock, traffic: Arc::new(Traffic::new(clock)), ..RunReport::default() };
     let end = match record.begin(&shared.audit).await {
         Ok(()) => {
             attend((&shared, &origin), (prepared, turn), &mut client, &output, &mut report).await
         }
         Err(refusal) => {
-            let end = End::Rejected(refusal);
+            let end = RunEnd::Rejected(refusal);
             say(&end, &output).await;
             end
         }
@@ -275,7 +285,7 @@ async fn serve(
     match end {
         _ if !output.keeps() => {}
         // Nothing of it has run: a client without an answer asks again.
-        End::Rejected(_) => shared.kept.forget(&name),
+        RunEnd::Rejected(_) => shared.kept.forget(&name),
         _ => shared.kept.end(&name, end.is_violent()),
     }
     record.ended(&end, report.statuses, report.traffic.totals()).write(&shared.audit).await;
@@ -283,7 +293,7 @@ async fn serve(
 
 /// The run's client, and its input.
 struct Client {
-    input: Input,
+    input: ClientMessages,
     is_open: bool,
     /// Reconnections of a kept run's client.
     returns: Option<Returns>,
@@ -304,14 +314,14 @@ impl Client {
 
 /// Data for the log and for the trace.
 #[derive(Default)]
-struct Report {
+struct RunReport {
     statuses: Vec<String>,
     /// Only of a traced run.
     clock: Option<Clock>,
     traffic: Arc<Traffic>,
 }
 
-impl End {
+impl RunEnd {
     fn word(&self) -> &'static str {
         match self {
             Self::Finished(_) => "finished",
@@ -364,12 +374,12 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 
 /// Starts the run and stays with it until its processes are gone.
 async fn attend(
-    (shared, origin): (&Shared, &Origin),
-    (prepared, turn): (Prepared, Turn),
+    (shared, origin): (&ServiceState, &RunOrigin),
+    (prepared, turn): (Prepared, SpecTurn),
     client: &mut Client,
-    output: &Output,
-    report: &mut Report,
-) -> End {
+    output: &ClientQueue,
+    report: &mut RunReport,
+) -> RunEnd {
     let mut kill = shared.kill.subscribe();
     let grace = Duration::from_millis(prepared.grace_ms.into()).min(LONGEST_GRACE);
     // A kept run whose client is lost meanwhile starts all the same; the client learns so when it
@@ -382,12 +392,12 @@ async fn attend(
     };
     let stopped = async {
         tokio::select! {
-            _ = kill.wait_for(|kill| *kill) => End::Killed,
-            Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
+            _ = kill.wait_for(|kill| *kill) => RunEnd::Killed,
+            Denied(why) = shared.admission.removed(&origin.proof) => RunEnd::Removed(why),
         }
     };
     let starting = tokio::select! {
-        () = is_unwanted => return End::Cancelled,
+        () = is_unwanted => return RunEnd::Cancelled,
         end = stopped => {
             say(&end, output).await;
             return end;
@@ -399,7 +409,7 @@ async fn attend(
     let mut run = match starting {
         Ok(run) => run,
         Err(refusal) => {
-            let end = End::Rejected(refusal);
+            let end = RunEnd::Rejected(refusal);
             say(&end, output).await;
             return end;
         }
@@ -410,17 +420,17 @@ async fn attend(
     let started = Started { times, written_files };
     let running = async {
         if output.send(Ok(output_of(run_output::Kind::Started(started)))).await.is_err() {
-            return End::Cancelled;
+            return RunEnd::Cancelled;
         }
         match run.start_streams(output) {
-            Err(what) => End::Broken(what),
+            Err(what) => RunEnd::Broken(what),
             Ok(()) => run.drive(client, grace, output).await,
         }
     };
     let end = tokio::select! {
         end = running => end,
-        _ = kill.wait_for(|kill| *kill) => End::Killed,
-        Denied(why) = shared.admission.removed(&origin.proof) => End::Removed(why),
+        _ = kill.wait_for(|kill| *kill) => RunEnd::Killed,
+        Denied(why) = shared.admission.removed(&origin.proof) => RunEnd::Removed(why),
     };
     // Closes the pipes, then the supervisor's socket, and waits for its end: the run's permits
     // count processes, not calls. Neither this nor the client waits for the other.
@@ -435,9 +445,9 @@ async fn attend(
 
 /// Sends the last message, unless the client leaves no room for it. The wait is short when the
 /// caller is not admitted any more, or the executor ends.
-async fn say(end: &End, output: &Output) {
+async fn say(end: &RunEnd, output: &ClientQueue) {
     let patience = match end {
-        End::Removed(_) | End::Killed => LAST_WORDS,
+        RunEnd::Removed(_) | RunEnd::Killed => LAST_WORDS,
         _ => ROOM_TIMEOUT,
     };
     if let Some(last) = end.message() {
@@ -446,8 +456,8 @@ async fn say(end: &End, output: &Output) {
 }
 
 /// A run that has started, in the daemon.
-struct Run {
-    link: Link,
+struct StartedRun {
+    link: RunLink,
     /// Each returns its failure.
     streams: JoinSet<Result<(), String>>,
     inlets: HashMap<u32, Arc<Inlet>>,
@@ -464,14 +474,14 @@ struct Run {
     plan: Option<(Wiring, Plumbing)>,
     stages_left: usize,
     farewells: Farewells,
-    report: Report,
+    report: RunReport,
     _cgroup: Option<RunCgroup>,
     admitted: Arc<Admitted>,
 }
 
-impl Run {
+impl StartedRun {
     /// Starts one task per merge, inlet and outlet. Closes the rest of the plumbing.
-    fn start_streams(&mut self, output: &Output) -> Result<(), String> {
+    fn start_streams(&mut self, output: &ClientQueue) -> Result<(), String> {
         let Some((wiring, mut plumbing)) = self.plan.take() else { return Ok(()) };
         for merge in &wiring.merges {
             let sources =
@@ -514,7 +524,12 @@ impl Run {
     }
 
     /// Forwards messages until all stages have exited and all streams have ended.
-    async fn drive(&mut self, client: &mut Client, grace: Duration, output: &Output) -> End {
+    async fn drive(
+        &mut self,
+        client: &mut Client,
+        grace: Duration,
+        output: &ClientQueue,
+    ) -> RunEnd {
         let mut lost_at = None;
         while self.stages_left > 0 || !self.streams.is_empty() || !self.farewells.is_empty() {
             let patience = async {
@@ -530,7 +545,7 @@ impl Run {
                     }
                     lost_at = Some(tokio::time::Instant::now());
                 }
-                () = patience => return End::Abandoned,
+                () = patience => return RunEnd::Abandoned,
                 (resume, input) = Client::returned(&mut client.returns) => {
                     input.cover();
                     (client.input, client.is_open, lost_at) = (input, true, None);
@@ -553,11 +568,11 @@ impl Run {
                             client.is_open = false;
                             lost_at = Some(tokio::time::Instant::now());
                         }
-                        false => return End::Cancelled,
+                        false => return RunEnd::Cancelled,
                     }
                 },
                 message = self.link.next(), if self.stages_left > 0 => match message {
-                    Ok(Some(Told {
+                    Ok(Some(SupervisorMessage {
                         output: RunOutput { kind: Some(run_output::Kind::Exited(exited)) },
                         room,
                     })) => {
@@ -569,44 +584,44 @@ impl Run {
                         if self.report.statuses.len() < audit::RECORDED {
                             self.report.statuses.push(status_word(&exited));
                         }
-                        let ended =
-                            self.farewells.ended(Ended { exited, room }, self.stages_left == 0);
+                        let exit = CommandExit { exited, room };
+                        let ended = self.farewells.ended(exit, self.stages_left == 0);
                         if tell_ends(ended, output).await.is_err() {
-                            return End::Cancelled;
+                            return RunEnd::Cancelled;
                         }
                     }
                     Ok(Some(_)) => {}
-                    Ok(None) => return End::Lost("it closed its socket".to_owned()),
-                    Err(error) => return End::Lost(error.to_string()),
+                    Ok(None) => return RunEnd::Lost("it closed its socket".to_owned()),
+                    Err(error) => return RunEnd::Lost(error.to_string()),
                 },
                 Some(ended) = self.streams.join_next() => {
                     if let Err(what) = ended.unwrap_or_else(|error| Err(error.to_string())) {
-                        return End::Broken(what);
+                        return RunEnd::Broken(what);
                     }
                 }
                 Some(ended) = self.farewells.next() => match ended {
-                    Err(what) => return End::Unpublished(what),
+                    Err(what) => return RunEnd::Unpublished(what),
                     Ok(exits) => if tell_ends(exits, output).await.is_err() {
-                        return End::Cancelled;
+                        return RunEnd::Cancelled;
                     }
                 }
             }
         }
-        End::Finished(self.report.traffic.times())
+        RunEnd::Finished(self.report.traffic.times())
     }
 
     /// Handles the loss of the client. The run goes on only if the client did not cancel it and
     /// owes no input.
-    async fn lose(&mut self, client: &mut Client, output: &Output) -> Result<(), End> {
+    async fn lose(&mut self, client: &mut Client, output: &ClientQueue) -> Result<(), RunEnd> {
         if !output.keeps() || !client.is_open {
-            return Err(End::Cancelled);
+            return Err(RunEnd::Cancelled);
         }
         loop {
             match tokio::time::timeout(LAST_WORDS, client.input.message()).await {
                 Ok(Ok(Some(message))) => self.take(message, output).await?,
-                Ok(Ok(None)) => return Err(End::Cancelled),
+                Ok(Ok(None)) => return Err(RunEnd::Cancelled),
                 Ok(Err(status)) if !self.is_kept_after(&status, output) => {
-                    return Err(End::Cancelled);
+                    return Err(RunEnd::Cancelled);
                 }
                 Ok(Err(_)) | Err(_) => {
                     client.is_open = false;
@@ -618,7 +633,7 @@ impl Run {
 
     /// Returns true if the run goes on after its client's input ended with `status`: the client did
     /// not cancel, and owes no input.
-    fn is_kept_after(&self, status: &Status, output: &Output) -> bool {
+    fn is_kept_after(&self, status: &Status, output: &ClientQueue) -> bool {
         output.keeps()
             && status.code() != tonic::Code::Cancelled
             && self.inlets.values().all(|inlet| inlet.is_ended())
@@ -626,7 +641,7 @@ impl Run {
 
     /// Applies the client's repeated messages. They are totals, so that it does not matter which of
     /// them came before.
-    async fn catch_up(&mut self, resume: Resume) -> Result<(), End> {
+    async fn catch_up(&mut self, resume: Resume) -> Result<(), RunEnd> {
         for credit in &resume.credits {
             self.gates
                 .get(&credit.stream)
@@ -649,18 +664,18 @@ impl Run {
         Ok(())
     }
 
-    async fn pass_on(&mut self, signal: Signal) -> Result<(), End> {
+    async fn pass_on(&mut self, signal: Signal) -> Result<(), RunEnd> {
         self.signals_taken += 1;
-        self.link.signal(signal).await.map_err(|error| End::Lost(error.to_string()))
+        self.link.signal(signal).await.map_err(|error| RunEnd::Lost(error.to_string()))
     }
 
-    async fn take(&mut self, message: RunInput, output: &Output) -> Result<(), End> {
+    async fn take(&mut self, message: RunInput, output: &ClientQueue) -> Result<(), RunEnd> {
         match message.kind {
             Some(run_input::Kind::Chunk(chunk)) => {
                 let inlet = self.inlets.get(&chunk.stream);
-                let inlet =
-                    inlet.ok_or_else(|| End::Violation(format!("{} is no inlet", chunk.stream)))?;
-                inlet.push(&chunk.data).map_err(End::Violation)?;
+                let inlet = inlet
+                    .ok_or_else(|| RunEnd::Violation(format!("{} is no inlet", chunk.stream)))?;
+                inlet.push(&chunk.data).map_err(RunEnd::Violation)?;
             }
             Some(run_input::Kind::End(stream)) => {
                 self.inlets.get(&stream).into_iter().for_each(|inlet| inlet.end());
@@ -674,12 +689,12 @@ impl Run {
             Some(run_input::Kind::Signal(signal)) => self.pass_on(signal).await?,
             Some(run_input::Kind::Received(count)) => output.received(count),
             Some(run_input::Kind::WindowSize(size)) => {
-                self.resize(&size).await.map_err(|error| End::Lost(error.to_string()))?;
+                self.resize(&size).await.map_err(|error| RunEnd::Lost(error.to_string()))?;
             }
             Some(
                 run_input::Kind::Spec(_) | run_input::Kind::Packed(_) | run_input::Kind::Resume(_),
             ) => {
-                return Err(End::Violation("a second specification".to_owned()));
+                return Err(RunEnd::Violation("a second specification".to_owned()));
             }
             // A newer gateway may send a message that we do not know; such a message can't matter
             // to us.
@@ -704,9 +719,12 @@ impl Run {
 
 /// Reports exits. A client that leaves no room for that in time, and acknowledges nothing, has
 /// given the run up.
-async fn tell_ends(exits: impl IntoIterator<Item = Ended>, output: &Output) -> Result<(), Unheard> {
+async fn tell_ends(
+    exits: impl IntoIterator<Item = CommandExit>,
+    output: &ClientQueue,
+) -> Result<(), Unheard> {
     let telling = async {
-        for Ended { exited, room } in exits {
+        for CommandExit { exited, room } in exits {
             output.send_within(Ok(output_of(run_output::Kind::Exited(exited))), room).await?;
         }
         Ok(())

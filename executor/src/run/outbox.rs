@@ -47,7 +47,7 @@ pub type Message = Result<RunOutput, Status>;
 /// that. Of kept runs this applies beyond [`OWN_HELD_BYTES`], until the messages are acknowledged
 /// or the run has ended. Long lists of changes have their room before they come here.
 pub struct Outbox {
-    state: Mutex<State>,
+    state: Mutex<OutboxState>,
     changed: Notify,
     /// Account of queued bytes.
     account: Option<Arc<Semaphore>>,
@@ -71,7 +71,7 @@ enum Sort {
     List,
 }
 
-struct State {
+struct OutboxState {
     messages: VecDeque<Queued>,
     /// Bytes of output, of other messages, and of lists.
     held_bytes: usize,
@@ -115,7 +115,7 @@ impl Outbox {
         account: Option<Arc<Semaphore>>,
         frames: Option<Arc<Semaphore>>,
     ) -> Arc<Self> {
-        let state = State {
+        let state = OutboxState {
             messages: VecDeque::new(),
             held_bytes: 0,
             word_bytes: 0,
@@ -184,12 +184,13 @@ impl Outbox {
         let Some(account) = &self.account else { return Ok(None) };
         // A message larger than an account takes all of it.
         let charged = u32::try_from(bytes.min(LEAST_OF_ONE)).unwrap_or(u32::MAX);
-        let without = |state: &State| match state.is_ended || !(state.is_attached || state.keeps) {
-            true => Some(Err(Unheard)),
-            false => {
-                (state.keeps && state.held_bytes + bytes <= OWN_HELD_BYTES).then_some(Ok(None))
-            }
-        };
+        let without =
+            |state: &OutboxState| match state.is_ended || !(state.is_attached || state.keeps) {
+                true => Some(Err(Unheard)),
+                false => {
+                    (state.keeps && state.held_bytes + bytes <= OWN_HELD_BYTES).then_some(Ok(None))
+                }
+            };
         tokio::select! {
             biased;
             own = self.wait(without) => own,
@@ -260,7 +261,7 @@ impl Outbox {
         Messages { outbox: self.clone(), client: state.client, greeting, room: None, untaken: None }
     }
 
-    async fn wait<T>(&self, mut look: impl FnMut(&State) -> Option<T>) -> T {
+    async fn wait<T>(&self, mut look: impl FnMut(&OutboxState) -> Option<T>) -> T {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -273,7 +274,7 @@ impl Outbox {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OutboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -291,7 +292,7 @@ fn is_output(message: &Message) -> bool {
     matches!(message, Ok(RunOutput { kind: Some(run_output::Kind::Chunk(_)) }))
 }
 
-impl State {
+impl OutboxState {
     fn pop(&mut self) -> Option<Message> {
         let Queued { message, sort, bytes, .. } = self.messages.pop_front()?;
         *self.bytes_held(sort) -= bytes;

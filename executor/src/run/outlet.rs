@@ -11,7 +11,7 @@ use nix::libc;
 use posh_proto::executor::{Chunk, run_output};
 use tokio::{net::unix::pipe, sync::Notify};
 
-use super::{Output, Traffic, outbox::KEPT_CHUNK_BYTES, output_of, pace::Pace};
+use super::{ClientQueue, Traffic, outbox::KEPT_CHUNK_BYTES, output_of, pace::Pace};
 
 /// The first chunks are small, so that a first byte is not kept waiting behind
 /// many; a busy stream grows to large ones, which cost less per byte.
@@ -20,11 +20,11 @@ const LARGEST_CHUNK_BYTES: usize = 256 << 10;
 
 /// Credit of an outlet, and its close by the client.
 pub struct Gate {
-    state: Mutex<State>,
+    state: Mutex<OutletState>,
     changed: Notify,
 }
 
-struct State {
+struct OutletState {
     credit_bytes: u64,
     /// Credit in addition to the first.
     given_bytes: u64,
@@ -34,7 +34,7 @@ struct State {
 impl Gate {
     pub fn new(credit_bytes: u64) -> Self {
         Self {
-            state: Mutex::new(State { credit_bytes, given_bytes: 0, is_closed: false }),
+            state: Mutex::new(OutletState { credit_bytes, given_bytes: 0, is_closed: false }),
             changed: Notify::new(),
         }
     }
@@ -72,7 +72,7 @@ impl Gate {
         self.wait(|_| false).await;
     }
 
-    async fn wait(&self, is_enough: impl Fn(&State) -> bool) -> Option<usize> {
+    async fn wait(&self, is_enough: impl Fn(&OutletState) -> bool) -> Option<usize> {
         loop {
             {
                 let state = self.state.lock().expect("not poisoned");
@@ -100,15 +100,15 @@ pub async fn drain(
     stream: u32,
     sources: Vec<Arc<pipe::Receiver>>,
     gate: Arc<Gate>,
-    output: Output,
+    output: ClientQueue,
     traffic: Arc<Traffic>,
 ) -> Result<(), String> {
     match send(stream, &sources, &gate, &output, &traffic).await {
-        Ended::Sources => {
+        SendingEnd::Sources => {
             traffic.ended(stream);
             let _ = output.send(Ok(output_of(run_output::Kind::End(stream)))).await;
         }
-        Ended::Closed => {
+        SendingEnd::Closed => {
             let mut rest = [0; FIRST_CHUNK_BYTES];
             for source in sources {
                 // Asks the kernel: the runtime may not know yet that the pipe is readable.
@@ -120,14 +120,16 @@ pub async fn drain(
                 }
             }
         }
-        Ended::Broken(error) => return Err(format!("cannot read a command's output: {error}")),
-        Ended::Lost => {}
+        SendingEnd::Broken(error) => {
+            return Err(format!("cannot read a command's output: {error}"));
+        }
+        SendingEnd::Lost => {}
     }
     Ok(())
 }
 
 /// Reason why sending has ended.
-enum Ended {
+enum SendingEnd {
     /// The sources are at their end.
     Sources,
     /// The client closed the stream.
@@ -142,23 +144,23 @@ async fn send(
     stream: u32,
     sources: &[Arc<pipe::Receiver>],
     gate: &Gate,
-    output: &Output,
+    output: &ClientQueue,
     traffic: &Traffic,
-) -> Ended {
+) -> SendingEnd {
     let largest = if output.keeps() { KEPT_CHUNK_BYTES } else { LARGEST_CHUNK_BYTES };
     let mut buffer = Buffer { bytes: BytesMut::new(), chunk_bytes: FIRST_CHUNK_BYTES, largest };
     let mut pace = Pace::new();
     for source in sources {
         loop {
-            let Some(credit) = gate.credit().await else { return Ended::Closed };
+            let Some(credit) = gate.credit().await else { return SendingEnd::Closed };
             let data = tokio::select! {
-                () = gate.closed() => return Ended::Closed,
+                () = gate.closed() => return SendingEnd::Closed,
                 data = buffer.read(source, credit) => data,
             };
             let (data, is_emptied) = match data {
                 Ok(Some(data)) => data,
                 Ok(None) => break,
-                Err(error) => return Ended::Broken(error),
+                Err(error) => return SendingEnd::Broken(error),
             };
             let count = data.len();
             gate.spend(count);
@@ -168,12 +170,12 @@ async fn send(
                 .await
                 .is_err()
             {
-                return Ended::Lost;
+                return SendingEnd::Lost;
             }
             pace.after_read(count, is_emptied).await;
         }
     }
-    Ended::Sources
+    SendingEnd::Sources
 }
 
 /// Memory for chunks; small ones share an allocation.

@@ -25,7 +25,7 @@ use tokio::net::unix::pipe;
 
 use crate::{
     error::Refusal,
-    runner::wire::{End, EndKind, ViewUser},
+    runner::wire::{EndKind, PipeEnd, ViewUser},
     sys,
     wiring::Wiring,
 };
@@ -51,7 +51,7 @@ static LARGE_PIPES_LEFT: LazyLock<AtomicUsize> = LazyLock::new(|| {
 
 /// Ends by their ids, until they are taken.
 pub struct Plumbing {
-    ends: HashMap<End, OwnedFd>,
+    ends: HashMap<PipeEnd, OwnedFd>,
     large_pipes: usize,
 }
 
@@ -92,8 +92,8 @@ impl Plumbing {
     }
 
     /// Takes the ends of the stages, in that order.
-    pub fn take_stage_ends(&mut self, ends: &[End]) -> Result<Vec<OwnedFd>, Refusal> {
-        let missing = |end: &End| Refusal::protocol(format!("no pipe or pty {}", end.id));
+    pub fn take_stage_ends(&mut self, ends: &[PipeEnd]) -> Result<Vec<OwnedFd>, Refusal> {
+        let missing = |end: &PipeEnd| Refusal::protocol(format!("no pipe or pty {}", end.id));
         ends.iter().map(|end| self.ends.remove(end).ok_or_else(|| missing(end))).collect()
     }
 
@@ -118,7 +118,7 @@ impl Plumbing {
     fn take_own(&mut self, kind: EndKind, id: u32) -> Result<OwnedFd, String> {
         let end = self
             .ends
-            .remove(&End { kind: kind.into(), id })
+            .remove(&PipeEnd { kind: kind.into(), id })
             .ok_or_else(|| format!("no pipe or pty {id}"))?;
         // The open file description of our end is ours alone: the command's stays blocking.
         fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
@@ -128,7 +128,7 @@ impl Plumbing {
     }
 
     fn insert(&mut self, kind: EndKind, id: u32, end: OwnedFd) {
-        self.ends.insert(End { kind: kind.into(), id }, end);
+        self.ends.insert(PipeEnd { kind: kind.into(), id }, end);
     }
 
     fn enlarge(&mut self, pipe: &OwnedFd) {

@@ -16,7 +16,7 @@ use posh_proto::{
 use prost::Message as _;
 
 use super::{
-    audit::Record, inlet::WINDOW_BYTES, kept::check_run_id, outbox::HELD_BYTES,
+    audit::RunRecord, inlet::WINDOW_BYTES, kept::check_run_id, outbox::HELD_BYTES,
     plumbing::PIPE_BYTES,
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     load::{BytesShare, Need, RunShare},
     policy::Policy,
     runner::{MAX_KEPT_BYTES, wire::Fence},
-    service::Shared,
+    service::ServiceState,
     wiring::{Wiring, descriptors_to_begin},
 };
 
@@ -46,7 +46,7 @@ const LARGE_DECODED_BYTES: usize = 256 << 10;
 const LONGEST_LARGE_TURN: Duration = Duration::from_secs(30);
 
 /// A specification as received.
-pub enum Asked {
+pub enum ReceivedSpec {
     Plain(Box<RunSpec>),
     Packed(Bytes),
 }
@@ -56,7 +56,7 @@ pub struct Prepared {
     pub run_id: String,
     pub grace_ms: u32,
     pub trace: bool,
-    pub record: Record,
+    pub record: RunRecord,
     pub spec: Rest,
     pub client_files: Vec<ClientFile>,
     pub fences: Vec<Fence>,
@@ -92,16 +92,16 @@ pub struct Rest {
 }
 
 /// A specification waiting for its turn, and its room.
-enum Waiting {
+enum WaitingSpec {
     Admitted(Box<RunSpec>, RunShare, usize),
     Packed(Bytes, BytesShare),
 }
 
 /// Admits and analyses a requested run, or refuses it; then nothing is left of it.
 pub async fn prepare(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceState>,
     (caller, peer): (&Arc<Caller>, &str),
-    asked: Asked,
+    asked: ReceivedSpec,
 ) -> Result<Prepared, Refusal> {
     require_open(shared)?;
     let large_turn = match is_large(shared, caller, &asked).await? {
@@ -110,33 +110,37 @@ pub async fn prepare(
     };
     let waiting = match asked {
         // Refused at once if there is no room.
-        Asked::Plain(spec) => admit(shared, caller, spec)?,
-        Asked::Packed(packed) => {
+        ReceivedSpec::Plain(spec) => admit(shared, caller, spec)?,
+        ReceivedSpec::Packed(packed) => {
             let share = shared.load.hold(caller, packed.len())?;
-            Waiting::Packed(packed, share)
+            WaitingSpec::Packed(packed, share)
         }
     };
     let (reader, asking, peer) = (shared.clone(), caller.clone(), peer.to_owned());
     let reading = move || {
         let waiting = match waiting {
-            Waiting::Packed(packed, share) => unpack(&reader, &asking, packed, share)?,
+            WaitingSpec::Packed(packed, share) => unpack(&reader, &asking, packed, share)?,
             admitted => admitted,
         };
         match waiting {
-            Waiting::Admitted(spec, share, bytes) => {
+            WaitingSpec::Admitted(spec, share, bytes) => {
                 let prepared = read((&reader, &asking, &peer), *spec, (share, bytes))?;
                 Ok(Prepared { large_turn, ..prepared })
             }
-            Waiting::Packed(..) => Err(not_one()),
+            WaitingSpec::Packed(..) => Err(not_one()),
         }
     };
     shared.classifier.read(caller, reading).await
 }
 
-async fn is_large(shared: &Shared, caller: &Caller, asked: &Asked) -> Result<bool, Refusal> {
+async fn is_large(
+    shared: &ServiceState,
+    caller: &Caller,
+    asked: &ReceivedSpec,
+) -> Result<bool, Refusal> {
     match asked {
-        Asked::Plain(spec) => Ok(specification_bytes(spec) > LARGE_DECODED_BYTES),
-        Asked::Packed(packed) => {
+        ReceivedSpec::Plain(spec) => Ok(specification_bytes(spec) > LARGE_DECODED_BYTES),
+        ReceivedSpec::Packed(packed) => {
             let packed = packed.clone();
             shared
                 .classifier
@@ -146,7 +150,7 @@ async fn is_large(shared: &Shared, caller: &Caller, asked: &Asked) -> Result<boo
     }
 }
 
-fn require_open(shared: &Shared) -> Result<(), Refusal> {
+fn require_open(shared: &ServiceState) -> Result<(), Refusal> {
     match shared.is_draining() {
         true => Err(Refusal::new(Kind::ShuttingDown, "the executor is shutting down")),
         false => Ok(()),
@@ -158,11 +162,11 @@ fn not_one() -> Refusal {
 }
 
 fn unpack(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceState>,
     caller: &Caller,
     packed: Bytes,
     share: BytesShare,
-) -> Result<Waiting, Refusal> {
+) -> Result<WaitingSpec, Refusal> {
     let encoded = packed::inflate(&packed).ok_or_else(not_one)?;
     drop((packed, share));
     let inflated = shared.load.hold(caller, encoded.len())?;
@@ -172,7 +176,11 @@ fn unpack(
 }
 
 /// Reserves room for the run and its specification.
-fn admit(shared: &Arc<Shared>, caller: &Caller, spec: Box<RunSpec>) -> Result<Waiting, Refusal> {
+fn admit(
+    shared: &Arc<ServiceState>,
+    caller: &Caller,
+    spec: Box<RunSpec>,
+) -> Result<WaitingSpec, Refusal> {
     check_run_id(&spec.run_id)?;
     shared.load.admit_call(caller)?;
     let bytes = specification_bytes(&spec);
@@ -181,12 +189,12 @@ fn admit(shared: &Arc<Shared>, caller: &Caller, spec: Box<RunSpec>) -> Result<Wa
     let share = shared.load.admit_run(caller, need)?;
     // Checked after the admission: a shutdown either waits for this run, or is seen by this check.
     require_open(shared)?;
-    Ok(Waiting::Admitted(spec, share, bytes))
+    Ok(WaitingSpec::Admitted(spec, share, bytes))
 }
 
 /// Analyses the commands' words, and checks their plumbing.
 fn read(
-    (shared, caller, peer): (&Shared, &Caller, &str),
+    (shared, caller, peer): (&ServiceState, &Caller, &str),
     mut spec: RunSpec,
     (share, specification_bytes): (RunShare, usize),
 ) -> Result<Prepared, Refusal> {
@@ -196,7 +204,7 @@ fn read(
     let client_files = std::mem::take(&mut spec.client_files);
     let policy = shared.policy();
     let fences = policy.fences(&mut spec.stages, &client_files)?;
-    let record = Record::of(&spec, &client_files, caller, peer);
+    let record = RunRecord::of(&spec, &client_files, caller, peer);
     let rest = Rest {
         mounts: std::mem::take(&mut spec.mounts),
         volumes: std::mem::take(&mut spec.volumes),

@@ -31,12 +31,12 @@ use posh_proto::executor::{Attributes, Stage, WatchedTree};
 
 use self::{
     noted::{At, Growing, Noted, SLOT_BYTES},
-    told::{Changed, Changes, Now},
+    told::{Changed, DirectoryChanges, Now},
     trees::{Trees, root_of},
 };
 use super::{
     budget::Budget,
-    listing::{self, Known, Listing, Time},
+    listing::{self, KnownDirectory, Listing, Time},
     view::{View, path_of},
 };
 
@@ -45,7 +45,7 @@ const MAX_REPORTED: usize = 4096;
 
 /// The trees of one stage before its start, and the time before which no change in them is its
 /// work.
-pub struct Watch {
+pub struct WatchedTrees {
     since: Duration,
     trees: Trees,
     before: Before,
@@ -69,13 +69,13 @@ struct Before {
 
 /// State of a directory.
 #[derive(Default)]
-struct Look {
+struct DirectoryState {
     changed: Changed,
     /// Its subdirectories.
     below: Vec<OsString>,
 }
 
-impl Watch {
+impl WatchedTrees {
     /// Call it before the stage starts; costs nothing when it changes no trees.
     pub fn new(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Self {
         let mut trees = Trees::default();
@@ -102,11 +102,11 @@ impl Watch {
 
     /// Walks the trees once more. Beyond the run's budget, all changes are unknown, except for
     /// directories that are made.
-    pub fn changes(&self, budget: &Budget) -> Changes {
+    pub fn changes(&self, budget: &Budget) -> DirectoryChanges {
         budget.resume();
-        let is_told = |changes: &Changes| changes.directories.len() <= MAX_REPORTED;
+        let is_told = |changes: &DirectoryChanges| changes.directories.len() <= MAX_REPORTED;
         let seen = (!self.before.incomplete).then(|| self.look(budget)).flatten().filter(is_told);
-        let unknown = || Changes { incomplete: true, ..Changes::default() };
+        let unknown = || DirectoryChanges { incomplete: true, ..DirectoryChanges::default() };
         let mut changes = seen.unwrap_or_else(unknown);
         if changes.incomplete {
             budget.resume();
@@ -126,8 +126,8 @@ impl Watch {
     }
 
     /// `None`: the budget is spent.
-    fn look(&self, budget: &Budget) -> Option<Changes> {
-        let mut changes = Changes::default();
+    fn look(&self, budget: &Budget) -> Option<DirectoryChanges> {
+        let mut changes = DirectoryChanges::default();
         let is_left = |names: usize| budget.spend(names).then_some(());
         for root in &self.trees.roots {
             is_left(1)?;
@@ -181,7 +181,12 @@ impl Watch {
 
     /// Reports a root that came or went in the directory above, which is not walked. `None`: the
     /// budget is spent.
-    fn look_at_root(&self, root: &Path, changes: &mut Changes, budget: &Budget) -> Option<()> {
+    fn look_at_root(
+        &self,
+        root: &Path,
+        changes: &mut DirectoryChanges,
+        budget: &Budget,
+    ) -> Option<()> {
         let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else { return Some(()) };
         budget.tell(parent, name.len())?;
         let was_directory = self.before.directories.root(root).is_some();
@@ -209,7 +214,7 @@ impl Watch {
         &self,
         directory: &Path,
         is_unread: bool,
-        changes: &mut Changes,
+        changes: &mut DirectoryChanges,
         budget: &Budget,
     ) -> Option<()> {
         match lstat(directory) {
@@ -230,13 +235,13 @@ impl Watch {
     }
 
     /// `None`: the budget is spent.
-    fn walk(&self, root: PathBuf, changes: &mut Changes, budget: &Budget) -> Option<()> {
+    fn walk(&self, root: PathBuf, changes: &mut DirectoryChanges, budget: &Budget) -> Option<()> {
         let mut queue = Vec::new();
         queue.extend(self.before.directories.root(&root).map(|at| (at, Below::root(root))));
         while let Some((known, at)) = queue.pop() {
             let Some(own) = at.status() else { continue };
             let directory = &at.path();
-            let Look { changed, below } = match self.is_newer(&own) {
+            let DirectoryState { changed, below } = match self.is_newer(&own) {
                 true => self.look_anew((known, directory), &own, budget)?,
                 false => self.look_again((known, directory), &own, budget)?,
             };
@@ -267,14 +272,14 @@ impl Watch {
         (at, directory): (At, &Path),
         own: &FileStat,
         budget: &Budget,
-    ) -> Option<Look> {
+    ) -> Option<DirectoryState> {
         let Some(listing) = Listing::read(directory, budget) else {
-            return (budget.over().is_none()).then(Look::default);
+            return (budget.over().is_none()).then(DirectoryState::default);
         };
         let known = self.before.directories.entries(at).iter();
         let before: HashMap<OsString, bool> =
             known.map(|entry| (entry.name(), entry.is_directory)).collect();
-        let mut look = Look::default();
+        let mut look = DirectoryState::default();
         // Somebody may have cached its former state.
         look.changed.names = self.is_newer(own) && !self.before.directories.is_unread(at);
         let mut now = HashSet::new();
@@ -328,11 +333,11 @@ impl Watch {
         (at, directory): (At, &Path),
         own: &FileStat,
         budget: &Budget,
-    ) -> Option<Look> {
+    ) -> Option<DirectoryState> {
         let before = self.before.directories.entries(at);
         // An empty directory costs something, too.
         budget.spend(before.len().max(1)).then_some(())?;
-        let mut look = Look::default();
+        let mut look = DirectoryState::default();
         if self.trees.replaces(directory) {
             look.below = before
                 .iter()
@@ -341,7 +346,7 @@ impl Watch {
                 .collect();
             return Some(look);
         }
-        let Some(known) = Known::open(directory) else { return Some(look) };
+        let Some(known) = KnownDirectory::open(directory) else { return Some(look) };
         for entry in before.iter() {
             if let Some(found) = known.status(entry) {
                 self.note(
@@ -358,7 +363,7 @@ impl Watch {
     /// `was_directory` is `None` for new names. `None`: the budget is spent.
     fn note(
         &self,
-        look: &mut Look,
+        look: &mut DirectoryState,
         (directory, name, found): (&Path, &OsString, &FileStat),
         (device, was_directory): (u64, Option<bool>),
         budget: &Budget,
@@ -640,8 +645,11 @@ mod tests {
         fs::create_dir(root.join("d-dir")).expect("a directory");
         symlink("x", root.join("e-link")).expect("a link");
         symlink("x", root.join("f-link")).expect("a link");
-        let watch =
-            Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]), &Budget::new(None));
+        let watch = WatchedTrees::since(
+            moment_after(clock.path()),
+            whole(&[root.to_owned()]),
+            &Budget::new(None),
+        );
         for name in ["a-file", "b-file", "e-link", "f-link"] {
             fs::remove_file(root.join(name)).expect("removed");
         }
@@ -680,8 +688,11 @@ mod tests {
         for file in ["quiet/f", "written/f", "written/g", "lost/f", "gone/below/f"] {
             fs::write(root.join(file), "old").expect("a file");
         }
-        let watch =
-            Watch::since(moment_after(clock.path()), whole(&[root.to_owned()]), &Budget::new(None));
+        let watch = WatchedTrees::since(
+            moment_after(clock.path()),
+            whole(&[root.to_owned()]),
+            &Budget::new(None),
+        );
         fs::write(root.join("written/f"), "new").expect("a file");
         fs::create_dir(root.join("grown/deep/new")).expect("a directory");
         fs::write(root.join("grown/deep/new/f"), "new").expect("a file");
@@ -713,7 +724,7 @@ mod tests {
         let file = |number: usize| below.join(format!("{number:0250}"));
         (0..most + 10).for_each(|number| fs::write(file(number), "").expect("a file"));
         let watch = || {
-            Watch::since(
+            WatchedTrees::since(
                 moment_after(clock.path()),
                 whole(&[tree.path().to_owned()]),
                 &Budget::new(None),
@@ -754,7 +765,7 @@ mod tests {
         };
         let mut trees = Trees::default();
         trees.add(root.to_owned(), &contract);
-        let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
+        let watch = WatchedTrees::since(moment_after(clock.path()), trees, &Budget::new(None));
         fs::write(root.join("src/f"), "new").expect("a file");
         fs::write(root.join(".git/refs/main"), "new").expect("a file");
         fs::write(root.join(".git/objects/aa/2"), "new").expect("a file");
@@ -784,7 +795,7 @@ mod tests {
             WatchedTree { own: vec![".git".into()], replaces: true, ..Default::default() };
         let mut trees = Trees::default();
         trees.add(root.to_owned(), &contract);
-        let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
+        let watch = WatchedTrees::since(moment_after(clock.path()), trees, &Budget::new(None));
         // It may change its own files in place; changing other files in place breaks its promise.
         for file in [".git/log", "quiet/f"] {
             fs::write(root.join(file), "new").expect("a file");
@@ -822,7 +833,7 @@ mod tests {
         }
         let mut trees = Trees::default();
         trees.add(root.to_owned(), &WatchedTree { replaces: true, ..Default::default() });
-        let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
+        let watch = WatchedTrees::since(moment_after(clock.path()), trees, &Budget::new(None));
         for directory in ["unseen", "seen", "grown", "shrunk"] {
             let file = root.join(directory).join("f");
             fs::remove_file(&file).expect("removed");
@@ -855,7 +866,7 @@ mod tests {
         let watch = |budget: &Budget| {
             let mut trees = whole(&[tree.path().to_owned()]);
             trees.add(clock.path().join("made"), &WatchedTree { made: true, ..Default::default() });
-            Watch::since(since, trees, budget)
+            WatchedTrees::since(since, trees, budget)
         };
         let (before, after) = (watch(&spent), watch(&Budget::new(None)));
         fs::write(tree.path().join("a/f"), "new").expect("a file");
@@ -882,7 +893,7 @@ mod tests {
         let with = |left: usize| {
             let budget = Budget::new(None);
             assert!(budget.keep(MAX_KEPT_BYTES - left));
-            let watch = Watch::since(since, whole(&[tree.path().to_owned()]), &budget);
+            let watch = WatchedTrees::since(since, whole(&[tree.path().to_owned()]), &budget);
             watch.changes(&Budget::new(None)).incomplete
         };
         // Their whole paths have three million.
@@ -904,12 +915,12 @@ mod tests {
         let watch = || {
             let mut trees = Trees::default();
             trees.add(tree.path().to_owned(), &contract);
-            Watch::since(moment_after(clock.path()), trees, &Budget::new(None))
+            WatchedTrees::since(moment_after(clock.path()), trees, &Budget::new(None))
         };
         if !listing::tells_readers(&objects) {
             return;
         }
-        let told = |watch: &Watch| {
+        let told = |watch: &WatchedTrees| {
             watch.changes(&Budget::new(None)).directories.contains_key(&objects.join("aa"))
         };
         let first = watch();
@@ -939,7 +950,7 @@ mod tests {
         for name in ["a/b/c", "there", "there/new", "other"] {
             trees.add(root(name), &WatchedTree { made: true, ..Default::default() });
         }
-        let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
+        let watch = WatchedTrees::since(moment_after(clock.path()), trees, &Budget::new(None));
         fs::create_dir_all(root("a/b/c")).expect("directories");
         fs::create_dir(root("there/new")).expect("a directory");
         fs::write(root("there/f"), "not looked at").expect("a file");
@@ -961,7 +972,7 @@ mod tests {
             before();
             let mut trees = Trees::default();
             trees.add(directory.clone(), &WatchedTree { far: is_far, ..Default::default() });
-            let watch = Watch::since(moment_after(clock.path()), trees, &Budget::new(None));
+            let watch = WatchedTrees::since(moment_after(clock.path()), trees, &Budget::new(None));
             fs::write(directory.join("f"), "new").expect("a file");
             work();
             watch
@@ -1000,8 +1011,11 @@ mod tests {
         fs::create_dir(root("goes")).expect("a directory");
         fs::write(root("file"), "old").expect("a file");
         let since = moment_after(clock.path());
-        let watch =
-            Watch::since(since, whole(&["comes", "goes", "file"].map(root)), &Budget::new(None));
+        let watch = WatchedTrees::since(
+            since,
+            whole(&["comes", "goes", "file"].map(root)),
+            &Budget::new(None),
+        );
         fs::create_dir(root("comes")).expect("a directory");
         fs::remove_dir(root("goes")).expect("removed");
         fs::write(root("file"), "new").expect("a file");

@@ -20,7 +20,7 @@ use posh_proto::executor::rejected::Kind;
 
 use super::{
     fence, filter,
-    wire::{Bounds, Isolation, Reached, ViewSpec, ViewUser},
+    wire::{Bounds, ConfinementReport, Isolation, ViewSpec, ViewUser},
 };
 use crate::{config::Level, error::Refusal, sys};
 
@@ -40,7 +40,7 @@ const KEEPERS: u64 = ROOTS_FILES | 1 << 5 | 1 << 6 | 1 << 7;
 
 /// Gives up all that no supervisor needs. Called when the view is complete, by a process that has
 /// one thread.
-pub fn keeper(spec: &ViewSpec) -> Result<Reached, Refusal> {
+pub fn keeper(spec: &ViewSpec) -> Result<ConfinementReport, Refusal> {
     let failed = |what: &str, errno: Errno| {
         Refusal::new(Kind::NoNamespace, format!("cannot {what}: {}", errno.desc()))
     };
@@ -235,7 +235,7 @@ fn is_kernel_since(major: u32, minor: u32) -> bool {
     numbers.next().zip(numbers.next()).is_some_and(|version| version >= (major, minor))
 }
 
-impl Reached {
+impl ConfinementReport {
     /// The level reached.
     pub fn level(&self) -> Level {
         let has = |what: &str| self.has.iter().any(|one| one.starts_with(what));
@@ -250,7 +250,7 @@ impl Reached {
     }
 }
 
-impl fmt::Display for Reached {
+impl fmt::Display for ConfinementReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let level = self.level();
         match (self.has.is_empty(), self.lacks.is_empty()) {
@@ -263,8 +263,8 @@ impl fmt::Display for Reached {
     }
 }
 
-fn namespaces(spec: &ViewSpec) -> Reached {
-    let mut reached = Reached::default();
+fn namespaces(spec: &ViewSpec) -> ConfinementReport {
+    let mut reached = ConfinementReport::default();
     match spec.isolation() {
         Isolation::Nothing => {
             reached.lacks.push("mounts, processes and network of their own".to_owned())
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn what_is_reached_has_a_level() {
-        let reached = |has: &[&str], lacks: &[&str]| Reached {
+        let reached = |has: &[&str], lacks: &[&str]| ConfinementReport {
             has: has.iter().map(ToString::to_string).collect(),
             lacks: lacks.iter().map(ToString::to_string).collect(),
         };

@@ -22,7 +22,7 @@ const RUNPATH: u64 = 29;
 
 /// A program or a library.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Image {
+pub struct ElfImage {
     /// The loader; none for a library, and for a static program.
     pub interpreter: Option<PathBuf>,
     /// Names of libraries.
@@ -39,7 +39,7 @@ struct Segment {
     size: u64,
 }
 
-impl Image {
+impl ElfImage {
     /// Reads a file; `None` if it has another format.
     pub fn read(file: &File) -> Option<Self> {
         let header = bytes(file, 0, 64)?;
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_program_names_its_loader_and_its_libraries() {
-        let image = Image::read(&File::open("/usr/bin/sort").unwrap()).unwrap();
+        let image = ElfImage::read(&File::open("/usr/bin/sort").unwrap()).unwrap();
         assert!(image.interpreter.unwrap().display().to_string().contains("ld-"));
         assert!(
             image.needed.iter().any(|name| name.to_string_lossy().starts_with("libc.")),
@@ -143,18 +143,18 @@ mod tests {
         for length in [0, 3, 63, 64, 200] {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(&program[..length]).unwrap();
-            assert_eq!(Image::read(&file), None, "{length}");
+            assert_eq!(ElfImage::read(&file), None, "{length}");
         }
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"#!/bin/sh\n").unwrap();
-        assert_eq!(Image::read(&file), None);
+        assert_eq!(ElfImage::read(&file), None);
         // Whatever its numbers say, nothing is read without a bound.
         for at in 0..program.len().min(1024) {
             let mut broken = program[..program.len().min(32 << 10)].to_vec();
             broken[at] = 0xff;
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(&broken).unwrap();
-            let _ = Image::read(&file);
+            let _ = ElfImage::read(&file);
         }
     }
 }

@@ -233,9 +233,12 @@ impl Domain {
         for (file, access) in programs.files() {
             domain.allow(file, access).map_err(failed)?;
         }
-        match rules((view, cwd), (&fence.grants, Reads::Directories), budget, &mut |at, access| {
-            domain.allow(at, access)
-        }) {
+        match rules(
+            (view, cwd),
+            (&fence.grants, ReadableFiles::Directories),
+            budget,
+            &mut |at, access| domain.allow(at, access),
+        ) {
             Ok(()) => Ok(domain),
             Err(NoRules::Kernel(error)) => Err(failed(error)),
             Err(why) => {
@@ -319,7 +322,7 @@ pub type AddRule<'a> = &'a mut dyn FnMut(&OwnedFd, BitFlags<AccessFs>) -> Result
 
 /// Files that a command may read, beside its operands themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reads {
+pub enum ReadableFiles {
     /// Only the operands, as long as they are the same files.
     Named,
     /// Also other files of their directories: a file that is made or replaced while the command
@@ -344,7 +347,7 @@ pub enum NoRules {
 /// Passes the rules of a command with these grants, in the directory `cwd`, to `add`.
 pub fn rules(
     (view, cwd): (&View, &OwnedFd),
-    (grants, reads): (&[Grant], Reads),
+    (grants, reads): (&[Grant], ReadableFiles),
     budget: &Budget,
     add: AddRule<'_>,
 ) -> Result<(), NoRules> {
@@ -364,7 +367,7 @@ pub fn ground() -> impl Iterator<Item = (&'static str, BitFlags<AccessFs>)> {
 struct Resolver<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
-    reads: Reads,
+    reads: ReadableFiles,
     budget: &'a Budget,
     /// Files with a rule, at most [`MAX_RULES`].
     allowed: HashMap<DirectoryId, BitFlags<AccessFs>>,
@@ -372,7 +375,7 @@ struct Resolver<'a> {
 }
 
 /// The file at a path.
-struct Found {
+struct FileAtPath {
     at: OwnedFd,
     kind: SFlag,
     id: DirectoryId,
@@ -429,7 +432,10 @@ impl Resolver<'_> {
     fn read(&mut self, path: &Path, no_follow: bool) -> Result<(), NoRules> {
         let found = self.find(path, !no_follow)?;
         let is_directory = found.as_ref().is_some_and(|found| found.kind == SFlag::S_IFDIR);
-        if is_directory || self.reads == Reads::Named || !self.read_directories(path, no_follow)? {
+        if is_directory
+            || self.reads == ReadableFiles::Named
+            || !self.read_directories(path, no_follow)?
+        {
             found.map_or(Ok(()), |found| self.allow_found(&found, READ))?;
         }
         Ok(())
@@ -546,7 +552,7 @@ impl Resolver<'_> {
 
     fn allow_found(
         &mut self,
-        Found { at, kind, id }: &Found,
+        FileAtPath { at, kind, id }: &FileAtPath,
         access: BitFlags<AccessFs>,
     ) -> Result<(), NoRules> {
         // A link can't be read or written, and the kernel takes no rule on one.
@@ -569,12 +575,12 @@ impl Resolver<'_> {
         self.allowed.get(&id).is_some_and(|allowed| allowed.contains(access))
     }
 
-    fn find(&self, path: &Path, follow: bool) -> Result<Option<Found>, NoRules> {
+    fn find(&self, path: &Path, follow: bool) -> Result<Option<FileAtPath>, NoRules> {
         self.spend(path)?;
         let Ok(at) = find(self.cwd, path, follow) else { return Ok(None) };
         let Ok(status) = fstat(&at) else { return Ok(None) };
         let id = DirectoryId { device: status.st_dev, inode: status.st_ino };
-        Ok(Some(Found { at, kind: kind_of(&status), id }))
+        Ok(Some(FileAtPath { at, kind: kind_of(&status), id }))
     }
 }
 
@@ -631,7 +637,7 @@ mod tests {
         };
         rules(
             (&View::of_machine(), &cwd),
-            (&grants, Reads::Directories),
+            (&grants, ReadableFiles::Directories),
             &Budget::new(None),
             &mut add,
         )?;

@@ -45,7 +45,7 @@ pub fn check(
 ) -> Result<(), Refusal> {
     (0..).zip(&stage.guards).try_for_each(|(number, guard)| {
         let is_own = own.contains(&number);
-        Check { view, cwd, guard, is_own, budget }.run().map_err(|found| {
+        GuardCheck { view, cwd, guard, is_own, budget }.run().map_err(|found| {
             let message = if found.is_empty() {
                 guard.reason.clone()
             } else {
@@ -57,7 +57,7 @@ pub fn check(
 }
 
 /// One guard's test. Its errors name the file at fault.
-struct Check<'a> {
+struct GuardCheck<'a> {
     view: &'a View,
     cwd: &'a OwnedFd,
     guard: &'a Guard,
@@ -66,7 +66,7 @@ struct Check<'a> {
     budget: &'a Budget,
 }
 
-impl Check<'_> {
+impl GuardCheck<'_> {
     fn run(&self) -> Result<(), String> {
         match self.guard.test() {
             Test::Exists => self.no_file(&self.places()?, |_| true),

@@ -55,13 +55,13 @@ pub struct Entries {
 
 /// One entry.
 #[derive(Clone, Copy)]
-pub struct Entry<'a> {
+pub struct ListingEntry<'a> {
     name: &'a CStr,
     /// By the type in the directory.
     pub is_directory: bool,
 }
 
-impl Entry<'_> {
+impl ListingEntry<'_> {
     pub fn name(&self) -> OsString {
         OsStr::from_bytes(self.name.to_bytes()).to_owned()
     }
@@ -78,13 +78,13 @@ impl Entries {
         self.count
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = Entry<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = ListingEntry<'_>> {
         let mut rest = self.packed.as_slice();
         iter::from_fn(move || {
             let (kind, names) = rest.split_first()?;
             let name = CStr::from_bytes_until_nul(names).ok()?;
             rest = names.get(name.count_bytes() + 1..)?;
-            Some(Entry { name, is_directory: *kind != 0 })
+            Some(ListingEntry { name, is_directory: *kind != 0 })
         })
     }
 
@@ -149,15 +149,15 @@ impl Listing {
     }
 
     /// Status of an entry; `None` if it has gone.
-    pub fn status(&self, entry: Entry<'_>) -> Option<FileStat> {
+    pub fn status(&self, entry: ListingEntry<'_>) -> Option<FileStat> {
         status_in(&self.directory, entry)
     }
 }
 
 /// A directory whose entries are known already.
-pub struct Known(OwnedFd);
+pub struct KnownDirectory(OwnedFd);
 
-impl Known {
+impl KnownDirectory {
     /// Opens it without reading.
     pub fn open(path: &Path) -> Option<Self> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -165,12 +165,12 @@ impl Known {
     }
 
     /// Status of an entry; `None` if it has gone.
-    pub fn status(&self, entry: Entry<'_>) -> Option<FileStat> {
+    pub fn status(&self, entry: ListingEntry<'_>) -> Option<FileStat> {
         status_in(&self.0, entry)
     }
 }
 
-fn status_in(directory: impl AsFd, entry: Entry<'_>) -> Option<FileStat> {
+fn status_in(directory: impl AsFd, entry: ListingEntry<'_>) -> Option<FileStat> {
     fstatat(directory, entry.name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()
 }
 

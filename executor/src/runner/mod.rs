@@ -65,7 +65,7 @@ use crate::{error::Refusal, sys};
 
 pub(crate) use self::{
     budget::Budget,
-    fence::{CHANGE, READ, Reads, ground, rules},
+    fence::{CHANGE, READ, ReadableFiles, ground, rules},
     paths::{find, name_of},
     places::check_file,
     programs::{Programs, library_directories},
@@ -220,7 +220,7 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
             );
         }
     };
-    let used = scratch::Use::new(spec)?;
+    let used = scratch::ScratchUse::new(spec)?;
     let directories = view.directories.clone();
     write_frame(control, &ViewReply { reached, directories, ..ViewReply::default() })?;
     let mut supervisors = Vec::new();
@@ -273,7 +273,7 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
 /// pipe; it ends without one when the daemon is gone.
 fn fork_spare(
     control: &UnixStream,
-    view: (&View, &scratch::Use),
+    view: (&View, &scratch::ScratchUse),
     children: &SignalFd,
     supervisors: &mut Vec<Pid>,
 ) -> nix::Result<OwnedFd> {
@@ -291,7 +291,7 @@ fn fork_spare(
 /// Main function of a spare supervisor; `None` without a run.
 fn serve_as_spare(
     control: &UnixStream,
-    view: (&View, &scratch::Use),
+    view: (&View, &scratch::ScratchUse),
     children: &SignalFd,
     tell: OwnedFd,
 ) -> Option<i32> {
@@ -302,7 +302,11 @@ fn serve_as_spare(
 }
 
 /// Main function of a supervisor that has a run.
-fn serve(socket: UnixStream, (view, used): (&View, &scratch::Use), children: &SignalFd) -> i32 {
+fn serve(
+    socket: UnixStream,
+    (view, used): (&View, &scratch::ScratchUse),
+    children: &SignalFd,
+) -> i32 {
     match used.begin() {
         Ok(()) => supervisor::main(socket, view, children),
         Err(errno) => {

@@ -76,7 +76,8 @@ pub fn working_directory(view: &View, bytes: &[u8]) -> Result<OwnedFd, Refusal> 
 
 /// Checks every path that the stage is known to use.
 pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<(), Refusal> {
-    let named = Named { local_output: identity_of(cwd, &stage.local_output), ..Named::of(stage) };
+    let named =
+        PathSets { local_output: identity_of(cwd, &stage.local_output), ..PathSets::of(stage) };
     stage.paths.iter().try_for_each(|used| {
         let path = path_of(&used.path);
         if budget.spend(1 + path.components().count() / 8) {
@@ -89,7 +90,7 @@ pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Resu
 fn check_one(
     (view, budget): (&View, &Budget),
     cwd: &OwnedFd,
-    named: &Named<'_>,
+    named: &PathSets<'_>,
     used: &PathUse,
 ) -> Result<(), Refusal> {
     // An empty path names nothing anywhere.
@@ -248,7 +249,7 @@ pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<Owne
 
 /// Sets in which a stage's paths are looked up. The client makes both as long as it likes, so that
 /// comparing each with each is too expensive.
-struct Named<'a> {
+struct PathSets<'a> {
     /// Mount points of the workstation inside a mount, in the order of their components.
     covered: BTreeSet<&'a Path>,
     /// The stage's open descriptors.
@@ -257,7 +258,7 @@ struct Named<'a> {
     local_output: Option<(u64, u64)>,
 }
 
-impl<'a> Named<'a> {
+impl<'a> PathSets<'a> {
     fn of(stage: &'a Stage) -> Self {
         Self {
             local_output: None,
@@ -449,7 +450,7 @@ mod tests {
             .collect();
         let descriptors = vec![Descriptor { fd: 7, ..Descriptor::default() }];
         let stage = Stage { covered, descriptors, ..Stage::default() };
-        let named = Named::of(&stage);
+        let named = PathSets::of(&stage);
         for (path, itself, with_all_below) in [
             ("/m/a", true, false),
             ("/m/a/c", false, false),
@@ -473,7 +474,7 @@ mod tests {
     fn paths_and_what_is_covered_are_not_compared_with_each_other() {
         let covered = (0..60_000).map(|number| format!("/q/g/{number}").into()).collect();
         let stage = Stage { covered, ..Stage::default() };
-        let named = Named::of(&stage);
+        let named = PathSets::of(&stage);
         let began = std::time::Instant::now();
         assert!((0..100_000).all(|_| named.require_uncovered(Path::new("/q/f"), true).is_ok()));
         assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());

@@ -26,7 +26,7 @@ use landlock::{AccessFs, BitFlags};
 use nix::libc;
 
 use super::{
-    elf::Image,
+    elf::ElfImage,
     fence::{PROGRAM, READ},
     view::{PROGRAM_LINKS, SHOWN, is_shown},
 };
@@ -92,7 +92,7 @@ const STORES: [&str; 4] = ["/opt", "/nix", "/gnu", "/snap"];
 
 /// Trees of the server that a command reads, beside single files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reads {
+pub enum ReadTrees {
     /// All of it: it starts nothing.
     Everything,
     /// The modules of interpreters, and libraries of all programs.
@@ -109,7 +109,7 @@ pub struct Programs {
     /// Files to read: libraries, and directories of them.
     pub libraries: Vec<OwnedFd>,
     /// Trees to read.
-    pub reads: Reads,
+    pub reads: ReadTrees,
     /// Directories of a program's own distribution.
     pub stores: Vec<&'static str>,
 }
@@ -118,7 +118,7 @@ impl Programs {
     /// For the program at `path`, which starts `others`: names, or absolute paths. Programs that
     /// are not installed are left out. Looks for libraries in `directories`.
     pub fn new(path: &Path, others: &[String], directories: &[PathBuf]) -> Self {
-        let mut search = Search { directories, ..Search::default() };
+        let mut search = ReferenceSearch { directories, ..ReferenceSearch::default() };
         search.add(path, MAX_DEPTH);
         let is_alone = others.is_empty() && !search.has_script;
         if !is_alone {
@@ -126,9 +126,9 @@ impl Programs {
             search.add_libraries();
         }
         let reads = match (is_alone, search.has_script || search.is_short) {
-            (true, _) => Reads::Everything,
-            (false, true) => Reads::Modules,
-            (false, false) => Reads::Data,
+            (true, _) => ReadTrees::Everything,
+            (false, true) => ReadTrees::Modules,
+            (false, false) => ReadTrees::Data,
         };
         let open = |files: Vec<File>| files.into_iter().map(OwnedFd::from).collect();
         Self {
@@ -141,7 +141,7 @@ impl Programs {
 
     /// Returns true if the command never executes another program.
     pub fn is_alone(&self) -> bool {
-        self.reads == Reads::Everything
+        self.reads == ReadTrees::Everything
     }
 
     /// Single files, and directories of libraries.
@@ -153,9 +153,9 @@ impl Programs {
     /// The trees of the server that the command reads.
     pub fn trees(&self) -> impl Iterator<Item = &'static str> {
         let (all, some): (&[&str], &[&str]) = match self.reads {
-            Reads::Everything => (&SHOWN, &PROGRAM_LINKS),
-            Reads::Modules => (&MODULES, &self.stores),
-            Reads::Data => (&DATA, &[]),
+            ReadTrees::Everything => (&SHOWN, &PROGRAM_LINKS),
+            ReadTrees::Modules => (&MODULES, &self.stores),
+            ReadTrees::Data => (&DATA, &[]),
         };
         all.iter().chain(some).copied().collect::<Vec<_>>().into_iter()
     }
@@ -187,20 +187,20 @@ pub fn library_directories() -> Vec<PathBuf> {
 
 /// Follows references of files to the files that they need.
 #[derive(Default)]
-struct Search<'a> {
+struct ReferenceSearch<'a> {
     directories: &'a [PathBuf],
     known: HashSet<(u64, u64)>,
     executed: Vec<File>,
     libraries: Vec<File>,
     /// Files whose libraries are still to be found, with their own search paths.
-    images: Vec<Image>,
+    images: Vec<ElfImage>,
     stores: Vec<&'static str>,
     has_script: bool,
     /// A needed library was not found.
     is_short: bool,
 }
 
-impl Search<'_> {
+impl ReferenceSearch<'_> {
     /// Adds all programs of a name: a script may use one of them by its path.
     fn add_named(&mut self, name: &OsStr, depth: usize) {
         if name.as_bytes().starts_with(b"/") {
@@ -216,7 +216,7 @@ impl Search<'_> {
     /// Adds a program, and the programs by which the kernel starts it.
     fn add(&mut self, path: &Path, depth: usize) {
         let Some(file) = self.open(path) else { return };
-        let (image, line) = (Image::read(&file), first_line(&file));
+        let (image, line) = (ElfImage::read(&file), first_line(&file));
         self.executed.push(file);
         match (image, line) {
             (Some(image), _) => {
@@ -312,7 +312,7 @@ impl Search<'_> {
             return false;
         }
         if let Some(file) = self.open(path) {
-            self.images.extend(Image::read(&file));
+            self.images.extend(ElfImage::read(&file));
             self.libraries.push(file);
         }
         true
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn machine_code_reads_its_libraries_and_no_program() {
         let git = programs("/usr/bin/git", &["git", "/usr/lib/git-core/git", "/missing"]);
-        assert_eq!(git.reads, Reads::Data, "{:?}", names(&git.libraries));
+        assert_eq!(git.reads, ReadTrees::Data, "{:?}", names(&git.libraries));
         assert!(has(&git.executed, "/usr/lib/git-core/git"));
         assert!(!has(&git.executed, "/bin/sh"));
         assert!(
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn a_script_has_its_interpreter_and_what_is_named() {
         let zgrep = programs("/usr/bin/zgrep", &["gzip", "grep", "sh"]);
-        assert_eq!(zgrep.reads, Reads::Modules);
+        assert_eq!(zgrep.reads, ReadTrees::Modules);
         for path in ["/usr/bin/zgrep", "/bin/sh", "/usr/bin/gzip", "/usr/bin/grep"] {
             assert!(has(&zgrep.executed, path), "{path}");
         }
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn what_env_starts_is_an_interpreter() {
-        let mut search = Search::default();
+        let mut search = ReferenceSearch::default();
         search.add_interpreter(
             Path::new("/usr/local/bin/none"),
             b"/usr/bin/env -S LANG=C sort -u",

@@ -72,13 +72,13 @@ const SAME_MOUNT: ResolveFlags =
 
 /// Lock on the directories of a view while they are in use.
 #[derive(Debug)]
-pub struct Use {
+pub struct ScratchUse {
     lock: Option<OwnedFd>,
     /// Paths that the view shows: mounts, and the workstation's files.
     shown: Vec<PathBuf>,
 }
 
-impl Use {
+impl ScratchUse {
     /// Not in use yet. Without a view of its own the directories are the machine's, and nothing is
     /// removed.
     pub fn new(spec: &ViewSpec) -> Result<Self> {

@@ -27,19 +27,19 @@ use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, r
 
 use super::{
     budget::{Budget, Over, SPENT},
-    changes::Watch,
+    changes::WatchedTrees,
     confine::{self, OwnMemory},
     fence::{Domain, Reach},
     filter::{self, Narrowed},
     guards, paths,
     programs::Programs,
     view::View,
-    wire::{Bounds, End, EndKind, Fence},
+    wire::{Bounds, EndKind, Fence, PipeEnd},
 };
 use crate::{error::Refusal, identity, sys, tools};
 
 /// The pipe and pty ends that came with the job.
-pub type Ends = HashMap<End, Rc<OwnedFd>>;
+pub type Ends = HashMap<PipeEnd, Rc<OwnedFd>>;
 
 /// The two pipes of the barrier: each stage reports success or failure of its set-up, and then
 /// waits for one byte.
@@ -63,7 +63,7 @@ pub struct Prepared {
     reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Files that it writes to, with their sizes.
     written: Vec<(u32, u64)>,
-    watch: Watch,
+    watch: WatchedTrees,
     open_files: u64,
     bounds: Bounds,
     domain: Option<Domain>,
@@ -86,7 +86,7 @@ pub struct Live {
     /// Files whose final offsets are to be reported.
     pub reported: Vec<(u32, Rc<OwnedFd>)>,
     /// Trees whose changes are to be reported.
-    pub watch: Watch,
+    pub watch: WatchedTrees,
     /// There are such trees or files, so that its end is told by looking at file systems.
     pub is_looked_at: bool,
 }
@@ -162,7 +162,7 @@ impl Prepared {
         descriptor: Descriptor,
     ) -> Result<(), Refusal> {
         let end = |kind: EndKind, id| {
-            let end = ends.get(&End { kind: kind.into(), id });
+            let end = ends.get(&PipeEnd { kind: kind.into(), id });
             end.cloned().ok_or_else(|| Refusal::protocol(format!("no such pipe or pty: {id}")))
         };
         let source = match descriptor.source {
@@ -357,8 +357,13 @@ fn check_open_files(view: &View, stage: &Stage) -> Result<(), Refusal> {
 
 /// Starts watching. A tree that is too large makes the report of changes incomplete; a walk that
 /// takes too long refuses the run.
-fn watch(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Result<Watch, Refusal> {
-    let watch = Watch::new(view, cwd, stage, budget);
+fn watch(
+    view: &View,
+    cwd: &OwnedFd,
+    stage: &Stage,
+    budget: &Budget,
+) -> Result<WatchedTrees, Refusal> {
+    let watch = WatchedTrees::new(view, cwd, stage, budget);
     match budget.over() {
         Some(Over::Time | Over::GivenUp) => Err(Refusal::new(
             Kind::Guard,

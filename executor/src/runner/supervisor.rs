@@ -38,10 +38,10 @@ use super::{
     fence, look_at,
     processes::Orphans,
     spawn::{Barrier, Budgets, Ends, Live, Prepared, REPORT_BYTES},
-    teller::{Seen, Teller, Telling},
+    teller::{SeenEnd, Teller, Telling},
     view::View,
     wait_for,
-    wire::{Fence, Job, read_descriptors, read_frame, write_frame},
+    wire::{Fence, SupervisorJob, read_descriptors, read_frame, write_frame},
 };
 use crate::{
     cgroup,
@@ -66,7 +66,7 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     prctl::set_child_subreaper(true)?;
     let mut descriptors = read_descriptors(socket)?;
-    let job: Job = read_frame(socket)?;
+    let job: SupervisorJob = read_frame(socket)?;
     if let Some(entrance) = job.has_cgroup.then(|| descriptors.pop()).flatten()
         && let Err(error) = cgroup::enter(entrance)
     {
@@ -122,7 +122,7 @@ fn spawn_failed(errno: Errno) -> Refusal {
 
 /// Prepares all stages, forks all, and releases them together.
 fn start(
-    (job, memory): (Job, &OwnMemory),
+    (job, memory): (SupervisorJob, &OwnMemory),
     descriptors: Vec<OwnedFd>,
     view: &View,
     children: &SignalFd,
@@ -260,7 +260,7 @@ impl Running {
         {
             self.untold.remove(&ended.pid);
             let at_ns = if self.trace { monotonic_ns() } else { 0 };
-            self.teller.tell(&Seen { ended, at_ns }, socket)?;
+            self.teller.tell(&SeenEnd { ended, at_ns }, socket)?;
         }
         Ok(())
     }

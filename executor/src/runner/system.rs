@@ -97,7 +97,7 @@ const KERNELS: u64 = PROGRAMS | libc::MOUNT_ATTR_NOEXEC;
 const OWN: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
 /// A part of the server's tree that is to be placed in the view.
-pub struct Taken {
+pub struct ServerTree {
     path: PathBuf,
     what: What,
 }
@@ -108,7 +108,7 @@ enum What {
     Link(PathBuf),
 }
 
-impl Taken {
+impl ServerTree {
     /// Takes a directory, file, device or link of the server's, if it exists, with these
     /// attributes.
     fn from(source: &Path, path: &Path, attributes: u64) -> Result<Option<Self>, Refusal> {
@@ -159,18 +159,18 @@ pub fn etc() -> impl Iterator<Item = PathBuf> {
 }
 
 /// Takes all that a view shows of the server. The client has its own in place of `replaced` files.
-pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<Taken>, Refusal> {
+pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<ServerTree>, Refusal> {
     let programs =
         SHOWN.iter().copied().chain(PROGRAM_LINKS).map(|path| (PathBuf::from(path), PROGRAMS));
     let etc = etc().map(|path| (path, PROGRAMS));
     let devices = DEVICES.iter().map(|name| (Path::new("/dev").join(name), NODES));
     let processors = [(PathBuf::from(PROCESSORS), KERNELS)];
     let links = DEVICE_LINKS
-        .map(|(path, target)| Taken { path: path.into(), what: What::Link(target.into()) });
+        .map(|(path, target)| ServerTree { path: path.into(), what: What::Link(target.into()) });
     let mut all = Vec::from(links);
     for (path, attributes) in programs.chain(etc).chain(devices).chain(processors) {
         if !replaced.contains(&path.as_path()) {
-            all.extend(Taken::from(&path, &path, attributes)?);
+            all.extend(ServerTree::from(&path, &path, attributes)?);
         }
     }
     all.extend(processes(isolation)?);
@@ -178,22 +178,23 @@ pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<Taken>, Refu
 }
 
 /// Makes and takes /tmp and /var/tmp.
-pub fn take_private(scratch: &Path, bytes: u64) -> Result<Vec<Taken>, Refusal> {
+pub fn take_private(scratch: &Path, bytes: u64) -> Result<Vec<ServerTree>, Refusal> {
     let made = scratch::make(&scratch.join("private"), bytes)?;
-    let taken = made.iter().map(|(directory, path)| Taken::from(directory, path, OWN).transpose());
+    let taken =
+        made.iter().map(|(directory, path)| ServerTree::from(directory, path, OWN).transpose());
     taken.flatten().collect()
 }
 
 /// Mounts /proc with processes only, if the kernel can leave the rest out, such as the machine's
 /// settings. This happens while the server's own is still mounted: else the kernel refuses it to a
 /// user namespace.
-fn processes(isolation: Isolation) -> Result<Option<Taken>, Refusal> {
+fn processes(isolation: Isolation) -> Result<Option<ServerTree>, Refusal> {
     let path = Path::new("/proc");
     if isolation != Isolation::MountsAndProcesses {
-        return Taken::from(path, path, KERNELS);
+        return ServerTree::from(path, path, KERNELS);
     }
     let tree = new_proc().map_err(failed(|| "mount /proc".to_owned()))?;
-    Ok(Some(Taken { path: path.to_owned(), what: What::Directory(tree) }))
+    Ok(Some(ServerTree { path: path.to_owned(), what: What::Directory(tree) }))
 }
 
 fn new_proc() -> nix::Result<OwnedFd> {

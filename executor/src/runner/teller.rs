@@ -34,8 +34,8 @@ pub struct Telling {
 }
 
 /// The end of a command, and its time if the run is traced.
-pub struct Seen {
-    pub ended: sys::Ended,
+pub struct SeenEnd {
+    pub ended: sys::EndedChild,
     pub at_ns: u64,
 }
 
@@ -99,7 +99,7 @@ impl Teller {
     }
 
     /// Has the daemon told of an end. Called when it is ready: then there is room on its link.
-    pub fn tell(&mut self, seen: &Seen, socket: &UnixStream) -> io::Result<()> {
+    pub fn tell(&mut self, seen: &SeenEnd, socket: &UnixStream) -> io::Result<()> {
         match self {
             Self::Itself(telling) => telling.tell(seen, socket),
             Self::Another { link, is_busy, .. } => {
@@ -115,15 +115,15 @@ impl Telling {
     fn serve(mut self, mut link: &UnixStream, socket: &UnixStream) -> io::Result<()> {
         // The run is over when its supervisor is, however that ended.
         prctl::set_pdeathsig(Signal::SIGKILL)?;
-        let mut bytes = [0; Seen::BYTES];
+        let mut bytes = [0; SeenEnd::BYTES];
         loop {
             link.read_exact(&mut bytes)?;
-            self.tell(&Seen::decoded(&bytes), socket)?;
+            self.tell(&SeenEnd::decoded(&bytes), socket)?;
             link.write_all(b"t")?;
         }
     }
 
-    fn tell(&mut self, seen: &Seen, socket: &UnixStream) -> io::Result<()> {
+    fn tell(&mut self, seen: &SeenEnd, socket: &UnixStream) -> io::Result<()> {
         match self.lives.remove(&seen.ended.pid) {
             Some(live) => write_end(socket, exited(&live, seen, &self.budget)),
             None => Ok(()),
@@ -131,11 +131,11 @@ impl Telling {
     }
 }
 
-impl Seen {
+impl SeenEnd {
     const BYTES: usize = 6 * size_of::<u64>();
 
     fn encoded(&self) -> [u8; Self::BYTES] {
-        let sys::Ended { pid, status, cpu_us: (user, system), max_rss_kib } = self.ended;
+        let sys::EndedChild { pid, status, cpu_us: (user, system), max_rss_kib } = self.ended;
         let id = u64::from(pid.as_raw().cast_unsigned());
         let status = u64::from(status.cast_unsigned());
         let numbers = [id, status, user, system, max_rss_kib, self.at_ns];
@@ -153,13 +153,14 @@ impl Seen {
         let mut next = || numbers.next().unwrap_or_default();
         let [pid, status] = [next(), next()].map(|number| (number as u32).cast_signed());
         let cpu_us = (next(), next());
-        let ended = sys::Ended { pid: Pid::from_raw(pid), status, cpu_us, max_rss_kib: next() };
+        let ended =
+            sys::EndedChild { pid: Pid::from_raw(pid), status, cpu_us, max_rss_kib: next() };
         Self { ended, at_ns: next() }
     }
 }
 
-fn exited(live: &Live, seen: &Seen, budget: &Budget) -> Exited {
-    let Seen { ended, at_ns } = seen;
+fn exited(live: &Live, seen: &SeenEnd, budget: &Budget) -> Exited {
+    let SeenEnd { ended, at_ns } = seen;
     let (how, core_dumped) = match WaitStatus::from_raw(ended.pid, ended.status) {
         Ok(WaitStatus::Signaled(_, signal, core)) => {
             (How::Signal((signal as i32).unsigned_abs()), core)
@@ -195,14 +196,14 @@ mod tests {
 
     #[test]
     fn an_end_is_told_as_it_was_seen() {
-        let ended = sys::Ended {
+        let ended = sys::EndedChild {
             pid: Pid::from_raw(i32::MAX),
             status: 0x8b,
             cpu_us: (1, u64::MAX),
             max_rss_kib: 7,
         };
-        let seen = Seen { ended, at_ns: 9 };
-        let told = Seen::decoded(&seen.encoded());
+        let seen = SeenEnd { ended, at_ns: 9 };
+        let told = SeenEnd::decoded(&seen.encoded());
         assert_eq!(told.encoded(), seen.encoded());
         assert_eq!((told.ended.pid, told.ended.status), (Pid::from_raw(i32::MAX), 0x8b));
         assert_eq!((told.ended.cpu_us, told.ended.max_rss_kib, told.at_ns), ((1, u64::MAX), 7, 9));

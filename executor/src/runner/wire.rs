@@ -3,10 +3,11 @@
 //!
 //! * The control socket, one per runner: a [`ViewSpec`], answered by a [`ViewReply`]; from then on
 //!   one byte with one descriptor per run.
-//! * That descriptor is the run's own socket: the count of descriptors, the descriptors, a [`Job`];
-//!   then `RunInput` (signals) to the supervisor and `RunOutput` (started, rejected, exited) from
-//!   it, as in the contract. A long list of a command's changes comes before its exit
-//!   ([`write_end`]). Closing the socket, on either side, ends the run and all its processes.
+//! * That descriptor is the run's own socket: the count of descriptors, the descriptors, a
+//!   [`SupervisorJob`]; then `RunInput` (signals) to the supervisor and `RunOutput` (started,
+//!   rejected, exited) from it, as in the contract. A long list of a command's changes comes before
+//!   its exit ([`write_end`]). Closing the socket, on either side, ends the run and all its
+//!   processes.
 
 use std::{
     io::{self, IoSlice, Read as _, Write as _},
@@ -136,7 +137,7 @@ pub struct ViewReply {
     pub kind: i32,
     /// Confinement of the commands.
     #[prost(message, required, tag = "3")]
-    pub reached: Reached,
+    pub reached: ConfinementReport,
     /// The exports' directories, in the order of the specification's mounts; none without a mount
     /// namespace.
     #[prost(message, repeated, tag = "4")]
@@ -164,7 +165,7 @@ impl DirectoryId {
 
 /// Confinement of commands, as descriptions.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub struct Reached {
+pub struct ConfinementReport {
     /// Mechanisms in force.
     #[prost(string, repeated, tag = "1")]
     pub has: Vec<String>,
@@ -175,13 +176,13 @@ pub struct Reached {
 
 /// The work of one supervisor.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Job {
+pub struct SupervisorJob {
     /// As in the contract; pipes and ptys by their ids.
     #[prost(message, repeated, tag = "1")]
     pub stages: Vec<Stage>,
     /// Kinds and ids of the descriptors sent before, in the same order.
     #[prost(message, repeated, tag = "2")]
-    pub ends: Vec<End>,
+    pub ends: Vec<PipeEnd>,
     /// The supervisor reports times, by this machine's `CLOCK_MONOTONIC`.
     #[prost(bool, tag = "3")]
     pub trace: bool,
@@ -252,7 +253,7 @@ pub enum Access {
 
 /// One end of a pipe, or the terminal side of a pty.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Message)]
-pub struct End {
+pub struct PipeEnd {
     /// [`EndKind`].
     #[prost(enumeration = "EndKind", tag = "1")]
     pub kind: i32,

@@ -31,7 +31,7 @@ const REGISTER_FILE: &str = "register.json";
 
 /// Identity of a file's version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct FileVersion {
     inode: u64,
     size: u64,
     modified: (i64, i64),
@@ -40,7 +40,7 @@ struct Stamp {
     owner: u32,
 }
 
-impl Stamp {
+impl FileVersion {
     /// Of the file at `path`, if it exists.
     fn of(path: &Path) -> Option<Self> {
         let metadata = path.symlink_metadata().ok()?;

@@ -16,7 +16,7 @@ use posh_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    REGISTER_FILE, Stamp, TlsError,
+    FileVersion, REGISTER_FILE, TlsError,
     authority::{Authority, Issued},
     now_s, provider,
 };
@@ -45,15 +45,15 @@ const PREFIX_DIGITS: usize = 8;
 
 /// Content of the file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Content {
+pub(super) struct RegisterContent {
     /// Host names and IP addresses of the executor's own certificate.
     pub(super) names: Vec<String>,
-    pub(super) certificates: Vec<Entry>,
-    pub(super) tokens: Vec<Pending>,
+    pub(super) certificates: Vec<CertificateEntry>,
+    pub(super) tokens: Vec<TokenEntry>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct CertificateEntry {
     sha256: String,
     pub(super) identity: String,
     issued_s: u64,
@@ -74,7 +74,7 @@ pub(super) struct Entry {
     pub(super) superseded_s: Option<u64>,
 }
 
-impl Entry {
+impl CertificateEntry {
     /// Returns true if it is valid at that time.
     pub(super) fn counts_at(&self, now_s: u64) -> bool {
         let has_ended = self.revoked || self.retired || self.expires_s <= now_s;
@@ -83,7 +83,7 @@ impl Entry {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Pending {
+pub(super) struct TokenEntry {
     /// Hash of the secret: a reader of the file can't enrol.
     sha256: String,
     pub(super) identity: String,
@@ -151,7 +151,7 @@ const NEW_TOKEN: &str = "get a new one from `posh-executor enroll NAME` there";
 pub struct Register {
     path: PathBuf,
     pub(super) authority: Authority,
-    known: RwLock<Option<(Stamp, Arc<Known>)>>,
+    known: RwLock<Option<(FileVersion, Arc<RegisterIndex>)>>,
     revocations: Mutex<Vec<Revocation>>,
     /// Certificates that were shown since this was made.
     shown: Mutex<HashSet<Fingerprint>>,
@@ -159,7 +159,7 @@ pub struct Register {
 
 /// The content, indexed.
 #[derive(Debug)]
-struct Known {
+struct RegisterIndex {
     certificates: HashMap<Fingerprint, Certificate>,
     tokens: Vec<Fingerprint>,
 }
@@ -191,7 +191,7 @@ impl Register {
     /// # Errors
     /// [`TlsError`].
     pub fn create(&self, names: &[String]) -> Result<(), TlsError> {
-        self.save(&Content { names: names.to_vec(), ..Content::default() })
+        self.save(&RegisterContent { names: names.to_vec(), ..RegisterContent::default() })
     }
 
     /// The executor's host names and IP addresses.
@@ -265,7 +265,7 @@ impl Register {
         let random = provider().secure_random.fill(&mut secret);
         random.map_err(|_| TlsError::Make("no random numbers".to_owned()))?;
         let token = Token { authority: self.authority.fingerprint()?, secret };
-        let pending = Pending {
+        let pending = TokenEntry {
             sha256: Fingerprint::of(&secret).to_string(),
             identity: identity.to_owned(),
             expires_s,
@@ -287,7 +287,7 @@ impl Register {
         let lock = self.lock()?;
         let mut content = self.load()?;
         // Compares all, in constant time: the position does not show either.
-        let is_it = |token: &Pending| {
+        let is_it = |token: &TokenEntry| {
             token.sha256.parse().is_ok_and(|known: Fingerprint| known.is(&offered))
         };
         let matching: Vec<bool> = content.tokens.iter().map(is_it).collect();
@@ -332,7 +332,7 @@ impl Register {
         let mut content = self.load()?;
         let present = present.to_string();
         // Under the lock: it may have been revoked since the call was admitted.
-        let counts = |entry: &Entry| {
+        let counts = |entry: &CertificateEntry| {
             entry.sha256 == present && entry.identity == identity && entry.counts_at(now_s())
         };
         if !content.certificates.iter().any(counts) {
@@ -344,7 +344,7 @@ impl Register {
         // A renewed certificate was shown, though this process may not have seen it.
         let renewed: HashSet<String> =
             entries.iter().filter_map(|entry| entry.replaces.clone()).collect();
-        let is_unused = |entry: &Entry| {
+        let is_unused = |entry: &CertificateEntry| {
             let was_shown = entry.sha256.parse().is_ok_and(|its| shown.contains(&its));
             !entry.revoked && !was_shown && !renewed.contains(&entry.sha256)
         };
@@ -358,7 +358,7 @@ impl Register {
                 e.sha256 != present && e.replaces.as_ref() == Some(&before) && is_unused(e)
             });
         }
-        let successors = |entries: &[Entry]| -> Vec<Entry> {
+        let successors = |entries: &[CertificateEntry]| -> Vec<CertificateEntry> {
             entries
                 .iter()
                 .filter(|e| e.replaces.as_ref() == Some(&present) && e.counts_at(now_s()))
@@ -420,7 +420,7 @@ impl Register {
         let prefix = prefix.to_ascii_lowercase();
         let mut revoked = None;
         self.change(|content| {
-            let of_it = |entry: &&mut Entry| {
+            let of_it = |entry: &&mut CertificateEntry| {
                 entry.identity == identity && entry.sha256.starts_with(&prefix)
             };
             let found: Vec<_> =
@@ -451,13 +451,13 @@ impl Register {
 
     fn enter(
         &self,
-        content: &mut Content,
+        content: &mut RegisterContent,
         identity: &str,
         issued: &Issued,
         replaces: Option<String>,
     ) -> Result<(), TlsError> {
         make_room(&mut content.certificates, identity)?;
-        content.certificates.push(Entry {
+        content.certificates.push(CertificateEntry {
             sha256: Fingerprint::of(&issued.certificate).to_string(),
             identity: identity.to_owned(),
             issued_s: issued.valid_s.start,
@@ -471,7 +471,7 @@ impl Register {
         self.save(content)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Content)) -> Result<(), TlsError> {
+    fn change(&self, change: impl FnOnce(&mut RegisterContent)) -> Result<(), TlsError> {
         let _lock = self.lock()?;
         let mut content = self.load()?;
         change(&mut content);
@@ -492,7 +492,7 @@ impl Register {
         self.path.parent().unwrap_or(Path::new("/"))
     }
 
-    pub(super) fn load(&self) -> Result<Content, TlsError> {
+    pub(super) fn load(&self) -> Result<RegisterContent, TlsError> {
         let text = match secret::read(&self.path) {
             Err(error) if error.is_missing() => {
                 return Err(TlsError::NotMade(self.directory().to_owned()));
@@ -503,7 +503,7 @@ impl Register {
             .map_err(|error| TlsError::Damaged { path: self.path.clone(), what: error.to_string() })
     }
 
-    pub(super) fn save(&self, content: &Content) -> Result<(), TlsError> {
+    pub(super) fn save(&self, content: &RegisterContent) -> Result<(), TlsError> {
         let now = now_s();
         let mut content = content.clone();
         forget(&mut content.certificates, |entry| entry.expires_s + REMEMBERED_S <= now);
@@ -514,8 +514,8 @@ impl Register {
     }
 
     /// Current content of the file: one stat(2) if it is unchanged.
-    fn known(&self) -> Result<Arc<Known>, TlsError> {
-        let stamp = Stamp::of(&self.path);
+    fn known(&self) -> Result<Arc<RegisterIndex>, TlsError> {
+        let stamp = FileVersion::of(&self.path);
         if let (Some(stamp), Some((known_at, known))) =
             (stamp, &*self.known.read().expect("not poisoned"))
             && *known_at == stamp
@@ -527,7 +527,8 @@ impl Register {
         let pairs = entries
             .filter_map(|entry| Some((entry.sha256.parse().ok()?, Certificate::from(entry))));
         let tokens = content.tokens.iter().filter_map(|token| token.sha256.parse().ok());
-        let known = Arc::new(Known { certificates: pairs.collect(), tokens: tokens.collect() });
+        let known =
+            Arc::new(RegisterIndex { certificates: pairs.collect(), tokens: tokens.collect() });
         // The stamp is older: a change since then is seen next time.
         let stamped = stamp.map(|stamp| (stamp, known.clone()));
         let before = std::mem::replace(&mut *self.known.write().expect("not poisoned"), stamped);
@@ -537,7 +538,7 @@ impl Register {
         Ok(known)
     }
 
-    fn note_revocations(&self, before: &Known, now: &Known) {
+    fn note_revocations(&self, before: &RegisterIndex, now: &RegisterIndex) {
         let was_revoked = |sha256: &Fingerprint| {
             before.certificates.get(sha256).is_some_and(|entry| entry.revoked)
         };
@@ -551,8 +552,8 @@ impl Register {
     }
 }
 
-impl From<&Entry> for Certificate {
-    fn from(entry: &Entry) -> Self {
+impl From<&CertificateEntry> for Certificate {
+    fn from(entry: &CertificateEntry) -> Self {
         Self {
             sha256: entry.sha256.clone(),
             identity: entry.identity.clone(),
@@ -569,7 +570,7 @@ impl From<&Entry> for Certificate {
 ///
 /// Invariant: whatever is removed, `replaces` leads from a certificate to all its predecessors in
 /// the register, so that the revocation of any of these revokes it, too.
-fn forget(certificates: &mut Vec<Entry>, is_gone: impl Fn(&Entry) -> bool) {
+fn forget(certificates: &mut Vec<CertificateEntry>, is_gone: impl Fn(&CertificateEntry) -> bool) {
     let gone: HashMap<String, Option<String>> = certificates
         .extract_if(.., |entry| is_gone(entry))
         .map(|entry| (entry.sha256, entry.replaces))
@@ -587,7 +588,7 @@ fn forget(certificates: &mut Vec<Entry>, is_gone: impl Fn(&Entry) -> bool) {
 }
 
 /// Revokes successors, too: the holder of a revoked certificate's key may have renewed it.
-fn revoke_with_successors(certificates: &mut [Entry], sha256: &str) {
+fn revoke_with_successors(certificates: &mut [CertificateEntry], sha256: &str) {
     let mut revoked = vec![sha256.to_owned()];
     while let Some(sha256) = revoked.pop() {
         for entry in certificates.iter_mut() {
@@ -602,7 +603,7 @@ fn revoke_with_successors(certificates: &mut [Entry], sha256: &str) {
 }
 
 /// Makes room for one more of `identity`: invalid entries are removed before anything is refused.
-fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsError> {
+fn make_room(certificates: &mut Vec<CertificateEntry>, identity: &str) -> Result<(), TlsError> {
     let now = now_s();
     trim_shares(certificates, now);
     while certificates.iter().filter(|entry| entry.identity == identity).count() >= MAX_OF_ONE {
@@ -623,7 +624,7 @@ fn make_room(certificates: &mut Vec<Entry>, identity: &str) -> Result<(), TlsErr
 
 /// Leaves each identity its newest `MAX_OF_ONE`, valid ones before others: an older version of this
 /// program, or an editor, may have entered more, and other identities must not pay for them.
-fn trim_shares(certificates: &mut Vec<Entry>, now: u64) {
+fn trim_shares(certificates: &mut Vec<CertificateEntry>, now: u64) {
     let mut newest_first: Vec<usize> = (0..certificates.len()).rev().collect();
     newest_first.sort_by_key(|index| !certificates[*index].counts_at(now));
     let mut counts: HashMap<String, usize> = HashMap::new();
@@ -644,11 +645,11 @@ fn trim_shares(certificates: &mut Vec<Entry>, now: u64) {
 mod tests {
     use super::*;
 
-    fn entry(identity: &str, number: usize, revoked: bool) -> Entry {
+    fn entry(identity: &str, number: usize, revoked: bool) -> CertificateEntry {
         let (sha256, identity) = (format!("{number:064x}"), identity.to_owned());
         let (issued_s, expires_s) = (now_s(), now_s() + 1000);
         let (authority, retired, replaces, superseded_s) = (None, false, None, None);
-        Entry {
+        CertificateEntry {
             sha256,
             identity,
             issued_s,

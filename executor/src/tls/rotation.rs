@@ -26,15 +26,15 @@ use posh_proto::token::Fingerprint;
 
 use super::{
     TlsError, now_s,
-    register::{Content, Entry, Register},
+    register::{CertificateEntry, Register, RegisterContent},
 };
 
 /// Certificates and tokens that would become invalid if the rotation ended now, by identity.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Outstanding(BTreeMap<String, Waiting>);
+pub struct Outstanding(BTreeMap<String, OutstandingCounts>);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Waiting {
+struct OutstandingCounts {
     /// Certificates that were not renewed.
     present: usize,
     /// Certificates that were renewed less than a day ago.
@@ -104,8 +104,8 @@ pub enum Forced {
 }
 
 impl Outstanding {
-    fn of(content: &Content, next: &str) -> Self {
-        let (mut by, now): (BTreeMap<String, Waiting>, _) = (BTreeMap::new(), now_s());
+    fn of(content: &RegisterContent, next: &str) -> Self {
+        let (mut by, now): (BTreeMap<String, OutstandingCounts>, _) = (BTreeMap::new(), now_s());
         for entry in content
             .certificates
             .iter()
@@ -132,7 +132,9 @@ impl Outstanding {
 
 impl fmt::Display for Outstanding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (identity, Waiting { present, renewed, tokens })) in self.0.iter().enumerate() {
+        for (index, (identity, OutstandingCounts { present, renewed, tokens })) in
+            self.0.iter().enumerate()
+        {
             let counts = [
                 (present, "not renewed"),
                 (renewed, "renewed within a day"),
@@ -146,6 +148,6 @@ impl fmt::Display for Outstanding {
     }
 }
 
-fn is_former(entry: &Entry, next: &str) -> bool {
+fn is_former(entry: &CertificateEntry, next: &str) -> bool {
     entry.authority.as_deref() != Some(next)
 }

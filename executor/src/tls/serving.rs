@@ -27,7 +27,7 @@ use rustls::{
 };
 
 use super::{
-    AUTHORITY_FILE, NEXT_AUTHORITY_FILE, SERVER_FILE, Stamp, TlsError,
+    AUTHORITY_FILE, FileVersion, NEXT_AUTHORITY_FILE, SERVER_FILE, TlsError,
     authority::{Authority, SERVER_LIFETIME_S, read_pair},
     now_s, provider,
     register::Register,
@@ -42,7 +42,7 @@ pub struct Serving {
     pub config: Arc<ServerConfig>,
     /// The register, which decides about certificates.
     pub register: Arc<Register>,
-    own: Arc<Own>,
+    own: Arc<OwnCertificate>,
     authorities: Authorities,
 }
 
@@ -69,7 +69,7 @@ impl Serving {
         let register = Arc::new(Register::at(directory));
         register.names()?;
         let authorities = Authorities::load(directory)?;
-        let own = Arc::new(Own::load(directory)?);
+        let own = Arc::new(OwnCertificate::load(directory)?);
         let mut config = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| setup(&error))?
@@ -127,15 +127,15 @@ fn setup(error: &dyn std::error::Error) -> TlsError {
 
 /// The executor's own certificate.
 #[derive(Debug)]
-struct Own {
+struct OwnCertificate {
     directory: PathBuf,
     current: RwLock<Arc<CertifiedKey>>,
-    seen: Mutex<Option<Stamp>>,
+    seen: Mutex<Option<FileVersion>>,
 }
 
-impl Own {
+impl OwnCertificate {
     fn load(directory: &Path) -> Result<Self, TlsError> {
-        let seen = Mutex::new(Stamp::of(&directory.join(SERVER_FILE)));
+        let seen = Mutex::new(FileVersion::of(&directory.join(SERVER_FILE)));
         let current = RwLock::new(read_own(directory)?);
         Ok(Self { directory: directory.to_owned(), current, seen })
     }
@@ -145,7 +145,7 @@ impl Own {
     /// shown.
     fn refresh(&self) {
         let mut seen = self.seen.lock().expect("not poisoned");
-        let file = Stamp::of(&self.directory.join(SERVER_FILE));
+        let file = FileVersion::of(&self.directory.join(SERVER_FILE));
         if file == *seen {
             return;
         }
@@ -161,7 +161,7 @@ impl Own {
 
     /// Renews the certificate by the age of its file: its lifetime is fixed.
     fn renew_if_due(&self, register: &Register) {
-        let file = Stamp::of(&self.directory.join(SERVER_FILE));
+        let file = FileVersion::of(&self.directory.join(SERVER_FILE));
         let made = file.and_then(|file| u64::try_from(file.modified.0).ok());
         if made.is_none_or(|made| now_s() < made + SERVER_LIFETIME_S * 2 / 3) {
             return;
@@ -180,7 +180,7 @@ struct Authorities {
 }
 
 struct Current {
-    files: [Option<Stamp>; 2],
+    files: [Option<FileVersion>; 2],
     fingerprints: Vec<Fingerprint>,
     clients: Arc<dyn ClientCertVerifier>,
 }
@@ -213,8 +213,8 @@ impl Authorities {
 }
 
 impl Current {
-    fn files(directory: &Path) -> [Option<Stamp>; 2] {
-        [AUTHORITY_FILE, NEXT_AUTHORITY_FILE].map(|file| Stamp::of(&directory.join(file)))
+    fn files(directory: &Path) -> [Option<FileVersion>; 2] {
+        [AUTHORITY_FILE, NEXT_AUTHORITY_FILE].map(|file| FileVersion::of(&directory.join(file)))
     }
 
     fn read(directory: &Path) -> Result<Self, TlsError> {
@@ -232,7 +232,7 @@ impl Current {
     }
 }
 
-impl ResolvesServerCert for Own {
+impl ResolvesServerCert for OwnCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.refresh();
         Some(self.current.read().expect("not poisoned").clone())

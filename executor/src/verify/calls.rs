@@ -44,7 +44,7 @@ pub struct Touch {
 
 /// Kind of a row: how the arguments determine the access; numbers are those of arguments.
 #[derive(Debug, Clone, Copy)]
-enum Way {
+enum AccessKind {
     Open(usize),
     /// The flags are the first word of a structure.
     OpenHow(usize),
@@ -58,28 +58,28 @@ enum Way {
 }
 
 /// One path of one call.
-struct Row {
+struct PathRow {
     number: c_long,
     directory: Option<usize>,
     path: usize,
-    way: Way,
+    way: AccessKind,
 }
 
-const fn here(number: c_long, path: usize, way: Way) -> Row {
-    Row { number, directory: None, path, way }
+const fn here(number: c_long, path: usize, way: AccessKind) -> PathRow {
+    PathRow { number, directory: None, path, way }
 }
 
-const fn at(number: c_long, directory: usize, way: Way) -> Row {
-    Row { number, directory: Some(directory), path: directory + 1, way }
+const fn at(number: c_long, directory: usize, way: AccessKind) -> PathRow {
+    PathRow { number, directory: Some(directory), path: directory + 1, way }
 }
 
+use AccessKind::{ByFlags, Followed, Plain};
 use Deed::{Alter, Look, Make, MakeSpecial, Remove, Replace, Run, Truncate};
-use Way::{ByFlags, Followed, Plain};
 
 /// Calls of all architectures. Those with two paths have two rows.
-const ROWS: &[Row] = &[
-    at(libc::SYS_openat, 0, Way::Open(2)),
-    at(libc::SYS_openat2, 0, Way::OpenHow(2)),
+const ROWS: &[PathRow] = &[
+    at(libc::SYS_openat, 0, AccessKind::Open(2)),
+    at(libc::SYS_openat2, 0, AccessKind::OpenHow(2)),
     at(libc::SYS_newfstatat, 0, ByFlags(Look, 3)),
     at(libc::SYS_statx, 0, ByFlags(Look, 2)),
     at(libc::SYS_faccessat, 0, Followed(Look)),
@@ -92,7 +92,7 @@ const ROWS: &[Row] = &[
     here(libc::SYS_listxattr, 0, Followed(Look)),
     here(libc::SYS_llistxattr, 0, Plain(Look)),
     at(libc::SYS_mkdirat, 0, Plain(Make)),
-    at(libc::SYS_mknodat, 0, Way::MakeNode(2)),
+    at(libc::SYS_mknodat, 0, AccessKind::MakeNode(2)),
     at(libc::SYS_symlinkat, 1, Plain(Make)),
     at(libc::SYS_linkat, 0, Plain(Look)),
     at(libc::SYS_linkat, 2, Plain(Make)),
@@ -114,15 +114,15 @@ const ROWS: &[Row] = &[
 
 /// Older calls without a directory descriptor, which newer architectures lack.
 #[cfg(target_arch = "x86_64")]
-const OLD_ROWS: &[Row] = &[
-    here(libc::SYS_open, 0, Way::Open(1)),
-    here(libc::SYS_creat, 0, Way::Create),
+const OLD_ROWS: &[PathRow] = &[
+    here(libc::SYS_open, 0, AccessKind::Open(1)),
+    here(libc::SYS_creat, 0, AccessKind::Create),
     here(libc::SYS_stat, 0, Followed(Look)),
     here(libc::SYS_lstat, 0, Plain(Look)),
     here(libc::SYS_access, 0, Followed(Look)),
     here(libc::SYS_readlink, 0, Plain(Look)),
     here(libc::SYS_mkdir, 0, Plain(Make)),
-    here(libc::SYS_mknod, 0, Way::MakeNode(1)),
+    here(libc::SYS_mknod, 0, AccessKind::MakeNode(1)),
     here(libc::SYS_symlink, 1, Plain(Make)),
     here(libc::SYS_link, 0, Plain(Look)),
     here(libc::SYS_link, 1, Plain(Make)),
@@ -140,11 +140,11 @@ const OLD_ROWS: &[Row] = &[
     at(libc::SYS_futimesat, 0, Followed(Alter)),
 ];
 #[cfg(not(target_arch = "x86_64"))]
-const OLD_ROWS: &[Row] = &[];
+const OLD_ROWS: &[PathRow] = &[];
 
 /// A call with its arguments.
 #[derive(Debug, Clone, Copy)]
-pub struct Call {
+pub struct SystemCall {
     /// By this machine's table.
     pub number: c_long,
     /// As passed to the kernel.
@@ -157,12 +157,12 @@ pub fn numbers() -> impl Iterator<Item = c_long> {
 }
 
 /// Accesses by path that a call makes. `word` reads eight bytes of the process's memory.
-pub fn touches(call: &Call, word: &dyn Fn(u64) -> Option<u64>) -> Vec<Touch> {
+pub fn touches(call: &SystemCall, word: &dyn Fn(u64) -> Option<u64>) -> Vec<Touch> {
     let rows = ROWS.iter().chain(OLD_ROWS).filter(|row| row.number == call.number);
     rows.filter_map(|row| touch(row, call, word)).collect()
 }
 
-fn touch(row: &Row, call: &Call, word: &dyn Fn(u64) -> Option<u64>) -> Option<Touch> {
+fn touch(row: &PathRow, call: &SystemCall, word: &dyn Fn(u64) -> Option<u64>) -> Option<Touch> {
     let flags = |argument: usize| low(call.arguments[argument]);
     let opened = |flags: i32| {
         let flags = OFlag::from_bits_retain(flags);
@@ -170,10 +170,10 @@ fn touch(row: &Row, call: &Call, word: &dyn Fn(u64) -> Option<u64>) -> Option<To
         (Deed::Open(flags), !new_only && !flags.contains(OFlag::O_NOFOLLOW))
     };
     let (deed, follows) = match row.way {
-        Way::Open(argument) => opened(flags(argument)),
-        Way::OpenHow(argument) => opened(low(word(call.arguments[argument])?)),
-        Way::Create => opened(libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC),
-        Way::MakeNode(mode) => match flags(mode).unsigned_abs() & libc::S_IFMT {
+        AccessKind::Open(argument) => opened(flags(argument)),
+        AccessKind::OpenHow(argument) => opened(low(word(call.arguments[argument])?)),
+        AccessKind::Create => opened(libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC),
+        AccessKind::MakeNode(mode) => match flags(mode).unsigned_abs() & libc::S_IFMT {
             0 | libc::S_IFREG => (Make, false),
             _ => (MakeSpecial, false),
         },
@@ -197,7 +197,8 @@ mod tests {
 
     #[test]
     fn arguments_are_read_by_the_call() {
-        let of = |number, arguments: [u64; 6]| touches(&Call { number, arguments }, &|_| Some(0));
+        let of =
+            |number, arguments: [u64; 6]| touches(&SystemCall { number, arguments }, &|_| Some(0));
         let here = libc::AT_FDCWD;
         let touch = |directory, path, follows, deed| Touch { directory, path, follows, deed };
         let minus_100 = u64::from(here as u32);

@@ -13,9 +13,9 @@ use std::{
 use nix::{libc, unistd::Pid};
 
 use super::{
-    calls::{self, Call, Touch},
-    observe::{Judge, Thread, Verdict},
-    scope::{Miss, Place, Scope, open_directory},
+    calls::{self, SystemCall, Touch},
+    observe::{CallDecision, Judge, Thread},
+    scope::{CommandRights, Miss, ProcessPath, open_directory},
 };
 use crate::policy::Policy;
 
@@ -26,9 +26,9 @@ const MAX_MISSES: usize = 100;
 const MAX_INTERPRETER_WORDS: usize = 3;
 
 /// A command that an annotation understands.
-struct Known {
+struct UnderstoodCommand {
     argv: Vec<OsString>,
-    scope: Scope,
+    scope: CommandRights,
 }
 
 /// Judges by annotations.
@@ -36,7 +36,7 @@ pub struct Verifier {
     policy: Policy,
     temporary: PathBuf,
     /// The command of each process: children belong to their parent's command.
-    processes: HashMap<Pid, Rc<Known>>,
+    processes: HashMap<Pid, Rc<UnderstoodCommand>>,
     verified: usize,
     misses: Vec<String>,
     seen: HashSet<String>,
@@ -90,7 +90,7 @@ impl Verifier {
     }
 
     /// Analyses the words of a process after an execve(2).
-    fn known(&mut self, process: Pid) -> Option<Known> {
+    fn known(&mut self, process: Pid) -> Option<UnderstoodCommand> {
         let about = |what: &str| fs::read(format!("/proc/{process}/{what}")).unwrap_or_default();
         let (argv, environment) = (words(&about("cmdline")), words(&about("environ")));
         let (name, argv) = self.named(argv, about("comm").trim_ascii_end())?;
@@ -103,11 +103,11 @@ impl Verifier {
         let read = self.policy.understand(&name, &argv, &variable).and_then(|invocation| {
             let cwd = fs::read_link(format!("/proc/{process}/cwd"))
                 .map_err(|error| format!("{name}: {error}"))?;
-            Scope::new(&name, &invocation, &cwd, &self.temporary)
+            CommandRights::new(&name, &invocation, &cwd, &self.temporary)
                 .map_err(|error| format!("{name}: {error}"))
         });
         match read {
-            Ok(scope) => Some(Known { argv, scope }),
+            Ok(scope) => Some(UnderstoodCommand { argv, scope }),
             Err(why) => {
                 let sentence = format!("not verified: {why}");
                 if self.seen.insert(sentence.clone()) {
@@ -130,7 +130,7 @@ impl Verifier {
         Some((name, argv[start..].to_vec()))
     }
 
-    fn note(&mut self, known: &Known, comm: &str, given: &[u8], miss: &Miss) {
+    fn note(&mut self, known: &UnderstoodCommand, comm: &str, given: &[u8], miss: &Miss) {
         let Miss { deed, path, is_named, .. } = miss;
         let path = path.display();
         let sentence = match (is_named, word_of(&known.argv, given)) {
@@ -167,9 +167,11 @@ impl Judge for Verifier {
         }
     }
 
-    fn called(&mut self, process: Pid, thread: &Thread, call: &Call) -> Verdict {
-        let Some(known) = self.processes.get(&process).cloned() else { return Verdict::Granted };
-        let mut verdict = Verdict::Granted;
+    fn called(&mut self, process: Pid, thread: &Thread, call: &SystemCall) -> CallDecision {
+        let Some(known) = self.processes.get(&process).cloned() else {
+            return CallDecision::Granted;
+        };
+        let mut verdict = CallDecision::Granted;
         for touch in calls::touches(call, &|address| thread.word(address)) {
             let Some(given) = thread.path(touch.path).filter(|path| !path.is_empty()) else {
                 continue;
@@ -179,7 +181,7 @@ impl Judge for Verifier {
                 let comm = fs::read_to_string(thread.about("comm")).unwrap_or_default();
                 self.note(&known, comm.trim_end(), &given, &miss);
                 if miss.is_governed {
-                    verdict = Verdict::Denied;
+                    verdict = CallDecision::Denied;
                 }
             }
         }
@@ -191,14 +193,14 @@ impl Judge for Verifier {
     }
 }
 
-fn place(thread: &Thread, touch: &Touch, given: &[u8]) -> Option<Place> {
+fn place(thread: &Thread, touch: &Touch, given: &[u8]) -> Option<ProcessPath> {
     let base = match touch.directory {
         libc::AT_FDCWD => thread.about("cwd"),
         fd => thread.about(&format!("fd/{fd}")),
     };
     let path = PathBuf::from(OsString::from_vec(given.to_vec()));
     let base = if path.is_absolute() { PathBuf::from("/") } else { PathBuf::from(base) };
-    Some(Place { base: open_directory(&base).ok()?, path, follows: touch.follows })
+    Some(ProcessPath { base: open_directory(&base).ok()?, path, follows: touch.follows })
 }
 
 /// The word of a command that contains this path, for people: the option before it, or its number.

@@ -20,7 +20,7 @@ use nix::{
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-use super::calls::{self, Call};
+use super::calls::{self, SystemCall};
 use crate::sys;
 
 /// Longest path (PATH_MAX).
@@ -30,7 +30,7 @@ const PAGE_BYTES: u64 = 4096;
 
 /// Decision about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CallDecision {
     Granted,
     /// It fails with EACCES, as it would on a server.
     Denied,
@@ -43,7 +43,7 @@ pub trait Judge {
     /// A process was made by another one.
     fn born(&mut self, process: Pid, parent: Pid);
     /// A thread of a process is about to make a call.
-    fn called(&mut self, process: Pid, thread: &Thread, call: &Call) -> Verdict;
+    fn called(&mut self, process: Pid, thread: &Thread, call: &SystemCall) -> CallDecision;
     /// A process has ended.
     fn ended(&mut self, process: Pid);
 }
@@ -116,7 +116,7 @@ pub fn run(argv: &[std::ffi::CString], judge: &mut dyn Judge) -> io::Result<()> 
                 )));
             }
             File::from(go).write_all(b"x")?;
-            let mut watch = Watch {
+            let mut watch = TracerState {
                 root: child,
                 is_over: false,
                 threads: HashMap::new(),
@@ -157,7 +157,7 @@ fn filter() -> Result<BpfProgram, String> {
 }
 
 /// State of the tracer.
-struct Watch {
+struct TracerState {
     root: Pid,
     /// The first process has ended.
     is_over: bool,
@@ -167,7 +167,7 @@ struct Watch {
     parents: HashMap<Pid, Pid>,
 }
 
-impl Watch {
+impl TracerState {
     fn follow(&mut self, judge: &mut dyn Judge) -> io::Result<()> {
         loop {
             let (thread, status) = match sys::wait_for_any() {
@@ -260,21 +260,24 @@ fn is_stop(signal: i32) -> bool {
 
 fn call(process: Pid, thread: Pid, judge: &mut dyn Judge) {
     let Ok(registers) = ptrace::getregs(thread) else { return };
-    if judge.called(process, &Thread(thread), &call_of(&registers)) == Verdict::Denied {
+    if judge.called(process, &Thread(thread), &call_of(&registers)) == CallDecision::Denied {
         deny(thread, registers);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-fn call_of(registers: &libc::user_regs_struct) -> Call {
+fn call_of(registers: &libc::user_regs_struct) -> SystemCall {
     let r = registers;
-    Call { number: r.orig_rax.cast_signed(), arguments: [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9] }
+    SystemCall {
+        number: r.orig_rax.cast_signed(),
+        arguments: [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9],
+    }
 }
 
 #[cfg(target_arch = "aarch64")]
-fn call_of(registers: &libc::user_regs_struct) -> Call {
+fn call_of(registers: &libc::user_regs_struct) -> SystemCall {
     let r = registers.regs;
-    Call { number: r[8].cast_signed(), arguments: [r[0], r[1], r[2], r[3], r[4], r[5]] }
+    SystemCall { number: r[8].cast_signed(), arguments: [r[0], r[1], r[2], r[3], r[4], r[5]] }
 }
 
 /// A call with an invalid number is skipped, and its result is the register's value.

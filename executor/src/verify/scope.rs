@@ -22,8 +22,8 @@ use super::calls::Deed;
 use crate::{
     policy::{grants, starts},
     runner::{
-        Budget, CHANGE, Programs, READ, Reads, View, find, ground, library_directories, name_of,
-        rules,
+        Budget, CHANGE, Programs, READ, ReadableFiles, View, find, ground, library_directories,
+        name_of, rules,
     },
     tools,
 };
@@ -33,7 +33,7 @@ use crate::{
 const ALTER: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | MakeReg});
 
 /// A path as a process uses it.
-pub struct Place {
+pub struct ProcessPath {
     /// Its working directory, or the one that the call names.
     pub base: OwnedFd,
     /// As the process passed it.
@@ -57,13 +57,13 @@ pub struct Miss {
 }
 
 /// Access rights of one command.
-pub struct Scope {
+pub struct CommandRights {
     rules: Vec<(PathBuf, BitFlags<AccessFs>)>,
     /// Paths that its words name, with all links followed but the last, and with all.
     named: Vec<PathBuf>,
 }
 
-impl Scope {
+impl CommandRights {
     /// For a command analysed as `invocation`, in the directory `cwd`, with the directory
     /// `temporary` for itself.
     ///
@@ -91,10 +91,15 @@ impl Scope {
             .collect();
         let grants = grants(invocation);
         let view = View::of_machine();
-        rules((&view, &base), (&grants, Reads::Named), &Budget::new(None), &mut |at, access| {
-            own.extend(name_of(at).ok().map(|name| (name, access)));
-            Ok(())
-        })
+        rules(
+            (&view, &base),
+            (&grants, ReadableFiles::Named),
+            &Budget::new(None),
+            &mut |at, access| {
+                own.extend(name_of(at).ok().map(|name| (name, access)));
+                Ok(())
+            },
+        )
         .map_err(io::Error::other)?;
         let mut named = vec![cwd.to_owned()];
         for grant in &grants {
@@ -109,7 +114,7 @@ impl Scope {
     }
 
     /// Mistake in an access by path; `None` if it is covered.
-    pub fn miss(&self, place: &Place, deed: Deed) -> Option<Miss> {
+    pub fn miss(&self, place: &ProcessPath, deed: Deed) -> Option<Miss> {
         match deed {
             Deed::Make => self.make(place, AccessFs::MakeReg.into()),
             Deed::MakeSpecial => self.make(place, AccessFs::MakeFifo.into()),
@@ -132,7 +137,7 @@ impl Scope {
         }
     }
 
-    fn open(&self, place: &Place, flags: OFlag) -> Option<Miss> {
+    fn open(&self, place: &ProcessPath, flags: OFlag) -> Option<Miss> {
         let Some((path, kind)) = self.found(place) else {
             let is_new = flags.contains(OFlag::O_CREAT);
             return if is_new { self.make(place, AccessFs::MakeReg.into()) } else { None };
@@ -157,7 +162,7 @@ impl Scope {
     }
 
     /// The existing file at a place.
-    fn found(&self, place: &Place) -> Option<(PathBuf, SFlag)> {
+    fn found(&self, place: &ProcessPath) -> Option<(PathBuf, SFlag)> {
         let at = find(&place.base, &place.path, place.follows).ok()?;
         let kind = SFlag::from_bits_truncate(fstat(&at).ok()?.st_mode & SFlag::S_IFMT.bits());
         let path = name_of(&at).ok()?;
@@ -165,14 +170,14 @@ impl Scope {
     }
 
     /// Checks the creation of a new name: a right of the directory.
-    fn make(&self, place: &Place, wanted: BitFlags<AccessFs>) -> Option<Miss> {
+    fn make(&self, place: &ProcessPath, wanted: BitFlags<AccessFs>) -> Option<Miss> {
         let (directory, path) = entry(&place.base, &place.path)?;
         let is_new = path.symlink_metadata().is_err() && !is_kernels(&path);
         (is_new && !self.allows(&directory, wanted)).then(|| self.missed("made", path))
     }
 
     /// Checks the removal or replacement of an existing name.
-    fn replace(&self, place: &Place, wanted: AccessFs, word: &'static str) -> Option<Miss> {
+    fn replace(&self, place: &ProcessPath, wanted: AccessFs, word: &'static str) -> Option<Miss> {
         let (directory, path) = entry(&place.base, &place.path)?;
         let old = path.symlink_metadata().ok().filter(|_| !is_kernels(&path))?;
         let wanted = match old.is_dir() {

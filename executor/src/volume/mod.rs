@@ -45,7 +45,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 pub use self::beside::{Beside, trees_of};
 use self::left_calls::{LeftCalls, Whose};
-use self::records::{Left, NotRecorded, Records};
+use self::records::{FormerRecords, NotRecorded, Records};
 use self::session::{Charges, KnownCalls, Outgoing, Served};
 use crate::{
     Export,
@@ -55,7 +55,7 @@ use crate::{
     classifier::Turns,
     config::EXPORT_PATIENCE,
     metered::{Arrived, kept_until_sent},
-    service::Shared,
+    service::ServiceState,
     tls::serving::Proof,
 };
 
@@ -141,9 +141,9 @@ impl Volumes {
             Some(Ok((records, left))) => (Some(Ok(records)), left),
             Some(Err(error)) => {
                 tracing::warn!("no volumes are served: {error}");
-                (Some(Err(error)), Left::default())
+                (Some(Err(error)), FormerRecords::default())
             }
-            None => (None, Left::default()),
+            None => (None, FormerRecords::default()),
         };
         let keeper = Keeper::after(left.former.iter().cloned());
         if !left.former.is_empty() {
@@ -196,7 +196,7 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// The peer of a connection.
 #[derive(Debug, Clone)]
-pub struct Origin {
+pub struct ConnectionOrigin {
     /// For the log.
     pub name: String,
     /// Proof by which it is admitted.
@@ -204,7 +204,7 @@ pub struct Origin {
 }
 
 /// The gRPC service.
-pub struct VolumeService(pub Arc<Shared>);
+pub struct VolumeService(pub Arc<ServiceState>);
 
 #[tonic::async_trait]
 impl Volume for VolumeService {
@@ -216,7 +216,7 @@ impl Volume for VolumeService {
         request: Request<Streaming<ToVolume>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let caller = caller_of(&request)?;
-        let peer = Origin::of(request.extensions().get());
+        let peer = ConnectionOrigin::of(request.extensions().get());
         self.0
             .load
             .admit_call(&caller)
@@ -270,7 +270,7 @@ impl Volume for VolumeService {
         request: Request<ReadRequest>,
     ) -> Result<Response<Self::ReadStream>, Status> {
         let caller =
-            self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
+            self.standing(caller_of(&request)?, &ConnectionOrigin::of(request.extensions().get()))?;
         let arrived = request.extensions().get::<Arrived>().cloned().unwrap_or_default();
         let request = request.into_inner();
         let request_bytes = arrived.holds(request.encoded_len()) * DECODED_FACTOR;
@@ -308,7 +308,7 @@ impl Volume for VolumeService {
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
         let caller =
-            self.standing(caller_of(&request)?, &Origin::of(request.extensions().get()))?;
+            self.standing(caller_of(&request)?, &ConnectionOrigin::of(request.extensions().get()))?;
         let arrived = request.extensions().get::<Arrived>().cloned().unwrap_or_default();
         let WriteRequest { session, number, caller: file_caller, writes, acknowledged } =
             request.into_inner();
@@ -334,7 +334,7 @@ impl Volume for VolumeService {
     }
 }
 
-impl Origin {
+impl ConnectionOrigin {
     fn of(peer: Option<&Peer>) -> Self {
         Self {
             name: peer_name(peer),
@@ -346,7 +346,11 @@ impl Origin {
 impl VolumeService {
     /// The caller with its current rights, since a call's headers may have come long before its
     /// message.
-    fn standing(&self, caller: Arc<Caller>, peer: &Origin) -> Result<Arc<Caller>, Status> {
+    fn standing(
+        &self,
+        caller: Arc<Caller>,
+        peer: &ConnectionOrigin,
+    ) -> Result<Arc<Caller>, Status> {
         match self.0.admission.standing(&peer.proof) {
             Ok(now) => Ok(now.unwrap_or(caller)),
             Err(Denied(why)) => Err(Status::unauthenticated(why)),
@@ -367,7 +371,7 @@ impl VolumeService {
     async fn session_of(
         &self,
         caller: &Arc<Caller>,
-        peer: &Origin,
+        peer: &ConnectionOrigin,
         hello: &Hello,
     ) -> Result<(Arc<Served>, bool), Status> {
         if hello.protocol != PROTOCOL_VERSION {
@@ -436,7 +440,7 @@ impl VolumeService {
 }
 
 /// Records that a session begins, and adds it to the table.
-async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<(), Status> {
+async fn begin(shared: Arc<ServiceState>, name: Bytes, served: Arc<Served>) -> Result<(), Status> {
     // One after the other, so that a session without room is not recorded.
     let _turn = shared.volumes.openings.share_of(&served.caller).acquire_owned().await;
     shared.volumes.require_room(&served)?;
@@ -467,7 +471,7 @@ async fn begin(shared: Arc<Shared>, name: Bytes, served: Arc<Served>) -> Result<
 
 /// Ends the sessions whose export's path names another directory by now. A directory that does not
 /// answer in time stays as it is.
-pub async fn end_replaced(shared: Arc<Shared>) {
+pub async fn end_replaced(shared: Arc<ServiceState>) {
     let mut looks = JoinSet::new();
     for (path, directory) in shared.volumes.directories_in_use() {
         let shared = shared.clone();
@@ -484,7 +488,7 @@ pub async fn end_replaced(shared: Arc<Shared>) {
 
 /// Ends sessions whose directory was replaced, each without waiting for another's last calls. Their
 /// files are closed in their own accounts' lanes ([`DirectorySession::end`]), whoever ends them.
-fn end_all(shared: &Arc<Shared>, sessions: Vec<Arc<Served>>) {
+fn end_all(shared: &Arc<ServiceState>, sessions: Vec<Arc<Served>>) {
     for served in sessions {
         let shared = shared.clone();
         tokio::spawn(async move { session::end_denied(&shared, &served, REPLACED).await });

@@ -55,14 +55,14 @@ pub enum NotRecorded {
 pub struct Records {
     place: PathBuf,
     /// Made with the first session.
-    own: Mutex<Option<Own>>,
+    own: Mutex<Option<OwnRecords>>,
     /// Records of earlier processes, by their sessions' names.
     left: Mutex<HashMap<String, Vec<PathBuf>>>,
 }
 
 /// This process's part of the state directory.
 #[derive(Debug)]
-struct Own {
+struct OwnRecords {
     directory: PathBuf,
     sessions: u64,
     /// Locked while the process lives.
@@ -71,7 +71,7 @@ struct Own {
 
 /// Records of earlier processes.
 #[derive(Debug, Default)]
-pub struct Left {
+pub struct FormerRecords {
     /// Their sessions.
     pub former: Vec<Former>,
     records: HashMap<String, Vec<PathBuf>>,
@@ -89,11 +89,11 @@ impl Records {
     ///
     /// # Errors
     /// [`NotRecorded`]
-    pub fn open(place: &Path) -> Result<(Self, Left), NotRecorded> {
+    pub fn open(place: &Path) -> Result<(Self, FormerRecords), NotRecorded> {
         let mut left = match trusted_path::directory(place, geteuid().as_raw()) {
-            Ok(_) => Left::read(place)
+            Ok(_) => FormerRecords::read(place)
                 .map_err(|source| NotRecorded::Io { place: place.to_owned(), source })?,
-            Err(untrusted) if untrusted.is_missing() => Left::default(),
+            Err(untrusted) if untrusted.is_missing() => FormerRecords::default(),
             Err(untrusted) => return Err(untrusted.into()),
         };
         let records = Mutex::new(std::mem::take(&mut left.records));
@@ -115,7 +115,9 @@ impl Records {
             }
         }
         trusted_path::make_directory(&self.place, geteuid().as_raw())?;
-        own.insert(Own::make_in(&self.place).map_err(failed)?).note(name, tree).map_err(failed)
+        own.insert(OwnRecords::make_in(&self.place).map_err(failed)?)
+            .note(name, tree)
+            .map_err(failed)
     }
 
     /// Removes records: the holder of former sessions of that name relies on none of their leases
@@ -126,7 +128,7 @@ impl Records {
     }
 }
 
-impl Own {
+impl OwnRecords {
     fn make_in(place: &Path) -> io::Result<Self> {
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let id = format!("{}-{since}", std::process::id());
@@ -153,7 +155,7 @@ impl Own {
     }
 }
 
-impl Drop for Own {
+impl Drop for OwnRecords {
     /// Without sessions nothing is left.
     fn drop(&mut self) {
         if fs::remove_dir(&self.directory).is_ok() {
@@ -177,7 +179,7 @@ impl SessionRecord {
     }
 }
 
-impl Left {
+impl FormerRecords {
     fn read(place: &Path) -> io::Result<Self> {
         let mut left = Self { place: place.to_owned(), ..Self::default() };
         for entry in fs::read_dir(place)? {
@@ -297,7 +299,10 @@ mod tests {
         }
         let (last, left) = Records::open(place.path()).unwrap();
         last.is_back("aa");
-        assert_eq!(Left::read(place.path()).unwrap().former, [former("bb", "/srv/two \n")]);
+        assert_eq!(
+            FormerRecords::read(place.path()).unwrap().former,
+            [former("bb", "/srv/two \n")]
+        );
         left.remove_after(Duration::ZERO).await;
         drop(last);
         assert!(Records::open(place.path()).unwrap().1.former.is_empty());

@@ -40,7 +40,7 @@ use tokio_stream::StreamExt as _;
 use tonic::{Code, Status, Streaming};
 
 use super::{
-    MAX_NAME_BYTES, MIN_NAME_BYTES, Origin,
+    ConnectionOrigin, MAX_NAME_BYTES, MIN_NAME_BYTES,
     records::{NotRecorded, Records, SessionRecord},
 };
 use crate::{
@@ -49,7 +49,7 @@ use crate::{
     audit::AuditLog,
     callers::Caller,
     error::Refusal,
-    service::Shared,
+    service::ServiceState,
     tls::serving::Proof,
 };
 
@@ -248,7 +248,7 @@ impl KnownCalls {
 /// A call that has begun.
 #[derive(Debug, Clone)]
 struct Numbered {
-    outcome: watch::Receiver<Option<Outcome>>,
+    outcome: watch::Receiver<Option<CallOutcome>>,
     is_remembered: bool,
     task: AbortHandle,
     /// It began in an earlier session.
@@ -260,10 +260,10 @@ struct Numbered {
 impl Numbered {
     fn bytes(&self) -> usize {
         match &*self.outcome.borrow() {
-            Some(Outcome::Answered(_, charges)) => {
+            Some(CallOutcome::Answered(_, charges)) => {
                 charges.0.amount() + charges.1.as_ref().map_or(0, Charge::amount)
             }
-            Some(Outcome::Written(_, charge)) => charge.amount(),
+            Some(CallOutcome::Written(_, charge)) => charge.amount(),
             // It still runs, and has no answer.
             None => CALL_AT_WORK_BYTES,
         }
@@ -272,14 +272,14 @@ impl Numbered {
 
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "most often it is the answer")]
-enum Outcome {
+enum CallOutcome {
     Answered(Reply, Charges),
     Written(Result<WriteReply, Errno>, Arc<Charge>),
 }
 
 /// The audit record of a session.
 #[derive(Debug, Serialize)]
-struct Record {
+struct SessionAudit {
     at_s: u64,
     session: String,
     volume: String,
@@ -308,7 +308,7 @@ impl Served {
     /// Has no connection yet.
     pub fn new(
         name: &[u8],
-        (caller, origin): (Arc<Caller>, Origin),
+        (caller, origin): (Arc<Caller>, ConnectionOrigin),
         (export, account, trusts_groups): (Export, Arc<Account>, bool),
         store: DirectorySession,
         call_bytes: Arc<Pool>,
@@ -470,16 +470,16 @@ impl Served {
             }
             let reply = results
                 .map(|results| WriteReply { results: results.into_iter().map(written).collect() });
-            Outcome::Written(reply, Arc::new(charge))
+            CallOutcome::Written(reply, Arc::new(charge))
         };
         match outcome_of(self.once(number, true, work)?).await {
-            Some(Outcome::Written(Err(Errno::EAGAIN), _)) => {
+            Some(CallOutcome::Written(Err(Errno::EAGAIN), _)) => {
                 self.calls.lock().expect("not poisoned").by_number.remove(&number);
                 Err(Status::unavailable(
                     "too many writes of this identity wait for leases of others",
                 ))
             }
-            Some(Outcome::Written(written, charge)) => written
+            Some(CallOutcome::Written(written, charge)) => written
                 .map(|written| (written, charge))
                 .map_err(|errno| Status::internal(errno.desc())),
             None => Err(Status::internal("it was given up with its session")),
@@ -492,8 +492,8 @@ impl Served {
         self: &Arc<Self>,
         number: u64,
         is_remembered: bool,
-        work: impl Future<Output = Outcome> + Send + 'static,
-    ) -> Result<watch::Receiver<Option<Outcome>>, Status> {
+        work: impl Future<Output = CallOutcome> + Send + 'static,
+    ) -> Result<watch::Receiver<Option<CallOutcome>>, Status> {
         let mut calls = self.calls.lock().expect("not poisoned");
         if calls.are_left {
             return Err(Status::not_found("this session has ended"));
@@ -535,14 +535,14 @@ impl Served {
     fn answer_when_done(
         &self,
         number: u64,
-        outcome: watch::Receiver<Option<Outcome>>,
+        outcome: watch::Receiver<Option<CallOutcome>>,
         sender: &mpsc::Sender<Outgoing>,
     ) {
         let mut calls = self.calls.lock().expect("not poisoned");
         let earlier = calls.by_number.get(&number).is_some_and(|known| known.is_earlier);
         let send = |sender: mpsc::Sender<Outgoing>| async move {
             match outcome_of(outcome).await {
-                Some(Outcome::Answered(reply, charges)) => {
+                Some(CallOutcome::Answered(reply, charges)) => {
                     answer(&sender, Reply { earlier, ..reply }, Some(charges)).await;
                 }
                 // It was aborted with its session: its outcome is unknown.
@@ -620,8 +620,8 @@ impl Served {
         self.outgoing.borrow().as_ref().is_some_and(|its| its.same_channel(sender))
     }
 
-    fn record(&self) -> Record {
-        Record {
+    fn record(&self) -> SessionAudit {
+        SessionAudit {
             at_s: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
             session: self.name.clone(),
             volume: self.export.name.clone(),
@@ -644,7 +644,7 @@ impl Served {
 
 /// Handles the messages of one connection, until that ends.
 pub async fn attend(
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
     served: Arc<Served>,
     mut incoming: Streaming<ToVolume>,
     (mut hello, sender): (watch::Receiver<u64>, mpsc::Sender<Outgoing>),
@@ -687,7 +687,7 @@ pub async fn attend(
 
 /// Ends a session that no connection resumes for a while. A connection that does, waits in turn
 /// when it ends.
-pub async fn end_unless_taken_up(shared: &Shared, served: &Arc<Served>) {
+pub async fn end_unless_taken_up(shared: &ServiceState, served: &Arc<Served>) {
     let mut outgoing = served.outgoing.subscribe();
     let taken_up =
         tokio::time::timeout(KEEP_TIME, outgoing.wait_for(Option::is_some)).await.is_ok();
@@ -730,7 +730,7 @@ pub async fn tell_missed(
 
 /// Ends a session when its holder is not admitted any more: checked as often as for runs, and at
 /// each call.
-pub async fn end_with_rights(shared: Arc<Shared>, session: Weak<Served>) {
+pub async fn end_with_rights(shared: Arc<ServiceState>, session: Weak<Served>) {
     loop {
         {
             let Some(served) = session.upgrade() else { return };
@@ -743,7 +743,7 @@ pub async fn end_with_rights(shared: Arc<Shared>, session: Weak<Served>) {
 }
 
 /// Ends a session, and logs the reason.
-pub async fn end_denied(shared: &Shared, served: &Arc<Served>, why: &str) {
+pub async fn end_denied(shared: &ServiceState, served: &Arc<Served>, why: &str) {
     tracing::info!(
         identity = served.caller.name(),
         volume = served.export.name,
@@ -754,7 +754,7 @@ pub async fn end_denied(shared: &Shared, served: &Arc<Served>, why: &str) {
 }
 
 /// Ends a session: its calls under way, its open files, its locks and its leases.
-pub async fn end(shared: &Shared, served: &Arc<Served>) {
+pub async fn end(shared: &ServiceState, served: &Arc<Served>) {
     // Tasks that wait for it share it; without a sender the stream ends.
     served.outgoing.send_replace(None);
     served.store.end();
@@ -789,7 +789,7 @@ pub async fn end(shared: &Shared, served: &Arc<Served>) {
 
 /// Ends other sessions of the same identity. See [`Op::EndSessions`].
 async fn end_sessions(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceState>,
     session: &Served,
     names: Vec<Bytes>,
 ) -> Result<(), Errno> {
@@ -820,7 +820,7 @@ fn are_names(names: &[Bytes]) -> bool {
 
 /// Must not wait: behind it come the answers to recalls that others wait for.
 async fn begin_call(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceState>,
     served: &Arc<Served>,
     call: Call,
     sender: &mpsc::Sender<Outgoing>,
@@ -884,7 +884,7 @@ async fn begin_call(
             }
         };
         under_way.end(answer.is_err());
-        Outcome::Answered(reply(number, answer), charges)
+        CallOutcome::Answered(reply(number, answer), charges)
     };
     match served.once(number, is_remembered, work) {
         Ok(outcome) => served.answer_when_done(number, outcome, sender),
@@ -974,7 +974,7 @@ pub async fn send(
 }
 
 /// `None`: the call was aborted.
-async fn outcome_of(mut outcome: watch::Receiver<Option<Outcome>>) -> Option<Outcome> {
+async fn outcome_of(mut outcome: watch::Receiver<Option<CallOutcome>>) -> Option<CallOutcome> {
     let done = outcome.wait_for(Option::is_some).await.ok()?;
     done.clone()
 }

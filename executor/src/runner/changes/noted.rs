@@ -16,7 +16,7 @@ use crate::runner::listing::{Entries, Time};
 pub const SLOT_BYTES: usize = 64;
 
 /// Memory that a directory takes, without its names.
-pub const BYTES: usize = size_of::<Directory>() + SLOT_BYTES;
+pub const BYTES: usize = size_of::<NotedDirectory>() + SLOT_BYTES;
 
 /// Index of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,12 +25,12 @@ pub struct At(usize);
 /// Directories with their entries.
 #[derive(Default)]
 pub struct Noted {
-    directories: Vec<Directory>,
+    directories: Vec<NotedDirectory>,
     roots: HashMap<PathBuf, At>,
     below: HashMap<(At, Rc<OsStr>), At>,
 }
 
-struct Directory {
+struct NotedDirectory {
     /// `None`: the name is its whole path.
     above: Option<At>,
     name: Rc<OsStr>,
@@ -54,7 +54,13 @@ impl Noted {
     }
 
     fn push(&mut self, above: Option<At>, name: Rc<OsStr>, entries: Entries) -> At {
-        self.directories.push(Directory { above, name, entries, is_unread: false, read_at: None });
+        self.directories.push(NotedDirectory {
+            above,
+            name,
+            entries,
+            is_unread: false,
+            read_at: None,
+        });
         At(self.directories.len() - 1)
     }
 

@@ -11,7 +11,7 @@ use posh_proto::executor::{Attributes, ChangedDirectory, NamedKind};
 
 /// Changed directories; `incomplete` if there may be more.
 #[derive(Debug, Default, PartialEq)]
-pub struct Changes {
+pub struct DirectoryChanges {
     pub directories: BTreeMap<PathBuf, Changed>,
     pub incomplete: bool,
 }
@@ -34,7 +34,7 @@ pub struct Now {
     pub written: Vec<Attributes>,
 }
 
-impl Changes {
+impl DirectoryChanges {
     pub fn of(&mut self, directory: &Path) -> &mut Changed {
         self.directories.entry(directory.to_owned()).or_default()
     }
