@@ -73,7 +73,7 @@ pub fn read(
     let command = invocation.command.clone();
     let work = move || {
         let read = all.into_iter().map(|path| (content(&path, &command), path));
-        read.map(|(content, path)| (path, content)).collect::<BTreeMap<PathBuf, Content>>()
+        read.map(|(content, path)| (path, content)).collect::<BTreeMap<PathBuf, FileContent>>()
     };
     let read = own_files.ask_aside(&place, PATIENCE, work);
     let read = read.map_err(|why| {
@@ -92,7 +92,7 @@ pub fn read(
 }
 
 /// Content and permissions of a file; `None` if it does not exist.
-type Content = Result<Option<(Vec<u8>, u32)>, LocalReason>;
+type FileContent = Result<Option<(Vec<u8>, u32)>, LocalReason>;
 
 /// Time zone file that TZ names, for a command that shows times.
 fn zone(enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<PathBuf>, LocalReason> {
@@ -108,7 +108,7 @@ fn zone(enlisted: &Enlisted, invocation: &Invocation) -> Result<Option<PathBuf>,
 
 fn sent(
     path: &Path,
-    content: Content,
+    content: FileContent,
     enlisted: &Enlisted,
     invocation: &Invocation,
 ) -> Result<Option<ClientFile>, LocalReason> {
@@ -153,13 +153,13 @@ fn allowed_part(
     Ok(settings::write(kept))
 }
 
-fn compared(path: &Path, content: Content) -> Result<Compared, LocalReason> {
+fn compared(path: &Path, content: FileContent) -> Result<Compared, LocalReason> {
     let sha256 = content?.map(|(content, _)| Bytes::copy_from_slice(&Sha256::digest(content)));
     Ok(Compared { path: bytes(path.as_os_str()), sha256: sha256.unwrap_or_default() })
 }
 
 /// Reads a file. Blocks.
-fn content(path: &Path, command: &str) -> Content {
+fn content(path: &Path, command: &str) -> FileContent {
     let refuse = |why: &str| {
         ReasonKind::ClientFiles.because(format!("{command} reads {}, which {why}", path.display()))
     };

@@ -80,7 +80,7 @@ pub struct Descriptor {
     /// Descriptor number.
     pub fd: u32,
     /// Type of the file.
-    pub kind: Kind,
+    pub kind: DescriptorKind,
     /// Path in /proc/self/fd.
     pub path: PathBuf,
     /// Device and inode; a pipe's inode identifies it.
@@ -104,7 +104,7 @@ pub struct Descriptor {
 
 /// Type of a descriptor's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum DescriptorKind {
     /// A regular file.
     File,
     /// A directory.
@@ -139,15 +139,13 @@ impl Enlisted {
         let mut descriptors = Vec::new();
         for fd in (0..=2).filter(|fd| question.streams & 1 << fd != 0) {
             let path = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
-            descriptors.push(Descriptor::without_details(fd, Kind::File, path, 0));
+            descriptors.push(Descriptor::without_details(fd, DescriptorKind::File, path, 0));
         }
         // The order of descriptors and pipes does not matter.
         let pipes = (1..=2).filter(|fd| question.streams & 1 << fd == 0).zip(question.writes);
-        descriptors.extend(
-            pipes.map(|(fd, pipe)| {
-                Descriptor::without_details(fd, Kind::Pipe, PathBuf::new(), pipe)
-            }),
-        );
+        descriptors.extend(pipes.map(|(fd, pipe)| {
+            Descriptor::without_details(fd, DescriptorKind::Pipe, PathBuf::new(), pipe)
+        }));
         let (program, cwd) = (os(&question.program), os(&question.cwd));
         Self::without_details(pid, program.into(), argv, cwd.into(), descriptors, mount_namespace)
     }
@@ -222,7 +220,7 @@ pub fn descriptor_named_by(path: &OsStr) -> Option<u32> {
 }
 
 impl Descriptor {
-    fn without_details(fd: u32, kind: Kind, path: PathBuf, pipe: u64) -> Self {
+    fn without_details(fd: u32, kind: DescriptorKind, path: PathBuf, pipe: u64) -> Self {
         let access = if fd == 0 { nix::libc::O_RDONLY } else { nix::libc::O_WRONLY };
         let (flags, identity) = (access.cast_unsigned(), (0, pipe));
         Self {
@@ -242,7 +240,7 @@ impl Descriptor {
 
     /// Descriptor that a shell would open, known only from the text.
     #[must_use]
-    pub fn imagined(fd: u32, kind: Kind, path: PathBuf, flags: i32) -> Self {
+    pub fn imagined(fd: u32, kind: DescriptorKind, path: PathBuf, flags: i32) -> Self {
         Self { kind, flags: flags.cast_unsigned(), ..Self::without_details(fd, kind, path, 0) }
     }
 
@@ -305,13 +303,13 @@ fn variable(entry: &[u8]) -> Option<(OsString, OsString)> {
 impl From<&wire::Descriptor> for Descriptor {
     fn from(message: &wire::Descriptor) -> Self {
         let kind = match message.kind() {
-            WireKind::File => Kind::File,
-            WireKind::Directory => Kind::Directory,
-            WireKind::Pipe => Kind::Pipe,
-            WireKind::Tty => Kind::Tty,
-            WireKind::Null => Kind::Null,
-            WireKind::Socket => Kind::Socket,
-            WireKind::Other => Kind::Other,
+            WireKind::File => DescriptorKind::File,
+            WireKind::Directory => DescriptorKind::Directory,
+            WireKind::Pipe => DescriptorKind::Pipe,
+            WireKind::Tty => DescriptorKind::Tty,
+            WireKind::Null => DescriptorKind::Null,
+            WireKind::Socket => DescriptorKind::Socket,
+            WireKind::Other => DescriptorKind::Other,
         };
         Self {
             fd: message.fd,

@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A live connection.
 #[derive(Debug)]
-pub struct Connection {
+pub struct ExecutorConnection {
     /// The client; clones share the connection.
     pub client: Server,
     /// The executor's description of itself.
@@ -56,13 +56,13 @@ pub struct Connection {
 
 /// State of an executor.
 #[derive(Debug, Clone)]
-pub enum State {
+pub enum ExecutorState {
     /// Not needed by any command yet.
     Asleep,
     /// The first attempt is in progress.
     Connecting,
     /// Connected.
-    Ready(Arc<Connection>),
+    Ready(Arc<ExecutorConnection>),
     /// Unreachable, with the reason.
     Unreachable(String),
 }
@@ -83,7 +83,7 @@ pub struct Executor {
     route: Route,
     /// Named only by an sshfs mount: not contacted until needed.
     unasked: bool,
-    state: watch::Sender<State>,
+    state: watch::Sender<ExecutorState>,
     retry: Notify,
     wanted: Notify,
 }
@@ -96,11 +96,11 @@ pub struct Executors(Arc<Registry>);
 struct Registry {
     commands: Arc<Vec<String>>,
     /// Indexed by ID, so nothing is removed: an executor that has left the mount table is retired.
-    known: RwLock<Vec<Known>>,
+    known: RwLock<Vec<KnownExecutor>>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownExecutor {
     executor: Arc<Executor>,
     task: AbortHandle,
     current: bool,
@@ -124,7 +124,7 @@ impl Executors {
             .iter()
             .map(|executor| (executor, Route::to(executor, config)))
             .collect();
-        let is_same = |old: &Known, new: &(&ExecutorConfig, Route)| {
+        let is_same = |old: &KnownExecutor, new: &(&ExecutorConfig, Route)| {
             old.executor.name == new.0.name
                 && old.executor.route == new.1
                 && old.executor.takes_input == new.0.takes_input
@@ -139,10 +139,12 @@ impl Executors {
             match known.iter_mut().find(|old| is_same(old, &new)) {
                 Some(old) if old.current => {}
                 // A mount that reappears gets its former executor.
-                Some(old) => *old = Known::begin(Arc::clone(&old.executor), &self.0.commands),
+                Some(old) => {
+                    *old = KnownExecutor::begin(Arc::clone(&old.executor), &self.0.commands)
+                }
                 None => {
                     let executor = Executor::new(ExecutorId(known.len()), new.0, new.1);
-                    known.push(Known::begin(executor, &self.0.commands));
+                    known.push(KnownExecutor::begin(executor, &self.0.commands));
                 }
             }
         }
@@ -172,14 +174,14 @@ impl Executors {
     pub fn slowest_round_trip(&self) -> Duration {
         let round_trips =
             self.all().into_iter().filter_map(|executor| match &*executor.state.borrow() {
-                State::Ready(connection) => Some(connection.rtt),
+                ExecutorState::Ready(connection) => Some(connection.rtt),
                 _ => None,
             });
         round_trips.max().unwrap_or_default()
     }
 }
 
-impl Known {
+impl KnownExecutor {
     fn begin(executor: Arc<Executor>, commands: &Arc<Vec<String>>) -> Self {
         executor.state.send_replace(executor.at_first());
         let task = tokio::spawn(Arc::clone(&executor).keep_connected(Arc::clone(commands)));
@@ -190,7 +192,7 @@ impl Known {
     fn retire(&self) {
         self.task.abort();
         let why = "it is in the mount table no more";
-        self.executor.state.send_replace(State::Unreachable(why.to_owned()));
+        self.executor.state.send_replace(ExecutorState::Unreachable(why.to_owned()));
     }
 }
 
@@ -204,29 +206,29 @@ impl Executor {
             shares: Shares::default(),
             route,
             unasked: config.origin != ExecutorOrigin::Configured,
-            state: watch::Sender::new(State::Asleep),
+            state: watch::Sender::new(ExecutorState::Asleep),
             retry: Notify::new(),
             wanted: Notify::new(),
         })
     }
 
-    fn at_first(&self) -> State {
-        if self.unasked { State::Asleep } else { State::Connecting }
+    fn at_first(&self) -> ExecutorState {
+        if self.unasked { ExecutorState::Asleep } else { ExecutorState::Connecting }
     }
 
     /// Current state.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ExecutorState {
         self.state.borrow().clone()
     }
 
     /// State after an attempt in progress has ended, or after a short timeout.
-    pub async fn settled(&self) -> State {
+    pub async fn settled(&self) -> ExecutorState {
         let mut state = self.state.subscribe();
-        let settled = state.wait_for(|s| !matches!(s, State::Connecting));
+        let settled = state.wait_for(|s| !matches!(s, ExecutorState::Connecting));
         match tokio::time::timeout(PATIENCE, settled).await {
             Ok(Ok(settled)) => settled.clone(),
-            _ => State::Connecting,
+            _ => ExecutorState::Connecting,
         }
     }
 
@@ -234,12 +236,14 @@ impl Executor {
     ///
     /// # Errors
     /// Reason for running commands locally.
-    pub async fn connection(&self) -> Result<Arc<Connection>, LocalReason> {
+    pub async fn connection(&self) -> Result<Arc<ExecutorConnection>, LocalReason> {
         self.want();
         match self.settled().await {
-            State::Ready(connection) => Ok(connection),
-            State::Unreachable(why) => Err(self.out_of_reach(&why)),
-            State::Connecting | State::Asleep => Err(self.out_of_reach("it has not answered yet")),
+            ExecutorState::Ready(connection) => Ok(connection),
+            ExecutorState::Unreachable(why) => Err(self.out_of_reach(&why)),
+            ExecutorState::Connecting | ExecutorState::Asleep => {
+                Err(self.out_of_reach("it has not answered yet"))
+            }
         }
     }
 
@@ -247,13 +251,13 @@ impl Executor {
     /// its pause, without callers waiting.
     fn want(&self) {
         self.state.send_if_modified(|state| {
-            let asleep = matches!(state, State::Asleep);
+            let asleep = matches!(state, ExecutorState::Asleep);
             if asleep {
-                *state = State::Connecting;
+                *state = ExecutorState::Connecting;
             }
             asleep
         });
-        if self.unasked && !matches!(&*self.state.borrow(), State::Ready(_)) {
+        if self.unasked && !matches!(&*self.state.borrow(), ExecutorState::Ready(_)) {
             self.wanted.notify_one();
         }
     }
@@ -261,9 +265,9 @@ impl Executor {
     /// Connection to the same executor process as `planned`. A lost connection is not used again,
     /// as a request on it may hang as long again. `None` if there is no such connection now.
     #[must_use]
-    pub fn in_place_of(&self, planned: Arc<Connection>) -> Option<Arc<Connection>> {
+    pub fn in_place_of(&self, planned: Arc<ExecutorConnection>) -> Option<Arc<ExecutorConnection>> {
         match &*self.state.borrow() {
-            State::Ready(current) if current.about.instance == planned.about.instance => {
+            ExecutorState::Ready(current) if current.about.instance == planned.about.instance => {
                 Some(Arc::clone(current))
             }
             _ => None,
@@ -271,31 +275,32 @@ impl Executor {
     }
 
     /// Notes a connection that a run found broken, and reconnects.
-    pub fn lost(&self, connection: &Arc<Connection>, why: &str) {
+    pub fn lost(&self, connection: &Arc<ExecutorConnection>, why: &str) {
         if self.broke(connection, why) {
             self.retry.notify_one();
         }
     }
 
     /// Waits for the connection that follows a lost one.
-    pub async fn next_connection(&self, lost: &Arc<Connection>) -> Arc<Connection> {
+    pub async fn next_connection(&self, lost: &Arc<ExecutorConnection>) -> Arc<ExecutorConnection> {
         let mut state = self.state.subscribe();
         loop {
             self.want();
-            let other = |s: &State| matches!(s, State::Ready(c) if !Arc::ptr_eq(c, lost));
-            if let Ok(State::Ready(connection)) = state.wait_for(other).await.as_deref() {
+            let other =
+                |s: &ExecutorState| matches!(s, ExecutorState::Ready(c) if !Arc::ptr_eq(c, lost));
+            if let Ok(ExecutorState::Ready(connection)) = state.wait_for(other).await.as_deref() {
                 return Arc::clone(connection);
             }
         }
     }
 
     /// Notes a broken connection; returns true if it was the current one.
-    fn broke(&self, connection: &Arc<Connection>, why: &str) -> bool {
+    fn broke(&self, connection: &Arc<ExecutorConnection>, why: &str) -> bool {
         let is_current =
-            matches!(&*self.state.borrow(), State::Ready(c) if Arc::ptr_eq(c, connection));
+            matches!(&*self.state.borrow(), ExecutorState::Ready(c) if Arc::ptr_eq(c, connection));
         if is_current {
             tracing::warn!(executor = %self.name, why, "connection lost");
-            self.state.send_replace(State::Unreachable(why.to_owned()));
+            self.state.send_replace(ExecutorState::Unreachable(why.to_owned()));
         }
         is_current
     }
@@ -330,7 +335,7 @@ impl Executor {
                     let began = Instant::now();
                     self.keep(Arc::new(connection), carrier).await;
                     if self.unasked {
-                        self.state.send_replace(State::Asleep);
+                        self.state.send_replace(ExecutorState::Asleep);
                     }
                     // Usually a single link broke; pause if connections break at once.
                     if began.elapsed() >= RETRY_FIRST {
@@ -348,8 +353,8 @@ impl Executor {
     }
 
     /// Keeps the connection until it is reported broken, or breaks.
-    async fn keep(&self, connection: Arc<Connection>, mut carrier: Carrier) {
-        self.state.send_replace(State::Ready(Arc::clone(&connection)));
+    async fn keep(&self, connection: Arc<ExecutorConnection>, mut carrier: Carrier) {
+        self.state.send_replace(ExecutorState::Ready(Arc::clone(&connection)));
         tokio::select! {
             () = self.retry.notified() => {}
             why = carrier.ended() => drop(self.broke(&connection, &why)),
@@ -357,11 +362,11 @@ impl Executor {
     }
 
     fn note_failure(&self, why: &str) {
-        let known = matches!(&*self.state.borrow(), State::Unreachable(old) if old == why);
+        let known = matches!(&*self.state.borrow(), ExecutorState::Unreachable(old) if old == why);
         if !known {
             tracing::warn!(executor = %self.name, address = self.address, why, "not in reach");
         }
-        self.state.send_replace(State::Unreachable(why.to_owned()));
+        self.state.send_replace(ExecutorState::Unreachable(why.to_owned()));
     }
 }
 
@@ -383,7 +388,10 @@ enum CannotGreet {
 }
 
 /// Connects and asks for everything that pipelines need to know.
-async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrier), CannotGreet> {
+async fn greet(
+    route: &Route,
+    commands: &[String],
+) -> Result<(ExecutorConnection, Carrier), CannotGreet> {
     let Reached { channel, carrier, .. } = posh_reach::connect(route).await?;
     let answers = tokio::time::timeout(GREETING_TIMEOUT, ask(channel, commands)).await;
     match answers.unwrap_or(Err(CannotGreet::Mute)) {
@@ -395,7 +403,7 @@ async fn greet(route: &Route, commands: &[String]) -> Result<(Connection, Carrie
     }
 }
 
-async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, CannotGreet> {
+async fn ask(channel: Channel, commands: &[String]) -> Result<ExecutorConnection, CannotGreet> {
     let mut client = Server::new(channel);
     // In parallel: a first command waits for the answers.
     let mut second = client.clone();
@@ -414,5 +422,5 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<Connection, Cannot
     }
     let tools = tools.map_err(failed)?;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
-    Ok(Connection { client, about, tools, versions: Mutex::default(), rtt })
+    Ok(ExecutorConnection { client, about, tools, versions: Mutex::default(), rtt })
 }

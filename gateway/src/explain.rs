@@ -12,8 +12,8 @@ use posh_annotations::Aggregator;
 
 use crate::{
     dispatch,
-    enlisted::{Descriptor, Enlisted, Kind},
-    facts::Reading,
+    enlisted::{Descriptor, DescriptorKind, Enlisted},
+    facts::ResolvedCommand,
     model::Edge,
     model::LocalReason,
     plan::{Join, Site, Steps},
@@ -88,10 +88,10 @@ async fn imagine(gateway: &Gateway, cwd: &Path, stage: &PlannedStage) -> Enliste
 
 fn descriptor(fd: u32, cwd: &Path, file: Option<&Path>, access: i32) -> Descriptor {
     let (kind, path) = match file {
-        Some(path) if path == Path::new("/dev/null") => (Kind::Null, path.to_owned()),
-        Some(path) => (Kind::File, cwd.join(path)),
+        Some(path) if path == Path::new("/dev/null") => (DescriptorKind::Null, path.to_owned()),
+        Some(path) => (DescriptorKind::File, cwd.join(path)),
         // To the next stage or to nowhere: like a terminal that the command does not query.
-        None => (Kind::Pipe, PathBuf::from("pipe:[0]")),
+        None => (DescriptorKind::Pipe, PathBuf::from("pipe:[0]")),
     };
     Descriptor {
         fd,
@@ -128,7 +128,7 @@ pub fn unknowable(stage: &Enlisted, reason: &str) -> StageReport {
 #[must_use]
 pub fn joined(
     gateway: &Gateway,
-    readings: &[Result<Reading, LocalReason>],
+    readings: &[Result<ResolvedCommand, LocalReason>],
     join: &Join,
     stage: usize,
 ) -> String {

@@ -22,8 +22,8 @@ use posh_proto::rule::{self, Rule};
 
 use crate::{
     client_files::{self, ClientFiles},
-    enlisted::{Descriptor, Enlisted, Kind, descriptor_named_by},
-    executors::{Executors, State},
+    enlisted::{Descriptor, DescriptorKind, Enlisted, descriptor_named_by},
+    executors::{ExecutorState, Executors},
     model::{Edge, LocalReason, ReasonKind},
     ownership,
     plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
@@ -60,28 +60,28 @@ impl World<'_> {
 
 /// A command, resolved by its annotation and the mount table.
 #[derive(Debug)]
-pub struct Reading {
+pub struct ResolvedCommand {
     /// Result of the annotation.
     pub invocation: Invocation,
     /// Owner of each of `invocation.files`; `None` if the word is not a path of its own (a
     /// descriptor, /dev/null).
-    pub places: Vec<Option<Place>>,
+    pub places: Vec<Option<PathOwner>>,
     /// Owner of the current directory, if the command uses it.
-    pub cwd: Option<Place>,
+    pub cwd: Option<PathOwner>,
     /// The user's configuration files that the command reads.
     pub client_files: ClientFiles,
 }
 
 /// Owner of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum PathOwner {
     /// Owned by an executor: its ID, the path, the mount.
     At(ExecutorId, ClientPath, MountId),
     /// Local, with the reason.
     Here(LocalReason),
 }
 
-impl Place {
+impl PathOwner {
     /// Path on a mount.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
@@ -96,7 +96,7 @@ impl Place {
 ///
 /// # Errors
 /// Reason for running it locally.
-pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, LocalReason> {
+pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<ResolvedCommand, LocalReason> {
     if stage.mount_namespace != world.mount_namespace {
         return Err(
             ReasonKind::Process.because("it runs in another mount namespace than the gateway")
@@ -138,10 +138,11 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, LocalReason>
     let cwd = match invocation.current_dir {
         CurrentDir::Unused => None,
         CurrentDir::Reads | CurrentDir::Writes => {
-            Some(place(world, &mut resolver, &stage.cwd, LastLink::Follow, Tree::Whole)?)
+            Some(place(world, &mut resolver, &stage.cwd, LastLink::Follow, PathExtent::Whole)?)
         }
     };
-    let mut reading = Reading { invocation, places, cwd, client_files: ClientFiles::default() };
+    let mut reading =
+        ResolvedCommand { invocation, places, cwd, client_files: ClientFiles::default() };
     check_attributes(world, &reading)?;
     check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
@@ -154,18 +155,18 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<Reading, LocalReason>
 #[must_use]
 pub fn round_trip_to(world: &World<'_>, mount: &Mount) -> Option<Duration> {
     match world.executors.get(owner_id(world, mount)?).state() {
-        State::Ready(connection) => Some(connection.rtt),
+        ExecutorState::Ready(connection) => Some(connection.rtt),
         _ => None,
     }
 }
 
 /// Checks that file attributes that a command shows look the same on the server.
-fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), LocalReason> {
+fn check_attributes(world: &World<'_>, reading: &ResolvedCommand) -> Result<(), LocalReason> {
     if !rule::holds(Rule::MountDifferences) {
         return Ok(());
     }
     for place in reading.places.iter().flatten().chain(&reading.cwd) {
-        let Place::At(_, _, mount) = place else { continue };
+        let PathOwner::At(_, _, mount) = place else { continue };
         let mount = world.table.mount(*mount);
         if let Some(differs) = reading.invocation.shows.iter().find(|a| !shown_alike(mount, **a)) {
             return Err(ReasonKind::Attributes.because(format!(
@@ -184,12 +185,16 @@ fn check_attributes(world: &World<'_>, reading: &Reading) -> Result<(), LocalRea
 const SFTP_UMASK: u32 = 0o022;
 
 /// Checks that a command creates no files with more permissions than the mount would give them.
-fn check_umask(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), LocalReason> {
+fn check_umask(
+    world: &World<'_>,
+    stage: &Enlisted,
+    reading: &ResolvedCommand,
+) -> Result<(), LocalReason> {
     let files =
         reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
     let cwd = reading.cwd.iter().filter(|_| reading.invocation.current_dir == CurrentDir::Writes);
     for place in files.filter_map(|(_, place)| place.as_ref()).chain(cwd) {
-        let Place::At(_, _, mount) = place else { continue };
+        let PathOwner::At(_, _, mount) = place else { continue };
         let mount = world.table.mount(*mount);
         if mount.adapter() == Adapter::Sshfs && stage.umask & SFTP_UMASK != SFTP_UMASK {
             return Err(ReasonKind::Attributes.because(format!(
@@ -222,10 +227,10 @@ fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
 
 /// Like `shown_alike`, but for a place; local files are shown as they are.
 #[must_use]
-pub fn shows(world: &World<'_>, place: &Place, attribute: FileAttribute) -> bool {
+pub fn shows(world: &World<'_>, place: &PathOwner, attribute: FileAttribute) -> bool {
     match place {
-        Place::At(_, _, mount) => shown_alike(world.table.mount(*mount), attribute),
-        Place::Here(_) => true,
+        PathOwner::At(_, _, mount) => shown_alike(world.table.mount(*mount), attribute),
+        PathOwner::Here(_) => true,
     }
 }
 
@@ -260,13 +265,18 @@ pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
 /// Returns true if the mount of a place restricts symlinks: Debian's sshfs refuses absolute ones
 /// and those with `..` (`contain_symlinks`).
 #[must_use]
-pub fn contains_symlinks(world: &World<'_>, place: &Place) -> bool {
-    matches!(place, Place::At(_, _, mount) if world.table.mount(*mount).adapter() == Adapter::Sshfs)
+pub fn contains_symlinks(world: &World<'_>, place: &PathOwner) -> bool {
+    let is_sshfs = |mount| world.table.mount(mount).adapter() == Adapter::Sshfs;
+    matches!(place, PathOwner::At(_, _, mount) if is_sshfs(*mount))
 }
 
 /// Checks that nothing that a command searches for upwards (`.git`) lies above the mount, where
 /// only this machine could find it. A mount may lie in another one, which may hang.
-fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), LocalReason> {
+fn check_search(
+    world: &World<'_>,
+    stage: &Enlisted,
+    reading: &ResolvedCommand,
+) -> Result<(), LocalReason> {
     if reading.invocation.searches_up.is_empty() {
         return Ok(());
     }
@@ -298,7 +308,7 @@ fn check_search(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Resul
 fn search<'w>(
     world: &World<'w>,
     stage: &Enlisted,
-    reading: &Reading,
+    reading: &ResolvedCommand,
 ) -> Option<(PathBuf, &'w Mount)> {
     let start =
         reading.invocation.working_dir.as_ref().map_or(stage.cwd.clone(), |d| stage.cwd.join(d));
@@ -307,7 +317,11 @@ fn search<'w>(
 }
 
 /// Checks that the search result is the user's own, as this machine sees it.
-fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result<(), LocalReason> {
+fn check_owner(
+    world: &World<'_>,
+    stage: &Enlisted,
+    reading: &ResolvedCommand,
+) -> Result<(), LocalReason> {
     if reading.invocation.searches_up.is_empty() || !rule::holds(Rule::Identity) {
         return Ok(());
     }
@@ -329,7 +343,7 @@ fn check_owner(world: &World<'_>, stage: &Enlisted, reading: &Reading) -> Result
 
 /// Extent of a path's use: itself, or everything below it too.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Tree {
+enum PathExtent {
     Whole,
     Node,
 }
@@ -338,7 +352,7 @@ fn place_of(
     world: &World<'_>,
     resolver: &mut Resolver<'_>,
     file: &FileUse,
-) -> Result<Option<Place>, LocalReason> {
+) -> Result<Option<PathOwner>, LocalReason> {
     let path = Path::new(&file.path);
     if path == Path::new("/dev/null")
         || path == Path::new("-")
@@ -353,7 +367,7 @@ fn place_of(
         )));
     }
     let last = if file.no_follow { LastLink::Keep } else { LastLink::Follow };
-    let tree = if file.kind.recursive() { Tree::Whole } else { Tree::Node };
+    let tree = if file.kind.recursive() { PathExtent::Whole } else { PathExtent::Node };
     place(world, resolver, path, last, tree).map(Some)
 }
 
@@ -362,11 +376,11 @@ fn place(
     resolver: &mut Resolver<'_>,
     path: &Path,
     last: LastLink,
-    tree: Tree,
-) -> Result<Place, LocalReason> {
+    tree: PathExtent,
+) -> Result<PathOwner, LocalReason> {
     let owned = match resolver.resolve_with(path, last) {
         Resolution::Local { reason } => {
-            return Ok(Place::Here(ReasonKind::Path.because(reason.to_string())));
+            return Ok(PathOwner::Here(ReasonKind::Path.because(reason.to_string())));
         }
         Resolution::Owned(owned) => owned,
     };
@@ -376,13 +390,13 @@ fn place(
             path.display()
         )));
     }
-    if tree == Tree::Whole && rule::holds(Rule::Files) {
+    if tree == PathExtent::Whole && rule::holds(Rule::Files) {
         no_other_mounts_below(world.table, &owned)?;
     }
     let id = world.executor_id(&owned.executor).ok_or_else(|| {
         ReasonKind::Executor.because(format!("executor {} is not configured", owned.executor))
     })?;
-    Ok(Place::At(id, owned.client_path, owned.mount))
+    Ok(PathOwner::At(id, owned.client_path, owned.mount))
 }
 
 fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), LocalReason> {
@@ -404,10 +418,11 @@ fn no_other_mounts_below(table: &MountTable, owned: &Owned) -> Result<(), LocalR
 /// local or piped, and its output is no larger. The quick look before counted the current directory
 /// as used.
 #[must_use]
-pub fn is_all_here(stage: &Enlisted, reading: &Reading) -> bool {
-    let is_elsewhere = |place: &Place| matches!(place, Place::At(..));
+pub fn is_all_here(stage: &Enlisted, reading: &ResolvedCommand) -> bool {
+    let is_elsewhere = |place: &PathOwner| matches!(place, PathOwner::At(..));
     let mut places = reading.places.iter().flatten().chain(&reading.cwd);
-    let mut open = stage.descriptors.iter().filter(|d| d.kind == Kind::File && d.on_mount);
+    let mut open =
+        stage.descriptors.iter().filter(|d| d.kind == DescriptorKind::File && d.on_mount);
     !places.any(is_elsewhere) && open.next().is_none() && reading.invocation.output_weight <= 1.0
 }
 
@@ -438,7 +453,7 @@ impl Surroundings<'_> {
 pub fn stage_facts(
     world: &World<'_>,
     stage: &Enlisted,
-    reading: &Result<Reading, LocalReason>,
+    reading: &Result<ResolvedCommand, LocalReason>,
     around: &Surroundings<'_>,
 ) -> StageFacts {
     let output = flow_out(world, stage, around);
@@ -545,7 +560,8 @@ fn line_ends(invocation: &Invocation) -> LineEnds {
 }
 
 fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), LocalReason> {
-    let on_terminal = (0..=2).any(|fd| stage.descriptor(fd).is_some_and(|d| d.kind == Kind::Tty));
+    let on_terminal =
+        (0..=2).any(|fd| stage.descriptor(fd).is_some_and(|d| d.kind == DescriptorKind::Tty));
     match invocation.terminal {
         TerminalUse::Interactive if on_terminal && rule::holds(Rule::AskingCommands) => {
             Err(ReasonKind::Descriptors
@@ -558,8 +574,10 @@ fn check_terminal(stage: &Enlisted, invocation: &Invocation) -> Result<(), Local
 /// Checks outputs: posh handles terminals and /dev/null. Errors of other devices (/dev/full) are
 /// known only to the command itself.
 fn check_devices(stage: &Enlisted) -> Result<(), LocalReason> {
-    let strange =
-        [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd)).find(|d| d.kind == Kind::Other);
+    let strange = [1, 2]
+        .into_iter()
+        .filter_map(|fd| stage.descriptor(fd))
+        .find(|d| d.kind == DescriptorKind::Other);
     match strange {
         None => Ok(()),
         Some(device) => Err(ReasonKind::Descriptors
@@ -573,16 +591,18 @@ fn check_devices(stage: &Enlisted) -> Result<(), LocalReason> {
 fn check_output_is_not_input(
     world: &World<'_>,
     stage: &Enlisted,
-    reading: &Reading,
+    reading: &ResolvedCommand,
     around: &Surroundings<'_>,
 ) -> Result<(), LocalReason> {
-    let Some(output) = stage.descriptor(1).filter(|d| d.kind == Kind::File) else { return Ok(()) };
+    let Some(output) = stage.descriptor(1).filter(|d| d.kind == DescriptorKind::File) else {
+        return Ok(());
+    };
     if !rule::holds(Rule::InputIsOutput) {
         return Ok(());
     }
     let inputs_there = |id: ExecutorId| {
         reading.invocation.files.iter().zip(&reading.places).any(|(file, place)| match place {
-            Some(Place::At(executor, path, mount)) => {
+            Some(PathOwner::At(executor, path, mount)) => {
                 let mount = world.table.mount(*mount);
                 let is_told_apart = !file.kind.recursive()
                     && (mount.adapter() != Adapter::Rclone || are_two_files(path, &output.path));
@@ -605,7 +625,7 @@ fn check_output_is_not_input(
     }
 }
 
-fn reads_its_output(stage: &Enlisted, reading: &Reading) -> bool {
+fn reads_its_output(stage: &Enlisted, reading: &ResolvedCommand) -> bool {
     let is_read = reading.invocation.stdin != StdinUse::Unused;
     let path = |fd: u32| stage.descriptor(fd).map(|file| &file.path);
     is_read && path(0) == path(1)
@@ -633,7 +653,9 @@ fn check_named_descriptors(
 ) -> Result<(), LocalReason> {
     for file in &invocation.files {
         let named = descriptor_named_by(&file.path).and_then(|fd| stage.descriptor(fd));
-        let Some(named) = named.filter(|named| named.kind == Kind::File) else { continue };
+        let Some(named) = named.filter(|named| named.kind == DescriptorKind::File) else {
+            continue;
+        };
         let is_there = site_by_name(world, named).is_some()
             && (named.fd == 0 || opens_there(world, named, around));
         if !is_there && rule::holds(Rule::DescriptorKinds) {
@@ -653,8 +675,8 @@ fn flow_in(
 ) -> Result<Flow, LocalReason> {
     for named in stage.named_descriptors() {
         match named.kind {
-            Kind::Pipe if around.feeds(named.fd) || around.drains(named.fd) => {}
-            Kind::File if !rule::holds(Rule::DescriptorKinds) => {}
+            DescriptorKind::Pipe if around.feeds(named.fd) || around.drains(named.fd) => {}
+            DescriptorKind::File if !rule::holds(Rule::DescriptorKinds) => {}
             _ => {
                 return Err(ReasonKind::Descriptors.because(format!(
                     "{} is not a pipe from a stage that posh runs",
@@ -671,24 +693,26 @@ fn flow_in(
     };
     let Some(input) = stage.descriptor(0) else { return Ok(Flow::Nothing) };
     match input.kind {
-        Kind::Null => Ok(Flow::Nothing),
-        Kind::Pipe if around.feeds(0) => Ok(Flow::Nothing),
-        Kind::Pipe | Kind::Socket if early && around.shared_inputs.contains(&0) => {
+        DescriptorKind::Null => Ok(Flow::Nothing),
+        DescriptorKind::Pipe if around.feeds(0) => Ok(Flow::Nothing),
+        DescriptorKind::Pipe | DescriptorKind::Socket
+            if early && around.shared_inputs.contains(&0) =>
+        {
             Err(ReasonKind::Descriptors.because("it may stop reading an input that others read on"))
         }
-        Kind::Pipe => Ok(Flow::At(Site::Here)),
-        Kind::Socket if !early => Ok(Flow::At(Site::Here)),
-        Kind::File if input.is_older => Err(ReasonKind::Descriptors.because(
+        DescriptorKind::Pipe => Ok(Flow::At(Site::Here)),
+        DescriptorKind::Socket if !early => Ok(Flow::At(Site::Here)),
+        DescriptorKind::File if input.is_older => Err(ReasonKind::Descriptors.because(
             "its input may have been opened before it, and its name be another file's by now",
         )),
-        Kind::File => match site_by_name(world, input) {
+        DescriptorKind::File => match site_by_name(world, input) {
             Some(id) => Ok(Flow::At(Site::Executor(id))),
             None if early => Err(ReasonKind::Descriptors
                 .because("it may stop reading in the middle of a file on this machine")),
             None => Ok(Flow::At(Site::Here)),
         },
-        Kind::Tty => Err(ReasonKind::Descriptors.because("it reads the terminal")),
-        Kind::Socket | Kind::Directory | Kind::Other => {
+        DescriptorKind::Tty => Err(ReasonKind::Descriptors.because("it reads the terminal")),
+        DescriptorKind::Socket | DescriptorKind::Directory | DescriptorKind::Other => {
             Err(ReasonKind::Descriptors.because("its standard input is no file and no pipe"))
         }
     }
@@ -697,9 +721,9 @@ fn flow_in(
 fn flow_out(world: &World<'_>, stage: &Enlisted, around: &Surroundings<'_>) -> Flow {
     let Some(output) = stage.descriptor(1) else { return Flow::Nothing };
     match output.kind {
-        Kind::Null => Flow::Nothing,
-        Kind::Pipe if around.drains(1) => Flow::Nothing,
-        Kind::File => {
+        DescriptorKind::Null => Flow::Nothing,
+        DescriptorKind::Pipe if around.drains(1) => Flow::Nothing,
+        DescriptorKind::File => {
             match site_by_name(world, output).filter(|_| opens_there(world, output, around)) {
                 Some(id) => Flow::At(Site::Executor(id)),
                 None => Flow::At(Site::Here),
@@ -720,7 +744,7 @@ fn is_shown(table: &MountTable, path: &Path, mount_id: Option<u64>) -> bool {
 /// has no path on the server.
 #[must_use]
 pub fn file_site(world: &World<'_>, descriptor: &Descriptor) -> Option<ExecutorId> {
-    if descriptor.kind != Kind::File
+    if descriptor.kind != DescriptorKind::File
         || descriptor.path.as_os_str().as_bytes().ends_with(b" (deleted)")
         || !is_shown(world.table, &descriptor.path, descriptor.mount_id)
     {
@@ -753,7 +777,7 @@ pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surround
 /// Machine that the files require, and the splittable operands with their owners.
 fn need_of(
     stage: &Enlisted,
-    reading: &Reading,
+    reading: &ResolvedCommand,
 ) -> Result<(Need, Vec<(usize, ExecutorId)>), LocalReason> {
     let split = reading
         .invocation
@@ -771,8 +795,8 @@ fn need_of(
     for (argument, place) in arguments.chain([(None, reading.cwd.as_ref())]) {
         match place {
             None => {}
-            Some(Place::Here(reason)) => local = Some(reason.clone()),
-            Some(Place::At(id, ..)) => {
+            Some(PathOwner::Here(reason)) => local = Some(reason.clone()),
+            Some(PathOwner::At(id, ..)) => {
                 sites.insert(*id);
                 match argument.filter(|a| splittable.contains(a)) {
                     Some(argument) => operands.push((argument, *id)),
@@ -798,7 +822,7 @@ fn need_of(
 fn can_be_split(stage: &Enlisted) -> bool {
     let Some(out) = stage.descriptor(1) else { return false };
     let Some(err) = stage.descriptor(2) else { return true };
-    let one =
-        out.identity == err.identity && matches!(out.kind, Kind::Pipe | Kind::File | Kind::Socket);
+    let one = out.identity == err.identity
+        && matches!(out.kind, DescriptorKind::Pipe | DescriptorKind::File | DescriptorKind::Socket);
     !one
 }

@@ -39,7 +39,7 @@ use crate::{
         Pipeline, Stat, children_of, is_below, pipe_inode, pipe_read_by, read_stat,
         waits_for_children,
     },
-    enlisted::{Descriptor, Enlisted, Kind, Pid},
+    enlisted::{Descriptor, DescriptorKind, Enlisted, Pid},
     open_files,
 };
 
@@ -57,7 +57,7 @@ const LONGEST_SETUP: Duration = Duration::from_secs(2);
 
 /// Marks a stage's files on mounts that are not fresh.
 pub fn note(stage: &mut Enlisted, shell: Option<Pid>) {
-    let is_concerned = |file: &Descriptor| file.kind == Kind::File && file.on_mount;
+    let is_concerned = |file: &Descriptor| file.kind == DescriptorKind::File && file.on_mount;
     if !rule::holds(Rule::Coherence) || !stage.descriptors.iter().any(is_concerned) {
         return;
     }
@@ -72,7 +72,7 @@ pub fn note(stage: &mut Enlisted, shell: Option<Pid>) {
 /// sleeps until a child ends, and its only running children are commands of this pipeline.
 pub async fn confirm(pipeline: &mut Pipeline) {
     let is_concerned =
-        |file: &Descriptor| file.kind == Kind::File && file.on_mount && !file.is_older;
+        |file: &Descriptor| file.kind == DescriptorKind::File && file.on_mount && !file.is_older;
     let own: HashSet<Pid> = pipeline.stages.iter().map(|stage| stage.enlisted.pid).collect();
     let pipes: HashSet<u64> =
         pipeline.stages.iter().flat_map(|stage| pipes_of(&stage.enlisted)).collect();
@@ -98,7 +98,11 @@ pub async fn confirm(pipeline: &mut Pipeline) {
 }
 
 fn pipes_of(stage: &Enlisted) -> impl Iterator<Item = u64> {
-    stage.descriptors.iter().filter(|end| end.kind == Kind::Pipe).map(|end| end.identity.1)
+    stage
+        .descriptors
+        .iter()
+        .filter(|end| end.kind == DescriptorKind::Pipe)
+        .map(|end| end.identity.1)
 }
 
 /// Returns true if a shell sleeps until a child ends or one of `pipes` has data, and all its
@@ -183,7 +187,7 @@ mod tests {
         };
         let status = fs::read_to_string(format!("/proc/{stage}/status")).unwrap();
         let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
-        let file = Descriptor::imagined(0, Kind::File, path.clone(), 0);
+        let file = Descriptor::imagined(0, DescriptorKind::File, path.clone(), 0);
         let mut enlisted = Enlisted {
             pid: stage,
             childless: true,

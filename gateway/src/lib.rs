@@ -41,4 +41,4 @@ mod serve;
 mod zone;
 
 pub use memory::keep_little;
-pub use serve::{Error, Listeners, run};
+pub use serve::{Listeners, ServeError, run};

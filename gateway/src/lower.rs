@@ -25,13 +25,13 @@ use posh_proto::{
 };
 
 use crate::{
-    assembly::Shape,
+    assembly::PipelineShape,
     client_files, elsewhere,
-    enlisted::{Descriptor, Enlisted, Kind},
-    facts::{self, Place, Reading, Surroundings, World},
-    join::{Program, Recipe},
+    enlisted::{Descriptor, DescriptorKind, Enlisted},
+    facts::{self, PathOwner, ResolvedCommand, Surroundings, World},
+    join::{AggregatorProgram, Recipe},
     model::LocalReason,
-    plan::{ExecutorId, Join, Part, Placement, Plan},
+    plan::{ExecutorId, Join, Placement, Plan, StagePart},
     zone::LOCALTIME,
 };
 
@@ -44,7 +44,7 @@ const BEYOND_A_TICK: Duration = Duration::from_millis(10);
 const COMMON_ENVIRONMENT: [&str; 6] = ["LANG", "LANGUAGE", "LC_*", "POSIXLY_CORRECT", "TZ", "HOME"];
 
 /// A stream of a run: (run, stream).
-pub type Stream = (usize, u32);
+pub type RunStream = (usize, u32);
 /// Run index of a local aggregator's output: streams for descriptors 1 and 2.
 pub const JOINED: usize = usize::MAX;
 
@@ -54,20 +54,20 @@ pub struct JoinedHere {
     /// Recipe of the aggregator.
     pub recipe: Recipe,
     /// The commands of the recipe.
-    pub programs: Vec<Program>,
+    pub programs: Vec<AggregatorProgram>,
     /// Its input streams, part by part.
-    pub inputs: Vec<Stream>,
+    pub inputs: Vec<RunStream>,
 }
 
 /// Runs to start, and the connection of their streams to the stage programs.
 #[derive(Debug, Default)]
 pub struct Lowered {
     /// One per executor.
-    pub runs: Vec<Run>,
+    pub runs: Vec<ExecutorRun>,
     /// Streams for each descriptor of a stage program, in order: (stage, fd) → streams.
-    pub outputs: BTreeMap<(usize, u32), Vec<Stream>>,
+    pub outputs: BTreeMap<(usize, u32), Vec<RunStream>>,
     /// Stream that each descriptor of a stage program feeds.
-    pub inputs: BTreeMap<(usize, u32), Stream>,
+    pub inputs: BTreeMap<(usize, u32), RunStream>,
     /// Stages whose parts are joined by a local aggregator.
     pub joins: BTreeMap<usize, JoinedHere>,
     /// Stage and part of each remote command: (run, wire ID) → (stage, part). An aggregator's
@@ -77,7 +77,7 @@ pub struct Lowered {
 
 /// One executor's run.
 #[derive(Debug)]
-pub struct Run {
+pub struct ExecutorRun {
     /// Executor of the run.
     pub executor: ExecutorId,
     /// Specification of the run.
@@ -85,7 +85,7 @@ pub struct Run {
     next: u32,
 }
 
-impl Run {
+impl ExecutorRun {
     fn number(&mut self) -> u32 {
         self.next += 1;
         self.next
@@ -102,13 +102,13 @@ impl Run {
 pub struct Builder<'a> {
     world: &'a World<'a>,
     commands: &'a [Arc<Enlisted>],
-    shape: &'a Shape,
-    readings: &'a [Result<Reading, LocalReason>],
+    shape: &'a PipelineShape,
+    readings: &'a [Result<ResolvedCommand, LocalReason>],
     plan: &'a Plan,
     lowered: Lowered,
     /// Outputs of a stage's parts for an aggregator: streams to this machine, or pipes on the
     /// server.
-    part_streams: HashMap<usize, Vec<Stream>>,
+    part_streams: HashMap<usize, Vec<RunStream>>,
     part_pipes: HashMap<usize, Vec<u32>>,
     /// Executors whose machines are in another time zone.
     other_zones: BTreeSet<ExecutorId>,
@@ -123,8 +123,8 @@ impl<'a> Builder<'a> {
     pub fn new(
         world: &'a World<'a>,
         commands: &'a [Arc<Enlisted>],
-        shape: &'a Shape,
-        readings: &'a [Result<Reading, LocalReason>],
+        shape: &'a PipelineShape,
+        readings: &'a [Result<ResolvedCommand, LocalReason>],
         plan: &'a Plan,
     ) -> Self {
         Self {
@@ -192,10 +192,10 @@ impl<'a> Builder<'a> {
             mounts: mounts.collect(),
             ..RunSpec::default()
         };
-        self.lowered.runs.push(Run { executor, spec, next: 0 });
+        self.lowered.runs.push(ExecutorRun { executor, spec, next: 0 });
     }
 
-    fn run_of(&self, part: &Part) -> usize {
+    fn run_of(&self, part: &StagePart) -> usize {
         self.lowered
             .runs
             .iter()
@@ -236,11 +236,16 @@ impl<'a> Builder<'a> {
     }
 
     /// Arguments of a command on a server.
-    fn argv(&self, enlisted: &Enlisted, reading: &Reading, part: &Part) -> Vec<OsString> {
+    fn argv(
+        &self,
+        enlisted: &Enlisted,
+        reading: &ResolvedCommand,
+        part: &StagePart,
+    ) -> Vec<OsString> {
         let mut words = argv_of(&enlisted.argv, &reading.invocation, part);
-        let is_remote = |place: &Place| match place {
-            Place::At(_, _, mount) => self.world.table.mount(*mount).adapter() != Adapter::Bind,
-            Place::Here(_) => false,
+        let is_remote = |place: &PathOwner| match place {
+            PathOwner::At(_, _, mount) => self.world.table.mount(*mount).adapter() != Adapter::Bind,
+            PathOwner::Here(_) => false,
         };
         if reading.places.iter().flatten().any(is_remote) {
             let after = words_of_command(&reading.invocation, &words);
@@ -249,7 +254,7 @@ impl<'a> Builder<'a> {
         words
     }
 
-    fn add_command(&mut self, stage: usize, number: usize, part: &Part) {
+    fn add_command(&mut self, stage: usize, number: usize, part: &StagePart) {
         let enlisted = &self.commands[stage];
         let reading = self.readings[stage].as_ref().expect("only read commands are placed");
         let run = self.run_of(part);
@@ -293,7 +298,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Returns true if files have the same inode numbers locally and on the server.
-    fn has_same_inodes(&self, reading: &Reading) -> bool {
+    fn has_same_inodes(&self, reading: &ResolvedCommand) -> bool {
         let mut places = reading.places.iter().flatten().chain(&reading.cwd);
         let same = places.all(|place| facts::shows(self.world, place, FileAttribute::Inode));
         same || !rule::holds(Rule::GitIndex)
@@ -361,7 +366,7 @@ impl<'a> Builder<'a> {
         let as_pipe = fd == 0 && !rule::holds(Rule::DescriptorKinds);
         let source = if let Some(source) = self.joined(place, fd) {
             source
-        } else if local.kind == Kind::Null || unread {
+        } else if local.kind == DescriptorKind::Null || unread {
             Source::NullFlags(local.flags & ACCESS_AND_STATUS)
         } else if let Some(earlier) = same_output(enlisted, local) {
             Source::DuplicateOf(earlier)
@@ -423,20 +428,21 @@ impl<'a> Builder<'a> {
     fn outlet(&mut self, place: &CommandPlace, local: &Descriptor, enlisted: &Enlisted) -> Source {
         let run = &mut self.lowered.runs[place.run];
         let stream = run.number();
-        let (source, descriptor) = if local.kind == Kind::Tty && rule::holds(Rule::Terminal) {
-            let id = run.number();
-            let size = enlisted.window.map(|w| WindowSize {
-                rows: w.rows,
-                columns: w.columns,
-                x_pixels: 0,
-                y_pixels: 0,
-            });
-            run.spec.ptys.push(Pty { id, size });
-            (id, Source::Pty(id))
-        } else {
-            let pipe = run.pipe();
-            (pipe, Source::PipeWrite(pipe))
-        };
+        let (source, descriptor) =
+            if local.kind == DescriptorKind::Tty && rule::holds(Rule::Terminal) {
+                let id = run.number();
+                let size = enlisted.window.map(|w| WindowSize {
+                    rows: w.rows,
+                    columns: w.columns,
+                    x_pixels: 0,
+                    y_pixels: 0,
+                });
+                run.spec.ptys.push(Pty { id, size });
+                (id, Source::Pty(id))
+            } else {
+                let pipe = run.pipe();
+                (pipe, Source::PipeWrite(pipe))
+            };
         run.spec.outlets.push(Outlet {
             stream,
             sources: vec![source],
@@ -467,7 +473,9 @@ fn same_output(enlisted: &Enlisted, local: &Descriptor) -> Option<u32> {
         return Some(1);
     }
     let same = match local.kind {
-        Kind::Pipe | Kind::Tty | Kind::Socket => one.identity == local.identity && one.writes(),
+        DescriptorKind::Pipe | DescriptorKind::Tty | DescriptorKind::Socket => {
+            one.identity == local.identity && one.writes()
+        }
         _ => local.same_as == Some(1),
     };
     same.then_some(1)
@@ -496,7 +504,7 @@ fn bare(id: u32, enlisted: &Enlisted, invocation: &Invocation) -> Stage {
 
 /// Arguments of one part of a command: its own operands, and those of `when_split`.
 #[must_use]
-pub fn argv_of(argv: &[OsString], invocation: &Invocation, part: &Part) -> Vec<OsString> {
+pub fn argv_of(argv: &[OsString], invocation: &Invocation, part: &StagePart) -> Vec<OsString> {
     let mut words = argv.to_vec();
     let (Some(split), Some(kept)) = (&invocation.split, &part.operands) else { return words };
     for operand in split.operands.iter().rev().filter(|o| !kept.contains(o)) {
@@ -513,7 +521,7 @@ fn words_of_command(invocation: &Invocation, words: &[OsString]) -> usize {
 }
 
 /// Trees that the command may change, on mounts with caches.
-fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
+fn watched_trees(world: &World<'_>, reading: &ResolvedCommand) -> Vec<WatchedTree> {
     let tree = |(path, mount): &(PathBuf, MountId)| WatchedTree {
         path: bytes(path.as_os_str()),
         up_to: reading.invocation.searches_up.clone(),
@@ -536,13 +544,13 @@ fn watched_trees(world: &World<'_>, reading: &Reading) -> Vec<WatchedTree> {
 
 /// Directories that the command creates, on mounts with caches.
 #[must_use]
-pub fn made_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, MountId)> {
+pub fn made_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBuf, MountId)> {
     let is_remembered =
         |mount: MountId| !matches!(table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
     let made =
         reading.invocation.files.iter().zip(&reading.places).filter_map(
             |(file, place)| match place {
-                Some(Place::At(_, path, mount))
+                Some(PathOwner::At(_, path, mount))
                     if file.kind == FileKind::NewDir && is_remembered(*mount) =>
                 {
                     Some((path.as_path().to_owned(), *mount))
@@ -555,7 +563,7 @@ pub fn made_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Mount
 
 /// Trees that the command may change, as paths on this machine.
 #[must_use]
-pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, MountId)> {
+pub fn watched_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBuf, MountId)> {
     let invocation = &reading.invocation;
     let moved = |file: &FileUse| {
         invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path)
@@ -566,8 +574,8 @@ pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Mo
         .map(|(_, p)| p.as_ref());
     let cwd = reading.cwd.as_ref().filter(|_| invocation.current_dir == CurrentDir::Writes);
     let watched = written.flatten().chain(cwd).filter_map(|place| match place {
-        Place::At(_, path, mount) => Some((path.as_path().to_owned(), *mount)),
-        Place::Here(_) => None,
+        PathOwner::At(_, path, mount) => Some((path.as_path().to_owned(), *mount)),
+        PathOwner::Here(_) => None,
     });
     // Executors report changes on volumes to the volumes.
     watched
@@ -578,7 +586,7 @@ pub fn watched_places(table: &MountTable, reading: &Reading) -> Vec<(PathBuf, Mo
 }
 
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {
-    let terminal = enlisted.descriptor(1).is_some_and(|d| d.kind == Kind::Tty);
+    let terminal = enlisted.descriptor(1).is_some_and(|d| d.kind == DescriptorKind::Tty);
     let wanted = |name: &OsStr| {
         if !rule::holds(Rule::Environment) {
             return false;
@@ -601,13 +609,13 @@ fn matches(pattern: &str, name: &OsStr) -> bool {
 
 /// Names that a command creates in directories for the files that it copies: `cp a d` creates
 /// `d/a`, with `--parents` the whole path, and for a directory's content (`d/.`) anything.
-fn names_made(reading: &Reading) -> impl Iterator<Item = PathBuf> {
+fn names_made(reading: &ResolvedCommand) -> impl Iterator<Item = PathBuf> {
     let of_kind =
         |kind: FileKind| reading.invocation.files.iter().filter(move |file| file.kind == kind);
     let on_mount = |file: &&FileUse| {
         let mut places = reading.invocation.files.iter().zip(&reading.places);
         places.any(|(other, place)| {
-            std::ptr::eq(other, *file) && matches!(place, Some(Place::At(..)))
+            std::ptr::eq(other, *file) && matches!(place, Some(PathOwner::At(..)))
         })
     };
     let into = of_kind(FileKind::OutputDir).filter(on_mount);
@@ -632,13 +640,13 @@ fn made_by(directory: &Path, source: &OsStr) -> BTreeSet<PathBuf> {
 
 /// Returns true if a command may replace a file beside one that it writes by name, where the mount
 /// shows a symlink. For trees, the executor reports each name's type.
-fn puts_beside(world: &World<'_>, file: &FileUse, place: Option<&Place>) -> bool {
+fn puts_beside(world: &World<'_>, file: &FileUse, place: Option<&PathOwner>) -> bool {
     let is_one = file.kind.writes() && !file.kind.recursive() && file.kind != FileKind::NewDir;
     let is_sshfs = |mount: MountId| world.table.mount(mount).adapter() == Adapter::Sshfs;
-    is_one && matches!(place, Some(Place::At(_, _, mount)) if is_sshfs(*mount))
+    is_one && matches!(place, Some(PathOwner::At(_, _, mount)) if is_sshfs(*mount))
 }
 
-fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
+fn paths_of(world: &World<'_>, reading: &ResolvedCommand, part: &StagePart) -> Vec<PathUse> {
     let last = part.operands.as_ref().and_then(|o| o.last()).filter(|_| part.needs_newline);
     let splittable = reading.invocation.split.as_ref().map_or(&[][..], |s| &s.operands);
     let kept = |file: &FileUse| match &part.operands {
@@ -646,7 +654,8 @@ fn paths_of(world: &World<'_>, reading: &Reading, part: &Part) -> Vec<PathUse> {
         None => true,
     };
     let files = reading.invocation.files.iter().zip(&reading.places);
-    let files = files.filter(|(file, place)| matches!(place, Some(Place::At(..))) && kept(file));
+    let files =
+        files.filter(|(file, place)| matches!(place, Some(PathOwner::At(..))) && kept(file));
     let mut paths: Vec<PathUse> = files
         .map(|(file, place)| PathUse {
             path: bytes(&file.path),

@@ -24,7 +24,7 @@ use tokio::{
 /// The posh gateway: decides where the commands of a posh shell run.
 #[derive(Debug, Parser)]
 #[command(version)]
-struct Arguments {
+struct GatewayArguments {
     /// The mount table (default: $POSH_CONFIG, ./mounts.toml, ~/.config/posh/mounts.toml,
     /// /etc/posh/mounts.toml)
     #[arg(long, value_name = "FILE")]
@@ -45,7 +45,7 @@ struct Arguments {
 fn main() -> ExitCode {
     posh_gateway::keep_little();
     posh_reach::open_files::raise();
-    let arguments = Arguments::parse();
+    let arguments = GatewayArguments::parse();
     // Standard error may be closed; reporting that on it would panic.
     tracing_subscriber::fmt()
         .log_internal_errors(false)
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(arguments: &Arguments) -> anyhow::Result<()> {
+fn serve(arguments: &GatewayArguments) -> anyhow::Result<()> {
     let found = configuration(arguments)?;
     let config = Config::load_found(&found)?;
     // A command's message passes through half a dozen tasks. With a second worker, each of them
@@ -112,7 +112,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     served
 }
 
-fn configuration(arguments: &Arguments) -> anyhow::Result<FoundConfig> {
+fn configuration(arguments: &GatewayArguments) -> anyhow::Result<FoundConfig> {
     if let Some(file) = &arguments.from_directory {
         return Ok(Config::allowed(file)?);
     }

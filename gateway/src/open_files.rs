@@ -13,9 +13,9 @@
 //!
 //! The text of an open file's name is only valid on the mount that this process has there: a
 //! container, or a bind mount, has files of the same file system by other names. So an open file is
-//! recognized by its device and mount ID ([`Site`]), and one that is open through another mount
-//! counts as in use wherever it lies. A descriptor in flight (SCM_RIGHTS), or one that is only
-//! registered with an io_uring, is in no process's list and can't be seen.
+//! recognized by its device and mount ID ([`SshfsSite`]), and one that is open through another
+//! mount counts as in use wherever it lies. A descriptor in flight (SCM_RIGHTS), or one that is
+//! only registered with an io_uring, is in no process's list and can't be seen.
 //!
 //! Invariant: no process of this machine makes a look take long, or delays anything but the command
 //! that it is for. Root's gateway looks at everybody's processes, and a process may have millions
@@ -44,7 +44,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::{
     enlisted::{Descriptor, Pid},
-    facts::{Place, Reading},
+    facts::{PathOwner, ResolvedCommand},
     lower,
     model::{LocalReason, ReasonKind},
     shares::Shares,
@@ -75,7 +75,7 @@ impl OpenFiles {
         &self,
         table: &MountTable,
         stage: Pid,
-        reading: &Reading,
+        reading: &ResolvedCommand,
     ) -> Option<LocalReason> {
         if !rule::holds(Rule::Coherence) {
             return None;
@@ -83,7 +83,7 @@ impl OpenFiles {
         let files = reading.invocation.files.iter().zip(&reading.places);
         let written =
             files.filter(|(file, _)| file.kind.writes()).filter_map(|(_, place)| match place {
-                Some(Place::At(_, path, mount)) => Some((path.as_path().to_owned(), *mount)),
+                Some(PathOwner::At(_, path, mount)) => Some((path.as_path().to_owned(), *mount)),
                 _ => None,
             });
         let all = written.chain(lower::watched_places(table, reading));
@@ -141,7 +141,7 @@ type Device = (u32, u32);
 
 /// An sshfs mount, and how the kernel knows the files on it.
 #[derive(Debug)]
-struct Site {
+struct SshfsSite {
     mount_point: PathBuf,
     device: Device,
     mount_id: u64,
@@ -150,17 +150,17 @@ struct Site {
 /// The sshfs mounts that a look is for.
 #[derive(Debug, Default)]
 struct Sites {
-    all: Vec<Site>,
+    all: Vec<SshfsSite>,
     /// Devices of this machine's mounts, one each; read on first use.
     mounted: OnceCell<Vec<Device>>,
 }
 
 /// An open or mapped file.
-struct Open<'a> {
+struct OpenFile<'a> {
     /// Its name, as the kernel shows it to this process.
     text: &'a Path,
     /// Mounts of its file system, for which the text does not tell where it lies.
-    anywhere_on: Vec<&'a Site>,
+    anywhere_on: Vec<&'a SshfsSite>,
 }
 
 /// The kernel's data about a file, from its caches alone: a question to the server of the file
@@ -175,18 +175,18 @@ impl Sites {
     fn of(mount_points: &BTreeSet<PathBuf>) -> Result<Self, Exceeded> {
         let site = |mount_point: &PathBuf| {
             let (device, mount_id) = device_and_mount(mount_point).map_err(|_| Exceeded)?;
-            Ok(Site { mount_point: mount_point.clone(), device, mount_id })
+            Ok(SshfsSite { mount_point: mount_point.clone(), device, mount_id })
         };
         let all = mount_points.iter().map(site).collect::<Result<_, Exceeded>>()?;
         Ok(Self { all, mounted: OnceCell::new() })
     }
 
-    fn on(&self, device: Device) -> impl Iterator<Item = &Site> {
+    fn on(&self, device: Device) -> impl Iterator<Item = &SshfsSite> {
         self.all.iter().filter(move |site| site.device == device)
     }
 
     /// The file of a descriptor, by its link in /proc.
-    fn opened<'a>(&'a self, descriptor: &Path, text: &'a Path) -> Open<'a> {
+    fn opened<'a>(&'a self, descriptor: &Path, text: &'a Path) -> OpenFile<'a> {
         // Pipes, sockets and the like have no path, and no mounts lead to them.
         let about = (!self.all.is_empty() && text.is_absolute())
             .then(|| device_and_mount(descriptor).ok())
@@ -194,18 +194,18 @@ impl Sites {
         let anywhere_on = about.map(|(device, mount_id)| {
             self.on(device).filter(|site| site.mount_id != mount_id).collect()
         });
-        Open { text, anywhere_on: anywhere_on.unwrap_or_default() }
+        OpenFile { text, anywhere_on: anywhere_on.unwrap_or_default() }
     }
 
     /// The file of a mapping, of which the mount is not shown: its text counts only if the process
     /// has our mounts, and the file system has one mount.
-    fn mapped<'a>(&'a self, process: &Path, mapping: &Mapping<'a>) -> Open<'a> {
+    fn mapped<'a>(&'a self, process: &Path, mapping: &Mapping<'a>) -> OpenFile<'a> {
         let anywhere_on = self.on(mapping.device).filter(|site| {
             !mapping.text.starts_with(&site.mount_point)
                 || self.is_mounted_again(site.device)
                 || !has_our_mounts(process)
         });
-        Open { text: mapping.text, anywhere_on: anywhere_on.collect() }
+        OpenFile { text: mapping.text, anywhere_on: anywhere_on.collect() }
     }
 
     fn is_mounted_again(&self, device: Device) -> bool {
@@ -321,7 +321,7 @@ fn look(
     but: Option<Pid>,
     sites: &Sites,
     budget: &LookBudget,
-    mut found: impl FnMut(&Open<'_>) -> bool,
+    mut found: impl FnMut(&OpenFile<'_>) -> bool,
 ) -> Result<(), Exceeded> {
     for process in processes(but, budget)? {
         // If the first thread has ended, read the other threads' descriptors.
@@ -431,7 +431,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
-    use crate::enlisted::Kind;
+    use crate::enlisted::DescriptorKind;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -561,13 +561,17 @@ mod tests {
             Command::new("sleep").arg("1000").stdin(Stdio::from(open("f"))).spawn().unwrap();
         let is_open = |file: &fs::File, name: &str| {
             let fd = u32::try_from(file.as_raw_fd()).unwrap();
-            has_open(holder.id(), own, &Descriptor::imagined(fd, Kind::File, place.join(name), 0))
+            has_open(
+                holder.id(),
+                own,
+                &Descriptor::imagined(fd, DescriptorKind::File, place.join(name), 0),
+            )
         };
         let found = [is_open(&held, "renamed"), is_open(&other, "f"), is_open(&other, "g")];
         holder.kill().unwrap();
         holder.wait().unwrap();
         assert_eq!(found, [true, true, false]);
-        let closed = Descriptor::imagined(u32::MAX, Kind::File, place.join("g"), 0);
+        let closed = Descriptor::imagined(u32::MAX, DescriptorKind::File, place.join("g"), 0);
         assert!(has_open(own, own, &closed), "it can't be told");
     }
 

@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use posh_proto::{PROTOCOL_VERSION, other_version, stage as wire};
 
-use crate::{session::Request, state::Gateway};
+use crate::{session::SessionRequest, state::Gateway};
 
 /// Reason for refusing a session, in words for the user.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +39,7 @@ pub(crate) fn open(
         return Err(SessionRefused::OtherVersion(words));
     }
     let view = gateway.view();
-    let request = Request {
+    let request = SessionRequest {
         pid: request.pid,
         explain: request.explain,
         trace: request.trace,

@@ -43,9 +43,9 @@ use crate::{
     memory,
     opening::{self, SessionRefused},
     peers,
-    service::Service,
+    service::GatewayCalls,
     session::Sessions,
-    stage_link::{self, Caller, Room},
+    stage_link::{self, Room, StageSocketClient},
     state::{Gateway, View},
     volumes::Volumes,
 };
@@ -72,7 +72,7 @@ pub struct Listeners {
 
 /// Reason for a failed start, or for an unrequested end.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ServeError {
     /// /proc/self/mountinfo could not be read.
     #[error("cannot read the mount table of this machine")]
     Mounts(#[from] MountInfoError),
@@ -88,12 +88,12 @@ pub enum Error {
 /// session and no volume) for the configured time.
 ///
 /// # Errors
-/// [`Error`].
+/// [`ServeError`].
 pub async fn run(
     config: Config,
     listeners: Listeners,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), Error> {
+) -> Result<(), ServeError> {
     let library = load_annotations(&config);
     let watch = MountWatch::begin()?;
     let info = MountInfo::read()?;
@@ -116,7 +116,7 @@ pub async fn run(
         tokio::spawn(prepare_annotations(Arc::clone(&gateway))),
     ];
     Volumes::begin(&gateway);
-    let service = Service::new(Arc::clone(&gateway), Arc::clone(&asked_to_end));
+    let service = GatewayCalls::new(Arc::clone(&gateway), Arc::clone(&asked_to_end));
     let end = async {
         tokio::select! {
             () = shutdown => tracing::info!("told to end"),
@@ -160,12 +160,12 @@ fn load_annotations(config: &Config) -> Library {
 
 async fn serve_grpc(
     gateway: &Gateway,
-    service: Service,
+    service: GatewayCalls,
     listener: UnixListener,
     end: impl Future<Output = ()>,
-) -> Result<(), Error> {
+) -> Result<(), ServeError> {
     let (health_reporter, health) = tonic_health::server::health_reporter();
-    health_reporter.set_serving::<GatewayServer<Service>>().await;
+    health_reporter.set_serving::<GatewayServer<GatewayCalls>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .build_v1()?;
@@ -191,7 +191,7 @@ async fn serve_grpc(
         });
     tokio::pin!(server);
     tokio::select! {
-        served = &mut server => return served.map_err(Error::from),
+        served = &mut server => return served.map_err(ServeError::from),
         () = end => {}
     }
     // The answer to the shutdown request must still be sent.
@@ -229,11 +229,11 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
             }
             let question = gateway.assembler.asks(peer.number);
             match stage_link::accept(socket, &peer, place, || gateway.confined(&peer)).await {
-                Ok(Caller::Stage(mut stage)) => {
+                Ok(StageSocketClient::Stage(mut stage)) => {
                     dispatch::look_at_once(&gateway, Arc::make_mut(&mut stage.enlisted), &peer);
                     gateway.assembler.enlisted(stage, question).await;
                 }
-                Ok(Caller::Shell(request, shell)) => {
+                Ok(StageSocketClient::Shell(request, shell)) => {
                     // It may be a command of a pipeline, but is not a stage.
                     drop(question);
                     let opened = match gateway.confined(&peer) {
@@ -242,7 +242,7 @@ async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
                     };
                     stage_link::tell_shell(shell, opened).await;
                 }
-                Ok(Caller::Executing(question, pid, process)) => {
+                Ok(StageSocketClient::Executing(question, pid, process)) => {
                     let Some(mut command) =
                         Enlisted::about_to_execute(question, pid, gateway.mount_namespace)
                     else {
@@ -263,23 +263,23 @@ async fn carry_out_all(gateway: Arc<Gateway>, mut pipelines: mpsc::Receiver<Pipe
     while let Some(pipeline) = pipelines.recv().await {
         let gateway = Arc::clone(&gateway);
         tokio::spawn(async move {
-            let _at_work = AtWork::new(&gateway.running);
+            let _at_work = RunningPipeline::new(&gateway.running);
             dispatch::carry_out(Arc::clone(&gateway), pipeline).await;
         });
     }
 }
 
 /// Counts a pipeline while it runs, even if its task is aborted.
-struct AtWork<'a>(&'a AtomicUsize);
+struct RunningPipeline<'a>(&'a AtomicUsize);
 
-impl<'a> AtWork<'a> {
+impl<'a> RunningPipeline<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for AtWork<'_> {
+impl Drop for RunningPipeline<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    executors::{Executor, State},
+    executors::{Executor, ExecutorState},
     explain, report,
     state::Gateway,
     trace::SessionTimes,
@@ -34,12 +34,12 @@ use crate::{
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Implements the service for a gateway.
-pub struct Service {
+pub struct GatewayCalls {
     gateway: Arc<Gateway>,
     shutdown: Arc<Notify>,
 }
 
-impl Service {
+impl GatewayCalls {
     /// `shutdown` is notified when a client asks for the gateway's end.
     #[must_use]
     pub fn new(gateway: Arc<Gateway>, shutdown: Arc<Notify>) -> Self {
@@ -67,12 +67,12 @@ impl Service {
 }
 
 /// State of an executor, and of one export of it, as text.
-fn state_text(state: &State, export: Option<&str>) -> String {
+fn state_text(state: &ExecutorState, export: Option<&str>) -> String {
     match state {
-        State::Asleep => "not used yet".to_owned(),
-        State::Connecting => "connecting".to_owned(),
-        State::Unreachable(why) => format!("unreachable: {why}"),
-        State::Ready(connection) => match export {
+        ExecutorState::Asleep => "not used yet".to_owned(),
+        ExecutorState::Connecting => "connecting".to_owned(),
+        ExecutorState::Unreachable(why) => format!("unreachable: {why}"),
+        ExecutorState::Ready(connection) => match export {
             Some(name) if !connection.about.exports.iter().any(|e| e.name == name) => {
                 let known: Vec<&str> =
                     connection.about.exports.iter().map(|e| e.name.as_str()).collect();
@@ -96,7 +96,7 @@ fn path(text: &Bytes) -> PathBuf {
 }
 
 #[tonic::async_trait]
-impl GatewayService for Service {
+impl GatewayService for GatewayCalls {
     async fn mounts(
         &self,
         _: Request<wire::MountsRequest>,
@@ -317,7 +317,7 @@ async fn executor_status(executor: Arc<Executor>) -> wire::ExecutorStatus {
         state: state_text(&state, None),
         ..wire::ExecutorStatus::default()
     };
-    let State::Ready(connection) = state else { return known };
+    let ExecutorState::Ready(connection) = state else { return known };
     let known = wire::ExecutorStatus { rtt_ms: connection.rtt.as_secs_f64() * 1000.0, ..known };
     let mut client = connection.client.clone();
     match tokio::time::timeout(STATUS_TIMEOUT, client.status()).await {

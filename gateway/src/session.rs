@@ -54,7 +54,7 @@ pub struct Mounts {
 
 /// Request of `posh` for a session.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct SessionRequest {
     /// The process that is, or will become, the shell.
     pub pid: Pid,
     /// Keep a report of every stage, local ones too.
@@ -71,14 +71,14 @@ pub struct Request {
 
 /// One shell and its descendants.
 #[derive(Debug)]
-pub struct Session {
+pub struct ShellSession {
     /// Name of the session.
     pub id: String,
     /// The shell's process.
     pub pid: Pid,
-    /// See [`Request::explain`].
+    /// See [`SessionRequest::explain`].
     pub explain: bool,
-    /// See [`Request::split`].
+    /// See [`SessionRequest::split`].
     pub split: Option<u32>,
     /// Placements and reasons.
     pub reports: Reports,
@@ -128,8 +128,8 @@ pub struct Sessions {
     directory: PathBuf,
     stage_socket: PathBuf,
     next: AtomicU64,
-    found: shims::Found,
-    open: Mutex<BTreeMap<String, Arc<Session>>>,
+    found: shims::FoundShims,
+    open: Mutex<BTreeMap<String, Arc<ShellSession>>>,
     /// One permit for the search for jobs of an ended shell, so that at most one thread blocks on
     /// an unresponsive process.
     looks: Arc<Semaphore>,
@@ -145,7 +145,7 @@ impl Sessions {
             directory,
             stage_socket,
             next: AtomicU64::new(0),
-            found: shims::Found::default(),
+            found: shims::FoundShims::default(),
             open: Mutex::default(),
             looks: Arc::new(Semaphore::new(1)),
             changed,
@@ -159,12 +159,12 @@ impl Sessions {
     /// [`SessionError`]; nothing is left behind.
     pub fn open(
         self: &Arc<Self>,
-        request: Request,
+        request: SessionRequest,
         commands: &[String],
         mounts: &Mounts,
-    ) -> Result<(Arc<Session>, PathBuf), SessionError> {
+    ) -> Result<(Arc<ShellSession>, PathBuf), SessionError> {
         let id = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
-        let session = Arc::new(Session {
+        let session = Arc::new(ShellSession {
             directory: self.directory.join(format!("session-{id}")),
             id: id.clone(),
             pid: request.pid,
@@ -196,7 +196,7 @@ impl Sessions {
 
     /// Notes that a shell's piped input comes from outside, unless the shell is within a session:
     /// then no command waits for a note of the pipe's writer.
-    fn note_input(&self, session: &Session) -> io::Result<()> {
+    fn note_input(&self, session: &ShellSession) -> io::Result<()> {
         let input = pipes_of(session.pid, [0]).first().copied();
         match input.filter(|_| !is_below(session.pid, &self.roots())) {
             Some(pipe) => pipe_notes::note_fed_here(&session.directory, pipe),
@@ -212,7 +212,7 @@ impl Sessions {
 
     /// A session by its name.
     #[must_use]
-    pub fn get(&self, id: &str) -> Option<Arc<Session>> {
+    pub fn get(&self, id: &str) -> Option<Arc<ShellSession>> {
         self.lock().get(id).cloned()
     }
 
@@ -254,7 +254,7 @@ impl Sessions {
 
     /// Publishes a changed mount table to every session.
     pub fn publish(&self, mounts: &Mounts) {
-        let sessions: Vec<Arc<Session>> = self.lock().values().cloned().collect();
+        let sessions: Vec<Arc<ShellSession>> = self.lock().values().cloned().collect();
         for session in sessions {
             if let Err(error) = self.write_file(&session, mounts) {
                 tracing::warn!(
@@ -272,7 +272,7 @@ impl Sessions {
         self.announce();
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Session>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<ShellSession>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -282,7 +282,7 @@ impl Sessions {
     }
 
     /// Stages read the file at any time: replace it atomically, and only if it changed.
-    fn write_file(&self, session: &Session, mounts: &Mounts) -> io::Result<()> {
+    fn write_file(&self, session: &ShellSession, mounts: &Mounts) -> io::Result<()> {
         let message = SessionFile {
             session: session.id.clone(),
             socket: self.stage_socket.as_os_str().as_bytes().to_vec().into(),
@@ -305,7 +305,7 @@ impl Sessions {
         fs::rename(new, file)
     }
 
-    async fn close_at_end(self: Arc<Self>, session: Arc<Session>, pidfd: AsyncFd<OwnedFd>) {
+    async fn close_at_end(self: Arc<Self>, session: Arc<ShellSession>, pidfd: AsyncFd<OwnedFd>) {
         // A pidfd becomes readable when the process ends (pidfd_open(2)).
         let _ = pidfd.ready(Interest::READABLE).await;
         // Jobs left behind still use the shims: a shell caches the paths of commands.
@@ -355,7 +355,7 @@ pub(crate) fn watch(pid: Pid) -> Result<AsyncFd<OwnedFd>, SessionError> {
     AsyncFd::with_interest(pidfd, Interest::READABLE).map_err(error)
 }
 
-impl Session {
+impl ShellSession {
     /// Returns true if posh stays for the report or trace: the shell is its child.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {

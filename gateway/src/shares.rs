@@ -52,7 +52,7 @@ pub enum Unanswered {
 
 /// A share, released on drop.
 #[derive(Debug)]
-pub struct Share {
+pub struct TaskShare {
     _permit: OwnedSemaphorePermit,
 }
 
@@ -69,16 +69,16 @@ impl Default for Shares {
 impl Shares {
     /// Claims room for paths with so many bytes in total; `None` if there is not enough.
     #[must_use]
-    pub fn room(&self, paths: usize, bytes: usize) -> Option<Share> {
+    pub fn room(&self, paths: usize, bytes: usize) -> Option<TaskShare> {
         let kib = u32::try_from((bytes + paths * PATH_BYTES).div_ceil(1 << 10)).ok()?;
         let permit = Arc::clone(&self.told_kib).try_acquire_many_owned(kib).ok()?;
-        Some(Share { _permit: permit })
+        Some(TaskShare { _permit: permit })
     }
 
     /// Waits for a turn.
-    pub async fn turn(&self) -> Share {
+    pub async fn turn(&self) -> TaskShare {
         let permit = Arc::clone(&self.turns).acquire_owned().await;
-        Share { _permit: permit.expect("it is never closed") }
+        TaskShare { _permit: permit.expect("it is never closed") }
     }
 
     /// Runs `work` and returns its answer within the limit, which includes the wait for a turn. The
@@ -102,7 +102,7 @@ impl Shares {
             return Err(Unanswered::Earlier);
         }
         let question = self.questions.begin(place);
-        let _waiting = Waiting { number: question.number, all: self.questions.clone() };
+        let _waiting = WaitingCaller { number: question.number, all: self.questions.clone() };
         let answer = in_own_thread(move || {
             let _until_it_has_ended = (question, turn);
             work()
@@ -132,10 +132,10 @@ impl Shares {
 
 /// Unanswered questions.
 #[derive(Debug, Default, Clone)]
-struct Questions(Arc<Mutex<Open>>);
+struct Questions(Arc<Mutex<OpenQuestions>>);
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenQuestions {
     /// Number of questions so far; no number is reused.
     next: u64,
     by_number: BTreeMap<u64, Asked>,
@@ -155,38 +155,38 @@ impl Questions {
         given_up().any(|asked| asked.place == place) || given_up().count() >= TURNS
     }
 
-    fn begin(&self, place: &Path) -> Question {
+    fn begin(&self, place: &Path) -> AskingThread {
         let mut all = self.lock();
         let number = all.next;
         all.next += 1;
         all.by_number.insert(number, Asked { place: place.to_owned(), is_given_up: false });
-        Question { number, all: self.clone() }
+        AskingThread { number, all: self.clone() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, OpenQuestions> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Dropped when its thread ends.
-struct Question {
+struct AskingThread {
     number: u64,
     all: Questions,
 }
 
-impl Drop for Question {
+impl Drop for AskingThread {
     fn drop(&mut self) {
         self.all.lock().by_number.remove(&self.number);
     }
 }
 
 /// Dropped when its caller no longer waits.
-struct Waiting {
+struct WaitingCaller {
     number: u64,
     all: Questions,
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingCaller {
     fn drop(&mut self) {
         if let Some(asked) = self.all.lock().by_number.get_mut(&self.number) {
             asked.is_given_up = true;

@@ -38,7 +38,7 @@ use tokio::{
     sync::mpsc,
 };
 
-pub use self::room::{Connection, Full, Place, Room};
+pub use self::room::{CountedConnection, Full, Room, SilentConnection};
 use crate::{
     enlisted::{Enlisted, Pid, Window},
     peers::Peer,
@@ -195,7 +195,7 @@ impl StageLink {
 
 /// Client of the stage socket.
 #[derive(Debug)]
-pub enum Caller {
+pub enum StageSocketClient {
     /// An intercepted command.
     Stage(StageLink),
     /// A `posh` that asks for a session.
@@ -208,7 +208,7 @@ pub enum Caller {
 #[derive(Debug)]
 pub struct Asker {
     writer: OwnedWriteHalf,
-    _connection: Connection,
+    _connection: CountedConnection,
 }
 
 /// Reason for refusing a connection to the stage socket.
@@ -248,9 +248,9 @@ pub enum Refused {
 pub async fn accept(
     socket: UnixStream,
     peer: &Peer,
-    mut place: Place,
+    mut place: SilentConnection,
     confined: impl Fn() -> Option<String>,
-) -> Result<Caller, Refused> {
+) -> Result<StageSocketClient, Refused> {
     let (mut reader, writer) = socket.into_split();
     let mut buffer = BytesMut::with_capacity(FIRST_READ_BYTES);
     // Trust the kernel's process ID, not the message's.
@@ -268,12 +268,12 @@ pub async fn accept(
         to_gateway::Kind::Enlist(enlist) => return Err(Refused::Version(enlist.protocol)),
         to_gateway::Kind::Question(question) => {
             let asker = Asker { writer, _connection: connection };
-            return Ok(Caller::Executing(question, process(0), asker));
+            return Ok(StageSocketClient::Executing(question, process(0), asker));
         }
         to_gateway::Kind::OpenSession(request) => {
             let request = wire::OpenSession { pid: process(request.pid), ..request };
             let asker = Asker { writer, _connection: connection };
-            return Ok(Caller::Shell(Box::new(request), asker));
+            return Ok(StageSocketClient::Shell(Box::new(request), asker));
         }
         _ => return Err(Refused::NotEnlisted),
     };
@@ -283,7 +283,8 @@ pub async fn accept(
     enlist.pid = process(enlist.pid);
     let (outgoing, for_stage) = mpsc::channel(QUEUE);
     let (from_stage, incoming) = mpsc::channel(QUEUE);
-    let line = Arc::new(Line { stands_in: AtomicBool::new(false), _connection: connection });
+    let line =
+        Arc::new(StageConnection { stands_in: AtomicBool::new(false), _connection: connection });
     let reading = read(reader, buffer, from_stage.clone(), Arc::clone(&line));
     tokio::spawn(async move {
         tokio::select! {
@@ -292,15 +293,20 @@ pub async fn accept(
         }
     });
     tokio::spawn(write(writer, for_stage, line));
-    Ok(Caller::Stage(StageLink { enlisted: Arc::new(enlist), times, outgoing, incoming }))
+    Ok(StageSocketClient::Stage(StageLink {
+        enlisted: Arc::new(enlist),
+        times,
+        outgoing,
+        incoming,
+    }))
 }
 
 /// Both directions of a stage's connection.
 #[derive(Debug)]
-struct Line {
+struct StageConnection {
     /// The stage was told to stand in for its command, so it may speak.
     stands_in: AtomicBool,
-    _connection: Connection,
+    _connection: CountedConnection,
 }
 
 /// Answers a `posh`; dropped if it is gone.
@@ -365,7 +371,7 @@ async fn read(
     mut reader: OwnedReadHalf,
     mut buffer: BytesMut,
     sender: mpsc::Sender<FromStage>,
-    line: Arc<Line>,
+    line: Arc<StageConnection>,
 ) {
     if buffer.is_empty() {
         // The next message is its acknowledgement, or its end.
@@ -400,7 +406,7 @@ async fn read(
 async fn write(
     mut writer: OwnedWriteHalf,
     mut messages: mpsc::Receiver<ForStage>,
-    line: Arc<Line>,
+    line: Arc<StageConnection>,
 ) {
     let mut buffer = BytesMut::new();
     while let Some(message) = messages.recv().await {
@@ -505,7 +511,8 @@ mod tests {
         frame::encode(&ToGateway { kind }, &mut bytes);
         stage.write_all(&bytes).await.unwrap();
         let place = room.enter(peer.number).unwrap();
-        let Caller::Stage(link) = accept(socket, &peer, place, || None).await.unwrap() else {
+        let StageSocketClient::Stage(link) = accept(socket, &peer, place, || None).await.unwrap()
+        else {
             panic!("it is a stage")
         };
         (stage, link)

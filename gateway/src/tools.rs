@@ -38,7 +38,7 @@ use tokio::{process::Child, runtime::Handle, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
-    executors::Connection,
+    executors::ExecutorConnection,
     model::{LocalReason, ReasonKind},
     shares::{Shares, Unanswered},
 };
@@ -104,7 +104,7 @@ impl LocalTools {
     pub async fn same(
         &self,
         executor: &str,
-        connection: &Connection,
+        connection: &ExecutorConnection,
         name: &str,
         program: &Path,
         policy: ToolVersion,
@@ -282,7 +282,7 @@ enum NoAnswer {
 
 /// Version line of a program on the server, requested once per connection: a run with the rights
 /// and the confinement of any command.
-async fn remote_version(connection: &Connection, name: &str) -> Result<String, NoVersion> {
+async fn remote_version(connection: &ExecutorConnection, name: &str) -> Result<String, NoVersion> {
     if let Some(known) =
         connection.versions.lock().unwrap_or_else(PoisonError::into_inner).get(name)
     {
@@ -296,7 +296,7 @@ async fn remote_version(connection: &Connection, name: &str) -> Result<String, N
     Ok(line)
 }
 
-async fn run_version(connection: &Connection, name: &str) -> Result<Vec<u8>, NoAnswer> {
+async fn run_version(connection: &ExecutorConnection, name: &str) -> Result<Vec<u8>, NoAnswer> {
     let spec = version_spec(name);
     let allowance = Allowance::of(&spec);
     let spec = RunInput { kind: Some(run_input::Kind::Spec(spec)) };

@@ -60,7 +60,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Volumes {
     /// At most one per path.
-    known: Mutex<Vec<Arc<Known>>>,
+    known: Mutex<Vec<Arc<KnownVolume>>>,
     /// Volumes that were unmounted while files on them are open, until they have ended.
     ///
     /// Invariant: a path belongs to the volume that the kernel has mounted on it and to no other.
@@ -75,7 +75,7 @@ pub struct Volumes {
 
 /// One volume.
 #[derive(Debug)]
-struct Known {
+struct KnownVolume {
     config: VolumeConfig,
     phase: Mutex<Phase>,
 }
@@ -133,7 +133,7 @@ impl Volumes {
         let volumes = &gateway.volumes;
         volumes.let_leave(gateway);
         let about =
-            |known: &Arc<Known>| About { config: known.config.clone(), state: known.state() };
+            |known: &Arc<KnownVolume>| About { config: known.config.clone(), state: known.state() };
         let mut all: Vec<About> = volumes.known().iter().map(about).collect();
         all.extend(volumes.leaving().iter().filter_map(|(config, serving)| {
             let unsent = unsent(&serving.volume.state())?;
@@ -206,7 +206,7 @@ impl Volumes {
     }
 
     /// Handles a volume that is no longer mounted; files on it may be open.
-    fn leave(&self, gateway: &Gateway, known: &Arc<Known>) {
+    fn leave(&self, gateway: &Gateway, known: &Arc<KnownVolume>) {
         let unmounted = Phase::Not(Arc::new(VolumeError::Unmounted));
         let former = std::mem::replace(&mut *known.phase(), unmounted);
         if let Phase::Mounted(serving) = former {
@@ -225,7 +225,11 @@ impl Volumes {
     }
 
     /// Registers a volume that is about to be mounted.
-    fn enter(&self, gateway: &Gateway, config: VolumeConfig) -> Result<Arc<Known>, VolumeError> {
+    fn enter(
+        &self,
+        gateway: &Gateway,
+        config: VolumeConfig,
+    ) -> Result<Arc<KnownVolume>, VolumeError> {
         if gateway.executors.named(&config.executor).is_none() {
             let all = gateway.executors.all();
             let names: Vec<&str> = all.iter().map(|executor| executor.name.as_str()).collect();
@@ -249,7 +253,7 @@ impl Volumes {
             known.remove(old);
         }
         let connecting = Phase::Not(Arc::new(VolumeError::Connecting));
-        let new = Arc::new(Known { config, phase: Mutex::new(connecting) });
+        let new = Arc::new(KnownVolume { config, phase: Mutex::new(connecting) });
         known.push(Arc::clone(&new));
         Ok(new)
     }
@@ -398,13 +402,13 @@ impl Volumes {
         }
     }
 
-    fn has_ended(&self, gateway: &Gateway, known: &Arc<Known>) {
+    fn has_ended(&self, gateway: &Gateway, known: &Arc<KnownVolume>) {
         tracing::info!(path = %known.config.path.display(), "volume has ended");
         self.leaving().retain(|(_, serving)| !serving.has_ended());
         self.leave(gateway, known);
     }
 
-    fn is_configured(&self, gateway: &Gateway, known: &Known) -> bool {
+    fn is_configured(&self, gateway: &Gateway, known: &KnownVolume) -> bool {
         gateway.config.volumes.iter().any(|volume| volume.path == known.config.path)
     }
 
@@ -418,7 +422,7 @@ impl Volumes {
         self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known(&self) -> MutexGuard<'_, Vec<Arc<Known>>> {
+    fn known(&self) -> MutexGuard<'_, Vec<Arc<KnownVolume>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -489,7 +493,7 @@ fn is_left_behind(path: &Path) -> bool {
     info.is_ok_and(is_volume)
 }
 
-impl Known {
+impl KnownVolume {
     fn phase(&self) -> MutexGuard<'_, Phase> {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }

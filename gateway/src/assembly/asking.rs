@@ -16,16 +16,16 @@ pub struct Asking(Arc<Mutex<HashMap<Pid, u32>>>);
 /// One open request. Drop it when it is answered, or when the assembler knows the process by its
 /// request.
 #[derive(Debug)]
-pub struct Question {
+pub struct OpenQuestion {
     asked_by: Pid,
     all: Asking,
 }
 
 impl Asking {
     /// Registers a request of this process.
-    pub fn begin(&self, asked_by: Pid) -> Question {
+    pub fn begin(&self, asked_by: Pid) -> OpenQuestion {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(asked_by).or_default() += 1;
-        Question { asked_by, all: self.clone() }
+        OpenQuestion { asked_by, all: self.clone() }
     }
 
     /// Returns true if the process has an open request.
@@ -34,7 +34,7 @@ impl Asking {
     }
 }
 
-impl Drop for Question {
+impl Drop for OpenQuestion {
     fn drop(&mut self) {
         let mut all = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(questions) = all.get_mut(&self.asked_by) {

@@ -15,7 +15,7 @@ use super::{
     procfs::{Process, Scheduled, Snapshot},
     waits::{QUIET, STARTS},
 };
-use crate::enlisted::{Descriptor, Enlisted, Kind, Pid};
+use crate::enlisted::{Descriptor, DescriptorKind, Enlisted, Pid};
 use crate::model::Edge;
 
 /// Interval between two looks. A process that sleeps at both counts as settled if its system call
@@ -100,7 +100,7 @@ pub fn used_ends(stage: &Enlisted) -> impl Iterator<Item = &Descriptor> {
     let standard = standard.filter_map(|(fd, reads)| {
         stage.descriptor(fd).filter(|d| if reads { d.reads() } else { d.writes() })
     });
-    standard.chain(stage.named_descriptors()).filter(|d| d.kind == Kind::Pipe)
+    standard.chain(stage.named_descriptors()).filter(|d| d.kind == DescriptorKind::Pipe)
 }
 
 /// Returns true for a pipe that the shell itself writes to. It existed before the stage, so a stage

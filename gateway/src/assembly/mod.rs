@@ -27,16 +27,16 @@ use tokio::sync::mpsc;
 use crate::{
     aside::Growing,
     backstops::Backstops,
-    enlisted::{Descriptor, Enlisted, Kind, Pid},
+    enlisted::{Descriptor, DescriptorKind, Enlisted, Pid},
     executors::Executors,
     model::Edge,
     session::Sessions,
     stage_link::StageLink,
 };
-use asking::{Asking, Question};
+use asking::{Asking, OpenQuestion};
 use closing::{Actors, Closing};
 use moment::Moment;
-use procfs::{Orphans, Process, Scheduled, Snapshot, Wanted};
+use procfs::{Orphans, Process, Scheduled, SearchTargets, Snapshot};
 use staying::Staying;
 use waits::{BETWEEN_LOOKS, QUIET, ROUND_TRIPS, Waits};
 
@@ -64,14 +64,14 @@ pub struct Pipeline {
     /// The stages.
     pub stages: Vec<StageLink>,
     /// Pipes between the stages.
-    pub shape: Shape,
+    pub shape: PipelineShape,
     /// All of them run locally ([`Enlisted::stays`]).
     pub stays: bool,
 }
 
 /// Pipes between the stages of a pipeline, and descriptors that they share with other processes.
 #[derive(Debug, Clone)]
-pub struct Shape {
+pub struct PipelineShape {
     /// Pipes, by index of the stages.
     pub edges: Vec<Edge>,
     /// Per stage: regular files on its descriptors 1 and 2 that another live process may write too.
@@ -80,7 +80,7 @@ pub struct Shape {
     pub shared_inputs: Vec<HashSet<u32>>,
 }
 
-impl Shape {
+impl PipelineShape {
     /// Shape of `count` stages that share nothing with other processes.
     #[must_use]
     pub fn unshared(count: usize, edges: Vec<Edge>) -> Self {
@@ -91,8 +91,8 @@ impl Shape {
 
 /// Event for the assembler.
 #[derive(Debug)]
-enum Event {
-    Enlisted(Box<StageLink>, Option<Question>),
+enum AssemblyEvent {
+    Enlisted(Box<StageLink>, Option<OpenQuestion>),
     LetGo(Box<Enlisted>),
     Directed(Arc<Enlisted>),
     Ended(Pid),
@@ -101,7 +101,7 @@ enum Event {
 /// The sending side of the assembler.
 #[derive(Debug, Clone)]
 pub struct Assembler {
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<AssemblyEvent>,
     asking: Asking,
     /// Counts waits that reached their backstop.
     pub backstops: Arc<Backstops>,
@@ -125,30 +125,30 @@ impl Assembler {
 
     /// Registers a request from a process that has connected. While the request is open, stages
     /// that share a pipe with the process wait for it.
-    pub fn asks(&self, process: Option<Pid>) -> Option<Question> {
+    pub fn asks(&self, process: Option<Pid>) -> Option<OpenQuestion> {
         process.map(|process| self.asking.begin(process))
     }
 
     /// Adds a stage that waits for its directive. Its request ends once it is among the waiting
     /// stages.
-    pub async fn enlisted(&self, stage: StageLink, question: Option<Question>) {
-        let _ = self.events.send(Event::Enlisted(Box::new(stage), question)).await;
+    pub async fn enlisted(&self, stage: StageLink, question: Option<OpenQuestion>) {
+        let _ = self.events.send(AssemblyEvent::Enlisted(Box::new(stage), question)).await;
     }
 
     /// Notes that a command runs locally without having enlisted: readers of its output need not
     /// look for it.
     pub async fn let_go(&self, command: Enlisted) {
-        let _ = self.events.send(Event::LetGo(Box::new(command))).await;
+        let _ = self.events.send(AssemblyEvent::LetGo(Box::new(command))).await;
     }
 
     /// Notes that a stage stands in for a remote command from now on.
     pub async fn directed(&self, stage: Arc<Enlisted>) {
-        let _ = self.events.send(Event::Directed(stage)).await;
+        let _ = self.events.send(AssemblyEvent::Directed(stage)).await;
     }
 
     /// Notes the end of a directed stage.
     pub async fn ended(&self, pid: Pid) {
-        let _ = self.events.send(Event::Ended(pid)).await;
+        let _ = self.events.send(AssemblyEvent::Ended(pid)).await;
     }
 }
 
@@ -191,14 +191,14 @@ impl Sleep {
     }
 }
 
-struct Waiting {
+struct WaitingStage {
     stage: StageLink,
     waits: Waits,
     /// A pipe of it leads out of the session, seen twice.
     leads_out: bool,
 }
 
-impl Waiting {
+impl WaitingStage {
     fn new(stage: StageLink) -> Self {
         Self { stage, waits: Waits::begin(), leads_out: false }
     }
@@ -210,7 +210,7 @@ struct Assembly {
     executors: Executors,
     backstops: Arc<Backstops>,
     complete: mpsc::Sender<Pipeline>,
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingStage>,
     directed: HashMap<Pid, Arc<Enlisted>>,
     asking: Asking,
     asleep: HashMap<Pid, Sleep>,
@@ -251,7 +251,7 @@ impl Assembly {
         }
     }
 
-    async fn run(mut self, mut incoming: mpsc::Receiver<Event>) {
+    async fn run(mut self, mut incoming: mpsc::Receiver<AssemblyEvent>) {
         loop {
             let event = if self.waiting.is_empty() {
                 incoming.recv().await
@@ -273,7 +273,7 @@ impl Assembly {
 
     /// Takes queued events together, and those that arrive while a pipeline's commands are still
     /// enlisting or the assembler rests: one look serves all.
-    async fn take_more(&mut self, incoming: &mut mpsc::Receiver<Event>) {
+    async fn take_more(&mut self, incoming: &mut mpsc::Receiver<AssemblyEvent>) {
         while let Ok(event) = incoming.try_recv() {
             self.take(event);
         }
@@ -296,14 +296,14 @@ impl Assembly {
     /// Time without new enlistments still to pass before processes are read. `None` if each pipe of
     /// the recent stages has both ends among the waiting stages.
     fn gathers(&self) -> Option<Duration> {
-        let left = |waiting: &Waiting| {
+        let left = |waiting: &WaitingStage| {
             GATHER.checked_sub(waiting.waits.since.elapsed()).filter(|left| !left.is_zero())
         };
         if !self.waiting.iter().any(|waiting| left(waiting).is_some()) {
             return None;
         }
         let outputs = self.sessions.outputs();
-        let pipes = |waiting: &Waiting| -> Vec<(u64, bool)> {
+        let pipes = |waiting: &WaitingStage| -> Vec<(u64, bool)> {
             let stage = &waiting.stage.enlisted;
             let ends = closing::used_ends(stage).filter(|end| {
                 !closing::leads_out_for_certain(end, &outputs)
@@ -336,15 +336,15 @@ impl Assembly {
         left.filter(|left| took > LOOK_AGAIN && !left.is_zero())
     }
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: AssemblyEvent) {
         match event {
-            Event::Enlisted(stage, _question) => {
+            AssemblyEvent::Enlisted(stage, _question) => {
                 self.staying.enlisted(stage.enlisted.pid);
-                self.waiting.push(Waiting::new(*stage));
+                self.waiting.push(WaitingStage::new(*stage));
             }
-            Event::LetGo(command) => self.staying.let_go(&command),
-            Event::Directed(stage) => drop(self.directed.insert(stage.pid, stage)),
-            Event::Ended(pid) => drop(self.directed.remove(&pid)),
+            AssemblyEvent::LetGo(command) => self.staying.let_go(&command),
+            AssemblyEvent::Directed(stage) => drop(self.directed.insert(stage.pid, stage)),
+            AssemblyEvent::Ended(pid) => drop(self.directed.remove(&pid)),
         }
     }
 
@@ -400,20 +400,20 @@ impl Assembly {
         if groups.is_empty() {
             return;
         }
-        let mut waiting: Vec<Option<Waiting>> =
+        let mut waiting: Vec<Option<WaitingStage>> =
             std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
         for group in groups {
             let stages: Vec<StageLink> =
                 group.iter().filter_map(|&i| Some(waiting[i].take()?.stage)).collect();
             stages.iter().for_each(|stage| self.staying.let_go(&stage.enlisted));
-            let shape = Shape::unshared(stages.len(), closing::edges_of(&group, &edges));
+            let shape = PipelineShape::unshared(stages.len(), closing::edges_of(&group, &edges));
             let _ = self.complete.send(Pipeline { stages, shape, stays: true }).await;
         }
         self.waiting = waiting.into_iter().flatten().collect();
     }
 
-    fn wanted(&self) -> Wanted {
-        let mut wanted = Wanted::default();
+    fn wanted(&self) -> SearchTargets {
+        let mut wanted = SearchTargets::default();
         let outputs = self.sessions.outputs();
         for waiting in &self.waiting {
             let stage = &waiting.stage.enlisted;
@@ -509,7 +509,7 @@ impl Assembly {
         if ready.is_empty() {
             return;
         }
-        let mut waiting: Vec<Option<Waiting>> =
+        let mut waiting: Vec<Option<WaitingStage>> =
             std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
         let mut pipelines = Vec::new();
         for group in ready {
@@ -535,7 +535,7 @@ impl Assembly {
                 stages.iter().map(|s| shared_inputs(&s.enlisted, snapshot)).collect();
             pipelines.push(Pipeline {
                 stages,
-                shape: Shape { edges, shared_outputs, shared_inputs },
+                shape: PipelineShape { edges, shared_outputs, shared_inputs },
                 stays: false,
             });
         }
@@ -550,7 +550,12 @@ impl Assembly {
 /// before the snapshot moves it no more; any other counts as a sharer.
 fn refresh_offsets(stage: &mut StageLink) {
     let pid = stage.enlisted.pid;
-    let files = stage.enlisted.descriptors.iter().enumerate().filter(|(_, d)| d.kind == Kind::File);
+    let files = stage
+        .enlisted
+        .descriptors
+        .iter()
+        .enumerate()
+        .filter(|(_, d)| d.kind == DescriptorKind::File);
     let moved = files.filter_map(|(index, d)| {
         let now = writers::offset(pid, Path::new(&d.fd.to_string()))?;
         (now != d.offset).then_some((index, now))
@@ -564,7 +569,7 @@ fn refresh_offsets(stage: &mut StageLink) {
 /// Regular files on mounts that a stage writes through descriptors 1 and 2.
 fn output_files(stage: &Enlisted) -> impl Iterator<Item = PathBuf> {
     let files = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd));
-    files.filter(|d| d.kind == Kind::File && d.on_mount).map(|d| d.path.clone())
+    files.filter(|d| d.kind == DescriptorKind::File && d.on_mount).map(|d| d.path.clone())
 }
 
 /// Output files that another live process has open: it may write through the same offset. A shell

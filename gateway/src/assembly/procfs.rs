@@ -80,7 +80,7 @@ pub struct PipeEnd {
 
 /// Pipes and files to look for.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct SearchTargets {
     /// Pipes, by inode.
     pub pipes: HashSet<u64>,
     /// Files, by path.
@@ -99,7 +99,7 @@ impl Snapshot {
     /// Reads the processes below `roots`, and orphans: processes that left those trees (their
     /// parent ended) but may hold inherited descriptors.
     #[must_use]
-    pub fn take(roots: &[Pid], wanted: &Wanted, orphans: &mut Orphans) -> Self {
+    pub fn take(roots: &[Pid], wanted: &SearchTargets, orphans: &mut Orphans) -> Self {
         let hides_others = hides_others();
         let mut snapshot =
             Self { roots: roots.iter().copied().collect(), hides_others, ..Self::default() };
@@ -116,7 +116,7 @@ impl Snapshot {
 
     /// Reads processes outside the session that share its descriptors: a pipe that a loop or
     /// command group reads, in which posh is one command, or the file that all of them write.
-    fn read_outside(&mut self, wanted: &Wanted) {
+    fn read_outside(&mut self, wanted: &SearchTargets) {
         let was_given =
             |root: &&Process| root.pipe_ends.iter().any(|end| end.reads) || !root.files.is_empty();
         let roots = self.roots.iter().filter_map(|root| self.get(*root)).filter(was_given);
@@ -248,7 +248,7 @@ impl Snapshot {
         self.made = made.collect();
     }
 
-    fn read_below(&mut self, tops: &[Pid], wanted: &Wanted) {
+    fn read_below(&mut self, tops: &[Pid], wanted: &SearchTargets) {
         let mut queue: Vec<(Pid, Option<Pid>)> = tops.iter().map(|&top| (top, None)).collect();
         while let Some((pid, parent)) = queue.pop() {
             if self.processes.contains_key(&pid) {
@@ -299,7 +299,7 @@ impl Snapshot {
     }
 }
 
-impl Wanted {
+impl SearchTargets {
     /// Process built without reading /proc/PID/fd: a waiting stage, or one of `without`.
     fn at_once(&self, pid: Pid, parent: Pid) -> Option<Process> {
         if let Some(stage) = self.waiting.get(&pid) {
@@ -410,7 +410,7 @@ impl Process {
 
 impl Process {
     /// Adds its descriptors to those found before.
-    fn read_descriptors(&mut self, wanted: &Wanted, threads: u32) {
+    fn read_descriptors(&mut self, wanted: &SearchTargets, threads: u32) {
         for table in descriptor_tables(self.pid, threads) {
             match fs::read_dir(table.join("fd")) {
                 Ok(directory) => self.add_descriptors(directory, wanted),
@@ -423,7 +423,7 @@ impl Process {
         }
     }
 
-    fn add_descriptors(&mut self, directory: fs::ReadDir, wanted: &Wanted) {
+    fn add_descriptors(&mut self, directory: fs::ReadDir, wanted: &SearchTargets) {
         for entry in directory.flatten() {
             let Ok(target) = fs::read_link(entry.path()) else { continue };
             if let Some(inode) = pipe_inode(&target).filter(|inode| wanted.pipes.contains(inode)) {
@@ -488,7 +488,7 @@ pub fn processes_below(
     found
 }
 
-fn read_process(pid: Pid, wanted: &Wanted) -> Option<Process> {
+fn read_process(pid: Pid, wanted: &SearchTargets) -> Option<Process> {
     let stat = read_stat(pid)?;
     let first_has_ended = stat.has_ended() && stat.threads > 1;
     // The gateway's own threads are many and share their descriptors.

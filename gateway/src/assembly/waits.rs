@@ -59,7 +59,7 @@ pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(4);
 pub(super) struct Waits {
     pub since: Instant,
     spent: BTreeMap<Awaited, Duration>,
-    now: Option<Pending>,
+    now: Option<PendingWait>,
 }
 
 impl Waits {
@@ -79,13 +79,13 @@ impl Waits {
         if let Some(past) = self.now.take() {
             *self.spent.entry(past.last.awaited).or_default() += past.over();
         }
-        self.now = patience.map(Pending::new);
+        self.now = patience.map(PendingWait::new);
     }
 
     /// Total counted wait.
     pub fn total(&self) -> Duration {
         self.spent.values().sum::<Duration>()
-            + self.now.as_ref().map(Pending::waited).unwrap_or_default()
+            + self.now.as_ref().map(PendingWait::waited).unwrap_or_default()
     }
 
     /// Returns true if waiting longer may help.
@@ -124,7 +124,7 @@ fn limit(awaited: Awaited) -> Duration {
 
 /// Wait for one kind of event, in one process or several in sequence.
 #[derive(Debug)]
-struct Pending {
+struct PendingWait {
     since: Instant,
     /// Time in which the process had no processor, up to `still`, or no look happened.
     uncounted: Duration,
@@ -135,7 +135,7 @@ struct Pending {
     seen: Instant,
 }
 
-impl Pending {
+impl PendingWait {
     fn new(now: &Patience) -> Self {
         let at = Instant::now();
         Self { since: at, uncounted: Duration::ZERO, last: now.clone(), still: at, seen: at }

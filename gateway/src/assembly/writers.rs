@@ -12,7 +12,7 @@ use std::{
 use super::procfs::{Orphans, processes_below};
 use crate::{
     aside::Growing,
-    enlisted::{Enlisted, Kind, Pid},
+    enlisted::{DescriptorKind, Enlisted, Pid},
 };
 
 /// Limit on inspected descriptors per process, at a microsecond or two each. A process with more
@@ -67,7 +67,7 @@ fn written_through<'s>(
     stage: &'s Enlisted,
     below: &'s [PathBuf],
 ) -> impl Iterator<Item = Written> + 's {
-    let files = stage.descriptors.iter().filter(|d| d.kind == Kind::File && d.writes());
+    let files = stage.descriptors.iter().filter(|d| d.kind == DescriptorKind::File && d.writes());
     let files = files.filter(|d| below.iter().any(|top| d.path.starts_with(top)));
     files.map(|d| Written { path: d.path.clone(), offset: d.offset })
 }
@@ -118,7 +118,7 @@ mod tests {
             stage.descriptors.iter_mut().zip(["read", "written", "/elsewhere"])
         {
             *descriptor = Descriptor {
-                kind: Kind::File,
+                kind: DescriptorKind::File,
                 path: top.join(name),
                 offset: 7,
                 ..descriptor.clone()

@@ -15,7 +15,7 @@ use posh_proto::executor::{File, RunSpec, WrittenFile, descriptor::Source};
 use super::resume::GRACE;
 use crate::{
     enlisted::Enlisted,
-    facts::{Place, Reading, World},
+    facts::{PathOwner, ResolvedCommand, World},
     lower::Lowered,
     model::LocalReason,
 };
@@ -24,7 +24,7 @@ use crate::{
 const MOUNT_ANSWERS: Duration = Duration::from_millis(1500);
 
 /// Returns true if the command has no effects except its output.
-pub fn only_reads(reading: &Reading) -> bool {
+pub fn only_reads(reading: &ResolvedCommand) -> bool {
     let invocation = &reading.invocation;
     let writes = invocation.files.iter().any(|file| file.kind.writes());
     !invocation.side_effects
@@ -34,7 +34,7 @@ pub fn only_reads(reading: &Reading) -> bool {
 }
 
 /// Returns true if every name keeps its file: at most, directories are created.
-pub fn leaves_names(reading: &Reading) -> bool {
+pub fn leaves_names(reading: &ResolvedCommand) -> bool {
     let invocation = &reading.invocation;
     let writes =
         invocation.files.iter().any(|file| file.kind.writes() && file.kind != FileKind::NewDir);
@@ -42,14 +42,14 @@ pub fn leaves_names(reading: &Reading) -> bool {
 }
 
 /// Returns true if its output is also the same each time.
-pub fn repeats_itself(reading: &Reading) -> bool {
+pub fn repeats_itself(reading: &ResolvedCommand) -> bool {
     only_reads(reading) && reading.invocation.deterministic
 }
 
 /// Makes runs that do more than read resumable, with IDs that nobody else can guess.
 pub fn keep_what_writes(
     lowered: &mut Lowered,
-    readings: &[Result<Reading, LocalReason>],
+    readings: &[Result<ResolvedCommand, LocalReason>],
     secret: &str,
 ) {
     for (index, run) in lowered.runs.iter_mut().enumerate() {
@@ -86,11 +86,11 @@ pub fn written_from(file: &File, before: &WrittenFile) -> Option<u64> {
 
 /// Returns true if the mounts that commands use answer: over a dead link, commands would hang. A
 /// mount with an unanswered earlier request counts as dead ([`Shares`](crate::shares::Shares)).
-pub async fn mounts_answer(world: &World<'_>, commands: &[(&Enlisted, &Reading)]) -> bool {
+pub async fn mounts_answer(world: &World<'_>, commands: &[(&Enlisted, &ResolvedCommand)]) -> bool {
     let mut mounts = BTreeSet::new();
     for (command, reading) in commands {
         for place in reading.places.iter().flatten().chain(&reading.cwd) {
-            if let Place::At(_, _, mount) = place {
+            if let PathOwner::At(_, _, mount) = place {
                 mounts.insert(*mount);
             }
         }

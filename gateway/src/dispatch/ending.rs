@@ -5,9 +5,9 @@ use posh_proto::executor::{Exited, exited};
 use tokio::sync::mpsc;
 
 use crate::{
-    facts::Reading,
+    facts::ResolvedCommand,
     join::{Joining, status},
-    lower::Stream,
+    lower::RunStream,
     stage_link::{ForStage, StageLink, Status},
 };
 
@@ -26,7 +26,7 @@ pub(super) enum PartEnd {
 pub(super) struct JoinHere {
     pub joining: Joining,
     /// Its input streams, part by part.
-    pub inputs: Vec<Stream>,
+    pub inputs: Vec<RunStream>,
     pub ended: Option<Status>,
 }
 
@@ -117,7 +117,7 @@ impl StageState {
         here.or_else(|| (!statuses.is_empty()).then(|| status::of_chain(&statuses)))
     }
 
-    pub(super) fn farewell(&self, reading: Option<&Reading>) -> ForStage {
+    pub(super) fn farewell(&self, reading: Option<&ResolvedCommand>) -> ForStage {
         if let Some(PartEnd::Lost(message)) =
             self.parts.iter().flatten().find(|p| matches!(p, PartEnd::Lost(_)))
         {

@@ -29,22 +29,22 @@ use tokio::{sync::mpsc, task::JoinSet};
 use tonic::Status;
 
 use self::{
-    noted::Noted,
+    noted::CollectedTrace,
     runs::{Listener, RunCall, RunState},
     silence::Silences,
 };
 use super::{
     ending::{JoinHere, PartEnd, StageState, as_shell},
-    output::Output,
-    refresh::{self, Written, is_on_mount_of},
+    output::StageOutput,
+    refresh::{self, StageChanges, is_on_mount_of},
     resume::{Gone, Resumed},
-    start::{Flight, Flights, Outcome, StartedJoin},
+    start::{Flight, Flights, PipelineOutcome, StartedJoin},
 };
 use crate::{
     assembly::Pipeline,
-    facts::Reading,
+    facts::ResolvedCommand,
     join::{self, Joining},
-    lower::{JOINED, Lowered, Stream},
+    lower::{JOINED, Lowered, RunStream},
     model::LocalReason,
     plan::{Placement, Plan},
     stage_link::{ForStage, FromStage},
@@ -64,43 +64,43 @@ const TOLD_OF_A_GROUP: Duration = Duration::from_millis(20);
 /// Time for an executor to end a call after its run is over and we have closed our side.
 const HEARING_OUT: Duration = Duration::from_secs(30);
 
-enum Event {
+enum FlightEvent {
     Stage(usize, Option<FromStage>),
-    Run(usize, Result<Option<RunOutput>, Fault>),
-    Join(usize, join::Event),
+    Run(usize, Result<Option<RunOutput>, RunFault>),
+    Join(usize, join::AggregatorEvent),
     Resumed(usize, Result<Resumed, Gone>),
 }
 
 /// Reason for the early end of a run's messages.
-enum Fault {
+enum RunFault {
     /// Lost connection.
     Lost(String),
     /// The executor exceeded its allowance.
     Exceeded(String),
 }
 
-impl From<Status> for Fault {
+impl From<Status> for RunFault {
     fn from(status: Status) -> Self {
         let why = status.message().to_owned();
         if has_exceeded(&status) { Self::Exceeded(why) } else { Self::Lost(why) }
     }
 }
 
-struct Relay<'a> {
+struct PipelineRelay<'a> {
     gateway: &'a Arc<Gateway>,
     pipeline: &'a Pipeline,
-    readings: &'a [Result<Reading, LocalReason>],
+    readings: &'a [Result<ResolvedCommand, LocalReason>],
     runs: Vec<RunState>,
     stages: BTreeMap<usize, StageState>,
-    outputs: BTreeMap<(usize, u32), Output>,
-    feeds: HashMap<Stream, (usize, u32)>,
+    outputs: BTreeMap<(usize, u32), StageOutput>,
+    feeds: HashMap<RunStream, (usize, u32)>,
     /// Streams that a local aggregator reads: (stage, part).
-    joined: HashMap<Stream, (usize, usize)>,
-    inputs: BTreeMap<(usize, u32), Stream>,
+    joined: HashMap<RunStream, (usize, usize)>,
+    inputs: BTreeMap<(usize, u32), RunStream>,
     commands: HashMap<(usize, u32), (usize, usize)>,
     farewells: JoinSet<()>,
-    outcome: Outcome,
-    noted: Noted,
+    outcome: PipelineOutcome,
+    noted: CollectedTrace,
     /// Edges joined on servers: writer and reader.
     fused: Vec<(usize, usize)>,
     /// Specifications of the runs.
@@ -113,7 +113,7 @@ struct Relay<'a> {
     /// Reason for the lost connection, by run.
     why_lost: BTreeMap<usize, String>,
     silences: Silences,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<FlightEvent>,
     pumps: JoinSet<()>,
 }
 
@@ -122,7 +122,7 @@ struct StartedPipeline<'a> {
     gateway: &'a Arc<Gateway>,
     pipeline: &'a Pipeline,
     plan: &'a Plan,
-    readings: &'a [Result<Reading, LocalReason>],
+    readings: &'a [Result<ResolvedCommand, LocalReason>],
     lowered: Lowered,
     joins: BTreeMap<usize, JoinHere>,
     runs: Vec<RunState>,
@@ -134,8 +134,8 @@ pub async fn fly(
     pipeline: &mut Pipeline,
     flights: Flights,
     plan: &Plan,
-    readings: &[Result<Reading, LocalReason>],
-) -> Outcome {
+    readings: &[Result<ResolvedCommand, LocalReason>],
+) -> PipelineOutcome {
     let (events, incoming) = mpsc::channel(QUEUE);
     let mut pumps = JoinSet::new();
     for (index, stage) in pipeline.stages.iter_mut().enumerate() {
@@ -154,7 +154,7 @@ pub async fn fly(
         .iter()
         .map(|f| (gateway.executors.get(f.executor).name.to_string(), f.call))
         .collect();
-    let noted = Noted::new(tracer, calls, pipeline, &lowered);
+    let noted = CollectedTrace::new(tracer, calls, pipeline, &lowered);
     let mut runs = Vec::new();
     for (index, flight) in flights.into_iter().enumerate() {
         let Flight { executor, connection, input, output, written_files, .. } = flight;
@@ -166,7 +166,7 @@ pub async fn fly(
     }
     let started =
         StartedPipeline { gateway, pipeline, plan, readings, lowered, joins: at_work, runs };
-    let relay = Relay::new(started, noted, events, pumps);
+    let relay = PipelineRelay::new(started, noted, events, pumps);
     let outcome = relay.run(incoming).await;
     for stage in &pipeline.stages {
         gateway.assembler.ended(stage.enlisted.pid).await;
@@ -177,26 +177,26 @@ pub async fn fly(
 async fn pump_stage(
     index: usize,
     mut stage: mpsc::Receiver<FromStage>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<FlightEvent>,
 ) {
     loop {
         let said = stage.recv().await;
         let over = said.is_none();
-        if events.send(Event::Stage(index, said)).await.is_err() || over {
+        if events.send(FlightEvent::Stage(index, said)).await.is_err() || over {
             return;
         }
     }
 }
 
-fn listen(index: usize, run: Outputs, events: mpsc::Sender<Event>) -> Listener {
+fn listen(index: usize, run: Outputs, events: mpsc::Sender<FlightEvent>) -> Listener {
     Listener::new(tokio::spawn(pump_run(index, run, events)).abort_handle())
 }
 
-async fn pump_run(index: usize, mut run: Outputs, events: mpsc::Sender<Event>) {
+async fn pump_run(index: usize, mut run: Outputs, events: mpsc::Sender<FlightEvent>) {
     loop {
-        let message = run.message().await.map_err(Fault::from);
+        let message = run.message().await.map_err(RunFault::from);
         let over = !matches!(message, Ok(Some(_)));
-        let is_unheard = events.send(Event::Run(index, message)).await.is_err();
+        let is_unheard = events.send(FlightEvent::Run(index, message)).await.is_err();
         if over {
             return;
         }
@@ -214,36 +214,40 @@ async fn hear_out(mut run: Outputs) {
 
 async fn pump_join(
     stage: usize,
-    mut join: mpsc::Receiver<join::Event>,
-    events: mpsc::Sender<Event>,
+    mut join: mpsc::Receiver<join::AggregatorEvent>,
+    events: mpsc::Sender<FlightEvent>,
 ) {
     while let Some(event) = join.recv().await {
-        if events.send(Event::Join(stage, event)).await.is_err() {
+        if events.send(FlightEvent::Join(stage, event)).await.is_err() {
             return;
         }
     }
 }
 
-fn outputs(pipeline: &Pipeline, plan: &Plan, lowered: &Lowered) -> BTreeMap<(usize, u32), Output> {
-    let output = |(&(stage, fd), streams): (&(usize, u32), &Vec<Stream>)| {
+fn outputs(
+    pipeline: &Pipeline,
+    plan: &Plan,
+    lowered: &Lowered,
+) -> BTreeMap<(usize, u32), StageOutput> {
+    let output = |(&(stage, fd), streams): (&(usize, u32), &Vec<RunStream>)| {
         let output = match &plan.placements[stage] {
             Placement::Remote(parts)
                 if fd == 2 && join::starts_alike(&pipeline.stages[stage].enlisted.argv, parts) =>
             {
-                Output::of_errors(streams, parts.len())
+                StageOutput::of_errors(streams, parts.len())
             }
-            _ => Output::new(streams),
+            _ => StageOutput::new(streams),
         };
         ((stage, fd), output)
     };
     lowered.outputs.iter().map(output).collect()
 }
 
-impl<'a> Relay<'a> {
+impl<'a> PipelineRelay<'a> {
     fn new(
         started: StartedPipeline<'a>,
-        noted: Noted,
-        events: mpsc::Sender<Event>,
+        noted: CollectedTrace,
+        events: mpsc::Sender<FlightEvent>,
         pumps: JoinSet<()>,
     ) -> Self {
         let StartedPipeline { gateway, pipeline, plan, readings, lowered, mut joins, runs } =
@@ -281,7 +285,7 @@ impl<'a> Relay<'a> {
             inputs: lowered.inputs,
             commands: lowered.commands,
             farewells: JoinSet::new(),
-            outcome: Outcome::default(),
+            outcome: PipelineOutcome::default(),
             noted,
             fused: pipeline
                 .shape
@@ -301,7 +305,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    async fn run(mut self, mut incoming: mpsc::Receiver<Event>) -> Outcome {
+    async fn run(mut self, mut incoming: mpsc::Receiver<FlightEvent>) -> PipelineOutcome {
         while !self.stages.values().all(|s| s.finished) {
             let event = match self.silences.next() {
                 None => incoming.recv().await,
@@ -334,9 +338,9 @@ impl<'a> Relay<'a> {
     /// of a pipeline gets its signal first, and what else came meanwhile comes afterwards.
     async fn with_those_at_once(
         &self,
-        event: Event,
-        incoming: &mut mpsc::Receiver<Event>,
-    ) -> Vec<Event> {
+        event: FlightEvent,
+        incoming: &mut mpsc::Receiver<FlightEvent>,
+    ) -> Vec<FlightEvent> {
         let mut all = vec![event];
         if self.signalled(&all[0]).is_none() {
             return all;
@@ -352,32 +356,34 @@ impl<'a> Relay<'a> {
 
     /// Stage that a program has sent a signal to, as far as its stage program can tell; a
     /// terminal's signal is passed on for the whole group.
-    fn signalled(&self, event: &Event) -> Option<usize> {
+    fn signalled(&self, event: &FlightEvent) -> Option<usize> {
         match event {
-            Event::Stage(stage, Some(FromStage::Signal(_, false))) => Some(*stage),
-            Event::Stage(stage, None) if self.stages.get(stage).is_some_and(|s| !s.finished) => {
+            FlightEvent::Stage(stage, Some(FromStage::Signal(_, false))) => Some(*stage),
+            FlightEvent::Stage(stage, None)
+                if self.stages.get(stage).is_some_and(|s| !s.finished) =>
+            {
                 Some(*stage)
             }
             _ => None,
         }
     }
 
-    async fn take(&mut self, event: Event) {
+    async fn take(&mut self, event: FlightEvent) {
         match event {
-            Event::Resumed(run, _) if self.silences.is_given_up(run) => {}
-            Event::Stage(stage, Some(said)) => self.heard(stage, said).await,
-            Event::Stage(stage, None) => self.stage_gone(stage).await,
-            Event::Run(run, Ok(Some(message))) => {
+            FlightEvent::Resumed(run, _) if self.silences.is_given_up(run) => {}
+            FlightEvent::Stage(stage, Some(said)) => self.heard(stage, said).await,
+            FlightEvent::Stage(stage, None) => self.stage_gone(stage).await,
+            FlightEvent::Run(run, Ok(Some(message))) => {
                 if self.tells_of_life(run, &message) {
                     self.silences.heard(run);
                 }
                 self.runs[run].received(&message);
                 self.received(run, message).await;
             }
-            Event::Run(run, end) => self.run_over(run, end.err()).await,
-            Event::Resumed(run, Ok(resumed)) => self.run_resumed(run, resumed),
-            Event::Resumed(run, Err(gone)) => self.run_gone(run, gone).await,
-            Event::Join(stage, event) => self.join_told(stage, event).await,
+            FlightEvent::Run(run, end) => self.run_over(run, end.err()).await,
+            FlightEvent::Resumed(run, Ok(resumed)) => self.run_resumed(run, resumed),
+            FlightEvent::Resumed(run, Err(gone)) => self.run_gone(run, gone).await,
+            FlightEvent::Join(stage, event) => self.join_told(stage, event).await,
         }
     }
 
@@ -526,7 +532,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    async fn end_stream(&mut self, stream: Stream) {
+    async fn end_stream(&mut self, stream: RunStream) {
         if let Some((stage, part)) = self.joined.remove(&stream) {
             if let Some(join) = self.stages.get_mut(&stage).and_then(|s| s.join.as_mut()) {
                 join.joining.end(part);
@@ -538,7 +544,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    async fn end_stream_of(&mut self, stage: usize, fd: u32, stream: Stream) {
+    async fn end_stream_of(&mut self, stage: usize, fd: u32, stream: RunStream) {
         let released = self.outputs.get_mut(&(stage, fd)).map(|output| output.end(stream));
         self.deliver(stage, fd, released.unwrap_or_default()).await;
     }
@@ -608,7 +614,7 @@ impl<'a> Relay<'a> {
         if fd == 1 {
             self.mute_later_parts(stage);
         }
-        let closed = self.outputs.get_mut(&(stage, fd)).map(Output::fail).unwrap_or_default();
+        let closed = self.outputs.get_mut(&(stage, fd)).map(StageOutput::fail).unwrap_or_default();
         for (run, stream) in closed {
             if run == JOINED {
                 self.joining(stage).filter(|_| fd == 1).into_iter().for_each(Joining::close);
@@ -616,7 +622,7 @@ impl<'a> Relay<'a> {
             }
             self.send_to(run, run_input::Kind::Closed(stream));
         }
-        if self.outputs.get_mut(&(stage, fd)).is_some_and(Output::take_undelivered) {
+        if self.outputs.get_mut(&(stage, fd)).is_some_and(StageOutput::take_undelivered) {
             self.tell_undelivered(stage, fd).await;
         }
     }
@@ -657,7 +663,7 @@ impl<'a> Relay<'a> {
         self.tell(stage, ForStage::Data(fd, Bytes::from_static(b"\n"))).await;
     }
 
-    fn input_of(&self, stream: Stream) -> Option<(usize, u32)> {
+    fn input_of(&self, stream: RunStream) -> Option<(usize, u32)> {
         self.inputs.iter().find(|(_, s)| **s == stream).map(|(key, _)| *key)
     }
 
@@ -701,7 +707,7 @@ impl<'a> Relay<'a> {
             }
             let (stage, reading) =
                 (&self.pipeline.stages[index].enlisted, self.readings[index].as_ref().ok());
-            let written = Written::by(self.gateway, stage, reading, state.exits());
+            let written = StageChanges::by(self.gateway, stage, reading, state.exits());
             let (gateway, tell) = (Arc::clone(self.gateway), state.tell.clone());
             let (ending, tally) = (self.noted.ending(index, stage), written.tally());
             let is_lost = self.stages[&index].is_lost();

@@ -26,19 +26,21 @@ use posh_annotations::ToolVersion;
 use posh_proto::rule::{self, Rule};
 
 use crate::{
-    assembly::{Pipeline, Shape},
-    enlisted::{Enlisted, Kind},
-    executors::Connection,
+    assembly::{Pipeline, PipelineShape},
+    enlisted::{DescriptorKind, Enlisted},
+    executors::ExecutorConnection,
     explain,
-    facts::{self, Reading, Surroundings, World},
+    facts::{self, ResolvedCommand, Surroundings, World},
     fresh,
     lower::{Builder, Lowered},
     model::Edge,
     model::{LocalReason, ReasonKind},
     peers::Peer,
-    plan::{self, ExecutorId, Need, Options, PipelineFacts, Placement, Plan, Site, StageFacts},
+    plan::{
+        self, ExecutorId, Need, PipelineFacts, Placement, Plan, PlanSettings, Site, StageFacts,
+    },
     report::{PipelineReport, StageReport},
-    session::Session,
+    session::ShellSession,
     stage_link::ForStage,
     state::{Gateway, View},
     trace::Tracer,
@@ -49,7 +51,7 @@ use crate::{
 const ATTEMPTS: usize = 3;
 
 /// Connections of executors that a pipeline may use.
-type Connections = BTreeMap<ExecutorId, Arc<Connection>>;
+type Connections = BTreeMap<ExecutorId, Arc<ExecutorConnection>>;
 
 /// Carries out a complete pipeline until all its stages have ended.
 pub async fn carry_out(gateway: Arc<Gateway>, pipeline: Pipeline) {
@@ -108,7 +110,7 @@ async fn leave_here(
             *placement = Placement::Here(reason);
         }
     }
-    let outcome = start::Outcome::default();
+    let outcome = start::PipelineOutcome::default();
     let costs = Costs { setup, wall: began.elapsed(), outcome: &outcome };
     Some(report(gateway, &commands, &pipeline.shape, &planned, &costs))
 }
@@ -176,7 +178,7 @@ pub fn stays_at_once(gateway: &Gateway, command: &mut Enlisted, peer: &Peer) -> 
 }
 
 fn note_mounts(view: &View, command: &mut Enlisted) {
-    for file in command.descriptors.iter_mut().filter(|d| d.kind == Kind::File) {
+    for file in command.descriptors.iter_mut().filter(|d| d.kind == DescriptorKind::File) {
         file.on_mount =
             matches!(view.table.resolve(&file.path, Path::new("/")), Resolution::Owned(_));
     }
@@ -186,7 +188,7 @@ fn note_mounts(view: &View, command: &mut Enlisted) {
 async fn carry_out_as(
     gateway: &Arc<Gateway>,
     mut pipeline: Pipeline,
-    session: Option<&Arc<Session>>,
+    session: Option<&Arc<ShellSession>>,
     id: &str,
     tracer: &Tracer,
 ) -> PipelineReport {
@@ -208,7 +210,7 @@ async fn carry_out_as(
         start::tell(pipeline, &mut planned.plan, &gateway.assembler.backstops, tracer).await;
     step = tracer.step("directives", step);
     let told = planned.plan.clone();
-    let mut outcome = start::Outcome::default();
+    let mut outcome = start::PipelineOutcome::default();
     let mut run_id = id.to_owned();
     for attempt in 1..=ATTEMPTS {
         if !planned.plan.placements.iter().any(|p| matches!(p, Placement::Remote(_))) {
@@ -252,7 +254,7 @@ fn lower(
     gateway: &Gateway,
     world: &World<'_>,
     commands: &[Arc<Enlisted>],
-    shape: &Shape,
+    shape: &PipelineShape,
     planned: &Planned,
     run_id: &str,
 ) -> Lowered {
@@ -278,7 +280,7 @@ pub async fn plan_only(
     split: Option<u32>,
 ) -> PipelineReport {
     let began = Instant::now();
-    let shape = Shape::unshared(commands.len(), edges.to_vec());
+    let shape = PipelineShape::unshared(commands.len(), edges.to_vec());
     let view = gateway.view();
     let world = world(gateway, &view);
     let subject = Subject { commands, shape: &shape, split, tracer: &Tracer::default() };
@@ -288,7 +290,7 @@ pub async fn plan_only(
             *placement = Placement::Here(ReasonKind::Unknowable.because(reason.clone()));
         }
     }
-    let outcome = start::Outcome::default();
+    let outcome = start::PipelineOutcome::default();
     let costs = Costs { setup: began.elapsed(), wall: Duration::ZERO, outcome: &outcome };
     let mut report = report(gateway, commands, &shape, &planned, &costs);
     for ((stage, reason), command) in report.stages.iter_mut().zip(unknowable).zip(commands) {
@@ -313,17 +315,17 @@ fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
 /// Input of planning.
 struct Subject<'a> {
     commands: &'a [Arc<Enlisted>],
-    shape: &'a Shape,
+    shape: &'a PipelineShape,
     split: Option<u32>,
     tracer: &'a Tracer,
 }
 
 /// A plan and its inputs.
 struct Planned {
-    readings: Vec<Result<Reading, LocalReason>>,
+    readings: Vec<Result<ResolvedCommand, LocalReason>>,
     facts: PipelineFacts,
     connections: Connections,
-    options: Options,
+    options: PlanSettings,
     plan: Plan,
 }
 
@@ -359,14 +361,14 @@ impl Planned {
         let connections = refusals(gateway, commands, &readings, &mut facts).await;
         step = tracer.step("asking who can run it", step);
         let split_factor = split.unwrap_or(gateway.config.gateway.split).max(1) as usize;
-        let options = Options { split_factor, ..Options::default() };
+        let options = PlanSettings { split_factor, ..PlanSettings::default() };
         let plan = plan::greedy(&facts, options);
         tracer.step("planning", step);
         Self { readings, facts, connections, options, plan }
     }
 
     /// Makes another plan after a refusal. Stages that already became their commands stay local.
-    fn again(&mut self, gateway: &Gateway, attempt: usize, refusal: &start::Refusal) {
+    fn again(&mut self, gateway: &Gateway, attempt: usize, refusal: &start::StartRefusal) {
         refusal.apply(gateway, &mut self.facts);
         let plan = plan::greedy(&self.facts, self.options);
         let keeps = plan.placements.iter().zip(&self.plan.placements).all(|(new, old)| {
@@ -391,7 +393,7 @@ fn keep_what_is_at_hand(
     gateway: &Gateway,
     world: &World<'_>,
     commands: &[Arc<Enlisted>],
-    readings: &mut [Result<Reading, LocalReason>],
+    readings: &mut [Result<ResolvedCommand, LocalReason>],
 ) {
     if gateway.config.gateway.scheduler != Scheduler::Cost || !gateway.volumes.are_there() {
         return;
@@ -409,7 +411,7 @@ fn keep_what_is_at_hand(
 async fn refusals(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
-    readings: &[Result<Reading, LocalReason>],
+    readings: &[Result<ResolvedCommand, LocalReason>],
     facts: &mut PipelineFacts,
 ) -> Connections {
     let mut connections = Connections::new();
@@ -459,9 +461,9 @@ fn of_stage(facts: &StageFacts) -> Vec<ExecutorId> {
 async fn can_run(
     gateway: &Gateway,
     id: ExecutorId,
-    connection: &Connection,
+    connection: &ExecutorConnection,
     stage: &Enlisted,
-    reading: &Reading,
+    reading: &ResolvedCommand,
 ) -> Result<(), LocalReason> {
     let executor = gateway.executors.get(id);
     let name = executor.name.as_str();
@@ -510,7 +512,7 @@ async fn can_run(
 }
 
 /// Returns true if an executor's machine has another time zone.
-fn is_elsewhere(gateway: &Gateway, connection: &Connection) -> bool {
+fn is_elsewhere(gateway: &Gateway, connection: &ExecutorConnection) -> bool {
     connection.about.localtime_sha256 != gateway.localtime
 }
 
@@ -539,7 +541,7 @@ fn has_locale(locales: &[String], wanted: &str) -> bool {
     locales.iter().any(|l| normal(l) == normal(wanted))
 }
 
-fn everything_here(before: &Plan, refusal: &start::Refusal) -> Plan {
+fn everything_here(before: &Plan, refusal: &start::StartRefusal) -> Plan {
     let here = |p: &Placement| match p {
         Placement::Here(reason) => Placement::Here(reason.clone()),
         Placement::Remote(_) => Placement::Here(ReasonKind::Executor.because(refusal.to_string())),
@@ -566,8 +568,8 @@ async fn may_run_here(world: &World<'_>, commands: &[Arc<Enlisted>], planned: &P
 async fn fail_all(
     pipeline: &Pipeline,
     plan: &Plan,
-    refusal: &start::Refusal,
-    outcome: &mut start::Outcome,
+    refusal: &start::StartRefusal,
+    outcome: &mut start::PipelineOutcome,
 ) {
     for (index, (stage, placement)) in pipeline.stages.iter().zip(&plan.placements).enumerate() {
         if matches!(placement, Placement::Remote(_)) {
@@ -617,13 +619,13 @@ async fn release_the_rest(pipeline: &Pipeline, told: &Plan, plan: &Plan, tracer:
 struct Costs<'a> {
     setup: Duration,
     wall: Duration,
-    outcome: &'a start::Outcome,
+    outcome: &'a start::PipelineOutcome,
 }
 
 fn report(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
-    shape: &Shape,
+    shape: &PipelineShape,
     planned: &Planned,
     costs: &Costs<'_>,
 ) -> PipelineReport {
@@ -653,7 +655,7 @@ fn report(
 /// Placement of a stage and its reason, as text.
 fn described(
     gateway: &Gateway,
-    shape: &Shape,
+    shape: &PipelineShape,
     planned: &Planned,
     stage: usize,
 ) -> (String, String) {

@@ -5,15 +5,15 @@ use std::{collections::BTreeMap, ops::Deref, path::Path, sync::Arc};
 
 use fs_mapper::{ExecutorName, Mount, MountTable, Resolution};
 
-use super::refresh::{Told, is_on_mount_of, unseen};
-use crate::{executors::Executor, shares::Share, state::Gateway};
+use super::refresh::{ReportedChanges, is_on_mount_of, unseen};
+use crate::{executors::Executor, shares::TaskShare, state::Gateway};
 
 /// Each call on a mount keeps this until it ends, which may be long after the refresh was given up.
 #[derive(Debug)]
 pub(super) struct OnMounts {
     table: Arc<MountTable>,
     executors: Vec<Arc<Executor>>,
-    shares: Vec<Share>,
+    shares: Vec<TaskShare>,
 }
 
 impl Deref for OnMounts {
@@ -27,7 +27,7 @@ impl Deref for OnMounts {
 impl OnMounts {
     /// Claims room for an executor's reported changes. If there is none, its mounts are invalidated
     /// as a whole.
-    pub fn claim(gateway: &Gateway, table: Arc<MountTable>, told: &mut Told) -> Self {
+    pub fn claim(gateway: &Gateway, table: Arc<MountTable>, told: &mut ReportedChanges) -> Self {
         let (mut executors, mut shares) = (Vec::new(), Vec::new());
         for (name, (paths, bytes)) in sizes(&table, told) {
             let Some(executor) = gateway.executors.named(&name) else { continue };
@@ -49,7 +49,7 @@ impl OnMounts {
 }
 
 /// Number of reported paths per executor, and their bytes.
-fn sizes(table: &MountTable, told: &Told) -> BTreeMap<ExecutorName, (usize, usize)> {
+fn sizes(table: &MountTable, told: &ReportedChanges) -> BTreeMap<ExecutorName, (usize, usize)> {
     let mut sizes: BTreeMap<ExecutorName, (usize, usize)> = BTreeMap::new();
     for change in told.changes.iter().chain(told.doubtful.iter().map(|(change, _)| change)) {
         if let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) {
@@ -60,7 +60,7 @@ fn sizes(table: &MountTable, told: &Told) -> BTreeMap<ExecutorName, (usize, usiz
     sizes
 }
 
-fn forget_all_of(table: &MountTable, name: &ExecutorName, told: &mut Told) {
+fn forget_all_of(table: &MountTable, name: &ExecutorName, told: &mut ReportedChanges) {
     tracing::warn!(executor = %name, "too many changes at one time");
     told.changes.retain(|change| !is_on_mount_of(table, name, change.path()));
     told.doubtful.retain(|(change, _)| !is_on_mount_of(table, name, change.path()));
@@ -98,7 +98,7 @@ mod tests {
         let table = MountTable::new(&config, &MountInfo::read().unwrap());
         let removed = |name: &str| Change::Removed(at(name));
         let changes = BTreeSet::from(["a/one", "a/two", "b/one"].map(removed));
-        let mut told = Told { changes, doubtful: Vec::new() };
+        let mut told = ReportedChanges { changes, doubtful: Vec::new() };
         let names: Vec<ExecutorName> = sizes(&table, &told).into_keys().collect();
         assert_eq!(names.iter().map(ExecutorName::as_str).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(sizes(&table, &told)[&names[0]], (2, 2 * at("a/one").as_os_str().len()));

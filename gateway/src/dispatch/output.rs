@@ -6,12 +6,12 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use posh_proto::pieces;
 
-use crate::{join::errors::SharedStart, lower::Stream};
+use crate::{join::errors::SharedStart, lower::RunStream};
 
 /// One descriptor of a stage program, and the streams that feed it in order.
 #[derive(Debug)]
-pub struct Output {
-    parts: Vec<Part>,
+pub struct StageOutput {
+    parts: Vec<OutputPart>,
     /// Index of the part that flows.
     current: usize,
     /// Bytes sent to the stage program per part, oldest first, not yet credited.
@@ -29,18 +29,21 @@ pub struct Output {
 }
 
 #[derive(Debug)]
-struct Part {
-    stream: Stream,
+struct OutputPart {
+    stream: RunStream,
     waiting: VecDeque<Bytes>,
     ended: bool,
 }
 
-impl Output {
+impl StageOutput {
     /// Merges these streams.
     #[must_use]
-    pub fn new(streams: &[Stream]) -> Self {
-        let parts =
-            streams.iter().map(|&stream| Part { stream, waiting: VecDeque::new(), ended: false });
+    pub fn new(streams: &[RunStream]) -> Self {
+        let parts = streams.iter().map(|&stream| OutputPart {
+            stream,
+            waiting: VecDeque::new(),
+            ended: false,
+        });
         Self {
             parts: parts.collect(),
             current: 0,
@@ -57,13 +60,13 @@ impl Output {
     /// Merges the error outputs of a command's `parts` parts, followed by those of the aggregator:
     /// a common start appears once.
     #[must_use]
-    pub fn of_errors(streams: &[Stream], parts: usize) -> Self {
+    pub fn of_errors(streams: &[RunStream], parts: usize) -> Self {
         let held_parts = parts.min(streams.len());
         Self { start: Some(SharedStart::new(held_parts)), held_parts, ..Self::new(streams) }
     }
 
     /// Adds data of a stream. Returns data for the descriptor.
-    pub fn push(&mut self, stream: Stream, data: Bytes) -> Vec<Bytes> {
+    pub fn push(&mut self, stream: RunStream, data: Bytes) -> Vec<Bytes> {
         if self.failed {
             self.undelivered |= !data.is_empty();
             return Vec::new();
@@ -125,7 +128,7 @@ impl Output {
     }
 
     /// Ends a stream. Returns data that had waited for that, in order.
-    pub fn end(&mut self, stream: Stream) -> Vec<Bytes> {
+    pub fn end(&mut self, stream: RunStream) -> Vec<Bytes> {
         let Some(index) = self.parts.iter().position(|p| p.stream == stream) else {
             return Vec::new();
         };
@@ -163,7 +166,7 @@ impl Output {
     }
 
     /// Credit for each stream after the stage program has written `bytes`.
-    pub fn credit(&mut self, mut bytes: u64) -> Vec<(Stream, u64)> {
+    pub fn credit(&mut self, mut bytes: u64) -> Vec<(RunStream, u64)> {
         let mut credits = Vec::new();
         while let Some((part, left)) = self.uncredited.front_mut().filter(|_| bytes > 0) {
             let given = bytes.min(*left);
@@ -179,7 +182,7 @@ impl Output {
     }
 
     /// Handles a closed descriptor. Returns the streams to close.
-    pub fn fail(&mut self) -> Vec<Stream> {
+    pub fn fail(&mut self) -> Vec<RunStream> {
         self.failed = true;
         self.start = None;
         self.undelivered = self.parts.iter().any(|p| !p.waiting.is_empty());
@@ -216,7 +219,7 @@ impl Output {
 
     /// Returns true if a stream has ended.
     #[must_use]
-    pub fn has_ended(&self, stream: Stream) -> bool {
+    pub fn has_ended(&self, stream: RunStream) -> bool {
         self.parts.iter().any(|part| part.stream == stream && part.ended)
     }
 
@@ -238,7 +241,7 @@ mod tests {
 
     #[test]
     fn parts_come_out_in_order_whatever_comes_first() {
-        let mut output = Output::new(&[(0, 1), (1, 1), (2, 1)]);
+        let mut output = StageOutput::new(&[(0, 1), (1, 1), (2, 1)]);
         assert_eq!(text(&output.push((2, 1), "c".into())), "");
         assert_eq!(text(&output.push((1, 1), "b".into())), "");
         assert_eq!(text(&output.push((0, 1), "a".into())), "a");
@@ -252,7 +255,7 @@ mod tests {
 
     #[test]
     fn credit_goes_to_the_part_whose_bytes_were_written() {
-        let mut output = Output::new(&[(0, 1), (1, 1)]);
+        let mut output = StageOutput::new(&[(0, 1), (1, 1)]);
         output.push((0, 1), "aaaa".into());
         output.push((1, 1), "bb".into());
         assert_eq!(output.credit(3), [((0, 1), 3)]);
@@ -264,7 +267,7 @@ mod tests {
     #[test]
     fn what_all_parts_say_first_is_said_once() {
         let streams = [(0, 1), (1, 1), (JOINED, 2)];
-        let mut output = Output::of_errors(&streams, 2);
+        let mut output = StageOutput::of_errors(&streams, 2);
         let mut said = output.push((1, 1), "bad\n".into());
         said.extend(output.push((JOINED, 2), "bad\n".into()));
         said.extend(output.end((JOINED, 2)));
@@ -279,7 +282,7 @@ mod tests {
 
     #[test]
     fn what_would_never_have_been_done_is_not_shown() {
-        let mut output = Output::of_errors(&[(0, 1), (1, 1)], 2);
+        let mut output = StageOutput::of_errors(&[(0, 1), (1, 1)], 2);
         output.push((1, 1), "missing\n".into());
         output.mute_after(0);
         let mut said = output.push((0, 1), "broken\n".into());
@@ -292,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_failed_output_swallows_the_rest() {
-        let mut output = Output::new(&[(0, 1), (1, 1)]);
+        let mut output = StageOutput::new(&[(0, 1), (1, 1)]);
         output.end((0, 1));
         assert_eq!(output.fail(), [(1, 1)]);
         assert!(!output.take_undelivered());

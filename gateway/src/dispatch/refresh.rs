@@ -31,8 +31,8 @@ use super::{
 };
 use crate::{
     aside::in_own_thread,
-    enlisted::{Enlisted, Kind},
-    facts::{Place, Reading},
+    enlisted::{DescriptorKind, Enlisted},
+    facts::{PathOwner, ResolvedCommand},
     lower,
     state::Gateway,
 };
@@ -47,7 +47,7 @@ const AT_ONCE: usize = 64;
 const FEW_FILES: usize = 64;
 
 /// Changes by one stage, as far as known.
-pub struct Written {
+pub struct StageChanges {
     table: Arc<MountTable>,
     changes: BTreeSet<Change>,
     /// Changes to invalidate unless the mount already shows the new state.
@@ -57,7 +57,7 @@ pub struct Written {
 
 /// Changes that executors reported, and those that follow from the command's words.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct ReportedChanges {
     pub changes: BTreeSet<Change>,
     pub doubtful: Doubtful,
 }
@@ -75,25 +75,26 @@ struct OnVolumes {
     marks: Vec<VolumeMark>,
 }
 
-impl Written {
+impl StageChanges {
     /// Collects a stage's redirects, the files that its annotation declares as changed, and the
     /// changes that executors saw in the trees that it may change.
     #[must_use]
     pub fn by<'a>(
         gateway: &Gateway,
         stage: &Enlisted,
-        reading: Option<&Reading>,
+        reading: Option<&ResolvedCommand>,
         exits: impl Iterator<Item = &'a Exited>,
     ) -> Self {
         let table = Arc::clone(&gateway.view().table);
         let mut changes = BTreeSet::new();
         let redirects = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd));
-        let redirects = redirects
-            .filter(|d| d.kind == Kind::File && d.writes() && was_opened_there(&table, &d.path));
+        let redirects = redirects.filter(|d| {
+            d.kind == DescriptorKind::File && d.writes() && was_opened_there(&table, &d.path)
+        });
         changes.extend(redirects.map(|d| Change::FileWritten(d.path.clone())));
         let files = reading.into_iter().flat_map(|r| r.invocation.files.iter().zip(&r.places));
         for (file, place) in files {
-            if let Some(Place::At(_, path, _)) = place.as_ref().filter(|_| file.kind.writes()) {
+            if let Some(PathOwner::At(_, path, _)) = place.as_ref().filter(|_| file.kind.writes()) {
                 changes.extend(by_annotation(file.kind, path.as_path()));
             }
         }
@@ -144,7 +145,7 @@ pub struct Tally {
     pub removed: usize,
 }
 
-impl Written {
+impl StageChanges {
     /// Counts the invalidations.
     #[must_use]
     pub fn tally(&self) -> Tally {
@@ -179,19 +180,20 @@ fn volume_at(table: &MountTable, path: &Path) -> Option<MountId> {
 fn volumes_of(
     table: &MountTable,
     stage: &Enlisted,
-    reading: Option<&Reading>,
+    reading: Option<&ResolvedCommand>,
 ) -> BTreeSet<MountId> {
     let places = reading
         .into_iter()
         .flat_map(|reading| reading.places.iter().chain([&reading.cwd]))
         .flatten();
     let named = places.filter_map(|place| match place {
-        Place::At(_, _, mount) => {
+        PathOwner::At(_, _, mount) => {
             Some(*mount).filter(|id| table.mount(*id).adapter() == Adapter::Volume)
         }
-        Place::Here(_) => None,
+        PathOwner::Here(_) => None,
     });
-    let files = stage.descriptors.iter().filter(|descriptor| descriptor.kind == Kind::File);
+    let files =
+        stage.descriptors.iter().filter(|descriptor| descriptor.kind == DescriptorKind::File);
     named.chain(files.filter_map(|descriptor| volume_at(table, &descriptor.path))).collect()
 }
 
@@ -294,13 +296,13 @@ pub(super) fn unseen(tree: &Path, adapter: Adapter, is_all_unseen: bool) -> Chan
 }
 
 /// Invalidates the mounts' caches. Takes as long as the mounts do, up to a deadline.
-pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
-    let Written { table, changes, doubtful, volumes } = written;
+pub async fn refresh(gateway: Arc<Gateway>, written: StageChanges) {
+    let StageChanges { table, changes, doubtful, volumes } = written;
     if !rule::holds(Rule::Coherence) {
         return;
     }
     catch_up(&gateway, &table, volumes).await;
-    let mut told = Told { changes, doubtful };
+    let mut told = ReportedChanges { changes, doubtful };
     if told.changes.is_empty() && told.doubtful.is_empty() {
         return;
     }
@@ -318,9 +320,14 @@ pub async fn refresh(gateway: Arc<Gateway>, written: Written) {
     let _done_or_not = tokio::time::timeout(DEADLINE, work).await;
 }
 
-async fn forget_all(gateway: &Gateway, mut on_mounts: OnMounts, told: Told, remnants: &Remnants) {
+async fn forget_all(
+    gateway: &Gateway,
+    mut on_mounts: OnMounts,
+    told: ReportedChanges,
+    remnants: &Remnants,
+) {
     on_mounts.take_turns().await;
-    let (table, Told { changes, doubtful }) = (Arc::new(on_mounts), told);
+    let (table, ReportedChanges { changes, doubtful }) = (Arc::new(on_mounts), told);
     let (trees, changes) = removed_trees(&table, changes).await;
     let certain = forget(&table, changes);
     let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };

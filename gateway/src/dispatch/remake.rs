@@ -35,7 +35,7 @@ use super::{
     on_mounts::OnMounts,
     refresh::{RemovedTree, in_parallel, root_around},
 };
-use crate::{executors::Connection, state::Gateway};
+use crate::{executors::ExecutorConnection, state::Gateway};
 
 /// Directories created by one run, each by its own process that reports its status.
 const AT_ONCE: usize = 64;
@@ -74,7 +74,7 @@ pub async fn forget(
             left.extend(directories);
             continue;
         };
-        let server = remnants.note(Server::new(gateway, table, connection, &name));
+        let server = remnants.note(RemakeServer::new(gateway, table, connection, &name));
         left.extend(server.forget(directories).await);
     }
     left
@@ -104,7 +104,7 @@ pub(super) async fn forget_trees(
             there_again.extend(trees.into_iter().flat_map(RemovedTree::changes));
             continue;
         };
-        let server = remnants.note(Server::new(gateway, table, connection, &name));
+        let server = remnants.note(RemakeServer::new(gateway, table, connection, &name));
         let since = Instant::now();
         let tops: Vec<PathBuf> = trees.iter().map(|tree| tree.top.clone()).collect();
         let made: BTreeSet<PathBuf> = server.make_tops(&tops).await.into_iter().collect();
@@ -130,10 +130,10 @@ fn mounts_of(table: &MountTable, executor: &ExecutorName) -> Vec<MountPoint> {
 
 /// Servers with created entries that may not have been removed.
 #[derive(Debug, Default)]
-pub(super) struct Remnants(Mutex<Vec<Arc<Server>>>);
+pub(super) struct Remnants(Mutex<Vec<Arc<RemakeServer>>>);
 
 impl Remnants {
-    fn note(&self, server: Server) -> Arc<Server> {
+    fn note(&self, server: RemakeServer) -> Arc<RemakeServer> {
         let server = Arc::new(server);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&server));
         server
@@ -162,19 +162,19 @@ struct Made {
 
 /// Server of the removed directories.
 #[derive(Debug)]
-struct Server {
+struct RemakeServer {
     table: Arc<OnMounts>,
-    connection: Arc<Connection>,
+    connection: Arc<ExecutorConnection>,
     mounts: Vec<MountPoint>,
     run_id: u64,
     made: Mutex<Made>,
 }
 
-impl Server {
+impl RemakeServer {
     fn new(
         gateway: &Gateway,
         table: &Arc<OnMounts>,
-        connection: Arc<Connection>,
+        connection: Arc<ExecutorConnection>,
         name: &ExecutorName,
     ) -> Self {
         let (table, mounts) = (Arc::clone(table), mounts_of(table, name));

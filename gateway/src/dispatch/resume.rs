@@ -10,7 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::start::QUEUE;
 use posh_reach::{Allowance, Outputs};
 
-use crate::executors::{Connection, Executor};
+use crate::executors::{Executor, ExecutorConnection};
 
 /// Time for which an executor keeps a run without us. It may notice the loss as late as we do.
 pub const GRACE: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ const AT_MOST: Duration = Duration::from_secs(6);
 /// A resumed run.
 pub struct Resumed {
     /// New connection.
-    pub connection: Arc<Connection>,
+    pub connection: Arc<ExecutorConnection>,
     /// Messages to the executor.
     pub input: mpsc::Sender<RunInput>,
     /// Messages from the executor.
@@ -87,7 +87,7 @@ pub struct Order {
 /// [`Gone`]
 pub async fn resume(
     executor: Arc<Executor>,
-    lost: Arc<Connection>,
+    lost: Arc<ExecutorConnection>,
     silence: Duration,
     order: Order,
 ) -> Result<Resumed, Gone> {
@@ -100,7 +100,7 @@ pub async fn resume(
 
 async fn ask(
     executor: &Executor,
-    mut lost: Arc<Connection>,
+    mut lost: Arc<ExecutorConnection>,
     order: Order,
 ) -> Result<Resumed, Gone> {
     let instance = lost.about.instance.clone();

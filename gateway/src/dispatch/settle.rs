@@ -15,8 +15,8 @@ use posh_proto::rule::{self, Rule};
 use super::again;
 use crate::{
     assembly::Written,
-    enlisted::{Enlisted, Kind},
-    facts::{Place, Reading},
+    enlisted::{DescriptorKind, Enlisted},
+    facts::{PathOwner, ResolvedCommand},
     model::{LocalReason, ReasonKind},
     shares::Unanswered,
     state::Gateway,
@@ -27,7 +27,7 @@ const DEADLINE: Duration = Duration::from_secs(1);
 
 /// A file or tree that a command will use on the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Use {
+struct ServerUse {
     path: PathBuf,
     adapter: Adapter,
     kind: UseKind,
@@ -47,13 +47,13 @@ enum UseKind {
 pub async fn settle(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
-    readings: &mut [Result<Reading, LocalReason>],
+    readings: &mut [Result<ResolvedCommand, LocalReason>],
 ) {
     if !rule::holds(Rule::Coherence) {
         return;
     }
     let table = Arc::clone(&gateway.view().table);
-    let uses: Vec<Vec<(MountId, Use)>> =
+    let uses: Vec<Vec<(MountId, ServerUse)>> =
         commands.iter().zip(readings.iter()).map(|(c, r)| uses_of(&table, c, r)).collect();
     if uses.iter().all(Vec::is_empty) {
         return;
@@ -81,7 +81,7 @@ pub async fn settle(
 async fn settle_volumes(
     gateway: &Gateway,
     table: &MountTable,
-    uses: &[(MountId, Use)],
+    uses: &[(MountId, ServerUse)],
     changes_names: bool,
 ) -> Result<(), LocalReason> {
     let mut settled = BTreeSet::new();
@@ -99,26 +99,28 @@ async fn settle_volumes(
 fn uses_of(
     table: &MountTable,
     command: &Enlisted,
-    reading: &Result<Reading, LocalReason>,
-) -> Vec<(MountId, Use)> {
+    reading: &Result<ResolvedCommand, LocalReason>,
+) -> Vec<(MountId, ServerUse)> {
     let Ok(read) = reading else { return Vec::new() };
     let mut uses = Vec::new();
     let mut add = |path: &Path, mount: MountId, kind: UseKind| {
         let adapter = table.mount(mount).adapter();
         if adapter != Adapter::Bind {
-            uses.push((mount, Use { path: path.to_owned(), adapter, kind }));
+            uses.push((mount, ServerUse { path: path.to_owned(), adapter, kind }));
         }
     };
     let files = read.invocation.files.iter().zip(&read.places);
     let files = files.map(|(file, place)| (place.as_ref(), file.kind.writes()));
     for (place, writes) in files.chain([(read.cwd.as_ref(), false)]) {
-        let Some(Place::At(_, path, mount)) = place else { continue };
+        let Some(PathOwner::At(_, path, mount)) = place else { continue };
         add(path.as_path(), *mount, UseKind::Read);
         if writes {
             add(path.as_path(), *mount, UseKind::Changed);
         }
     }
-    for descriptor in command.descriptors.iter().filter(|d| d.fd <= 2 && d.kind == Kind::File) {
+    for descriptor in
+        command.descriptors.iter().filter(|d| d.fd <= 2 && d.kind == DescriptorKind::File)
+    {
         let Resolution::Owned(owned) = table.resolve(&descriptor.path, Path::new("/")) else {
             continue;
         };
@@ -133,7 +135,7 @@ fn uses_of(
 fn being_written(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
-    uses: &[Vec<(MountId, Use)>],
+    uses: &[Vec<(MountId, ServerUse)>],
 ) -> Vec<PathBuf> {
     // Volumes track writes themselves.
     let below = uses.iter().flatten().filter(|(_, used)| used.adapter != Adapter::Volume);
@@ -152,7 +154,7 @@ fn being_written(
 
 /// One call on a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Call {
+enum MountCall {
     Settle(Adapter, PathBuf),
     HandOver(Adapter, PathBuf),
 }
@@ -160,19 +162,21 @@ enum Call {
 /// Calls needed before a use. sshfs sends every write at once and closed files are on its server:
 /// only files still open need the round trip. Volumes are flushed as a whole. If an adapter uploads
 /// a file on close, an open file makes the command run locally.
-fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, LocalReason> {
+fn calls_for(used: &ServerUse, written: &[PathBuf]) -> Result<Vec<MountCall>, LocalReason> {
     let adapter = used.adapter;
     let mut open = written.iter().filter(|path| path.starts_with(&used.path));
     match (adapter, used.kind) {
         (Adapter::Sshfs, UseKind::Changed) | (Adapter::Volume, _) => Ok(Vec::new()),
-        (Adapter::Sshfs, _) => Ok(open.map(|path| Call::Settle(adapter, path.clone())).collect()),
+        (Adapter::Sshfs, _) => {
+            Ok(open.map(|path| MountCall::Settle(adapter, path.clone())).collect())
+        }
         (_, UseKind::Output) => Ok(Vec::new()),
         (Adapter::Rclone | Adapter::Generic, UseKind::Read) if open.next().is_some() => {
             Err(ReasonKind::Unflushed
                 .because(format!("{} is open for writing on this machine", used.path.display())))
         }
-        (_, UseKind::Read) => Ok(vec![Call::Settle(adapter, used.path.clone())]),
-        (_, UseKind::Changed) => Ok(vec![Call::HandOver(adapter, used.path.clone())]),
+        (_, UseKind::Read) => Ok(vec![MountCall::Settle(adapter, used.path.clone())]),
+        (_, UseKind::Changed) => Ok(vec![MountCall::HandOver(adapter, used.path.clone())]),
     }
 }
 
@@ -181,9 +185,9 @@ fn calls_for(used: &Use, written: &[PathBuf]) -> Result<Vec<Call>, LocalReason> 
 async fn carry_out(
     gateway: &Gateway,
     table: &MountTable,
-    calls: Vec<(MountId, Vec<Call>)>,
+    calls: Vec<(MountId, Vec<MountCall>)>,
 ) -> Result<(), LocalReason> {
-    let mut by_mount: BTreeMap<MountId, Vec<Call>> = BTreeMap::new();
+    let mut by_mount: BTreeMap<MountId, Vec<MountCall>> = BTreeMap::new();
     for (mount, calls) in calls.into_iter().filter(|(_, calls)| !calls.is_empty()) {
         by_mount.entry(mount).or_default().extend(calls);
     }
@@ -197,8 +201,8 @@ async fn carry_out(
         };
         let work = move || {
             calls.into_iter().try_for_each(|call| match call {
-                Call::Settle(adapter, path) => adapter.coherence().settle(&path),
-                Call::HandOver(adapter, path) => adapter.coherence().hand_over(&path),
+                MountCall::Settle(adapter, path) => adapter.coherence().settle(&path),
+                MountCall::HandOver(adapter, path) => adapter.coherence().hand_over(&path),
             })
         };
         let left = end.saturating_duration_since(Instant::now());
@@ -223,11 +227,11 @@ mod tests {
     fn what_is_asked_of_which_mount() {
         let written = [PathBuf::from("/mnt/w/open")];
         let check = |adapter, kind, path: &str, expect: Result<&[&str], ()>| {
-            let used = Use { path: path.into(), adapter, kind };
+            let used = ServerUse { path: path.into(), adapter, kind };
             let calls = calls_for(&used, &written).map(|calls| {
-                let word = |call: &Call| match call {
-                    Call::Settle(_, path) => format!("settle {}", path.display()),
-                    Call::HandOver(_, path) => format!("hand over {}", path.display()),
+                let word = |call: &MountCall| match call {
+                    MountCall::Settle(_, path) => format!("settle {}", path.display()),
+                    MountCall::HandOver(_, path) => format!("hand over {}", path.display()),
                 };
                 calls.iter().map(word).collect::<Vec<_>>()
             });

@@ -27,14 +27,14 @@ use super::{
 use crate::{
     assembly::{Pipeline, read_stat},
     backstops::{Backstop, Backstops},
-    executors::{Connection, Executor},
+    executors::{Executor, ExecutorConnection},
     join::{self, Joining},
-    lower::{JoinedHere, Lowered, Stream},
+    lower::{JoinedHere, Lowered, RunStream},
     model::ReasonKind,
     plan::{ExecutorId, LineEnds, Need, PipelineFacts, Placement, Plan},
     stage_link::{ForStage, FromStage, StageLink},
     state::Gateway,
-    trace::{Call, Tracer},
+    trace::{RunStart, Tracer},
 };
 
 /// Capacity of the queue to an executor: inputs are bounded by credit, other messages by this.
@@ -49,7 +49,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Result of a pipeline's remote stages.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct PipelineOutcome {
     /// Exit status as the shell sees it, by stage.
     pub statuses: BTreeMap<usize, u32>,
     /// Bytes of streams, both ways.
@@ -62,13 +62,13 @@ pub struct Flight {
     /// Executor of the run.
     pub executor: ExecutorId,
     /// Connection of the run.
-    pub connection: Arc<Connection>,
+    pub connection: Arc<ExecutorConnection>,
     /// Messages to the executor.
     pub input: mpsc::Sender<RunInput>,
     /// Messages from the executor.
     pub output: Outputs,
     /// Times of the start, for the trace.
-    pub call: Call,
+    pub call: RunStart,
     /// Sizes of the files that its redirects write to.
     pub written_files: Vec<WrittenFile>,
 }
@@ -76,7 +76,7 @@ pub struct Flight {
 impl Flight {
     /// Sets the times of sending the specification and of the start.
     fn since(self, sent_ns: u64, tracer: &Tracer) -> Self {
-        Self { call: Call { sent_ns, started_ns: tracer.now_ns(), ..self.call }, ..self }
+        Self { call: RunStart { sent_ns, started_ns: tracer.now_ns(), ..self.call }, ..self }
     }
 }
 
@@ -97,23 +97,23 @@ pub struct StartedJoin {
     /// Handle of the aggregator.
     pub joining: Joining,
     /// Its events.
-    pub told: mpsc::Receiver<join::Event>,
+    pub told: mpsc::Receiver<join::AggregatorEvent>,
     /// Its input streams, part by part.
-    pub inputs: Vec<Stream>,
+    pub inputs: Vec<RunStream>,
 }
 
 /// Reason why nothing was started.
 #[derive(Debug)]
-pub struct Refusal {
+pub struct StartRefusal {
     /// Executor that refused.
     pub executor: ExecutorId,
-    fault: Fault,
+    fault: RefusalKind,
     reason: String,
 }
 
 /// Kind of a refusal; determines the next plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+enum RefusalKind {
     /// A seam of a split is not at the end of a line.
     Seam,
     /// An operand of a split is not a regular file.
@@ -130,28 +130,28 @@ enum Fault {
 
 /// Reason for a missing start message.
 enum NotOpened {
-    Refused(Refusal),
+    Refused(StartRefusal),
     /// Lost when the executor may have received the specification, with the reason.
-    Lost(Arc<Connection>, String),
+    Lost(Arc<ExecutorConnection>, String),
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for StartRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.reason)
     }
 }
 
-impl Refusal {
+impl StartRefusal {
     /// Returns true if the executor is gone; its mounts may be too.
     #[must_use]
     pub fn is_loss(&self) -> bool {
-        self.fault == Fault::Lost
+        self.fault == RefusalKind::Lost
     }
 
     /// Returns true if the commands may have run: they can't run locally.
     #[must_use]
     pub fn is_unclear(&self) -> bool {
-        self.fault == Fault::Unclear
+        self.fault == RefusalKind::Unclear
     }
 
     /// Refusal by an executor that was lost when it may have started the commands.
@@ -159,23 +159,26 @@ impl Refusal {
     pub fn unclear(executor: &Executor, why: &str, known: &str) -> Self {
         let place = format!("executor {} at {}", executor.name, executor.address);
         let reason = format!("{place} was lost as the command was started there ({why}); {known}");
-        Self { executor: executor.id, fault: Fault::Unclear, reason }
+        Self { executor: executor.id, fault: RefusalKind::Unclear, reason }
     }
 
     /// Changes the facts so that the next plan does not meet the same refusal.
     pub fn apply(&self, gateway: &Gateway, facts: &mut PipelineFacts) {
         match self.fault {
-            Fault::Seam => {
+            RefusalKind::Seam => {
                 return facts.stages.iter_mut().for_each(|s| s.line_ends = LineEnds::Unknown);
             }
-            Fault::NotWhole => {
+            RefusalKind::NotWhole => {
                 return facts
                     .stages
                     .iter_mut()
                     .filter(|s| s.whole_files)
                     .for_each(|s| s.operands.clear());
             }
-            Fault::Executor | Fault::Full | Fault::Lost | Fault::Unclear => {}
+            RefusalKind::Executor
+            | RefusalKind::Full
+            | RefusalKind::Lost
+            | RefusalKind::Unclear => {}
         }
         let name = &gateway.executors.get(self.executor).name;
         let reason = ReasonKind::Executor.because(format!("{name} refused: {}", self.reason));
@@ -255,14 +258,15 @@ async fn acknowledges(stage: &mut StageLink, backstops: &Backstops) -> bool {
 /// Starts all runs of a pipeline, or none.
 ///
 /// # Errors
-/// [`Refusal`] when an executor refused or could not be reached. Runs that others had started by
-/// then are cancelled: they are parts of one split, so they only read, and their output is dropped.
+/// [`StartRefusal`] when an executor refused or could not be reached. Runs that others had started
+/// by then are cancelled: they are parts of one split, so they only read, and their output is
+/// dropped.
 pub async fn start(
     gateway: &Gateway,
     connections: &Connections,
     mut lowered: Lowered,
     tracer: &Tracer,
-) -> Result<Flights, Refusal> {
+) -> Result<Flights, StartRefusal> {
     let joins = start_joins(&mut lowered)?;
     let mut opening = Vec::new();
     for run in &mut lowered.runs {
@@ -284,7 +288,7 @@ pub async fn start(
 }
 
 /// Starts the aggregators before any run: without one, no part may start.
-fn start_joins(lowered: &mut Lowered) -> Result<BTreeMap<usize, StartedJoin>, Refusal> {
+fn start_joins(lowered: &mut Lowered) -> Result<BTreeMap<usize, StartedJoin>, StartRefusal> {
     let mut joins = BTreeMap::new();
     for (stage, JoinedHere { recipe, programs, inputs }) in std::mem::take(&mut lowered.joins) {
         let executor = lowered.runs[inputs[0].0].executor;
@@ -297,22 +301,22 @@ fn start_joins(lowered: &mut Lowered) -> Result<BTreeMap<usize, StartedJoin>, Re
     Ok(joins)
 }
 
-fn refusal(executor: ExecutorId, reason: impl Into<String>) -> Refusal {
-    Refusal { executor, fault: Fault::Executor, reason: reason.into() }
+fn refusal(executor: ExecutorId, reason: impl Into<String>) -> StartRefusal {
+    StartRefusal { executor, fault: RefusalKind::Executor, reason: reason.into() }
 }
 
 /// Starts one run.
 pub(super) async fn open_in_time(
     executor: Arc<Executor>,
-    connection: Option<Arc<Connection>>,
+    connection: Option<Arc<ExecutorConnection>>,
     spec: RunSpec,
     tracer: Tracer,
-) -> Result<Flight, Refusal> {
+) -> Result<Flight, StartRefusal> {
     let sent_ns = tracer.now_ns();
     let connection = connection.ok_or_else(|| refusal(executor.id, "it is not connected"))?;
     let connection = executor.in_place_of(connection).ok_or_else(|| {
         let reason = "its connection was lost before anything was sent".to_owned();
-        Refusal { executor: executor.id, fault: Fault::Lost, reason }
+        StartRefusal { executor: executor.id, fault: RefusalKind::Lost, reason }
     })?;
     let sent = Instant::now();
     let order = Order {
@@ -334,7 +338,11 @@ pub(super) async fn open_in_time(
             executor.lost(&connection, &why);
             match kept {
                 true => ask_for(&executor, connection, &why, sent.elapsed(), order).await,
-                false => Err(Refusal { executor: executor.id, fault: Fault::Lost, reason: why }),
+                false => Err(StartRefusal {
+                    executor: executor.id,
+                    fault: RefusalKind::Lost,
+                    reason: why,
+                }),
             }
         }
         Err(NotOpened::Refused(refusal)) => Err(refusal),
@@ -351,7 +359,7 @@ pub(super) async fn open_in_time(
 
 async fn open(
     executor: ExecutorId,
-    connection: Arc<Connection>,
+    connection: Arc<ExecutorConnection>,
     spec: RunSpec,
 ) -> Result<Flight, NotOpened> {
     let (input, requests) = mpsc::channel(QUEUE);
@@ -366,7 +374,11 @@ async fn open(
         Ok(output) => output,
         Err(status) if was_never_sent(&status) => {
             let reason = status.message().to_owned();
-            return Err(NotOpened::Refused(Refusal { executor, fault: Fault::Lost, reason }));
+            return Err(NotOpened::Refused(StartRefusal {
+                executor,
+                fault: RefusalKind::Lost,
+                reason,
+            }));
         }
         Err(status) => return Err(lost(&status)),
     };
@@ -383,24 +395,24 @@ async fn open(
 /// Interprets the first message of a run; `Err(None)` if it is neither a start nor a rejection.
 fn flight(
     executor: ExecutorId,
-    connection: Arc<Connection>,
+    connection: Arc<ExecutorConnection>,
     input: mpsc::Sender<RunInput>,
     output: Outputs,
     first: Option<RunOutput>,
-) -> Result<Flight, Option<Refusal>> {
+) -> Result<Flight, Option<StartRefusal>> {
     match first.and_then(|first| first.kind) {
         Some(run_output::Kind::Started(Started { times, written_files })) => {
-            let call = Call { times, ..Call::default() };
+            let call = RunStart { times, ..RunStart::default() };
             Ok(Flight { executor, connection, input, output, call, written_files })
         }
         Some(run_output::Kind::Rejected(rejected)) => {
             let fault = match rejected.kind() {
-                Rejection::Seam => Fault::Seam,
-                Rejection::NotWhole => Fault::NotWhole,
-                Rejection::Overloaded => Fault::Full,
-                _ => Fault::Executor,
+                Rejection::Seam => RefusalKind::Seam,
+                Rejection::NotWhole => RefusalKind::NotWhole,
+                Rejection::Overloaded => RefusalKind::Full,
+                _ => RefusalKind::Executor,
             };
-            Err(Some(Refusal { executor, fault, reason: rejected.message }))
+            Err(Some(StartRefusal { executor, fault, reason: rejected.message }))
         }
         _ => Err(None),
     }
@@ -410,12 +422,12 @@ fn flight(
 /// its answer, and the run does more than read.
 async fn ask_for(
     executor: &Arc<Executor>,
-    lost: Arc<Connection>,
+    lost: Arc<ExecutorConnection>,
     why: &str,
     silence: Duration,
     order: Order,
-) -> Result<Flight, Refusal> {
-    let unclear = |known: &str| Refusal::unclear(executor, why, known);
+) -> Result<Flight, StartRefusal> {
+    let unclear = |known: &str| StartRefusal::unclear(executor, why, known);
     match resume(Arc::clone(executor), lost, silence, order).await {
         Ok(Resumed { connection, input, mut output }) => {
             let first = output.message().await.map_err(|status| unclear(status.message()))?;

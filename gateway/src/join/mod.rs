@@ -11,16 +11,16 @@ use std::{collections::HashSet, ffi::OsString};
 
 use posh_annotations::{Aggregator, Invocation};
 
-use self::own::Own;
-pub use self::run::{Event, Joining, Program};
-use crate::plan::{Part, Steps};
+use self::own::OwnAggregator;
+pub use self::run::{AggregatorEvent, AggregatorProgram, Joining};
+use crate::plan::{StagePart, Steps};
 
 /// Aggregator of one stage's parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recipe {
     /// How the parts are passed.
-    pub source: Source,
-    /// Commands, each reading the output of the one before; none with [`Source::Own`].
+    pub source: JoinSource,
+    /// Commands, each reading the output of the one before; none with [`JoinSource::Own`].
     pub commands: Vec<Step>,
     /// Number of parts.
     pub parts: usize,
@@ -28,7 +28,7 @@ pub struct Recipe {
 
 /// See [`Recipe::source`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum JoinSource {
     /// The first command's standard input is the concatenation of all parts.
     InOrder,
     /// The first command's last operands are the parts, one each.
@@ -37,7 +37,7 @@ pub enum Source {
     /// the result is counted again.
     Counted,
     /// posh's own code does everything.
-    Own(Own),
+    Own(OwnAggregator),
 }
 
 /// A command of a [`Recipe`].
@@ -64,17 +64,17 @@ impl Recipe {
     pub fn of<'a>(
         steps: Steps,
         stage: usize,
-        parts: &[Part],
+        parts: &[StagePart],
         words: &dyn Fn(usize) -> Words<'a>,
     ) -> Self {
         let merge = |by: usize| Step { stage: by, argv: merging_words(words(by)) };
         let same = || Step { stage, argv: words(stage).argv.to_vec() };
         let (source, commands) = match steps {
-            Steps::Merge(by) => (Source::Separate, vec![merge(by)]),
-            Steps::MergeThenSame(by) => (Source::Separate, vec![merge(by), same()]),
-            Steps::MergeCounted(by) => (Source::Counted, vec![merge(by)]),
-            Steps::Same => (Source::InOrder, vec![same()]),
-            Steps::Own => (Source::Own(own_of(words(stage).invocation, parts)), Vec::new()),
+            Steps::Merge(by) => (JoinSource::Separate, vec![merge(by)]),
+            Steps::MergeThenSame(by) => (JoinSource::Separate, vec![merge(by), same()]),
+            Steps::MergeCounted(by) => (JoinSource::Counted, vec![merge(by)]),
+            Steps::Same => (JoinSource::InOrder, vec![same()]),
+            Steps::Own => (JoinSource::Own(own_of(words(stage).invocation, parts)), Vec::new()),
         };
         Self { source, commands, parts: parts.len() }
     }
@@ -88,21 +88,21 @@ fn merging_words(words: Words<'_>) -> Vec<OsString> {
     }
 }
 
-fn own_of(invocation: &Invocation, parts: &[Part]) -> Own {
+fn own_of(invocation: &Invocation, parts: &[StagePart]) -> OwnAggregator {
     match invocation.split.as_ref().and_then(|s| s.aggregator.as_ref()) {
-        Some(Aggregator::UniqCount) => Own::uniq_count(),
+        Some(Aggregator::UniqCount) => OwnAggregator::uniq_count(),
         Some(Aggregator::WcTotal(letters)) => {
             let operands = parts.iter().map(|p| p.operands.as_ref().map_or(0, Vec::len));
-            Own::wc_total(letters, operands.collect())
+            OwnAggregator::wc_total(letters, operands.collect())
         }
-        _ => Own::sum(),
+        _ => OwnAggregator::sum(),
     }
 }
 
 /// Returns true if a common start of the parts' errors can't be about their input: no operand is in
 /// two parts.
 #[must_use]
-pub fn starts_alike(argv: &[OsString], parts: &[Part]) -> bool {
+pub fn starts_alike(argv: &[OsString], parts: &[StagePart]) -> bool {
     let mut seen = HashSet::new();
     parts.len() > 1
         && parts

@@ -16,41 +16,41 @@ pub struct NoPart;
 
 /// A running aggregator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Own {
-    kind: Kind,
+pub struct OwnAggregator {
+    kind: Aggregation,
     /// Beginning of an incomplete line.
     open: Vec<u8>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+enum Aggregation {
     Sum(Option<u64>),
     UniqCount(Option<(u64, Vec<u8>)>),
     WcTotal(WcTotal),
 }
 
-impl Own {
+impl OwnAggregator {
     /// Each part is a number and a newline; the result is their sum, or nothing without parts.
     #[must_use]
     pub fn sum() -> Self {
-        Self::new(Kind::Sum(None))
+        Self::new(Aggregation::Sum(None))
     }
 
     /// Each part is an output of `uniq -c`: counts are added where a part begins with the last line
     /// of the part before.
     #[must_use]
     pub fn uniq_count() -> Self {
-        Self::new(Kind::UniqCount(None))
+        Self::new(Aggregation::UniqCount(None))
     }
 
     /// Each part is an output of `wc` with options `letters` (`lwmcL`) and so many operands. Parts
     /// with operands also count bytes, which determine the width of the columns.
     #[must_use]
     pub fn wc_total(letters: &str, operands: Vec<usize>) -> Self {
-        Self::new(Kind::WcTotal(WcTotal::new(letters, operands)))
+        Self::new(Aggregation::WcTotal(WcTotal::new(letters, operands)))
     }
 
-    fn new(kind: Kind) -> Self {
+    fn new(kind: Aggregation) -> Self {
         Self { kind, open: Vec::new() }
     }
 
@@ -60,7 +60,7 @@ impl Own {
     /// [`NoPart`]
     pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<u8>, NoPart> {
         let longest =
-            if matches!(self.kind, Kind::UniqCount(_)) { LINE_BYTES } else { COUNTS_BYTES };
+            if matches!(self.kind, Aggregation::UniqCount(_)) { LINE_BYTES } else { COUNTS_BYTES };
         let mut out = Vec::new();
         for line in whole_lines(&mut self.open, bytes, longest)? {
             self.kind.line(&line, &mut out)?;
@@ -71,20 +71,22 @@ impl Own {
     /// Returns the remaining output after the last part.
     pub fn finish(&mut self) -> Vec<u8> {
         match &mut self.kind {
-            Kind::Sum(sum) => sum.map(|sum| format!("{sum}\n").into_bytes()).unwrap_or_default(),
-            Kind::UniqCount(held) => {
+            Aggregation::Sum(sum) => {
+                sum.map(|sum| format!("{sum}\n").into_bytes()).unwrap_or_default()
+            }
+            Aggregation::UniqCount(held) => {
                 let mut out = Vec::new();
                 if let Some((count, line)) = held.take() {
                     write_count(count, &line, &mut out);
                 }
                 out
             }
-            Kind::WcTotal(wc) => wc.finish(),
+            Aggregation::WcTotal(wc) => wc.finish(),
         }
     }
 }
 
-impl Kind {
+impl Aggregation {
     /// Handles one line of a part, without its newline.
     fn line(&mut self, line: &[u8], out: &mut Vec<u8>) -> Result<(), NoPart> {
         match self {
@@ -313,7 +315,7 @@ impl WcTotal {
 mod tests {
     use super::*;
 
-    fn joined(mut own: Own, parts: &[&str]) -> String {
+    fn joined(mut own: OwnAggregator, parts: &[&str]) -> String {
         // In odd pieces, since pipes give what they like.
         let text = parts.concat();
         let mut out: Vec<u8> =
@@ -325,16 +327,19 @@ mod tests {
     #[test]
     fn numbers_are_added() {
         assert_eq!(
-            joined(Own::sum(), &["3\n", "0\n", "18446744073709551000\n"]),
+            joined(OwnAggregator::sum(), &["3\n", "0\n", "18446744073709551000\n"]),
             "18446744073709551003\n"
         );
-        assert_eq!(joined(Own::sum(), &[]), "");
+        assert_eq!(joined(OwnAggregator::sum(), &[]), "");
     }
 
     #[test]
     fn equal_lines_at_a_seam_are_one() {
         let parts = ["      2 a\n      1  b\n", "      5  b\n12345678 c\n", "      1 c\n"];
-        assert_eq!(joined(Own::uniq_count(), &parts), "      2 a\n      6  b\n12345679 c\n");
+        assert_eq!(
+            joined(OwnAggregator::uniq_count(), &parts),
+            "      2 a\n      6  b\n12345679 c\n"
+        );
     }
 
     #[test]
@@ -355,13 +360,15 @@ mod tests {
     #[test]
     fn lines_without_an_end_and_lines_beyond_the_operands_are_not_kept() {
         let piece = vec![b'1'; COUNTS_BYTES];
-        for (mut own, longest) in
-            [(Own::sum(), 1), (Own::wc_total("l", vec![0]), 1), (Own::uniq_count(), 256)]
-        {
+        for (mut own, longest) in [
+            (OwnAggregator::sum(), 1),
+            (OwnAggregator::wc_total("l", vec![0]), 1),
+            (OwnAggregator::uniq_count(), 256),
+        ] {
             assert!((0..longest).all(|_| own.push(&piece) == Ok(Vec::new())));
             assert_eq!(own.push(&piece), Err(NoPart));
         }
-        let mut own = Own::wc_total("l", vec![1, 0]);
+        let mut own = OwnAggregator::wc_total("l", vec![1, 0]);
         assert_eq!(own.push(b"1 9 a\n2 8\n"), Ok(Vec::new()));
         assert_eq!(own.push(b"3 7\n"), Err(NoPart));
     }
@@ -370,13 +377,13 @@ mod tests {
     fn columns_are_as_wide_as_all_files_need() {
         let parts = [" 1  9 a\n", "  2  90 b\n  3 901  c\n  5 991 total\n"];
         assert_eq!(
-            joined(Own::wc_total("l", vec![1, 2]), &parts),
+            joined(OwnAggregator::wc_total("l", vec![1, 2]), &parts),
             "   1 a\n   2 b\n   3  c\n   6 total\n"
         );
         assert_eq!(
-            joined(Own::wc_total("", vec![0, 0]), &["1 2 3\n", "4 5 6\n"]),
+            joined(OwnAggregator::wc_total("", vec![0, 0]), &["1 2 3\n", "4 5 6\n"]),
             "      5       7       9\n"
         );
-        assert_eq!(joined(Own::wc_total("L", vec![0, 0]), &["12\n", "4\n"]), "12\n");
+        assert_eq!(joined(OwnAggregator::wc_total("L", vec![0, 0]), &["12\n", "4\n"]), "12\n");
     }
 }

@@ -1,6 +1,6 @@
 //! A running local aggregator: a recipe's commands as processes, fed with the output of remote
 //! parts. Input is bounded by the sender's credit, which grows as input is consumed
-//! ([`Event::Fed`]), output by [`Joining::allow`].
+//! ([`AggregatorEvent::Fed`]), output by [`Joining::allow`].
 
 use std::{
     collections::VecDeque,
@@ -32,8 +32,8 @@ use tokio::{
 };
 
 use super::{
-    Recipe, Source,
-    own::{NoPart, Own, Recount},
+    JoinSource, Recipe,
+    own::{NoPart, OwnAggregator, Recount},
     status,
 };
 use crate::stage_link::Status;
@@ -51,7 +51,7 @@ const BROKEN: u32 = 125;
 
 /// Executable of a [`super::Step`].
 #[derive(Debug, Clone)]
-pub struct Program {
+pub struct AggregatorProgram {
     /// Path of the executable.
     pub path: PathBuf,
     /// Complete environment.
@@ -60,7 +60,7 @@ pub struct Program {
 
 /// Event of an aggregator.
 #[derive(Debug)]
-pub enum Event {
+pub enum AggregatorEvent {
     /// So many bytes of that part were consumed.
     Fed(usize, u64),
     /// Output.
@@ -74,7 +74,7 @@ pub enum Event {
 /// A running aggregator. Dropping it kills its commands.
 #[derive(Debug)]
 pub struct Joining {
-    parts: Vec<Arc<Incoming>>,
+    parts: Vec<Arc<PartBuffer>>,
     window: Arc<watch::Sender<Window>>,
     pids: Vec<Pid>,
     tasks: JoinSet<()>,
@@ -89,18 +89,18 @@ struct Window {
 
 /// Buffered bytes of one part, bounded by the sender's credit.
 #[derive(Debug, Default)]
-struct Incoming {
-    state: Mutex<Waiting>,
+struct PartBuffer {
+    state: Mutex<BufferedPieces>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct BufferedPieces {
     pieces: VecDeque<Bytes>,
     has_ended: bool,
 }
 
-impl Incoming {
+impl PartBuffer {
     fn push(&self, data: Bytes) {
         pieces::keep(&mut self.lock().pieces, data);
         self.changed.notify_one();
@@ -126,7 +126,7 @@ impl Incoming {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, BufferedPieces> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -138,9 +138,9 @@ impl Joining {
     /// A pipe or process can't be created; then nothing runs.
     pub fn start(
         recipe: &Recipe,
-        programs: &[Program],
-    ) -> io::Result<(Self, mpsc::Receiver<Event>)> {
-        let incoming: Vec<Arc<Incoming>> = (0..recipe.parts).map(|_| Arc::default()).collect();
+        programs: &[AggregatorProgram],
+    ) -> io::Result<(Self, mpsc::Receiver<AggregatorEvent>)> {
+        let incoming: Vec<Arc<PartBuffer>> = (0..recipe.parts).map(|_| Arc::default()).collect();
         let (events, told) = mpsc::channel(QUEUE);
         let window = watch::Sender::new(Window { allowed_bytes: WINDOW_BYTES, is_closed: false });
         let mut joining = Self {
@@ -151,9 +151,11 @@ impl Joining {
         };
         let output = Outlet { window: Arc::clone(&joining.window), events };
         match &recipe.source {
-            Source::Own(own) => drop(joining.tasks.spawn(run_own(own.clone(), incoming, output))),
-            Source::InOrder => joining.start_in_order(recipe, programs, incoming, output)?,
-            Source::Separate | Source::Counted => {
+            JoinSource::Own(own) => {
+                drop(joining.tasks.spawn(run_own(own.clone(), incoming, output)))
+            }
+            JoinSource::InOrder => joining.start_in_order(recipe, programs, incoming, output)?,
+            JoinSource::Separate | JoinSource::Counted => {
                 joining.start_separate(recipe, programs, incoming, output)?
             }
         }
@@ -163,8 +165,8 @@ impl Joining {
     fn start_in_order(
         &mut self,
         recipe: &Recipe,
-        programs: &[Program],
-        incoming: Vec<Arc<Incoming>>,
+        programs: &[AggregatorProgram],
+        incoming: Vec<Arc<PartBuffer>>,
         output: Outlet,
     ) -> io::Result<()> {
         let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
@@ -180,11 +182,11 @@ impl Joining {
     fn start_separate(
         &mut self,
         recipe: &Recipe,
-        programs: &[Program],
-        incoming: Vec<Arc<Incoming>>,
+        programs: &[AggregatorProgram],
+        incoming: Vec<Arc<PartBuffer>>,
         output: Outlet,
     ) -> io::Result<()> {
-        let counts = (recipe.source == Source::Counted)
+        let counts = (recipe.source == JoinSource::Counted)
             .then(|| Arc::new(Mutex::new(Recount::new(recipe.parts))));
         let mut reads = Vec::new();
         let mut writers = Vec::new();
@@ -245,7 +247,7 @@ impl Joining {
 /// Starts the commands, each reading the output of the one before.
 fn spawn(
     recipe: &Recipe,
-    programs: &[Program],
+    programs: &[AggregatorProgram],
     input: Stdio,
     operands: Vec<OsString>,
 ) -> io::Result<Vec<Child>> {
@@ -277,10 +279,10 @@ fn spawn(
 
 /// Writes parts, one after the other, into a command.
 async fn feed(
-    parts: Vec<(usize, Arc<Incoming>)>,
+    parts: Vec<(usize, Arc<PartBuffer>)>,
     mut writer: pipe::Sender,
     counts: Option<Arc<Mutex<Recount>>>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<AggregatorEvent>,
 ) {
     // After the reader is gone, keep consuming: the senders must not block forever.
     let mut is_read = true;
@@ -299,7 +301,7 @@ async fn feed(
                 }
             };
             is_read = is_read && writer.write_all(&data).await.is_ok();
-            if events.send(Event::Fed(part, bytes)).await.is_err() {
+            if events.send(AggregatorEvent::Fed(part, bytes)).await.is_err() {
                 return;
             }
         }
@@ -325,12 +327,12 @@ async fn attend(
     for child in &mut children {
         statuses.push(status_of(&child.wait().await));
     }
-    let _ = outlet.events.send(Event::Over(status::of_chain(&statuses))).await;
+    let _ = outlet.events.send(AggregatorEvent::Over(status::of_chain(&statuses))).await;
 }
 
-async fn tell_errors(mut stderr: ChildStderr, events: mpsc::Sender<Event>) {
+async fn tell_errors(mut stderr: ChildStderr, events: mpsc::Sender<AggregatorEvent>) {
     while let Some(data) = read_some(&mut stderr).await {
-        if events.send(Event::Errors(data)).await.is_err() {
+        if events.send(AggregatorEvent::Errors(data)).await.is_err() {
             return;
         }
     }
@@ -378,36 +380,39 @@ async fn read_some(from: &mut (impl AsyncRead + Unpin)) -> Option<Bytes> {
 }
 
 /// Runs posh's own code in place of commands.
-async fn run_own(mut own: Own, parts: Vec<Arc<Incoming>>, outlet: Outlet) {
+async fn run_own(mut own: OwnAggregator, parts: Vec<Arc<PartBuffer>>, outlet: Outlet) {
     for (part, incoming) in parts.into_iter().enumerate() {
         while let Some(data) = incoming.next().await {
             let out = match own.push(&data) {
                 Ok(out) => out,
                 Err(no_part) => return tell_broken(no_part, &outlet.events).await,
             };
-            let fed = outlet.events.send(Event::Fed(part, data.len() as u64)).await.is_ok();
+            let fed =
+                outlet.events.send(AggregatorEvent::Fed(part, data.len() as u64)).await.is_ok();
             if !fed || !outlet.send(out.into()).await {
-                let _ =
-                    outlet.events.send(Event::Over(Status::Signal(Signal::SIGPIPE as u32))).await;
+                let _ = outlet
+                    .events
+                    .send(AggregatorEvent::Over(Status::Signal(Signal::SIGPIPE as u32)))
+                    .await;
                 return;
             }
         }
     }
     let is_read = outlet.send(own.finish().into()).await;
     let status = if is_read { Status::Code(0) } else { Status::Signal(Signal::SIGPIPE as u32) };
-    let _ = outlet.events.send(Event::Over(status)).await;
+    let _ = outlet.events.send(AggregatorEvent::Over(status)).await;
 }
 
 /// Reports that the parts can't be joined, which ends the aggregator.
-async fn tell_broken(no_part: NoPart, events: &mpsc::Sender<Event>) {
-    let _ = events.send(Event::Errors(Bytes::from(format!("posh: {no_part}\n")))).await;
-    let _ = events.send(Event::Over(Status::Code(BROKEN))).await;
+async fn tell_broken(no_part: NoPart, events: &mpsc::Sender<AggregatorEvent>) {
+    let _ = events.send(AggregatorEvent::Errors(Bytes::from(format!("posh: {no_part}\n")))).await;
+    let _ = events.send(AggregatorEvent::Over(Status::Code(BROKEN))).await;
 }
 
 /// Output channel with the reader's credit.
 struct Outlet {
     window: Arc<watch::Sender<Window>>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<AggregatorEvent>,
 }
 
 impl Outlet {
@@ -423,7 +428,7 @@ impl Outlet {
             let piece =
                 data.split_to(usize::try_from(allowed).unwrap_or(usize::MAX).min(data.len()));
             self.window.send_modify(|window| window.allowed_bytes -= piece.len() as u64);
-            if self.events.send(Event::Output(piece)).await.is_err() {
+            if self.events.send(AggregatorEvent::Output(piece)).await.is_err() {
                 return false;
             }
         }

@@ -8,29 +8,29 @@ use posh_proto::executor::{
 
 use super::{Builder, CommandPlace, JOINED, JoinedHere, OUTPUT_CREDIT_BYTES, bare, bytes};
 use crate::{
-    enlisted::{Descriptor, Kind},
-    facts::Reading,
-    join::{Program, Recipe, Source as Parts, Words},
-    plan::{ExecutorId, Join, Part, Site, Steps},
+    enlisted::{Descriptor, DescriptorKind},
+    facts::ResolvedCommand,
+    join::{AggregatorProgram, JoinSource as Parts, Recipe, Words},
+    plan::{ExecutorId, Join, Site, StagePart, Steps},
 };
 
 /// First descriptor for a merging command's parts: above those that scripts use.
 const FIRST_PART_FD: u32 = 40;
 
 impl Builder<'_> {
-    fn recipe(&self, stage: usize, steps: Steps, parts: &[Part]) -> Recipe {
+    fn recipe(&self, stage: usize, steps: Steps, parts: &[StagePart]) -> Recipe {
         Recipe::of(steps, stage, parts, &|stage| Words {
             argv: &self.commands[stage].argv,
             invocation: &self.reading(stage).invocation,
         })
     }
 
-    fn reading(&self, stage: usize) -> &Reading {
+    fn reading(&self, stage: usize) -> &ResolvedCommand {
         self.readings[stage].as_ref().expect("only read commands are placed")
     }
 
     /// Adds the pipe from an aggregator's last command to the next stage on the same machine.
-    pub(super) fn lay_pipe_of_join(&mut self, edge: usize, stage: usize, parts: &[Part]) {
+    pub(super) fn lay_pipe_of_join(&mut self, edge: usize, stage: usize, parts: &[StagePart]) {
         let Join::By { steps, .. } = self.plan.joins[stage] else { return };
         let last = parts.len() + self.recipe(stage, steps, parts).commands.len() - 1;
         let run = self.run_of(&parts[0]);
@@ -42,7 +42,7 @@ impl Builder<'_> {
     /// Output of a part that an aggregator joins. Its errors are separate, even if the stage's own
     /// descriptors are one terminal.
     pub(super) fn output_of_part(&mut self, place: &CommandPlace, local: &Descriptor) -> Source {
-        if local.fd != 1 && local.kind == Kind::Null {
+        if local.fd != 1 && local.kind == DescriptorKind::Null {
             return Source::NullFlags(local.flags & super::ACCESS_AND_STATUS);
         }
         let run = &mut self.lowered.runs[place.run];
@@ -69,7 +69,7 @@ impl Builder<'_> {
     }
 
     /// Adds the aggregator of a stage whose parts are added.
-    pub(super) fn add_join(&mut self, stage: usize, parts: &[Part]) {
+    pub(super) fn add_join(&mut self, stage: usize, parts: &[StagePart]) {
         let Join::By { steps, at } = self.plan.joins[stage] else { return };
         let recipe = self.recipe(stage, steps, parts);
         match at {
@@ -82,13 +82,13 @@ impl Builder<'_> {
         let inputs = self.part_streams.remove(&stage).unwrap_or_default();
         let enlisted = &self.commands[stage];
         for fd in [1, 2] {
-            if enlisted.descriptor(fd).is_some_and(|d| d.kind != Kind::Null) {
+            if enlisted.descriptor(fd).is_some_and(|d| d.kind != DescriptorKind::Null) {
                 self.lowered.outputs.entry((stage, fd)).or_default().push((JOINED, fd));
             }
         }
         let programs = recipe.commands.iter().map(|step| {
             let enlisted = &self.commands[step.stage];
-            Program { path: enlisted.program.clone(), env: enlisted.env.clone() }
+            AggregatorProgram { path: enlisted.program.clone(), env: enlisted.env.clone() }
         });
         let programs = programs.collect();
         self.lowered.joins.insert(stage, JoinedHere { recipe, programs, inputs });

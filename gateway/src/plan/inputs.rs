@@ -5,7 +5,7 @@
 //! machine has written, or that lies in a file elsewhere. Arguments and variables of the commands
 //! themselves are sent all the same.
 
-use super::{Edge, Flow, LocalReason, Part, PipelineFacts, Placement, Site};
+use super::{Edge, Flow, LocalReason, PipelineFacts, Placement, Site, StagePart};
 
 /// Finds a stage that would get foreign input, with the reason for running it locally.
 pub(super) fn first_with_foreign_input(
@@ -23,7 +23,7 @@ fn has_own_input(
     pipeline: &PipelineFacts,
     placements: &[Placement],
     stage: usize,
-    parts: &[Part],
+    parts: &[StagePart],
 ) -> bool {
     let is_at = |executor| parts.iter().all(|part| part.executor == executor);
     let comes_from_there = |edge: &Edge| match &placements[edge.from.0] {

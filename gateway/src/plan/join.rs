@@ -47,7 +47,7 @@ impl Steps {
 
 /// Join that is still due after a stage that runs in parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pending {
+pub(super) enum PendingJoin {
     /// Concatenation.
     InOrder,
     /// A merge with that stage's command.
@@ -56,7 +56,7 @@ pub(super) enum Pending {
     Steps(Steps),
 }
 
-impl Pending {
+impl PendingJoin {
     /// Join due after the stage in which the split begins.
     pub(super) fn head(pipeline: &PipelineFacts, stage: usize) -> Self {
         match pipeline.stages[stage].joining {
@@ -130,7 +130,7 @@ pub(super) fn of(
 }
 
 /// Join due after `stage`, which the split of `head` has reached.
-fn pending(pipeline: &PipelineFacts, head: usize, stage: usize) -> Pending {
+fn pending(pipeline: &PipelineFacts, head: usize, stage: usize) -> PendingJoin {
     let mut chain = vec![stage];
     while let Some(edge) = pipeline.edges.iter().find(|e| e.to == (chain[chain.len() - 1], 0)) {
         if chain.contains(&head) || chain.contains(&edge.from.0) {
@@ -139,7 +139,7 @@ fn pending(pipeline: &PipelineFacts, head: usize, stage: usize) -> Pending {
         chain.push(edge.from.0);
     }
     let behind = chain.iter().rev().skip(1);
-    behind.fold(Pending::head(pipeline, head), |pending, &stage| {
+    behind.fold(PendingJoin::head(pipeline, head), |pending, &stage| {
         pending.after(pipeline, stage).unwrap_or(pending)
     })
 }

@@ -135,7 +135,7 @@ pub struct PipelineFacts {
 
 /// Settings of the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct PlanSettings {
     /// Number of pieces into which one machine's share of a split is cut (paper §5.3; 1: none).
     pub split_factor: usize,
     /// Limit on parts, beyond which the stage runs locally: interleaved operands make one part
@@ -143,7 +143,7 @@ pub struct Options {
     pub most_parts: usize,
 }
 
-impl Default for Options {
+impl Default for PlanSettings {
     fn default() -> Self {
         Self { split_factor: 1, most_parts: 64 }
     }
@@ -155,12 +155,12 @@ pub enum Placement {
     /// The stage program executes the command locally, with the reason.
     Here(LocalReason),
     /// Runs in parts (one, if it is not split), whose outputs are joined.
-    Remote(Vec<Part>),
+    Remote(Vec<StagePart>),
 }
 
 /// One part of a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct StagePart {
     /// Executor of the part.
     pub executor: ExecutorId,
     /// Splittable operands that it keeps (indices into argv); `None`: all words unchanged.
@@ -171,7 +171,7 @@ pub struct Part {
     pub whole_files: bool,
 }
 
-impl Part {
+impl StagePart {
     /// A whole stage, or a part fed by the same part of the stage before.
     fn on(executor: ExecutorId) -> Self {
         Self { executor, operands: None, needs_newline: false, whole_files: false }
@@ -192,7 +192,7 @@ pub struct Plan {
 
 /// Plans a pipeline.
 #[must_use]
-pub fn greedy(pipeline: &PipelineFacts, options: Options) -> Plan {
+pub fn greedy(pipeline: &PipelineFacts, options: PlanSettings) -> Plan {
     let heads = split_heads(pipeline, options);
     let mut sites = paths::assign(pipeline, &heads);
     let place_all = |sites: &[Result<Spot, LocalReason>]| -> Vec<Placement> {
@@ -212,7 +212,7 @@ pub fn greedy(pipeline: &PipelineFacts, options: Options) -> Plan {
 }
 
 /// Parts of every stage that is split across its operands.
-type Heads = BTreeMap<usize, Vec<Part>>;
+type Heads = BTreeMap<usize, Vec<StagePart>>;
 
 /// A stage's placement by the paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -222,7 +222,7 @@ enum Spot {
     Parts(usize),
 }
 
-fn split_heads(pipeline: &PipelineFacts, options: Options) -> Heads {
+fn split_heads(pipeline: &PipelineFacts, options: PlanSettings) -> Heads {
     let mut heads = Heads::new();
     for (index, stage) in pipeline.stages.iter().enumerate() {
         let wanted = match stage.need {
@@ -242,12 +242,12 @@ fn split_heads(pipeline: &PipelineFacts, options: Options) -> Heads {
 }
 
 /// Groups neighbouring operands with one owner, each group cut into at most `factor` pieces.
-fn parts_of(stage: &StageFacts, factor: usize) -> Vec<Part> {
+fn parts_of(stage: &StageFacts, factor: usize) -> Vec<StagePart> {
     stage
         .operands
         .chunk_by(|a, b| a.1 == b.1)
         .flat_map(|run| run.chunks(run.len().div_ceil(factor.max(1))))
-        .map(|piece| Part {
+        .map(|piece| StagePart {
             executor: piece[0].1,
             operands: Some(piece.iter().map(|(index, _)| *index).collect()),
             needs_newline: false,
@@ -268,11 +268,11 @@ fn place(
         Ok(Spot::Site(Site::Here)) => Placement::Here(paths::reason_for_here(pipeline, stage)),
         Ok(Spot::Site(Site::Executor(executor))) => match facts.refusals.get(executor) {
             Some(reason) => Placement::Here(reason.clone()),
-            None => Placement::Remote(vec![Part::on(*executor)]),
+            None => Placement::Remote(vec![StagePart::on(*executor)]),
         },
         Ok(Spot::Parts(head)) if *head == stage => Placement::Remote(heads[head].clone()),
         Ok(Spot::Parts(head)) => {
-            Placement::Remote(heads[head].iter().map(|p| Part::on(p.executor)).collect())
+            Placement::Remote(heads[head].iter().map(|p| StagePart::on(p.executor)).collect())
         }
     }
 }
@@ -303,7 +303,8 @@ fn is_fused(placements: &[Placement], joins: &[Join], edge: &Edge) -> bool {
     else {
         return false;
     };
-    let one = |parts: &[Part]| parts.iter().map(|p| p.executor).collect::<BTreeSet<_>>().len() == 1;
+    let one =
+        |parts: &[StagePart]| parts.iter().map(|p| p.executor).collect::<BTreeSet<_>>().len() == 1;
     let one_machine = one(from) && to.len() == 1 && from[0].executor == to[0].executor;
     match &joins[edge.from.0] {
         Join::Parts => true,

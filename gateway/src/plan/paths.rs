@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     ExecutorId, Flow, Heads, LineEnds, LocalReason, Need, PipelineFacts, ReasonKind, Site, Spot,
-    StageFacts, join::Pending,
+    StageFacts, join::PendingJoin,
 };
 
 /// Placement of each stage by the paths, or the reason for running it locally.
@@ -172,13 +172,13 @@ fn columns(pipeline: &PipelineFacts, heads: &Heads, path: &[usize]) -> Vec<Colum
         }
     }
     // Parts continue as long as every stage since the split can be split behind the pending join.
-    let mut split: Option<(usize, Pending)> = None;
+    let mut split: Option<(usize, PendingJoin)> = None;
     let mut columns = Vec::new();
     for (position, &stage) in path.iter().enumerate() {
         let facts = &pipeline.stages[stage];
         let after_split = position > 0 && ends_lines(&pipeline.stages[path[position - 1]]);
         split = match pin(pipeline, heads, stage) {
-            Some(Ok(Spot::Parts(head))) => Some((head, Pending::head(pipeline, head))),
+            Some(Ok(Spot::Parts(head))) => Some((head, PendingJoin::head(pipeline, head))),
             Some(_) => None,
             None => split
                 .filter(|(head, _)| after_split && runs_at_all(facts, &heads[head]))
@@ -214,7 +214,7 @@ fn ends_lines(facts: &StageFacts) -> bool {
     facts.line_ends != LineEnds::Unknown
 }
 
-fn runs_at_all(facts: &StageFacts, parts: &[super::Part]) -> bool {
+fn runs_at_all(facts: &StageFacts, parts: &[super::StagePart]) -> bool {
     parts.iter().all(|p| !facts.refusals.contains_key(&p.executor))
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Part, Placement, Plan, Site};
+use super::{Placement, Plan, Site, StagePart};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -19,7 +19,7 @@ impl fmt::Display for Plan {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for StagePart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Site::Executor(self.executor).fmt(f)?;
         if let Some(operands) = &self.operands {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    BehindMerge, ExecutorId, Flow, Join, Joining, LineEnds, Need, Options, PipelineFacts,
-    Placement, Site, StageFacts, Steps, greedy,
+    BehindMerge, ExecutorId, Flow, Join, Joining, LineEnds, Need, PipelineFacts, Placement,
+    PlanSettings, Site, StageFacts, Steps, greedy,
 };
 use crate::model::{Edge, LocalReason, ReasonKind};
 
@@ -82,7 +82,7 @@ fn chain(mut stages: Vec<StageFacts>, sink: Site) -> PipelineFacts {
 
 /// One word a stage: `h` here, `a`/`b` on that executor, `a+b` in parts, `!` with a seam to check,
 /// `?` with files to look at; `>h` and `>a`: joined by an aggregator, and where.
-fn check(facts: &PipelineFacts, options: Options, expect: &str) {
+fn check(facts: &PipelineFacts, options: PlanSettings, expect: &str) {
     let plan = greedy(facts, options);
     let letter = |e: &ExecutorId| char::from(b'a' + u8::try_from(e.0).unwrap()).to_string();
     let mark = |marked: bool, mark: &'static str| if marked { mark } else { "" };
@@ -107,7 +107,7 @@ fn check(facts: &PipelineFacts, options: Options, expect: &str) {
 }
 
 fn greedy_places(stages: Vec<StageFacts>, sink: Site, expect: &str) {
-    check(&chain(stages, sink), Options::default(), expect);
+    check(&chain(stages, sink), PlanSettings::default(), expect);
 }
 
 #[test]
@@ -145,9 +145,9 @@ fn local_input_stays_here_even_if_the_sink_is_remote() {
     let mut facts = chain(vec![grep(), tac()], Site::Executor(A));
     facts.stages[0].input = Flow::At(Site::Here);
     // grep halves what must cross: it stays with its source, and so does sort.
-    check(&facts, Options::default(), "h h");
+    check(&facts, PlanSettings::default(), "h h");
     facts.stages[1].weight = 8.0;
-    check(&facts, Options::default(), "h a");
+    check(&facts, PlanSettings::default(), "h a");
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn several_mounts_without_a_split_stay_here() {
 
 #[test]
 fn the_splitting_factor_cuts_one_machines_share() {
-    let options = Options { split_factor: 2, ..Options::default() };
+    let options = PlanSettings { split_factor: 2, ..PlanSettings::default() };
     check(&chain(vec![cat(&[A, A, A, A]), grep()], Site::Here), options, "a!+a a+a");
     check(&chain(vec![cat(&[A, A, A]), grep(), md5sum()], Site::Here), options, "a!+a a+a a");
     check(&chain(vec![cat(&[A, A, B])], Site::Here), options, "a+a+b");
@@ -203,17 +203,17 @@ fn paths_that_disagree_put_the_stage_here() {
         edges: vec![Edge { from: (0, 1), to: (2, 63) }, Edge { from: (1, 1), to: (2, 62) }],
         own_input_only: BTreeMap::new(),
     };
-    check(&diamond(B), Options::default(), "a b h");
-    check(&diamond(A), Options::default(), "a a a");
+    check(&diamond(B), PlanSettings::default(), "a b h");
+    check(&diamond(A), PlanSettings::default(), "a a a");
 }
 
 #[test]
 fn an_executor_that_refuses_is_not_used() {
     let mut facts = chain(vec![cat(&[A]), grep(), tac()], Site::Here);
     facts.stages[1].refusals = [(A, because("grep on a is another version"))].into();
-    check(&facts, Options::default(), "a h h");
+    check(&facts, PlanSettings::default(), "a h h");
     facts.stages[0].refusals = [(A, because("a can't be reached"))].into();
-    check(&facts, Options::default(), "h h h");
+    check(&facts, PlanSettings::default(), "h h h");
 }
 
 #[test]
@@ -235,20 +235,20 @@ fn parts_are_joined_by_an_aggregator() {
 #[test]
 fn a_merge_is_put_off_where_less_flows_behind_it() {
     let facts = chain(vec![cat(&[A, B]), sort(), uniq_count(), sort(), tail()], Site::Here);
-    check(&facts, Options::default(), "a!+b a+b a+b>h h h");
-    let plan = greedy(&facts, Options::default());
+    check(&facts, PlanSettings::default(), "a!+b a+b a+b>h h h");
+    let plan = greedy(&facts, PlanSettings::default());
     assert_eq!(plan.joins[1], Join::Parts);
     assert_eq!(plan.joins[2], Join::By { steps: Steps::MergeCounted(1), at: Site::Here });
     let facts = chain(vec![cat(&[A, B]), sort(), tail()], Site::Here);
     assert_eq!(
-        greedy(&facts, Options::default()).joins[2],
+        greedy(&facts, PlanSettings::default()).joins[2],
         Join::By { steps: Steps::MergeThenSame(1), at: Site::Here }
     );
 }
 
 #[test]
 fn parts_on_one_machine_are_joined_there_and_go_on_there() {
-    let options = Options { split_factor: 2, ..Options::default() };
+    let options = PlanSettings { split_factor: 2, ..PlanSettings::default() };
     let on = |stages, expect| check(&chain(stages, Site::Here), options, expect);
     on(vec![cat(&[A, A]), sort(), tac()], "a!+a a+a>a a");
     on(vec![cat(&[A, A]), sort(), uniq_count(), sort(), tail()], "a!+a a+a>a a a a");
@@ -271,7 +271,7 @@ fn operands_are_split_before_an_aggregator() {
 #[test]
 fn plans_say_how_parts_are_joined() {
     let facts = chain(vec![cat(&[A, B]), sort(), uniq_count()], Site::Here);
-    let text = greedy(&facts, Options::default()).to_string();
+    let text = greedy(&facts, PlanSettings::default()).to_string();
     let expected = "0: executor 0 [1]! + executor 1 [2]\n1: executor 0 + executor 1\n\
                     2: executor 0 + executor 1 merged as 1, its counts added here\n";
     assert_eq!(text, expected);
@@ -302,6 +302,6 @@ fn an_executor_that_takes_no_input_is_given_only_what_is_its_own() {
         (vec![cat(&[A, B]), at(B)], Site::Here, "a+b h"),
     ];
     for (stages, sink, expect) in cases {
-        check(&closed(chain(stages, sink)), Options::default(), expect);
+        check(&closed(chain(stages, sink)), PlanSettings::default(), expect);
     }
 }

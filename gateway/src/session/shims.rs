@@ -23,13 +23,13 @@ type Changed = Option<(i64, i64)>;
 
 /// Key of the cached list of shims.
 #[derive(Debug, PartialEq, Eq)]
-struct Search {
+struct ShimSearch {
     path: PathBuf,
     stage_program: PathBuf,
     changed: Vec<Changed>,
 }
 
-impl Search {
+impl ShimSearch {
     fn now(path: &Path, stage_program: &Path) -> Self {
         let changed = |directory: PathBuf| {
             let found = fs::metadata(directory).ok()?;
@@ -45,7 +45,7 @@ impl Search {
 
 /// Commands found for the last PATH.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct FoundShims {
     last: Arc<Last>,
     looks: Shares,
 }
@@ -53,9 +53,9 @@ pub(super) struct Found {
 /// The lock is never held during file system access: a PATH on a hanging mount delays no other
 /// session.
 #[derive(Debug, Default)]
-struct Last(Mutex<Option<(Search, Arc<[String]>)>>);
+struct Last(Mutex<Option<(ShimSearch, Arc<[String]>)>>);
 
-impl Found {
+impl FoundShims {
     /// Commands among `commands` that are on `path`; none on a timeout. Then all commands of the
     /// session run locally, as do those of later sessions until the path answers.
     fn on(&self, path: &Path, stage_program: &Path, commands: &[String]) -> Arc<[String]> {
@@ -88,7 +88,7 @@ impl Found {
 
 impl Last {
     fn on(&self, path: &Path, stage_program: &Path, commands: &[String]) -> Arc<[String]> {
-        let search = Search::now(path, stage_program);
+        let search = ShimSearch::now(path, stage_program);
         let known = self
             .0
             .lock()

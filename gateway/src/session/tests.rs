@@ -34,7 +34,7 @@ impl Site {
     fn open(&self, path: &str) -> Opened {
         let shell = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let (path, stage_program) = (self.path(path), STAGE.into());
-        let request = Request {
+        let request = SessionRequest {
             pid: shell.id(),
             explain: false,
             trace: false,
@@ -65,11 +65,11 @@ impl Site {
 
 struct Opened {
     shell: Child,
-    session: Arc<Session>,
+    session: Arc<ShellSession>,
     names: Vec<String>,
 }
 
-fn file_of(session: &Session) -> SessionFile {
+fn file_of(session: &ShellSession) -> SessionFile {
     SessionFile::decode(fs::read(session.directory.join(SESSION_FILE)).unwrap().as_slice()).unwrap()
 }
 

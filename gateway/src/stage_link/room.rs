@@ -1,12 +1,12 @@
 //! Connections of stages, shells and processes that ask.
 //!
 //! Invariant: every connection is counted from its acceptance until its socket is closed
-//! ([`Connection`]): in all, and by process. The bounds leave two thirds of the descriptors to the
-//! gateway. The second half of all is for processes with the gateway's own rights
-//! ([`Place::is_crowded`]). A refused stage runs its command itself, and at once.
+//! ([`CountedConnection`]): in all, and by process. The bounds leave two thirds of the descriptors
+//! to the gateway. The second half of all is for processes with the gateway's own rights
+//! ([`SilentConnection::is_crowded`]). A refused stage runs its command itself, and at once.
 //!
-//! Before its first message, a connection also has one of fewer places ([`Place`]): a new one
-//! displaces the one that has been silent the longest.
+//! Before its first message, a connection also has one of fewer places ([`SilentConnection`]): a
+//! new one displaces the one that has been silent the longest.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ const PART_OF_ONE_PROCESS: usize = 8;
 /// All of them.
 #[derive(Debug, Clone)]
 pub struct Room {
-    open: Arc<Mutex<Open>>,
+    open: Arc<Mutex<OpenConnections>>,
     silent: Arc<Mutex<Silent>>,
     large_ones: Arc<Semaphore>,
     most: usize,
@@ -37,7 +37,7 @@ pub struct Room {
 
 /// Open connections.
 #[derive(Debug, Default)]
-struct Open {
+struct OpenConnections {
     total: usize,
     /// Without those that have none. `None`: processes of another PID namespace.
     by_process: BTreeMap<Option<Pid>, usize>,
@@ -52,15 +52,15 @@ struct Silent {
 
 /// One open connection in the count; whoever has its socket keeps it.
 #[derive(Debug)]
-pub struct Connection {
+pub struct CountedConnection {
     process: Option<Pid>,
     room: Room,
 }
 
 /// One connection's place before its first message, released on drop.
 #[derive(Debug)]
-pub struct Place {
-    connection: Connection,
+pub struct SilentConnection {
+    connection: CountedConnection,
     silence: Silence,
     lost: oneshot::Receiver<()>,
 }
@@ -101,7 +101,7 @@ impl Room {
     ///
     /// # Errors
     /// [`Full`]; the connection must be closed.
-    pub fn enter(&self, process: Option<Pid>) -> Result<Place, Full> {
+    pub fn enter(&self, process: Option<Pid>) -> Result<SilentConnection, Full> {
         let connection = self.count(process)?;
         let mut silent = self.silent();
         if silent.by_number.len() >= PLACES.min(self.most / 2) {
@@ -112,10 +112,10 @@ impl Room {
         silent.next += 1;
         let (sender, lost) = oneshot::channel();
         silent.by_number.insert(number, sender);
-        Ok(Place { connection, silence: Silence { number, room: self.clone() }, lost })
+        Ok(SilentConnection { connection, silence: Silence { number, room: self.clone() }, lost })
     }
 
-    fn count(&self, process: Option<Pid>) -> Result<Connection, Full> {
+    fn count(&self, process: Option<Pid>) -> Result<CountedConnection, Full> {
         let mut open = self.open();
         if open.total >= self.most {
             return Err(Full::All);
@@ -126,7 +126,7 @@ impl Room {
         }
         open.total += 1;
         open.by_process.insert(process, of_process + 1);
-        Ok(Connection { process, room: self.clone() })
+        Ok(CountedConnection { process, room: self.clone() })
     }
 
     /// Waits until few enough others have a large message.
@@ -141,7 +141,7 @@ impl Room {
         self.open().total
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, OpenConnections> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -150,7 +150,7 @@ impl Room {
     }
 }
 
-impl Place {
+impl SilentConnection {
     /// Returns true if only processes with the gateway's own rights may still be served.
     #[must_use]
     pub fn is_crowded(&self) -> bool {
@@ -168,7 +168,7 @@ impl Place {
     }
 
     /// Releases the place after the first message; the connection is still counted.
-    pub(super) fn heard(self) -> Connection {
+    pub(super) fn heard(self) -> CountedConnection {
         self.connection
     }
 }
@@ -179,7 +179,7 @@ impl Drop for Silence {
     }
 }
 
-impl Drop for Connection {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         let mut open = self.room.open();
         open.total -= 1;
@@ -198,9 +198,10 @@ mod tests {
     fn the_one_that_is_silent_for_longest_loses_its_place() {
         let room = Room::among(20_000);
         let enter = || room.enter(None).unwrap();
-        let mut places: Vec<Place> = (0..PLACES).map(|_| enter()).collect();
-        let is_lost =
-            |place: &mut Place| place.lost.try_recv() == Err(oneshot::error::TryRecvError::Closed);
+        let mut places: Vec<SilentConnection> = (0..PLACES).map(|_| enter()).collect();
+        let is_lost = |place: &mut SilentConnection| {
+            place.lost.try_recv() == Err(oneshot::error::TryRecvError::Closed)
+        };
         assert!(!places.iter_mut().any(is_lost));
         // One that has spoken has made room.
         let _spoken = places.remove(100).heard();
@@ -214,7 +215,7 @@ mod tests {
     #[test]
     fn connections_are_counted_until_they_are_closed() {
         let room = Room::among(240);
-        let heard = |process| room.enter(Some(process)).map(Place::heard);
+        let heard = |process| room.enter(Some(process)).map(SilentConnection::heard);
         // Eight processes have their share of ten each, and that is all.
         let of_one: Vec<_> = (0..10).map(|_| heard(0).unwrap()).collect();
         assert_eq!(heard(0).unwrap_err(), Full::Process);

@@ -21,7 +21,7 @@ use crate::{
     stage_link::{StageLink, Times},
 };
 
-pub use run::{Call, RunTrace};
+pub use run::{RunStart, RunTrace};
 
 /// Limit on events per session, at some 200 bytes each: a thousand pipelines of a few stages. Later
 /// ones are only counted.
@@ -52,7 +52,7 @@ pub enum Row {
 
 /// An event with a duration, or a moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
+pub struct TraceEvent {
     /// Name of the event.
     pub name: Cow<'static, str>,
     /// By [`monotonic_ns`].
@@ -63,7 +63,7 @@ pub struct Event {
     pub notes: Vec<(&'static str, String)>,
 }
 
-impl Event {
+impl TraceEvent {
     /// Event with a duration.
     #[must_use]
     pub fn span(name: impl Into<Cow<'static, str>>, start_ns: u64, end_ns: u64) -> Self {
@@ -96,16 +96,16 @@ pub struct SessionTimes {
 }
 
 /// An event with its pipeline number and row.
-type Placed = (u64, Row, Event);
+type Placed = (u64, Row, TraceEvent);
 
 /// Events of a session.
 #[derive(Debug, Default)]
 pub struct Trace {
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptEvents>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct KeptEvents {
     events: Vec<Placed>,
     dropped: u64,
 }
@@ -116,11 +116,11 @@ impl Trace {
     pub fn document(&self, session: &SessionTimes) -> (String, u64) {
         let kept = self.lock();
         let mut own = vec![
-            Event::span("opening the session", session.started_ns, session.shell_ns),
-            Event::span("shell", session.shell_ns, session.ended_ns),
+            TraceEvent::span("opening the session", session.started_ns, session.shell_ns),
+            TraceEvent::span("shell", session.shell_ns, session.ended_ns),
         ];
         if kept.dropped > 0 {
-            own.push(Event::moment(
+            own.push(TraceEvent::moment(
                 format!("no room for {} later events", kept.dropped),
                 session.ended_ns,
             ));
@@ -130,7 +130,7 @@ impl Trace {
         (render::document(own.iter().chain(&kept.events), kept.dropped), kept.dropped)
     }
 
-    fn add(&self, pipeline: u64, row: Row, event: Event) {
+    fn add(&self, pipeline: u64, row: Row, event: TraceEvent) {
         let mut kept = self.lock();
         if kept.events.len() < MOST_EVENTS {
             kept.events.push((pipeline, row, event));
@@ -139,7 +139,7 @@ impl Trace {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, KeptEvents> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -168,7 +168,7 @@ impl Tracer {
     }
 
     /// Adds an event.
-    pub fn add(&self, row: Row, event: Event) {
+    pub fn add(&self, row: Row, event: TraceEvent) {
         if let Some((trace, pipeline)) = &self.0 {
             trace.add(*pipeline, row, event);
         }
@@ -179,7 +179,7 @@ impl Tracer {
     pub fn step(&self, name: &'static str, since_ns: u64) -> u64 {
         let now_ns = self.now_ns();
         if self.is_on() {
-            self.add(Row::Pipeline, Event::span(name, since_ns, now_ns));
+            self.add(Row::Pipeline, TraceEvent::span(name, since_ns, now_ns));
         }
         now_ns
     }
@@ -194,14 +194,15 @@ impl Tracer {
     pub fn runs_here(&self, place: usize, stage: &StageLink, reason: &LocalReason) {
         let Some(times) = stage.times.filter(|_| self.is_on()) else { return };
         let times = Times { directed_ns: self.now_ns(), ..times };
-        let end = Event::moment("runs here", times.directed_ns).with("why", reason.to_string());
+        let end =
+            TraceEvent::moment("runs here", times.directed_ns).with("why", reason.to_string());
         self.stage(place, &stage.enlisted, &times, end);
     }
 
     /// Notes that an executor did not start a run.
     pub fn refused(&self, executor: String, sent_ns: u64, why: &impl fmt::Display) {
         if self.is_on() {
-            let event = Event::span("refused", sent_ns, self.now_ns()).with("why", why);
+            let event = TraceEvent::span("refused", sent_ns, self.now_ns()).with("why", why);
             self.add(Row::Call(executor), event);
         }
     }
@@ -213,24 +214,24 @@ impl Tracer {
         if times.first_byte_ns > 0 {
             self.add(
                 row_of(place, stage),
-                Event::moment("first byte written", times.first_byte_ns),
+                TraceEvent::moment("first byte written", times.first_byte_ns),
             );
         }
         self.stage(
             place,
             stage,
             times,
-            Event::span("standing in", times.directed_ns.max(times.enlisted_ns), end_ns),
+            TraceEvent::span("standing in", times.directed_ns.max(times.enlisted_ns), end_ns),
         );
     }
 
-    fn stage(&self, place: usize, stage: &Enlisted, times: &Times, last: Event) {
+    fn stage(&self, place: usize, stage: &Enlisted, times: &Times, last: TraceEvent) {
         let end_ns = last.end_ns.unwrap_or(last.start_ns);
-        let whole =
-            Event::span(stage.name.clone(), times.started_ns, end_ns).with("words", words(stage));
-        let first = Event::span("looking", times.started_ns, times.enlisted_ns);
+        let whole = TraceEvent::span(stage.name.clone(), times.started_ns, end_ns)
+            .with("words", words(stage));
+        let first = TraceEvent::span("looking", times.started_ns, times.enlisted_ns);
         let waiting =
-            Event::span("waiting for the directive", times.enlisted_ns, times.directed_ns);
+            TraceEvent::span("waiting for the directive", times.enlisted_ns, times.directed_ns);
         for event in [whole.with("pid", stage.pid), first, waiting, last] {
             self.add(row_of(place, stage), event);
         }

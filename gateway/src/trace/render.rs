@@ -7,17 +7,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use posh_proto::untrusted::escaped_json;
 use serde_json::{Map, Value, json};
 
-use super::{Event, Placed, Row};
+use super::{Placed, Row, TraceEvent};
 
 /// A program, in display order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Program {
+enum TracedProgram {
     Posh,
     Gateway,
     Executor(String),
 }
 
-impl Program {
+impl TracedProgram {
     fn of(row: &Row) -> Self {
         match row {
             Row::Session | Row::Stage(..) => Self::Posh,
@@ -57,10 +57,10 @@ fn row_name(pipeline: u64, row: &Row) -> String {
 
 /// Renders the document. Times count from the first event.
 pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u64) -> String {
-    let rows: BTreeSet<(Program, u64, &Row)> =
-        events.clone().map(|(n, row, _)| (Program::of(row), *n, row)).collect();
-    let programs: BTreeSet<&Program> = rows.iter().map(|(program, ..)| program).collect();
-    let programs: BTreeMap<&Program, u64> = programs.into_iter().zip(1..).collect();
+    let rows: BTreeSet<(TracedProgram, u64, &Row)> =
+        events.clone().map(|(n, row, _)| (TracedProgram::of(row), *n, row)).collect();
+    let programs: BTreeSet<&TracedProgram> = rows.iter().map(|(program, ..)| program).collect();
+    let programs: BTreeMap<&TracedProgram, u64> = programs.into_iter().zip(1..).collect();
     let mut written: Vec<String> = Vec::new();
     let mut write = |event: &Value| written.push(escaped_html(&event.to_string()));
     programs
@@ -70,7 +70,7 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
     let mut places = BTreeMap::new();
     // Keep row numbers apart from program numbers: viewers take an equal one for the main thread.
     for (tid, (program, pipeline, row)) in (1 + programs.len() as u64..).zip(&rows) {
-        let place = Place { program: programs[program], row: tid };
+        let place = DrawnRow { program: programs[program], row: tid };
         named_row(place, &row_name(*pipeline, row)).iter().for_each(&mut write);
         places.insert((*pipeline, *row), (place, program.category()));
     }
@@ -88,7 +88,7 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
 
 /// Where an event is drawn.
 #[derive(Clone, Copy)]
-struct Place {
+struct DrawnRow {
     program: u64,
     /// 0 for the program itself.
     row: u64,
@@ -100,27 +100,27 @@ fn escaped_html(event: &str) -> String {
     escaped_json(event).replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
-fn named_program(program: &Program, pid: u64) -> [Value; 2] {
-    let place = Place { program: pid, row: 0 };
+fn named_program(program: &TracedProgram, pid: u64) -> [Value; 2] {
+    let place = DrawnRow { program: pid, row: 0 };
     [
         metadata("process_name", place, &json!({ "name": program.name() })),
         metadata("process_sort_index", place, &json!({ "sort_index": pid })),
     ]
 }
 
-fn named_row(place: Place, name: &str) -> [Value; 2] {
+fn named_row(place: DrawnRow, name: &str) -> [Value; 2] {
     [
         metadata("thread_name", place, &json!({ "name": name })),
         metadata("thread_sort_index", place, &json!({ "sort_index": place.row })),
     ]
 }
 
-fn metadata(name: &str, place: Place, arguments: &Value) -> Value {
-    let Place { program, row } = place;
+fn metadata(name: &str, place: DrawnRow, arguments: &Value) -> Value {
+    let DrawnRow { program, row } = place;
     json!({ "name": name, "ph": "M", "ts": 0, "pid": program, "tid": row, "args": arguments })
 }
 
-fn written_event(event: &Event, place: Place, category: &str, origin_ns: u64) -> Value {
+fn written_event(event: &TraceEvent, place: DrawnRow, category: &str, origin_ns: u64) -> Value {
     let notes: Map<String, Value> =
         event.notes.iter().map(|(key, value)| ((*key).to_owned(), value.as_str().into())).collect();
     let mut written = json!({
@@ -154,8 +154,12 @@ mod tests {
     #[test]
     fn rows_are_named_and_times_count_from_the_first_event() {
         let events = [
-            (1, Row::Command("store1".into(), "grep".into()), Event::span("grep", 7_000, 9_500)),
-            (0, Row::Session, Event::moment("began", 5_000).with("why", "a test")),
+            (
+                1,
+                Row::Command("store1".into(), "grep".into()),
+                TraceEvent::span("grep", 7_000, 9_500),
+            ),
+            (0, Row::Session, TraceEvent::moment("began", 5_000).with("why", "a test")),
         ];
         let document: Value = serde_json::from_str(&document(events.iter(), 0)).unwrap();
         let written = document["traceEvents"].as_array().unwrap();

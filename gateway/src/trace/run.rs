@@ -3,11 +3,11 @@
 
 use posh_proto::executor::{Exited, RunTimes, StartTimes};
 
-use super::{Event, Row, Tracer, arrival::Arrival};
+use super::{Row, TraceEvent, Tracer, arrival::Arrival};
 
 /// Start of a run: local times, and the executor's report.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Call {
+pub struct RunStart {
     /// Time of sending the specification.
     pub sent_ns: u64,
     /// Time of receiving `Started`.
@@ -21,7 +21,7 @@ pub struct Call {
 pub struct RunTrace {
     tracer: Tracer,
     executor: String,
-    call: Call,
+    call: RunStart,
     arrival: Arrival,
     first_chunk_ns: u64,
     /// Exited commands: name, the executor's time, ours.
@@ -33,7 +33,7 @@ pub struct RunTrace {
 impl RunTrace {
     /// Trace of a run that has just started.
     #[must_use]
-    pub fn new(tracer: Tracer, executor: String, call: Call) -> Self {
+    pub fn new(tracer: Tracer, executor: String, call: RunStart) -> Self {
         let mut arrival = Arrival::after(call.sent_ns);
         call.times.into_iter().for_each(|times| arrival.heard(call.started_ns, times.started_ns));
         Self {
@@ -94,7 +94,7 @@ impl RunTrace {
         let events = self.start_events(&times).into_iter().chain(self.outlet_events(outlet));
         events.for_each(|event| self.tracer.add(there.clone(), event));
         for (command, exited_ns, _) in &self.exits {
-            let life = Event::span(
+            let life = TraceEvent::span(
                 command.clone(),
                 self.here_ns(times.spawned_ns),
                 self.here_ns(*exited_ns),
@@ -103,8 +103,8 @@ impl RunTrace {
         }
     }
 
-    fn call_events(&self) -> Vec<Event> {
-        let mut start = Event::span("start", self.call.sent_ns, self.call.started_ns);
+    fn call_events(&self) -> Vec<TraceEvent> {
+        let mut start = TraceEvent::span("start", self.call.sent_ns, self.call.started_ns);
         if let Some(times) = self.call.times {
             let network_ns =
                 (self.call.started_ns - self.call.sent_ns).saturating_sub(times.started_ns);
@@ -112,19 +112,19 @@ impl RunTrace {
             start = start.with("network_ms", milliseconds(network_ns));
             start = start.with("network_ms_at_best", milliseconds(self.arrival.network_ns()));
         }
-        let mut events = vec![Event::span("run", self.call.sent_ns, self.over_ns), start];
+        let mut events = vec![TraceEvent::span("run", self.call.sent_ns, self.over_ns), start];
         if self.first_chunk_ns > 0 {
-            events.push(Event::moment("first output", self.first_chunk_ns));
+            events.push(TraceEvent::moment("first output", self.first_chunk_ns));
         }
         events.extend(
             self.exits
                 .iter()
-                .map(|(command, _, ns)| Event::moment(format!("exit of {command}"), *ns)),
+                .map(|(command, _, ns)| TraceEvent::moment(format!("exit of {command}"), *ns)),
         );
         events
     }
 
-    fn start_events(&self, times: &StartTimes) -> Vec<Event> {
+    fn start_events(&self, times: &StartTimes) -> Vec<TraceEvent> {
         let last_ns = self.exits.iter().map(|(_, ns, _)| *ns).max().unwrap_or(times.started_ns);
         let end_ns = self.finished.as_ref().map_or(last_ns, |finished| finished.finished_ns);
         let steps = [
@@ -135,13 +135,13 @@ impl RunTrace {
             ("spawning", times.prepared_ns, times.spawned_ns),
             ("letting go", times.spawned_ns, times.started_ns),
         ];
-        let whole = Event::span("run", self.here_ns(0), self.here_ns(end_ns));
-        let steps =
-            steps.map(|(name, from, to)| Event::span(name, self.here_ns(from), self.here_ns(to)));
+        let whole = TraceEvent::span("run", self.here_ns(0), self.here_ns(end_ns));
+        let steps = steps
+            .map(|(name, from, to)| TraceEvent::span(name, self.here_ns(from), self.here_ns(to)));
         [whole].into_iter().chain(steps).collect()
     }
 
-    fn outlet_events(&self, outlet: impl Fn(u32) -> String) -> Vec<Event> {
+    fn outlet_events(&self, outlet: impl Fn(u32) -> String) -> Vec<TraceEvent> {
         let outlets = self.finished.iter().flat_map(|finished| &finished.outlets);
         let events = outlets.flat_map(|times| {
             let what = outlet(times.stream);
@@ -149,7 +149,7 @@ impl RunTrace {
                 .into_iter()
                 .filter(|(_, own_ns)| *own_ns > 0)
                 .map(move |(name, own_ns)| {
-                    Event::moment(format!("{name} {what}"), self.here_ns(own_ns))
+                    TraceEvent::moment(format!("{name} {what}"), self.here_ns(own_ns))
                 })
         });
         events.collect()
@@ -180,7 +180,7 @@ mod tests {
     };
 
     fn run(over_ns: u64) -> RunTrace {
-        let call = Call { sent_ns: 100_000, started_ns: 126_000, times: Some(TIMES) };
+        let call = RunStart { sent_ns: 100_000, started_ns: 126_000, times: Some(TIMES) };
         let mut run = RunTrace::new(Tracer::default(), "store1".into(), call);
         run.over_ns = over_ns;
         run

@@ -17,8 +17,8 @@ use super::{
     prefetch::{LOOKING, on_volume, own_caller},
 };
 use crate::{
-    enlisted::{Enlisted, Kind},
-    facts::{Place, Reading, World},
+    enlisted::{DescriptorKind, Enlisted},
+    facts::{PathOwner, ResolvedCommand, World},
     model::{LocalReason, ReasonKind},
 };
 
@@ -43,7 +43,7 @@ impl Volumes {
     pub fn at_hand(
         &self,
         world: &World<'_>,
-        commands: &[(&Enlisted, &Result<Reading, LocalReason>)],
+        commands: &[(&Enlisted, &Result<ResolvedCommand, LocalReason>)],
     ) -> Option<LocalReason> {
         self.sooner_here(world, commands).map(|(uses, found)| reason(uses.keys(), &found))
     }
@@ -54,7 +54,7 @@ impl Volumes {
         &self,
         world: &World<'_>,
         command: &Enlisted,
-        reading: Reading,
+        reading: ResolvedCommand,
     ) -> Option<u32> {
         self.sooner_here(world, &[(command, &Ok(reading))]).map(|(_, found)| found.round_trips)
     }
@@ -63,7 +63,7 @@ impl Volumes {
     fn sooner_here(
         &self,
         world: &World<'_>,
-        commands: &[(&Enlisted, &Result<Reading, LocalReason>)],
+        commands: &[(&Enlisted, &Result<ResolvedCommand, LocalReason>)],
     ) -> Option<(Uses, AtHand)> {
         let mut uses = Uses::new();
         for (command, reading) in commands {
@@ -109,7 +109,12 @@ fn reason<'a>(places: impl Iterator<Item = &'a PathBuf>, all: &AtHand) -> LocalR
 }
 
 /// Notes a command's uses. `None` if they are unknown, or not on volumes alone.
-fn note(world: &World<'_>, command: &Enlisted, reading: &Reading, uses: &mut Uses) -> Option<()> {
+fn note(
+    world: &World<'_>,
+    command: &Enlisted,
+    reading: &ResolvedCommand,
+    uses: &mut Uses,
+) -> Option<()> {
     let invocation = &reading.invocation;
     let goes_further = !invocation.searches_up.is_empty()
         || !invocation.guards.is_empty()
@@ -126,7 +131,7 @@ fn note(world: &World<'_>, command: &Enlisted, reading: &Reading, uses: &mut Use
         uses.entry(mount).or_default().push(to_use(below));
         Some(())
     };
-    let is_elsewhere = |place: &Option<Place>| matches!(place, Some(Place::At(..)));
+    let is_elsewhere = |place: &Option<PathOwner>| matches!(place, Some(PathOwner::At(..)));
     for (file, _) in
         invocation.files.iter().zip(&reading.places).filter(|(_, place)| is_elsewhere(place))
     {
@@ -139,8 +144,10 @@ fn note(world: &World<'_>, command: &Enlisted, reading: &Reading, uses: &mut Use
         let kind = if is_listed { FileKind::InputFile } else { FileKind::InputDir };
         add(&command.cwd, LastLink::Follow, use_of(invocation, kind)?)?;
     }
-    for descriptor in
-        command.descriptors.iter().filter(|d| d.fd <= 2 && d.kind == Kind::File && d.on_mount)
+    for descriptor in command
+        .descriptors
+        .iter()
+        .filter(|d| d.fd <= 2 && d.kind == DescriptorKind::File && d.on_mount)
     {
         match descriptor.fd {
             0 if invocation.stdin == StdinUse::Unused => {}

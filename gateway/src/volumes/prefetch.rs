@@ -20,7 +20,7 @@ use tokio::{io::Interest, runtime::Handle, sync::oneshot, time::timeout};
 
 use super::Volumes;
 use crate::{
-    enlisted::{Enlisted, Kind, Pid},
+    enlisted::{DescriptorKind, Enlisted, Pid},
     facts::World,
     session::watch,
 };
@@ -84,10 +84,10 @@ impl Volumes {
 
 /// Prefetches at work, by process.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Prefetches(Arc<Mutex<AtWork>>);
+pub(super) struct Prefetches(Arc<Mutex<RunningPrefetches>>);
 
 #[derive(Debug, Default)]
-struct AtWork {
+struct RunningPrefetches {
     /// Number of prefetches so far; no number is reused.
     next: u64,
     by_process: BTreeMap<Pid, Prefetch>,
@@ -145,7 +145,7 @@ impl Prefetches {
         Some((Counted { number, process, all: self.clone() }, ended))
     }
 
-    fn lock(&self) -> MutexGuard<'_, AtWork> {
+    fn lock(&self) -> MutexGuard<'_, RunningPrefetches> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -193,7 +193,7 @@ fn inputs(world: &World<'_>, stage: &Enlisted) -> Inputs {
     }
     let input = stage
         .descriptor(0)
-        .filter(|input| input.kind == Kind::File && invocation.stdin != StdinUse::Unused);
+        .filter(|input| input.kind == DescriptorKind::File && invocation.stdin != StdinUse::Unused);
     if let Some(input) = input {
         note(&input.path, LastLink::Keep, Expected::File);
     }

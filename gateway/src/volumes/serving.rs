@@ -60,7 +60,7 @@ impl Serving {
         let config = config.clone();
         // Tasks of the volume belong on its runtime.
         let begun = runtime?.spawn(async move {
-            let way = Arc::new(Way {
+            let way = Arc::new(VolumeConnector {
                 route,
                 carrier: tokio::sync::Mutex::default(),
                 server: Mutex::default(),
@@ -69,8 +69,13 @@ impl Serving {
                 if config.hard { Patience { deadline: None } } else { Patience::default() };
             // Root's mounts, whose server has the same users.
             let users = if geteuid().is_root() { Users::All } else { Users::Own };
-            let remote =
-                Remote::open_for(Arc::<Way>::clone(&way), &config.export, patience, users).await;
+            let remote = Remote::open_for(
+                Arc::<VolumeConnector>::clone(&way),
+                &config.export,
+                patience,
+                users,
+            )
+            .await;
             let remote = Arc::new(remote?);
             let read_only = config.read_only || remote.is_read_only();
             let settings = Settings {
@@ -181,14 +186,14 @@ fn device_at(path: &Path) -> Option<(u32, u32)> {
 }
 
 /// Makes connections for one volume, so that bulk data and runs don't delay each other.
-struct Way {
+struct VolumeConnector {
     route: Route,
     /// Maintains the latest connection: renews its certificate, or holds its ssh.
     carrier: tokio::sync::Mutex<Option<Carrier>>,
     server: Mutex<Option<ServerIdentity>>,
 }
 
-impl Way {
+impl VolumeConnector {
     /// Server of all connections.
     fn server(&self) -> Option<ServerIdentity> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -196,7 +201,7 @@ impl Way {
 }
 
 #[tonic::async_trait]
-impl Connector for Way {
+impl Connector for VolumeConnector {
     async fn connect(&self) -> Result<Channel, String> {
         let reached = posh_reach::connect(&self.route).await.map_err(|error| error.sentence())?;
         let Reached { channel, carrier, server } = reached;

@@ -13,14 +13,14 @@ use std::{
 
 use posh_annotations::{Invocation, Library};
 use posh_gateway::{
-    dispatch::output::Output,
+    dispatch::output::StageOutput,
     facts,
-    join::{self, Event, Joining, Program, Recipe, Words, status},
+    join::{self, AggregatorEvent, AggregatorProgram, Joining, Recipe, Words, status},
     lower::{JOINED, argv_of},
     model::Edge,
     plan::{
-        self, ExecutorId, Flow, Join, LineEnds, Need, Options, Part, PipelineFacts, Placement,
-        Plan, StageFacts,
+        self, ExecutorId, Flow, Join, LineEnds, Need, PipelineFacts, Placement, Plan, PlanSettings,
+        StageFacts, StagePart,
     },
     stage_link::Status,
 };
@@ -235,7 +235,7 @@ impl Machine {
         };
         // What is cheap is for the planner's own tests: here all is to be offloaded.
         facts.stages.iter_mut().for_each(|s| s.weight = s.weight.min(0.5));
-        let options = Options { split_factor: case.factor, ..Options::default() };
+        let options = PlanSettings { split_factor: case.factor, ..PlanSettings::default() };
         let mut plan = plan::greedy(&facts, options);
         if !self.seams_hold(&plan, &stages[0]) {
             facts.stages.iter_mut().for_each(|s| s.line_ends = LineEnds::Unknown);
@@ -357,11 +357,11 @@ impl Machine {
 
     /// A join as the gateway runs it.
     fn join(&self, recipe: &Recipe, outputs: &[Vec<u8>]) -> Ran {
-        let program = |words: &[OsString]| Program {
+        let program = |words: &[OsString]| AggregatorProgram {
             path: which(&words[0].to_string_lossy()).unwrap(),
             env: self.environment(),
         };
-        let programs: Vec<Program> =
+        let programs: Vec<AggregatorProgram> =
             recipe.commands.iter().map(|step| program(&step.argv)).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -374,13 +374,13 @@ impl Machine {
             let (mut output, mut errors) = (Vec::new(), Vec::new());
             loop {
                 match told.recv().await.unwrap() {
-                    Event::Fed(..) => {}
-                    Event::Output(data) => {
+                    AggregatorEvent::Fed(..) => {}
+                    AggregatorEvent::Output(data) => {
                         joining.allow(data.len() as u64);
                         output.extend_from_slice(&data);
                     }
-                    Event::Errors(data) => errors.extend_from_slice(&data),
-                    Event::Over(status) => return (output, errors, status),
+                    AggregatorEvent::Errors(data) => errors.extend_from_slice(&data),
+                    AggregatorEvent::Over(status) => return (output, errors, status),
                 }
             }
         })
@@ -388,7 +388,7 @@ impl Machine {
 }
 
 /// The parts of a stage; none when it runs here.
-fn parts(plan: &Plan, stage: usize) -> &[Part] {
+fn parts(plan: &Plan, stage: usize) -> &[StagePart] {
     match &plan.placements[stage] {
         Placement::Remote(parts) => parts,
         Placement::Here(_) => &[],
@@ -396,12 +396,12 @@ fn parts(plan: &Plan, stage: usize) -> &[Part] {
 }
 
 /// The error outputs of parts and of what joins them, as the gateway puts them together.
-fn errors_of(argv: &[OsString], parts: &[Part], ran: &[Ran], by: &[u8]) -> Vec<u8> {
+fn errors_of(argv: &[OsString], parts: &[StagePart], ran: &[Ran], by: &[u8]) -> Vec<u8> {
     let mut streams: Vec<(usize, u32)> = (0..ran.len()).map(|part| (part, 2)).collect();
     streams.push((JOINED, 2));
     let mut output = match join::starts_alike(argv, parts) {
-        true => Output::of_errors(&streams, ran.len()),
-        false => Output::new(&streams),
+        true => StageOutput::of_errors(&streams, ran.len()),
+        false => StageOutput::new(&streams),
     };
     let texts: Vec<&[u8]> =
         ran.iter().map(|(_, errors, _)| errors.as_slice()).chain([by]).collect();

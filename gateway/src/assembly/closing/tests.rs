@@ -24,7 +24,7 @@ pub(in crate::assembly) fn stage(
 ) -> Enlisted {
     let descriptors = ends.iter().map(|&(fd, inode, writes)| Descriptor {
         fd,
-        kind: Kind::Pipe,
+        kind: DescriptorKind::Pipe,
         path: format!("pipe:[{inode}]").into(),
         identity: (0, inode),
         flags: u32::from(writes),

@@ -111,10 +111,10 @@ fn what_a_session_was_given_may_be_used_by_who_started_it_and_by_its_other_child
             })
         };
         let root = children(outer.id()).into_iter().find(is_root).unwrap();
-        let wanted = Wanted {
+        let wanted = SearchTargets {
             pipes: pipe.into_iter().collect(),
             files: [output.path().to_owned()].into(),
-            ..Wanted::default()
+            ..SearchTargets::default()
         };
         // The outer shell may not wait yet.
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -160,7 +160,7 @@ fn a_snapshot_sees_our_own_pipe() {
         &fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read)))
             .unwrap(),
     );
-    let wanted = Wanted { pipes: inode.into_iter().collect(), ..Wanted::default() };
+    let wanted = SearchTargets { pipes: inode.into_iter().collect(), ..SearchTargets::default() };
     let me = std::process::id();
     let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());
     let ends = &snapshot.get(me).unwrap().pipe_ends;
@@ -277,7 +277,7 @@ fn a_process_goes_on_when_its_first_thread_has_ended() {
         assert!(began.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(5));
     }
-    let wanted = Wanted { pipes: [pipe].into(), ..Wanted::default() };
+    let wanted = SearchTargets { pipes: [pipe].into(), ..SearchTargets::default() };
     let process = read_process(child.id(), &wanted).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
@@ -300,7 +300,7 @@ fn a_thread_may_have_descriptors_of_its_own() {
     });
     has_started.recv().unwrap();
     drop((read, write));
-    let wanted = Wanted { pipes: [pipe].into(), ..Wanted::default() };
+    let wanted = SearchTargets { pipes: [pipe].into(), ..SearchTargets::default() };
     let found = |threads| {
         let mut process = Process::asleep(std::process::id(), 1);
         process.read_descriptors(&wanted, threads);
@@ -320,7 +320,7 @@ fn the_making_of_a_pipe_is_known_or_not_told() {
     let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&input));
     let pipe = pipe_inode(&fs::read_link(link).unwrap()).unwrap();
     let made = || {
-        let wanted = Wanted { pipes: [pipe].into(), ..Wanted::default() };
+        let wanted = SearchTargets { pipes: [pipe].into(), ..SearchTargets::default() };
         let mut snapshot = Snapshot::take(&[std::process::id()], &wanted, &mut Orphans::default());
         snapshot.read_times_of_pipes();
         let started = snapshot.get(child.id()).unwrap().started;
@@ -344,10 +344,10 @@ fn who_waits_has_what_it_enlisted_with() {
     let mut stage = stage(pid, &[(0, 7, false), (1, 8, true), (4, 9, false)], 0, &[]);
     // A pipe with a name.
     stage.descriptors[1].path = PathBuf::from("/tmp/fifo");
-    let wanted = Wanted {
+    let wanted = SearchTargets {
         pipes: [7, 8].into(),
         waiting: [(pid, Arc::new(stage))].into(),
-        ..Wanted::default()
+        ..SearchTargets::default()
     };
     let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());
     let process = snapshot.get(pid).unwrap();
@@ -370,7 +370,12 @@ fn who_is_without_is_not_looked_at_while_it_runs_its_program() {
     let found = |without: &[Pid], program: &Path| {
         let (without, stage_programs) =
             (without.iter().copied().collect(), [program.to_owned()].into());
-        let wanted = Wanted { pipes: pipes.clone(), without, stage_programs, ..Wanted::default() };
+        let wanted = SearchTargets {
+            pipes: pipes.clone(),
+            without,
+            stage_programs,
+            ..SearchTargets::default()
+        };
         let snapshot = Snapshot::take(&[me], &wanted, &mut Orphans::default());
         let process = snapshot.get(pid).unwrap();
         (process.parent, process.executable.clone(), process.pipe_ends.len())

@@ -3,14 +3,14 @@
 use nix::sys::signal::Signal as Number;
 use posh_proto::executor::{Credit, run_input};
 
-use super::Relay;
+use super::PipelineRelay;
 use crate::{
-    join::{Event, Joining},
-    lower::{JOINED, Stream},
+    join::{AggregatorEvent, Joining},
+    lower::{JOINED, RunStream},
     stage_link::Status,
 };
 
-impl Relay<'_> {
+impl PipelineRelay<'_> {
     /// Aggregator of a stage, while it runs.
     pub(super) fn joining(&self, stage: usize) -> Option<&Joining> {
         let join = self.stages.get(&stage)?.join.as_ref()?;
@@ -25,12 +25,12 @@ impl Relay<'_> {
         }
     }
 
-    pub(super) async fn join_told(&mut self, stage: usize, event: Event) {
+    pub(super) async fn join_told(&mut self, stage: usize, event: AggregatorEvent) {
         match event {
-            Event::Fed(part, bytes) => self.credit_part(stage, part, bytes).await,
-            Event::Output(data) => self.show(stage, 1, data).await,
-            Event::Errors(data) => self.show(stage, 2, data).await,
-            Event::Over(status) => self.join_over(stage, status).await,
+            AggregatorEvent::Fed(part, bytes) => self.credit_part(stage, part, bytes).await,
+            AggregatorEvent::Output(data) => self.show(stage, 1, data).await,
+            AggregatorEvent::Errors(data) => self.show(stage, 2, data).await,
+            AggregatorEvent::Over(status) => self.join_over(stage, status).await,
         }
     }
 
@@ -64,7 +64,7 @@ impl Relay<'_> {
     async fn join_over(&mut self, stage: usize, status: Status) {
         let Some(join) = self.stages.get_mut(&stage).and_then(|s| s.join.as_mut()) else { return };
         join.ended = Some(status);
-        let unread: Vec<Stream> =
+        let unread: Vec<RunStream> =
             join.inputs.iter().copied().filter(|s| self.joined.contains_key(s)).collect();
         for (run, stream) in unread {
             self.send_to(run, run_input::Kind::Closed(stream));

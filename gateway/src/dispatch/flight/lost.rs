@@ -10,26 +10,26 @@ use std::{
 
 use posh_proto::{executor::descriptor::Source, stage::Delivered};
 
-use super::{Event, Fault, PartEnd, Relay, listen};
+use super::{FlightEvent, PartEnd, PipelineRelay, RunFault, listen};
 use crate::{
     dispatch::{
         again,
-        refresh::{self, Written},
+        refresh::{self, StageChanges},
         resume::{self, Gone, Order, Resumed},
     },
-    enlisted::{Kind, Pid},
-    facts::Reading,
-    lower::Stream,
+    enlisted::{DescriptorKind, Pid},
+    facts::ResolvedCommand,
+    lower::RunStream,
     stage_link::ForStage,
 };
 
-impl Relay<'_> {
+impl PipelineRelay<'_> {
     /// Handles the end of a run's stream: a success if all its commands have exited.
-    pub(super) async fn run_over(&mut self, run: usize, fault: Option<Fault>) {
+    pub(super) async fn run_over(&mut self, run: usize, fault: Option<RunFault>) {
         self.noted.over(run);
         let error = match fault {
-            Some(Fault::Exceeded(why)) => return self.run_broken(run, &why).await,
-            Some(Fault::Lost(why)) => Some(why),
+            Some(RunFault::Exceeded(why)) => return self.run_broken(run, &why).await,
+            Some(RunFault::Lost(why)) => Some(why),
             None => None,
         };
         let finished = self.runs[run].finished;
@@ -58,7 +58,7 @@ impl Relay<'_> {
                 let order = Order { resume, allowance: self.runs[run].allowance.clone() };
                 self.pumps.spawn(async move {
                     let resumed = resume::resume(executor, lost, silence, order).await;
-                    let _ = events.send(Event::Resumed(run, resumed)).await;
+                    let _ = events.send(FlightEvent::Resumed(run, resumed)).await;
                 });
             }
             None => self.give_up(run, None).await,
@@ -143,7 +143,7 @@ impl Relay<'_> {
 
     pub(super) async fn end_streams(&mut self, run: usize) {
         let streams = self.feeds.keys().chain(self.joined.keys()).filter(|s| s.0 == run);
-        let streams: Vec<Stream> = streams.copied().collect();
+        let streams: Vec<RunStream> = streams.copied().collect();
         for stream in streams {
             self.end_stream(stream).await;
         }
@@ -158,8 +158,9 @@ impl Relay<'_> {
         let is_unseen =
             stages.iter().all(|&s| self.delivered.range((s, 0)..=(s, u32::MAX)).next().is_none());
         for &stage in &stages {
-            let repeats =
-                |r: &Reading| again::repeats_itself(r) || (is_unseen && again::only_reads(r));
+            let repeats = |r: &ResolvedCommand| {
+                again::repeats_itself(r) || (is_unseen && again::only_reads(r))
+            };
             if !self.readings[stage].as_ref().is_ok_and(repeats) || self.spent.contains(&stage) {
                 return false;
             }
@@ -191,7 +192,7 @@ impl Relay<'_> {
             self.signal_join(stage, nix::libc::SIGKILL.cast_unsigned());
             let (enlisted, reading) =
                 (&self.pipeline.stages[stage].enlisted, self.readings[stage].as_ref().ok());
-            let written = Written::by(self.gateway, enlisted, reading, std::iter::empty());
+            let written = StageChanges::by(self.gateway, enlisted, reading, std::iter::empty());
             let state = self.stages.get_mut(&stage).expect("concerned stages are remote");
             state.finished = true;
             let (gateway, tell) = (self.gateway.clone(), state.tell.clone());
@@ -231,7 +232,7 @@ impl Relay<'_> {
         let mut delivered = Vec::new();
         for ((_, fd), digest) in self.delivered.range((stage, 0)..=(stage, u32::MAX)) {
             // The stage program can't filter output between a command and its terminal.
-            if enlisted.descriptor(*fd).is_none_or(|d| d.kind == Kind::Tty) {
+            if enlisted.descriptor(*fd).is_none_or(|d| d.kind == DescriptorKind::Tty) {
                 return None;
             }
             let (bytes, digest) = (digest.bytes(), digest.value());

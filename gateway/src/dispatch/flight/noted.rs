@@ -5,14 +5,14 @@ use std::{collections::HashMap, time::Duration};
 use posh_proto::executor::{Exited, RunOutput, RunTimes, run_output};
 use tokio::sync::mpsc;
 
-use super::{Event as Happened, Relay, RunState};
+use super::{FlightEvent as Happened, PipelineRelay, RunState};
 use crate::{
     assembly::Pipeline,
     dispatch::refresh::Tally,
     enlisted::Enlisted,
-    lower::{Lowered, Stream},
+    lower::{Lowered, RunStream},
     stage_link::{FromStage, Times},
-    trace::{Call, Event, Row, RunTrace, Tracer},
+    trace::{Row, RunStart, RunTrace, TraceEvent, Tracer},
 };
 
 /// Timeout for final messages of executors and stage programs. Both arrive within moments of the
@@ -20,20 +20,20 @@ use crate::{
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Tracer and the data collected so far.
-pub(super) struct Noted {
+pub(super) struct CollectedTrace {
     tracer: Tracer,
     runs: Vec<RunTrace>,
     /// Names of remote commands, and of the commands behind streams.
     commands: HashMap<(usize, u32), String>,
-    streams: HashMap<Stream, String>,
+    streams: HashMap<RunStream, String>,
     stages: HashMap<usize, Times>,
 }
 
-impl Noted {
+impl CollectedTrace {
     /// For these runs, in order, each with its executor's name.
     pub fn new(
         tracer: Tracer,
-        calls: Vec<(String, Call)>,
+        calls: Vec<(String, RunStart)>,
         pipeline: &Pipeline,
         lowered: &Lowered,
     ) -> Self {
@@ -129,19 +129,19 @@ impl Ending {
     pub fn refreshed(self, tally: Tally) {
         if self.tracer.is_on() {
             let now_ns = self.tracer.now_ns();
-            let mut span = Event::span("refreshing the mount", self.since_ns, now_ns);
+            let mut span = TraceEvent::span("refreshing the mount", self.since_ns, now_ns);
             for (key, count) in
                 [("files", tally.files), ("listings", tally.listings), ("removed", tally.removed)]
             {
                 span = if count > 0 { span.with(key, count) } else { span };
             }
             self.tracer.add(self.row.clone(), span);
-            self.tracer.add(self.row, Event::moment("farewell", now_ns));
+            self.tracer.add(self.row, TraceEvent::moment("farewell", now_ns));
         }
     }
 }
 
-impl Relay<'_> {
+impl PipelineRelay<'_> {
     /// Receives final messages, and adds all events to the trace.
     pub(super) async fn hear_last_words(&mut self, mut incoming: mpsc::Receiver<Happened>) {
         if !self.noted.tracer.is_on() {

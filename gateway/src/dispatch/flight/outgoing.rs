@@ -2,8 +2,8 @@
 //! that stops reading delays only its own run.
 //!
 //! Invariant: the queue is bounded. An input's bytes are limited by the executor's credit
-//! ([`Given`]), in few chunks; credits for one stream are merged; all other messages are sent a few
-//! times in a command's life, or by the user.
+//! ([`GivenCredit`]), in few chunks; credits for one stream are merged; all other messages are sent
+//! a few times in a command's life, or by the user.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,11 +24,11 @@ const MOST_GIVEN_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub(super) struct Outgoing {
     sender: mpsc::Sender<RunInput>,
-    waiting: Arc<Mutex<Waiting>>,
+    waiting: Arc<Mutex<SendQueue>>,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct SendQueue {
     words: VecDeque<Kind>,
     /// A task is sending the queue.
     is_sent: bool,
@@ -55,7 +55,7 @@ impl Outgoing {
     }
 }
 
-async fn send_what_waits(sender: mpsc::Sender<RunInput>, waiting: Arc<Mutex<Waiting>>) {
+async fn send_what_waits(sender: mpsc::Sender<RunInput>, waiting: Arc<Mutex<SendQueue>>) {
     while let Ok(room) = sender.reserve().await {
         let mut waiting = lock(&waiting);
         match waiting.words.pop_front() {
@@ -68,11 +68,11 @@ async fn send_what_waits(sender: mpsc::Sender<RunInput>, waiting: Arc<Mutex<Wait
     }
 }
 
-fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+fn lock(waiting: &Mutex<SendQueue>) -> MutexGuard<'_, SendQueue> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Waiting {
+impl SendQueue {
     fn push(&mut self, kind: Kind) {
         // Streams are independent, so a message may overtake those of other streams.
         let merged = match &kind {
@@ -119,13 +119,13 @@ fn append(last: &mut Chunk, next: &Chunk) -> bool {
 
 /// Unused credit from an executor, by input.
 #[derive(Debug, Default)]
-pub(super) struct Given(BTreeMap<u32, u64>);
+pub(super) struct GivenCredit(BTreeMap<u32, u64>);
 
 /// Error of an executor that gives more credit than it can buffer.
 #[derive(Debug)]
 pub(super) struct TooMuch;
 
-impl Given {
+impl GivenCredit {
     pub fn give(&mut self, stream: u32, bytes: u64) -> Result<(), TooMuch> {
         let given = self.0.entry(stream).or_default();
         *given = given.saturating_add(bytes);
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn credit_that_no_executor_means_is_noticed() {
-        let mut given = Given::default();
+        let mut given = GivenCredit::default();
         for _ in 0..100 {
             given.give(1, 1 << 20).unwrap();
             given.sent(&Chunk { stream: 1, data: vec![0; 1 << 20].into() });

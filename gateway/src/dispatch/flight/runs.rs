@@ -14,8 +14,8 @@ use posh_proto::executor::{
 use posh_reach::Allowance;
 use tokio::{sync::mpsc, task::AbortHandle};
 
-use super::outgoing::{Given, Outgoing, TooMuch};
-use crate::{executors::Connection, plan::ExecutorId};
+use super::outgoing::{GivenCredit, Outgoing, TooMuch};
+use crate::{executors::ExecutorConnection, plan::ExecutorId};
 
 /// A resumable run's messages are acknowledged after so many messages or bytes. The executor
 /// buffers unacknowledged ones, at least 128 KiB; the outputs' credit is many times that.
@@ -29,12 +29,12 @@ const MOST_IN_VAIN: u32 = 8;
 
 pub(super) struct RunState {
     pub executor: ExecutorId,
-    pub connection: Arc<Connection>,
+    pub connection: Arc<ExecutorConnection>,
     /// `None` while the executor is unreachable, and after the run.
     input: Option<Outgoing>,
-    given: Given,
+    given: GivenCredit,
     listener: Listener,
-    kept: Option<Kept>,
+    kept: Option<ResumeState>,
     /// Remaining allowance for its messages.
     pub allowance: Allowance,
     heard: Instant,
@@ -63,7 +63,7 @@ pub(super) struct RunCall {
 
 /// State for resuming a run that has a grace period.
 #[derive(Default)]
-struct Kept {
+struct ResumeState {
     run_id: String,
     received: u64,
     acknowledged: u64,
@@ -83,19 +83,20 @@ impl RunState {
 
     pub fn new(
         executor: ExecutorId,
-        connection: Arc<Connection>,
+        connection: Arc<ExecutorConnection>,
         call: RunCall,
         written_files: Vec<WrittenFile>,
         spec: &RunSpec,
     ) -> Self {
         // `Started` was the first.
-        let kept = || Kept { run_id: spec.run_id.clone(), received: 1, ..Kept::default() };
+        let kept =
+            || ResumeState { run_id: spec.run_id.clone(), received: 1, ..ResumeState::default() };
         let kept = (spec.grace_ms > 0).then(kept);
         Self {
             executor,
             connection,
             input: Some(Outgoing::new(call.input)),
-            given: Given::default(),
+            given: GivenCredit::default(),
             listener: call.listener,
             kept,
             allowance: call.allowance,
@@ -191,7 +192,7 @@ impl RunState {
     /// Continues over another connection.
     pub fn resumed(
         &mut self,
-        connection: Arc<Connection>,
+        connection: Arc<ExecutorConnection>,
         input: mpsc::Sender<RunInput>,
         listener: Listener,
     ) {
@@ -244,7 +245,7 @@ impl Drop for Listener {
     }
 }
 
-impl Kept {
+impl ResumeState {
     fn note(&mut self, kind: &run_input::Kind) {
         match kind {
             run_input::Kind::Credit(credit) => {

@@ -10,7 +10,7 @@ use std::{
 use nix::libc::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
 use tokio::time::Instant;
 
-use super::{PartEnd, Relay};
+use super::{PartEnd, PipelineRelay};
 
 /// Many times longer than a command needs to remove temporary files, and than a message takes over
 /// the slowest link.
@@ -83,7 +83,7 @@ impl Silences {
     }
 }
 
-impl Relay<'_> {
+impl PipelineRelay<'_> {
     /// Gives up a run. Stages that were sent a signal count as ended by it.
     pub(super) async fn run_silent(&mut self, run: usize) {
         let Some(silence) = self.silences.runs.remove(&run) else { return };
