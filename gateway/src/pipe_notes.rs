@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use posh_hook::pipes::{FILE, FILE_BYTES, Slot, Writer};
+use posh_hook::pipes::{FILE, FILE_BYTES, PipeWriter, Slot};
 
 /// Creates the file in a session's directory.
 ///
@@ -26,7 +26,7 @@ pub fn is_fed_here(directory: &Path, pipe: u64) -> bool {
     let mut bytes = [0; 8];
     let read = File::open(directory.join(FILE))
         .and_then(|file| file.read_exact_at(&mut bytes, Slot::offset(pipe)));
-    read.is_ok() && Slot::read(bytes).writer(pipe) == Some(Writer::Stays)
+    read.is_ok() && Slot::read(bytes).writer(pipe) == Some(PipeWriter::Stays)
 }
 
 /// Notes that no command of the session writes to this pipe: its other end existed before.
@@ -35,7 +35,7 @@ pub fn is_fed_here(directory: &Path, pipe: u64) -> bool {
 /// The file system's.
 pub fn note_fed_here(directory: &Path, pipe: u64) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(directory.join(FILE))?;
-    file.write_all_at(Slot::of(pipe, Writer::Stays).bytes(), Slot::offset(pipe))
+    file.write_all_at(Slot::of(pipe, PipeWriter::Stays).bytes(), Slot::offset(pipe))
 }
 
 #[cfg(test)]

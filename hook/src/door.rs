@@ -12,9 +12,9 @@ use crate::{
     leaves,
     look::{self, Look},
     message::SessionFile,
-    pipes::{self, Notes, Standard, Writer},
+    pipes::{self, Notes, PipeWriter, Standard},
     question::Question,
-    session::{self, Session},
+    session::{self, SessionVariables},
     sys::{self, AT_FDCWD, E2BIG, PATH_BYTES, Stat, Strings},
     target::{self, Target},
     text::Full,
@@ -30,7 +30,7 @@ pub(crate) type Exec<'e> = dyn FnMut(Option<&CStr>, Strings) -> c_int + 'e;
 
 /// Arguments of an exec.
 #[derive(Clone, Copy)]
-pub(crate) struct Request<'a> {
+pub(crate) struct ExecRequest<'a> {
     /// As in openat(2).
     pub(crate) directory: c_int,
     /// As given, or as found on PATH.
@@ -45,8 +45,8 @@ pub(crate) struct Request<'a> {
 
 /// How to execute a request. Memory is taken from the arena only where it is used.
 pub(crate) struct Plan<'a> {
-    session: &'static Session,
-    request: &'a Request<'a>,
+    session: &'static SessionVariables,
+    request: &'a ExecRequest<'a>,
     /// The program can be preloaded.
     preloads: bool,
     /// A known program that starts no other: executed locally, it needs no session variables.
@@ -61,7 +61,7 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// The request's arrays are null or end in a null pointer, and all other entries point to C
     /// strings; likewise for arrays passed to its methods.
-    pub(crate) unsafe fn of(request: &'a Request<'a>, arena: &mut Arena<'_>) -> Option<Self> {
+    pub(crate) unsafe fn of(request: &'a ExecRequest<'a>, arena: &mut Arena<'_>) -> Option<Self> {
         let session = session::current()?;
         let is_known = name_of(request.path).is_some_and(|name| session.knows(name, arena));
         // SAFETY: the caller's promise.
@@ -174,17 +174,17 @@ impl<'a> Plan<'a> {
             notes.iter().for_each(|notes| pipes.outputs().for_each(|pipe| notes.note(pipe, writer)))
         };
         if may_stay {
-            note(Writer::Decides);
+            note(PipeWriter::Decides);
         }
         let is_fed_here = || {
-            let stays = |notes: &Notes, pipe| notes.wait_for_writer(pipe) == Writer::Stays;
+            let stays = |notes: &Notes, pipe| notes.wait_for_writer(pipe) == PipeWriter::Stays;
             pipes.input.is_none_or(|pipe| notes.as_ref().is_some_and(|notes| stays(notes, pipe)))
         };
         // SAFETY: as above.
         let stays = may_stay
             && is_fed_here()
             && (touches_nothing || unsafe { self.is_at_hand(&about, streams, pipes, arena) });
-        note(if stays { Writer::Stays } else { Writer::IsAsked });
+        note(if stays { PipeWriter::Stays } else { PipeWriter::IsAsked });
         stays
     }
 
@@ -200,7 +200,7 @@ impl<'a> Plan<'a> {
             return;
         }
         if let Some(notes) = Notes::open(self.session.directory(), arena) {
-            notes.note(pipe, Writer::Stays);
+            notes.note(pipe, PipeWriter::Stays);
         }
     }
 
@@ -314,8 +314,8 @@ fn name_of(path: &CStr) -> Option<&[u8]> {
 /// As for [`Plan::of`].
 #[inline(never)]
 unsafe fn reach_in_words(
-    session: &Session,
-    request: &Request<'_>,
+    session: &SessionVariables,
+    request: &ExecRequest<'_>,
     arena: &mut Arena<'_>,
 ) -> Option<&'static [u8]> {
     // SAFETY: the caller's promise.
@@ -344,7 +344,11 @@ enum Reach {
 ///
 /// # Safety
 /// As for [`Plan::of`].
-unsafe fn reach(session: &Session, request: &Request<'_>, mut arena: Arena<'_>) -> Option<Reach> {
+unsafe fn reach(
+    session: &SessionVariables,
+    request: &ExecRequest<'_>,
+    mut arena: Arena<'_>,
+) -> Option<Reach> {
     let file = session.file(&mut arena)?;
     let SessionFile { always_enlist, places, .. } = SessionFile::read(file.as_bytes())?;
     if !places.has_owned() {
@@ -403,7 +407,11 @@ unsafe fn preloaded(environment: Strings) -> Option<&'static [u8]> {
 
 /// `LD_PRELOAD=` with our library first, then the given ones; `None` if it is too long.
 #[inline(never)]
-fn joined_preload<'m>(session: &Session, theirs: &[u8], arena: &mut Arena<'m>) -> Option<&'m CStr> {
+fn joined_preload<'m>(
+    session: &SessionVariables,
+    theirs: &[u8],
+    arena: &mut Arena<'m>,
+) -> Option<&'m CStr> {
     let ours = session.preload.as_bytes().strip_suffix(b"\0").unwrap_or_default();
     variable(&[ours, b":", theirs], arena)
 }

@@ -9,7 +9,7 @@ use core::{
 
 use crate::{
     arena::{self, Arena},
-    door::{Exec, Plan, Request, words},
+    door::{Exec, ExecRequest, Plan, words},
     lend, readable,
     search::{self, Search},
     session::Next,
@@ -69,7 +69,7 @@ unsafe fn exec_path(
         sys::errno()
     };
     let request =
-        Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
+        ExecRequest { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
     // SAFETY: the caller's arrays are as execve(2) wants them.
     unsafe { planned(&request, arena, &mut exec) }
 }
@@ -78,7 +78,7 @@ unsafe fn exec_path(
 ///
 /// # Safety
 /// As for [`Plan::of`].
-unsafe fn planned(request: &Request<'_>, arena: &mut Arena<'_>, exec: &mut Exec<'_>) -> c_int {
+unsafe fn planned(request: &ExecRequest<'_>, arena: &mut Arena<'_>, exec: &mut Exec<'_>) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         match Plan::of(request, arena) {
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn execveat(
             return fexecve(directory, argv, environment);
         }
         let request =
-            Request { directory, path: given, argv, environment, spawned: false, moved: false };
+            ExecRequest { directory, path: given, argv, environment, spawned: false, moved: false };
         carry(&request, &mut |environment| next(directory, path, argv, environment, flags))
     }
 }
@@ -233,8 +233,14 @@ pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, environment: Strings)
         }
         let path = sys::descriptor_path(fd);
         let path = path.as_ref().and_then(|path| path.as_c_str()).unwrap_or(c"");
-        let request =
-            Request { directory: AT_FDCWD, path, argv, environment, spawned: false, moved: false };
+        let request = ExecRequest {
+            directory: AT_FDCWD,
+            path,
+            argv,
+            environment,
+            spawned: false,
+            moved: false,
+        };
         carry(&request, &mut |environment| next(fd, argv, environment))
     }
 }
@@ -243,7 +249,7 @@ pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, environment: Strings)
 ///
 /// # Safety
 /// As for [`Plan::of`].
-unsafe fn carry(request: &Request<'_>, exec: &mut dyn FnMut(Strings) -> c_int) -> c_int {
+unsafe fn carry(request: &ExecRequest<'_>, exec: &mut dyn FnMut(Strings) -> c_int) -> c_int {
     let mut exec = |_: Option<&CStr>, environment| {
         exec(environment);
         sys::errno()
@@ -279,7 +285,7 @@ pub unsafe extern "C" fn posix_spawn(
             return spawn(None, environment);
         }
         let moved = !actions.is_null();
-        let request = Request {
+        let request = ExecRequest {
             directory: AT_FDCWD,
             path: CStr::from_ptr(path),
             argv,
@@ -325,7 +331,7 @@ pub unsafe extern "C" fn posix_spawnp(
             };
             let moved = !actions.is_null();
             let request =
-                Request { directory: AT_FDCWD, path, argv, environment, spawned: true, moved };
+                ExecRequest { directory: AT_FDCWD, path, argv, environment, spawned: true, moved };
             planned(&request, arena, spawn)
         })
     }

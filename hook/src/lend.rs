@@ -11,7 +11,7 @@ use core::{
 
 use crate::{
     arena::{self, Arena},
-    door::{Plan, Request, words},
+    door::{ExecRequest, Plan, words},
     readable,
     session::{self, AS_SHELL},
     sys::{self, AT_FDCWD, Mapped},
@@ -54,7 +54,7 @@ pub(crate) unsafe fn to_shell<T>(text: *const c_char, call: impl FnOnce(*const c
 unsafe fn through_stage<'a>(text: &CStr, arena: &mut Arena<'a>) -> Option<&'a CStr> {
     let session = session::current()?;
     let (environment, argv) = (sys::environment(), ptr::null());
-    let request = Request {
+    let request = ExecRequest {
         directory: AT_FDCWD,
         path: c"/bin/sh",
         argv,

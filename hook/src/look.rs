@@ -6,7 +6,7 @@
 
 use crate::{
     places::Terrain,
-    walk::{self, Outcome, Walk},
+    walk::{self, LookupOutcome, Walk},
 };
 
 pub use crate::{
@@ -72,9 +72,9 @@ impl<'a> Look<'a> {
         }
         let Some(mut walk) = Walk::from(self.places, self.cwd, arena.scope()) else { return true };
         match walk.along(path) {
-            Outcome::At(terrain) => terrain == Terrain::Owned,
-            Outcome::Missing => false,
-            Outcome::TooLong => true,
+            LookupOutcome::At(terrain) => terrain == Terrain::Owned,
+            LookupOutcome::Missing => false,
+            LookupOutcome::TooLong => true,
         }
     }
 

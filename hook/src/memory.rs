@@ -19,7 +19,7 @@ use crate::{
 
 /// The initial stack, before it was changed.
 #[derive(Clone, Copy)]
-pub(crate) struct Start {
+pub(crate) struct InitialStack {
     /// argv and argc.
     pub(crate) arguments: (*const *const c_char, usize),
     /// First string of the environment.
@@ -32,7 +32,7 @@ pub(crate) struct Start {
 ///
 /// # Safety
 /// `start` is what the kernel made, and what it points to is as it was.
-pub(crate) unsafe fn end_environment_at(address: usize, start: &Start) {
+pub(crate) unsafe fn end_environment_at(address: usize, start: &InitialStack) {
     const PR_SET_MM_ENV_END: usize = 11;
     const PR_SET_MM_MAP: usize = 14;
     // Needs CAP_SYS_RESOURCE; the other way needs no right, but a kernel with
@@ -75,7 +75,7 @@ impl MemoryMap {
     ///
     /// # Safety
     /// As for [`end_environment_at`].
-    unsafe fn at_start(start: &Start) -> Option<Self> {
+    unsafe fn at_start(start: &InitialStack) -> Option<Self> {
         let (arguments, count) = start.arguments;
         let last_index = count.checked_sub(1)?;
         // SAFETY: the caller's promise: the array has that many entries, and each is a C string.
@@ -86,7 +86,7 @@ impl MemoryMap {
             return None;
         }
         // SAFETY: as above.
-        let image = unsafe { Image::of(start) }?;
+        let image = unsafe { ProgramSegments::of(start) }?;
         let brk = image.empty_heap()?;
         Some(Self {
             start_code: image.start_code,
@@ -140,7 +140,7 @@ impl MemoryMap {
 
 /// The program's own segments.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Image {
+struct ProgramSegments {
     start_code: u64,
     end_code: u64,
     start_data: u64,
@@ -150,10 +150,10 @@ struct Image {
     page: u64,
 }
 
-impl Image {
+impl ProgramSegments {
     /// # Safety
     /// As for [`end_environment_at`].
-    unsafe fn of(start: &Start) -> Option<Self> {
+    unsafe fn of(start: &InitialStack) -> Option<Self> {
         const AT_PHDR: usize = 3;
         const AT_PHENT: usize = 4;
         const AT_PHNUM: usize = 5;
@@ -264,8 +264,8 @@ mod tests {
             segment(1, 4, 0x5000, 0xe00, 0xe00),
             segment(1, 6, 0x6c70, 0x410, 0x5e8),
         ];
-        let image = Image::from_segments(&segments, 0x5000_0040, 4096).unwrap();
-        let expected = Image {
+        let image = ProgramSegments::from_segments(&segments, 0x5000_0040, 4096).unwrap();
+        let expected = ProgramSegments {
             start_code: 0x5000_2000,
             end_code: 0x5000_4d81,
             start_data: 0x5000_6c70,
@@ -275,10 +275,14 @@ mod tests {
         };
         assert_eq!(image, expected);
         assert_eq!(
-            Image::from_segments(&segments[1..], 0x5000_0040, 4096),
+            ProgramSegments::from_segments(&segments[1..], 0x5000_0040, 4096),
             None,
             "no header of the headers"
         );
-        assert_eq!(Image::from_segments(&segments[..2], 0x5000_0040, 4096), None, "no code");
+        assert_eq!(
+            ProgramSegments::from_segments(&segments[..2], 0x5000_0040, 4096),
+            None,
+            "no code"
+        );
     }
 }

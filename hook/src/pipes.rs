@@ -43,7 +43,7 @@ pub(crate) fn becomes_another(name: &[u8]) -> bool {
 
 /// State of a pipe's writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Writer {
+pub enum PipeWriter {
     /// It runs locally.
     Stays,
     /// It is a stage, or will be one.
@@ -61,12 +61,12 @@ pub struct Slot([u8; SLOT_BYTES]);
 impl Slot {
     /// For a pipe, by its inode.
     #[must_use]
-    pub fn of(pipe: u64, writer: Writer) -> Self {
+    pub fn of(pipe: u64, writer: PipeWriter) -> Self {
         let code = match writer {
-            Writer::Stays => 1,
-            Writer::IsAsked => 2,
-            Writer::Unknown => 3,
-            Writer::Decides => 0,
+            PipeWriter::Stays => 1,
+            PipeWriter::IsAsked => 2,
+            PipeWriter::Unknown => 3,
+            PipeWriter::Decides => 0,
         };
         Self((pipe << 2 | code).to_ne_bytes())
     }
@@ -91,13 +91,13 @@ impl Slot {
 
     /// The note about a pipe; `None` if the slot belongs to another pipe.
     #[must_use]
-    pub fn writer(self, pipe: u64) -> Option<Writer> {
+    pub fn writer(self, pipe: u64) -> Option<PipeWriter> {
         let entry = u64::from_ne_bytes(self.0);
         let writer = match entry & 3 {
-            1 => Writer::Stays,
-            2 => Writer::IsAsked,
-            3 => Writer::Unknown,
-            _ => Writer::Decides,
+            1 => PipeWriter::Stays,
+            2 => PipeWriter::IsAsked,
+            3 => PipeWriter::Unknown,
+            _ => PipeWriter::Decides,
         };
         // In a file that was just made, all slots are 0.
         (entry != 0 && entry >> 2 == pipe << 2 >> 2).then_some(writer)
@@ -118,7 +118,7 @@ impl Notes {
     }
 
     /// The current note about a pipe's writer.
-    pub(crate) fn writer(&self, pipe: u64) -> Option<Writer> {
+    pub(crate) fn writer(&self, pipe: u64) -> Option<PipeWriter> {
         let mut bytes = [0; SLOT_BYTES];
         let count = self.0.read(&mut bytes, Slot::offset(pipe))?;
         (count == SLOT_BYTES).then_some(Slot::read(bytes))?.writer(pipe)
@@ -126,29 +126,29 @@ impl Notes {
 
     /// Polls for the writer's decision for a short while. If there is none, `Unknown` is noted, so
     /// that no other reader waits.
-    pub(crate) fn wait_for_writer(&self, pipe: u64) -> Writer {
+    pub(crate) fn wait_for_writer(&self, pipe: u64) -> PipeWriter {
         self.wait(pipe, || sys::sleep(LOOK_AGAIN_MICROSECONDS))
     }
 
-    fn wait(&self, pipe: u64, mut pause: impl FnMut()) -> Writer {
+    fn wait(&self, pipe: u64, mut pause: impl FnMut()) -> PipeWriter {
         let mut looks = 0;
         loop {
             let limit = match self.writer(pipe) {
-                Some(Writer::Decides) => LOOKS_WHILE_IT_DECIDES,
+                Some(PipeWriter::Decides) => LOOKS_WHILE_IT_DECIDES,
                 Some(writer) => return writer,
                 None => LOOKS,
             };
             looks += 1;
             if looks >= limit {
-                self.note(pipe, Writer::Unknown);
-                return Writer::Unknown;
+                self.note(pipe, PipeWriter::Unknown);
+                return PipeWriter::Unknown;
             }
             pause();
         }
     }
 
     /// Writes a note.
-    pub(crate) fn note(&self, pipe: u64, writer: Writer) {
+    pub(crate) fn note(&self, pipe: u64, writer: PipeWriter) {
         self.0.write(Slot::of(pipe, writer).bytes(), Slot::offset(pipe));
     }
 }
@@ -193,7 +193,9 @@ mod tests {
 
     #[test]
     fn a_slot_is_of_one_pipe() {
-        for writer in [Writer::Stays, Writer::IsAsked, Writer::Unknown, Writer::Decides] {
+        for writer in
+            [PipeWriter::Stays, PipeWriter::IsAsked, PipeWriter::Unknown, PipeWriter::Decides]
+        {
             for pipe in [1, 4096, 23_396_636, u64::from(u32::MAX), u64::MAX >> 2] {
                 let slot = Slot::of(pipe, writer);
                 assert_eq!(slot.writer(pipe), Some(writer));
@@ -215,15 +217,15 @@ mod tests {
         std::fs::write(directory.join(FILE), vec![0; FILE_BYTES as usize]).unwrap();
         let notes = Notes::open(name, &mut arena).unwrap();
         assert_eq!((notes.writer(77), notes.writer(0)), (None, None));
-        notes.note(77, Writer::Stays);
-        assert_eq!(notes.wait_for_writer(77), Writer::Stays);
-        assert_eq!(notes.wait_for_writer(78), Writer::Unknown);
-        assert_eq!(notes.writer(78), Some(Writer::Unknown));
+        notes.note(77, PipeWriter::Stays);
+        assert_eq!(notes.wait_for_writer(77), PipeWriter::Stays);
+        assert_eq!(notes.wait_for_writer(78), PipeWriter::Unknown);
+        assert_eq!(notes.writer(78), Some(PipeWriter::Unknown));
         // A pipe takes the place of another one.
         let other =
             (1..).find(|pipe| *pipe != 77 && Slot::offset(*pipe) == Slot::offset(77)).unwrap();
-        notes.note(other, Writer::IsAsked);
-        assert_eq!((notes.writer(77), notes.writer(other)), (None, Some(Writer::IsAsked)));
+        notes.note(other, PipeWriter::IsAsked);
+        assert_eq!((notes.writer(77), notes.writer(other)), (None, Some(PipeWriter::IsAsked)));
         std::fs::remove_dir_all(directory).unwrap();
     }
 
@@ -234,18 +236,18 @@ mod tests {
         let name = directory.to_str().unwrap().as_bytes();
         let mut memory = [0; 300];
         let notes = Notes::open(name, &mut Arena::new(&mut memory)).unwrap();
-        notes.note(77, Writer::Decides);
+        notes.note(77, PipeWriter::Decides);
         let mut pauses = 0;
         let later_than_a_first_note = || {
             pauses += 1;
             if pauses == 2 * LOOKS {
-                notes.note(77, Writer::Stays);
+                notes.note(77, PipeWriter::Stays);
             }
         };
-        assert_eq!(notes.wait(77, later_than_a_first_note), Writer::Stays);
-        notes.note(78, Writer::Decides);
-        assert_eq!(notes.wait_for_writer(78), Writer::Unknown);
-        assert_eq!(notes.writer(78), Some(Writer::Unknown));
+        assert_eq!(notes.wait(77, later_than_a_first_note), PipeWriter::Stays);
+        notes.note(78, PipeWriter::Decides);
+        assert_eq!(notes.wait_for_writer(78), PipeWriter::Unknown);
+        assert_eq!(notes.writer(78), Some(PipeWriter::Unknown));
         std::fs::remove_dir_all(directory).unwrap();
     }
 

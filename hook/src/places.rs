@@ -38,7 +38,7 @@ impl Terrain {
 
 /// Result of looking a directory up among the places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum PlaceLookup {
     /// The directory is a place.
     Here(Terrain),
     /// Places lie below it, so it is a real directory and no symlink.
@@ -49,7 +49,7 @@ pub(crate) enum Found {
 
 /// One place.
 #[derive(Clone, Copy)]
-struct Entry<'a> {
+struct PlaceEntry<'a> {
     terrain: Terrain,
     /// As in proc_pid_mountinfo(5); `None` where nothing is mounted yet, or it is part of another
     /// mount.
@@ -69,7 +69,7 @@ impl<'a> Places<'a> {
         (ends && Self::entries(text).all(|entry| entry.is_some())).then_some(Self(text))
     }
 
-    fn entries(text: &'a [u8]) -> impl Iterator<Item = Option<Entry<'a>>> {
+    fn entries(text: &'a [u8]) -> impl Iterator<Item = Option<PlaceEntry<'a>>> {
         let count = if text.is_empty() { 0 } else { usize::MAX };
         let text = text.strip_suffix(b"\0").unwrap_or(text);
         text.split(|byte| *byte == 0).take(count).map(|entry| {
@@ -78,7 +78,7 @@ impl<'a> Places<'a> {
                 rest.split_at_checked(rest.iter().position(|byte| *byte == b'/')?)?;
             let mount = if digits.is_empty() { None } else { Some(decimal(digits)?) };
             let terrain = Terrain::of(*letter)?;
-            dir.ends_with(b"/").then_some(Entry { terrain, mount, dir })
+            dir.ends_with(b"/").then_some(PlaceEntry { terrain, mount, dir })
         })
     }
 
@@ -109,14 +109,14 @@ impl<'a> Places<'a> {
 
     /// Looks up a directory; `dir` ends in a slash, as the places do.
     #[inline(never)]
-    pub(crate) fn at(self, dir: &[u8]) -> Found {
-        let mut found = Found::Unknown;
+    pub(crate) fn at(self, dir: &[u8]) -> PlaceLookup {
+        let mut found = PlaceLookup::Unknown;
         for (terrain, place) in self.iter() {
             if place == dir {
-                return Found::Here(terrain);
+                return PlaceLookup::Here(terrain);
             }
             if place.starts_with(dir) {
-                found = Found::Above;
+                found = PlaceLookup::Above;
             }
         }
         found
@@ -149,9 +149,9 @@ mod tests {
         for (dir, expected) in cases {
             assert_eq!(places.around(dir.as_bytes()), *expected, "{dir}");
         }
-        assert_eq!(places.at(b"/mnt/logs.d/"), Found::Above);
-        assert_eq!(places.at(b"/mnt/log/"), Found::Unknown);
-        assert_eq!(places.at(b"/mnt/logs/a/"), Found::Here(Terrain::Local));
+        assert_eq!(places.at(b"/mnt/logs.d/"), PlaceLookup::Above);
+        assert_eq!(places.at(b"/mnt/log/"), PlaceLookup::Unknown);
+        assert_eq!(places.at(b"/mnt/logs/a/"), PlaceLookup::Here(Terrain::Local));
         assert_eq!(places.owned().count(), 2);
     }
 

@@ -19,8 +19,8 @@ use core::{
 
 use crate::{
     arena::{self, Arena},
-    memory::{self, Start},
-    pipes::{Notes, Writer},
+    memory::{self, InitialStack},
+    pipes::{Notes, PipeWriter},
     sys::{self, AT_FDCWD, Contents, File, PATH_BYTES},
     text::{Full, Text},
 };
@@ -115,14 +115,14 @@ static FUNCTIONS: [AtomicPtr<c_void>; Next::ALL.len()] =
     [const { AtomicPtr::new(ptr::null_mut()) }; Next::ALL.len()];
 
 /// The session's variables, kept for the next program.
-pub(crate) struct Session {
+pub(crate) struct SessionVariables {
     /// `LD_PRELOAD=` with our library alone, a NUL at the end.
     pub(crate) preload: Carried,
     /// `POSH_HOOK=` with the session's directory, a NUL at the end.
     pub(crate) session: Carried,
 }
 
-impl Session {
+impl SessionVariables {
     /// Reads the two variables, without the user's libraries in the second.
     pub(crate) fn read(session: &[u8], preload: &[u8]) -> Option<Self> {
         let directory = session.strip_prefix(SESSION).filter(|path| path.starts_with(b"/"))?;
@@ -211,22 +211,22 @@ extern "C" fn end() {
     let Some(notes) = Notes::open(session.directory(), &mut Arena::new(&mut memory)) else {
         return;
     };
-    if notes.writer(pipe) != Some(Writer::IsAsked) {
-        notes.note(pipe, Writer::Stays);
+    if notes.writer(pipe) != Some(PipeWriter::IsAsked) {
+        notes.note(pipe, PipeWriter::Stays);
     }
 }
 
 /// Written once, before `main` and before there is another thread; read-only afterwards.
-struct Kept(UnsafeCell<Option<Session>>);
+struct SessionCell(UnsafeCell<Option<SessionVariables>>);
 
-// SAFETY: see `Kept`.
-unsafe impl Sync for Kept {}
+// SAFETY: see `SessionCell`.
+unsafe impl Sync for SessionCell {}
 
-static KEPT: Kept = Kept(UnsafeCell::new(None));
+static KEPT: SessionCell = SessionCell(UnsafeCell::new(None));
 
 /// This process's session.
-pub(crate) fn current() -> Option<&'static Session> {
-    // SAFETY: nobody writes after the start, see `Kept`.
+pub(crate) fn current() -> Option<&'static SessionVariables> {
+    // SAFETY: nobody writes after the start, see `SessionCell`.
     unsafe { (*KEPT.0.get()).as_ref() }
 }
 
@@ -263,10 +263,12 @@ unsafe extern "C" fn start(
             return;
         }
         let (session, preload) = (*environment.add(count - 2), *environment.add(count - 1));
-        let found =
-            Session::read(CStr::from_ptr(session).to_bytes(), CStr::from_ptr(preload).to_bytes());
+        let found = SessionVariables::read(
+            CStr::from_ptr(session).to_bytes(),
+            CStr::from_ptr(preload).to_bytes(),
+        );
         let Some(found) = found else { return };
-        let begin = Start {
+        let begin = InitialStack {
             arguments: (arguments, usize::try_from(argument_count).unwrap_or(0)),
             first_variable: *environment,
             auxiliary: environment.add(count + 1).cast(),
@@ -294,7 +296,7 @@ pub(crate) unsafe fn count(array: *const *const c_char) -> usize {
 ///
 /// # Safety
 /// Both are C strings that may be overwritten; `start` is as the kernel made it but for these.
-unsafe fn erase(first: *mut c_char, last: *mut c_char, start: &Start) {
+unsafe fn erase(first: *mut c_char, last: *mut c_char, start: &InitialStack) {
     // SAFETY: the strings, their NULs included, are as long as strlen says; if they are neighbours,
     // all between is theirs; the rest is the caller's promise.
     unsafe {
@@ -312,7 +314,7 @@ mod tests {
     use super::*;
 
     fn library(preload: &[u8]) -> Option<Vec<u8>> {
-        let session = Session::read(b"POSH_HOOK=/run/s", preload)?;
+        let session = SessionVariables::read(b"POSH_HOOK=/run/s", preload)?;
         session.library().map(|path| path.to_bytes().to_vec())
     }
 
@@ -326,7 +328,7 @@ mod tests {
         for other in [&b"LD_PRELOAD="[..], b"LD_PRELOAD=libx.so", b"PATH=/bin", b""] {
             assert_eq!(library(other), None);
         }
-        assert!(Session::read(b"POSH_HOOK=", b"LD_PRELOAD=/l").is_none());
-        assert!(Session::read(b"HOME=/root", b"LD_PRELOAD=/l").is_none());
+        assert!(SessionVariables::read(b"POSH_HOOK=", b"LD_PRELOAD=/l").is_none());
+        assert!(SessionVariables::read(b"HOME=/root", b"LD_PRELOAD=/l").is_none());
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::{
     arena::Arena,
-    places::{Found, Places, Terrain},
+    places::{PlaceLookup, Places, Terrain},
     sys,
     text::{Full, Text, copy},
 };
@@ -27,7 +27,7 @@ pub(crate) const ARENA_BYTES: usize = DIR_BYTES + AHEAD_BYTES + PATH_BYTES;
 
 /// Result of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum LookupOutcome {
     /// The path exists, as far as that is known without touching a mount, on this kind of place.
     At(Terrain),
     /// A component does not exist, is no directory, or may not be searched.
@@ -50,11 +50,11 @@ pub(crate) struct Walk<'a> {
 }
 
 /// End of a lookup, with its result.
-struct Stop(Outcome);
+struct Stop(LookupOutcome);
 
 impl From<Full> for Stop {
     fn from(_: Full) -> Self {
-        Self(Outcome::TooLong)
+        Self(LookupOutcome::TooLong)
     }
 }
 
@@ -69,10 +69,10 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks a path; an absolute one from the root.
-    pub(crate) fn along(&mut self, path: &[u8]) -> Outcome {
+    pub(crate) fn along(&mut self, path: &[u8]) -> LookupOutcome {
         match self.walk(path) {
-            Ok(()) if !self.fits => Outcome::TooLong,
-            Ok(()) => Outcome::At(self.terrain),
+            Ok(()) if !self.fits => LookupOutcome::TooLong,
+            Ok(()) => LookupOutcome::At(self.terrain),
             Err(Stop(outcome)) => outcome,
         }
     }
@@ -108,7 +108,7 @@ impl<'a> Walk<'a> {
         let (Some(ahead), Some(target)) =
             (self.arena.buffer(AHEAD_BYTES), self.arena.buffer(PATH_BYTES))
         else {
-            return Err(Stop(Outcome::TooLong));
+            return Err(Stop(LookupOutcome::TooLong));
         };
         // The path ahead is at the end of the buffer, so that a link's target can be put before the
         // rest.
@@ -142,12 +142,12 @@ impl<'a> Walk<'a> {
             self.is_dir = true;
             self.terrain = self.places.around(b"/");
         }
-        if self.fits { Ok(()) } else { Err(Stop(Outcome::TooLong)) }
+        if self.fits { Ok(()) } else { Err(Stop(LookupOutcome::TooLong)) }
     }
 
     fn up(&mut self) -> Result<(), Stop> {
         if !self.is_dir && !self.dir.with_c_str(b".", sys::is_in_directory).unwrap_or(false) {
-            return Err(Stop(Outcome::Missing));
+            return Err(Stop(LookupOutcome::Missing));
         }
         self.is_dir = true;
         let name_end = self.dir.len().saturating_sub(1);
@@ -169,16 +169,16 @@ impl<'a> Walk<'a> {
         self.dir.push(name)?;
         self.dir.push(b"/")?;
         match self.places.at(self.dir.as_bytes()) {
-            Found::Here(terrain) => {
+            PlaceLookup::Here(terrain) => {
                 self.terrain = terrain;
                 self.is_dir = true;
             }
-            Found::Above => self.is_dir = true,
+            PlaceLookup::Above => self.is_dir = true,
             // The mount point decides; no component below it is accessed.
-            Found::Unknown if self.terrain != Terrain::Local => {
-                return Err(Stop(Outcome::At(self.terrain)));
+            PlaceLookup::Unknown if self.terrain != Terrain::Local => {
+                return Err(Stop(LookupOutcome::At(self.terrain)));
             }
-            Found::Unknown => {
+            PlaceLookup::Unknown => {
                 self.is_dir = false;
                 if self.is_link()? {
                     self.is_dir = true;
@@ -199,17 +199,17 @@ impl<'a> Walk<'a> {
         let found = self.dir.as_c_str().map_or(Err(sys::EINVAL), sys::is_link);
         self.dir.truncate(end);
         self.dir.push(b"/")?;
-        found.map_err(|_| Stop(Outcome::Missing))
+        found.map_err(|_| Stop(LookupOutcome::Missing))
     }
 
     /// Reads the target of a symlink in `dir`; returns the number of bytes in the buffer.
     fn link(&mut self, name: &[u8], target: &mut [u8]) -> Result<usize, Stop> {
         let count = self.dir.with_c_str(name, |path| sys::read_link(path, target)).ok_or(Full)?;
         if self.links == MAX_LINKS {
-            return Err(Stop(Outcome::Missing));
+            return Err(Stop(LookupOutcome::Missing));
         }
         self.links += 1;
-        count.map_err(|_| Stop(Outcome::Missing))
+        count.map_err(|_| Stop(LookupOutcome::Missing))
     }
 }
 
