@@ -26,7 +26,7 @@ use posh_proto::{PROTOCOL_VERSION, runtime::RuntimeDir, stage::OpenSession, untr
 
 use crate::{
     Error,
-    gateway::{self, Opened, Target, c_string, environment},
+    gateway::{self, GatewayTarget, OpenedSession, c_string, environment},
     hook, programs,
 };
 
@@ -47,9 +47,9 @@ pub struct Launch {
     /// Splitting factor, else as configured.
     pub split: Option<NonZeroU32>,
     /// Its program: interactive, a command or a script.
-    pub program: Program,
+    pub program: ShellProgram,
     /// The gateway to use.
-    pub target: Target,
+    pub target: GatewayTarget,
 }
 
 /// The shells that posh knows how to start.
@@ -85,7 +85,7 @@ pub enum Format {
 
 /// Program of a shell.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Program {
+pub enum ShellProgram {
     /// Standard input: a terminal, or `posh < script`.
     Interactive,
     /// `-c CMD ARGS...`; never empty.
@@ -97,7 +97,7 @@ pub enum Program {
 impl Launch {
     /// A launch without options of posh.
     #[must_use]
-    pub fn plain(program: Program) -> Self {
+    pub fn plain(program: ShellProgram) -> Self {
         Self {
             shell: Shell::Bash,
             door: None,
@@ -105,7 +105,7 @@ impl Launch {
             trace: None,
             split: None,
             program,
-            target: Target::default(),
+            target: GatewayTarget::default(),
         }
     }
 
@@ -116,7 +116,7 @@ impl Launch {
     }
 }
 
-impl Program {
+impl ShellProgram {
     /// Parses the words after `posh` if none is an option of posh or the name of a subcommand: the
     /// most frequent lines that start a shell.
     #[must_use]
@@ -150,21 +150,21 @@ impl Shell {
 
     /// The whole argv for a program.
     #[must_use]
-    pub fn argv(self, program: &Program) -> Vec<OsString> {
+    pub fn argv(self, program: &ShellProgram) -> Vec<OsString> {
         let mut argv = vec![OsString::from(self.name())];
         match program {
-            Program::Interactive => {}
-            Program::Script(words) => {
+            ShellProgram::Interactive => {}
+            ShellProgram::Script(words) => {
                 argv.extend(looks_like_option(&words[0]).then(|| "--".into()));
                 argv.extend_from_slice(words);
             }
-            Program::Command(words) if self == Self::Fish => {
+            ShellProgram::Command(words) if self == Self::Fish => {
                 // Its -c takes the next word, even one that begins with `-`; options may follow.
                 argv.extend(["-c".into(), words[0].clone()]);
                 argv.extend((words.len() > 1).then(|| "--".into()));
                 argv.extend_from_slice(&words[1..]);
             }
-            Program::Command(words) => {
+            ShellProgram::Command(words) => {
                 argv.push("-c".into());
                 argv.extend(looks_like_option(&words[0]).then(|| "--".into()));
                 argv.extend_from_slice(words);
@@ -186,18 +186,18 @@ fn looks_like_option(word: &OsStr) -> bool {
 /// # Errors
 /// [`Error::NoShell`], [`Error::Exec`]: nothing was run.
 pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Infallible, Error> {
-    Start::prepare(launch, notes)?.image.replace_us()
+    ShellStart::prepare(launch, notes)?.image.replace_us()
 }
 
 /// A shell about to be executed.
-pub(crate) struct Start {
+pub(crate) struct ShellStart {
     /// Arguments of execve(2).
     pub(crate) image: Image,
     /// The session of its commands.
-    pub(crate) session: Option<Session>,
+    pub(crate) session: Option<LaunchSession>,
 }
 
-impl Start {
+impl ShellStart {
     /// Finds the shell and opens its session; writes to `notes` why there is none.
     pub(crate) fn prepare(launch: &Launch, notes: &mut dyn Write) -> Result<Self, Error> {
         let outer_path = env::var_os("PATH").as_deref().map(without_shims);
@@ -236,7 +236,7 @@ fn library(launch: &Launch, shell: &Path, notes: &mut dyn Write) -> Option<PathB
 type Variables = Vec<(OsString, OsString)>;
 
 /// The environment with the hook's variables appended, and without an outer posh's shims.
-fn hooked(session: &Session, library: &Path, path: Option<OsString>) -> Variables {
+fn hooked(session: &LaunchSession, library: &Path, path: Option<OsString>) -> Variables {
     let directory = session.shims.parent().unwrap_or(&session.shims);
     let mut variables = replaced("PATH", path);
     variables.extend(hook::variables(directory, library, env::var_os(PRELOAD_VARIABLE)));
@@ -244,7 +244,7 @@ fn hooked(session: &Session, library: &Path, path: Option<OsString>) -> Variable
 }
 
 /// The environment with the shims at the front of PATH.
-fn shimmed(session: &Session, path: &OsStr) -> Variables {
+fn shimmed(session: &LaunchSession, path: &OsStr) -> Variables {
     replaced("PATH", Some(prepend(&session.shims, path)))
 }
 
@@ -258,9 +258,9 @@ fn replaced(name: &str, value: Option<OsString>) -> Variables {
 }
 
 /// An open session of the gateway.
-pub(crate) struct Session {
+pub(crate) struct LaunchSession {
     /// The gateway.
-    pub(crate) place: gateway::Place,
+    pub(crate) place: gateway::GatewayPlace,
     /// Its name at the gateway.
     pub(crate) id: String,
     shims: PathBuf,
@@ -268,7 +268,7 @@ pub(crate) struct Session {
 
 /// Opens a session; writes to `notes` why there is none, except where nothing is configured and
 /// none was requested.
-fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Session> {
+fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<LaunchSession> {
     let mut note = |text: String| {
         let _ = writeln!(notes, "posh: {text}");
     };
@@ -276,7 +276,7 @@ fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Sessi
         // Any directory may have such a file, and a script's output must not depend on it, so that
         // this note is for interactive use only.
         let is_for_people = launch.is_told_of()
-            || launch.program == Program::Interactive
+            || launch.program == ShellProgram::Interactive
             || io::stderr().is_terminal();
         for why in passed_over.iter().filter(|why| is_for_people || why.is_fault()) {
             note(escaped(&why.to_string()).into_owned());
@@ -297,7 +297,11 @@ fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Sessi
     opened.map_err(|error| note(format!("every command runs here: {}", error.chain()))).ok()
 }
 
-fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result<Session, Error> {
+fn open_session(
+    launch: &Launch,
+    path: &OsStr,
+    place: &gateway::GatewayPlace,
+) -> Result<LaunchSession, Error> {
     let request = OpenSession {
         protocol: PROTOCOL_VERSION,
         pid: process::id(),
@@ -307,8 +311,8 @@ fn open_session(launch: &Launch, path: &OsStr, place: &gateway::Place) -> Result
         stage_program: stage_program()?.into_os_string().into_vec().into(),
         trace: launch.trace.is_some(),
     };
-    let Opened { shims, id } = gateway::open_session(place, &request)?;
-    Ok(Session { place: place.clone(), id, shims })
+    let OpenedSession { shims, id } = gateway::open_session(place, &request)?;
+    Ok(LaunchSession { place: place.clone(), id, shims })
 }
 
 /// Target of the shims: the stage program beside this program.

@@ -17,7 +17,7 @@ use std::{
 use nix::unistd::execv;
 use posh::{
     Error, descriptors, ending,
-    launch::{self, Launch, Program},
+    launch::{self, Launch, ShellProgram},
     programs, words,
 };
 
@@ -31,7 +31,7 @@ extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     descriptors::fill_standard();
     // SAFETY: as the C library gave them.
     let words = unsafe { words::of_main(argc, argv) };
-    let never = match Program::plain(words.get(1..).unwrap_or_default()) {
+    let never = match ShellProgram::plain(words.get(1..).unwrap_or_default()) {
         Some(program) => launch::run(&Launch::plain(program), &mut io::stderr()),
         None => become_cli(&words),
     };

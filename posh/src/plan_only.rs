@@ -22,24 +22,24 @@ use posh_proto::gateway::{PlanRequest, PlannedStage};
 
 use crate::{
     Error,
-    gateway::{self, Target},
+    gateway::{self, GatewayTarget},
 };
 
 /// One pipeline, as far as it is known without running it.
 #[derive(Debug, PartialEq, Eq)]
-struct Pipeline {
+struct PredictedPipeline {
     /// As it was written.
     text: String,
     /// The directory in which it would run; `None` when the text changes it in a way that is known
     /// only at a run.
     cwd: Option<PathBuf>,
     /// In order.
-    stages: Vec<Stage>,
+    stages: Vec<PredictedStage>,
 }
 
 /// One command of it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Stage {
+pub struct PredictedStage {
     /// Expanded; as written when `unknowable`.
     argv: Vec<OsString>,
     /// `< FILE`
@@ -63,7 +63,7 @@ struct Surroundings<'a> {
 /// # Errors
 /// [`Error::Parse`], or any error of asking the gateway.
 pub fn explain(
-    target: &Target,
+    target: &GatewayTarget,
     text: &str,
     json: bool,
     split: Option<NonZeroU32>,
@@ -87,10 +87,10 @@ pub fn explain(
     Ok(plans)
 }
 
-fn request(pipeline: Pipeline, json: bool, split: Option<NonZeroU32>) -> PlanRequest {
+fn request(pipeline: PredictedPipeline, json: bool, split: Option<NonZeroU32>) -> PlanRequest {
     let lost =
         pipeline.cwd.is_none().then(|| "its directory is known only when it runs".to_owned());
-    let stage = |mut stage: Stage| {
+    let stage = |mut stage: PredictedStage| {
         stage.unknowable = stage.unknowable.or_else(|| lost.clone());
         planned(stage)
     };
@@ -104,7 +104,7 @@ fn request(pipeline: Pipeline, json: bool, split: Option<NonZeroU32>) -> PlanReq
 }
 
 /// Converts to the contract's type.
-fn planned(stage: Stage) -> PlannedStage {
+fn planned(stage: PredictedStage) -> PlannedStage {
     let bytes = |text: OsString| text.into_vec().into();
     PlannedStage {
         argv: stage.argv.into_iter().map(bytes).collect(),

@@ -10,12 +10,12 @@ use crate::Error;
 /// While this lives, the given signals are blocked in this thread; those that arrived are discarded
 /// when it is dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct BlockedSignals {
     arrived: SignalFd,
     before: SigSet,
 }
 
-impl Held {
+impl BlockedSignals {
     /// Blocks those of `signals` that are not blocked already.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
         while let Ok(Some(_)) = self.arrived.read_signal() {}
         let _ = self.before.thread_set_mask();
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn what_came_meanwhile_is_forgotten() {
         let before = SigSet::thread_get_mask().unwrap();
-        let held = Held::new(&[Signal::SIGINT, Signal::SIGPIPE]).unwrap();
+        let held = BlockedSignals::new(&[Signal::SIGINT, Signal::SIGPIPE]).unwrap();
         // Either would end this process; raise(3) sends to this very thread.
         raise(Signal::SIGINT).unwrap();
         raise(Signal::SIGPIPE).unwrap();

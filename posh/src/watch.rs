@@ -19,14 +19,14 @@ use posh_proto::{
 use crate::{
     Error,
     gateway::Client,
-    launch::{Format, Image, Launch, Session, Start},
-    signals::Held,
+    launch::{Format, Image, Launch, LaunchSession, ShellStart},
+    signals::BlockedSignals,
     trace::Trace,
 };
 
 /// End of the shell, when posh has stayed as its parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum ShellEnd {
     /// With this exit status.
     Code(i32),
     /// Killed by this signal.
@@ -38,9 +38,9 @@ pub enum Ended {
 ///
 /// # Errors
 /// [`Error::NoShell`], [`Error::Exec`], [`Error::Trace`]: nothing was run.
-pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<Ended, Error> {
+pub fn run(launch: &Launch, notes: &mut dyn Write) -> Result<ShellEnd, Error> {
     let mut trace = launch.trace.as_deref().map(Trace::begin).transpose()?;
-    let Start { image, session } = Start::prepare(launch, notes)?;
+    let ShellStart { image, session } = ShellStart::prepare(launch, notes)?;
     match session {
         Some(session) if launch.is_told_of() => {
             run_and_report(&image, launch.explain, trace, session, notes)
@@ -58,10 +58,10 @@ fn run_and_report(
     image: &Image,
     explain: Option<Format>,
     mut trace: Option<Trace>,
-    session: Session,
+    session: LaunchSession,
     notes: &mut dyn Write,
-) -> Result<Ended, Error> {
-    let held = Held::new(&[Signal::SIGINT, Signal::SIGQUIT])?;
+) -> Result<ShellEnd, Error> {
+    let held = BlockedSignals::new(&[Signal::SIGINT, Signal::SIGQUIT])?;
     trace.iter_mut().for_each(|trace| trace.times.shell_ns = monotonic_ns());
     let ended = run_as_child(image, &held)?;
     trace.iter_mut().for_each(|trace| trace.times.ended_ns = monotonic_ns());
@@ -81,7 +81,7 @@ fn run_and_report(
     Ok(ended)
 }
 
-fn run_as_child(image: &Image, held: &Held) -> Result<Ended, Error> {
+fn run_as_child(image: &Image, held: &BlockedSignals) -> Result<ShellEnd, Error> {
     let exec = |source| Error::Exec { path: image.program.clone(), source };
     let mut attributes = PosixSpawnAttr::init().map_err(exec)?;
     attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK).map_err(exec)?;
@@ -91,8 +91,8 @@ fn run_as_child(image: &Image, held: &Held) -> Result<Ended, Error> {
         .map_err(exec)?;
     loop {
         match waitpid(child, None) {
-            Ok(WaitStatus::Exited(_, code)) => return Ok(Ended::Code(code)),
-            Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(Ended::Signal(signal)),
+            Ok(WaitStatus::Exited(_, code)) => return Ok(ShellEnd::Code(code)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(ShellEnd::Signal(signal)),
             Ok(_) | Err(Errno::EINTR) => {}
             Err(source) => return Err(Error::System { attempt: "wait for the shell", source }),
         }

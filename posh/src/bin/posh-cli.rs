@@ -19,14 +19,14 @@ use nix::sys::signal::{SigSet, Signal, raise};
 use posh::{
     Error,
     cli::{
-        self, Annotations, Question, Request, Service, VolumeAction, allow, annotations, attach,
-        doctor, enroll, tables, volumes,
+        self, Annotations, GatewayCommand, Question, Request, VolumeAction, allow, annotations,
+        attach, doctor, enroll, tables, volumes,
     },
     descriptors,
     ending::{FAILED, OK, USAGE, complain},
-    gateway::{self, Target},
+    gateway::{self, GatewayTarget},
     plan_only,
-    watch::{self, Ended},
+    watch::{self, ShellEnd},
 };
 use posh_proto::untrusted::escaped_lines;
 
@@ -41,8 +41,8 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
     match cli::parse(env::args_os()) {
         Err(message) => usage(&message),
         Ok(Request::Launch(launch)) => match watch::run(&launch, &mut io::stderr()) {
-            Ok(Ended::Code(code)) => code,
-            Ok(Ended::Signal(signal)) => die_by(signal),
+            Ok(ShellEnd::Code(code)) => code,
+            Ok(ShellEnd::Signal(signal)) => die_by(signal),
             Err(error) => complain(&error),
         },
         Ok(Request::Ask(target, question)) => {
@@ -55,7 +55,7 @@ extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
 }
 
 /// Prints the answer; returns the exit status.
-fn answer(target: &Target, question: Question) -> c_int {
+fn answer(target: &GatewayTarget, question: Question) -> c_int {
     match question {
         Question::Mounts { json } => print(tables::mounts(target, json)),
         Question::Resolve { path, json } => print(tables::resolve(target, &path, json)),
@@ -64,7 +64,7 @@ fn answer(target: &Target, question: Question) -> c_int {
             print(plan_only::explain(target, &pipeline, json, split))
         }
         Question::Mount { source, dir, read_only, cache_size, sync, hard } => {
-            let options = volumes::Options { read_only, cache_size, sync, hard };
+            let options = volumes::MountOptions { read_only, cache_size, sync, hard };
             print(volumes::mount(target, &source, &dir, &options))
         }
         Question::Umount { dir } => print(volumes::unmount(target, &dir)),
@@ -92,12 +92,12 @@ fn answer(target: &Target, question: Question) -> c_int {
         Question::Annotations(Annotations::Verify { file, in_copy_of, command }) => print_checked(
             annotations::verify(target, file.as_deref(), in_copy_of.as_deref(), &command),
         ),
-        Question::Gateway(Service::Start) => print(
+        Question::Gateway(GatewayCommand::Start) => print(
             gateway::require(target)
                 .and_then(|place| gateway::start(&place))
                 .map(|()| String::new()),
         ),
-        Question::Gateway(Service::Stop) => print(gateway::stop(target)),
+        Question::Gateway(GatewayCommand::Stop) => print(gateway::stop(target)),
         Question::Completions { shell } => print(Ok(cli::completions(shell))),
     }
 }

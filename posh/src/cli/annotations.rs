@@ -16,7 +16,7 @@ use posh_proto::untrusted::escaped;
 
 use crate::{
     Error,
-    gateway::{self, Target},
+    gateway::{self, GatewayTarget},
     programs,
 };
 
@@ -25,7 +25,7 @@ use crate::{
 ///
 /// # Errors
 /// [`Error::Annotations`] when `dir` can't be listed.
-pub fn check(target: &Target, dir: Option<&Path>) -> Result<(String, bool), Error> {
+pub fn check(target: &GatewayTarget, dir: Option<&Path>) -> Result<(String, bool), Error> {
     let faults = match dir {
         Some(dir) if !dir.is_dir() => {
             return Err(Error::Annotations(format!(
@@ -48,7 +48,7 @@ pub fn check(target: &Target, dir: Option<&Path>) -> Result<(String, bool), Erro
 ///
 /// # Errors
 /// [`Error::Annotations`] when its name is not UTF-8, as no annotated command's is.
-pub fn explain(target: &Target, command: &[OsString]) -> Result<String, Error> {
+pub fn explain(target: &GatewayTarget, command: &[OsString]) -> Result<String, Error> {
     let Some(name) = command.first().and_then(|name| name.to_str()) else {
         return Err(Error::Annotations(
             "the command's name is not UTF-8, so no annotation can have it".to_owned(),
@@ -63,7 +63,7 @@ pub fn explain(target: &Target, command: &[OsString]) -> Result<String, Error> {
 ///
 /// # Errors
 /// [`Error::Annotations`] when one of `commands` has no annotation.
-pub fn coverage(target: &Target, commands: &[String]) -> Result<String, Error> {
+pub fn coverage(target: &GatewayTarget, commands: &[String]) -> Result<String, Error> {
     let (library, faults) = library(target);
     let mut text = lines(&faults);
     if commands.is_empty() {
@@ -94,7 +94,7 @@ fn covered(library: &Library, name: &str) -> Result<String, Error> {
 /// # Errors
 /// [`Error::Annotations`] when that program is missing, or no command can be observed.
 pub fn verify(
-    target: &Target,
+    target: &GatewayTarget,
     file: Option<&Path>,
     in_copy_of: Option<&Path>,
     command: &[OsString],
@@ -154,11 +154,11 @@ fn help_text(words: &[String]) -> io::Result<String> {
 
 /// The annotations as the gateway of this configuration loads them: built-in files, then the
 /// machine's, the user's and the configuration's.
-fn library(target: &Target) -> (Library, Vec<Diagnostic>) {
+fn library(target: &GatewayTarget) -> (Library, Vec<Diagnostic>) {
     Library::load(&directories(target))
 }
 
-fn directories(target: &Target) -> Vec<PathBuf> {
+fn directories(target: &GatewayTarget) -> Vec<PathBuf> {
     let configured = gateway::find_config(target).ok().flatten();
     let config = configured.and_then(|found| Config::load_found(&found).ok());
     let usable = |directory: Result<PathBuf, Untrusted>| match directory {

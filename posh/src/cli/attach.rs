@@ -19,7 +19,7 @@ use posh_reach::ssh;
 
 use crate::{
     Error,
-    gateway::{self, Target},
+    gateway::{self, GatewayTarget},
 };
 
 const PROGRAM: &str = "posh-executor";
@@ -81,9 +81,9 @@ pub enum Consent {
 ///
 /// # Errors
 /// [`Error::Attach`] for every reason why it is not copied, and [`Error::Config`].
-pub fn attach(target: &Target, login: &Login, consent: Consent) -> Result<String, Error> {
-    let way = Way { ssh_command: ssh_command(target)?, login };
-    let own = Own::find()?;
+pub fn attach(target: &GatewayTarget, login: &Login, consent: Consent) -> Result<String, Error> {
+    let way = SshRoute { ssh_command: ssh_command(target)?, login };
+    let own = OwnProgram::find()?;
     let there = There::look(&way)?;
     there.can_run(login)?;
     if there.version == own.version && there.sha256 == own.sha256 {
@@ -100,7 +100,7 @@ pub fn attach(target: &Target, login: &Login, consent: Consent) -> Result<String
 }
 
 /// The configured ssh command, or the default.
-fn ssh_command(target: &Target) -> Result<Vec<String>, Error> {
+fn ssh_command(target: &GatewayTarget) -> Result<Vec<String>, Error> {
     let Some(found) = gateway::find_config(target)? else {
         return Ok(Config::default().gateway.ssh_command);
     };
@@ -111,7 +111,7 @@ fn ssh_command(target: &Target) -> Result<Vec<String>, Error> {
 }
 
 /// This machine's program.
-struct Own {
+struct OwnProgram {
     path: PathBuf,
     bytes: u64,
     /// In hexadecimal digits.
@@ -119,7 +119,7 @@ struct Own {
     version: String,
 }
 
-impl Own {
+impl OwnProgram {
     fn find() -> Result<Self, Error> {
         let failed = |path: &Path, error: io::Error| {
             Error::Attach(format!("can't read {}: {error}", path.display()))
@@ -136,12 +136,12 @@ impl Own {
 }
 
 /// ssh to the other machine.
-struct Way<'a> {
+struct SshRoute<'a> {
     ssh_command: Vec<String>,
     login: &'a Login,
 }
 
-impl Way<'_> {
+impl SshRoute<'_> {
     /// Runs a script on the other machine. ssh asks its questions on the terminal; standard error
     /// is passed on, escaped. Returns the script's line after [`MARK`].
     fn run(&self, script: &str, input: Stdio) -> Result<String, Error> {
@@ -228,7 +228,7 @@ struct There {
 }
 
 impl There {
-    fn look(way: &Way<'_>) -> Result<Self, Error> {
+    fn look(way: &SshRoute<'_>) -> Result<Self, Error> {
         let answer = way.run(LOOK, Stdio::null())?;
         Self::parse(&answer)
             .ok_or_else(|| Error::Attach(format!("{} gave an odd answer: {answer:?}", way.login)))
@@ -258,7 +258,7 @@ impl There {
     }
 }
 
-fn ask(own: &Own, there: &There, login: &Login) -> Result<(), Error> {
+fn ask(own: &OwnProgram, there: &There, login: &Login) -> Result<(), Error> {
     if !io::stdin().is_terminal() {
         return Err(Error::Attach(
             "nobody to ask: standard input is not a terminal; give --yes".to_owned(),
@@ -286,7 +286,7 @@ fn ask(own: &Own, there: &There, login: &Login) -> Result<(), Error> {
 }
 
 /// Copies the program; returns its version as run on the other machine.
-fn copy(way: &Way<'_>, own: &Own) -> Result<String, Error> {
+fn copy(way: &SshRoute<'_>, own: &OwnProgram) -> Result<String, Error> {
     let failed =
         |error: io::Error| Error::Attach(format!("can't read {}: {error}", own.path.display()));
     let program = File::open(&own.path).map_err(failed)?;
@@ -385,7 +385,7 @@ mod tests {
             ["exec yes", "echo posh-attach Linux; exec yes x", "exec tr '\\0' x < /dev/zero"]
         {
             let ssh_command = ["sh", "-c", script, "ssh"].map(str::to_owned).to_vec();
-            let why = Way { ssh_command, login: &login }
+            let why = SshRoute { ssh_command, login: &login }
                 .run("true", Stdio::null())
                 .unwrap_err()
                 .to_string();

@@ -24,7 +24,7 @@ use tokio::runtime::Builder;
 
 use crate::{
     Error,
-    gateway::{self, Client, Target},
+    gateway::{self, Client, GatewayTarget},
     hook,
     launch::{Shell, find_program},
     programs,
@@ -39,13 +39,13 @@ const OURS: &str = "this posh";
 /// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
-    verdict: Verdict,
+    verdict: DoctorVerdict,
     subject: String,
     detail: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum DoctorVerdict {
     Good,
     /// Something optional is missing.
     Note,
@@ -55,7 +55,7 @@ enum Verdict {
 impl Finding {
     /// Invariant: the text can't forge another finding: it is partly chosen by the owner of a file
     /// system or server.
-    fn new(verdict: Verdict, subject: impl Into<String>, detail: impl Into<String>) -> Self {
+    fn new(verdict: DoctorVerdict, subject: impl Into<String>, detail: impl Into<String>) -> Self {
         let (subject, detail) = (subject.into(), detail.into());
         Self {
             verdict,
@@ -65,14 +65,14 @@ impl Finding {
     }
 
     /// A finding whose detail has line breaks of our own, such as the mistakes of a configuration.
-    fn with_lines(verdict: Verdict, subject: &str, detail: &str) -> Self {
+    fn with_lines(verdict: DoctorVerdict, subject: &str, detail: &str) -> Self {
         Self { verdict, subject: subject.to_owned(), detail: escaped_lines(detail).into_owned() }
     }
 }
 
 /// Makes all checks: the text to print, and whether nothing is bad.
 #[must_use]
-pub fn examine(target: &Target) -> (String, bool) {
+pub fn examine(target: &GatewayTarget) -> (String, bool) {
     let mut findings = programs();
     findings.push(runtime_directory());
     let config = configuration(target, &mut findings);
@@ -86,7 +86,7 @@ pub fn examine(target: &Target) -> (String, bool) {
     findings.extend(left_out.iter().map(|mount| {
         let subject = format!("mount {}", mount.path.display());
         Finding::new(
-            Verdict::Note,
+            DoctorVerdict::Note,
             subject,
             format!("an sshfs mount without owner, since {}", mount.reason),
         )
@@ -95,15 +95,15 @@ pub fn examine(target: &Target) -> (String, bool) {
     findings.extend(shells());
     (
         findings.iter().map(line).collect(),
-        findings.iter().all(|finding| finding.verdict != Verdict::Bad),
+        findings.iter().all(|finding| finding.verdict != DoctorVerdict::Bad),
     )
 }
 
 fn line(finding: &Finding) -> String {
     let mark = match finding.verdict {
-        Verdict::Good => "ok",
-        Verdict::Note => "note",
-        Verdict::Bad => "BAD",
+        DoctorVerdict::Good => "ok",
+        DoctorVerdict::Note => "note",
+        DoctorVerdict::Bad => "BAD",
     };
     // Further lines of a finding are indented below its first.
     let detail = finding.detail.replace('\n', "\n      ");
@@ -112,45 +112,54 @@ fn line(finding: &Finding) -> String {
 
 fn programs() -> Vec<Finding> {
     let found = |name: &str| match programs::beside(name) {
-        Ok(path) if path.is_file() => Finding::new(Verdict::Good, name, path.display().to_string()),
+        Ok(path) if path.is_file() => {
+            Finding::new(DoctorVerdict::Good, name, path.display().to_string())
+        }
         Ok(path) => Finding::new(
-            Verdict::Bad,
+            DoctorVerdict::Bad,
             name,
             format!("{} is missing; install it there", path.display()),
         ),
-        Err(_) => {
-            Finding::new(Verdict::Bad, name, "can't find posh's own program; is /proc mounted?")
-        }
+        Err(_) => Finding::new(
+            DoctorVerdict::Bad,
+            name,
+            "can't find posh's own program; is /proc mounted?",
+        ),
     };
     ["posh", "posh-stage", "posh-gateway"].map(found).into()
 }
 
 fn runtime_directory() -> Finding {
     match RuntimeDir::open() {
-        Ok(found) => {
-            Finding::new(Verdict::Good, "runtime directory", found.path().display().to_string())
-        }
-        Err(error) => {
-            Finding::with_lines(Verdict::Bad, "runtime directory", &Error::from(error).chain())
-        }
+        Ok(found) => Finding::new(
+            DoctorVerdict::Good,
+            "runtime directory",
+            found.path().display().to_string(),
+        ),
+        Err(error) => Finding::with_lines(
+            DoctorVerdict::Bad,
+            "runtime directory",
+            &Error::from(error).chain(),
+        ),
     }
 }
 
-fn configuration(target: &Target, findings: &mut Vec<Finding>) -> Option<Config> {
+fn configuration(target: &GatewayTarget, findings: &mut Vec<Finding>) -> Option<Config> {
     let mut found = |verdict, detail: String| {
         findings.push(Finding::with_lines(verdict, "configuration", &detail))
     };
     match gateway::find_config(target) {
-        Err(error) => found(Verdict::Bad, error.chain()),
-        Ok(None) => {
-            found(Verdict::Note, format!("{}; until then everything runs here", Error::NoConfig))
-        }
+        Err(error) => found(DoctorVerdict::Bad, error.chain()),
+        Ok(None) => found(
+            DoctorVerdict::Note,
+            format!("{}; until then everything runs here", Error::NoConfig),
+        ),
         Ok(Some(file)) => match Config::load_found(&file) {
-            Err(mistakes) => found(Verdict::Bad, mistakes.to_string()),
+            Err(mistakes) => found(DoctorVerdict::Bad, mistakes.to_string()),
             Ok(config) => {
                 let (executors, mounts) = (config.executors.len(), config.mounts.len());
                 found(
-                    Verdict::Good,
+                    DoctorVerdict::Good,
                     format!("{}: executors {executors}, mounts {mounts}", file.file.display()),
                 );
                 return Some(config);
@@ -161,26 +170,27 @@ fn configuration(target: &Target, findings: &mut Vec<Finding>) -> Option<Config>
 }
 
 /// Checks the gateway, and the owned mounts that it reports.
-fn service(target: &Target) -> Vec<Finding> {
-    let bad = |error: &Error| vec![Finding::with_lines(Verdict::Bad, "gateway", &error.chain())];
+fn service(target: &GatewayTarget) -> Vec<Finding> {
+    let bad =
+        |error: &Error| vec![Finding::with_lines(DoctorVerdict::Bad, "gateway", &error.chain())];
     let asked = gateway::require(target).and_then(|place| {
         let mut client = gateway::reach(&place)?;
         Ok((place, client.status()?, client))
     });
-    let (place, status, mut client): (gateway::Place, _, Client) = match asked {
+    let (place, status, mut client): (gateway::GatewayPlace, _, Client) = match asked {
         Ok(asked) => asked,
         Err(error) => return bad(&error),
     };
     let detail =
         format!("version {}, pid {}, at {}", status.version, status.pid, place.socket().display());
     let mut findings = vec![if status.protocol == PROTOCOL_VERSION {
-        Finding::new(Verdict::Good, "gateway", detail)
+        Finding::new(DoctorVerdict::Good, "gateway", detail)
     } else {
         // The gateway was started before the programs were replaced; the next shell starts the
         // installed one.
         let words = other_version("the running gateway", status.protocol, OURS);
         Finding::new(
-            Verdict::Bad,
+            DoctorVerdict::Bad,
             "gateway",
             format!("{detail}: {words}; to end the one that runs: posh gateway stop"),
         )
@@ -198,13 +208,13 @@ fn examine_mount(mount: &Mount) -> Finding {
     let subject = format!("mount {}", String::from_utf8_lossy(&mount.path));
     if mount.mounted {
         Finding::new(
-            Verdict::Good,
+            DoctorVerdict::Good,
             subject,
             format!("{}, owned by {}", mount.fs_type, mount.executor),
         )
     } else {
         let detail = "nothing is mounted there; commands find what the directory itself holds";
-        Finding::new(Verdict::Note, subject, detail)
+        Finding::new(DoctorVerdict::Note, subject, detail)
     }
 }
 
@@ -217,9 +227,9 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
         Err(why) => {
             // Only an sshfs mount names it, not the configuration.
             let verdict = if executor.origin == ExecutorOrigin::Configured {
-                Verdict::Bad
+                DoctorVerdict::Bad
             } else {
-                Verdict::Note
+                DoctorVerdict::Note
             };
             return vec![Finding::new(
                 verdict,
@@ -229,7 +239,7 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
         }
     };
     let mut findings = vec![Finding::new(
-        Verdict::Good,
+        DoctorVerdict::Good,
         subject,
         format!("{} {} at {address}", reply.hostname, reply.version),
     )];
@@ -241,7 +251,11 @@ fn examine_executor(executor: &ExecutorConfig, config: &Config) -> Vec<Finding> 
             "{}; until then everything runs here",
             other_version(&peer, reply.protocol, OURS)
         );
-        findings.push(Finding::new(Verdict::Bad, format!("executor {}", executor.name), detail));
+        findings.push(Finding::new(
+            DoctorVerdict::Bad,
+            format!("executor {}", executor.name),
+            detail,
+        ));
     }
     let mounts = config.mounts.iter().filter(|mount| mount.executor == executor.name);
     findings
@@ -259,16 +273,17 @@ fn examine_certificate(executor: &ExecutorConfig) -> Option<Finding> {
     let subject = format!("certificate {}", executor.name);
     let runtime = Builder::new_current_thread().enable_all().build().ok()?;
     if !runtime.block_on(tls::is_behind(host, &path)) {
-        return Some(Finding::new(Verdict::Good, subject, good));
+        return Some(Finding::new(DoctorVerdict::Good, subject, good));
     }
     let hint = "the executor's authority is being replaced, and the gateway has yet to renew it: \
                 once an hour it looks";
-    Some(Finding::new(Verdict::Note, subject, format!("{good}; {hint}")))
+    Some(Finding::new(DoctorVerdict::Note, subject, format!("{good}; {hint}")))
 }
 
 /// The executor's confinement of commands; an older executor does not report it.
 fn examine_confinement(executor: &str, reached: &str) -> Option<Finding> {
-    let verdict = if reached.starts_with("strict") { Verdict::Good } else { Verdict::Note };
+    let verdict =
+        if reached.starts_with("strict") { DoctorVerdict::Good } else { DoctorVerdict::Note };
     (!reached.is_empty())
         .then(|| Finding::new(verdict, format!("confinement {executor}"), reached.to_owned()))
 }
@@ -277,7 +292,7 @@ fn examine_export(executor: &str, export: &str, reply: &DescribeReply) -> Findin
     let subject = format!("export {executor}:{export}");
     match reply.exports.iter().find(|served| served.name == export) {
         Some(served) => Finding::new(
-            Verdict::Good,
+            DoctorVerdict::Good,
             subject,
             if served.read_only { "served, read-only" } else { "served" },
         ),
@@ -285,7 +300,7 @@ fn examine_export(executor: &str, export: &str, reply: &DescribeReply) -> Findin
             let names: Vec<&str> =
                 reply.exports.iter().map(|served| served.name.as_str()).collect();
             let detail = format!("{}; it has: {}", not_served(export), names.join(", "));
-            Finding::new(Verdict::Bad, subject, detail)
+            Finding::new(DoctorVerdict::Bad, subject, detail)
         }
     }
 }
@@ -317,25 +332,29 @@ fn describe(route: &Route) -> Result<DescribeReply, String> {
 
 fn fuse() -> Vec<Finding> {
     let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-        Ok(_) => Finding::new(Verdict::Good, "/dev/fuse", "can be opened"),
+        Ok(_) => Finding::new(DoctorVerdict::Good, "/dev/fuse", "can be opened"),
         Err(error) => {
             let hint = "without it no FUSE mount (sshfs, rclone, ...) works; run: modprobe fuse";
-            Finding::new(Verdict::Bad, "/dev/fuse", format!("{error}; {hint}"))
+            Finding::new(DoctorVerdict::Bad, "/dev/fuse", format!("{error}; {hint}"))
         }
     };
     vec![
         device,
-        on_path("fusermount3", Verdict::Note, "ordinary users need it to mount; install fuse3"),
+        on_path(
+            "fusermount3",
+            DoctorVerdict::Note,
+            "ordinary users need it to mount; install fuse3",
+        ),
     ]
 }
 
 fn shells() -> Vec<Finding> {
     let shell = |shell: Shell| {
-        let absent = if shell == Shell::Bash { Verdict::Bad } else { Verdict::Note };
+        let absent = if shell == Shell::Bash { DoctorVerdict::Bad } else { DoctorVerdict::Note };
         let mut found = on_path(shell.name(), absent, "posh can't start it");
         let path = find_program(shell.name(), &env::var_os("PATH").unwrap_or_default());
         if let Some(Err(error)) = path.map(|path| hook::library_for(&path)) {
-            found.verdict = Verdict::Note;
+            found.verdict = DoctorVerdict::Note;
             found
                 .detail
                 .push_str(&format!("\nits commands are seen through shims on PATH only: {error}"));
@@ -345,9 +364,9 @@ fn shells() -> Vec<Finding> {
     [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::Dash].map(shell).into()
 }
 
-fn on_path(name: &str, if_absent: Verdict, hint: &str) -> Finding {
+fn on_path(name: &str, if_absent: DoctorVerdict, hint: &str) -> Finding {
     match find_program(name, &env::var_os("PATH").unwrap_or_default()) {
-        Some(path) => Finding::new(Verdict::Good, name, display(&path)),
+        Some(path) => Finding::new(DoctorVerdict::Good, name, display(&path)),
         None => Finding::new(if_absent, name, format!("not on PATH; {hint}")),
     }
 }
@@ -392,7 +411,7 @@ mod tests {
         let verdict = |export: &str| examine_export("store1", export, &reply).verdict;
         assert_eq!(
             (verdict("logs"), verdict("home"), verdict("log")),
-            (Verdict::Good, Verdict::Good, Verdict::Bad)
+            (DoctorVerdict::Good, DoctorVerdict::Good, DoctorVerdict::Bad)
         );
         let missing = line(&examine_export("store1", "log", &reply));
         assert_eq!(

@@ -19,8 +19,8 @@ use fs_mapper::config::{Login, TlsHost};
 use posh_proto::token::Token;
 
 use crate::{
-    gateway::Target,
-    launch::{Door, Format, Launch, Program, Shell},
+    gateway::GatewayTarget,
+    launch::{Door, Format, Launch, Shell, ShellProgram},
 };
 
 /// The request of a command line.
@@ -29,7 +29,7 @@ pub enum Request {
     /// Start a shell.
     Launch(Launch),
     /// Answer a question.
-    Ask(Target, Question),
+    Ask(GatewayTarget, Question),
 }
 
 /// The subcommands.
@@ -70,7 +70,7 @@ pub enum Question {
     Mount {
         /// An executor of the configuration, and one of its exports
         #[arg(value_name = "EXECUTOR:EXPORT", value_parser = volumes::parse_source)]
-        source: volumes::Source,
+        source: volumes::ExportSource,
         /// Where; a directory
         dir: PathBuf,
         /// Refuse changes
@@ -138,7 +138,7 @@ pub enum Question {
     },
     /// Start or end the gateway in the background (shells start it by themselves)
     #[command(subcommand)]
-    Gateway(Service),
+    Gateway(GatewayCommand),
     /// Print a completion script for a shell
     Completions {
         /// The shell that is to complete posh's options
@@ -204,7 +204,7 @@ pub enum Annotations {
 
 /// `posh gateway ...`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
-pub enum Service {
+pub enum GatewayCommand {
     /// Start it, unless it runs
     Start,
     /// End it when its pipelines have ended
@@ -264,7 +264,7 @@ struct CommandLine {
 /// A [`clap::Error`] to be printed: a mistake, or the text of `--help` and `--version`.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, clap::Error> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    match Program::plain(arguments.get(1..).unwrap_or_default()) {
+    match ShellProgram::plain(arguments.get(1..).unwrap_or_default()) {
         Some(program) => Ok(Request::Launch(Launch::plain(program))),
         None => parse_options(arguments),
     }
@@ -272,7 +272,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, c
 
 fn parse_options(arguments: Vec<OsString>) -> Result<Request, clap::Error> {
     let line = CommandLine::try_parse_from(arguments)?;
-    let target = Target { config: line.config, socket: line.socket };
+    let target = GatewayTarget { config: line.config, socket: line.socket };
     if let Some(question) = line.question {
         if line.explain.is_some()
             || line.trace.is_some()
@@ -286,9 +286,9 @@ fn parse_options(arguments: Vec<OsString>) -> Result<Request, clap::Error> {
         return Ok(Request::Ask(target, question));
     }
     let program = match (line.command, line.script) {
-        (command, script) if command.is_empty() && script.is_empty() => Program::Interactive,
-        (command, script) if command.is_empty() => Program::Script(script),
-        (command, _) => Program::Command(without_dashes(command)?),
+        (command, script) if command.is_empty() && script.is_empty() => ShellProgram::Interactive,
+        (command, script) if command.is_empty() => ShellProgram::Script(script),
+        (command, _) => ShellProgram::Command(without_dashes(command)?),
     };
     let CommandLine { shell, door, explain, trace, split, .. } = line;
     Ok(Request::Launch(Launch { shell, door, explain, trace, split, program, target }))
@@ -331,8 +331,8 @@ mod tests {
 
     #[test]
     fn what_belongs_to_the_script_is_left_to_it() {
-        use Program::{Command, Interactive, Script};
-        let cases: &[(&[&str], Program)] = &[
+        use ShellProgram::{Command, Interactive, Script};
+        let cases: &[(&[&str], ShellProgram)] = &[
             (&["posh"], Interactive),
             (&["posh", "--explain"], Interactive),
             (&["posh", "s"], Script(words(&["s"]))),
@@ -384,7 +384,8 @@ mod tests {
         ];
         for line in programs {
             let line = words(&[&["posh"], line].concat());
-            let plain = Program::plain(&line[1..]).unwrap_or_else(|| panic!("{line:?} is plain"));
+            let plain =
+                ShellProgram::plain(&line[1..]).unwrap_or_else(|| panic!("{line:?} is plain"));
             let Ok(Request::Launch(launch)) = parse_options(line.clone()) else {
                 panic!("{line:?} starts a shell")
             };
@@ -400,7 +401,7 @@ mod tests {
             &["-/x"],
             &["-cx"],
         ] {
-            assert_eq!(Program::plain(&words(line)), None, "{line:?}");
+            assert_eq!(ShellProgram::plain(&words(line)), None, "{line:?}");
         }
     }
 
@@ -429,12 +430,15 @@ mod tests {
             (Shell::Zsh, Some(Door::Path), Some(Format::Json))
         );
         assert_eq!((launch.split, launch.trace), (NonZeroU32::new(4), Some("t".into())));
-        assert_eq!(launch.target, Target { config: Some("m".into()), socket: Some("s".into()) });
+        assert_eq!(
+            launch.target,
+            GatewayTarget { config: Some("m".into()), socket: Some("s".into()) }
+        );
     }
 
     #[test]
     fn questions_take_the_target_on_either_side() {
-        let target = Target { config: Some("m".into()), socket: None };
+        let target = GatewayTarget { config: Some("m".into()), socket: None };
         for line in [["posh", "--config", "m", "mounts"], ["posh", "mounts", "--config", "m"]] {
             let mounts = Request::Ask(target.clone(), Question::Mounts { json: false });
             assert_eq!(parse(words(&line)).unwrap(), mounts);
@@ -442,14 +446,14 @@ mod tests {
         let line = ["posh", "annotations", "explain", "--", "tar", "-xzf", "a", "--config", "x"];
         let command = words(&["tar", "-xzf", "a", "--config", "x"]);
         let explain = Question::Annotations(Annotations::Explain { command });
-        assert_eq!(parse(words(&line)).unwrap(), Request::Ask(Target::default(), explain));
+        assert_eq!(parse(words(&line)).unwrap(), Request::Ask(GatewayTarget::default(), explain));
         let line =
             ["posh", "annotations", "verify", "--in", "d", "sort", "--file", "x", "--config", "y"];
         let command = words(&["sort", "--file", "x", "--config", "y"]);
         let verify = Annotations::Verify { file: None, in_copy_of: Some("d".into()), command };
         assert_eq!(
             parse(words(&line)).unwrap(),
-            Request::Ask(Target::default(), Question::Annotations(verify))
+            Request::Ask(GatewayTarget::default(), Question::Annotations(verify))
         );
     }
 

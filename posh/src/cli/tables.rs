@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Error,
-    gateway::{self, Client, Target},
+    gateway::{self, Client, GatewayTarget},
 };
 
 /// Characters between columns.
@@ -24,7 +24,7 @@ const GAP: usize = 2;
 ///
 /// # Errors
 /// Any error of reaching or asking the gateway, as for every question of this module.
-pub fn mounts(target: &Target, as_json: bool) -> Result<String, Error> {
+pub fn mounts(target: &GatewayTarget, as_json: bool) -> Result<String, Error> {
     let mounts = gateway::reach(&gateway::require(target)?)?.mounts()?.mounts;
     Ok(if as_json {
         pretty(&mounts.iter().map(mount_json).collect())
@@ -37,7 +37,7 @@ pub fn mounts(target: &Target, as_json: bool) -> Result<String, Error> {
 ///
 /// # Errors
 /// As [`mounts`].
-pub fn resolve(target: &Target, path: &Path, as_json: bool) -> Result<String, Error> {
+pub fn resolve(target: &GatewayTarget, path: &Path, as_json: bool) -> Result<String, Error> {
     let cwd = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
     let request = ResolveRequest {
         path: path.as_os_str().as_bytes().to_vec().into(),
@@ -55,7 +55,7 @@ pub fn resolve(target: &Target, path: &Path, as_json: bool) -> Result<String, Er
 ///
 /// # Errors
 /// As [`mounts`], and [`Error::NotRunning`].
-pub fn status(target: &Target, as_json: bool) -> Result<String, Error> {
+pub fn status(target: &GatewayTarget, as_json: bool) -> Result<String, Error> {
     let status = Client::connect(gateway::require(target)?.socket())?.status()?;
     Ok(if as_json { pretty(&status_json(&status)) } else { status_text(&status) })
 }

@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use super::tables::{aligned, pretty, shown, text};
 use crate::{
     Error,
-    gateway::{self, Client, Target},
+    gateway::{self, Client, GatewayTarget},
 };
 
 /// The export to mount: `EXECUTOR:EXPORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct ExportSource {
     /// Name in the configuration.
     pub executor: String,
     /// Name on the executor.
@@ -30,7 +30,7 @@ pub struct Source {
 
 /// Options of `posh mount`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct MountOptions {
     /// Refuse changes.
     pub read_only: bool,
     /// In bytes.
@@ -45,10 +45,10 @@ pub struct Options {
 ///
 /// # Errors
 /// A description of the syntax.
-pub fn parse_source(words: &str) -> Result<Source, String> {
+pub fn parse_source(words: &str) -> Result<ExportSource, String> {
     match words.split_once(':') {
         Some((executor, export)) if !executor.is_empty() && !export.is_empty() => {
-            Ok(Source { executor: executor.to_owned(), export: export.to_owned() })
+            Ok(ExportSource { executor: executor.to_owned(), export: export.to_owned() })
         }
         _ => Err("write it as EXECUTOR:EXPORT, such as store1:logs".to_owned()),
     }
@@ -67,10 +67,10 @@ pub fn parse_size(words: &str) -> Result<u64, String> {
 /// # Errors
 /// [`Error::MountPoint`], and the gateway's errors.
 pub fn mount(
-    target: &Target,
-    source: &Source,
+    target: &GatewayTarget,
+    source: &ExportSource,
     dir: &Path,
-    options: &Options,
+    options: &MountOptions,
 ) -> Result<String, Error> {
     let path = mount_point(dir)?;
     let place = gateway::require(target)?;
@@ -85,11 +85,11 @@ pub fn mount(
 }
 
 fn mount_once(
-    place: &gateway::Place,
-    source: &Source,
+    place: &gateway::GatewayPlace,
+    source: &ExportSource,
     dir: &Path,
     path: &Path,
-    options: &Options,
+    options: &MountOptions,
 ) -> Result<String, Error> {
     if volume::is_dead(path) {
         take_out(path)?;
@@ -119,7 +119,7 @@ fn mount_once(
 ///
 /// # Errors
 /// [`Error::Unmount`], and the gateway's errors.
-pub fn unmount(target: &Target, dir: &Path) -> Result<String, Error> {
+pub fn unmount(target: &GatewayTarget, dir: &Path) -> Result<String, Error> {
     let path = mount_point(dir)?;
     let running = gateway::find(target)?.map(|place| Client::connect(place.socket()));
     if let Some(Ok(mut gateway)) = running {
@@ -142,7 +142,7 @@ pub fn unmount(target: &Target, dir: &Path) -> Result<String, Error> {
 ///
 /// # Errors
 /// [`Error::MountPoint`], and the gateway's errors.
-pub fn recover(target: &Target, dir: &Path, to: &Path) -> Result<String, Error> {
+pub fn recover(target: &GatewayTarget, dir: &Path, to: &Path) -> Result<String, Error> {
     let path = mount_point(dir)?;
     let absolute = std::path::absolute(to)
         .map_err(|source| Error::MountPoint { path: to.to_owned(), source })?;
@@ -159,7 +159,7 @@ pub fn recover(target: &Target, dir: &Path, to: &Path) -> Result<String, Error> 
 ///
 /// # Errors
 /// Any error of asking the gateway; one that does not run is not started.
-pub fn list(target: &Target, as_json: bool) -> Result<String, Error> {
+pub fn list(target: &GatewayTarget, as_json: bool) -> Result<String, Error> {
     let volumes = Client::connect(gateway::require(target)?.socket())?.volumes()?.volumes;
     Ok(if as_json { pretty(&volumes.iter().map(volume_json).collect()) } else { table(&volumes) })
 }

@@ -28,7 +28,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::{Error, signals::Held};
+use crate::{Error, signals::BlockedSignals};
 
 /// Timeout for calls that a gateway answers from memory. Beyond it the gateway hangs (is stopped,
 /// say), and the shell must start all the same.
@@ -188,7 +188,7 @@ impl Client {
     ) -> Result<T, Error> {
         // A gateway that dies during a call must not kill this process by SIGPIPE, whose
         // disposition belongs to the user and stays unchanged.
-        let _held = Held::new(&[Signal::SIGPIPE])?;
+        let _held = BlockedSignals::new(&[Signal::SIGPIPE])?;
         self.runtime.block_on(call).map(tonic::Response::into_inner).map_err(|status| Error::Call {
             socket: self.socket.clone(),
             attempt,

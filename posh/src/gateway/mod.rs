@@ -26,7 +26,7 @@ use posh_proto::{
 };
 
 pub use client::Client;
-pub use opening::{Opened, open_session};
+pub use opening::{OpenedSession, open_session};
 pub use start::start;
 pub(crate) use start::{c_string, environment};
 
@@ -39,7 +39,7 @@ const END_POLL: Duration = Duration::from_millis(5);
 
 /// `--config` and `--socket`; [`find`] adds the environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Target {
+pub struct GatewayTarget {
     /// A configuration file.
     pub config: Option<PathBuf>,
     /// A gateway's socket.
@@ -48,7 +48,7 @@ pub struct Target {
 
 /// The place of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum GatewayPlace {
     /// A socket that the user named; no gateway is started for it.
     Socket(PathBuf),
     /// The gateway of this configuration.
@@ -60,7 +60,7 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl GatewayPlace {
     /// The socket, however it was found.
     #[must_use]
     pub fn socket(&self) -> &Path {
@@ -76,7 +76,7 @@ impl Place {
 /// # Errors
 /// [`Error::Config`] when a file was named that can't be used, and
 /// [`Error::RuntimeDir`].
-pub fn find(target: &Target) -> Result<Option<Place>, Error> {
+pub fn find(target: &GatewayTarget) -> Result<Option<GatewayPlace>, Error> {
     Ok(search(target)?.0)
 }
 
@@ -84,21 +84,21 @@ pub fn find(target: &Target) -> Result<Option<Place>, Error> {
 ///
 /// # Errors
 /// As [`find`].
-pub fn search(target: &Target) -> Result<(Option<Place>, Vec<PassedOver>), Error> {
+pub fn search(target: &GatewayTarget) -> Result<(Option<GatewayPlace>, Vec<PassedOver>), Error> {
     // The command line takes precedence over the environment.
     let from_environment = || non_empty("POSH_SOCKET").filter(|_| target.config.is_none());
     if let Some(socket) = target.socket.clone().or_else(from_environment) {
         expect_trusted(&socket)?;
-        return Ok((Some(Place::Socket(socket)), Vec::new()));
+        return Ok((Some(GatewayPlace::Socket(socket)), Vec::new()));
     }
     let ConfigSearch { found, passed_over } = search_config(target)?;
     let Some(config) = found.or_else(unconfigured) else { return Ok((None, passed_over)) };
     let socket = RuntimeDir::open()?.socket_path(&config.gateway_name());
-    Ok((Some(Place::Config { config, socket }), passed_over))
+    Ok((Some(GatewayPlace::Config { config, socket }), passed_over))
 }
 
 /// Prints which configurations are not used, and why.
-pub fn say_passed_over(target: &Target) {
+pub fn say_passed_over(target: &GatewayTarget) {
     for why in search(target).map(|(_, passed_over)| passed_over).unwrap_or_default() {
         let _ = writeln!(io::stderr(), "posh: {}", escaped(&why.to_string()));
     }
@@ -114,15 +114,15 @@ fn unconfigured() -> Option<FoundConfig> {
 ///
 /// # Errors
 /// Also [`Error::NoConfig`].
-pub fn require(target: &Target) -> Result<Place, Error> {
+pub fn require(target: &GatewayTarget) -> Result<GatewayPlace, Error> {
     find(target)?.ok_or(Error::NoConfig)
 }
 
 /// A client of the gateway at `place`, started if it must be.
 ///
 /// # Errors
-/// Any error of reaching it; the gateway of a [`Place::Socket`] is not started.
-pub fn reach(place: &Place) -> Result<Client, Error> {
+/// Any error of reaching it; the gateway of a [`GatewayPlace::Socket`] is not started.
+pub fn reach(place: &GatewayPlace) -> Result<Client, Error> {
     reach_by(place, Client::connect)
 }
 
@@ -131,7 +131,7 @@ const ENDS: Duration = Duration::from_secs(5);
 
 /// Waits until no process listens at `place`; returns false at the timeout.
 #[must_use]
-pub fn has_ended(place: &Place) -> bool {
+pub fn has_ended(place: &GatewayPlace) -> bool {
     let until = Instant::now() + ENDS;
     loop {
         if matches!(Client::connect(place.socket()), Err(Error::NotRunning { .. })) {
@@ -144,9 +144,12 @@ pub fn has_ended(place: &Place) -> bool {
     }
 }
 
-fn reach_by<T>(place: &Place, connect: impl Fn(&Path) -> Result<T, Error>) -> Result<T, Error> {
+fn reach_by<T>(
+    place: &GatewayPlace,
+    connect: impl Fn(&Path) -> Result<T, Error>,
+) -> Result<T, Error> {
     match (connect(place.socket()), place) {
-        (Err(Error::NotRunning { .. }), Place::Config { config, .. }) => {
+        (Err(Error::NotRunning { .. }), GatewayPlace::Config { config, .. }) => {
             start::in_background(config)?;
             connect(place.socket())
         }
@@ -158,14 +161,14 @@ fn reach_by<T>(place: &Place, connect: impl Fn(&Path) -> Result<T, Error>) -> Re
 ///
 /// # Errors
 /// [`Error::Config`] when a named file can't be used.
-pub fn find_config(target: &Target) -> Result<Option<FoundConfig>, Error> {
+pub fn find_config(target: &GatewayTarget) -> Result<Option<FoundConfig>, Error> {
     Ok(search_config(target)?.found)
 }
 
-fn search_config(target: &Target) -> Result<ConfigSearch, Error> {
+fn search_config(target: &GatewayTarget) -> Result<ConfigSearch, Error> {
     let searched = match &target.config {
         Some(named) => Config::named(named)
-            .map(|found| ConfigSearch { found: Some(found), ..Search::default() }),
+            .map(|found| ConfigSearch { found: Some(found), ..ConfigSearch::default() }),
         None => Config::find(),
     };
     searched.map_err(|UnusableConfig { file, source }| Error::Config { path: file, source })
@@ -175,7 +178,7 @@ fn search_config(target: &Target) -> Result<ConfigSearch, Error> {
 ///
 /// # Errors
 /// [`Error::Call`], [`Error::NoConfig`]
-pub fn stop(target: &Target) -> Result<String, Error> {
+pub fn stop(target: &GatewayTarget) -> Result<String, Error> {
     match Client::connect(require(target)?.socket()) {
         Err(Error::NotRunning { socket, .. }) => {
             Ok(format!("no gateway runs at {}\n", socket.display()))
@@ -252,8 +255,8 @@ mod tests {
 
     use super::*;
 
-    fn at(socket: &Path) -> Result<Option<Place>, Error> {
-        find(&Target { config: None, socket: Some(socket.to_owned()) })
+    fn at(socket: &Path) -> Result<Option<GatewayPlace>, Error> {
+        find(&GatewayTarget { config: None, socket: Some(socket.to_owned()) })
     }
 
     #[test]

@@ -33,7 +33,7 @@ use posh_proto::{
 };
 
 use super::{
-    Place,
+    GatewayPlace,
     client::{ANSWER_TIMEOUT, expect_own},
     reach_by,
 };
@@ -44,7 +44,7 @@ const ANSWER_BYTES: usize = 4 << 10;
 
 /// A session, which lives as long as the process that it was opened for.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedSession {
     /// Directory of its shims.
     pub shims: PathBuf,
     /// Its name.
@@ -55,7 +55,7 @@ pub struct Opened {
 ///
 /// # Errors
 /// [`Error::NoSession`], and any error of reaching the gateway.
-pub fn open_session(place: &Place, request: &OpenSession) -> Result<Opened, Error> {
+pub fn open_session(place: &GatewayPlace, request: &OpenSession) -> Result<OpenedSession, Error> {
     let ask = || {
         let (stream, gateway) = reach_by(place, connect)?;
         let question = encoded(request.clone());
@@ -66,7 +66,7 @@ pub fn open_session(place: &Place, request: &OpenSession) -> Result<Opened, Erro
             Ok(Some((to_stage::Kind::SessionOpened(opened), None))) => {
                 let SessionOpened { session, shim_directory } = opened;
                 let shims = PathBuf::from(OsString::from_vec(shim_directory.into()));
-                Ok(Some(Opened { shims, id: session }))
+                Ok(Some(OpenedSession { shims, id: session }))
             }
             Ok(Some(_)) => Err(refused("it said something else".to_owned())),
             Ok(None) => Ok(None),

@@ -32,7 +32,7 @@ use nix::{
 };
 use posh_proto::runtime::RuntimeDir;
 
-use super::Place;
+use super::GatewayPlace;
 use crate::{Error, descriptors, programs};
 
 /// Timeout for a gateway's start. Reading a configuration and binding a socket takes milliseconds;
@@ -74,12 +74,12 @@ pub(super) fn in_background(config: &FoundConfig) -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error::Refused`] with the gateway's own error, or another error of its start.
-pub fn start(place: &Place) -> Result<(), Error> {
+pub fn start(place: &GatewayPlace) -> Result<(), Error> {
     let (config, socket) = match place {
-        Place::Socket(socket) => {
+        GatewayPlace::Socket(socket) => {
             return answers(socket).map_err(|source| not_running(socket, source));
         }
-        Place::Config { config, socket } => (config, socket),
+        GatewayPlace::Config { config, socket } => (config, socket),
     };
     descriptors::close_inherited();
     let runtime = RuntimeDir::open()?;

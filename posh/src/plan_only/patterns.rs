@@ -12,7 +12,7 @@ use super::words::Unknowable;
 
 /// A field of a word: its text, and which parts may be a pattern (unquoted).
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Field {
+pub(super) struct WordField {
     pieces: Vec<(String, Quoting)>,
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Quoting {
 /// Limit of names in an expansion; nobody reads a longer plan.
 const NAMES: usize = 100_000;
 
-impl Field {
+impl WordField {
     pub(super) fn push(&mut self, text: &str, quoting: Quoting) {
         self.pieces.push((text.to_owned(), quoting));
     }
@@ -77,7 +77,7 @@ impl Field {
     }
 
     /// Its components. Quotes do not hide a slash from pathname expansion.
-    fn steps(&self) -> Result<Vec<Step>, Unknowable> {
+    fn steps(&self) -> Result<Vec<PatternStep>, Unknowable> {
         let mut steps = vec![(String::new(), Vec::new())];
         for (text, quoting) in &self.pieces {
             for character in text.chars() {
@@ -89,19 +89,22 @@ impl Field {
                 }
             }
         }
-        steps.into_iter().map(|(slashes, characters)| Step::new(slashes, &characters)).collect()
+        steps
+            .into_iter()
+            .map(|(slashes, characters)| PatternStep::new(slashes, &characters))
+            .collect()
     }
 }
 
 /// A component of a path, and the slashes before it.
-struct Step {
+struct PatternStep {
     slashes: String,
     text: String,
     /// `None` if nothing in it is special.
     pattern: Option<Name>,
 }
 
-impl Step {
+impl PatternStep {
     fn new(slashes: String, characters: &[(char, Quoting)]) -> Result<Self, Unknowable> {
         let text = characters.iter().map(|(character, _)| character).collect();
         Ok(Self { slashes, text, pattern: Name::new(characters)? })
@@ -296,7 +299,7 @@ mod tests {
             ("*.txt", Quoting::Unquoted, "*.txt"),
         ];
         for (text, quoting, expected) in cases {
-            let mut field = Field::default();
+            let mut field = WordField::default();
             field.push(text, *quoting);
             let names = field.names(Some(dir.path())).unwrap();
             let names: Vec<_> = names.iter().map(|name| name.to_str().unwrap()).collect();
@@ -319,7 +322,7 @@ mod tests {
             "*", "?", "??", "???", "x*", "x??y", "*y", "*/*", "d?/*", "é*", "[é]*", "[!p]*",
             "[a-z]*", "x[!a]*",
         ] {
-            let mut field = Field::default();
+            let mut field = WordField::default();
             field.push(pattern, Quoting::Unquoted);
             for cwd in [dir.path().to_owned(), dir.path().join(OsStr::from_bytes(b"d\xfe"))] {
                 let found = field.names(Some(&cwd)).unwrap();
@@ -343,7 +346,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("*x"), "").unwrap();
         fs::write(dir.path().join("yx"), "").unwrap();
-        let mut field = Field::default();
+        let mut field = WordField::default();
         field.push("*", Quoting::Quoted);
         field.push("?", Quoting::Unquoted);
         assert_eq!(field.names(Some(dir.path())).unwrap(), ["*x"]);

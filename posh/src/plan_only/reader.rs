@@ -19,9 +19,9 @@ use brush_parser::{
 };
 
 use super::{
-    Pipeline, Stage, Surroundings,
+    PredictedPipeline, PredictedStage, Surroundings,
     nesting::is_parsable,
-    words::{self, Scope, Unknowable},
+    words::{self, ExpansionScope, Unknowable},
 };
 use crate::Error;
 
@@ -46,10 +46,14 @@ const ASSIGNING: [&str; 10] = [
 const OPAQUE: [&str; 3] = [".", "eval", "source"];
 
 /// The pipelines of `text`, in the order of their commands.
-pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Vec<Pipeline>, Error> {
+pub(super) fn read(
+    text: &str,
+    surroundings: &Surroundings<'_>,
+) -> Result<Vec<PredictedPipeline>, Error> {
     let program = parse(text).map_err(Error::Parse)?;
-    let mut reader = Reader { surroundings, text: text.to_owned(), found: Vec::new(), depth: 0 };
-    let mut shell = Shell::new(surroundings.cwd.clone());
+    let mut reader =
+        ScriptReader { surroundings, text: text.to_owned(), found: Vec::new(), depth: 0 };
+    let mut shell = ShellChanges::new(surroundings.cwd.clone());
     for list in &program.complete_commands {
         reader.list(list, &mut shell);
     }
@@ -68,7 +72,7 @@ pub(super) fn parse(text: &str) -> Result<Program, String> {
 
 /// Changes that the text has made to the shell so far.
 #[derive(Clone, PartialEq, Eq)]
-struct Shell {
+struct ShellChanges {
     cwd: Option<PathBuf>,
     assigned: HashSet<String>,
     functions: HashSet<String>,
@@ -76,7 +80,7 @@ struct Shell {
     opaque: bool,
 }
 
-impl Shell {
+impl ShellChanges {
     fn new(cwd: PathBuf) -> Self {
         Self { cwd: Some(cwd), assigned: HashSet::new(), functions: HashSet::new(), opaque: false }
     }
@@ -105,16 +109,16 @@ impl Shell {
     }
 }
 
-struct Reader<'a> {
+struct ScriptReader<'a> {
     surroundings: &'a Surroundings<'a>,
     /// Text to which the current commands' positions refer.
     text: String,
-    found: Vec<Pipeline>,
+    found: Vec<PredictedPipeline>,
     depth: usize,
 }
 
-impl Reader<'_> {
-    fn list(&mut self, list: &CompoundList, shell: &mut Shell) {
+impl ScriptReader<'_> {
+    fn list(&mut self, list: &CompoundList, shell: &mut ShellChanges) {
         for item in &list.0 {
             match item.1 {
                 SeparatorOperator::Sequence => self.and_or(&item.0, shell),
@@ -124,7 +128,7 @@ impl Reader<'_> {
         }
     }
 
-    fn and_or(&mut self, list: &AndOrList, shell: &mut Shell) {
+    fn and_or(&mut self, list: &AndOrList, shell: &mut ShellChanges) {
         self.pipeline(&list.first, shell);
         for next in &list.additional {
             match next {
@@ -138,13 +142,13 @@ impl Reader<'_> {
     }
 
     /// Visits a part that may run any number of times.
-    fn maybe(&mut self, shell: &mut Shell, part: impl FnOnce(&mut Self, &mut Shell)) {
+    fn maybe(&mut self, shell: &mut ShellChanges, part: impl FnOnce(&mut Self, &mut ShellChanges)) {
         let mut after = shell.clone();
         part(self, &mut after);
         shell.join(after);
     }
 
-    fn pipeline(&mut self, pipeline: &ParsedPipeline, shell: &mut Shell) {
+    fn pipeline(&mut self, pipeline: &ParsedPipeline, shell: &mut ShellChanges) {
         if let [Command::Simple(command)] = pipeline.seq.as_slice() {
             self.simple_pipeline(command, shell);
             return;
@@ -155,7 +159,11 @@ impl Reader<'_> {
             let stages = pipeline.seq.iter().map(|command| self.stage(command, shell)).collect();
             let texts: Vec<String> =
                 pipeline.seq.iter().map(|command| one_line(command, &self.text)).collect();
-            self.found.push(Pipeline { text: texts.join(" | "), cwd: shell.cwd.clone(), stages });
+            self.found.push(PredictedPipeline {
+                text: texts.join(" | "),
+                cwd: shell.cwd.clone(),
+                stages,
+            });
         }
         for command in &pipeline.seq {
             match alone {
@@ -165,18 +173,22 @@ impl Reader<'_> {
         }
     }
 
-    fn simple_pipeline(&mut self, command: &SimpleCommand, shell: &mut Shell) {
+    fn simple_pipeline(&mut self, command: &SimpleCommand, shell: &mut ShellChanges) {
         if command.word_or_name.is_some() {
             let stage = self.simple_stage(command, shell);
             let text = one_line(&Command::Simple(command.clone()), &self.text);
-            self.found.push(Pipeline { text, cwd: shell.cwd.clone(), stages: vec![stage] });
+            self.found.push(PredictedPipeline {
+                text,
+                cwd: shell.cwd.clone(),
+                stages: vec![stage],
+            });
         }
         self.substitutions(command, shell);
         self.effect(command, shell);
     }
 
     /// Visits the pipelines inside a command of any kind.
-    fn inside(&mut self, command: &Command, shell: &mut Shell) {
+    fn inside(&mut self, command: &Command, shell: &mut ShellChanges) {
         match command {
             Command::Simple(command) => self.substitutions(command, shell),
             Command::Compound(compound, _) => self.compound(compound, shell),
@@ -187,7 +199,7 @@ impl Reader<'_> {
         }
     }
 
-    fn compound(&mut self, command: &CompoundCommand, shell: &mut Shell) {
+    fn compound(&mut self, command: &CompoundCommand, shell: &mut ShellChanges) {
         match command {
             CompoundCommand::BraceGroup(group) => self.list(&group.list, shell),
             CompoundCommand::Subshell(subshell) => self.list(&subshell.list, &mut shell.clone()),
@@ -227,29 +239,29 @@ impl Reader<'_> {
     }
 
     /// Visits a loop's body: an iteration may see the assignments of the previous one.
-    fn body(&mut self, list: &CompoundList, shell: &mut Shell) {
+    fn body(&mut self, list: &CompoundList, shell: &mut ShellChanges) {
         shell.assigned.extend(changes(list));
         self.maybe(shell, |reader, shell| reader.list(list, shell));
     }
 
-    fn stage(&self, command: &Command, shell: &Shell) -> Stage {
+    fn stage(&self, command: &Command, shell: &ShellChanges) -> PredictedStage {
         match command {
             Command::Simple(command) => self.simple_stage(command, shell),
-            other => Stage {
+            other => PredictedStage {
                 argv: vec![OsString::from(one_line(other, &self.text))],
                 unknowable: Some(
                     "the shell itself runs it; the commands inside are placed as they start"
                         .to_owned(),
                 ),
-                ..Stage::default()
+                ..PredictedStage::default()
             },
         }
     }
 
-    fn simple_stage(&self, command: &SimpleCommand, shell: &Shell) -> Stage {
-        let mut stage = Stage::default();
+    fn simple_stage(&self, command: &SimpleCommand, shell: &ShellChanges) -> PredictedStage {
+        let mut stage = PredictedStage::default();
         let variable = |name: &str| shell.variable(name, self.surroundings);
-        let scope = Scope { cwd: shell.cwd.as_deref(), variable: &variable };
+        let scope = ExpansionScope { cwd: shell.cwd.as_deref(), variable: &variable };
         if let Err(Unknowable(sentence)) = fill(command, &scope, &mut stage) {
             let as_written = command_words(command).map(OsString::from);
             stage.argv = as_written.collect();
@@ -264,7 +276,7 @@ impl Reader<'_> {
     }
 
     /// Visits the pipelines in `$(...)`, `<(...)` and `>(...)` of a command's words.
-    fn substitutions(&mut self, command: &SimpleCommand, shell: &Shell) {
+    fn substitutions(&mut self, command: &SimpleCommand, shell: &ShellChanges) {
         if self.depth == DEPTH {
             return;
         }
@@ -294,7 +306,7 @@ impl Reader<'_> {
     }
 
     /// Applies a command's changes to the shell that runs it.
-    fn effect(&self, command: &SimpleCommand, shell: &mut Shell) {
+    fn effect(&self, command: &SimpleCommand, shell: &mut ShellChanges) {
         if command.word_or_name.is_none() {
             shell.assigned.extend(assigned_names(command));
             return;
@@ -310,7 +322,7 @@ impl Reader<'_> {
 }
 
 /// Target of `cd DIR` when it is certain: one operand, an existing directory.
-fn moved(stage: &Stage, cwd: Option<&PathBuf>) -> Option<PathBuf> {
+fn moved(stage: &PredictedStage, cwd: Option<&PathBuf>) -> Option<PathBuf> {
     let [command, directory] = stage.argv.as_slice() else { return None };
     let plain =
         command == OsStr::new("cd") && stage.unknowable.is_none() && directory != OsStr::new("-");
@@ -318,7 +330,11 @@ fn moved(stage: &Stage, cwd: Option<&PathBuf>) -> Option<PathBuf> {
 }
 
 /// Expands a command's words and redirections into `stage`.
-fn fill(command: &SimpleCommand, scope: &Scope<'_>, stage: &mut Stage) -> Result<(), Unknowable> {
+fn fill(
+    command: &SimpleCommand,
+    scope: &ExpansionScope<'_>,
+    stage: &mut PredictedStage,
+) -> Result<(), Unknowable> {
     if let Some(word) = &command.word_or_name {
         stage.argv = words::expand(&word.value, scope)?;
     }
@@ -347,8 +363,8 @@ fn fill(command: &SimpleCommand, scope: &Scope<'_>, stage: &mut Stage) -> Result
 /// for a plan.
 fn redirection(
     redirect: &IoRedirect,
-    scope: &Scope<'_>,
-    stage: &mut Stage,
+    scope: &ExpansionScope<'_>,
+    stage: &mut PredictedStage,
 ) -> Result<(), Unknowable> {
     match redirect {
         IoRedirect::File(fd, kind, IoFileRedirectTarget::Filename(word)) => {
@@ -446,8 +462,8 @@ mod tests {
 
     /// Renders what was read: stages joined by `|`, `<in` and `>out`, `!` before
     /// what can't be known.
-    fn render(pipeline: &Pipeline) -> String {
-        let stage = |stage: &Stage| {
+    fn render(pipeline: &PredictedPipeline) -> String {
+        let stage = |stage: &PredictedStage| {
             let text = |word: &OsString| word.to_str().unwrap().to_owned();
             let mut words: Vec<String> = stage.argv.iter().map(text).collect();
             words.extend(stage.stdin.iter().map(|file| format!("<{}", text(file))));

@@ -12,7 +12,7 @@ use brush_parser::{
 use super::{
     braces,
     nesting::is_readable,
-    patterns::{Field, Quoting},
+    patterns::{Quoting, WordField},
 };
 
 /// bash's default IFS; the shell does not take IFS from its environment.
@@ -29,7 +29,7 @@ impl Unknowable {
 }
 
 /// Directory and variables for an expansion.
-pub(super) struct Scope<'a> {
+pub(super) struct ExpansionScope<'a> {
     pub(super) cwd: Option<&'a Path>,
     /// A variable's certain value.
     pub(super) variable: &'a dyn Fn(&str) -> Result<String, Unknowable>,
@@ -41,7 +41,7 @@ pub(super) fn options() -> ParserOptions {
 }
 
 /// Expands one word of a command to its arguments: none, one or many.
-pub(super) fn expand(word: &str, scope: &Scope<'_>) -> Result<Vec<OsString>, Unknowable> {
+pub(super) fn expand(word: &str, scope: &ExpansionScope<'_>) -> Result<Vec<OsString>, Unknowable> {
     // bash expands a tilde there when the word looks like an assignment.
     if word.contains("=~") {
         return Err(Unknowable::new("what ~ after = stands for is known only when it runs"));
@@ -59,7 +59,7 @@ pub(super) fn expand(word: &str, scope: &Scope<'_>) -> Result<Vec<OsString>, Unk
 }
 
 /// Expands the word of a redirection to its one file.
-pub(super) fn expand_one(word: &str, scope: &Scope<'_>) -> Result<OsString, Unknowable> {
+pub(super) fn expand_one(word: &str, scope: &ExpansionScope<'_>) -> Result<OsString, Unknowable> {
     let mut names = expand(word, scope)?;
     match (names.pop(), names.is_empty()) {
         (Some(name), true) => Ok(name),
@@ -92,7 +92,7 @@ fn collect(pieces: &[WordPieceWithSource], found: &mut Vec<String>) {
     }
 }
 
-fn fields(word: &str, scope: &Scope<'_>) -> Result<Vec<Field>, Unknowable> {
+fn fields(word: &str, scope: &ExpansionScope<'_>) -> Result<Vec<WordField>, Unknowable> {
     if !is_readable(word) {
         return Err(Unknowable::new(format!("{word} is nested too deep to be read")));
     }
@@ -108,8 +108,8 @@ fn fields(word: &str, scope: &Scope<'_>) -> Result<Vec<Field>, Unknowable> {
 /// Collects fields: unquoted expansions are split at white space.
 #[derive(Default)]
 struct Splitter {
-    done: Vec<Field>,
-    open: Option<Field>,
+    done: Vec<WordField>,
+    open: Option<WordField>,
 }
 
 impl Splitter {
@@ -133,7 +133,7 @@ impl Splitter {
         }
     }
 
-    fn finish(mut self) -> Vec<Field> {
+    fn finish(mut self) -> Vec<WordField> {
         self.done.extend(self.open.take());
         self.done
     }
@@ -142,7 +142,7 @@ impl Splitter {
 fn expand_piece(
     piece: &WordPiece,
     quoting: Quoting,
-    scope: &Scope<'_>,
+    scope: &ExpansionScope<'_>,
     out: &mut Splitter,
 ) -> Result<(), Unknowable> {
     let only_running =
@@ -180,7 +180,7 @@ fn expand_piece(
     Ok(())
 }
 
-fn parameter(expression: &ParameterExpr, scope: &Scope<'_>) -> Result<String, Unknowable> {
+fn parameter(expression: &ParameterExpr, scope: &ExpansionScope<'_>) -> Result<String, Unknowable> {
     match expression {
         ParameterExpr::Parameter { parameter: Parameter::Named(name), indirect: false } => {
             (scope.variable)(name)
@@ -272,7 +272,7 @@ mod tests {
         for name in ["f1", "f2"] {
             std::fs::write(dir.path().join(name), "").unwrap();
         }
-        let scope = Scope { cwd: Some(dir.path()), variable: &variable };
+        let scope = ExpansionScope { cwd: Some(dir.path()), variable: &variable };
         let arguments = expand(word, &scope).unwrap();
         let arguments: Vec<_> =
             arguments.iter().map(|argument| argument.to_str().unwrap()).collect();
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn what_only_running_can_tell_is_a_sentence() {
-        let scope = Scope { cwd: Some(Path::new("/")), variable: &variable };
+        let scope = ExpansionScope { cwd: Some(Path::new("/")), variable: &variable };
         let cases = [
             ("$(ls /)", "the output of $(ls /) is known only when it runs"),
             ("a`ls`", "the output of $(ls) is known only when it runs"),

@@ -38,11 +38,11 @@ pub struct Again {
     ended: OwnedFd,
     status: Option<How>,
     core_dumped: bool,
-    outputs: Vec<Output>,
+    outputs: Vec<RepeatedOutput>,
 }
 
 /// One of its outputs.
-struct Output {
+struct RepeatedOutput {
     fd: RawFd,
     /// `None` at its end.
     pipe: Option<OwnedFd>,
@@ -58,7 +58,7 @@ pub struct Differs;
 
 /// Events of the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum ChildEvent {
     /// The process has ended.
     End,
     /// An output is readable; its index.
@@ -77,7 +77,7 @@ impl Again {
         for one in delivered {
             let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
             fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-            outputs.push(Output::new(one, read)?);
+            outputs.push(RepeatedOutput::new(one, read)?);
             ends.push((write, one));
         }
         let child = process::fork(|| {
@@ -96,13 +96,13 @@ impl Again {
     }
 
     /// Descriptors to poll; `may_flow` says if an output's descriptor takes more.
-    pub fn awaited(&self, may_flow: impl Fn(RawFd) -> bool) -> Vec<(Part, BorrowedFd<'_>)> {
+    pub fn awaited(&self, may_flow: impl Fn(RawFd) -> bool) -> Vec<(ChildEvent, BorrowedFd<'_>)> {
         let outputs = self.outputs.iter().enumerate().filter(|(_, output)| may_flow(output.fd));
         let mut awaited: Vec<_> = outputs
-            .filter_map(|(i, output)| Some((Part::Output(i), output.pipe.as_ref()?.as_fd())))
+            .filter_map(|(i, output)| Some((ChildEvent::Output(i), output.pipe.as_ref()?.as_fd())))
             .collect();
         if self.status.is_none() {
-            awaited.push((Part::End, self.ended.as_fd()));
+            awaited.push((ChildEvent::End, self.ended.as_fd()));
         }
         awaited
     }
@@ -168,7 +168,7 @@ impl Again {
     }
 }
 
-impl Output {
+impl RepeatedOutput {
     fn new(delivered: &Delivered, pipe: OwnedFd) -> io::Result<Self> {
         let (fd, pipe) = (delivered.fd.cast_signed(), Some(pipe));
         let seen = Digest::default();
@@ -220,7 +220,7 @@ fn written(fd: RawFd, offset: u64) -> io::Result<Digest> {
 mod tests {
     use super::*;
 
-    fn output(before: &[u8]) -> Output {
+    fn output(before: &[u8]) -> RepeatedOutput {
         let mut digest = Digest::default();
         digest.add(before);
         let delivered = Delivered {
@@ -229,7 +229,7 @@ mod tests {
             digest: digest.value(),
             ..Delivered::default()
         };
-        Output::new(&delivered, pipe2(OFlag::O_CLOEXEC).unwrap().0).unwrap()
+        RepeatedOutput::new(&delivered, pipe2(OFlag::O_CLOEXEC).unwrap().0).unwrap()
     }
 
     #[test]

@@ -21,7 +21,7 @@ use posh_proto::{
 
 use super::{
     descriptors,
-    entry::{Entry, Looked, Session},
+    entry::{Looked, ShellCommand, StageSession},
     process,
 };
 
@@ -42,13 +42,13 @@ const STATUS_USUAL_BYTES: usize = 4 << 10;
 const STATUS_BYTES: u64 = 1 << 20;
 
 /// `None` when the command uses no owned mount, and no pipe joins it to one that might.
-pub fn worth_asking(entry: &Entry, session: &Session) -> Option<Enlist> {
+pub fn worth_asking(entry: &ShellCommand, session: &StageSession) -> Option<Enlist> {
     let cwd = std::env::current_dir().unwrap_or_default();
     let looked = entry.looked.or_else(|| look(entry, session, &cwd))?;
     Some(describe(entry, session, cwd, looked))
 }
 
-fn look(entry: &Entry, session: &Session, cwd: &Path) -> Option<Looked> {
+fn look(entry: &ShellCommand, session: &StageSession, cwd: &Path) -> Option<Looked> {
     let owned = !session.prefixes.owned().is_empty();
     let touches = session.prefixes.cwd_is_owned(cwd)
         || entry.argv.iter().skip(1).any(|word| session.prefixes.may_touch(word.as_bytes(), cwd))
@@ -62,12 +62,12 @@ fn look(entry: &Entry, session: &Session, cwd: &Path) -> Option<Looked> {
     }
 }
 
-fn descriptor_touches(fd: i32, session: &Session) -> bool {
+fn descriptor_touches(fd: i32, session: &StageSession) -> bool {
     fs::read_link(format!("/proc/self/fd/{fd}"))
         .is_ok_and(|path| session.prefixes.cwd_is_owned(&path))
 }
 
-fn describe(entry: &Entry, session: &Session, cwd: PathBuf, looked: Looked) -> Enlist {
+fn describe(entry: &ShellCommand, session: &StageSession, cwd: PathBuf, looked: Looked) -> Enlist {
     let status = ProcStatus::read();
     let descriptors = descriptors::all();
     Enlist {

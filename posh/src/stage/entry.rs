@@ -28,7 +28,7 @@ use super::process;
 const SESSION_FILE: &str = "session";
 
 /// The command that the shell wanted to execute.
-pub struct Entry {
+pub struct ShellCommand {
     /// Name without directory.
     pub name: OsString,
     /// The real program.
@@ -38,7 +38,7 @@ pub struct Entry {
     /// The shell's variables, unchanged.
     pub environment: Vec<CString>,
     /// `None` when the session is gone: then everything runs locally.
-    pub session: Option<Session>,
+    pub session: Option<StageSession>,
     /// Result of the hook's quick look, if it was taken before this program was executed.
     pub looked: Option<Looked>,
     /// Variables appended to the environment of the real program.
@@ -55,7 +55,7 @@ pub enum Looked {
 }
 
 /// Session data: the gateway's socket, and the paths that are worth asking about.
-pub struct Session {
+pub struct StageSession {
     /// Name of the session, for reports.
     pub id: String,
     /// The gateway's stage socket.
@@ -90,7 +90,7 @@ impl fmt::Display for EntryError {
     }
 }
 
-impl Entry {
+impl ShellCommand {
     /// Determines everything but the words from the kernel and PATH.
     ///
     /// # Errors
@@ -265,12 +265,12 @@ fn real_program(name: &OsStr, own_directory: &Path) -> Option<PathBuf> {
 /// Reads a session file. Its writer decides what is executed, so the file and every directory of
 /// its path must belong to root or this user, and be writable by no other. An inherited variable
 /// (`sudo -E`) may name another user's file.
-fn read_session(file: &Path) -> Option<Session> {
+fn read_session(file: &Path) -> Option<StageSession> {
     let mut bytes = Vec::new();
     let opened = trusted_path::open_file(file, rustix::process::geteuid().as_raw()).ok()?;
     (&opened.file).read_to_end(&mut bytes).ok()?;
     let message = SessionFile::decode(bytes.as_slice()).ok()?;
-    Some(Session {
+    Some(StageSession {
         id: message.session,
         socket: PathBuf::from(OsString::from_vec(message.socket.to_vec())),
         always_enlist: message.always_enlist,

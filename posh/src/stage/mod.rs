@@ -17,10 +17,10 @@ mod wire;
 
 use std::ffi::OsString;
 
-use entry::Entry;
+use entry::ShellCommand;
 use posh_proto::stage::{Remote, ToStage, to_stage};
-use times::{Noted, Start};
-use wire::Link;
+use times::{Noted, StartTime};
+use wire::GatewayLink;
 
 /// Exit status when posh itself failed after it had given up the right to run the command locally
 /// (as env(1), nohup(1) and timeout(1) use 125).
@@ -31,9 +31,9 @@ pub const EXIT_POSH_FAILED: i32 = 125;
 /// command line.
 #[must_use]
 pub fn run(words: Vec<OsString>) -> i32 {
-    let start = Start::now();
+    let start = StartTime::now();
     let for_shell = entry::is_for_shell(&words).then(|| words.clone());
-    let entry = match Entry::find(words) {
+    let entry = match ShellCommand::find(words) {
         Ok(entry) => entry,
         // Words for a shell make `find` fail.
         Err(e) => {
@@ -48,7 +48,7 @@ pub fn run(words: Vec<OsString>) -> i32 {
     }
     // ps(1) and pkill(1) must find the command's name.
     process::rename(&entry.name);
-    let Ok(mut link) = Link::connect(&session.socket) else { return entry.run_here() };
+    let Ok(mut link) = GatewayLink::connect(&session.socket) else { return entry.run_here() };
     let mut noted = Noted::since(start, session.trace);
     match ask(&mut link, enlist, &mut noted) {
         Some(remote) => relay::stand_in(link, &remote, &entry, noted),
@@ -59,7 +59,7 @@ pub fn run(words: Vec<OsString>) -> i32 {
 /// Enlists and waits for the directive; `None` means to run the command locally, as does any fault
 /// before the acknowledgement.
 fn ask(
-    link: &mut Link,
+    link: &mut GatewayLink,
     mut enlist: posh_proto::stage::Enlist,
     noted: &mut Noted,
 ) -> Option<Remote> {

@@ -26,14 +26,14 @@ use posh_proto::untrusted::escaped;
 
 use super::{
     EXIT_POSH_FAILED,
-    again::{Again, Differs, Part},
+    again::{Again, ChildEvent, Differs},
     descriptors,
     enlist::terminal_size,
-    entry::Entry,
+    entry::ShellCommand,
     process,
     sink::Sink,
     times::Noted,
-    wire::Link,
+    wire::GatewayLink,
 };
 
 /// Bytes per read of an input.
@@ -62,18 +62,18 @@ const FORWARDED: [Signal; 10] = [
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 
 /// An input that the remote command may read.
-struct Source {
+struct RelaySource {
     fd: RawFd,
     credit: u64,
     ended: bool,
 }
 
 struct Relay<'a> {
-    link: Link,
-    sources: Vec<Source>,
+    link: GatewayLink,
+    sources: Vec<RelaySource>,
     sinks: Vec<Sink>,
     signals: SignalFd,
-    entry: &'a Entry,
+    entry: &'a ShellCommand,
     mask_before: SigSet,
     exit: Option<Exit>,
     run_here: bool,
@@ -87,7 +87,7 @@ struct Relay<'a> {
 
 /// Relays until the remote command has ended and all its output is written, then ends in the same
 /// way.
-pub fn stand_in(link: Link, remote: &Remote, entry: &Entry, noted: Noted) -> i32 {
+pub fn stand_in(link: GatewayLink, remote: &Remote, entry: &ShellCommand, noted: Noted) -> i32 {
     let mut mask_before = SigSet::empty();
     let mut held: SigSet = FORWARDED.into_iter().filter(|s| !process::ignores(*s)).collect();
     let signals = SignalFd::with_flags(&held, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
@@ -104,7 +104,7 @@ pub fn stand_in(link: Link, remote: &Remote, entry: &Entry, noted: Noted) -> i32
     let sources = remote
         .reads
         .iter()
-        .map(|&fd| Source { fd: fd.cast_signed(), credit: 0, ended: false })
+        .map(|&fd| RelaySource { fd: fd.cast_signed(), credit: 0, ended: false })
         .collect();
     let sinks = remote
         .writes
@@ -335,12 +335,12 @@ impl Relay<'_> {
         self.sinks.iter().all(|sink| sink.fd != fd || sink.is_idle())
     }
 
-    fn go_on_again(&mut self, ready: &[Part]) {
+    fn go_on_again(&mut self, ready: &[ChildEvent]) {
         let Some(mut again) = self.again.take() else { return };
         for part in ready {
             match part {
-                Part::End => again.reap(),
-                Part::Output(index) => match again.read(*index) {
+                ChildEvent::End => again.reap(),
+                ChildEvent::Output(index) => match again.read(*index) {
                     Ok((fd, data)) => self.take_again(fd, data),
                     Err(Differs) => {
                         self.again = Some(again);
@@ -547,7 +547,7 @@ impl Relay<'_> {
 }
 
 struct Ready {
-    again: Vec<Part>,
+    again: Vec<ChildEvent>,
     signal: bool,
     link_in: bool,
     sources: Vec<usize>,

@@ -5,9 +5,9 @@ use posh_proto::{clock::monotonic_ns, stage::Times};
 
 /// Time of this program's start.
 #[derive(Clone, Copy)]
-pub struct Start(u64);
+pub struct StartTime(u64);
 
-impl Start {
+impl StartTime {
     /// Now.
     pub fn now() -> Self {
         Self(monotonic_ns())
@@ -19,7 +19,7 @@ pub struct Noted(Option<Times>);
 
 impl Noted {
     /// Since `start`, if the session is traced.
-    pub fn since(start: Start, is_traced: bool) -> Self {
+    pub fn since(start: StartTime, is_traced: bool) -> Self {
         Self(is_traced.then(|| Times { started_ns: start.0, ..Times::default() }))
     }
 
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn the_first_moment_counts() {
-        let mut noted = Noted::since(Start::now(), true);
+        let mut noted = Noted::since(StartTime::now(), true);
         noted.wrote();
         let first = noted.so_far().unwrap();
         noted.wrote();
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn unasked_nothing_is_noted() {
-        let mut noted = Noted::since(Start::now(), false);
+        let mut noted = Noted::since(StartTime::now(), false);
         noted.ended();
         assert_eq!(noted.so_far(), None);
     }

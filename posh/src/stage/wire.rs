@@ -31,7 +31,7 @@ const FIRST_READ_BYTES: usize = 4 << 10;
 const READ_BYTES: usize = 512 << 10;
 
 /// A connection to the gateway.
-pub struct Link {
+pub struct GatewayLink {
     socket: UnixStream,
     incoming: BytesMut,
     outgoing: BytesMut,
@@ -40,7 +40,7 @@ pub struct Link {
     acknowledged: bool,
 }
 
-impl Link {
+impl GatewayLink {
     /// Connects to the stage socket.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl Link {
     }
 }
 
-impl AsFd for Link {
+impl AsFd for GatewayLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
