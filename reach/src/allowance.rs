@@ -26,10 +26,10 @@ const MESSAGE_BYTES: usize = 256;
 
 /// See the module's text. Clones share one run, which may continue over several connections.
 #[derive(Debug, Clone)]
-pub struct Allowance(Arc<Mutex<Left>>);
+pub struct Allowance(Arc<Mutex<AllowanceLeft>>);
 
 #[derive(Debug)]
-struct Left {
+struct AllowanceLeft {
     outlets: HashMap<u32, Outlet>,
     told_bytes: usize,
 }
@@ -67,7 +67,7 @@ impl Allowance {
             )
         };
         let outlets = spec.outlets.iter().map(outlet).collect();
-        Self(Arc::new(Mutex::new(Left { outlets, told_bytes: TOLD_BYTES })))
+        Self(Arc::new(Mutex::new(AllowanceLeft { outlets, told_bytes: TOLD_BYTES })))
     }
 
     /// Adds credit to an outlet; to be called before the credit is sent.
@@ -111,7 +111,7 @@ impl Allowance {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Left> {
+    fn lock(&self) -> MutexGuard<'_, AllowanceLeft> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -53,10 +53,10 @@ static BUDGETS: LazyLock<Mutex<HashMap<String, Arc<FrameBudget>>>> = LazyLock::n
 
 /// Token bucket.
 #[derive(Debug)]
-struct FrameBudget(Mutex<Left>);
+struct FrameBudget(Mutex<BudgetLeft>);
 
 #[derive(Debug)]
-struct Left {
+struct BudgetLeft {
     bytes: u64,
     as_of: Instant,
 }
@@ -91,7 +91,7 @@ impl FrameBudget {
         let passed = left.as_of.elapsed().as_millis();
         let refill = u64::try_from(passed).unwrap_or(u64::MAX).saturating_mul(REFILL_BYTES) / 1000;
         if refill > 0 {
-            *left = Left {
+            *left = BudgetLeft {
                 bytes: left.bytes.saturating_add(refill).min(BUDGET_BYTES),
                 as_of: Instant::now(),
             };
@@ -103,7 +103,7 @@ impl FrameBudget {
 
 impl Default for FrameBudget {
     fn default() -> Self {
-        Self(Mutex::new(Left { bytes: BUDGET_BYTES, as_of: Instant::now() }))
+        Self(Mutex::new(BudgetLeft { bytes: BUDGET_BYTES, as_of: Instant::now() }))
     }
 }
 

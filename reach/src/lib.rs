@@ -125,10 +125,10 @@ pub enum Unreachable {
     Connect(String),
     /// TLS failed, or its certificates are missing or unusable.
     #[error(transparent)]
-    Tls(#[from] tls::Fault),
+    Tls(#[from] tls::TlsFault),
     /// ssh failed, or the program that it started.
     #[error(transparent)]
-    Ssh(#[from] ssh::Fault),
+    Ssh(#[from] ssh::SshFault),
 }
 
 impl Unreachable {

@@ -42,7 +42,7 @@ const NOT_FOUND: i32 = 127;
 
 /// Error of [`start`]; `login` names the machine.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum SshFault {
     /// The ssh program can't be started.
     #[error("cannot run {program}")]
     Spawn {
@@ -97,8 +97,8 @@ impl Watch {
 /// Starts ssh, and the executor through it; returns after the executor's greeting.
 ///
 /// # Errors
-/// [`Fault`]; no process is left then.
-pub async fn start(login: &Login, route: &Route) -> Result<(Carried, Watch), Fault> {
+/// [`SshFault`]; no process is left then.
+pub async fn start(login: &Login, route: &Route) -> Result<(Carried, Watch), SshFault> {
     let mut child = command::spawn(login, route)?;
     let (Some(stdin), Some(mut stdout), Some(stderr)) =
         (child.stdin.take(), child.stdout.take(), child.stderr.take())
@@ -109,13 +109,13 @@ pub async fn start(login: &Login, route: &Route) -> Result<(Carried, Watch), Fau
     match timeout(START_LIMIT, greeting(&mut stdout)).await {
         Ok(Ok(())) => {}
         Ok(Err(NotGreeted::Noise(said))) => {
-            return Err(Fault::Noise { login: login.to_string(), said });
+            return Err(SshFault::Noise { login: login.to_string(), said });
         }
         Ok(Err(NotGreeted::Ended)) => {
             drop(stdin);
             return Err(why_ended(login, child, said).await);
         }
-        Err(_) => return Err(Fault::Silent { said: said.after(": ").await }),
+        Err(_) => return Err(SshFault::Silent { said: said.after(": ").await }),
     }
     let (stream, dropped) = Carried::new(stdin, stdout);
     let (tell, watch) = watch::channel(None);
@@ -181,14 +181,14 @@ fn shown(bytes: &[u8]) -> String {
     line.trim_end().chars().take(SHOWN_BYTES).collect()
 }
 
-async fn why_ended(login: &Login, mut child: Child, mut said: Said) -> Fault {
+async fn why_ended(login: &Login, mut child: Child, mut said: Said) -> SshFault {
     let status = match timeout(LAST_WORDS, child.wait()).await {
         Ok(status) => status,
         // Its output is closed but it still runs: useless.
         Err(_) => kill(&mut child).await,
     };
     if status.as_ref().is_ok_and(|status| status.code() == Some(NOT_FOUND)) {
-        return Fault::NotInstalled { login: login.to_string() };
+        return SshFault::NotInstalled { login: login.to_string() };
     }
     let mut why = words(status, &mut said).await;
     if ["Permission denied", "Host key verification failed"]
@@ -198,7 +198,7 @@ async fn why_ended(login: &Login, mut child: Child, mut said: Said) -> Fault {
         why.push_str("; ssh can ask nothing here, so this must work: ");
         why.push_str(&format!("ssh -o BatchMode=yes {} true", arguments(login)[..].join(" ")));
     }
-    Fault::Ended(why)
+    SshFault::Ended(why)
 }
 
 /// Waits for the process; kills it a while after its stream was dropped.

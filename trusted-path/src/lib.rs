@@ -128,7 +128,7 @@ impl From<Untrusted> for io::Error {
 
 /// A trusted directory.
 #[derive(Debug)]
-pub struct Directory {
+pub struct TrustedDirectory {
     /// Opened with O_PATH.
     pub descriptor: OwnedFd,
     /// Without symbolic links.
@@ -156,7 +156,7 @@ pub struct TrustedFile {
 ///
 /// # Errors
 /// [`Untrusted`]
-pub fn directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
+pub fn directory(path: &Path, user: u32) -> Result<TrustedDirectory, Untrusted> {
     Walk::to(path, user, Missing::Refused)?.into_directory()
 }
 
@@ -164,7 +164,7 @@ pub fn directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
 ///
 /// # Errors
 /// [`Untrusted`]
-pub fn make_directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
+pub fn make_directory(path: &Path, user: u32) -> Result<TrustedDirectory, Untrusted> {
     Walk::to(path, user, Missing::Made)?.into_directory()
 }
 
@@ -172,7 +172,7 @@ pub fn make_directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
 ///
 /// # Errors
 /// [`Untrusted`]
-pub fn make_last_directory(path: &Path, user: u32) -> Result<Directory, Untrusted> {
+pub fn make_last_directory(path: &Path, user: u32) -> Result<TrustedDirectory, Untrusted> {
     Walk::to(path, user, Missing::LastMade)?.into_directory()
 }
 
@@ -347,10 +347,10 @@ impl Walk {
         Err(Untrusted::Kind { path: self.path.clone(), wanted })
     }
 
-    fn into_directory(self) -> Result<Directory, Untrusted> {
+    fn into_directory(self) -> Result<TrustedDirectory, Untrusted> {
         self.expect(FileType::Directory, "directory")?;
         let (owner, mode) = (self.about.st_uid, self.about.st_mode & 0o7777);
-        Ok(Directory { descriptor: self.at, path: self.path, owner, mode })
+        Ok(TrustedDirectory { descriptor: self.at, path: self.path, owner, mode })
     }
 
     fn into_file(mut self) -> Result<TrustedFile, Untrusted> {

@@ -35,7 +35,7 @@ pub fn run(targets: &[String], seconds: u32, jobs: usize) -> Result<ExitCode> {
     if let Some(unknown) = targets.iter().find(|name| !all.contains(name)) {
         bail!("there is no target `{unknown}`; there are {}", all.join(", "));
     }
-    let programs = Programs::build()?;
+    let programs = FuzzPrograms::build()?;
     let mut left: Vec<String> = if targets.is_empty() { all } else { targets.to_vec() };
     left.reverse();
     let mut failed = 0;
@@ -65,13 +65,13 @@ fn names(root: &Path) -> Result<Vec<String>> {
 }
 
 /// Built programs, and the directory for results.
-struct Programs {
+struct FuzzPrograms {
     fuzzer: PathBuf,
     executor: PathBuf,
     base: PathBuf,
 }
 
-impl Programs {
+impl FuzzPrograms {
     fn build() -> Result<Self> {
         // This program is TARGET/TRIPLE/debug/xtask.
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
@@ -103,7 +103,7 @@ struct Fuzzer {
 }
 
 impl Fuzzer {
-    fn start(programs: &Programs, name: &str, seconds: u32) -> Result<Self> {
+    fn start(programs: &FuzzPrograms, name: &str, seconds: u32) -> Result<Self> {
         let base = programs.base.join(name);
         let [seeds, corpus, artifacts] =
             ["seeds", "corpus", "artifacts"].map(|kind| base.join(kind));

@@ -53,7 +53,7 @@ const LIBRARY: &str = "lib";
 
 /// Result of a test.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum TestVerdict {
     Passed,
     Failed,
     TimedOut,
@@ -65,13 +65,13 @@ enum Verdict {
 
 /// One of several parts of the table, of about equal length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct TablePart {
     /// From 0.
     number: usize,
     parts: usize,
 }
 
-impl FromStr for Part {
+impl FromStr for TablePart {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -85,7 +85,7 @@ impl FromStr for Part {
     }
 }
 
-impl Part {
+impl TablePart {
     /// Range of this part among `count` items.
     fn of(self, count: usize) -> Range<usize> {
         let border = |number| count * number / self.parts;
@@ -95,7 +95,7 @@ impl Part {
 
 /// Removes every guard whose description or test contains `filter`: one after the other in each of
 /// `jobs` copies of the tree.
-pub fn run(filter: Option<&str>, part: Option<Part>, jobs: usize) -> Result<ExitCode> {
+pub fn run(filter: Option<&str>, part: Option<TablePart>, jobs: usize) -> Result<ExitCode> {
     let root = cargo::root()?;
     let is_wanted = |guard: &Guard| {
         filter.is_none_or(|part| guard.what.contains(part) || guard.test.contains(part))
@@ -128,15 +128,16 @@ fn take_out(tree: &Copy, guards: &[Guard]) -> Result<usize> {
     }
     for (program, tests) in by_program {
         let together = tree.test(program, &tests)?;
-        for test in tests.into_iter().filter(|_| together != Verdict::Passed) {
+        for test in tests.into_iter().filter(|_| together != TestVerdict::Passed) {
             let alone = tree.test(program, &BTreeSet::from([test]))?;
-            ensure!(alone == Verdict::Passed, "{test} with its guard: {alone:?}");
+            ensure!(alone == TestVerdict::Passed, "{test} with its guard: {alone:?}");
         }
     }
     let mut kept = 0;
     for guard in guards {
         let verdict = tree.without(guard)?;
-        let is_missed = matches!(verdict, Verdict::Failed | Verdict::TimedOut | Verdict::Died);
+        let is_missed =
+            matches!(verdict, TestVerdict::Failed | TestVerdict::TimedOut | TestVerdict::Died);
         kept += usize::from(!is_missed);
         println!(
             "{}  {}: {} {verdict:?}",
@@ -214,7 +215,7 @@ impl Copy {
     }
 
     /// Result of the test without the guard; the guard is restored afterwards.
-    fn without(&self, guard: &Guard) -> Result<Verdict> {
+    fn without(&self, guard: &Guard) -> Result<TestVerdict> {
         let file = self.tree.join(&guard.file);
         let source =
             fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -225,7 +226,7 @@ impl Copy {
     }
 
     /// Result of these tests of a program.
-    fn test(&self, program: &str, tests: &BTreeSet<&str>) -> Result<Verdict> {
+    fn test(&self, program: &str, tests: &BTreeSet<&str>) -> Result<TestVerdict> {
         let (package, target) = target(program)?;
         if package == "posh-integration" {
             must(self.cargo(&["build", "--quiet", "--workspace", "--bins"], None))?;
@@ -239,14 +240,14 @@ impl Copy {
         let output =
             self.cargo(&words, Some(limit_s)).output().context("cannot start cargo test")?;
         if output.status.code() == Some(TIMED_OUT) {
-            return Ok(Verdict::TimedOut);
+            return Ok(TestVerdict::TimedOut);
         }
         let said = String::from_utf8_lossy(&output.stdout);
         Ok(match said.lines().find_map(|line| line.strip_prefix("test result: ")) {
-            Some(sum) if sum.contains(&format!(" {} passed", tests.len())) => Verdict::Passed,
-            Some(sum) if !sum.contains(" 0 failed") => Verdict::Failed,
-            Some(_) => Verdict::NotThere,
-            None => Verdict::Died,
+            Some(sum) if sum.contains(&format!(" {} passed", tests.len())) => TestVerdict::Passed,
+            Some(sum) if !sum.contains(" 0 failed") => TestVerdict::Failed,
+            Some(_) => TestVerdict::NotThere,
+            None => TestVerdict::Died,
         })
     }
 
@@ -288,10 +289,10 @@ mod tests {
 
     #[test]
     fn the_parts_are_the_whole() {
-        let parts = ["1/3", "2/3", "3/3"].map(|part| part.parse::<Part>().unwrap().of(380));
+        let parts = ["1/3", "2/3", "3/3"].map(|part| part.parse::<TablePart>().unwrap().of(380));
         assert_eq!(parts, [0..126, 126..253, 253..380]);
         for wrong in ["0/3", "4/3", "3", "a/3", "1/0", ""] {
-            assert!(wrong.parse::<Part>().is_err(), "{wrong}");
+            assert!(wrong.parse::<TablePart>().is_err(), "{wrong}");
         }
     }
 

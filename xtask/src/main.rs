@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand};
 /// Chores of this repository.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask")]
-struct Arguments {
+struct XtaskArguments {
     #[command(subcommand)]
     chore: Chore,
 }
@@ -113,12 +113,12 @@ enum Chore {
         jobs: usize,
         /// Only one part of the table, `2/5` for the second fifth: all of it takes hours.
         #[arg(long, value_name = "PART/PARTS")]
-        part: Option<guards::Part>,
+        part: Option<guards::TablePart>,
     },
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().chore) {
+    match run(XtaskArguments::parse().chore) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("xtask: {error:#}");
@@ -132,7 +132,7 @@ fn run(chore: Chore) -> Result<ExitCode> {
         Chore::Setup => {
             setup::toolchain()?;
             programs::small_target()?;
-            setup::packages(setup::Need::Everything)?;
+            setup::packages(setup::PackageSet::Everything)?;
             Ok(ExitCode::SUCCESS)
         }
         Chore::Build => {
@@ -146,18 +146,18 @@ fn run(chore: Chore) -> Result<ExitCode> {
         Chore::Test { full, filter } => test::run(full, filter.as_deref()),
         Chore::Demo { arguments } => {
             setup::packages(if setup::is_root() {
-                setup::Need::Everything
+                setup::PackageSet::Everything
             } else {
-                setup::Need::Commands
+                setup::PackageSet::Commands
             })?;
             cargo::become_program(&programs::release()?.join("posh-lab"), "demo", &arguments)
         }
         Chore::Chaos { arguments } => {
-            setup::packages(setup::Need::Everything)?;
+            setup::packages(setup::PackageSet::Everything)?;
             cargo::become_program(&programs::release()?.join("posh-lab"), "chaos", &arguments)
         }
         Chore::Bench { arguments } => {
-            setup::packages(setup::Need::Everything)?;
+            setup::packages(setup::PackageSet::Everything)?;
             let bench = programs::release()?.join("posh-bench");
             match arguments.split_first() {
                 Some((first, rest)) if ["overhead", "fairness"].contains(&first.as_str()) => {
@@ -171,7 +171,7 @@ fn run(chore: Chore) -> Result<ExitCode> {
             fuzz::run(&targets, seconds, jobs)
         }
         Chore::Volumes { quick } => {
-            setup::packages(setup::Need::Everything)?;
+            setup::packages(setup::PackageSet::Everything)?;
             volumes::run(quick)
         }
         Chore::Simulate { seeds, from, seed, fault } => {
@@ -188,7 +188,7 @@ fn run(chore: Chore) -> Result<ExitCode> {
         }
         Chore::Guards { filter, jobs, part } => {
             setup::toolchain()?;
-            setup::packages(setup::Need::Everything)?;
+            setup::packages(setup::PackageSet::Everything)?;
             guards::run(filter.as_deref(), part, jobs)
         }
     }

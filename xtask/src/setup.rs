@@ -12,7 +12,7 @@ use crate::cargo;
 
 /// Extent of the packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub enum PackageSet {
     /// Also for laboratories (mounts, namespaces).
     Everything,
     /// Only the programs of the paper's pipelines.
@@ -97,7 +97,7 @@ pub fn toolchain() -> Result<()> {
 }
 
 /// Installs missing packages, after naming them.
-pub fn packages(need: Need) -> Result<()> {
+pub fn packages(need: PackageSet) -> Result<()> {
     let missing = missing(need);
     if missing.is_empty() {
         println!("set-up: every system package is there");
@@ -137,7 +137,7 @@ fn install(packages: &[&str]) -> Result<()> {
         disable.args(["disable", "-q", "ssh.service"]);
         cargo::must(disable)?;
     }
-    match missing(Need::Everything).iter().find(|p| packages.contains(p)) {
+    match missing(PackageSet::Everything).iter().find(|p| packages.contains(p)) {
         Some(package) => {
             bail!("{package} is installed, but its program is not on PATH or in /usr/sbin")
         }
@@ -170,8 +170,9 @@ impl Drop for NoServices {
     }
 }
 
-fn missing(need: Need) -> Vec<&'static str> {
-    let wanted = PROGRAMS.iter().filter(|(_, _, command)| *command || need == Need::Everything);
+fn missing(need: PackageSet) -> Vec<&'static str> {
+    let wanted =
+        PROGRAMS.iter().filter(|(_, _, command)| *command || need == PackageSet::Everything);
     let mut packages: Vec<_> =
         wanted.filter(|(program, ..)| find(program).is_none()).map(|(_, p, _)| *p).collect();
     packages.dedup();

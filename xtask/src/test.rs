@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::bash_tests;
 use crate::cargo;
 use crate::programs;
-use crate::setup::{self, Need};
+use crate::setup::{self, PackageSet};
 use crate::supply;
 use crate::tidy;
 
@@ -25,7 +25,7 @@ struct Sum {
 pub fn run(full: bool, filter: Option<&str>) -> Result<ExitCode> {
     setup::toolchain()?;
     programs::small_target()?;
-    setup::packages(Need::Everything)?;
+    setup::packages(PackageSet::Everything)?;
     ensure!(setup::is_root(), "the tests make network and mount namespaces: run them as root");
     ensure!(
         Path::new("/dev/fuse").exists(),

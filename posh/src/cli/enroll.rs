@@ -36,7 +36,8 @@ pub fn parse_host(text: &str) -> Result<TlsHost, String> {
 /// # Errors
 /// [`Error::Enroll`] for every reason why it was not, and [`Error::System`].
 pub fn enroll(host: &TlsHost, token: &Token) -> Result<String, Error> {
-    let failed = |fault: tls::Fault| Error::Enroll(posh_reach::Unreachable::from(fault).sentence());
+    let failed =
+        |fault: tls::TlsFault| Error::Enroll(posh_reach::Unreachable::from(fault).sentence());
     let path = tls::credentials_file(host).map_err(failed)?;
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::Enroll(error.to_string()))?;

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use fs_mapper::config::Login;
 use tokio::process::{Child, Command};
 
-use super::Fault;
+use super::SshFault;
 use crate::{Route, open_files};
 
 /// Start of the executor: the user's own installation (`posh attach`) takes precedence over PATH.
@@ -36,7 +36,7 @@ pub const ATTENDED: [&str; 7] =
 /// Starts ssh with pipes, in a process group of its own, so that signals to the gateway's group
 /// don't reach it. Its working directory is `/`: relative names in its arguments must not resolve
 /// in the directory where `posh doctor` is called, which another user may control.
-pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, Fault> {
+pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, SshFault> {
     let (program, first) =
         route.ssh_command.split_first().expect("the configuration has checked it");
     let mut command = Command::new(program);
@@ -48,7 +48,7 @@ pub(super) fn spawn(login: &Login, route: &Route) -> Result<Child, Fault> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.current_dir("/").process_group(0).kill_on_drop(true);
     open_files::give_back(command.as_std_mut());
-    command.spawn().map_err(|source| Fault::Spawn { program: program.clone(), source })
+    command.spawn().map_err(|source| SshFault::Spawn { program: program.clone(), source })
 }
 
 /// Returns ssh's arguments for the destination.

@@ -10,7 +10,7 @@ use fs_mapper::config::TlsHost;
 use posh_proto::{executor::IssuedCertificate, secret, token::Fingerprint};
 use serde::{Deserialize, Serialize};
 
-use super::Fault;
+use super::TlsFault;
 
 /// Minimum age of the file before an early renewal, however often an executor changes its
 /// authority.
@@ -48,22 +48,23 @@ impl Credentials {
     /// Reads the file.
     ///
     /// # Errors
-    /// [`Fault::NotEnrolled`], [`Fault::Damaged`], [`Fault::Secret`].
-    pub fn load(path: &Path, host: &TlsHost) -> Result<Self, Fault> {
+    /// [`TlsFault::NotEnrolled`], [`TlsFault::Damaged`], [`TlsFault::Secret`].
+    pub fn load(path: &Path, host: &TlsHost) -> Result<Self, TlsFault> {
         let text = match secret::read(path) {
-            Err(error) if error.is_missing() => return Err(Fault::NotEnrolled(host.clone())),
+            Err(error) if error.is_missing() => return Err(TlsFault::NotEnrolled(host.clone())),
             text => text?,
         };
         serde_json::from_str(&text)
-            .map_err(|error| Fault::Damaged { path: path.to_owned(), what: error.to_string() })
+            .map_err(|error| TlsFault::Damaged { path: path.to_owned(), what: error.to_string() })
     }
 
     /// Writes the file in place of an older one.
     ///
     /// # Errors
-    /// [`Fault::Secret`].
-    pub fn save(&self, path: &Path) -> Result<(), Fault> {
-        let text = serde_json::to_string(self).map_err(|error| Fault::Setup(error.to_string()))?;
+    /// [`TlsFault::Secret`].
+    pub fn save(&self, path: &Path) -> Result<(), TlsFault> {
+        let text =
+            serde_json::to_string(self).map_err(|error| TlsFault::Setup(error.to_string()))?;
         Ok(secret::write(path, &(text + "\n"))?)
     }
 

@@ -13,14 +13,14 @@ use posh_proto::{
 use rcgen::{CertificateParams, KeyPair};
 use tonic::{Status, transport::Channel};
 
-use super::{Fault, credentials::Credentials, handshake, over, trust};
+use super::{TlsFault, credentials::Credentials, handshake, over, trust};
 
 /// Generates a key, has the executor sign it and stores both in the file `path`. The token's secret
 /// is sent only to an executor whose authority the token names.
 ///
 /// # Errors
-/// [`Fault`]; nothing is stored then.
-pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credentials, Fault> {
+/// [`TlsFault`]; nothing is stored then.
+pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credentials, TlsFault> {
     let stream = handshake(host, Arc::new(trust::config_for(token.authority)?)).await?;
     let channel = over(stream, host, path, None).await?;
     let (key, signing_request) = request()?;
@@ -32,7 +32,7 @@ pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credent
         .map_err(|status| refused(&status))?
         .into_inner();
     if !Fingerprint::of(&issued.authority).is(&token.authority) {
-        return Err(Fault::Refused(
+        return Err(TlsFault::Refused(
             "the executor answered with another authority than the token's".to_owned(),
         ));
     }
@@ -47,8 +47,8 @@ pub async fn enrol(host: &TlsHost, token: &Token, path: &Path) -> Result<Credent
 /// Renews the credentials over a connection that uses the present ones, and stores them.
 ///
 /// # Errors
-/// [`Fault`]; the present ones stay then.
-pub async fn renew(channel: Channel, host: &TlsHost, path: &Path) -> Result<Credentials, Fault> {
+/// [`TlsFault`]; the present ones stay then.
+pub async fn renew(channel: Channel, host: &TlsHost, path: &Path) -> Result<Credentials, TlsFault> {
     let present = Credentials::load(path, host)?;
     let (key, signing_request) = request()?;
     let request = RenewRequest { signing_request: signing_request.into() };
@@ -66,13 +66,13 @@ pub async fn renew(channel: Channel, host: &TlsHost, path: &Path) -> Result<Cred
 fn with_authority_after(
     known: &[u8],
     issued: IssuedCertificate,
-) -> Result<IssuedCertificate, Fault> {
+) -> Result<IssuedCertificate, TlsFault> {
     let IssuedCertificate { authority, next_authority, .. } = &issued;
     let newest = if next_authority.is_empty() { authority } else { next_authority }.clone();
     if newest != known && !trust::vouches(known, &newest, &issued.certificate) {
         let why = "the executor answered with another authority, \
                    for which the one that it had does not vouch";
-        return Err(Fault::Refused(why.to_owned()));
+        return Err(TlsFault::Refused(why.to_owned()));
     }
     Ok(IssuedCertificate { authority: newest, ..issued })
 }
@@ -82,7 +82,7 @@ fn keep(
     issued: IssuedCertificate,
     path: &Path,
     server: Option<String>,
-) -> Result<Credentials, Fault> {
+) -> Result<Credentials, TlsFault> {
     let credentials = Credentials { server, ..Credentials::new(key.serialize_pem(), issued) };
     // Unusable credentials must not replace usable ones.
     trust::config_of(&credentials, path)?;
@@ -90,15 +90,15 @@ fn keep(
     Ok(credentials)
 }
 
-fn request() -> Result<(KeyPair, Vec<u8>), Fault> {
-    let failed = |error: rcgen::Error| Fault::Setup(error.to_string());
+fn request() -> Result<(KeyPair, Vec<u8>), TlsFault> {
+    let failed = |error: rcgen::Error| TlsFault::Setup(error.to_string());
     let key = KeyPair::generate().map_err(failed)?;
     let request = CertificateParams::default().serialize_request(&key).map_err(failed)?;
     Ok((key, request.der().to_vec()))
 }
 
-fn refused(status: &Status) -> Fault {
-    Fault::Refused(escaped(status.message()).into_owned())
+fn refused(status: &Status) -> TlsFault {
+    TlsFault::Refused(escaped(status.message()).into_owned())
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Error of enrolment or connection, with the remedy.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum TlsFault {
     /// There is no directory for credentials.
     #[error("there is no place for certificates: neither XDG_CONFIG_HOME nor HOME is set")]
     NoHome,
@@ -98,9 +98,9 @@ type Stream = TlsStream<TcpStream>;
 /// Returns the path of the credentials for an executor.
 ///
 /// # Errors
-/// [`Fault::NoHome`].
-pub fn credentials_file(host: &TlsHost) -> Result<PathBuf, Fault> {
-    let directory = credentials_directory().ok_or(Fault::NoHome)?;
+/// [`TlsFault::NoHome`].
+pub fn credentials_file(host: &TlsHost) -> Result<PathBuf, TlsFault> {
+    let directory = credentials_directory().ok_or(TlsFault::NoHome)?;
     // Colons of IPv6 addresses are fine in a file name.
     Ok(directory.join(format!("{host}.json")))
 }
@@ -108,19 +108,19 @@ pub fn credentials_file(host: &TlsHost) -> Result<PathBuf, Fault> {
 /// Returns a channel that reads the credentials from the file at each connect.
 ///
 /// # Errors
-/// [`Fault`].
-pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<Channel, Fault> {
+/// [`TlsFault`].
+pub async fn channel(host: &TlsHost, credentials: &Path) -> Result<Channel, TlsFault> {
     Ok(identified_channel(host, credentials).await?.0)
 }
 
 /// Like [`channel`], but also returns the server's identity.
 ///
 /// # Errors
-/// [`Fault`].
+/// [`TlsFault`].
 pub async fn identified_channel(
     host: &TlsHost,
     credentials: &Path,
-) -> Result<(Channel, ServerIdentity), Fault> {
+) -> Result<(Channel, ServerIdentity), TlsFault> {
     let (stream, server) = connect(host, credentials).await?;
     let wants_renewal =
         Credentials::may_be_replaced(credentials) && shows_another(&stream, host, credentials);
@@ -165,33 +165,34 @@ async fn over(
     host: &TlsHost,
     credentials: &Path,
     server: Option<ServerIdentity>,
-) -> Result<Channel, Fault> {
+) -> Result<Channel, TlsFault> {
     let endpoint =
-        endpoint(BEHIND_TLS.to_owned()).map_err(|error| Fault::Setup(error.to_string()))?;
+        endpoint(BEHIND_TLS.to_owned()).map_err(|error| TlsFault::Setup(error.to_string()))?;
     let connected = endpoint
         .connect_with_connector(connector(stream, host.clone(), credentials.to_owned(), server))
         .await;
-    connected.map_err(|error| Fault::Handshake(root_cause(&error)))
+    connected.map_err(|error| TlsFault::Handshake(root_cause(&error)))
 }
 
-async fn connect(host: &TlsHost, credentials: &Path) -> Result<(Stream, ServerIdentity), Fault> {
+async fn connect(host: &TlsHost, credentials: &Path) -> Result<(Stream, ServerIdentity), TlsFault> {
     let loaded = Credentials::load(credentials, host)?;
     let stream = handshake(host, Arc::new(trust::config_of(&loaded, credentials)?)).await?;
     Ok((stream, ServerIdentity::of_authority(&loaded.server())))
 }
 
 /// Connects TCP, then TLS.
-async fn handshake(host: &TlsHost, config: Arc<ClientConfig>) -> Result<Stream, Fault> {
+async fn handshake(host: &TlsHost, config: Arc<ClientConfig>) -> Result<Stream, TlsFault> {
     let name = ServerName::try_from(host.host.clone())
-        .map_err(|error| Fault::Name(host.host.clone(), error))?;
+        .map_err(|error| TlsFault::Name(host.host.clone(), error))?;
     let stream =
         timeout(CONNECT_TIMEOUT, TcpStream::connect((host.host.as_str(), host.port))).await;
-    let stream = stream.map_err(|_| Fault::Silent(CONNECT_TIMEOUT))?.map_err(Fault::Connect)?;
-    stream.set_nodelay(true).map_err(Fault::Connect)?;
+    let stream =
+        stream.map_err(|_| TlsFault::Silent(CONNECT_TIMEOUT))?.map_err(TlsFault::Connect)?;
+    stream.set_nodelay(true).map_err(TlsFault::Connect)?;
     let shaken = timeout(HANDSHAKE_TIMEOUT, TlsConnector::from(config).connect(name, stream)).await;
     shaken
-        .map_err(|_| Fault::Silent(HANDSHAKE_TIMEOUT))?
-        .map_err(|error| Fault::Handshake(trust::words(host, &error)))
+        .map_err(|_| TlsFault::Silent(HANDSHAKE_TIMEOUT))?
+        .map_err(|error| TlsFault::Handshake(trust::words(host, &error)))
 }
 
 /// A connection with TLS.
@@ -218,7 +219,7 @@ fn connector(
                     Ok((stream, found)) if server.is_none_or(|server| server == found) => {
                         Ok(metered(stream))
                     }
-                    Ok(_) => Err(io::Error::other(Fault::OtherServer(host))),
+                    Ok(_) => Err(io::Error::other(TlsFault::OtherServer(host))),
                     Err(fault) => Err(io::Error::other(fault)),
                 },
             }

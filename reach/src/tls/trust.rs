@@ -19,7 +19,7 @@ use rustls::{
     version::TLS13,
 };
 
-use super::{Fault, credentials::Credentials};
+use super::{TlsFault, credentials::Credentials};
 
 /// The executor doesn't show the authority that the token names.
 #[derive(Debug, thiserror::Error)]
@@ -37,8 +37,8 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// Returns a TLS configuration with these credentials.
-pub(super) fn config_of(credentials: &Credentials, path: &Path) -> Result<ClientConfig, Fault> {
-    let damaged = |what: String| Fault::Damaged { path: path.to_owned(), what };
+pub(super) fn config_of(credentials: &Credentials, path: &Path) -> Result<ClientConfig, TlsFault> {
+    let damaged = |what: String| TlsFault::Damaged { path: path.to_owned(), what };
     let mut roots = RootCertStore::empty();
     let authority = CertificateDer::from(credentials.authority.clone());
     roots.add(authority).map_err(|error| damaged(error.to_string()))?;
@@ -47,7 +47,7 @@ pub(super) fn config_of(credentials: &Credentials, path: &Path) -> Result<Client
     let certificate = CertificateDer::from(credentials.certificate.clone());
     let config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
-        .map_err(|error| Fault::Setup(error.to_string()))?
+        .map_err(|error| TlsFault::Setup(error.to_string()))?
         .with_root_certificates(roots)
         .with_client_auth_cert(vec![certificate], key)
         .map_err(|error| damaged(error.to_string()))?;
@@ -56,12 +56,12 @@ pub(super) fn config_of(credentials: &Credentials, path: &Path) -> Result<Client
 
 /// Returns a TLS configuration without a client certificate, for an executor whose authority has
 /// this fingerprint.
-pub(super) fn config_for(authority: Fingerprint) -> Result<ClientConfig, Fault> {
+pub(super) fn config_for(authority: Fingerprint) -> Result<ClientConfig, TlsFault> {
     let provider = provider();
     let verifier = Arc::new(Named { authority, provider: provider.clone() });
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
-        .map_err(|error| Fault::Setup(error.to_string()))?
+        .map_err(|error| TlsFault::Setup(error.to_string()))?
         .dangerous()
         .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();

@@ -42,11 +42,11 @@ pub struct Dependency {
 
 #[derive(Debug, Deserialize)]
 struct Resolve {
-    nodes: Vec<Node>,
+    nodes: Vec<PackageNode>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Node {
+struct PackageNode {
     id: String,
     deps: Vec<Edge>,
 }

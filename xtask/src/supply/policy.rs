@@ -12,7 +12,7 @@ use super::packages::{Locked, Package};
 /// The file as it is written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct PolicyFile {
     #[allow(
         dead_code,
         reason = "cargo-deny's: the targets are in the code, which builds for them"
@@ -64,7 +64,7 @@ pub struct Policy {
 impl Policy {
     /// Reads the file's text.
     pub fn read(text: &str) -> Result<Self> {
-        let file: File = toml::from_str(text)
+        let file: PolicyFile = toml::from_str(text)
             .context("deny.toml has keys that are not checked, or lacks some")?;
         let settings = [
             (file.bans.multiple_versions.as_str(), "allow"),

@@ -15,7 +15,7 @@ const SAME_NAMES: usize = 2;
 
 /// Types and findings of one file.
 #[derive(Default)]
-struct Found {
+struct FileFindings {
     path: String,
     types: Vec<(String, usize)>,
     text_errors: Vec<Finding>,
@@ -27,7 +27,7 @@ pub fn checks(sources: &[Source]) -> Result<Vec<Check>> {
     for source in sources.iter().filter(|source| !source.is_test) {
         let file = syn::parse_file(&source.text);
         let file = file.with_context(|| format!("cannot parse {}", source.path))?;
-        let mut found = Found { path: source.path.clone(), ..Found::default() };
+        let mut found = FileFindings { path: source.path.clone(), ..FileFindings::default() };
         found.visit_file(&file);
         files.push(found);
     }
@@ -52,7 +52,7 @@ pub fn checks(sources: &[Source]) -> Result<Vec<Check>> {
     ])
 }
 
-fn repeated_names(files: &[Found]) -> Vec<Finding> {
+fn repeated_names(files: &[FileFindings]) -> Vec<Finding> {
     let mut by_name: BTreeMap<&str, Vec<(&str, usize)>> = BTreeMap::new();
     for file in files {
         for (name, line) in &file.types {
@@ -68,13 +68,13 @@ fn repeated_names(files: &[Found]) -> Vec<Finding> {
     repeated.map(finding).collect()
 }
 
-impl Found {
+impl FileFindings {
     fn type_name(&mut self, name: &Ident) {
         self.types.push((name.to_string(), name.span().start().line));
     }
 }
 
-impl<'a> Visit<'a> for Found {
+impl<'a> Visit<'a> for FileFindings {
     fn visit_item(&mut self, item: &'a Item) {
         match item {
             Item::Struct(ItemStruct { ident, .. })

@@ -23,7 +23,7 @@ use posh_executor::{
     tls::{TlsConfig, administer, authority::Authority, register::Register},
 };
 use posh_proto::{MAX_MESSAGE_BYTES, executor::executor_client::ExecutorClient, token::Token};
-use posh_reach::tls::{self, Fault, credentials::Credentials};
+use posh_reach::tls::{self, TlsFault, credentials::Credentials};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{PrivateKeyDer, ServerName, pem::PemObject as _},
@@ -116,11 +116,11 @@ impl TlsLab {
         self.home.path().join(name)
     }
 
-    async fn enrol(&self, name: &str) -> Result<PathBuf, Fault> {
+    async fn enrol(&self, name: &str) -> Result<PathBuf, TlsFault> {
         self.enrol_with(&self.register().token_for(name).unwrap(), name).await
     }
 
-    async fn enrol_with(&self, token: &Token, name: &str) -> Result<PathBuf, Fault> {
+    async fn enrol_with(&self, token: &Token, name: &str) -> Result<PathBuf, TlsFault> {
         let path = self.credentials(name);
         tls::enrol::enrol(&self.host, token, &path).await.map(|_| path)
     }

@@ -10,7 +10,7 @@ use posh_proto::executor::{
 };
 use posh_reach::{
     Route,
-    tls::{self, Fault},
+    tls::{self, TlsFault},
 };
 use tempfile::TempDir;
 use tonic::{Code, Status};
@@ -247,7 +247,7 @@ async fn a_token_is_good_once() {
     let token = lab.register().token_for("ada").unwrap();
     lab.enrol_with(&token, "first").await.unwrap();
     let again = lab.enrol_with(&token, "second").await.unwrap_err();
-    assert!(matches!(&again, Fault::Refused(why) if why.contains("used already")), "{again}");
+    assert!(matches!(&again, TlsFault::Refused(why) if why.contains("used already")), "{again}");
     assert!(!lab.credentials("second").exists());
 }
 

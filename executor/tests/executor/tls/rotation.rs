@@ -46,7 +46,7 @@ impl TlsLab {
         Credentials::load(path, &self.host).unwrap()
     }
 
-    async fn renew(&self, path: &Path) -> Result<Credentials, tls::Fault> {
+    async fn renew(&self, path: &Path) -> Result<Credentials, tls::TlsFault> {
         tls::enrol::renew(tls::channel(&self.host, path).await?, &self.host, path).await
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use posh_executor::{config::Identity, tls::administer};
 use posh_proto::executor::DescribeRequest;
-use posh_reach::tls::{self, Fault};
+use posh_reach::tls::{self, TlsFault};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
@@ -90,7 +90,7 @@ async fn a_workstation_uses_no_open_key() {
     for mode in [0o640, 0o604, 0o666] {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         let why = tls::channel(&lab.host, &path).await.unwrap_err();
-        assert!(matches!(why, Fault::Secret(_)), "{why}");
+        assert!(matches!(why, TlsFault::Secret(_)), "{why}");
     }
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     assert!(tls::channel(&lab.host, &path).await.is_ok());
