@@ -75,13 +75,13 @@ pub struct Usage {
 pub struct DiskCache {
     directory: PathBuf,
     quota_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<DiskCacheState>,
     /// Locked until [`Self::give_up`], or until drop.
     lock: File,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct DiskCacheState {
     /// True after [`DiskCache::give_up`]: another cache may own the directory.
     is_given_up: bool,
     chunks: BTreeMap<ChunkKey, Kept>,
@@ -131,7 +131,7 @@ impl DiskCache {
             }
         }
         found.sort_by_key(|(_, _, used)| *used);
-        let mut state = State::default();
+        let mut state = DiskCacheState::default();
         found.into_iter().for_each(|(key, bytes, noted)| state.keep(key, bytes, noted));
         let cache =
             Self { directory: directory.to_owned(), quota_bytes, state: Mutex::new(state), lock };
@@ -233,7 +233,7 @@ impl DiskCache {
     /// written is discarded.
     pub fn give_up(&self) {
         let mut state = self.lock();
-        *state = State { is_given_up: true, ..State::default() };
+        *state = DiskCacheState { is_given_up: true, ..DiskCacheState::default() };
         // On an error, the drop of the descriptor unlocks.
         let _ = self.lock.unlock();
     }
@@ -268,7 +268,7 @@ impl DiskCache {
     }
 
     /// Removes a chunk: first its file, then its space from the accounting.
-    fn remove(&self, state: &mut State, key: ChunkKey) {
+    fn remove(&self, state: &mut DiskCacheState, key: ChunkKey) {
         let path = self.path(key);
         if let Err(error) = fs::remove_file(&path)
             && error.kind() != io::ErrorKind::NotFound
@@ -299,7 +299,7 @@ impl DiskCache {
         self.shard(key).join(name_of(key))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DiskCacheState> {
         self.state.lock().expect("not poisoned")
     }
 }
@@ -312,7 +312,7 @@ pub(crate) fn own_directory(directory: &Path) -> io::Result<()> {
     if made.owner == user { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
-impl State {
+impl DiskCacheState {
     fn keep(&mut self, key: ChunkKey, bytes: u64, noted: SystemTime) {
         let used = self.next_use;
         self.next_use += 1;

@@ -31,7 +31,7 @@ pub struct Pool {
     limit: usize,
     /// Limit for one account, even if no other uses the pool.
     own_limit: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     returned: Notify,
     turns: Mutex<HashMap<String, Turn>>,
 }
@@ -40,7 +40,7 @@ pub struct Pool {
 type Turn = Arc<tokio::sync::Mutex<()>>;
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     used: usize,
     by: HashMap<String, usize>,
 }

@@ -120,7 +120,7 @@ pub struct Machine {
     /// Descriptors for open files and locks: half of this process's limit.
     descriptors: Arc<Pool>,
     /// Space that accounts hold by reservations.
-    reserved: Arc<reserved::Held>,
+    reserved: Arc<reserved::HeldBytes>,
     remembered: Arc<AtomicUsize>,
 }
 

@@ -81,11 +81,11 @@ pub struct Nodes {
     remembered: Arc<AtomicUsize>,
     /// For descriptors that are dropped elsewhere than on a worker thread.
     lane: Arc<ClosingLane>,
-    state: Mutex<State>,
+    state: Mutex<NodesState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct NodesState {
     known: HashMap<FileId, Known>,
     /// Eviction order (second chance): a used file goes to the back once more.
     order: VecDeque<FileId>,
@@ -103,7 +103,7 @@ struct Known {
     /// The names under which it was found, the latest first: a file may have several.
     at: Vec<At>,
     fd: Option<Arc<Descriptor>>,
-    /// True if it is in [`State::open`].
+    /// True if it is in [`NodesState::open`].
     is_listed: bool,
     /// Uid of the caller that walked to it last.
     walker: u32,
@@ -426,7 +426,7 @@ impl Known {
     }
 }
 
-impl State {
+impl NodesState {
     /// Returns the path of a name relative to the root.
     fn path_of(&self, at: &At, root: FileId) -> Option<PathBuf> {
         let mut names: Vec<&OsStr> = vec![&at.1];
@@ -516,7 +516,7 @@ trait Unlock {
     fn unlock(self);
 }
 
-impl Unlock for MutexGuard<'_, State> {
+impl Unlock for MutexGuard<'_, NodesState> {
     fn unlock(mut self) {
         let given_up = std::mem::take(&mut self.given_up);
         drop(self);

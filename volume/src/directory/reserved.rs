@@ -43,20 +43,20 @@ const MIN_FREE_FILES: u64 = 32_768;
 
 /// Bytes that accounts hold, of all sessions of a machine.
 #[derive(Debug, Default)]
-pub struct Held(Mutex<HashMap<Place, u64>>);
+pub struct HeldBytes(Mutex<HashMap<ReservedAccount, u64>>);
 
 /// An account in a file system.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Place {
+struct ReservedAccount {
     account: String,
     system: u64,
 }
 
-/// The part of one reservation in [`Held`]; dropping it gives it back.
+/// The part of one reservation in [`HeldBytes`]; dropping it gives it back.
 #[derive(Debug)]
-struct Share {
-    held: Arc<Held>,
-    place: Place,
+struct ReservationShare {
+    held: Arc<HeldBytes>,
+    place: ReservedAccount,
     bytes: Mutex<u64>,
 }
 
@@ -73,7 +73,7 @@ pub struct SpaceHold {
     file: Descriptor,
     bytes: u64,
     /// Also held until the file is closed.
-    share: Arc<Share>,
+    share: Arc<ReservationShare>,
 }
 
 /// Deducts a batch of puts from a reservation, at the latest when it is dropped.
@@ -85,15 +85,15 @@ pub struct Spending<'a> {
     owed: u64,
 }
 
-impl Held {
-    fn all(&self) -> MutexGuard<'_, HashMap<Place, u64>> {
+impl HeldBytes {
+    fn all(&self) -> MutexGuard<'_, HashMap<ReservedAccount, u64>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Share {
-    fn of(held: &Arc<Held>, account: &Account, system: u64) -> Arc<Self> {
-        let place = Place { account: account.name().to_owned(), system };
+impl ReservationShare {
+    fn of(held: &Arc<HeldBytes>, account: &Account, system: u64) -> Arc<Self> {
+        let place = ReservedAccount { account: account.name().to_owned(), system };
         Arc::new(Self { held: held.clone(), place, bytes: Mutex::default() })
     }
 
@@ -123,7 +123,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for ReservationShare {
     fn drop(&mut self) {
         // What shrinks is never refused.
         let _ = self.set(0, 0);
@@ -262,7 +262,7 @@ impl Session {
         let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let file = rustix::fs::openat2(directory.fd.as_fd(), ".", flags, mode, BENEATH)?;
-        let share = Share::of(&machine.reserved, &self.account, system);
+        let share = ReservationShare::of(&machine.reserved, &self.account, system);
         let file = Descriptor::open(&self.closing, file, Arc::new((charge, share.clone())));
         let mut all = self.reserved.all();
         // Under the lock under which the end empties the table, so that no space is left over.
@@ -284,16 +284,16 @@ mod tests {
     #[test]
     fn sessions_of_one_account_share_its_reservations() {
         const MIB: u64 = 1 << 20;
-        let held = Arc::new(Held::default());
+        let held = Arc::new(HeldBytes::default());
         let (ada, bob) = (Account::named("ada"), Account::named("bob"));
-        let first = Share::of(&held, &ada, 1);
+        let first = ReservationShare::of(&held, &ada, 1);
         first.set(80 * MIB, 100 * MIB).unwrap();
-        let second = Share::of(&held, &ada, 1);
+        let second = ReservationShare::of(&held, &ada, 1);
         assert_eq!(second.set(21 * MIB, 100 * MIB), Err(Errno::ENOSPC.into()));
         second.set(20 * MIB, 100 * MIB).unwrap();
-        Share::of(&held, &bob, 1).set(100 * MIB, 100 * MIB).unwrap();
+        ReservationShare::of(&held, &bob, 1).set(100 * MIB, 100 * MIB).unwrap();
         // Another file system has its own limit, below that of all.
-        let elsewhere = Share::of(&held, &ada, 2);
+        let elsewhere = ReservationShare::of(&held, &ada, 2);
         assert_eq!(elsewhere.set(413 * MIB, MAX_BYTES), Err(Errno::ENOSPC.into()));
         elsewhere.set(412 * MIB, MAX_BYTES).unwrap();
         // What shrinks is not refused, though there is no room any more.

@@ -110,12 +110,12 @@ struct Queue {
     /// Limit of one account's running jobs while others are active; those that wait for a disk
     /// don't count.
     beside_others: usize,
-    state: Mutex<State>,
+    state: Mutex<WorkersState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WorkersState {
     /// By account or lane. Bounded by the number of callers, each of which waits for its job, and
     /// of descriptors to close.
     by_account: HashMap<String, Jobs>,
@@ -232,7 +232,7 @@ impl Workers {
         rivals: Arc<Rivals>,
         set_up: fn(),
     ) -> std::io::Result<Self> {
-        let state = State { threads: count, rivals, ..State::default() };
+        let state = WorkersState { threads: count, rivals, ..WorkersState::default() };
         let workers = Self(Arc::new(Queue {
             threads: count,
             name,
@@ -304,7 +304,7 @@ impl Drop for Workers {
     }
 }
 
-impl State {
+impl WorkersState {
     fn push(&mut self, account: &str, job: Job) {
         if self.by_account.len() >= MOST_IDLE && !self.by_account.contains_key(account) {
             self.by_account.retain(|_, jobs| !jobs.begun.is_empty() || !jobs.waiting.is_empty());
@@ -501,12 +501,12 @@ mod tests {
     fn beside_others_an_account_keeps_few_processors_busy() {
         let began = Instant::now();
         let after = |milliseconds| began + Duration::from_millis(milliseconds);
-        let mut state = State::default();
+        let mut state = WorkersState::default();
         for _ in 0..THREADS {
             state.push("ada", Box::new(|| ()));
         }
         let all = (THREADS, 2);
-        let taken = |state: &mut State, milliseconds| {
+        let taken = |state: &mut WorkersState, milliseconds| {
             std::iter::from_fn(|| state.take(all, after(milliseconds)))
                 .map(|next| next.account)
                 .collect::<Vec<_>>()

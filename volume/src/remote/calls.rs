@@ -19,16 +19,16 @@ const LOOK_AGAIN: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct Calls {
     last_number: u64,
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, PendingCall>,
     /// Numbers of pending writes, which have requests of their own.
     writes: BTreeSet<u64>,
     last_handle: u64,
-    opened: HashMap<u64, Opened>,
+    opened: HashMap<u64, RemoteFile>,
 }
 
 /// A pending call.
 #[derive(Debug)]
-struct Waiting {
+struct PendingCall {
     call: Call,
     is_change: bool,
     is_repeatable: bool,
@@ -41,7 +41,7 @@ struct Waiting {
 
 /// An open file.
 #[derive(Debug, Clone, Copy)]
-struct Opened {
+struct RemoteFile {
     file: FileId,
     flags: OpenFlags,
     /// Number of the executor's session, and the handle in it.
@@ -95,7 +95,7 @@ impl Calls {
     /// A call that may have been performed in a session before `since`, and must not be repeated,
     /// fails; sessions since then know each other's calls.
     pub fn sent_anew(&mut self, (since, epoch): (u64, u64)) -> Vec<Call> {
-        let is_lost = |waiting: &Waiting| {
+        let is_lost = |waiting: &PendingCall| {
             let is_known = |sent_in| sent_in == epoch || sent_in >= since && !waiting.names_handles;
             waiting.sent_in.is_some_and(|sent_in| !is_known(sent_in))
         };
@@ -126,7 +126,7 @@ impl Calls {
         call.number = self.last_number;
         call.acknowledged = self.acknowledged().min(call.number - 1);
         let (answer, given) = oneshot::channel();
-        let waiting = Waiting {
+        let waiting = PendingCall {
             call: call.clone(),
             is_change,
             is_repeatable,
@@ -140,7 +140,7 @@ impl Calls {
 
     fn opened(&mut self, file: FileId, flags: OpenFlags, handle: (u64, Handle)) -> Handle {
         self.last_handle += 1;
-        self.opened.insert(self.last_handle, Opened { file, flags, handle });
+        self.opened.insert(self.last_handle, RemoteFile { file, flags, handle });
         Handle(self.last_handle)
     }
 }
@@ -315,7 +315,7 @@ impl Shared {
         Ok(Some(opened.handle.0).filter(|epoch| *epoch == self.connection.borrow().epoch))
     }
 
-    fn opened(&self, handle: Handle) -> Result<Opened, Errno> {
+    fn opened(&self, handle: Handle) -> Result<RemoteFile, Errno> {
         self.calls.lock().expect("not poisoned").opened.get(&handle.0).copied().ok_or(Errno::EBADF)
     }
 }
