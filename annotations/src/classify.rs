@@ -128,7 +128,7 @@ impl<'a> InvocationWalk<'a> {
             Facts::undealt(annotation, self.argv, reading, self.environment)
         } else {
             Facts::new(annotation, self.argv, reading, self.environment)
-                .map_err(|reason| misfit(&reason, self.argv.len()))?
+                .map_err(|fault| misfit(&fault.to_string(), self.argv.len()))?
         };
         if !facts.holds(&annotation.when) {
             return Err(misfit("this use of it is not annotated", 0));

@@ -14,6 +14,15 @@ use crate::words::{InvocationWords, Piece};
 /// Looks up a variable of the command.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
+/// Reason why the operands can't be assigned to PARAMS entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OperandCountFault {
+    #[error("an operand is missing")]
+    TooFew,
+    #[error("there are more operands than it takes")]
+    TooMany,
+}
+
 /// A reading whose operands are assigned to PARAMS entries.
 pub struct Facts<'a> {
     pub annotation: &'a Annotation,
@@ -32,13 +41,13 @@ impl<'a> Facts<'a> {
     /// Assigns the operands to the PARAMS entries.
     ///
     /// # Errors
-    /// A sentence, when there are too few or too many.
+    /// There are too few or too many.
     pub fn new(
         annotation: &'a Annotation,
         argv: &'a [OsString],
         reading: InvocationWords,
         environment: Environment<'a>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, OperandCountFault> {
         let mut facts = Self::undealt(annotation, argv, reading, environment);
         let parted = annotation.params.iter().any(|param| param.after_dashes);
         let after = |wanted: bool| {
@@ -73,7 +82,7 @@ impl<'a> Facts<'a> {
     }
 
     /// The entry of each of `count` operands of one side of `--`.
-    fn deal(&self, side: bool, count: usize) -> Result<Vec<usize>, String> {
+    fn deal(&self, side: bool, count: usize) -> Result<Vec<usize>, OperandCountFault> {
         let params = &self.annotation.params;
         let exists = |number: &usize| {
             params[*number].after_dashes == side && self.holds(&params[*number].exists)
@@ -85,7 +94,8 @@ impl<'a> Facts<'a> {
             _ => params[number].at_least,
         };
         let mut share: Vec<usize> = numbers.iter().map(|number| needed(*number)).collect();
-        let mut left = count.checked_sub(share.iter().sum()).ok_or("an operand is missing")?;
+        let needed_in_all = share.iter().sum();
+        let mut left = count.checked_sub(needed_in_all).ok_or(OperandCountFault::TooFew)?;
         for (number, share) in numbers.iter().zip(&mut share) {
             if params[*number].size == Arity::Optional && left > 0 {
                 *share += 1;
@@ -99,7 +109,7 @@ impl<'a> Facts<'a> {
             }
         }
         if left > 0 {
-            return Err("there are more operands than it takes".to_owned());
+            return Err(OperandCountFault::TooMany);
         }
         Ok(numbers
             .iter()

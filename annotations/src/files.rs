@@ -37,6 +37,11 @@ pub enum FilesFault {
     Stays(String),
 }
 
+/// A value that is not among those that the annotation allows.
+#[derive(Debug, thiserror::Error)]
+#[error("the value {0} is not annotated")]
+struct UnlistedValue(String);
+
 /// Paths that are standard input under another name.
 const STDIN_PATHS: [&[u8]; 3] = [b"/dev/stdin", b"/dev/fd/0", b"/proc/self/fd/0"];
 
@@ -185,13 +190,13 @@ fn add<'a>(
     nth: usize,
     value: Piece,
     found: &mut Vec<Candidate<'a>>,
-) -> Result<(), String> {
+) -> Result<(), UnlistedValue> {
     for piece in facts.split(value, rule) {
         let bytes = facts.bytes(piece);
         if !rule.allowed.is_empty()
             && !rule.allowed.iter().any(|allowed| allowed.as_bytes() == bytes)
         {
-            return Err(format!("the value {} is not annotated", String::from_utf8_lossy(bytes)));
+            return Err(UnlistedValue(String::from_utf8_lossy(bytes).into_owned()));
         }
         let types = rule.types.get(nth).or(rule.types.last());
         if let Some(ValueType::File(kind)) = types.and_then(|types| facts.case(types)) {
