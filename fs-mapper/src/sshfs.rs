@@ -6,11 +6,13 @@ mod arguments;
 mod processes;
 
 use crate::config::{
-    Address, Config, ExecutorConfig, ExecutorOrigin, Login, MountConfig, Position, server_directory,
+    Address, AddressFault, Config, ExecutorConfig, ExecutorOrigin, Login, MountConfig, Position,
+    server_directory,
 };
 use crate::daemons::Daemons;
 use crate::mountinfo::{MountEntry, MountInfo};
 use crate::path::ExecutorName;
+use arguments::ArgumentsFault;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +25,31 @@ pub struct LeftOut {
     pub path: PathBuf,
     /// Reason, for the user.
     pub reason: String,
+}
+
+/// Reason why a mount's owner is not known, about the mount.
+#[derive(Debug, thiserror::Error)]
+enum OwnerFault {
+    #[error("its source is not UTF-8")]
+    SourceNotUtf8,
+    #[error("its source {0:?} is not of the form [user@]host:path")]
+    SourceForm(String),
+    #[error("its sshfs is not found among the running processes")]
+    NoProcess,
+    /// A process was not looked at, since it has other rights.
+    #[error(
+        "its sshfs is not found among the running processes that run with our own rights; another \
+         one runs with {0}"
+    )]
+    NoProcessOfOurRights(&'static str),
+    #[error("several sshfs processes may serve it")]
+    SeveralProcesses,
+    #[error(transparent)]
+    Arguments(#[from] ArgumentsFault),
+    #[error(transparent)]
+    Login(#[from] AddressFault),
+    #[error("its directory {directory:?} {what}")]
+    Directory { directory: String, what: &'static str },
 }
 
 /// Returns true if this user has an sshfs mount.
@@ -56,7 +83,10 @@ fn adopt(config: &Config, info: &MountInfo, daemons: &Daemons) -> (Config, Vec<L
                     position: Position::default(),
                 });
             }
-            Err(reason) => left_out.push(LeftOut { path: entry.mount_point.clone(), reason }),
+            Err(fault) => {
+                let path = entry.mount_point.clone();
+                left_out.push(LeftOut { path, reason: fault.to_string() });
+            }
         }
     }
     (with, left_out)
@@ -76,8 +106,11 @@ fn own_mounts(info: &MountInfo) -> impl Iterator<Item = &MountEntry> {
 }
 
 /// Login, directory on the server, and ssh's command line.
-fn owner(entry: &MountEntry, daemons: &Daemons) -> Result<(Login, String, Vec<String>), String> {
-    let source = entry.source.to_str().ok_or("its source is not UTF-8")?;
+fn owner(
+    entry: &MountEntry,
+    daemons: &Daemons,
+) -> Result<(Login, String, Vec<String>), OwnerFault> {
+    let source = entry.source.to_str().ok_or(OwnerFault::SourceNotUtf8)?;
     let names_it =
         |words: &[OsString]| processes::of_mount(words, source, &entry.mount_point).is_some();
     let serving = daemons.serving(entry, &names_it).into_iter();
@@ -85,25 +118,21 @@ fn owner(entry: &MountEntry, daemons: &Daemons) -> Result<(Login, String, Vec<St
         serving.filter_map(|daemon| processes::of_mount(&daemon.words, source, &entry.mount_point));
     let arguments = of_it.next().ok_or_else(|| not_found(daemons.refused))?;
     if of_it.any(|other| other != arguments) {
-        return Err("several sshfs processes may serve it".to_owned());
+        return Err(OwnerFault::SeveralProcesses);
     }
     let way = arguments::read(arguments)?;
     let (login, directory) = parts(source)?;
-    let login = Login::new(login.0, login.1, way.port).map_err(|fault| fault.to_string())?;
+    let login = Login::new(login.0, login.1, way.port)?;
     Ok((login, directory, way.ssh_command))
 }
 
-fn not_found(refused: Option<&str>) -> String {
-    let found = "its sshfs is not found among the running processes";
-    match refused {
-        Some(what) => format!("{found} that run with our own rights; another one runs with {what}"),
-        None => found.to_owned(),
-    }
+fn not_found(refused: Option<&'static str>) -> OwnerFault {
+    refused.map_or(OwnerFault::NoProcess, OwnerFault::NoProcessOfOurRights)
 }
 
 /// Splits `[USER@]HOST:PATH` into user, host and directory, the last in the form of an export.
-fn parts(source: &str) -> Result<((Option<&str>, &str), String), String> {
-    let odd = || format!("its source {source:?} is not of the form [user@]host:path");
+fn parts(source: &str) -> Result<((Option<&str>, &str), String), OwnerFault> {
+    let odd = || OwnerFault::SourceForm(source.to_owned());
     let (host_end, path_start) = match source.find("]:") {
         Some(bracket) => (bracket + 1, bracket + 2),
         None => source.find(':').map(|colon| (colon, colon + 1)).ok_or_else(odd)?,
@@ -118,7 +147,7 @@ fn parts(source: &str) -> Result<((Option<&str>, &str), String), String> {
         _ => format!("~/{path}"),
     };
     let directory = server_directory(&directory)
-        .map_err(|(what, _)| format!("its directory {directory:?} {what}"))?;
+        .map_err(|(what, _)| OwnerFault::Directory { directory, what })?;
     Ok(((user, host), directory))
 }
 

@@ -80,11 +80,35 @@ const MEMORY_S: u64 = 20;
 const OUR_OWN: &[&str] =
     &["batchmode", "controlmaster", "clearallforwardings", "remotecommand", "requesttty"];
 
+/// Reason why a mount's arguments can't be taken over, about the mount.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ArgumentsFault {
+    #[error("its options are not UTF-8")]
+    NotUtf8,
+    #[error("its option {0} has no value")]
+    NoValue(String),
+    #[error("its option {0} is not known to posh")]
+    UnknownFlag(String),
+    #[error("its port {0:?} is none")]
+    Port(String),
+    #[error("its ssh_command can't be split into words")]
+    SshCommand,
+    #[error(
+        "it remembers for more than {longest} s ({0}), so what is new would not be seen",
+        longest = MEMORY_S
+    )]
+    RemembersLonger(String),
+    #[error("it is mounted with the option {0}, which may change what commands see")]
+    UnknownOption(String),
+    #[error("its option names the relative file {0:?}")]
+    RelativeFile(String),
+}
+
 /// Parses the arguments.
-pub(super) fn read(arguments: &[OsString]) -> Result<SshSettings, String> {
+pub(super) fn read(arguments: &[OsString]) -> Result<SshSettings, ArgumentsFault> {
     let mut reading =
         SshfsArguments { command: vec!["ssh".to_owned()], options: Vec::new(), port: None };
-    let mut words = arguments.iter().map(|word| word.to_str().ok_or("its options are not UTF-8"));
+    let mut words = arguments.iter().map(|word| word.to_str().ok_or(ArgumentsFault::NotUtf8));
     while let Some(word) = words.next().transpose()? {
         let Some(flags) = word.strip_prefix('-').filter(|flags| !flags.is_empty()) else {
             continue;
@@ -96,14 +120,14 @@ pub(super) fn read(arguments: &[OsString]) -> Result<SshSettings, String> {
                     "" => words
                         .next()
                         .transpose()?
-                        .ok_or_else(|| format!("its option {word} has no value"))?,
+                        .ok_or_else(|| ArgumentsFault::NoValue(word.to_owned()))?,
                     attached => attached,
                 };
                 reading.with_value(flag, value)?;
             }
             "C" if attached.is_empty() => reading.options.push("-C".to_owned()),
             "f" | "d" | "s" if attached.is_empty() => {}
-            _ => return Err(format!("its option {word} is not known to posh")),
+            _ => return Err(ArgumentsFault::UnknownFlag(word.to_owned())),
         }
     }
     reading.command.extend(reading.options);
@@ -117,7 +141,7 @@ struct SshfsArguments {
 }
 
 impl SshfsArguments {
-    fn with_value(&mut self, flag: &str, value: &str) -> Result<(), String> {
+    fn with_value(&mut self, flag: &str, value: &str) -> Result<(), ArgumentsFault> {
         match flag {
             "p" => self.port(value),
             "F" => {
@@ -129,41 +153,38 @@ impl SshfsArguments {
         }
     }
 
-    fn port(&mut self, value: &str) -> Result<(), String> {
+    fn port(&mut self, value: &str) -> Result<(), ArgumentsFault> {
         let port = value.parse().ok().filter(|port| *port != 0);
-        self.port = Some(port.ok_or_else(|| format!("its port {value:?} is none"))?);
+        self.port = Some(port.ok_or_else(|| ArgumentsFault::Port(value.to_owned()))?);
         Ok(())
     }
 
     /// Handles one option of `-o`. ssh's begin with a capital letter, those of sshfs and mounts
     /// never do.
-    fn option(&mut self, option: &str) -> Result<(), String> {
+    fn option(&mut self, option: &str) -> Result<(), ArgumentsFault> {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
         if name.starts_with(|c: char| c.is_ascii_uppercase()) {
             return self.ssh_option(name, value);
         }
         if name == "ssh_command" {
             let words = shlex::split(value).filter(|words| !words.is_empty());
-            self.command = words.ok_or("its ssh_command can't be split into words")?;
+            self.command = words.ok_or(ArgumentsFault::SshCommand)?;
             return Ok(());
         }
         if name.contains("cache_")
             && name.ends_with("timeout")
             && value.parse().is_ok_and(|s: u64| s > MEMORY_S)
         {
-            return Err(format!(
-                "it remembers for more than {MEMORY_S} s ({option}), so what is new would not be \
-                 seen"
-            ));
+            return Err(ArgumentsFault::RemembersLonger(option.to_owned()));
         }
         let known = HARMLESS.iter().any(|harmless| *harmless == name || *harmless == option);
         if known || HARMLESS_BEGINNINGS.iter().any(|beginning| option.starts_with(beginning)) {
             return Ok(());
         }
-        Err(format!("it is mounted with the option {name}, which may change what commands see"))
+        Err(ArgumentsFault::UnknownOption(name.to_owned()))
     }
 
-    fn ssh_option(&mut self, name: &str, value: &str) -> Result<(), String> {
+    fn ssh_option(&mut self, name: &str, value: &str) -> Result<(), ArgumentsFault> {
         match name.to_ascii_lowercase().as_str() {
             "port" => return self.port(value),
             "identityfile" => is_absolute(value)?,
@@ -176,11 +197,11 @@ impl SshfsArguments {
 }
 
 /// A relative file depends on a directory that is no longer known.
-fn is_absolute(file: &str) -> Result<(), String> {
+fn is_absolute(file: &str) -> Result<(), ArgumentsFault> {
     if file.starts_with(['/', '~', '%']) {
         Ok(())
     } else {
-        Err(format!("its option names the relative file {file:?}"))
+        Err(ArgumentsFault::RelativeFile(file.to_owned()))
     }
 }
 
