@@ -110,15 +110,22 @@ impl fmt::Display for Rule {
     }
 }
 
-impl FromStr for Rule {
-    type Err = String;
+/// Error: no rule has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no rule {0:?}; use one of {names}", names = names())]
+pub struct UnknownRule(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+fn names() -> String {
+    let names: Vec<_> = Rule::ALL.iter().map(|rule| rule.name()).collect();
+    names.join(", ")
+}
+
+impl FromStr for Rule {
+    type Err = UnknownRule;
+
+    fn from_str(text: &str) -> Result<Self, UnknownRule> {
         let found = Rule::ALL.iter().find(|rule| rule.name() == text);
-        found.copied().ok_or_else(|| {
-            let names: Vec<_> = Rule::ALL.iter().map(|rule| rule.name()).collect();
-            format!("there is no rule {text:?}; use one of {}", names.join(", "))
-        })
+        found.copied().ok_or_else(|| UnknownRule(text.to_owned()))
     }
 }
 
