@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use fs_mapper::config::{Address, Config, Login};
+use fs_mapper::config::{Address, AddressFault, Config, Login};
 use nix::sys::utsname::uname;
 use posh_proto::{token::Fingerprint, untrusted::escaped};
 use posh_reach::ssh;
@@ -53,18 +53,27 @@ const LINE_BYTES: u64 = 4 << 10;
 /// Timeout for the rest of standard error after ssh has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
+/// Error of [`parse_login`], for the user.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoginFault {
+    /// The address of an executor that listens.
+    #[error("an executor that listens is installed by who runs it")]
+    Listens,
+    /// No address.
+    #[error("{0}; {hint}", hint = .0.hint())]
+    Address(AddressFault),
+}
+
 /// A login as it is given on the command line: `[ssh://][USER@]HOST[:PORT]`.
 ///
 /// # Errors
-/// A sentence for the user.
-pub fn parse_login(text: &str) -> Result<Login, String> {
+/// No login.
+pub fn parse_login(text: &str) -> Result<Login, LoginFault> {
     let address = if text.contains("://") { text.to_owned() } else { format!("ssh://{text}") };
     match Address::parse(&address) {
         Ok(Address::Ssh(login)) => Ok(login),
-        Ok(Address::Http { .. } | Address::Tls(_)) => {
-            Err("an executor that listens is installed by who runs it".to_owned())
-        }
-        Err(fault) => Err(format!("{fault}; {}", fault.hint())),
+        Ok(Address::Http { .. } | Address::Tls(_)) => Err(LoginFault::Listens),
+        Err(fault) => Err(LoginFault::Address(fault)),
     }
 }
 
@@ -437,7 +446,7 @@ mod tests {
         ] {
             match (parse_login(text), expect) {
                 (Ok(login), Ok(expect)) => assert_eq!(login.to_string(), expect),
-                (Err(why), Err(expect)) => assert!(why.starts_with(expect), "{why}"),
+                (Err(why), Err(expect)) => assert!(why.to_string().starts_with(expect), "{why}"),
                 (found, _) => panic!("{text}: {found:?}"),
             }
         }

@@ -1,7 +1,7 @@
 //! `posh doctor`: checks the set-up of this machine, with advice for each fault. It changes
 //! nothing; it only starts the gateway, as any shell would.
 
-use std::{env, fs::OpenOptions, path::Path, time::Duration};
+use std::{env, fs::OpenOptions, io, path::Path, time::Duration};
 
 use fs_mapper::{
     config::{Address, Config, ExecutorConfig, ExecutorOrigin},
@@ -17,7 +17,7 @@ use posh_proto::{
     untrusted::{escaped, escaped_lines},
 };
 use posh_reach::{
-    Route, Server,
+    Route, Server, Unreachable,
     tls::{self, credentials::Credentials},
 };
 use tokio::runtime::Builder;
@@ -314,11 +314,22 @@ fn not_served(export: &str) -> &'static str {
     }
 }
 
-fn describe(route: &Route) -> Result<DescribeReply, String> {
-    let runtime =
-        Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+/// Reason why an executor does not describe itself.
+#[derive(Debug, thiserror::Error)]
+enum NoDescription {
+    #[error(transparent)]
+    Runtime(#[from] io::Error),
+    #[error("{}", .0.sentence())]
+    Unreachable(#[from] Unreachable),
+    /// The connection exists, and the call has failed.
+    #[error("{0}")]
+    Mute(String),
+}
+
+fn describe(route: &Route) -> Result<DescribeReply, NoDescription> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let reached = posh_reach::connect(route).await.map_err(|error| error.sentence())?;
+        let reached = posh_reach::connect(route).await?;
         let mut client = Server::new(reached.channel);
         let reply = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION });
         let why = match tokio::time::timeout(EXECUTOR_TIMEOUT, reply).await {
@@ -326,7 +337,7 @@ fn describe(route: &Route) -> Result<DescribeReply, String> {
             Ok(Err(status)) => status.message().to_owned(),
             Err(_) => "it does not answer".to_owned(),
         };
-        Err(posh_reach::why_mute(route, why).await)
+        Err(NoDescription::Mute(posh_reach::why_mute(route, why).await))
     })
 }
 

@@ -1,7 +1,7 @@
 //! `posh enroll ADDRESS TOKEN`: exchanges a token from an executor's administrator for a
 //! certificate of this workstation.
 
-use fs_mapper::config::{Address, TlsHost};
+use fs_mapper::config::{Address, AddressFault, TlsHost};
 use posh_proto::token::Token;
 use posh_reach::tls;
 use tokio::runtime::Builder;
@@ -11,11 +11,25 @@ use crate::Error;
 /// Default port of executors.
 const DEFAULT_PORT: u16 = 7400;
 
+/// Error of [`parse_host`], for the user.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostFault {
+    /// An executor without TLS.
+    #[error("an executor behind http asks for no certificate")]
+    Http,
+    /// An executor that ssh starts.
+    #[error("an executor behind ssh asks for no certificate")]
+    Ssh,
+    /// No address.
+    #[error("{0}; write it as tls://host:{port}", port = DEFAULT_PORT)]
+    Address(AddressFault),
+}
+
 /// An address as it is given on the command line: `[tls://]HOST[:PORT]`.
 ///
 /// # Errors
-/// A sentence for the user.
-pub fn parse_host(text: &str) -> Result<TlsHost, String> {
+/// No address of an executor with TLS.
+pub fn parse_host(text: &str) -> Result<TlsHost, HostFault> {
     let address = if text.contains("://") { text.to_owned() } else { format!("tls://{text}") };
     let parsed = Address::parse(&address).or_else(|fault| {
         // Retried with the default port, in case only the port is missing.
@@ -23,11 +37,9 @@ pub fn parse_host(text: &str) -> Result<TlsHost, String> {
     });
     match parsed {
         Ok(Address::Tls(host)) => Ok(host),
-        Ok(Address::Http { .. }) => {
-            Err("an executor behind http asks for no certificate".to_owned())
-        }
-        Ok(Address::Ssh(_)) => Err("an executor behind ssh asks for no certificate".to_owned()),
-        Err(fault) => Err(format!("{fault}; write it as tls://host:{DEFAULT_PORT}")),
+        Ok(Address::Http { .. }) => Err(HostFault::Http),
+        Ok(Address::Ssh(_)) => Err(HostFault::Ssh),
+        Err(fault) => Err(HostFault::Address(fault)),
     }
 }
 
@@ -71,7 +83,7 @@ mod tests {
         ] {
             match (parse_host(text), expect) {
                 (Ok(host), Ok(expect)) => assert_eq!(host.to_string(), expect),
-                (Err(why), Err(expect)) => assert!(why.starts_with(expect), "{why}"),
+                (Err(why), Err(expect)) => assert!(why.to_string().starts_with(expect), "{why}"),
                 (found, _) => panic!("{text}: {found:?}"),
             }
         }

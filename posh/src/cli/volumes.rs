@@ -41,25 +41,38 @@ pub struct MountOptions {
     pub hard: bool,
 }
 
+/// Error of [`parse_source`]: the syntax.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write it as EXECUTOR:EXPORT, such as store1:logs")]
+pub struct SourceSyntax;
+
+/// Error of [`parse_size`], with the syntax.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}; {hint}")]
+pub struct SizeFault {
+    what: &'static str,
+    hint: &'static str,
+}
+
 /// Reads `EXECUTOR:EXPORT`.
 ///
 /// # Errors
-/// A description of the syntax.
-pub fn parse_source(words: &str) -> Result<ExportSource, String> {
+/// Another syntax.
+pub fn parse_source(words: &str) -> Result<ExportSource, SourceSyntax> {
     match words.split_once(':') {
         Some((executor, export)) if !executor.is_empty() && !export.is_empty() => {
             Ok(ExportSource { executor: executor.to_owned(), export: export.to_owned() })
         }
-        _ => Err("write it as EXECUTOR:EXPORT, such as store1:logs".to_owned()),
+        _ => Err(SourceSyntax),
     }
 }
 
 /// Reads a size.
 ///
 /// # Errors
-/// A description of the syntax.
-pub fn parse_size(words: &str) -> Result<u64, String> {
-    fs_mapper::config::cache_size(words).map_err(|(what, hint)| format!("{what}; {hint}"))
+/// Another syntax, or a size out of range.
+pub fn parse_size(words: &str) -> Result<u64, SizeFault> {
+    fs_mapper::config::cache_size(words).map_err(|(what, hint)| SizeFault { what, hint })
 }
 
 /// Mounts an export.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use brush_parser::{
+    ParseError, TokenizerError,
     ast::{
         AndOr, AndOrList, Command, CommandPrefixOrSuffixItem as Item, CompoundCommand,
         CompoundList, IoFileRedirectKind, IoFileRedirectTarget, IoRedirect,
@@ -50,7 +51,7 @@ pub(super) fn read(
     text: &str,
     surroundings: &Surroundings<'_>,
 ) -> Result<Vec<PredictedPipeline>, Error> {
-    let program = parse(text).map_err(Error::Parse)?;
+    let program = parse(text).map_err(|fault| Error::Parse(fault.to_string()))?;
     let mut reader =
         ScriptReader { surroundings, text: text.to_owned(), found: Vec::new(), depth: 0 };
     let mut shell = ShellChanges::new(surroundings.cwd.clone());
@@ -60,14 +61,24 @@ pub(super) fn read(
     Ok(reader.found)
 }
 
-pub(super) fn parse(text: &str) -> Result<Program, String> {
+/// Reason why a text is no shell program.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SyntaxFault {
+    #[error("it is nested too deep")]
+    NestedTooDeep,
+    #[error(transparent)]
+    Tokens(#[from] TokenizerError),
+    #[error(transparent)]
+    Grammar(#[from] ParseError),
+}
+
+pub(super) fn parse(text: &str) -> Result<Program, SyntaxFault> {
     if !is_parsable(text) {
-        return Err("it is nested too deep".to_owned());
+        return Err(SyntaxFault::NestedTooDeep);
     }
     let options = words::options();
-    let tokens = tokenize_str_with_options(text, &options.tokenizer_options())
-        .map_err(|error| error.to_string())?;
-    parse_tokens(&tokens, &options).map_err(|error| error.to_string())
+    let tokens = tokenize_str_with_options(text, &options.tokenizer_options())?;
+    Ok(parse_tokens(&tokens, &options)?)
 }
 
 /// Changes that the text has made to the shell so far.
