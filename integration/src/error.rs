@@ -47,11 +47,16 @@ pub enum LabError {
     NeedsRoot(String),
     /// Case files have faults.
     #[error("some cases cannot be read:\n{0}")]
-    Cases(String),
+    Cases(CaseFaults),
     /// A report could not be understood.
     #[error("cannot read posh's report: {0}")]
     Report(String),
 }
+
+/// All faults of case files.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
+pub struct CaseFaults(pub Vec<String>);
 
 /// Adds the attempted action to an [`io::Error`] or errno.
 pub trait AttemptExt<T> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::error::{AttemptExt, LabError, Result};
+use crate::error::{AttemptExt, CaseFaults, LabError, Result};
 use crate::host::{HOME, Host};
 use crate::lab::Lab;
 use crate::oracle::{RunOutcome, Script, Under};
@@ -42,7 +42,9 @@ pub struct WaitCounts {
 /// If their file can't be read.
 pub fn load() -> Result<Vec<Shape>> {
     let text = fs::read_to_string(FILE).attempt(|| format!("read {FILE}"))?;
-    serde_yaml::from_str(&text).map_err(|error| LabError::Cases(format!("{FILE}: {error}")))
+    let faults =
+        |error: serde_yaml::Error| LabError::Cases(CaseFaults(vec![format!("{FILE}: {error}")]));
+    serde_yaml::from_str(&text).map_err(faults)
 }
 
 /// Writes the shapes' files on the first server, and reads them through the mount once.

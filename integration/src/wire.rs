@@ -50,22 +50,23 @@ impl Profile {
     pub const WIFI: Profile = Profile { round_trip: Duration::from_millis(5), megabits: 100 };
 }
 
+/// Error: the text names no link.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is no link: give wan, lan, wifi or MILLISECONDS:MEGABITS, such as 20:600")]
+pub struct UnknownLink(String);
+
 impl std::str::FromStr for Profile {
-    type Err = String;
+    type Err = UnknownLink;
 
     /// `wan`, `lan`, `wifi`, or `MILLISECONDS:MEGABITS` such as `20:600`.
-    fn from_str(text: &str) -> std::result::Result<Profile, String> {
+    fn from_str(text: &str) -> std::result::Result<Profile, UnknownLink> {
         match text {
             "wan" => return Ok(Profile::WAN),
             "lan" => return Ok(Profile::LAN),
             "wifi" => return Ok(Profile::WIFI),
             _ => {}
         }
-        let strange = || {
-            format!(
-                "{text:?} is no link: give wan, lan, wifi or MILLISECONDS:MEGABITS, such as 20:600"
-            )
-        };
+        let strange = || UnknownLink(text.to_owned());
         let (milliseconds, megabits) = text.split_once(':').ok_or_else(strange)?;
         let milliseconds: f64 = milliseconds.parse().map_err(|_| strange())?;
         let megabits: u32 = megabits.parse().map_err(|_| strange())?;

@@ -8,14 +8,25 @@ use std::path::{Path, PathBuf};
 use serde_yaml::Value;
 
 use super::Case;
-use crate::error::{AttemptExt, Result};
+use crate::error::{AttemptExt, CaseFaults, Result};
 
 /// Directory of this repository's cases, at build time.
 pub const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cases");
 
+/// Fault of one case.
+#[derive(Debug, thiserror::Error)]
+enum CaseFault {
+    #[error(transparent)]
+    Yaml(#[from] serde_yaml::Error),
+    #[error("a name has small letters, digits and hyphens only")]
+    Name,
+    #[error("the script is empty")]
+    NoScript,
+}
+
 /// The cases of `paths` (files, or directories with everything below them), ordered by name; or all
 /// faults, one per line.
-pub fn load(paths: &[PathBuf]) -> Result<std::result::Result<Vec<Case>, String>> {
+pub fn load(paths: &[PathBuf]) -> Result<std::result::Result<Vec<Case>, CaseFaults>> {
     let mut files = Vec::new();
     for path in paths {
         collect(path, &mut files)?;
@@ -25,7 +36,7 @@ pub fn load(paths: &[PathBuf]) -> Result<std::result::Result<Vec<Case>, String>>
         let text = fs::read_to_string(&file).attempt(|| format!("read {}", file.display()))?;
         read(&text, &file, &mut cases, &mut faults);
     }
-    Ok(if faults.is_empty() { Ok(cases) } else { Err(faults.join("\n")) })
+    Ok(if faults.is_empty() { Ok(cases) } else { Err(CaseFaults(faults)) })
 }
 
 fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
@@ -55,7 +66,7 @@ fn read(text: &str, file: &Path, cases: &mut Vec<Case>, faults: &mut Vec<String>
             .get("name")
             .and_then(Value::as_str)
             .map_or_else(|| format!("case {number}"), str::to_owned);
-        match serde_yaml::from_value::<Case>(value).map_err(|e| e.to_string()).and_then(check) {
+        match serde_yaml::from_value::<Case>(value).map_err(CaseFault::from).and_then(check) {
             Ok(case) if names.insert(case.name.clone()) => {
                 cases.push(Case { file: subject_of(file), ..case })
             }
@@ -65,13 +76,13 @@ fn read(text: &str, file: &Path, cases: &mut Vec<Case>, faults: &mut Vec<String>
     }
 }
 
-fn check(case: Case) -> std::result::Result<Case, String> {
+fn check(case: Case) -> std::result::Result<Case, CaseFault> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if case.name.is_empty() || !case.name.chars().all(plain) {
-        return Err("a name has small letters, digits and hyphens only".to_owned());
+        return Err(CaseFault::Name);
     }
     if case.script.trim().is_empty() {
-        return Err("the script is empty".to_owned());
+        return Err(CaseFault::NoScript);
     }
     Ok(case)
 }

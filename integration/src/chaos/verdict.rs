@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use super::faults::{InjectedFault, Point};
 use super::proxy::LONG;
@@ -62,6 +63,29 @@ pub struct PipelineVerdict {
     pub log: String,
 }
 
+/// Reason why a result is wrong.
+#[derive(Debug, thiserror::Error)]
+enum WrongResult {
+    #[error("another result with status 0; files: {0:?}")]
+    Success(Vec<String>),
+    #[error("another result without a word from posh; files: {0:?}")]
+    Silent(Vec<String>),
+    #[error("its output is not the beginning of bash's")]
+    Output,
+    #[error("an error that does not say what was lost")]
+    UnclearError,
+    #[error("a tree can't be read")]
+    Tree,
+    #[error("it only reads, and files have changed: {0:?}")]
+    Changed(Vec<String>),
+    #[error(transparent)]
+    File(#[from] io::Error),
+    #[error("{file} has {now} bytes and not the {once} of once, or others")]
+    Appended { file: &'static str, now: usize, once: usize },
+    #[error("committed twice: {0:?}")]
+    CommittedTwice(Vec<String>),
+}
+
 /// Compares the results under bash and posh, and checks the time.
 pub fn judge(
     injected: &Injected,
@@ -108,7 +132,7 @@ fn compare(
     injected: &Injected,
     (bash, here): (&RunOutcome, &LeftFiles),
     (posh, there): (&RunOutcome, &LeftFiles),
-) -> std::result::Result<How, String> {
+) -> std::result::Result<How, WrongResult> {
     let differences = differences(here, there)?;
     if bash == posh && differences.is_empty() {
         return Ok(How::AsBash);
@@ -117,25 +141,28 @@ fn compare(
     let said = String::from_utf8_lossy(&posh.stderr);
     let full = injected.fault == InjectedFault::FullDisk && !posh.stderr.is_empty();
     if posh.status.success() {
-        return Err(format!("another result with status 0; files: {differences:?}"));
+        return Err(WrongResult::Success(differences));
     }
     if !said.contains("posh: ") && !full {
-        return Err(format!("another result without a word from posh; files: {differences:?}"));
+        return Err(WrongResult::Silent(differences));
     }
     if !bash.stdout.starts_with(&posh.stdout) {
-        return Err("its output is not the beginning of bash's".to_owned());
+        return Err(WrongResult::Output);
     }
     let is_lost = posh.status.code().is_some_and(|code| code == EXIT_POSH_FAILED) || full;
     if is_lost || said.contains("was lost") || said.contains("the gateway ended") {
         return Ok(How::FailedCleanly);
     }
-    Err("an error that does not say what was lost".to_owned())
+    Err(WrongResult::UnclearError)
 }
 
 /// Paths at which the trees differ; repositories are compared by git.
-fn differences(here: &LeftFiles, there: &LeftFiles) -> std::result::Result<Vec<String>, String> {
+fn differences(
+    here: &LeftFiles,
+    there: &LeftFiles,
+) -> std::result::Result<Vec<String>, WrongResult> {
     let trees = [here, there].map(|left| tree::snapshot(&left.directory, &["repo/.git"]));
-    let [Ok(left), Ok(right)] = trees else { return Err("a tree can't be read".to_owned()) };
+    let [Ok(left), Ok(right)] = trees else { return Err(WrongResult::Tree) };
     let mut differences = tree::differences(&left, &right);
     if here.history != there.history {
         differences.push(format!("history: {:?} / {:?}", here.history, there.history));
@@ -147,31 +174,29 @@ fn once_only(
     effect: Effect,
     here: &LeftFiles,
     there: &LeftFiles,
-) -> std::result::Result<(), String> {
+) -> std::result::Result<(), WrongResult> {
     match effect {
         Effect::Reads => match differences(here, there)? {
             changed if changed.is_empty() => Ok(()),
-            changed => Err(format!("it only reads, and files have changed: {changed:?}")),
+            changed => Err(WrongResult::Changed(changed)),
         },
         Effect::Writes => Ok(()),
         Effect::Appends(file) => {
-            let read = |left: &LeftFiles| {
-                std::fs::read(left.directory.join(file)).map_err(|error| error.to_string())
-            };
+            let read = |left: &LeftFiles| fs::read(left.directory.join(file));
             let (once, now) = (read(here)?, read(there)?);
             // The file may have all, a prefix, or nothing of the appended text; never more.
             if once.starts_with(&now) && now.starts_with(b"first\n") {
                 return Ok(());
             }
-            Err(format!(
-                "{file} has {} bytes and not the {} of once, or others",
-                now.len(),
-                once.len()
-            ))
+            Err(WrongResult::Appended { file, now: now.len(), once: once.len() })
         }
         Effect::Commits => {
             let (once, now) = (here.history.len(), there.history.len());
-            if now > once { Err(format!("committed twice: {:?}", there.history)) } else { Ok(()) }
+            if now > once {
+                Err(WrongResult::CommittedTwice(there.history.clone()))
+            } else {
+                Ok(())
+            }
         }
     }
 }

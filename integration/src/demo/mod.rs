@@ -35,12 +35,13 @@ pub struct DemoOptions {
     link: Profile,
 }
 
-fn by_name(name: &str) -> std::result::Result<Workload, String> {
-    let names = || Workload::ALL.map(Workload::name).join(", ");
-    Workload::ALL
-        .into_iter()
-        .find(|w| w.name() == name)
-        .ok_or_else(|| format!("the applications are {}", names()))
+/// Error: no application has the name.
+#[derive(Debug, thiserror::Error)]
+#[error("the applications are {names}", names = Workload::ALL.map(Workload::name).join(", "))]
+struct UnknownApplication;
+
+fn by_name(name: &str) -> std::result::Result<Workload, UnknownApplication> {
+    Workload::ALL.into_iter().find(|w| w.name() == name).ok_or(UnknownApplication)
 }
 
 /// Results of one application under both.

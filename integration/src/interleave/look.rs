@@ -80,9 +80,9 @@ fn picture(root: &Path, below: &Path, into: &mut Picture) -> io::Result<()> {
     Ok(())
 }
 
-fn whole(root: &Path) -> std::result::Result<Picture, String> {
+fn whole(root: &Path) -> io::Result<Picture> {
     let mut seen = Picture::new();
-    picture(root, Path::new(""), &mut seen).map_err(|error| format!("a read fails: {error}"))?;
+    picture(root, Path::new(""), &mut seen)?;
     Ok(seen)
 }
 
@@ -92,7 +92,7 @@ pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) ->
     let pictures = whole(volume).and_then(|ours| Ok((ours, whole(server)?, whole(plain)?)));
     let (ours, server, plain) = match pictures {
         Ok(pictures) => pictures,
-        Err(fault) => return vec![fault],
+        Err(error) => return vec![format!("a read fails: {error}")],
     };
     *reads += ours.len();
     let mut found = compare(
