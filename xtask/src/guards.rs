@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::str::FromStr;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::cargo;
@@ -72,15 +72,15 @@ pub struct TablePart {
 }
 
 impl FromStr for TablePart {
-    type Err = String;
+    type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self> {
         let numbers = text.split_once('/').map(|(number, parts)| (number.parse(), parts.parse()));
         match numbers {
             Some((Ok(number), Ok(parts))) if (1..=parts).contains(&number) => {
                 Ok(Self { number: number - 1, parts })
             }
-            _ => Err(format!("`{text}` is not PART/PARTS, such as 2/5")),
+            _ => bail!("`{text}` is not PART/PARTS, such as 2/5"),
         }
     }
 }

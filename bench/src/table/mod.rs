@@ -67,10 +67,10 @@ pub struct TableOptions {
 /// Time after which the bench gives no run more than the usual limit, so that it ends.
 const LONG_RUNS_UNTIL: Duration = Duration::from_secs(40 * 60);
 
-fn by_name(name: &str) -> Result<&'static Workload, String> {
+fn by_name(name: &str) -> Result<&'static Workload> {
     let names = || ALL.iter().chain([&ONE_COMMAND]).map(|w| w.name).collect::<Vec<_>>().join(", ");
     let found = Workload::named(name).or((name == ONE_COMMAND.name).then_some(&ONE_COMMAND));
-    found.ok_or_else(|| format!("the workloads are {}", names()))
+    found.with_context(|| format!("the workloads are {}", names()))
 }
 
 /// Runs everything, writes results and report; an error if systems gave different results.
@@ -78,7 +78,7 @@ pub fn run(options: &TableOptions) -> Result<()> {
     if options.report_only {
         return report::write_all();
     }
-    let link: Profile = options.profile.parse().map_err(anyhow::Error::msg)?;
+    let link: Profile = options.profile.parse()?;
     let mut bench = Bench::start(options, link)?;
     let chosen: Vec<&'static Workload> = if bench.results.partial {
         options.workloads.clone()
