@@ -239,7 +239,7 @@ impl<'a> Plan<'a> {
         let on_mounts = on_mounts.fold(0, |bits, bit| bits | bit);
         let Some(cwd) = sys::working_directory(&mut arena) else { return false };
         // SAFETY: the caller's promise.
-        unsafe { self.is_known_at_once(about, (cwd, on_mounts), pipes, arena) }
+        unsafe { self.is_known_at_once(about, cwd, on_mounts, pipes, arena) }
     }
 
     /// Sends the question, with the working directory and the streams on mounts.
@@ -250,7 +250,8 @@ impl<'a> Plan<'a> {
     unsafe fn is_known_at_once(
         &self,
         about: &SessionFile<'_>,
-        (cwd, on_mounts): (&[u8], u8),
+        cwd: &[u8],
+        on_mounts: u8,
         pipes: Standard,
         mut arena: Arena<'_>,
     ) -> bool {

@@ -112,14 +112,14 @@ fn program_headers<'a>(file: &File, head: &'a [u8], arena: &mut Arena<'a>) -> Op
     let start = u64_at(head, 32)?;
     let count = usize::from(u16_at(head, 56)?).min(MAX_HEADERS);
     let known = usize::from(u16_at(head, 54)?) == HEADER_BYTES;
-    known.then(|| part(file, head, (start, count * HEADER_BYTES), arena)).flatten()
+    known.then(|| part(file, head, start, count * HEADER_BYTES, arena)).flatten()
 }
 
 fn loader_is_ours(file: &File, head: &[u8], header: &[u8], arena: &mut Arena<'_>) -> Option<bool> {
     let (offset, size) = (u64_at(header, 8)?, usize::try_from(u64_at(header, 32)?).ok()?);
     let mut arena = arena.scope();
-    let name =
-        part(file, head, (offset, Some(size).filter(|size| *size <= SCRIPT_BYTES)?), &mut arena)?;
+    let len = Some(size).filter(|size| *size <= SCRIPT_BYTES)?;
+    let name = part(file, head, offset, len, &mut arena)?;
     let name = name.split(|byte| *byte == 0).next()?;
     Some(name.rsplit(|byte| *byte == b'/').next() == Some(LOADER))
 }
@@ -128,7 +128,8 @@ fn loader_is_ours(file: &File, head: &[u8], header: &[u8], arena: &mut Arena<'_>
 fn part<'a>(
     file: &File,
     head: &'a [u8],
-    (offset, len): (u64, usize),
+    offset: u64,
+    len: usize,
     arena: &mut Arena<'a>,
 ) -> Option<&'a [u8]> {
     let start = usize::try_from(offset).ok()?;
