@@ -176,11 +176,8 @@ fn run(chore: Chore) -> Result<ExitCode> {
         }
         Chore::Simulate { seeds, from, seed, fault } => {
             setup::toolchain()?;
-            simulate::run(
-                seed.map_or((from, seeds), |seed| (seed, 1)),
-                seed.is_some(),
-                fault.as_deref(),
-            )
+            let (from, seeds) = seed.map_or((from, seeds), |seed| (seed, 1));
+            simulate::run(from, seeds, seed.is_some(), fault.as_deref())
         }
         Chore::Tidy { all } => {
             tidy::run(&cargo::root()?, all)?;

@@ -9,7 +9,7 @@ use crate::cargo;
 
 /// Runs `seeds` seeds from `from` on, optimised. `is_shown`: also prints the steps of seeds that
 /// find no fault.
-pub fn run((from, seeds): (u64, u64), is_shown: bool, fault: Option<&str>) -> Result<ExitCode> {
+pub fn run(from: u64, seeds: u64, is_shown: bool, fault: Option<&str>) -> Result<ExitCode> {
     let mut test = cargo::command(&[
         "test",
         "--quiet",
