@@ -9,7 +9,7 @@ use nix::mount::{MsFlags, mount};
 
 use crate::error::{AttemptExt, Result};
 use crate::host::{CONFIG, Host, RUNTIME};
-use crate::network;
+use crate::network::{self, NumberedServer};
 use crate::people::{self, Person};
 use crate::programs::Programs;
 use crate::services::{self, EXECUTOR_PORT, Service, WORKSTATION_KEY};
@@ -216,7 +216,7 @@ impl Lab {
         let key = services::make_user_key(&workstation)?;
         let mut servers = Vec::new();
         for (index, server) in (1..).zip(&spec.servers) {
-            servers.push(start_server(&workstation, index, server, (spec, &key), programs)?);
+            servers.push(start_server(&workstation, index, server, spec, &key, programs)?);
         }
         let between = spec
             .between
@@ -363,8 +363,8 @@ fn mount_all(
     for (index, server) in (1..).zip(servers) {
         let (_, address) = network::addresses(index);
         for export in &server.exports {
-            let source = (&*address, &*export.directory());
-            let service = services::mount_sshfs(workstation, source, &export.mount, options)?;
+            let (directory, mount) = (export.directory(), &export.mount);
+            let service = services::mount_sshfs(workstation, &address, &directory, mount, options)?;
             mounts.push((export.mount.clone(), service));
         }
     }
@@ -380,7 +380,9 @@ fn join_all(workstation: &Host, servers: &[LabServer], link: Profile) -> Result<
     for (index, server) in (1..).zip(servers) {
         services::write_secret(&server.host, WORKSTATION_KEY, &key)?;
         for (other, far) in (index + 1..).zip(&servers[index..]) {
-            wires.push(network::join((&server.host, index), (&far.host, other), link)?);
+            let near = NumberedServer { host: &server.host, index };
+            let far = NumberedServer { host: &far.host, index: other };
+            wires.push(network::join(near, far, link)?);
         }
     }
     Ok(wires)
@@ -390,7 +392,8 @@ fn start_server(
     workstation: &Host,
     index: usize,
     server: &ServerSpec,
-    (spec, key): (&LabSpec, &str),
+    spec: &LabSpec,
+    key: &str,
     programs: &Programs,
 ) -> Result<LabServer> {
     let mut host = spec.host(&server.name, programs)?;

@@ -61,13 +61,23 @@ pub fn set_link(workstation: &Host, index: usize, link: LinkState) -> Result<()>
     ip(workstation, &format!("link set dev s{index} {state}"))
 }
 
-/// Joins two servers (`index` as in [`addresses`], from 1) by interfaces of their own: each reaches
-/// the other one by the address that the workstation uses.
-pub fn join(a: (&Host, usize), b: (&Host, usize), link: Profile) -> Result<Wire> {
-    let names = [format!("to{}", b.1), format!("to{}", a.1)];
-    let wire = Wire::lay((a.0, &names[0]), (b.0, &names[1]), link)?;
-    for ((host, near), name, far) in [(a, &names[0], b.1), (b, &names[1], a.1)] {
-        let (near, far) = (addresses(near).1, addresses(far).1);
+/// A server and its number.
+#[derive(Debug, Clone, Copy)]
+pub struct NumberedServer<'a> {
+    /// Its host.
+    pub host: &'a Host,
+    /// As in [`addresses`], from 1.
+    pub index: usize,
+}
+
+/// Joins two servers by interfaces of their own: each reaches the other one by the address that the
+/// workstation uses.
+pub fn join(a: NumberedServer<'_>, b: NumberedServer<'_>, link: Profile) -> Result<Wire> {
+    let names = [format!("to{}", b.index), format!("to{}", a.index)];
+    let wire = Wire::lay((a.host, &names[0]), (b.host, &names[1]), link)?;
+    for (near, name, far) in [(a, &names[0], b), (b, &names[1], a)] {
+        let host = near.host;
+        let (near, far) = (addresses(near.index).1, addresses(far.index).1);
         ip(host, &format!("address add {near} peer {far} dev {name}"))?;
         ip(host, &format!("link set dev {name} up"))?;
     }

@@ -169,7 +169,8 @@ pub fn start_local_executor(
 /// `options` of sshfs. The connection may not be established yet; [`wait_answering`] waits for it.
 pub fn mount_sshfs(
     host: &Host,
-    (address, directory): (&str, &str),
+    address: &str,
+    directory: &str,
     path: &str,
     options: &[String],
 ) -> Result<Service> {

@@ -94,7 +94,7 @@ pub fn run(options: &SuiteOptions, programs: &Programs) -> Result<bool> {
         [(mount.as_path(), "64 MiB in memory, 1 GiB on disk"), (Path::new(SMALL), "4 MiB of cache")]
     {
         for seed in SEEDS {
-            tell(fsx(host, place, (operations, seed), what)?);
+            tell(fsx(host, place, operations, seed, what)?);
         }
     }
     Ok(is_good)
@@ -156,7 +156,7 @@ fn is_about_devices(name: &str) -> bool {
     name.ends_with("::block") || name.ends_with("::char") || name.starts_with("mknod::device")
 }
 
-fn fsx(host: &Host, mount: &Path, (operations, seed): (u32, u32), cache: &str) -> Result<SuiteRow> {
+fn fsx(host: &Host, mount: &Path, operations: u32, seed: u32, cache: &str) -> Result<SuiteRow> {
     let artifacts = format!("/tmp/fsx-{seed}");
     fs::create_dir_all(host.path(&artifacts)).attempt(|| format!("make {artifacts}"))?;
     let mut command = host.command(format!("{TOOLS}/fsx"));

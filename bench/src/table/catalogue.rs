@@ -124,11 +124,8 @@ const USUAL: Workload = Workload {
     made_here: false,
 };
 
-const fn amounts(s: (usize, usize), m: (usize, usize), l: (usize, usize)) -> [Amount; 3] {
-    const fn amount((files, each): (usize, usize)) -> Amount {
-        Amount { files, each }
-    }
-    [amount(s), amount(m), amount(l)]
+const fn amount(files: usize, each: usize) -> Amount {
+    Amount { files, each }
 }
 
 /// All workloads: first the paper's, then further ones, then those of the mounts themselves.
@@ -141,7 +138,7 @@ pub const ALL: [Workload; 19] = [
         by_hand: Some(include_str!("../../workloads/raytrace.ssh.sh")),
         parallel: Some(include_str!("../../workloads/raytrace.parallel.sh")),
         results: &["rays.csv"],
-        amounts: amounts((400, 5_000), (800, 20_000), (2_500, 110_000)),
+        amounts: [amount(400, 5_000), amount(800, 20_000), amount(2_500, 110_000)],
         make: data::ray_logs,
         elsewhere: true,
         splits: true,
@@ -153,7 +150,7 @@ pub const ALL: [Workload; 19] = [
         script: include_str!("../../../integration/workloads/thumbnails.sh"),
         parallel: Some(include_str!("../../workloads/thumbnails.parallel.sh")),
         results: &["thumbnails"],
-        amounts: amounts((30, 1400), (150, 1400), (1090, 1400)),
+        amounts: [amount(30, 1400), amount(150, 1400), amount(1090, 1400)],
         make: data::images,
         elsewhere: true,
         splits: true,
@@ -164,7 +161,7 @@ pub const ALL: [Workload; 19] = [
         words: "addresses per autonomous system: jq, pr, awk, sort; zannotate is left out (hosts)",
         script: include_str!("../../../integration/workloads/port-scan.sh"),
         results: &["addresses", "asns", "by-asn.csv"],
-        amounts: amounts((1, 200_000), (1, 1_000_000), (1, 200_000_000)),
+        amounts: [amount(1, 200_000), amount(1, 1_000_000), amount(1, 200_000_000)],
         make: data::port_scan,
         ..USUAL
     },
@@ -175,7 +172,7 @@ pub const ALL: [Workload; 19] = [
         by_hand: Some(include_str!("../../workloads/access-logs.ssh.sh")),
         parallel: Some(include_str!("../../workloads/access-logs.parallel.sh")),
         servers: 5,
-        amounts: amounts((10, 40_000), (20, 100_000), (40, 4_000_000)),
+        amounts: [amount(10, 40_000), amount(20, 100_000), amount(40, 4_000_000)],
         make: data::access_logs,
         ..USUAL
     },
@@ -185,7 +182,7 @@ pub const ALL: [Workload; 19] = [
         script: include_str!("../../../integration/workloads/git.sh"),
         results: &["repository"],
         copy: Some(("repository", "pristine")),
-        amounts: amounts((20_000, 20), (20_000, 20), (340_000, 20)),
+        amounts: [amount(20_000, 20), amount(20_000, 20), amount(340_000, 20)],
         make: data::repository,
         // bash over sshfs is the reference, and takes more than usual.
         limit_s: 900,
@@ -196,7 +193,7 @@ pub const ALL: [Workload; 19] = [
         name: "grep-r",
         words: "grep -r over a source tree (files of 2 kB)",
         script: include_str!("../../workloads/grep-r.sh"),
-        amounts: amounts((500, 0), (5_000, 0), (70_000, 0)),
+        amounts: [amount(500, 0), amount(5_000, 0), amount(70_000, 0)],
         make: data::tree,
         ..USUAL
     },
@@ -205,7 +202,7 @@ pub const ALL: [Workload; 19] = [
         words: "an archive is unpacked where it lies (files of 2 kB)",
         script: include_str!("../../workloads/tar-x.sh"),
         results: &["tree"],
-        amounts: amounts((5_000, 0), (5_000, 0), (70_000, 0)),
+        amounts: [amount(5_000, 0), amount(5_000, 0), amount(70_000, 0)],
         make: data::archive,
         // Three hundred times the time of unpacking on the server.
         limit_s: 120,
@@ -217,7 +214,7 @@ pub const ALL: [Workload; 19] = [
         script: include_str!("../../workloads/comm.sh"),
         by_hand: Some(include_str!("../../workloads/comm.ssh.sh")),
         servers: 2,
-        amounts: amounts((1, 1_000_000), (1, 5_000_000), (1, 50_000_000)),
+        amounts: [amount(1, 1_000_000), amount(1, 5_000_000), amount(1, 50_000_000)],
         make: data::sorted_lists,
         ..USUAL
     },
@@ -226,7 +223,7 @@ pub const ALL: [Workload; 19] = [
         words: "find | sort | xargs grep in a tree; at size s one file of a hundred is searched \
                 (files)",
         script: include_str!("../../workloads/find-xargs.sh"),
-        amounts: amounts((10_000, 0), (10_000, 0), (70_000, 0)),
+        amounts: [amount(10_000, 0), amount(10_000, 0), amount(70_000, 0)],
         make: data::tree,
         ..USUAL
     },
@@ -235,7 +232,7 @@ pub const ALL: [Workload; 19] = [
         words: "a remote tree is packed into a local archive (files of 2 kB)",
         script: include_str!("../../workloads/tar-gzip.sh"),
         by_hand: Some(include_str!("../../workloads/tar-gzip.ssh.sh")),
-        amounts: amounts((300, 0), (3_000, 0), (70_000, 0)),
+        amounts: [amount(300, 0), amount(3_000, 0), amount(70_000, 0)],
         make: data::tree,
         ..USUAL
     },
@@ -246,7 +243,7 @@ pub const ALL: [Workload; 19] = [
         by_hand: Some(include_str!("../../workloads/session.ssh.sh")),
         results: &["project/results"],
         made_here: true,
-        amounts: amounts((50, 0), (50, 0), (50, 0)),
+        amounts: [amount(50, 0), amount(50, 0), amount(50, 0)],
         make: data::project,
         ..USUAL
     },
@@ -270,7 +267,7 @@ pub const ALL: [Workload; 19] = [
         name: "read-small",
         words: "small files are read here, one after the other (files of 2 kB)",
         script: include_str!("../../workloads/read-small.sh"),
-        amounts: amounts((1_000, 0), (1_000, 0), (10_000, 0)),
+        amounts: [amount(1_000, 0), amount(1_000, 0), amount(10_000, 0)],
         make: data::tree,
         ..HERE
     },
@@ -278,7 +275,7 @@ pub const ALL: [Workload; 19] = [
         name: "walk",
         words: "every file of a tree is looked at here for the first time (files)",
         script: include_str!("../../workloads/walk.sh"),
-        amounts: amounts((20_000, 0), (20_000, 0), (70_000, 0)),
+        amounts: [amount(20_000, 0), amount(20_000, 0), amount(70_000, 0)],
         make: data::tree,
         ..HERE
     },
@@ -286,7 +283,7 @@ pub const ALL: [Workload; 19] = [
         name: "walk-again",
         words: "the same, and four times again (files)",
         script: include_str!("../../workloads/walk-again.sh"),
-        amounts: amounts((20_000, 0), (20_000, 0), (70_000, 0)),
+        amounts: [amount(20_000, 0), amount(20_000, 0), amount(70_000, 0)],
         make: data::tree,
         ..HERE
     },
@@ -294,7 +291,7 @@ pub const ALL: [Workload; 19] = [
         name: "read-large",
         words: "a large file is read here (MiB)",
         script: include_str!("../../workloads/read-large.sh"),
-        amounts: amounts((1, 1024), (1, 1024), (1, 10_240)),
+        amounts: [amount(1, 1024), amount(1, 1024), amount(1, 10_240)],
         make: data::large,
         ..HERE
     },
@@ -302,7 +299,7 @@ pub const ALL: [Workload; 19] = [
         name: "read-large-again",
         words: "the same, and four times again (MiB)",
         script: include_str!("../../workloads/read-large-again.sh"),
-        amounts: amounts((1, 1024), (1, 1024), (1, 10_240)),
+        amounts: [amount(1, 1024), amount(1, 1024), amount(1, 10_240)],
         make: data::large,
         ..HERE
     },
@@ -311,7 +308,7 @@ pub const ALL: [Workload; 19] = [
         words: "an archive is unpacked onto the mount by a tar that runs here (files of 2 kB)",
         script: include_str!("../../workloads/untar-here.sh"),
         results: &["tree"],
-        amounts: amounts((5_000, 0), (5_000, 0), (70_000, 0)),
+        amounts: [amount(5_000, 0), amount(5_000, 0), amount(70_000, 0)],
         make: data::archive,
         // Forty times its target.
         limit_s: 120,
@@ -328,7 +325,7 @@ pub const ONE_COMMAND: Workload = Workload {
     name: "one-command",
     words: "cat of a small file, shell and all",
     script: include_str!("../../workloads/one-command.sh"),
-    amounts: amounts((1, 0), (1, 0), (1, 0)),
+    amounts: [amount(1, 0), amount(1, 0), amount(1, 0)],
     make: data::small,
     ..USUAL
 };

@@ -120,8 +120,8 @@ impl Bench {
         let results = Results {
             name: format!("{}-{}", options.profile.replace(':', "x"), options.size.letter()),
             partial: !options.workloads.is_empty(),
-            link: check(&place, link, (None, 1))?,
-            between: check(&place, between, (Some(1), 2))?,
+            link: check(&place, link, None, 1)?,
+            between: check(&place, between, Some(1), 2)?,
             size: options.size.letter(),
             runs: usize::from(options.runs),
             seed,
@@ -160,7 +160,7 @@ impl Bench {
         }
         if workload.splits {
             let runs = self.results.runs;
-            let splits = sweeps::split(&mut self.place, workload, (self.terms, runs, input_bytes))?;
+            let splits = sweeps::split(&mut self.place, workload, self.terms, runs, input_bytes)?;
             self.results.splits.extend(splits);
         }
         self.remove_input(workload)
@@ -273,11 +273,7 @@ fn difference(
 }
 
 /// Measures the link between the workstation (or a server) and a server.
-fn check(
-    place: &RunPlace,
-    asked: Profile,
-    (from, to): (Option<usize>, usize),
-) -> Result<MeasuredLink> {
+fn check(place: &RunPlace, asked: Profile, from: Option<usize>, to: usize) -> Result<MeasuredLink> {
     let lab = &place.lab;
     let near = from.map_or(&lab.workstation, |number| &lab.servers[number - 1].host);
     let found = wire::check::measure(near, &lab.servers[to - 1].host, &network::addresses(to).1)?;

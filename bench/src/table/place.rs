@@ -180,7 +180,7 @@ impl RunPlace {
         for number in 2..=servers {
             let (source, path) = (format!("/srv/s{number}"), format!("/mnt/s{number}"));
             let address = network::addresses(number).1;
-            let mount = services::mount_sshfs(first, (&address, &source), &path, &[])?;
+            let mount = services::mount_sshfs(first, &address, &source, &path, &[])?;
             services::wait_answering(first, &path)?;
             self.server_mounts.push((path, mount));
         }
@@ -194,7 +194,7 @@ impl RunPlace {
         let second = &self.lab.servers[1].host;
         let options = ["dir_cache=no,attr_timeout=0,entry_timeout=0,negative_timeout=0".to_owned()];
         let mount =
-            services::mount_sshfs(second, (&network::addresses(1).1, "/srv/s1"), FAR, &options)?;
+            services::mount_sshfs(second, &network::addresses(1).1, "/srv/s1", FAR, &options)?;
         services::wait_answering(second, FAR)?;
         let text = format!(
             "listen = \"{}:{FAR_PORT}\"\nallow_plaintext = true\n\n[[export]]\nname = \"far\"\n\

@@ -65,7 +65,7 @@ pub fn bars(title: &str, unit: &str, groups: &[String], series: &[Series<Option<
 }
 
 /// Points joined by lines, both axes linear and from zero.
-pub fn lines(title: &str, (across, unit): (&str, &str), series: &[Series<(f64, f64)>]) -> String {
+pub fn lines(title: &str, across: &str, unit: &str, series: &[Series<(f64, f64)>]) -> String {
     let points = || series.iter().flat_map(|s| &s.values);
     let most = |pick: fn(&(f64, f64)) -> f64| points().map(pick).fold(f64::MIN_POSITIVE, f64::max);
     let (most_x, most_y) = (most(|p| p.0), most(|p| p.1) * 1.05);

@@ -411,7 +411,7 @@ fn latency(results: &Results, name: &str) -> Result<String> {
         values: of(system).into_iter().map(|l| (l.round_trip_ms, l.summary.median)).collect(),
     };
     let series: Vec<_> = systems.iter().map(row).collect();
-    let svg = plot::lines("Latency of one small command", ("round trip, ms", "ms"), &series);
+    let svg = plot::lines("Latency of one small command", "round trip, ms", "ms", &series);
     Ok(text + &picture(name, "latency", "Latency against the round trip", &svg)?)
 }
 
@@ -442,7 +442,7 @@ fn splits(results: &Results, name: &str) -> Result<String> {
     };
     let series: Vec<_> = names.iter().map(row).collect();
     let svg =
-        plot::lines("Throughput against the split factor", ("--split", "MB/s of input"), &series);
+        plot::lines("Throughput against the split factor", "--split", "MB/s of input", &series);
     Ok(text + &picture(name, "split", "Throughput against the split factor", &svg)?)
 }
 

@@ -87,7 +87,9 @@ fn session(place: &mut RunPlace, system: System) -> Result<Samples> {
 pub fn split(
     place: &mut RunPlace,
     workload: &'static Workload,
-    (terms, runs, input_bytes): (Terms, usize, u64),
+    terms: Terms,
+    runs: usize,
+    input_bytes: u64,
 ) -> Result<Vec<Split>> {
     let mut found = Vec::new();
     for parts in PARTS {

@@ -78,16 +78,18 @@ pub fn judge(results: &Results) -> Vec<TargetVerdict> {
     let is_far = results.link.round_trip_ms >= FAR_MS;
     for (aim, system) in AIMS.iter().flat_map(|aim| POSH.map(|system| (aim, system))) {
         let factor = aim.faster.filter(|factor| is_far || *factor == 1.0);
-        verdicts.extend(factor.and_then(|factor| faster(results, (aim.workload, system), factor)));
+        verdicts.extend(factor.and_then(|factor| faster(results, aim.workload, system, factor)));
         verdicts
-            .extend(aim.over.and_then(|over| beyond_server(results, (aim.workload, system), over)));
+            .extend(aim.over.and_then(|over| beyond_server(results, aim.workload, system, over)));
     }
     verdicts.extend(POSH.iter().filter_map(|system| one_command(results, system)));
     verdicts.extend(LOCAL.iter().filter_map(|(system, factor)| local(results, system, *factor)));
     verdicts
         .extend(VOLUME.iter().filter_map(|(workload, most)| on_volume(results, workload, *most)));
     verdicts.extend(sequential(results));
-    verdicts.extend(NEVER_SLOWER.iter().filter_map(|pair| never_slower(results, *pair)));
+    verdicts.extend(
+        NEVER_SLOWER.iter().filter_map(|(system, mount)| never_slower(results, system, mount)),
+    );
     verdicts
 }
 
@@ -115,11 +117,7 @@ fn sequential(results: &Results) -> Option<TargetVerdict> {
     })
 }
 
-fn faster(
-    results: &Results,
-    (workload, system): (&str, &str),
-    factor: f64,
-) -> Option<TargetVerdict> {
+fn faster(results: &Results, workload: &str, system: &str, factor: f64) -> Option<TargetVerdict> {
     let (sshfs, posh) = (results.cell(workload, "sshfs")?, results.cell(workload, system)?);
     let ratio = sshfs.median() / posh.median();
     let least = if sshfs.limited { "at least " } else { "" };
@@ -143,7 +141,8 @@ fn faster(
 
 fn beyond_server(
     results: &Results,
-    (workload, system): (&str, &str),
+    workload: &str,
+    system: &str,
     over: Over,
 ) -> Option<TargetVerdict> {
     let (server, posh) =
@@ -202,7 +201,7 @@ fn local(results: &Results, system: &str, factor: f64) -> Option<TargetVerdict> 
     })
 }
 
-fn never_slower(results: &Results, (system, mount): (&str, &str)) -> Option<TargetVerdict> {
+fn never_slower(results: &Results, system: &str, mount: &str) -> Option<TargetVerdict> {
     let mut slower = Vec::new();
     let mut cells =
         results.cells.iter().filter(|c| c.system == system && !is_local(&c.workload)).peekable();
@@ -252,7 +251,7 @@ mod tests {
                 cell("tar-x", "posh", 1.0, false),
             ]);
             assert_eq!(
-                faster(&results, ("tar-x", "posh"), 300.0).unwrap().met,
+                faster(&results, "tar-x", "posh", 300.0).unwrap().met,
                 met,
                 "{sshfs} {limited}"
             );
@@ -267,7 +266,7 @@ mod tests {
     fn five_per_cent_are_allowed() {
         let met = |posh: f64| {
             let cells = vec![cell("comm", "sshfs", 1.0, false), cell("comm", "posh", posh, false)];
-            never_slower(&Results::of_cells(cells), ("posh", "sshfs")).unwrap().met
+            never_slower(&Results::of_cells(cells), "posh", "sshfs").unwrap().met
         };
         assert_eq!((met(1.04), met(1.06)), (Some(true), Some(false)));
     }

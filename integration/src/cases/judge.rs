@@ -24,20 +24,22 @@ pub fn differing(case: &Case, one: &ScriptRun, other: &ScriptRun) -> Vec<String>
     if one.statuses != other.statuses {
         found.push(format!("$? and PIPESTATUS: {:?} / {:?}", one.statuses, other.statuses));
     }
-    found.extend(output("stdout", (&left.stdout, one), (&right.stdout, other), case.unordered));
-    found.extend(output("stderr", (&left.stderr, one), (&right.stderr, other), false));
-    found.extend(files("", (&one.left, one), (&other.left, other)));
-    found.extend(files("~/", (&one.home, one), (&other.home, other)));
+    found.extend(output("stdout", |run| &run.outcome.stdout, one, other, case.unordered));
+    found.extend(output("stderr", |run| &run.outcome.stderr, one, other, false));
+    found.extend(files("", |run| &run.left, one, other));
+    found.extend(files("~/", |run| &run.home, one, other));
     found.extend(case.times.iter().filter_map(|path| time(path, one, other)));
     found
 }
 
 fn output(
     name: &str,
-    (left, one): (&[u8], &ScriptRun),
-    (right, other): (&[u8], &ScriptRun),
+    stream: fn(&ScriptRun) -> &[u8],
+    one: &ScriptRun,
+    other: &ScriptRun,
     unordered: bool,
 ) -> Option<String> {
+    let (left, right) = (stream(one), stream(other));
     // Most are equal as they are, and some have megabytes.
     if left == right {
         return None;
@@ -76,9 +78,11 @@ fn excerpt(bytes: &[u8], other: &[u8]) -> String {
 
 fn files(
     prefix: &str,
-    (left, one): (&Tree, &ScriptRun),
-    (right, other): (&Tree, &ScriptRun),
+    tree: fn(&ScriptRun) -> &Tree,
+    one: &ScriptRun,
+    other: &ScriptRun,
 ) -> Vec<String> {
+    let (left, right) = (tree(one), tree(other));
     if left == right {
         return Vec::new();
     }

@@ -28,7 +28,7 @@ use crate::services;
 pub use faults::{InjectedFault, Point};
 use proxy::{PORT, Proxy};
 pub use tally::ChaosTally;
-use verdict::{Injected, LeftFiles, PipelineVerdict};
+use verdict::{EndedPipeline, Injected, LeftFiles, PipelineVerdict};
 use work::{Effect, Work};
 
 /// Size of the server's disk: enough for a few pipelines' files, and soon full.
@@ -75,7 +75,7 @@ pub fn run(options: &ChaosOptions, programs: &Programs) -> Result<ChaosTally> {
     std::thread::scope(|scope| {
         let tally = &tally;
         let start =
-            |lab: usize| scope.spawn(move || in_one_lab(options, programs, (lab, labs), tally));
+            |lab: usize| scope.spawn(move || in_one_lab(options, programs, lab, labs, tally));
         let running: Vec<_> = (0..labs).map(start).collect();
         running.into_iter().try_for_each(|lab| lab.join().expect("a laboratory does not panic"))
     })?;
@@ -85,7 +85,8 @@ pub fn run(options: &ChaosOptions, programs: &Programs) -> Result<ChaosTally> {
 fn in_one_lab(
     options: &ChaosOptions,
     programs: &Programs,
-    (number, labs): (usize, usize),
+    number: usize,
+    labs: usize,
     tally: &Mutex<ChaosTally>,
 ) -> Result<()> {
     let export = ExportSpec { size_bytes: Some(DISK_BYTES), ..ExportSpec::new("s1") };
@@ -206,8 +207,9 @@ impl ChaosSite<'_> {
             Ok::<_, LabError>(LeftFiles { directory: directory.to_owned(), history })
         };
         let ours = left(&self.lab.workstation, &own, &here)?;
+        let bash = EndedPipeline { outcome: &bash, left: &ours };
         let remote = left(&self.lab.servers[0].host, &there_path, &there)?;
-        let verdict = verdict::judge(injected, (&bash, &ours), (posh, &remote), fired);
+        let verdict = verdict::judge(injected, &bash, posh, &remote, fired);
         let again = log.contains("run again here");
         let resumed = log.contains("goes on by a new connection");
         let verdict = PipelineVerdict { again, resumed, log: log.to_owned(), ..verdict };

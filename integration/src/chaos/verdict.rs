@@ -47,6 +47,13 @@ pub struct LeftFiles {
     pub history: Vec<String>,
 }
 
+/// A pipeline that has ended under one shell.
+#[derive(Debug, Clone, Copy)]
+pub struct EndedPipeline<'a> {
+    pub outcome: &'a RunOutcome,
+    pub left: &'a LeftFiles,
+}
+
 /// Result of a pipeline.
 #[derive(Debug, Clone)]
 pub struct PipelineVerdict {
@@ -89,21 +96,26 @@ enum WrongResult {
 /// Compares the results under bash and posh, and checks the time.
 pub fn judge(
     injected: &Injected,
-    (bash, here): (&RunOutcome, &LeftFiles),
-    (posh, there): (Result<RunOutcome>, &LeftFiles),
+    bash: &EndedPipeline<'_>,
+    posh: Result<RunOutcome>,
+    left_by_posh: &LeftFiles,
     fired: Option<(Instant, Instant)>,
 ) -> PipelineVerdict {
     let took =
         fired.map_or(Duration::ZERO, |(fired, ended)| ended.saturating_duration_since(fired));
     let how = match posh {
         Err(error) => How::Wrong(format!("it hangs: {error}")),
-        Ok(posh) => match compare(injected, (bash, here), (&posh, there)) {
-            Ok(how) if took > patience(injected) => {
-                How::Wrong(format!("it took {took:?} after the fault, {how:?}: {posh}"))
+        Ok(posh) => {
+            match compare(injected, bash, &EndedPipeline { outcome: &posh, left: left_by_posh }) {
+                Ok(how) if took > patience(injected) => {
+                    How::Wrong(format!("it took {took:?} after the fault, {how:?}: {posh}"))
+                }
+                Ok(how) => how,
+                Err(what) => {
+                    How::Wrong(format!("{what}\n--- bash: {}\n--- posh: {posh}", bash.outcome))
+                }
             }
-            Ok(how) => how,
-            Err(what) => How::Wrong(format!("{what}\n--- bash: {bash}\n--- posh: {posh}")),
-        },
+        }
     };
     PipelineVerdict {
         how,
@@ -130,14 +142,15 @@ fn patience(injected: &Injected) -> Duration {
 
 fn compare(
     injected: &Injected,
-    (bash, here): (&RunOutcome, &LeftFiles),
-    (posh, there): (&RunOutcome, &LeftFiles),
+    bash: &EndedPipeline<'_>,
+    posh: &EndedPipeline<'_>,
 ) -> std::result::Result<How, WrongResult> {
-    let differences = differences(here, there)?;
-    if bash == posh && differences.is_empty() {
+    let differences = differences(bash.left, posh.left)?;
+    if bash.outcome == posh.outcome && differences.is_empty() {
         return Ok(How::AsBash);
     }
-    once_only(injected.work.effect, here, there)?;
+    once_only(injected.work.effect, bash.left, posh.left)?;
+    let (bash, posh) = (bash.outcome, posh.outcome);
     let said = String::from_utf8_lossy(&posh.stderr);
     let full = injected.fault == InjectedFault::FullDisk && !posh.stderr.is_empty();
     if posh.status.success() {

@@ -112,8 +112,8 @@ struct DemoRun {
 
 fn compare(site: &DemoSite, workload: Workload, size: WorkloadSize) -> Result<Comparison> {
     println!("\n== {} ==\n\n{}", workload.name(), table::indent(workload.script()));
-    let bash = run_under(site, workload, size, (Under::Shell, "with-bash"))?;
-    let posh = run_under(site, workload, size, (Under::PoshExplained, "with-posh"))?;
+    let bash = run_under(site, workload, size, Under::Shell, "with-bash")?;
+    let posh = run_under(site, workload, size, Under::PoshExplained, "with-posh")?;
     let mut differences = Vec::new();
     if bash.outcome != posh.outcome {
         differences.push(format!("bash: {}\nposh: {}", bash.outcome, posh.outcome));
@@ -130,7 +130,8 @@ fn run_under(
     site: &DemoSite,
     workload: Workload,
     size: WorkloadSize,
-    (under, name): (Under, &str),
+    under: Under,
+    name: &str,
 ) -> Result<DemoRun> {
     let name = format!("{}-{name}", workload.name());
     let stores = site.stores(&name, workload.stores())?;

@@ -59,6 +59,12 @@ impl Attributes {
 
 type Picture = BTreeMap<PathBuf, SeenFile>;
 
+/// A picture with the name of its root, for a report.
+struct NamedPicture<'a> {
+    name: &'a str,
+    picture: &'a Picture,
+}
+
 fn picture(root: &Path, below: &Path, into: &mut Picture) -> io::Result<()> {
     for entry in fs::read_dir(root.join(below))? {
         let path = below.join(entry?.file_name());
@@ -96,8 +102,8 @@ pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) ->
     };
     *reads += ours.len();
     let mut found = compare(
-        ("the volume", &numbered_alike(ours, &server)),
-        ("its server", &server),
+        &NamedPicture { name: "the volume", picture: &numbered_alike(ours, &server) },
+        &NamedPicture { name: "its server", picture: &server },
         SeenFile::clone,
     );
     // An archive contains times.
@@ -106,8 +112,8 @@ pub fn differences([volume, server, plain]: &[PathBuf; 3], reads: &mut usize) ->
         all
     });
     found.extend(compare(
-        ("the server", &server),
-        ("a plain directory", &plain),
+        &NamedPicture { name: "the server", picture: &server },
+        &NamedPicture { name: "a plain directory", picture: &plain },
         without_what_differs,
     ));
     found.truncate(TOLD);
@@ -138,17 +144,19 @@ fn without_what_differs(seen: &SeenFile) -> SeenFile {
 }
 
 fn compare(
-    (name, ours): (&str, &Picture),
-    (other_name, theirs): (&str, &Picture),
+    one: &NamedPicture<'_>,
+    other: &NamedPicture<'_>,
     of_interest: impl Fn(&SeenFile) -> SeenFile,
 ) -> Vec<String> {
+    let (ours, theirs) = (one.picture, other.picture);
     let mut found = Vec::new();
     for path in ours.keys().chain(theirs.keys().filter(|path| !ours.contains_key(*path))) {
         let [left, right] = [ours, theirs].map(|all| all.get(path).map(&of_interest));
         if left != right {
             let [left, right] =
                 [left, right].map(|seen| seen.as_ref().map_or("nothing".to_owned(), describe));
-            found.push(format!("{}: {name} has {left}, {other_name} {right}", path.display()));
+            let path = path.display();
+            found.push(format!("{path}: {} has {left}, {} {right}", one.name, other.name));
         }
     }
     found

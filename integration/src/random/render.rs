@@ -133,7 +133,7 @@ impl ScriptWriter {
                 // `&` would put a whole list of && and || into the background.
                 let last = list.get(index + 1).is_none_or(|next| next.join == Join::Background);
                 let chained = index > 0 && matches!(list[index - 1].join, Join::And | Join::Or);
-                self.entry(entry, (last, chained), around);
+                self.entry(entry, last, chained, around);
             }
             if self.depth == 1 && !waits {
                 self.used.clear();
@@ -148,7 +148,7 @@ impl ScriptWriter {
         self.depth -= 1;
     }
 
-    fn entry(&mut self, entry: &ListEntry, (last, chained): (bool, bool), around: Around) {
+    fn entry(&mut self, entry: &ListEntry, last: bool, chained: bool, around: Around) {
         if entry.negated && matches!(entry.node, CommandNode::Pipeline(_)) {
             self.text += "! ";
         }
@@ -188,7 +188,7 @@ impl ScriptWriter {
             CommandNode::For(files, stage) => self.for_loop(files, stage, around),
             CommandNode::Parallel(parallel) => self.parallel(parallel, around),
             CommandNode::While(lines, body) => self.while_loop(lines, body, around),
-            CommandNode::If(test, yes, no) => self.branch((test, yes, no), around),
+            CommandNode::If(test, yes, no) => self.branch(test, yes, no, around),
             CommandNode::Substitution(stages) => self.substitution(stages, around),
             CommandNode::Descriptor(file, exec, body) => {
                 self.descriptor(*file, *exec, body, around)
@@ -293,7 +293,7 @@ impl ScriptWriter {
         let errors = self.errors(stage, compound, around, &mut made);
         let redirects = format!("{input}{output}{errors}");
         match &stage.body {
-            Body::Filter(index, files) => self.filter(*index, files, (piped, &redirects), around),
+            Body::Filter(index, files) => self.filter(*index, files, piped, &redirects, around),
             Body::Pair(index, left, right) => self.pair(*index, left, right, around),
             Body::Source(index) => self.source(*index, &redirects, around),
             Body::Tee(append) => self.tee(*append, around, &mut made),
@@ -358,7 +358,7 @@ impl ScriptWriter {
         }
     }
 
-    fn branch(&mut self, (test, yes, no): (&[Stage], &[ListEntry], &[ListEntry]), around: Around) {
+    fn branch(&mut self, test: &[Stage], yes: &[ListEntry], no: &[ListEntry], around: Around) {
         self.text += "if ";
         self.pipeline(test, around, None);
         self.line("; then");

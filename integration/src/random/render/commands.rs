@@ -32,7 +32,8 @@ impl ScriptWriter {
         &mut self,
         index: usize,
         files: &[FileOperand],
-        (piped, redirects): (bool, &str),
+        piped: bool,
+        redirects: &str,
         around: Around,
     ) {
         let (text, reads) = FILTERS[index];
