@@ -16,8 +16,8 @@ use std::{
 use tokio::sync::Notify;
 
 use crate::{
-    leases::{File, Former, Intent, LeaseTable, Progress, STEP, SessionId, Ticket},
-    store::{FileId, Leases, Notice, Stamp},
+    leases::{File, FileRef, Former, Intent, LeaseTable, Progress, STEP, SessionId, Ticket},
+    store::{Leases, Notice, Stamp},
 };
 
 /// An answer that takes longer counts against its session ([`LeaseTable::waited`]). Others decide
@@ -175,11 +175,7 @@ impl Keeper {
     }
 
     /// Announces an operation; see [`LeaseTable::begin`].
-    pub fn begin(
-        self: &Arc<Self>,
-        session: SessionId,
-        intents: &[(File, FileId, Intent)],
-    ) -> Begun {
+    pub fn begin(self: &Arc<Self>, session: SessionId, intents: &[(FileRef, Intent)]) -> Begun {
         let mut table = self.table();
         let ticket = table.begin(Some(session), intents, crate::clock::now());
         let waiter = table.owner_of(session).unwrap_or_default().to_owned();
@@ -193,7 +189,8 @@ impl Keeper {
     /// session.
     pub async fn flush(
         self: &Arc<Self>,
-        (waiter, session): (&str, Option<SessionId>),
+        waiter: &str,
+        session: Option<SessionId>,
         of: impl Fn(&Path) -> bool,
         time: Duration,
     ) {
@@ -202,7 +199,7 @@ impl Keeper {
         for holder in &holders {
             let mut after = None;
             loop {
-                after = self.table().recall_written((*holder, session), after, crate::clock::now());
+                after = self.table().recall_written(*holder, session, after, crate::clock::now());
                 if after.is_none() {
                     break;
                 }
@@ -346,11 +343,8 @@ impl Begun {
                 () = wakes.1 => {}
                 () = tokio::time::sleep_until(until.into()) => {}
             }
-            if self.keeper.table().waited(
-                (&self.waiter, session),
-                now.max(late),
-                crate::clock::now(),
-            ) {
+            let since = now.max(late);
+            if self.keeper.table().waited(&self.waiter, session, since, crate::clock::now()) {
                 self.keeper.lost.notify(session);
             }
         }

@@ -1,6 +1,7 @@
 //! Cost of one identity's leases for another identity.
 
 use super::*;
+use crate::store::FileId;
 
 const LEASED: u64 = 100_000;
 const FLUSHES: usize = 400;
@@ -9,8 +10,11 @@ const FLUSHES: usize = 400;
 /// not known). This is for a debug build.
 const LONGEST: Duration = Duration::from_secs(1);
 
-fn file(number: u64) -> (File, FileId) {
-    (File { system: 1, generation: number }, FileId { inode: number, generation: number })
+fn file(number: u64) -> FileRef {
+    FileRef {
+        key: File { system: 1, generation: number },
+        id: FileId { inode: number, generation: number },
+    }
 }
 
 /// An op as another identity's sessions make it, on another export, until `until`; the longest took
@@ -23,7 +27,7 @@ async fn longest_op(
     let (mut longest, mut count) = (Duration::ZERO, 0);
     while !until(count) {
         let (own, began) = (file(u64::MAX), crate::clock::now());
-        let mut begun = keeper.begin(session, &[(own.0, own.1, Intent::Change(Leases::DATA))]);
+        let mut begun = keeper.begin(session, &[(own, Intent::Change(Leases::DATA))]);
         assert!(begun.is_clear());
         begun.clear().await;
         let _ = keeper.table().grant(session, own, Leases::DATA, crate::clock::now());
@@ -53,7 +57,7 @@ async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
     let flushes = (0..FLUSHES).map(|_| {
         let keeper = keeper.clone();
         tokio::spawn(async move {
-            keeper.flush(("ada", Some(adas)), |_| true, crate::leases::FLUSH_TIME).await
+            keeper.flush("ada", Some(adas), |_| true, crate::leases::FLUSH_TIME).await
         })
     });
     let flushes: Vec<_> = flushes.collect();
@@ -64,7 +68,7 @@ async fn one_identity_with_many_leases_and_flushes_holds_up_no_other() {
     let its = keeper.clone();
     let answers = tokio::task::spawn_blocking(move || {
         (0..LEASED)
-            .for_each(|number| its.returned(ada, file(number).0, Leases::WRITE, Stamp(u64::MAX)));
+            .for_each(|number| its.returned(ada, file(number).key, Leases::WRITE, Stamp(u64::MAX)));
     });
     let answering = longest_op(&keeper, bob, |_| answers.is_finished()).await;
     for flush in flushes {
@@ -110,17 +114,14 @@ async fn changes_and_flushes_go_on_as_soon_as_former_holders_are_back() {
     let waits = [ada, bob].map(|session| {
         let keeper = keeper.clone();
         tokio::spawn(async move {
-            let (file, id) = file(1);
-            keeper.begin(session, &[(file, id, Intent::Change(Leases::DATA))]).clear().await;
+            keeper.begin(session, &[(file(1), Intent::Change(Leases::DATA))]).clear().await;
             crate::clock::now() - began
         })
     });
     let flush = tokio::spawn({
         let keeper = keeper.clone();
         async move {
-            keeper
-                .flush(("eve", None), |tree| tree.starts_with("/a"), crate::leases::RUN_TIME)
-                .await;
+            keeper.flush("eve", None, |tree| tree.starts_with("/a"), crate::leases::RUN_TIME).await;
             crate::clock::now() - began
         }
     });

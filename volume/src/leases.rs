@@ -101,6 +101,15 @@ impl File {
     const LAST: Self = Self { system: u64::MAX, generation: u64::MAX };
 }
 
+/// A file: its key in the lease table, and its id on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileRef {
+    /// The key.
+    pub key: File,
+    /// The id, which recalls name.
+    pub id: FileId,
+}
+
 /// Id of a session, which holds leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
@@ -366,7 +375,7 @@ impl LeaseTable {
     pub fn grant(
         &mut self,
         session: SessionId,
-        file: (File, FileId),
+        file: FileRef,
         wanted: Leases,
         now: Instant,
     ) -> (Leases, Stamp) {
@@ -385,10 +394,10 @@ impl LeaseTable {
             owner.lapsed_until.is_some_and(|until| until > now) || own.outbox.len() >= MAX_UNTAKEN;
         let has_room = is_share((owner.files, 1), (self.leased, MAX_LEASED_FILES));
         let held =
-            self.files.entry(file.0).or_insert_with(|| Held { id: file.1, ..Held::default() });
+            self.files.entry(file.key).or_insert_with(|| Held { id: file.id, ..Held::default() });
         let refused = is_over || has_lapsed || !has_room && !held.grants.contains_key(&session);
         let can_be_had = if refused { Leases::empty() } else { held.compatible(session, wanted) };
-        let leases = self.change(file.0, session, |held| {
+        let leases = self.change(file.key, session, |held| {
             let grant = held.grants.entry(session).or_insert(Grant { leases: can_be_had, stamp });
             grant.leases |= can_be_had;
             grant.stamp = stamp;
@@ -402,31 +411,31 @@ impl LeaseTable {
     pub fn begin(
         &mut self,
         session: Option<SessionId>,
-        intents: &[(File, FileId, Intent)],
+        intents: &[(FileRef, Intent)],
         now: Instant,
     ) -> Ticket {
         self.expire(now);
         let mut ticket = Ticket { session, changes: Vec::new(), awaited: Vec::new(), until: None };
-        for (file, id, intent) in intents {
-            let masks = match intent {
+        for (file, intent) in intents {
+            let FileRef { key: file, id } = *file;
+            let (leases, of_writers) = match intent {
                 Intent::Look => (Leases::WRITE, Leases::WRITE),
                 // A write lease's holder must not overwrite a change that it has not seen.
                 Intent::Change(leases) => (*leases | Leases::WRITE, Leases::all()),
             };
-            self.recall(*file, session, masks, now);
-            if let Some(held) = self.files.get(file) {
+            self.recall(file, session, leases, of_writers, now);
+            if let Some(held) = self.files.get(&file) {
                 let of_others =
                     held.recalled.iter().filter(|recalled| Some(recalled.session) != session);
-                let in_the_way = of_others.filter(|recalled| recalled.leases.intersects(masks.0));
+                let in_the_way = of_others.filter(|recalled| recalled.leases.intersects(leases));
                 ticket.awaited.extend(
-                    in_the_way.map(|recalled| Awaited::Of(*file, recalled.session, recalled.stamp)),
+                    in_the_way.map(|recalled| Awaited::Of(file, recalled.session, recalled.stamp)),
                 );
             }
             if matches!(intent, Intent::Change(_)) {
-                let held =
-                    self.files.entry(*file).or_insert_with(|| Held { id: *id, ..Held::default() });
+                let held = self.files.entry(file).or_insert_with(|| Held { id, ..Held::default() });
                 *held.changing.entry(session).or_default() += 1;
-                ticket.changes.push(*file);
+                ticket.changes.push(file);
             }
         }
         ticket
@@ -435,7 +444,8 @@ impl LeaseTable {
     /// Recalls leases after a change by another program, without waiting. Returns true if any
     /// session held one.
     pub fn changed(&mut self, file: File, leases: Leases, now: Instant) -> bool {
-        self.recall(file, None, (leases | Leases::WRITE, leases | Leases::WRITE), now)
+        let leases = leases | Leases::WRITE;
+        self.recall(file, None, leases, leases, now)
     }
 
     /// Returns true if the operation may proceed.
@@ -530,14 +540,15 @@ impl LeaseTable {
     /// cost O(1) per granted lease, however many flushes there are.
     pub fn recall_written(
         &mut self,
-        (holder, by): (SessionId, Option<SessionId>),
+        holder: SessionId,
+        by: Option<SessionId>,
         after: Option<File>,
         now: Instant,
     ) -> Option<File> {
         self.expire(now);
         let files = step_of(&self.sessions.get(&holder)?.index.writable, after);
         for file in &files {
-            self.recall(*file, by, (Leases::WRITE, Leases::WRITE), now);
+            self.recall(*file, by, Leases::WRITE, Leases::WRITE, now);
         }
         files.get(STEP - 1).copied()
     }
@@ -746,13 +757,14 @@ impl LeaseTable {
         Stamp(self.last_stamp)
     }
 
-    /// Recalls the leases in `masks.0` from all sessions but `session`; from a write lease's holder
-    /// those in `masks.1`. Returns true if any session held one.
+    /// Recalls these leases from all sessions but `session`; from a write lease's holder those in
+    /// `of_writers`. Returns true if any session held one.
     fn recall(
         &mut self,
         file: File,
         session: Option<SessionId>,
-        masks: (Leases, Leases),
+        leases: Leases,
+        of_writers: Leases,
         now: Instant,
     ) -> bool {
         let stamp = self.next_stamp();
@@ -760,7 +772,7 @@ impl LeaseTable {
         let lost = held.grants.iter().filter(|(holder, _)| Some(**holder) != session).map(
             |(holder, grant)| {
                 let is_writer = grant.leases.contains(Leases::WRITE);
-                (*holder, grant.leases & if is_writer { masks.1 } else { masks.0 })
+                (*holder, grant.leases & if is_writer { of_writers } else { leases })
             },
         );
         let lost: Vec<(SessionId, Leases)> = lost.filter(|(_, lost)| !lost.is_empty()).collect();
@@ -842,7 +854,8 @@ impl LeaseTable {
     /// leases.
     pub fn waited(
         &mut self,
-        (waiter, session): (&str, SessionId),
+        waiter: &str,
+        session: SessionId,
         since: Instant,
         now: Instant,
     ) -> bool {
@@ -909,13 +922,13 @@ impl LeaseTable {
     ) -> Option<T> {
         let (held, its) = (self.files.get_mut(&file)?, self.sessions.get_mut(&session)?);
         let before = its.index.len();
-        its.index.remove((file, session), held, &mut self.ends);
+        its.index.remove(file, session, held, &mut self.ends);
         let done = how(held);
         held.recalled.retain(|recalled| !recalled.leases.is_empty());
         if held.grants.get(&session).is_some_and(|grant| grant.leases.is_empty()) {
             held.grants.remove(&session);
         }
-        its.index.insert((file, session), held, &mut self.ends);
+        its.index.insert(file, session, held, &mut self.ends);
         if its.index.may_write() {
             self.writers.insert(session);
         } else {

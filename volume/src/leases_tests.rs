@@ -7,8 +7,11 @@ use super::*;
 const FILES: u64 = 3;
 const SESSIONS: usize = 3;
 
-fn file(number: u64) -> (File, FileId) {
-    (File { system: 1, generation: number }, FileId { inode: number, generation: number })
+fn file(number: u64) -> FileRef {
+    FileRef {
+        key: File { system: 1, generation: number },
+        id: FileId { inode: number, generation: number },
+    }
 }
 
 /// A holder as a client would be: it remembers a version under a lease, and answers recalls when it
@@ -96,20 +99,19 @@ impl World {
         match *step {
             Step::Look { session, file, may_write } => self.look(session, file, may_write),
             Step::Change { session, file: number } => {
-                let (key, id) = file(number);
                 let intent = Intent::Change(Leases::ATTRIBUTES | Leases::DATA);
-                let ticket =
-                    self.table.begin(Some(self.ids[session]), &[(key, id, intent)], self.now);
+                let intents = [(file(number), intent)];
+                let ticket = self.table.begin(Some(self.ids[session]), &intents, self.now);
                 self.pending.push((ticket, session, number));
             }
             Step::ByOther { file: number } => {
                 // What was held back by a writer is written over it: as with two programs on one
                 // machine.
                 self.set_version(number);
-                self.table.changed(file(number).0, Leases::ATTRIBUTES | Leases::DATA, self.now);
+                self.table.changed(file(number).key, Leases::ATTRIBUTES | Leases::DATA, self.now);
             }
             Step::WriteBack { session, file: number } => {
-                if self.table.held(self.ids[session], file(number).0).contains(Leases::WRITE) {
+                if self.table.held(self.ids[session], file(number).key).contains(Leases::WRITE) {
                     self.next_version += 1;
                     let version = self.next_version;
                     self.clients[session].dirty.insert(number, version);
@@ -131,9 +133,8 @@ impl World {
     }
 
     fn look(&mut self, session: usize, number: u64, may_write: bool) {
-        let (key, id) = file(number);
-        let mut ticket =
-            self.table.begin(Some(self.ids[session]), &[(key, id, Intent::Look)], self.now);
+        let intents = [(file(number), Intent::Look)];
+        let mut ticket = self.table.begin(Some(self.ids[session]), &intents, self.now);
         // One that has to wait is given up here.
         let is_clear = self.table.is_clear(&mut ticket, self.now);
         self.table.finish(ticket);
@@ -143,7 +144,7 @@ impl World {
         }
         let wanted = Leases::ATTRIBUTES | Leases::DATA;
         let wanted = if may_write { wanted | Leases::WRITE } else { wanted };
-        let (leases, _) = self.table.grant(self.ids[session], (key, id), wanted, self.now);
+        let (leases, _) = self.table.grant(self.ids[session], file(number), wanted, self.now);
         let client = &mut self.clients[session];
         if leases.contains(Leases::DATA) && !client.dirty.contains_key(&number) {
             client
@@ -164,7 +165,7 @@ impl World {
             if leases.contains(Leases::DATA) {
                 self.clients[session].remembered.remove(&number);
             }
-            self.table.returned(self.ids[session], file(number).0, leases, stamp);
+            self.table.returned(self.ids[session], file(number).key, leases, stamp);
         }
     }
 
@@ -219,7 +220,7 @@ impl World {
     }
 
     fn holds_write(&self, id: SessionId, number: u64) -> bool {
-        self.table.held(id, file(number).0).contains(Leases::WRITE)
+        self.table.held(id, file(number).key).contains(Leases::WRITE)
     }
 }
 
@@ -240,22 +241,22 @@ fn a_change_waits_for_the_answer_or_for_the_holders_time() {
     let mut table = LeaseTable::default();
     let now = Instant::now();
     let (one, two) = (table.open_session(now), table.open_session(now));
-    let (key, id) = file(7);
+    let file = file(7);
     let wanted = Leases::DATA | Leases::ATTRIBUTES;
-    assert_eq!(table.grant(one, (key, id), wanted, now).0, wanted);
-    let change = [(key, id, Intent::Change(wanted))];
+    assert_eq!(table.grant(one, file, wanted, now).0, wanted);
+    let change = [(file, Intent::Change(wanted))];
     let mut ticket = table.begin(Some(two), &change, now);
     assert!(!table.is_clear(&mut ticket, now));
     let [Notice::Recall { stamp, leases, .. }] = table.take_notices(one)[..] else {
         panic!("one recall")
     };
     // Until it has happened nobody gets a lease; the one that asks for it least of all.
-    assert_eq!(table.grant(one, (key, id), wanted, now).0, Leases::empty());
-    table.returned(one, key, leases, stamp);
+    assert_eq!(table.grant(one, file, wanted, now).0, Leases::empty());
+    table.returned(one, file.key, leases, stamp);
     assert!(table.is_clear(&mut ticket, now));
-    assert_eq!(table.grant(one, (key, id), wanted, now).0, Leases::empty());
+    assert_eq!(table.grant(one, file, wanted, now).0, Leases::empty());
     table.finish(ticket);
-    assert_eq!(table.grant(one, (key, id), wanted, now).0, wanted);
+    assert_eq!(table.grant(one, file, wanted, now).0, wanted);
 
     let mut ticket = table.begin(Some(two), &change, now);
     assert_eq!(table.deadline(&ticket), Some(now + LEASE_TIME));
@@ -271,9 +272,9 @@ fn who_does_not_answer_loses_all() {
     let mut table = LeaseTable::default();
     let mut now = Instant::now();
     let (one, two) = (table.open_session(now), table.open_session(now));
-    let (key, id) = file(7);
-    let _ = table.grant(one, (key, id), Leases::DATA | Leases::WRITE, now);
-    let mut ticket = table.begin(Some(two), &[(key, id, Intent::Look)], now);
+    let file = file(7);
+    let _ = table.grant(one, file, Leases::DATA | Leases::WRITE, now);
+    let mut ticket = table.begin(Some(two), &[(file, Intent::Look)], now);
     let until = now + FLUSH_TIME;
     while now < until {
         assert!(!table.is_clear(&mut ticket, now), "it is alive, and may still be writing");
@@ -282,7 +283,7 @@ fn who_does_not_answer_loses_all() {
     }
     assert!(table.is_clear(&mut ticket, now));
     table.finish(ticket);
-    assert_eq!(table.held(one, key), Leases::empty());
+    assert_eq!(table.held(one, file.key), Leases::empty());
 }
 
 #[test]
@@ -290,19 +291,16 @@ fn a_lease_on_its_way_is_not_given_back_by_mistake() {
     let mut table = LeaseTable::default();
     let now = Instant::now();
     let one = table.open_session(now);
-    let (key, id) = file(7);
-    let (_, first) = table.grant(one, (key, id), Leases::DATA, now);
-    let _ = table.grant(one, (key, id), Leases::DATA, now);
-    table.returned(one, key, Leases::DATA, first);
-    assert_eq!(table.held(one, key), Leases::DATA);
+    let file = file(7);
+    let (_, first) = table.grant(one, file, Leases::DATA, now);
+    let _ = table.grant(one, file, Leases::DATA, now);
+    table.returned(one, file.key, Leases::DATA, first);
+    assert_eq!(table.held(one, file.key), Leases::DATA);
 }
 
 #[test]
 fn an_owner_that_lets_a_recall_lapse_makes_others_wait_once() {
     let (mut table, mut now) = (LeaseTable::default(), Instant::now());
-    let file = |number| {
-        (File { system: 1, generation: number }, FileId { inode: number, generation: number })
-    };
     let ada = [(); 2].map(|()| table.open_session_of("ada", Path::new("/a"), now));
     let bob = table.open_session_of("bob", Path::new("/a/sub"), now);
     let lapsing = |table: &mut LeaseTable, number, now| {
@@ -310,7 +308,7 @@ fn an_owner_that_lets_a_recall_lapse_makes_others_wait_once() {
         granted.iter().all(|leases| *leases == Leases::DATA)
     };
     assert!(lapsing(&mut table, 1, now) && lapsing(&mut table, 2, now));
-    let change = |number| (file(number).0, file(number).1, Intent::Change(Leases::DATA));
+    let change = |number| (file(number), Intent::Change(Leases::DATA));
     let mut ticket = table.begin(Some(bob), &[change(1)], now);
     assert!(!table.is_clear(&mut ticket, now));
     for _ in 0..4 {
@@ -335,15 +333,12 @@ fn an_owner_that_lets_a_recall_lapse_makes_others_wait_once() {
 #[test]
 fn a_flush_is_of_its_trees_and_takes_its_time_at_most() {
     let (mut table, mut now) = (LeaseTable::default(), Instant::now());
-    let file = |number| {
-        (File { system: 1, generation: number }, FileId { inode: number, generation: number })
-    };
     let ada = table.open_session_of("ada", Path::new("/a"), now);
     assert_eq!(table.grant(ada, file(1), Leases::WRITE, now).0, Leases::WRITE);
     let mut other = flush_of(&mut table, |tree| overlap(tree, Path::new("/b")), RUN_TIME, now);
     assert!(table.is_clear(&mut other, now));
     // Somebody waits already, for longer.
-    let mut look = table.begin(None, &[(file(1).0, file(1).1, Intent::Look)], now);
+    let mut look = table.begin(None, &[(file(1), Intent::Look)], now);
     let mut shared = flush_of(&mut table, |tree| overlap(tree, Path::new("/a/sub")), RUN_TIME, now);
     assert!(!table.is_clear(&mut shared, now));
     now += RUN_TIME;
@@ -355,9 +350,6 @@ fn a_flush_is_of_its_trees_and_takes_its_time_at_most() {
 #[test]
 fn one_owner_leaves_leases_for_others() {
     let (mut table, now) = (LeaseTable::default(), Instant::now());
-    let file = |number| {
-        (File { system: 1, generation: number }, FileId { inode: number, generation: number })
-    };
     let (ada, bob) = (
         table.open_session_of("ada", Path::new("/"), now),
         table.open_session_of("bob", Path::new("/"), now),
@@ -381,9 +373,9 @@ fn flush_of(
 ) -> Ticket {
     let holders = table.writers(None, of);
     for holder in &holders {
-        let mut after = table.recall_written((*holder, None), None, now);
+        let mut after = table.recall_written(*holder, None, None, now);
         while after.is_some() {
-            after = table.recall_written((*holder, None), after, now);
+            after = table.recall_written(*holder, None, after, now);
         }
     }
     table.begin_flush(&holders, time, now)
@@ -394,7 +386,7 @@ fn check_indexes(table: &LeaseTable) {
     let mut recalls = 0;
     for (id, session) in &table.sessions {
         let (mut rebuilt, mut ends) = (Index::default(), Ends::default());
-        table.files.iter().for_each(|(file, held)| rebuilt.insert((*file, *id), held, &mut ends));
+        table.files.iter().for_each(|(file, held)| rebuilt.insert(*file, *id, held, &mut ends));
         let all = |index: &Index| {
             (
                 index.granted.clone(),
@@ -430,7 +422,7 @@ fn a_flush_of_many_files_lets_others_in_between() {
     let (mut table, holder, now) = holder_of(files);
     let mut after = None;
     for recalled in [STEP, STEP, 1] {
-        after = table.recall_written((holder, None), after, now);
+        after = table.recall_written(holder, None, after, now);
         assert_eq!(table.take_notices(holder).len(), recalled);
         check_indexes(&table);
     }
@@ -441,7 +433,7 @@ fn a_flush_of_many_files_lets_others_in_between() {
     assert!(tickets.iter().all(|ticket| ticket.awaited.len() == 1));
     for number in 0..files {
         assert!(tickets.iter_mut().all(|ticket| !table.is_clear(ticket, now)), "{number}");
-        table.returned(holder, file(number).0, Leases::WRITE, Stamp(u64::MAX));
+        table.returned(holder, file(number).key, Leases::WRITE, Stamp(u64::MAX));
     }
     assert!(tickets.iter_mut().all(|ticket| table.is_clear(ticket, now)));
     assert!(!table.may_be_held_back(SessionId(0)));
@@ -472,10 +464,10 @@ fn who_does_not_answer_gets_a_file_only_so_often() {
     let own = table.open_session_of("ada", Path::new("/a"), now);
     for _ in 0..MAX_UNANSWERED {
         assert_eq!(table.grant(own, file(1), Leases::DATA, now).0, Leases::DATA);
-        assert!(table.changed(file(1).0, Leases::DATA, now));
+        assert!(table.changed(file(1).key, Leases::DATA, now));
     }
     assert_eq!(table.grant(own, file(1), Leases::DATA, now).0, Leases::empty());
-    table.returned(own, file(1).0, Leases::DATA, Stamp(u64::MAX));
+    table.returned(own, file(1).key, Leases::DATA, Stamp(u64::MAX));
     assert_eq!(table.grant(own, file(1), Leases::DATA, now).0, Leases::DATA);
 }
 
@@ -484,9 +476,9 @@ fn recalls_without_an_answer_count_as_leases() {
     let (mut table, now) = (LeaseTable::default(), Instant::now());
     let own = table.open_session_of("ada", Path::new("/a"), now);
     let _ = table.grant(own, file(1), Leases::DATA, now);
-    assert!(table.changed(file(1).0, Leases::DATA, now));
+    assert!(table.changed(file(1).key, Leases::DATA, now));
     assert_eq!(table.leased, 1);
-    table.returned(own, file(1).0, Leases::DATA, Stamp(u64::MAX));
+    table.returned(own, file(1).key, Leases::DATA, Stamp(u64::MAX));
     assert_eq!(table.leased, 0);
 }
 
@@ -494,7 +486,7 @@ fn recalls_without_an_answer_count_as_leases() {
 fn who_takes_no_notices_is_told_only_what_it_needs() {
     let (mut table, now) = (LeaseTable::default(), Instant::now());
     let own = table.open_session_of("ada", Path::new("/a"), now);
-    let ((_, id), then) = (file(1), crate::store::Time { seconds: 0, nanoseconds: 0 });
+    let (id, then) = (file(1).id, crate::store::Time { seconds: 0, nanoseconds: 0 });
     let (atime, mtime, ctime) = (then, then, then);
     let (mode, uid, gid, links, size, blocks, rdev, version) = (0, 0, 0, 0, 0, 0, 0, 0);
     let kind = crate::store::Kind::Regular;
@@ -526,22 +518,22 @@ fn an_owner_that_answers_late_again_and_again_makes_others_wait_no_longer_than_i
     let [ada, adas] = [(); 2].map(|()| table.open_session_of("ada", Path::new("/a"), began));
     let at = |seconds| began + Duration::from_secs(seconds);
     // Several that wait at a time count once, and whoever waits for oneself does not.
-    assert!(!table.waited(("bob", ada), at(0), at(9)));
-    assert!(!table.waited(("cara", adas), at(1), at(9)));
-    assert!(!table.waited(("ada", adas), at(10), at(100)));
+    assert!(!table.waited("bob", ada, at(0), at(9)));
+    assert!(!table.waited("cara", adas, at(1), at(9)));
+    assert!(!table.waited("ada", adas, at(10), at(100)));
     // Nor does whoever did not wait until then.
-    assert!(!table.waited(("bob", ada), at(100), at(50)));
+    assert!(!table.waited("bob", ada, at(100), at(50)));
     [ada, adas].iter().for_each(|session| table.renew(*session, at(9)));
     assert_eq!(table.grant(ada, file(1), Leases::WRITE, at(9)).0, Leases::WRITE);
-    assert!(table.waited(("bob", ada), at(9), at(9) + WAIT_BUDGET - Duration::from_secs(9)));
+    assert!(table.waited("bob", ada, at(9), at(9) + WAIT_BUDGET - Duration::from_secs(9)));
     // It is treated as one that has not answered.
-    assert_eq!(table.held(ada, file(1).0), Leases::empty());
+    assert_eq!(table.held(ada, file(1).key), Leases::empty());
     table.renew(adas, at(16));
     assert_eq!(table.grant(adas, file(1), Leases::DATA, at(16)).0, Leases::empty());
     // The budget is one for so long: seldom waits cost nothing.
     for n in 1..10 {
         let since = at(16) + LAPSED_TIME * n;
-        assert!(!table.waited(("bob", ada), since, since + WAIT_BUDGET - Duration::from_secs(1)));
+        assert!(!table.waited("bob", ada, since, since + WAIT_BUDGET - Duration::from_secs(1)));
     }
 }
 
@@ -562,8 +554,7 @@ fn after_a_restart(now: Instant) -> (LeaseTable, [SessionId; 2]) {
 }
 
 fn may_change(table: &mut LeaseTable, session: SessionId, now: Instant) -> bool {
-    let (file, id) = file(1);
-    let mut ticket = table.begin(Some(session), &[(file, id, Intent::Change(Leases::DATA))], now);
+    let mut ticket = table.begin(Some(session), &[(file(1), Intent::Change(Leases::DATA))], now);
     let is_clear = table.is_clear(&mut ticket, now);
     table.finish(ticket);
     is_clear
@@ -577,7 +568,7 @@ fn after_a_restart_nothing_is_changed_under_a_former_holder() {
     assert!(!may_change(&mut table, ada, now) && !may_change(&mut table, bob, now));
     assert_eq!(table.grant(ada, file(3), everything, now).0, everything - Leases::WRITE);
     // Looks are nobody's harm.
-    let mut look = table.begin(Some(bob), &[(file(1).0, file(1).1, Intent::Look)], now);
+    let mut look = table.begin(Some(bob), &[(file(1), Intent::Look)], now);
     assert!(table.is_clear(&mut look, now));
     table.finish(look);
     let elsewhere = table.open_session_of("eve", Path::new("/other"), now);

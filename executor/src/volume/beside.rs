@@ -48,8 +48,8 @@ impl Volumes {
             beside.0.push((kept(&session), Arc::downgrade(&served)));
         }
         let is_used = |tree: &Path| trees.iter().any(|used| overlap(used, tree));
-        let waiter = (caller.identity.as_deref().unwrap_or_default(), None);
-        self.keeper.flush(waiter, is_used, RUN_TIME).await;
+        let waiter = caller.identity.as_deref().unwrap_or_default();
+        self.keeper.flush(waiter, None, is_used, RUN_TIME).await;
         beside
     }
 }

@@ -33,7 +33,7 @@ use super::{
     sys::{self, Handle, Purpose},
 };
 use crate::{
-    leases::File,
+    leases::{File, FileRef},
     store::{FileId, Kind},
 };
 
@@ -175,6 +175,11 @@ impl Nodes {
     /// Returns the file's key in the lease table.
     pub fn file(&self, id: FileId) -> File {
         File { system: self.system, generation: id.generation }
+    }
+
+    /// Returns the file with its key in the lease table.
+    pub fn file_ref(&self, id: FileId) -> FileRef {
+        FileRef { key: self.file(id), id }
     }
 
     /// Resolves an id that was given out before; `EACCES` if the caller may not walk to it,

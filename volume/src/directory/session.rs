@@ -4,6 +4,7 @@
 use std::{
     collections::HashMap,
     os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -31,7 +32,7 @@ use super::{
 };
 use crate::{
     keeper::{Begun, Keeper},
-    leases::{self, FLUSH_TIME, File, Intent, LEASE_TIME, SessionId, overlap},
+    leases::{self, FLUSH_TIME, FileRef, Intent, LEASE_TIME, SessionId, overlap},
     store::{
         Acls, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, Notice, Notices, Op,
         OpenFlags, Pieces, Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched,
@@ -51,7 +52,7 @@ const LEASES_END: Duration = Duration::from_secs(60);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Files that one op is going to access or change.
-pub type Intents = Vec<(File, FileId, Intent)>;
+pub type Intents = Vec<(FileRef, Intent)>;
 
 /// A session with a [`Directory`]. Dropping the last clone closes its files and releases its locks
 /// and leases.
@@ -547,8 +548,8 @@ impl Session {
         }
         if how == Settling::Flush {
             let tree = self.directory.tree();
-            let waiter = (self.account.name(), Some(self.id));
-            self.keeper().flush(waiter, |other| overlap(tree, other), FLUSH_TIME).await;
+            let of = |other: &Path| overlap(tree, other);
+            self.keeper().flush(self.account.name(), Some(self.id), of, FLUSH_TIME).await;
         }
         self.catch_up().await?;
         if self.directory.watched == Watched::LeaseEnd {
@@ -598,7 +599,7 @@ impl Session {
     /// refused on execution, and must not recall leases before.
     pub fn announce(&self, mut intents: Intents) -> Begun {
         if self.directory.require_writable().is_err() {
-            intents.retain(|(_, _, intent)| *intent == Intent::Look);
+            intents.retain(|(_, intent)| *intent == Intent::Look);
         }
         self.keeper().begin(self.id, &intents)
     }
@@ -764,8 +765,8 @@ impl Session {
         ids().into_iter().map(|id| self.intent(id, Intent::Look)).collect()
     }
 
-    fn intent(&self, id: FileId, intent: Intent) -> (File, FileId, Intent) {
-        (self.directory.nodes.file(id), id, intent)
+    fn intent(&self, id: FileId, intent: Intent) -> (FileRef, Intent) {
+        (self.directory.nodes.file_ref(id), intent)
     }
 
     /// Returns the file that a name refers to at present.
@@ -811,7 +812,7 @@ impl Session {
         (fd, id): (BorrowedFd<'_>, FileId),
         wanted: Leases,
     ) -> Result<Entry, Fault> {
-        let file = (self.directory.nodes.file(id), id);
+        let file = self.directory.nodes.file_ref(id);
         // Without a listener, recalls would remain unanswered.
         let has_listener = self.has_listener.load(Ordering::Relaxed);
         let wanted = if has_listener { wanted } else { Leases::empty() };

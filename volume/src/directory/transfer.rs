@@ -211,9 +211,8 @@ pub async fn write(
 
 impl Session {
     fn begin_of(&self, files: &[(FileId, Intent)]) -> Begun {
-        self.announce(
-            files.iter().map(|(id, what)| (self.directory.nodes.file(*id), *id, *what)).collect(),
-        )
+        let nodes = &self.directory.nodes;
+        self.announce(files.iter().map(|(id, what)| (nodes.file_ref(*id), *what)).collect())
     }
 
     fn first_piece(&self, part: u32, of: &ReadPart) -> Result<(Piece, Option<Reading>), Fault> {

@@ -47,7 +47,7 @@ impl Index {
         self.granted.iter().copied().chain(self.recalled.iter().map(|(_, file)| *file))
     }
 
-    pub fn insert(&mut self, (file, session): (File, SessionId), held: &Held, ends: &mut Ends) {
+    pub fn insert(&mut self, file: File, session: SessionId, held: &Held, ends: &mut Ends) {
         if let Some(grant) = held.grants.get(&session) {
             self.granted.insert(file);
             if grant.leases.contains(Leases::WRITE) {
@@ -63,7 +63,7 @@ impl Index {
         }
     }
 
-    pub fn remove(&mut self, (file, session): (File, SessionId), held: &Held, ends: &mut Ends) {
+    pub fn remove(&mut self, file: File, session: SessionId, held: &Held, ends: &mut Ends) {
         // Most are granted for the first time.
         if held.grants.contains_key(&session) {
             self.granted.remove(&file);
