@@ -38,7 +38,7 @@ use tokio::sync::Notify;
 
 use self::index::{Ends, Index, last_until};
 
-use crate::directory::is_share;
+use crate::directory::PoolUsage;
 use crate::store::{Entry, FileId, Leases, Notice, Stamp};
 
 /// Lifetime of leases without a sign of life. A writer waits for so long if a holder is
@@ -392,7 +392,8 @@ impl LeaseTable {
         // A session that doesn't read its notices gets no more leases.
         let has_lapsed =
             owner.lapsed_until.is_some_and(|until| until > now) || own.outbox.len() >= MAX_UNTAKEN;
-        let has_room = is_share((owner.files, 1), (self.leased, MAX_LEASED_FILES));
+        let usage = PoolUsage { own: owner.files, used: self.leased, limit: MAX_LEASED_FILES };
+        let has_room = usage.may_take(1);
         let held =
             self.files.entry(file.key).or_insert_with(|| Held { id: file.id, ..Held::default() });
         let refused = is_over || has_lapsed || !has_room && !held.grants.contains_key(&session);

@@ -30,8 +30,8 @@ use posh_proto::{
 use posh_volume::{
     Store as _,
     directory::{
-        Account, Directory, DirectorySession, HELD, Liveness, Machine, Mutability, Pool,
-        READ_BYTES, Rights, Rivals, WeakSession, WriteRoom, is_share,
+        Account, Directory, DirectorySession, HELD, Liveness, Machine, Mutability, Pool, PoolUsage,
+        READ_BYTES, Rights, Rivals, WeakSession, WriteRoom,
     },
     keeper::Keeper,
     leases::GRACE_TIME,
@@ -717,7 +717,8 @@ async fn close_removed(directory: Weak<Directory>) {
 fn require_room_in(sessions: &HashMap<Bytes, Arc<Served>>, served: &Served) -> Result<(), Status> {
     let own =
         sessions.values().filter(|other| other.caller.identity == served.caller.identity).count();
-    if own < MAX_SESSIONS_OF_ONE && is_share((own, 1), (sessions.len(), MAX_SESSIONS)) {
+    let usage = PoolUsage { own, used: sessions.len(), limit: MAX_SESSIONS };
+    if own < MAX_SESSIONS_OF_ONE && usage.may_take(1) {
         return Ok(());
     }
     Err(Status::resource_exhausted("too many sessions of volumes on this executor"))

@@ -76,11 +76,24 @@ impl Account {
     }
 }
 
-/// Returns true if an account that has `own` may take `want` more of a pool of size `limit`, of
-/// which `used` is in use.
-pub fn is_share((own, want): (usize, usize), (used, limit): (usize, usize)) -> bool {
-    let free = limit.saturating_sub(used);
-    want <= free && (own == 0 || own.saturating_add(want) <= free)
+/// Usage of a limited resource, as it counts for one account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// The account's part of `used`.
+    pub own: usize,
+    /// Usage by all accounts.
+    pub used: usize,
+    /// Size of the resource.
+    pub limit: usize,
+}
+
+impl PoolUsage {
+    /// Returns true if the account may take `want` more.
+    #[must_use]
+    pub fn may_take(self, want: usize) -> bool {
+        let free = self.limit.saturating_sub(self.used);
+        want <= free && (self.own == 0 || self.own.saturating_add(want) <= free)
+    }
 }
 
 impl Pool {
@@ -100,8 +113,8 @@ impl Pool {
     pub fn try_take(self: &Arc<Self>, account: &Arc<Account>, amount: usize) -> Option<Charge> {
         let mut state = self.state.lock().expect("not poisoned");
         let own = state.by.get(&account.name).copied().unwrap_or_default();
-        let fits =
-            own + amount <= self.own_limit && is_share((own, amount), (state.used, self.limit));
+        let usage = PoolUsage { own, used: state.used, limit: self.limit };
+        let fits = own + amount <= self.own_limit && usage.may_take(amount);
         fits.then(|| {
             state.used += amount;
             *state.by.entry(account.name.clone()).or_default() += amount;

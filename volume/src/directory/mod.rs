@@ -52,7 +52,7 @@ use nix::{errno::Errno, unistd::geteuid};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, statx};
 
 pub use self::{
-    account::{Account, Charge, Pool, is_share},
+    account::{Account, Charge, Pool, PoolUsage},
     effects::{EFFECTS, EffectMark, Effects},
     listing::MAX_NAMES,
     rivals::Rivals,

@@ -28,7 +28,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx
 
 use super::{
     Fault,
-    account::is_share,
+    account::PoolUsage,
     descriptor::{ClosingLane, Descriptor},
     sys::{self, Handle, Purpose},
 };
@@ -456,7 +456,11 @@ impl NodesState {
             return;
         }
         // Fair shares between exports: see [`super::account`].
-        while !is_share((self.known.len(), 1), (remembered.load(Ordering::Relaxed), MAX_NODES)) {
+        let has_room = |known: usize| {
+            let used = remembered.load(Ordering::Relaxed);
+            PoolUsage { own: known, used, limit: MAX_NODES }.may_take(1)
+        };
+        while !has_room(self.known.len()) {
             let Some(oldest) = self.order.pop_front() else { break };
             match self.known.get_mut(&oldest) {
                 Some(known) if known.is_used => {

@@ -33,7 +33,7 @@ use nix::{
 use tokio::sync::oneshot;
 
 use super::{
-    account::{Account, is_share},
+    account::{Account, PoolUsage},
     rivals::Rivals,
     sys,
 };
@@ -331,8 +331,9 @@ impl WorkersState {
     fn take(&mut self, (threads, beside_others): (usize, usize), now: Instant) -> Option<Next> {
         let may_have = |account: &String| {
             let Some(jobs) = self.by_account.get(account) else { return true };
+            let usage = PoolUsage { own: jobs.begun.len(), used: self.busy, limit: threads };
             // An account's first job may always begin: extra threads were started for such jobs.
-            (jobs.begun.is_empty() || is_share((jobs.begun.len(), 1), (self.busy, threads)))
+            (jobs.begun.is_empty() || usage.may_take(1))
                 && (!self.rivals.has_rival(owner(account), now)
                     || jobs.count_quick(now) < beside_others && !jobs.rests(now))
         };
