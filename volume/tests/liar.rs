@@ -13,7 +13,7 @@ use posh_proto::volume::{
 };
 use posh_volume::{
     Errno, Store,
-    remote::{Connector, Patience, Remote},
+    remote::{CannotConnect, Connector, Patience, Remote},
     store::*,
 };
 use tokio::{net::TcpListener, sync::mpsc, time::timeout};
@@ -98,10 +98,10 @@ struct To(SocketAddr);
 
 #[tonic::async_trait]
 impl Connector for To {
-    async fn connect(&self) -> Result<Channel, String> {
+    async fn connect(&self) -> Result<Channel, CannotConnect> {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.0))
-            .map_err(|error| error.to_string())?;
-        endpoint.connect().await.map_err(|error| error.to_string())
+            .map_err(|error| CannotConnect::Unreachable(error.to_string()))?;
+        endpoint.connect().await.map_err(|error| CannotConnect::Unreachable(error.to_string()))
     }
 }
 

@@ -10,7 +10,7 @@ use posh_proto::{
 };
 use posh_volume::{
     Store as _,
-    remote::{Connector, Patience, Remote},
+    remote::{CannotConnect, Connector, Patience, Remote},
     store::{
         Answer, Caller, Changes, Entry, Leases, NewTime, Notice, Notices, Op, OpenFlags, Place,
         Returned, Time, Write,
@@ -25,9 +25,9 @@ struct Direct(SocketAddr);
 
 #[tonic::async_trait]
 impl Connector for Direct {
-    async fn connect(&self) -> Result<Channel, String> {
+    async fn connect(&self) -> Result<Channel, CannotConnect> {
         let endpoint = Channel::from_shared(format!("http://{}", self.0)).unwrap();
-        endpoint.connect().await.map_err(|error| error.to_string())
+        endpoint.connect().await.map_err(|error| CannotConnect::Unreachable(error.to_string()))
     }
 }
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use posh_executor::{Config, Export, config::Confinement, identity::UnixUser};
 use posh_volume::{
     Errno, Store,
-    remote::{Connector, Patience, Remote},
+    remote::{CannotConnect, Connector, Patience, Remote},
     store::*,
 };
 use tempfile::TempDir;
@@ -84,11 +84,12 @@ pub struct Direct(pub SocketAddr);
 
 #[async_trait::async_trait]
 impl Connector for Direct {
-    async fn connect(&self) -> Result<Channel, String> {
+    async fn connect(&self) -> Result<Channel, CannotConnect> {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.0)).unwrap();
         let endpoint =
             endpoint.initial_stream_window_size(8 << 20).initial_connection_window_size(64 << 20);
-        endpoint.tcp_nodelay(true).connect().await.map_err(|error| error.to_string())
+        let channel = endpoint.tcp_nodelay(true).connect().await;
+        channel.map_err(|error| CannotConnect::Unreachable(error.to_string()))
     }
 }
 

@@ -13,7 +13,7 @@ use posh_proto::{
 };
 use posh_volume::{
     Errno, Store as _,
-    remote::{Connector, Patience, Remote},
+    remote::{CannotConnect, Connector, Patience, Remote},
     store::*,
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -280,7 +280,7 @@ struct Same(Channel);
 
 #[async_trait::async_trait]
 impl Connector for Same {
-    async fn connect(&self) -> Result<Channel, String> {
+    async fn connect(&self) -> Result<Channel, CannotConnect> {
         Ok(self.0.clone())
     }
 }

@@ -18,7 +18,7 @@ use posh_volume::{
     fuse::{self, Users},
     journal::{Journal, Record},
     mount::{self, Wanted},
-    remote::{Connector, Patience, Remote},
+    remote::{CannotConnect, Connector, Patience, Remote},
     store::Returned,
 };
 use tokio::{runtime::Handle, sync::watch};
@@ -202,15 +202,13 @@ impl VolumeConnector {
 
 #[tonic::async_trait]
 impl Connector for VolumeConnector {
-    async fn connect(&self) -> Result<Channel, String> {
-        let reached = posh_reach::connect(&self.route).await.map_err(|error| error.sentence())?;
+    async fn connect(&self) -> Result<Channel, CannotConnect> {
+        let reached = posh_reach::connect(&self.route).await;
+        let reached = reached.map_err(|error| CannotConnect::Unreachable(error.sentence()))?;
         let Reached { channel, carrier, server } = reached;
         // Cached data of one server, and writes for it, must not be used for another.
         if self.server().is_some_and(|former| former != server) {
-            return Err(
-                "there is another server at its address now; unmount the volume and mount it anew"
-                    .to_owned(),
-            );
+            return Err(CannotConnect::OtherServer);
         }
         *self.carrier.lock().await = Some(carrier);
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);

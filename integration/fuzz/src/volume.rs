@@ -18,7 +18,7 @@ use nix::sys::{
 use posh_executor::Config;
 use posh_proto::{PROTOCOL_VERSION, volume as wire};
 use posh_volume::{
-    remote::{Connector, Patience, Remote},
+    remote::{CannotConnect, Connector, Patience, Remote},
     store::{Answer, Caller, FileId, Op, OpenFlags, Place, ReadPart, Removal, Store as _, Write},
 };
 use prost::Message;
@@ -59,10 +59,10 @@ pub struct Direct(pub SocketAddr);
 
 #[async_trait::async_trait]
 impl Connector for Direct {
-    async fn connect(&self) -> Result<Channel, String> {
+    async fn connect(&self) -> Result<Channel, CannotConnect> {
         let channel = Channel::from_shared(format!("http://{}", self.0))
-            .map_err(|error| error.to_string())?;
-        channel.connect().await.map_err(|error| error.to_string())
+            .map_err(|error| CannotConnect::Unreachable(error.to_string()))?;
+        channel.connect().await.map_err(|error| CannotConnect::Unreachable(error.to_string()))
     }
 }
 

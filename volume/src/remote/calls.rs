@@ -30,13 +30,19 @@ pub struct Calls {
 #[derive(Debug)]
 struct PendingCall {
     call: Call,
+    delivery: Delivery,
+    answer: oneshot::Sender<Given>,
+}
+
+/// State of a call that decides if it may be sent again on a new connection.
+#[derive(Debug, Clone, Copy)]
+struct Delivery {
     is_change: bool,
     is_repeatable: bool,
     /// Number of the executor's session in which it may have been performed.
     sent_in: Option<u64>,
     /// True if it contains handles of that session.
     names_handles: bool,
-    answer: oneshot::Sender<Given>,
 }
 
 /// An open file.
@@ -44,8 +50,9 @@ struct PendingCall {
 struct RemoteFile {
     file: FileId,
     flags: OpenFlags,
-    /// Number of the executor's session, and the handle in it.
-    handle: (u64, Handle),
+    /// Number of the executor's session that the handle belongs to.
+    epoch: u64,
+    handle: Handle,
 }
 
 /// Outcome of a call.
@@ -66,8 +73,11 @@ impl Calls {
 
     /// Returns the number up to which all changes have been answered.
     pub fn acknowledged(&self) -> u64 {
-        let change =
-            self.waiting.iter().find(|(_, waiting)| waiting.is_change).map(|(number, _)| number);
+        let change = self
+            .waiting
+            .iter()
+            .find(|(_, waiting)| waiting.delivery.is_change)
+            .map(|(number, _)| number);
         let first = change.into_iter().chain(self.writes.first()).min();
         first.map_or(self.last_number, |first| first - 1)
     }
@@ -94,10 +104,11 @@ impl Calls {
     /// Returns all pending calls, to be sent on a new connection to the executor's session `epoch`.
     /// A call that may have been performed in a session before `since`, and must not be repeated,
     /// fails; sessions since then know each other's calls.
-    pub fn sent_anew(&mut self, (since, epoch): (u64, u64)) -> Vec<Call> {
-        let is_lost = |waiting: &PendingCall| {
-            let is_known = |sent_in| sent_in == epoch || sent_in >= since && !waiting.names_handles;
-            waiting.sent_in.is_some_and(|sent_in| !is_known(sent_in))
+    pub fn sent_anew(&mut self, since: u64, epoch: u64) -> Vec<Call> {
+        let is_lost = |PendingCall { delivery, .. }: &PendingCall| {
+            let is_known =
+                |sent_in| sent_in == epoch || sent_in >= since && !delivery.names_handles;
+            delivery.sent_in.is_some_and(|sent_in| !is_known(sent_in))
         };
         let lost: Vec<u64> = self
             .waiting
@@ -108,39 +119,26 @@ impl Calls {
         for number in lost {
             let Some(waiting) = self.waiting.remove(&number) else { continue };
             // A repeatable one begins anew, since its handles may be invalid.
-            let given =
-                if waiting.is_repeatable { Given::Again } else { Given::Answer(Err(Errno::EIO)) };
+            let is_repeatable = waiting.delivery.is_repeatable;
+            let given = if is_repeatable { Given::Again } else { Given::Answer(Err(Errno::EIO)) };
             let _ = waiting.answer.send(given);
         }
-        self.waiting.values_mut().for_each(|waiting| waiting.sent_in = Some(epoch));
+        self.waiting.values_mut().for_each(|waiting| waiting.delivery.sent_in = Some(epoch));
         self.waiting.values().map(|waiting| waiting.call.clone()).collect()
     }
 
-    fn begin(
-        &mut self,
-        mut call: Call,
-        (is_change, is_repeatable): (bool, bool),
-        (epoch, names_handles): (Option<u64>, bool),
-    ) -> (Call, oneshot::Receiver<Given>) {
+    fn begin(&mut self, mut call: Call, delivery: Delivery) -> (Call, oneshot::Receiver<Given>) {
         self.last_number += 1;
         call.number = self.last_number;
         call.acknowledged = self.acknowledged().min(call.number - 1);
         let (answer, given) = oneshot::channel();
-        let waiting = PendingCall {
-            call: call.clone(),
-            is_change,
-            is_repeatable,
-            sent_in: epoch,
-            names_handles,
-            answer,
-        };
-        self.waiting.insert(call.number, waiting);
+        self.waiting.insert(call.number, PendingCall { call: call.clone(), delivery, answer });
         (call, given)
     }
 
-    fn opened(&mut self, file: FileId, flags: OpenFlags, handle: (u64, Handle)) -> Handle {
+    fn opened(&mut self, opened: RemoteFile) -> Handle {
         self.last_handle += 1;
-        self.opened.insert(self.last_handle, RemoteFile { file, flags, handle });
+        self.opened.insert(self.last_handle, opened);
         Handle(self.last_handle)
     }
 }
@@ -203,14 +201,15 @@ impl Shared {
             // Epoch 0 is no session's: the file is opened again on use.
             let epoch = if is_earlier { 0 } else { self.connection.borrow().epoch };
             let mut calls = self.calls.lock().expect("not poisoned");
-            let handle = calls.opened(entry.attributes.id, flags, (epoch, handle));
+            let handle =
+                calls.opened(RemoteFile { file: entry.attributes.id, flags, epoch, handle });
             return Ok(Answer::Opened { handle, entry, parent });
         }
     }
 
     /// Sends an op and waits. `epoch`: the executor's session whose handles it contains.
     async fn send(&self, caller: &Caller, op: Op, epoch: Option<u64>) -> Given {
-        let kind = (op.is_change(), op.is_repeatable());
+        let (is_change, is_repeatable) = (op.is_change(), op.is_repeatable());
         let message = Call { caller: Some(caller.into()), op: Some(op.into()), ..Call::default() };
         let (call, mut given, outgoing) = {
             // Atomic, so that a new connection either finds the call or is the one it is sent on.
@@ -220,7 +219,9 @@ impl Shared {
                 return Given::Again;
             }
             let sent_in = outgoing.is_some().then_some(now).or(epoch);
-            let (call, given) = calls.begin(message, kind, (sent_in, epoch.is_some()));
+            let names_handles = epoch.is_some();
+            let delivery = Delivery { is_change, is_repeatable, sent_in, names_handles };
+            let (call, given) = calls.begin(message, delivery);
             (call, given, outgoing)
         };
         let _waited = Waited { shared: self, number: call.number };
@@ -280,8 +281,8 @@ impl Shared {
         let Some(handle) = place.handle else { return Ok(None) };
         let opened = self.opened(handle)?;
         let now = self.connection.borrow().epoch;
-        if opened.handle.0 == now {
-            place.handle = Some(opened.handle.1);
+        if opened.epoch == now {
+            place.handle = Some(opened.handle);
             return Ok(Some(now));
         }
         let flags = opened.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
@@ -295,7 +296,7 @@ impl Shared {
         let Answer::Opened { handle: new, .. } = answer? else { return Err(Errno::EPROTO) };
         let epoch = self.connection.borrow().epoch;
         if let Some(opened) = self.calls.lock().expect("not poisoned").opened.get_mut(&handle.0) {
-            opened.handle = (epoch, new);
+            (opened.epoch, opened.handle) = (epoch, new);
         }
         place.handle = Some(new);
         Ok(Some(epoch))
@@ -311,8 +312,8 @@ impl Shared {
             .opened
             .remove(&handle.0)
             .ok_or(Errno::EBADF)?;
-        *handle = opened.handle.1;
-        Ok(Some(opened.handle.0).filter(|epoch| *epoch == self.connection.borrow().epoch))
+        *handle = opened.handle;
+        Ok(Some(opened.epoch).filter(|epoch| *epoch == self.connection.borrow().epoch))
     }
 
     fn opened(&self, handle: Handle) -> Result<RemoteFile, Errno> {

@@ -38,7 +38,9 @@ const SILENCE: Duration = Duration::from_secs(10);
 const OUTGOING: usize = 1024;
 
 /// Error of an attempt to connect.
-struct Failed {
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct Failed {
     why: String,
     /// True if a retry is useless.
     is_final: bool,
@@ -54,7 +56,7 @@ struct Link {
 }
 
 /// Maintains the connection; sends the result of the first attempt to `first`.
-pub async fn keep(shared: Arc<Shared>, first: oneshot::Sender<Result<(), String>>) {
+pub async fn keep(shared: Arc<Shared>, first: oneshot::Sender<Result<(), Failed>>) {
     let mut first = Some(first);
     let mut pause = FIRST_PAUSE;
     loop {
@@ -70,7 +72,7 @@ pub async fn keep(shared: Arc<Shared>, first: oneshot::Sender<Result<(), String>
             }
             Err(failed) => {
                 if let Some(first) = first.take() {
-                    let _ = first.send(Err(failed.why));
+                    let _ = first.send(Err(failed));
                     return;
                 }
                 disconnected(&shared, failed.why, failed.is_final);
@@ -96,8 +98,8 @@ fn disconnected(shared: &Shared, why: String, is_refused: bool) {
 async fn connect(shared: &Shared) -> Result<Link, Failed> {
     let passing = |why: String| Failed { why, is_final: false };
     let channel = tokio::time::timeout(CONNECT_TIMEOUT, shared.connector.connect()).await;
-    let channel =
-        channel.map_err(|_| passing("no connection in time".to_owned()))?.map_err(passing)?;
+    let channel = channel.map_err(|_| passing("no connection in time".to_owned()))?;
+    let channel = channel.map_err(|error| passing(error.to_string()))?;
     let mut client = VolumeClient::new(channel)
         .max_decoding_message_size(VOLUME_ANSWER_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -125,7 +127,7 @@ async fn connect(shared: &Shared) -> Result<Link, Failed> {
     let (incoming, welcome) = welcome
         .map_err(|_| passing("no answer in time".to_owned()))?
         .map_err(|status| failed(&status))?;
-    take_up(shared, (client, outgoing.clone()), welcome, said).await?;
+    take_up(shared, client, outgoing.clone(), welcome, said).await?;
     Ok(Link { incoming, outgoing, beats: VecDeque::new(), heard: Instant::now() })
 }
 
@@ -143,7 +145,8 @@ fn failed(status: &Status) -> Failed {
 /// Resumes the session or begins a new one, and sends the pending calls.
 async fn take_up(
     shared: &Shared,
-    (client, outgoing): (VolumeClient<tonic::transport::Channel>, mpsc::Sender<ToVolume>),
+    client: VolumeClient<tonic::transport::Channel>,
+    outgoing: mpsc::Sender<ToVolume>,
     welcome: Welcome,
     said: Instant,
 ) -> Result<(), Failed> {
@@ -180,7 +183,7 @@ async fn take_up(
             valid_above: lost.max(before.valid_above),
         };
         shared.connection.send_replace(connection);
-        calls.sent_anew((since, epoch))
+        calls.sent_anew(since, epoch)
     };
     // In a task: the queue may fill up before the stream is read.
     tokio::spawn(async move {

@@ -55,13 +55,24 @@ pub trait Connector: Send + Sync + 'static {
     /// one.
     ///
     /// # Errors
-    /// The reason, in a sentence.
-    async fn connect(&self) -> Result<Channel, String>;
+    /// See [`CannotConnect`].
+    async fn connect(&self) -> Result<Channel, CannotConnect>;
 
     /// Completes with the reason when the last channel should be replaced although it works.
     async fn worn(&self) -> String {
         std::future::pending().await
     }
+}
+
+/// Error of [`Connector::connect`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CannotConnect {
+    /// The executor is unreachable; the reason in a sentence.
+    #[error("{0}")]
+    Unreachable(String),
+    /// Its address leads to another server, for which cached data and unsent writes are not meant.
+    #[error("there is another server at its address now; unmount the volume and mount it anew")]
+    OtherServer,
 }
 
 /// Timeout of a volume's operations.
@@ -187,7 +198,7 @@ impl Remote {
         let link = tokio::spawn(link::keep(shared.clone(), first));
         match opened.await {
             Ok(Ok(())) => Ok(Self { shared, link, listener: Mutex::new(Some(listener)) }),
-            Ok(Err(why)) => Err(failed(why)),
+            Ok(Err(error)) => Err(failed(error.to_string())),
             Err(_) => Err(failed("it ended".to_owned())),
         }
     }

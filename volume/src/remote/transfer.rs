@@ -106,7 +106,7 @@ pub async fn write(
 ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
     let (begun, asked) = (Begun::new(shared), writes.len());
     let answer = tokio::select! {
-        answer = write_until_answered(shared, caller, (begun.number, writes)) => answer,
+        answer = write_until_answered(shared, caller, begun.number, writes) => answer,
         () = shared.out_of_patience() => Err(Errno::ETIMEDOUT),
     };
     drop(begun);
@@ -144,7 +144,8 @@ impl Drop for Begun<'_> {
 async fn write_until_answered(
     shared: &Shared,
     caller: &Caller,
-    (number, writes): (u64, Vec<Write>),
+    number: u64,
+    writes: Vec<Write>,
 ) -> Result<pb::WriteReply, Errno> {
     let mut sent_in = None;
     loop {

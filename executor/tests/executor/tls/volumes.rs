@@ -18,7 +18,7 @@ use posh_proto::{
 use posh_reach::tls;
 use posh_volume::{
     Errno, Store as _,
-    remote::{Connector, Patience, Remote},
+    remote::{CannotConnect, Connector, Patience, Remote},
     store::*,
 };
 use tokio::{
@@ -59,9 +59,10 @@ impl ByCertificate {
 
 #[tonic::async_trait]
 impl Connector for ByCertificate {
-    async fn connect(&self) -> Result<Channel, String> {
+    async fn connect(&self) -> Result<Channel, CannotConnect> {
         self.connections.send_modify(|count| *count += 1);
-        tls::channel(&self.host, &self.credentials).await.map_err(|error| error.to_string())
+        let channel = tls::channel(&self.host, &self.credentials).await;
+        channel.map_err(|error| CannotConnect::Unreachable(error.to_string()))
     }
 
     async fn worn(&self) -> String {
