@@ -34,13 +34,14 @@ async fn main() {
         None,
     );
     if let Some(journal) = rest.get(1) {
-        volume.keep_journal(Journal::open(journal).unwrap()).await.unwrap();
+        let (journal, left) = Journal::open(journal).unwrap();
+        volume.keep_journal(journal, left).await.unwrap();
     }
     let wanted = Wanted { source: "this:directory", read_only: false, for_everybody: is_root };
     let device = mount::mount(&wanted, mount_point).unwrap();
     let users = if is_root { Users::All } else { Users::Own };
     let served = tokio::task::block_in_place(|| {
-        fuse::serve(volume, invalidations, (device, mount_point), users)
+        fuse::serve(volume, invalidations, device, mount_point, users)
     })
     .unwrap();
     println!("ready");

@@ -81,7 +81,8 @@ pub enum Users {
 pub fn serve(
     volume: Arc<Volume>,
     invalidations: mpsc::UnboundedReceiver<Invalidate>,
-    (device, mount_point): (OwnedFd, &Path),
+    device: OwnedFd,
+    mount_point: &Path,
     users: Users,
 ) -> io::Result<std::thread::JoinHandle<io::Result<()>>> {
     let acl = if users == Users::All { SessionACL::All } else { SessionACL::Owner };
@@ -127,7 +128,7 @@ impl Kernel {
             // A negative offset: only attributes.
             let offset = if invalidate.pages { 0 } else { -1 };
             let number = invalidate.number;
-            let forget = || file_is_doubtful(&self.raw, number, (offset, 0));
+            let forget = || file_is_doubtful(&self.raw, number, offset, 0);
             forget_for_sure(forget, || self.is_told(number));
             self.let_go(&invalidate.let_go);
         }
@@ -142,7 +143,7 @@ impl Kernel {
         let wait = move || {
             let _carried_out = carried_out;
             for (offset, length) in gaps.into_iter().chain([(0, 0)]) {
-                let forget = || file_is_doubtful(&raw, number, (offset, length));
+                let forget = || file_is_doubtful(&raw, number, offset, length);
                 let is_told = || volume.upgrade().is_some_and(|volume| volume.is_told(number));
                 forget_for_sure(forget, is_told);
             }
@@ -157,10 +158,8 @@ impl Kernel {
     /// Drops files from the kernel's caches: pages and attributes first, then dentries.
     fn let_go(&self, numbers: &[u64]) {
         for number in numbers {
-            forget_for_sure(
-                || file_is_doubtful(&self.raw, *number, (0, 0)),
-                || self.is_told(*number),
-            );
+            let forget = || file_is_doubtful(&self.raw, *number, 0, 0);
+            forget_for_sure(forget, || self.is_told(*number));
         }
         for numbers in numbers.chunks(PRUNED_AT_ONCE) {
             // An older kernel keeps the dentries.
@@ -226,7 +225,7 @@ fn gaps_between(mut busy: Vec<Range<u64>>) -> Vec<(i64, i64)> {
 /// Sends a `struct fuse_notify_inval_inode_out`, with an offset (below 0: only attributes) and a
 /// length (0: to the end). fuser's own function doesn't report that the kernel does not know the
 /// file.
-fn file_is_doubtful(raw: &OwnedFd, number: u64, (offset, length): (i64, i64)) -> nix::Result<()> {
+fn file_is_doubtful(raw: &OwnedFd, number: u64, offset: i64, length: i64) -> nix::Result<()> {
     let numbers = [number.to_ne_bytes(), offset.to_ne_bytes(), length.to_ne_bytes()].concat();
     notify(raw, NOTIFY_INVAL_INODE, &[&numbers]).map(drop)
 }
@@ -279,7 +278,7 @@ const PAGES_PATIENCE: Duration = Duration::from_millis(10);
 /// them.
 async fn forget_written(raw: Arc<OwnedFd>, number: u64, offset: u64, length: u32) {
     let Ok(offset) = i64::try_from(offset) else { return };
-    let forget = move || file_is_doubtful(&raw, number, (offset, length.into()));
+    let forget = move || file_is_doubtful(&raw, number, offset, length.into());
     let _ = tokio::time::timeout(PAGES_PATIENCE, tokio::task::spawn_blocking(forget)).await;
 }
 

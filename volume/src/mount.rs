@@ -129,9 +129,10 @@ pub fn unmount(directory: &Path) -> io::Result<()> {
     if ended.status.success() { Ok(()) } else { Err(said(&ended.stderr)) }
 }
 
-/// Sets the kernel's read-ahead. This needs root; without it reads are smaller.
-pub fn read_ahead(device: (u32, u32), kib: u32) {
-    let file = format!("/sys/class/bdi/{}:{}/read_ahead_kb", device.0, device.1);
+/// Sets the kernel's read-ahead for a mount with that device number. This needs root; without it
+/// reads are smaller.
+pub fn read_ahead(major: u32, minor: u32, kib: u32) {
+    let file = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
     let _ = fs::write(file, kib.to_string());
 }
 

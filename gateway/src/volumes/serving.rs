@@ -90,10 +90,10 @@ impl Serving {
             let (volume, invalidations) =
                 Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
             // Without the journal, closed files would be missing.
-            if let Some(journal) = journal {
-                let ended = volume.end_earlier_sessions(&journal.0, &remote.session()).await;
+            if let Some((journal, left)) = journal {
+                let ended = volume.end_earlier_sessions(&journal, &remote.session()).await;
                 ended.map_err(VolumeError::EarlierSession)?;
-                volume.keep_journal(journal).await.map_err(VolumeError::Journal)?;
+                volume.keep_journal(journal, left).await.map_err(VolumeError::Journal)?;
             }
             let path = config.path.clone();
             let source = config.source();
@@ -106,7 +106,7 @@ impl Serving {
             let device =
                 device.map_err(|error| VolumeError::Mount { path: path.clone(), error })?;
             let served = tokio::task::block_in_place(|| {
-                fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users)
+                fuse::serve(Arc::clone(&volume), invalidations, device, &path, users)
             });
             let thread =
                 served.map_err(|error| VolumeError::Kernel { path: path.clone(), error })?;
@@ -122,8 +122,8 @@ impl Serving {
                 let _ = end.send(true);
             });
             let device = device_at(&path);
-            if let Some(device) = device {
-                mount::read_ahead(device, READ_AHEAD_KIB);
+            if let Some((major, minor)) = device {
+                mount::read_ahead(major, minor, READ_AHEAD_KIB);
             }
             Ok(Self { volume, session, device, ended })
         });

@@ -255,14 +255,15 @@ impl Volume {
         Ok(())
     }
 
-    /// Sets the journal, so that files of new directories are created in memory from now on. Its
-    /// old records become pending files again, and are sent like all others.
+    /// Sets the journal, so that files of new directories are created in memory from now on. The
+    /// records that are left in it become pending files again, and are sent like all others.
     ///
     /// # Errors
     /// The store's; then the next volume replays the journal.
     pub async fn keep_journal(
         self: &Arc<Self>,
-        (journal, left): (Journal, Vec<Record>),
+        journal: Journal,
+        left: Vec<Record>,
     ) -> Result<(), Errno> {
         self.table().unborn.begin_above(journal.last_order());
         for record in left {

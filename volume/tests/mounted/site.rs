@@ -94,12 +94,13 @@ impl Site {
             Settings { sync: false, memory_bytes: CACHE, most_files: FILES },
             Some(disk),
         );
-        let journal = Journal::open(&self.root.path().join(format!("journal{number}"))).unwrap();
-        runtime.block_on(volume.keep_journal(journal)).unwrap();
+        let journal = Journal::open(&self.root.path().join(format!("journal{number}")));
+        let (journal, left) = journal.unwrap();
+        runtime.block_on(volume.keep_journal(journal, left)).unwrap();
         let wanted = Wanted { source: "test:origin", read_only: false, for_everybody: is_root };
         let device = mount::mount(&wanted, &path).unwrap();
         let users = if is_root { Users::All } else { Users::Own };
-        fuse::serve(Arc::clone(&volume), invalidations, (device, &path), users).unwrap();
+        fuse::serve(Arc::clone(&volume), invalidations, device, &path, users).unwrap();
         self.mounts.push(path);
         self.volumes.push(volume);
     }

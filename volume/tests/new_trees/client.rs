@@ -257,15 +257,15 @@ impl Site {
         let (volume, mut invalidations) =
             Volume::new(Arc::clone(&store) as Arc<dyn Store>, settings, None);
         tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
-        let journal = loop {
+        let (journal, left) = loop {
             // The one before lets go of it when its last task has ended.
             match Journal::open(&self.state(name)) {
-                Ok(journal) => break journal,
+                Ok(opened) => break opened,
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
             }
             tokio::task::yield_now().await;
         };
-        volume.keep_journal(journal).await.unwrap();
+        volume.keep_journal(journal, left).await.unwrap();
         Client { volume, store, caller: Caller::default(), open: HashMap::new() }
     }
 }

@@ -64,13 +64,13 @@ impl Machine {
             let (volume, mut invalidations) =
                 Volume::new(Arc::clone(&link) as Arc<dyn Store>, settings, None);
             tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
-            let journal = Journal::open(&disk).unwrap();
+            let (journal, left) = Journal::open(&disk).unwrap();
             let gateway = Gateway { volume, link, disk };
-            let count = journal.1.len();
+            let count = left.len();
             let name = Bytes::from((self.number + 2 * process).to_string());
-            let ended = gateway.volume.end_earlier_sessions(&journal.0, &name).await;
+            let ended = gateway.volume.end_earlier_sessions(&journal, &name).await;
             let taken_up = match ended {
-                Ok(()) => gateway.volume.keep_journal(journal).await,
+                Ok(()) => gateway.volume.keep_journal(journal, left).await,
                 Err(errno) => Err(errno),
             };
             match taken_up {
