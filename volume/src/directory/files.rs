@@ -175,7 +175,7 @@ impl Session {
         // Before the file is truncated.
         let room = self.room_for_open()?;
         let fd = self.reopen(node, flags)?;
-        self.keep((node.id, fd), flags, None, room)
+        self.keep(node.id, fd, flags, None, room)
     }
 
     /// open(2) with `O_CREAT`.
@@ -251,7 +251,7 @@ impl Session {
             // The file existed when the op was announced, and was removed since.
             self.directory.touched(parent.id, super::session::NAMES);
         }
-        self.keep((path.id, fd), flags, Some(parent), room)
+        self.keep(path.id, fd, flags, Some(parent), room)
     }
 
     /// Charges an open file to the account.
@@ -264,7 +264,8 @@ impl Session {
 
     fn keep(
         &self,
-        (file, fd): (FileId, OwnedFd),
+        file: FileId,
+        fd: OwnedFd,
         flags: OpenFlags,
         parent: Option<&Node>,
         room: Charge,
@@ -277,7 +278,7 @@ impl Session {
             BYTES
         };
         let fd = Descriptor::open(&self.closing, fd, Arc::new(room));
-        let entry = self.entry((fd.as_fd(), file), wanted)?;
+        let entry = self.entry(fd.as_fd(), file, wanted)?;
         let handle = Handle(self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
         let mut opened = self.opened.lock().expect("not poisoned");
         if opened.len() >= MAX_OPENED {
@@ -326,7 +327,7 @@ impl Session {
         attributes::change_times(target.fd(), changes)?;
         let leases = if target.is_directory() { super::session::NAMES } else { Leases::ATTRIBUTES };
         debug_assert!(!leases_of(changes).is_empty());
-        self.entry((target.fd(), place.file), leases)
+        self.entry(target.fd(), place.file, leases)
     }
 
     /// fsync(2).
@@ -351,11 +352,11 @@ impl Session {
     /// Returns the entry of a file that the caller may write.
     pub fn entry_of_writable(&self, place: Place) -> Result<Entry, Fault> {
         let file = self.usable(place, OpenFlags::WRITE)?;
-        self.entry((file.as_fd(), place.file), Leases::ATTRIBUTES)
+        self.entry(file.as_fd(), place.file, Leases::ATTRIBUTES)
     }
 
     /// lseek(2).
-    pub fn seek(&self, place: Place, (offset, what): (u64, Sought)) -> Result<Answer, Fault> {
+    pub fn seek(&self, place: Place, offset: u64, what: Sought) -> Result<Answer, Fault> {
         // The session's own descriptor will do: nothing else uses its offset.
         let file = match self.target(place)? {
             Target::Opened(opened) => Usable::Opened(opened),

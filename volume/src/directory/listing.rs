@@ -83,13 +83,13 @@ impl Session {
     }
 
     /// Lists part of a directory.
-    pub fn list(&self, directory: FileId, (cookie, limit): (u64, u32)) -> Result<Listing, Fault> {
+    pub fn list(&self, directory: FileId, cookie: u64, limit: u32) -> Result<Listing, Fault> {
         let node = self.directory.nodes.node(directory)?;
         if node.kind != Kind::Directory {
             return Err(Errno::ENOTDIR.into());
         }
         // Before the names are read: a change in between is recalled.
-        let entry = self.entry((node.fd.as_fd(), node.id), NAMES)?;
+        let entry = self.entry(node.fd.as_fd(), node.id, NAMES)?;
         let (found, is_last) = self.names_of(&node, cookie, limit)?;
         let names = found.into_iter().map(|found| self.listed(&node, found)).collect();
         Ok(Listing { directory: entry, names, is_last })
@@ -148,7 +148,7 @@ impl Session {
         if node.kind != Kind::Symlink {
             return Err(Errno::EINVAL.into());
         }
-        let stamp = self.entry((node.fd.as_fd(), node.id), Leases::ATTRIBUTES)?.stamp;
+        let stamp = self.entry(node.fd.as_fd(), node.id, Leases::ATTRIBUTES)?.stamp;
         let target = rustix::fs::readlinkat(&node.fd, c"", Vec::with_capacity(MAX_TARGET_BYTES))?;
         Ok(Answer::Target { target: OsStr::from_bytes(target.as_bytes()).to_owned(), stamp })
     }

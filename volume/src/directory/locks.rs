@@ -115,8 +115,10 @@ impl Description {
 pub async fn lock(
     session: &Arc<Session>,
     caller: &Caller,
-    (place, owner): (Place, u64),
-    (lock, wait): (Lock, Wait),
+    place: Place,
+    owner: u64,
+    lock: Lock,
+    wait: Wait,
 ) -> Result<Answer, Errno> {
     let waiting = Waiting::default();
     let attempt = || async {
@@ -124,7 +126,7 @@ pub async fn lock(
         // The kernel scans all locks of the file; the permit limits an account's use of processors.
         let _turn = session.account.step().await;
         let trying = session.as_caller(caller, move |session| {
-            let Some(locked) = try_lock(session, (place, owner), &lock)? else {
+            let Some(locked) = try_lock(session, place, owner, &lock)? else {
                 return Ok(Answer::Done);
             };
             // The end has released what was locked before; this one by itself, since the session
@@ -132,7 +134,7 @@ pub async fn lock(
             if session.is_over() {
                 locked.release();
             } else if is_given_up.load(Ordering::Relaxed) {
-                let _ = try_lock(session, (place, owner), &lock.given_back());
+                let _ = try_lock(session, place, owner, &lock.given_back());
             }
             Ok(Answer::Done)
         });
@@ -208,7 +210,8 @@ impl Locked {
 /// `None`: there is nothing to lock or unlock.
 fn try_lock(
     session: &Session,
-    (place, owner): (Place, u64),
+    place: Place,
+    owner: u64,
     lock: &Lock,
 ) -> Result<Option<Locked>, Fault> {
     if session.directory.require_writable().is_err() {
@@ -233,7 +236,7 @@ fn try_lock(
             }
             let description = match known {
                 Some(description) => description,
-                None => describe(session, (place, owner))?,
+                None => describe(session, place, owner)?,
             };
             // An unlock is not charged.
             if range.access.is_some() {
@@ -255,7 +258,8 @@ fn try_lock(
 /// description.
 pub fn test(
     session: &Session,
-    (place, owner): (Place, u64),
+    place: Place,
+    owner: u64,
     range: &RangeLock,
 ) -> Result<Answer, Fault> {
     let known = session.locks.of(place.file, owner);
@@ -295,7 +299,7 @@ pub fn unlock(session: &Session, file: FileId, owner: u64) {
 /// Opens the file once more for one owner's locks, for reading and writing if the caller may: an
 /// exclusive range lock needs a descriptor for writing. The client's kernel turns flock(2) through
 /// one for reading into such a lock.
-fn describe(session: &Session, (place, owner): (Place, u64)) -> Result<Arc<Description>, Fault> {
+fn describe(session: &Session, place: Place, owner: u64) -> Result<Arc<Description>, Fault> {
     let charge =
         session.directory.machine.descriptors.try_take(&session.account, 1).ok_or(Errno::ENOLCK)?;
     let fd = match session.target(place)? {

@@ -204,18 +204,20 @@ impl Machine {
     /// For simulations.
     #[must_use]
     pub fn without_threads(keeper: Arc<Keeper>) -> Arc<Self> {
-        Self::of(Watch::none(), keeper, (Workers::none(), Workers::none()))
+        Self::of(Watch::none(), keeper, Workers::none(), Workers::none())
     }
 
     fn with(watch: Watch, keeper: Arc<Keeper>, rivals: Arc<Rivals>) -> io::Result<Arc<Self>> {
-        let workers = (Workers::start(rivals.clone())?, Workers::start_low_priority(rivals)?);
-        Ok(Self::of(watch, keeper, workers))
+        let workers = Workers::start(rivals.clone())?;
+        let low_priority_workers = Workers::start_low_priority(rivals)?;
+        Ok(Self::of(watch, keeper, workers, low_priority_workers))
     }
 
     fn of(
         watch: Watch,
         keeper: Arc<Keeper>,
-        (workers, low_priority_workers): (Workers, Workers),
+        workers: Workers,
+        low_priority_workers: Workers,
     ) -> Arc<Self> {
         let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let open_files =

@@ -143,7 +143,7 @@ impl Session {
 
     /// Returns the entry of a file that has lost a name, if it has others or is open.
     fn rest_of(&self, node: &Node) -> Result<Option<Entry>, Fault> {
-        let entry = self.entry((node.fd.as_fd(), node.id), Leases::ATTRIBUTES)?;
+        let entry = self.entry(node.fd.as_fd(), node.id, Leases::ATTRIBUTES)?;
         let is_open = || {
             self.opened.lock().expect("not poisoned").values().any(|opened| opened.file == node.id)
         };

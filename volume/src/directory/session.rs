@@ -269,7 +269,7 @@ impl Store for DirectorySession {
         session.last_caller.lock().expect("not poisoned").clone_from(caller);
         match op {
             Op::Lock { place, owner, lock, wait } => {
-                super::locks::lock(session, caller, (place, owner), (lock, wait)).await
+                super::locks::lock(session, caller, place, owner, lock, wait).await
             }
             Op::Settle(how) => session.settle(how).await,
             Op::Reserve { directory, bytes } => {
@@ -682,7 +682,7 @@ impl Session {
         match op {
             Op::Walk { from, names } => self.walk(*from, names).map(Answer::Walked),
             Op::List { directory, cookie, limit } => {
-                self.list(*directory, (*cookie, *limit)).map(Answer::Listing)
+                self.list(*directory, *cookie, *limit).map(Answer::Listing)
             }
             Op::Attributes(place) => self.entry_of(*place).map(Answer::Entry),
             Op::Set { place, changes } => self.set(*place, changes).map(Answer::Entry),
@@ -700,14 +700,14 @@ impl Session {
             Op::Open { file, flags } => self.open(*file, *flags),
             Op::Close(handle) => self.close(*handle),
             Op::Sync { place, what } => self.sync(*place, *what),
-            Op::Seek { place, offset, what } => self.seek(*place, (*offset, *what)),
+            Op::Seek { place, offset, what } => self.seek(*place, *offset, *what),
             Op::FileSystem => attributes::file_system(self.directory.nodes.root().fd.as_fd())
                 .map(Answer::FileSystem),
             Op::GetAttribute { .. }
             | Op::SetAttribute { .. }
             | Op::ListAttributes(_)
             | Op::RemoveAttribute { .. } => self.extended(op),
-            Op::TestLock { place, owner, lock } => super::locks::test(self, (*place, *owner), lock),
+            Op::TestLock { place, owner, lock } => super::locks::test(self, *place, *owner, lock),
             Op::Unlock { file, owner } => {
                 super::locks::unlock(self, *file, *owner);
                 Ok(Answer::Done)
@@ -787,13 +787,13 @@ impl Session {
     pub fn entry_of(&self, place: Place) -> Result<Entry, Fault> {
         let target = self.target(place)?;
         let leases = if target.is_directory() { NAMES } else { Leases::ATTRIBUTES };
-        self.entry((target.fd(), place.file), leases)
+        self.entry(target.fd(), place.file, leases)
     }
 
     /// Returns the entry of a node, with leases.
     pub fn entry_of_node(&self, node: &Node) -> Result<Entry, Fault> {
         let leases = if node.kind == Kind::Directory { NAMES } else { Leases::ATTRIBUTES };
-        self.entry((node.fd.as_fd(), node.id), leases)
+        self.entry(node.fd.as_fd(), node.id, leases)
     }
 
     /// Returns the entry of a directory that this session has just created, with [`Leases::WRITE`],
@@ -802,16 +802,12 @@ impl Session {
     pub fn entry_of_new_directory(&self, node: &Node) -> Result<Entry, Fault> {
         let is_plain = attributes::has_no_default_acl(node.fd.as_fd());
         let held_back = if is_plain { Leases::WRITE } else { Leases::empty() };
-        self.entry((node.fd.as_fd(), node.id), NAMES | held_back)
+        self.entry(node.fd.as_fd(), node.id, NAMES | held_back)
     }
 
     /// Grants leases, then reads the attributes: a change in between is recalled with a later
     /// stamp.
-    pub fn entry(
-        &self,
-        (fd, id): (BorrowedFd<'_>, FileId),
-        wanted: Leases,
-    ) -> Result<Entry, Fault> {
+    pub fn entry(&self, fd: BorrowedFd<'_>, id: FileId, wanted: Leases) -> Result<Entry, Fault> {
         let file = self.directory.nodes.file_ref(id);
         // Without a listener, recalls would remain unanswered.
         let has_listener = self.has_listener.load(Ordering::Relaxed);

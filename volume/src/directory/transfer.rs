@@ -84,7 +84,7 @@ pub fn read(session: &Arc<Session>, caller: &Caller, parts: Vec<ReadPart>) -> Pi
             let (session, caller, sender) = (session.clone(), caller.clone(), sender.clone());
             let number = u32::try_from(number).unwrap_or(u32::MAX);
             tokio::spawn(async move {
-                read_part(&session, caller, (number, part), &sender).await;
+                read_part(&session, caller, number, part, &sender).await;
                 drop(permit);
             });
         }
@@ -95,11 +95,12 @@ pub fn read(session: &Arc<Session>, caller: &Caller, parts: Vec<ReadPart>) -> Pi
 async fn read_part(
     session: &Arc<Session>,
     caller: Caller,
-    (number, part): (u32, ReadPart),
+    number: u32,
+    part: ReadPart,
     sender: &mpsc::Sender<Result<Piece, Errno>>,
 ) {
     let offset = part.range.start;
-    if let Err(errno) = read_pieces(session, caller, (number, part), sender).await {
+    if let Err(errno) = read_pieces(session, caller, number, part, sender).await {
         let piece = Piece { part: number, offset, data: Err(errno), is_last: true, entry: None };
         tokio::select! {
             biased;
@@ -112,7 +113,8 @@ async fn read_part(
 async fn read_pieces(
     session: &Arc<Session>,
     caller: Caller,
-    (number, part): (u32, ReadPart),
+    number: u32,
+    part: ReadPart,
     sender: &mpsc::Sender<Result<Piece, Errno>>,
 ) -> Result<(), Errno> {
     // When this is clear, other sessions have written their held-back data.
@@ -217,7 +219,7 @@ impl Session {
 
     fn first_piece(&self, part: u32, of: &ReadPart) -> Result<(Piece, Option<Reading>), Fault> {
         let file = self.usable(of.place, OpenFlags::READ)?;
-        let first = Some(self.entry((file.as_fd(), of.place.file), BYTES)?);
+        let first = Some(self.entry(file.as_fd(), of.place.file, BYTES)?);
         let (offset, end) = (of.range.start, of.range.end);
         self.piece_of(file, Reading { opened: None, part, place: of.place, offset, end, first })
     }
@@ -243,7 +245,7 @@ impl Session {
         let entry = match reading.first.take() {
             Some(first) => Some(first),
             None if is_last => {
-                Some(self.entry((file.as_fd(), reading.place.file), Leases::empty())?)
+                Some(self.entry(file.as_fd(), reading.place.file, Leases::empty())?)
             }
             None => None,
         };
@@ -312,22 +314,18 @@ impl Session {
 
     fn write_one(&self, write: &Write, spending: &mut Spending<'_>) -> Result<Entry, Fault> {
         match write {
-            Write::At { place, offset, data } => self.write_bytes(*place, (data, Some(*offset))),
-            Write::Append { place, data } => self.write_bytes(*place, (data, None)),
+            Write::At { place, offset, data } => self.write_bytes(*place, data, Some(*offset)),
+            Write::Append { place, data } => self.write_bytes(*place, data, None),
             Write::Set { place, changes } => self.set(*place, changes),
             Write::Put(put) => spending.spend(put.what.room(), || self.put(put)),
         }
     }
 
     /// Writes at an offset, or atomically at the end.
-    fn write_bytes(
-        &self,
-        place: Place,
-        (data, offset): (&Bytes, Option<u64>),
-    ) -> Result<Entry, Fault> {
+    fn write_bytes(&self, place: Place, data: &Bytes, offset: Option<u64>) -> Result<Entry, Fault> {
         let file = self.usable(place, OpenFlags::WRITE)?;
         write_all(&file, data, offset)?;
-        self.entry((file.as_fd(), place.file), Leases::ATTRIBUTES)
+        self.entry(file.as_fd(), place.file, Leases::ATTRIBUTES)
     }
 
     fn parent_of(&self, put: &Put) -> Result<Node, Fault> {
@@ -407,7 +405,7 @@ impl Session {
                 let node =
                     self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
                 // No other session knows the new file yet.
-                return self.entry((node.fd.as_fd(), node.id), BYTES | Leases::WRITE);
+                return self.entry(node.fd.as_fd(), node.id, BYTES | Leases::WRITE);
             }
         }
         let node = self.directory.nodes.child(&parent, name, Keep::Open)?;

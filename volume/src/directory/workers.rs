@@ -198,7 +198,7 @@ impl Workers {
     /// # Errors
     /// The system can't start more threads.
     pub fn start(rivals: Arc<Rivals>) -> std::io::Result<Self> {
-        Self::start_threads(("files", THREADS), rivals, || ())
+        Self::start_threads("files", THREADS, rivals, || ())
     }
 
     /// Starts the low-priority threads for CPU-bound jobs.
@@ -207,7 +207,7 @@ impl Workers {
     /// The system can't start more threads.
     pub fn start_low_priority(rivals: Arc<Rivals>) -> std::io::Result<Self> {
         // On Linux this sets the calling thread's niceness only. Raising it is always allowed.
-        Self::start_threads(("steps", LOW_PRIORITY_THREADS), rivals, || {
+        Self::start_threads("steps", LOW_PRIORITY_THREADS, rivals, || {
             let _ = rustix::process::setpriority_process(None, LOW_PRIORITY);
         })
     }
@@ -228,7 +228,8 @@ impl Workers {
     }
 
     fn start_threads(
-        (name, count): (&'static str, usize),
+        name: &'static str,
+        count: usize,
         rivals: Arc<Rivals>,
         set_up: fn(),
     ) -> std::io::Result<Self> {
@@ -328,7 +329,7 @@ impl WorkersState {
     }
 
     /// Takes the next job of the first account whose share is not used up.
-    fn take(&mut self, (threads, beside_others): (usize, usize), now: Instant) -> Option<Next> {
+    fn take(&mut self, threads: usize, beside_others: usize, now: Instant) -> Option<Next> {
         let may_have = |account: &String| {
             let Some(jobs) = self.by_account.get(account) else { return true };
             let usage = PoolUsage { own: jobs.begun.len(), used: self.busy, limit: threads };
@@ -401,7 +402,7 @@ impl Queue {
         }
         let mut looks_after = false;
         loop {
-            if let Some(next) = state.take((self.threads, self.beside_others), Instant::now()) {
+            if let Some(next) = state.take(self.threads, self.beside_others, Instant::now()) {
                 if looks_after && !state.turns.is_empty() {
                     self.changed.notify_one();
                 }
@@ -506,9 +507,8 @@ mod tests {
         for _ in 0..THREADS {
             state.push("ada", Box::new(|| ()));
         }
-        let all = (THREADS, 2);
         let taken = |state: &mut WorkersState, milliseconds| {
-            std::iter::from_fn(|| state.take(all, after(milliseconds)))
+            std::iter::from_fn(|| state.take(THREADS, 2, after(milliseconds)))
                 .map(|next| next.account)
                 .collect::<Vec<_>>()
         };

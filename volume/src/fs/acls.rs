@@ -66,7 +66,8 @@ impl Volume {
         self: &Arc<Self>,
         caller: &Caller,
         number: u64,
-        (name, acl): (&OsStr, Acls),
+        name: &OsStr,
+        acl: Acls,
     ) -> Result<Bytes, Errno> {
         if let Some(known) = self.remembered_acl(number, acl) {
             return known;

@@ -137,7 +137,7 @@ impl Volume {
         name: &OsStr,
     ) -> Result<Bytes, Errno> {
         match Acls::named(name) {
-            Some(acl) => self.acl(caller, number, (name, acl)).await,
+            Some(acl) => self.acl(caller, number, name, acl).await,
             None => self.ask_extended(caller, number, name).await,
         }
     }
@@ -166,7 +166,8 @@ impl Volume {
         self: &Arc<Self>,
         caller: &Caller,
         number: u64,
-        (name, value): (&OsStr, Bytes),
+        name: &OsStr,
+        value: Bytes,
         how: AttributeChange,
     ) -> Result<(), Errno> {
         let file = self.born(number).await?;

@@ -75,12 +75,12 @@ impl Volume {
         if flags == OpenFlags::READ {
             self.note_opened(caller, file);
             if let Some((entry, pinned)) = self.in_memory(caller, file).await {
-                return Ok(self.opened(caller, flags, (None, Some(pinned)), &entry));
+                return Ok(self.opened(caller, flags, None, Some(pinned), &entry));
             }
         }
         let answer = self.ask(caller, Op::Open { file, flags }).await?;
         let Answer::Opened { handle, entry, .. } = answer else { return Err(Errno::EPROTO) };
-        Ok(self.opened(caller, flags, (Some(handle), None), &entry))
+        Ok(self.opened(caller, flags, Some(handle), None, &entry))
     }
 
     /// Opens a refused file for reading.
@@ -127,14 +127,15 @@ impl Volume {
             self.note_name(&parent, name, Some(entry.attributes.id));
         }
         self.drain(entry.attributes.id).await?;
-        Ok((self.opened(caller, flags, (Some(handle), None), &entry), entry))
+        Ok((self.opened(caller, flags, Some(handle), None, &entry), entry))
     }
 
     fn opened(
         &self,
         caller: &Caller,
         flags: OpenFlags,
-        (handle, pinned): (Option<Handle>, Option<Bytes>),
+        handle: Option<Handle>,
+        pinned: Option<Bytes>,
         entry: &Entry,
     ) -> Opened {
         let file = entry.attributes.id;

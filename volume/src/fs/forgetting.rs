@@ -189,7 +189,7 @@ impl Volume {
                 losses.round += 1;
                 (names, std::mem::take(&mut losses.shares), losses.told.take(), losses.round)
             };
-            self.forget_all(names, shares, (round, told)).await;
+            self.forget_all(names, shares, round, told).await;
         }
     }
 
@@ -223,7 +223,8 @@ impl Volume {
         self: &Arc<Self>,
         names: Names,
         shares: Vec<Share>,
-        (round, told): (u64, Option<Stamp>),
+        round: u64,
+        told: Option<Stamp>,
     ) {
         let numbers: Vec<u64> = self
             .table()

@@ -444,7 +444,7 @@ impl Volume {
                     let (volume, caller) = (Arc::clone(self), caller.clone());
                     let is_ours = self.listings.claim(directory);
                     tokio::spawn(async move {
-                        volume.list_one_ahead(&caller, tour, (directory, is_ours)).await
+                        volume.list_one_ahead(&caller, tour, directory, is_ours).await
                     });
                 }
             }
@@ -456,7 +456,8 @@ impl Volume {
         self: Arc<Self>,
         caller: &Caller,
         tour: TourId,
-        (directory, is_ours): (FileId, bool),
+        directory: FileId,
+        is_ours: bool,
     ) {
         match self.list_claimed(caller, directory, is_ours).await {
             Ok(part) => self.heard_of(caller, tour, directory, &part.names),

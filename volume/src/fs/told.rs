@@ -64,7 +64,7 @@ impl Volume {
         let (volume, caller) = (Arc::clone(self), caller.clone());
         let task =
             tokio::spawn(
-                async move { volume.find_expected(&caller, expected, (reader, tour)).await },
+                async move { volume.find_expected(&caller, expected, reader, tour).await },
             );
         Expectation { volume: Arc::clone(self), reader, tour, task: task.abort_handle() }
     }
@@ -73,7 +73,8 @@ impl Volume {
         self: Arc<Self>,
         caller: &Caller,
         expected: Vec<Expected>,
-        of: (ReaderId, TourId),
+        reader: ReaderId,
+        tour: TourId,
     ) {
         let mut finding = JoinSet::new();
         for (directory, names) in by_directory(expected) {
@@ -83,7 +84,7 @@ impl Volume {
             let (volume, caller) = (Arc::clone(&self), caller.clone());
             finding.spawn(async move {
                 let found = volume.find(&caller, &directory, &names).await;
-                volume.expect_found(&caller, &found, of);
+                volume.expect_found(&caller, &found, reader, tour);
             });
         }
         while finding.join_next().await.is_some() {}
@@ -93,7 +94,8 @@ impl Volume {
         self: &Arc<Self>,
         caller: &Caller,
         found: &[Entry],
-        (reader, tour): (ReaderId, TourId),
+        reader: ReaderId,
+        tour: TourId,
     ) {
         let of = |kind| {
             found

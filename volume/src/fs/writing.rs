@@ -310,7 +310,7 @@ impl Volume {
             // Earlier writes are not lost; this one is refused.
             () = self.writes.given_up(timeouts) => return Err(Errno::ETIMEDOUT),
         };
-        if self.queue(open, (offset, data.clone()), appends, room) {
+        if self.queue(open, offset, data.clone(), appends, room) {
             return Ok(());
         }
         self.write_through(open, offset, data, appends).await
@@ -320,7 +320,8 @@ impl Volume {
     fn queue(
         self: &Arc<Self>,
         open: &Open,
-        (offset, data): (u64, Bytes),
+        offset: u64,
+        data: Bytes,
         appends: bool,
         room: OwnedSemaphorePermit,
     ) -> bool {

@@ -654,7 +654,7 @@ impl Filesystem for Adapter {
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         let value = Bytes::copy_from_slice(value);
         self.answer(request, async move {
-            let done = volume.set_extended(&caller, number.0, (&name, value), how).await;
+            let done = volume.set_extended(&caller, number.0, &name, value, how).await;
             reply!(reply, done, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
