@@ -200,8 +200,10 @@ async fn what_is_removed_is_not_kept_open() {
     call(&store, remove).await.unwrap();
     assert_eq!(open(), 0);
     let rename = Op::Rename {
-        from: (store.root(), "kept".into()),
-        to: (store.root(), "b".into()),
+        parent: store.root(),
+        name: "kept".into(),
+        new_parent: store.root(),
+        new_name: "b".into(),
         how: Renaming::Replace,
     };
     call(&store, rename).await.unwrap();
@@ -671,9 +673,19 @@ async fn a_change_that_is_refused_recalls_nothing() {
         Op::Set { place: file, changes: shorter },
         Op::Open { file: file.file, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
         Op::Allocate { place: file, range: 0..9, how: Allocation::Extend },
-        Op::CopyRange { from: (file, 0), to: (file, 9), length: 1 },
+        Op::CopyRange {
+            from: PositionIn { file, offset: 0 },
+            to: PositionIn { file, offset: 9 },
+            length: 1,
+        },
         Op::Remove { parent, name: "a".into(), what: Removal::File },
-        Op::Rename { from: (parent, "a".into()), to: (parent, "b".into()), how: Renaming::Replace },
+        Op::Rename {
+            parent,
+            name: "a".into(),
+            new_parent: parent,
+            new_name: "b".into(),
+            how: Renaming::Replace,
+        },
         Op::MakeDirectory { parent, name: "d".into(), mode: 0o700.into() },
         Op::Link { file, parent, name: "b".into() },
     ] {
@@ -704,15 +716,25 @@ async fn a_change_that_is_refused_recalls_nothing() {
             how: any,
         },
         Op::SetAttribute { place: file, name: "trusted.a".into(), value, how: any },
-        Op::Rename { from: (parent, "a".into()), to: (parent, "a".into()), how: Renaming::Replace },
         Op::Rename {
-            from: (parent, "a".into()),
-            to: (parent, "again".into()),
+            parent,
+            name: "a".into(),
+            new_parent: parent,
+            new_name: "a".into(),
+            how: Renaming::Replace,
+        },
+        Op::Rename {
+            parent,
+            name: "a".into(),
+            new_parent: parent,
+            new_name: "again".into(),
             how: Renaming::Exchange,
         },
         Op::Rename {
-            from: (parent, "pipe".into()),
-            to: (parent, "pipe".into()),
+            parent,
+            name: "pipe".into(),
+            new_parent: parent,
+            new_name: "pipe".into(),
             how: Renaming::NoReplace,
         },
     ] {
@@ -904,7 +926,11 @@ async fn calls_that_wait_hold_no_file_open() {
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..100 {
         let store = store.clone();
-        let copy = Op::CopyRange { from: (from.into(), 0), to: (to.into(), 0), length: BYTES };
+        let copy = Op::CopyRange {
+            from: PositionIn { file: from.into(), offset: 0 },
+            to: PositionIn { file: to.into(), offset: 0 },
+            length: BYTES,
+        };
         calls.spawn(async move { store.call(&me(), copy).await });
         let (store, part) = (site.session(), ReadPart { place: from.into(), range: 0..BYTES });
         calls.spawn(async move {
@@ -942,7 +968,13 @@ async fn a_read_only_export_is_not_changed() {
         Op::Set { place: file.into(), changes: size },
         Op::MakeDirectory { parent: root, name: "d".into(), mode: 0o700.into() },
         Op::Remove { parent: root, name: "a".into(), what: Removal::File },
-        Op::Rename { from: (root, "a".into()), to: (root, "b".into()), how: Renaming::Replace },
+        Op::Rename {
+            parent: root,
+            name: "a".into(),
+            new_parent: root,
+            new_name: "b".into(),
+            how: Renaming::Replace,
+        },
         Op::SetAttribute {
             place: file.into(),
             name: "user.x".into(),
@@ -1205,7 +1237,11 @@ async fn an_id_is_of_no_use_to_who_may_not_search_the_way_to_it() {
         Op::Sync { place: notes.into(), what: Synced::Data },
         Op::ListAttributes(notes.into()),
         Op::Allocate { place: shared.into(), range: 0..9, how: Allocation::Extend },
-        Op::CopyRange { from: (notes.into(), 0), to: (shared.into(), 0), length: 9 },
+        Op::CopyRange {
+            from: PositionIn { file: notes.into(), offset: 0 },
+            to: PositionIn { file: shared.into(), offset: 0 },
+            length: 9,
+        },
     ] {
         refused(op).await;
     }
@@ -1462,7 +1498,11 @@ async fn what_asks_for_too_much_is_refused() {
         (Op::Allocate { place, range: 9..3, how: Allocation::Extend }, Errno::EINVAL),
         (Op::Allocate { place, range: 0..u64::MAX, how: Allocation::InsertRange }, Errno::EINVAL),
         (
-            Op::CopyRange { from: (place, u64::MAX), to: (place, 0), length: u64::MAX },
+            Op::CopyRange {
+                from: PositionIn { file: place, offset: u64::MAX },
+                to: PositionIn { file: place, offset: 0 },
+                length: u64::MAX,
+            },
             Errno::EINVAL,
         ),
         (Op::Seek { place, offset: u64::MAX, what: Sought::Data }, Errno::ENXIO),

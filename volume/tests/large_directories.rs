@@ -188,8 +188,9 @@ async fn list_all(volume: &Arc<Volume>, number: u64) -> u64 {
 async fn find(store: &Large, volume: &Arc<Volume>) {
     assert_eq!(list_all(volume, ROOT).await, store.directories);
     for index in 0..store.directories {
-        let found = volume.lookup(&Caller::default(), ROOT, &store.name(index)).await.unwrap();
-        let number = volume.tell((ROOT, &store.name(index)), &found, |told| told.number);
+        let at = NameIn { parent: ROOT, name: &store.name(index) };
+        let found = volume.lookup(&Caller::default(), at).await.unwrap();
+        let number = volume.tell(at, &found, |told| told.number);
         assert_eq!(list_all(volume, number).await, store.names);
     }
 }
@@ -213,12 +214,18 @@ async fn names_of_many_directories_stay_below_the_bound() {
     let name = store.name(store.names - 1);
     // Their inodes, which are free.
     let (first, last) = (2, store.directories + 1);
-    assert!(volume.lookup(&Caller::default(), last, &name).await.is_ok());
+    assert!(volume.lookup(&Caller::default(), NameIn { parent: last, name: &name }).await.is_ok());
     assert_eq!(asked().1, before.1, "the last one is remembered");
-    assert!(volume.lookup(&Caller::default(), first, &name).await.is_ok());
+    assert!(volume.lookup(&Caller::default(), NameIn { parent: first, name: &name }).await.is_ok());
     assert_eq!(asked().1, before.1 + 1);
     let absent = store.name(store.names);
-    assert_eq!(volume.lookup(&Caller::default(), first, &absent).await.unwrap_err(), Errno::ENOENT);
+    assert_eq!(
+        volume
+            .lookup(&Caller::default(), NameIn { parent: first, name: &absent })
+            .await
+            .unwrap_err(),
+        Errno::ENOENT
+    );
     assert_eq!(asked().1, before.1 + 2, "nobody knows here that it is not there");
 }
 
@@ -227,8 +234,9 @@ async fn a_million_names_are_listed_and_not_remembered() {
     let store = Large::new(1, 1_000_000, 8);
     let (volume, _invalidations) = store.open();
     list_all(&volume, ROOT).await;
-    let found = volume.lookup(&Caller::default(), ROOT, &store.name(0)).await.unwrap();
-    let number = volume.tell((ROOT, &store.name(0)), &found, |told| told.number);
+    let at = NameIn { parent: ROOT, name: &store.name(0) };
+    let found = volume.lookup(&Caller::default(), at).await.unwrap();
+    let number = volume.tell(at, &found, |told| told.number);
     let open = volume.open_directory(&Caller::default(), number).unwrap();
     let mut expected = 0;
     let check = |name: &OsString| {
@@ -251,8 +259,9 @@ async fn what_is_listed_ahead_is_a_small_share() {
     let store = Large::new(200, 250_000, 230);
     let (volume, _invalidations) = store.open();
     list_all(&volume, ROOT).await;
-    let found = volume.lookup(&Caller::default(), ROOT, &store.name(0)).await.unwrap();
-    let number = volume.tell((ROOT, &store.name(0)), &found, |told| told.number);
+    let at = NameIn { parent: ROOT, name: &store.name(0) };
+    let found = volume.lookup(&Caller::default(), at).await.unwrap();
+    let number = volume.tell(at, &found, |told| told.number);
     let open = volume.open_directory(&Caller::default(), number).unwrap();
     volume.read_directory(open, 0).await.unwrap();
     for _ in 0..10_000 {
@@ -269,8 +278,9 @@ async fn what_is_listed_ahead_is_a_small_share() {
 async fn a_large_directory_is_in_memory_part_by_part() {
     let store = Large::new(1, 1_000_000, 100);
     let (volume, _invalidations) = store.open();
-    let found = volume.lookup(&Caller::default(), ROOT, &store.name(0)).await.unwrap();
-    let number = volume.tell((ROOT, &store.name(0)), &found, |told| told.number);
+    let at = NameIn { parent: ROOT, name: &store.name(0) };
+    let found = volume.lookup(&Caller::default(), at).await.unwrap();
+    let number = volume.tell(at, &found, |told| told.number);
     let open = volume.open_directory(&Caller::default(), number).unwrap();
     assert_eq!(volume.read_directory(open, 0).await.unwrap()[2].name, store.name(0));
     let asked = store.asked.lock().unwrap().0[&2];

@@ -189,7 +189,11 @@ async fn more_than_was_asked_for_is_not_kept() {
         ),
         (Op::ListAttributes(place()), Said::Names(stamped(vec![vec![b'x'; 255].into(); 1024]))),
         (
-            Op::CopyRange { from: (place(), 0), to: (place(), 0), length: 10 },
+            Op::CopyRange {
+                from: PositionIn { file: place(), offset: 0 },
+                to: PositionIn { file: place(), offset: 0 },
+                length: 10,
+            },
             Said::Copied(pb::Copied { bytes: 11, entry: Some(entry()) }),
         ),
     ];

@@ -111,8 +111,9 @@ async fn appends_whose_answers_are_lost_happen_once() {
     tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
     let caller =
         Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups: Arc::default() };
-    let entry = volume.lookup(&caller, ROOT, OsStr::new("log")).await.unwrap();
-    let number = volume.tell((ROOT, OsStr::new("log")), &entry, |told| told.number);
+    let at = NameIn { parent: ROOT, name: OsStr::new("log") };
+    let entry = volume.lookup(&caller, at).await.unwrap();
+    let number = volume.tell(at, &entry, |told| told.number);
     let flags = OpenFlags::WRITE | OpenFlags::APPEND;
     let open = volume.open(&caller, number, flags).await.unwrap();
     let reader = volume.open(&caller, number, OpenFlags::READ).await.unwrap();

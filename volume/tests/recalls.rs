@@ -158,8 +158,9 @@ impl Site {
     /// As the kernel does; its number.
     async fn look_up(&self, number: u64) -> u64 {
         let name = OsString::from(number.to_string());
-        let entry = self.volume.lookup(&Caller::default(), ROOT, &name).await.unwrap();
-        self.volume.tell((ROOT, &name), &entry, |told| told.number)
+        let at = NameIn { parent: ROOT, name: &name };
+        let entry = self.volume.lookup(&Caller::default(), at).await.unwrap();
+        self.volume.tell(at, &entry, |told| told.number)
     }
 
     fn recall(&self, inode: u64, leases: Leases, stamp: u64) {

@@ -224,7 +224,8 @@ async fn list(volume: &Arc<Volume>, number: u64) -> Vec<(OsString, u64)> {
         next = last.next;
         let known = names.into_iter().filter_map(|name| Some((name.name, name.entry?)));
         for (name, entry) in known {
-            let number = volume.tell((number, &name), &entry, |told| told.number);
+            let number =
+                volume.tell(NameIn { parent: number, name: &name }, &entry, |told| told.number);
             all.push((name, number));
         }
     }
@@ -308,8 +309,8 @@ async fn read_named(volume: &Arc<Volume>, directory: u64, file: u64) {
     let caller = Caller::default();
     let mut number = ROOT;
     for name in [name(directory), name(file)] {
-        let entry = volume.lookup(&caller, number, &name).await.unwrap();
-        number = volume.tell((number, &name), &entry, |told| told.number);
+        let entry = volume.lookup(&caller, NameIn { parent: number, name: &name }).await.unwrap();
+        number = volume.tell(NameIn { parent: number, name: &name }, &entry, |told| told.number);
     }
     read(volume, number).await;
 }
@@ -366,8 +367,9 @@ fn files_that_are_kept_on_the_disk_are_opened_together() {
     let read_all = |volume: Arc<Volume>| async move {
         list(&volume, ROOT).await;
         let caller = Caller::default();
-        let entry = volume.lookup(&caller, ROOT, &name(2)).await.unwrap();
-        let directory = volume.tell((ROOT, &name(2)), &entry, |told| told.number);
+        let entry = volume.lookup(&caller, NameIn { parent: ROOT, name: &name(2) }).await.unwrap();
+        let directory =
+            volume.tell(NameIn { parent: ROOT, name: &name(2) }, &entry, |told| told.number);
         for (_, file) in list(&volume, directory).await {
             read(&volume, file).await;
             // What comes faster than the disk takes it is not kept.

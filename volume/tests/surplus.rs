@@ -238,12 +238,16 @@ impl Site {
 
     /// stat(2) of a name; the number and the size.
     async fn look_up(&self, parent: u64, inode: u64) -> (u64, u64) {
-        let entry = self.volume.lookup(&Caller::default(), parent, &name(inode)).await.unwrap();
+        let entry = self
+            .volume
+            .lookup(&Caller::default(), NameIn { parent, name: &name(inode) })
+            .await
+            .unwrap();
         let tell = |told: Told| {
             self.world().told(&told);
             (told.number, told.attributes.size)
         };
-        self.volume.tell((parent, &name(inode)), &entry, tell)
+        self.volume.tell(NameIn { parent, name: &name(inode) }, &entry, tell)
     }
 
     /// As `find -size` goes through a directory: names with attributes, then each that is not told

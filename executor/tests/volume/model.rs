@@ -185,8 +185,10 @@ async fn on_volume(store: &dyn Store, step: &Step) -> Shown {
         Step::Remove(path) => remove(store, *path, Removal::File).await,
         Step::RemoveDirectory(path) => remove(store, *path, Removal::Directory).await,
         Step::Rename(from, to) => {
-            let (from, to) = (parted(store, *from).await?, parted(store, *to).await?);
-            done(call(store, Op::Rename { from, to, how: Renaming::Replace }).await)
+            let (parent, name) = parted(store, *from).await?;
+            let (new_parent, new_name) = parted(store, *to).await?;
+            let how = Renaming::Replace;
+            done(call(store, Op::Rename { parent, name, new_parent, new_name, how }).await)
         }
         Step::Link(from, to) => {
             let file = find(store, PATHS[*from]).await?.attributes.id.into();

@@ -19,7 +19,7 @@ use posh_proto::volume as wire;
 use posh_volume::{
     fs::{Invalidate, MAX_FILES, ROOT, Settings, Source, Volume},
     remote::{Patience, Remote},
-    store::{Caller, Errno, OpenFlags, Removal},
+    store::{Caller, Errno, NameIn, OpenFlags, Removal},
 };
 use prost::Message as _;
 use prost_reflect::{DynamicMessage, MessageDescriptor};
@@ -115,11 +115,10 @@ async fn answer_of<T>(operation: impl Future<Output = Result<T, Errno>>) -> Resu
 /// `is_honest`: nothing is bent, so that the file has to be there.
 async fn use_files(volume: &Arc<Volume>, is_honest: bool) {
     let caller = Caller::default();
-    let name = OsStr::new("f");
+    let at = NameIn { parent: ROOT, name: OsStr::new("f") };
     let _ = answer_of(volume.attributes(&caller, ROOT)).await;
-    let found = answer_of(volume.lookup(&caller, ROOT, name)).await;
-    let number =
-        found.as_ref().map_or(ROOT, |entry| volume.tell((ROOT, name), entry, |told| told.number));
+    let found = answer_of(volume.lookup(&caller, at)).await;
+    let number = found.as_ref().map_or(ROOT, |entry| volume.tell(at, entry, |told| told.number));
     if let Ok(directory) = volume.open_directory(&caller, ROOT) {
         for listed in answer_of(volume.read_directory(directory, 0)).await.unwrap_or_default() {
             let name = listed.name.as_bytes();
@@ -143,11 +142,12 @@ async fn use_files(volume: &Arc<Volume>, is_honest: bool) {
         let _ = answer_of(volume.flush(opened.number, None)).await;
         let _ = answer_of(volume.release(opened.number, None)).await;
     }
-    let _ = answer_of(volume.make_directory(&caller, ROOT, OsStr::new("d"), 0o755.into())).await;
+    let new = NameIn { parent: ROOT, name: OsStr::new("d") };
+    let _ = answer_of(volume.make_directory(&caller, new, 0o755.into())).await;
     let _ = answer_of(volume.target(&caller, number)).await;
     let _ = answer_of(volume.extended_names(&caller, number)).await;
     let _ = answer_of(volume.file_system(&caller)).await;
-    let _ = answer_of(volume.remove(&caller, ROOT, name, Removal::File)).await;
+    let _ = answer_of(volume.remove(&caller, at, Removal::File)).await;
 }
 
 /// The server that lies about files.

@@ -1,7 +1,6 @@
 //! Open files, and operations on their contents.
 
 use std::{
-    ffi::OsStr,
     ops::Range,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{
@@ -25,8 +24,8 @@ use super::{
     session::{BYTES, Session, leases_of},
 };
 use crate::store::{
-    Allocation, Answer, Changes, Entry, FileId, Handle, Kind, Leases, NewMode, OpenFlags, Place,
-    Sought, Synced,
+    Allocation, Answer, Changes, Entry, FileId, Handle, Kind, Leases, NameIn, NewMode, OpenFlags,
+    Place, PositionIn, Sought, Synced,
 };
 
 /// Limit of open files per session.
@@ -181,19 +180,21 @@ impl Session {
     /// open(2) with `O_CREAT`.
     pub fn create(
         &self,
-        (parent, name): (FileId, &OsStr),
-        (mode, flags): (NewMode, OpenFlags),
+        at: NameIn<'_, FileId>,
+        mode: NewMode,
+        flags: OpenFlags,
     ) -> Result<Answer, Fault> {
-        check_name(name)?;
-        let parent = self.directory.nodes.node(parent)?;
+        check_name(at.name)?;
+        let parent = self.directory.nodes.node(at.parent)?;
+        let at = NameIn { parent: &parent, name: at.name };
         for _ in 0..ATTEMPTS {
-            match self.create_new((&parent, name), (mode, flags)) {
+            match self.create_new(at, mode, flags) {
                 Err(fault)
                     if fault == Fault::from(Errno::EEXIST)
                         && !flags.contains(OpenFlags::EXCLUSIVE) => {}
                 made => return made,
             }
-            match self.directory.nodes.child(&parent, name, Keep::Open) {
+            match self.directory.nodes.child(at.parent, at.name, Keep::Open) {
                 Err(fault) if fault == Fault::from(Errno::ENOENT) => {}
                 found => return self.open_node(&found?, flags),
             }
@@ -203,30 +204,32 @@ impl Session {
 
     fn create_new(
         &self,
-        (parent, name): (&Node, &OsStr),
-        (mode, flags): (NewMode, OpenFlags),
+        at: NameIn<'_, &Node>,
+        mode: NewMode,
+        flags: OpenFlags,
     ) -> Result<Answer, Fault> {
         // On a read-only export an existing file can still be opened.
         if self.directory.require_writable().is_err() {
-            let exists = self.directory.nodes.child(parent, name, Keep::Open).is_ok();
+            let exists = self.directory.nodes.child(at.parent, at.name, Keep::Open).is_ok();
             return Err(if exists { Errno::EEXIST.into() } else { Errno::EROFS.into() });
         }
         let room = self.room_for_open()?;
         let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let mode = super::names::permissions(parent, mode);
-        let fd = made(rustix::fs::openat2(&parent.fd, name, how, mode, BENEATH))?;
-        self.keep_new((parent, name), (flags, fd), room)
+        let mode = super::names::permissions(at.parent, mode);
+        let fd = made(rustix::fs::openat2(&at.parent.fd, at.name, how, mode, BENEATH))?;
+        self.keep_new(at, fd, flags, room)
     }
 
     /// Registers a file that was just created as open.
     pub fn keep_new(
         &self,
-        at: (&Node, &OsStr),
-        opened: (OpenFlags, OwnedFd),
+        at: NameIn<'_, &Node>,
+        fd: OwnedFd,
+        flags: OpenFlags,
         room: Charge,
     ) -> Result<Answer, Fault> {
-        let made = rustix::fs::fstat(&opened.1)?;
-        let kept = self.keep_made(at, opened, room);
+        let made = rustix::fs::fstat(&fd)?;
+        let kept = self.keep_made(at, fd, flags, room);
         if kept.is_err() {
             // A failed open(2) must not leave a new file.
             unmake(at, &made);
@@ -236,13 +239,15 @@ impl Session {
 
     fn keep_made(
         &self,
-        (parent, name): (&Node, &OsStr),
-        (flags, fd): (OpenFlags, OwnedFd),
+        at: NameIn<'_, &Node>,
+        fd: OwnedFd,
+        flags: OpenFlags,
         room: Charge,
     ) -> Result<Answer, Fault> {
+        let NameIn { parent, name } = at;
         let path = self.directory.nodes.remember(
             fd.try_clone().map_err(errno_of)?,
-            Some((parent.id, name)),
+            Some(NameIn { parent: parent.id, name }),
             Keep::Way,
         )?;
         let begun =
@@ -371,7 +376,8 @@ impl Session {
 }
 
 /// Removes a file that was just created, unless its name refers to another file by now.
-pub fn unmake((parent, name): (&Node, &OsStr), made: &Stat) {
+pub fn unmake(at: NameIn<'_, &Node>, made: &Stat) {
+    let NameIn { parent, name } = at;
     let Ok(found) = rustix::fs::statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW) else { return };
     if (found.st_dev, found.st_ino) == (made.st_dev, made.st_ino) {
         let is_directory = FileType::from_raw_mode(made.st_mode) == FileType::Directory;
@@ -397,15 +403,19 @@ pub fn allocate_step(file: &Usable, range: Range<u64>, how: Allocation) -> Resul
 
 /// copy_file_range(2), between two offsets.
 pub fn copy_step(
-    source: &Usable,
-    target: &Usable,
-    (mut from, mut to): (u64, u64),
+    mut from: PositionIn<&Usable>,
+    mut to: PositionIn<&Usable>,
     length: u64,
 ) -> Result<u64, Fault> {
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     effects::begin();
-    let copied =
-        rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), length)?;
+    let copied = rustix::fs::copy_file_range(
+        from.file,
+        Some(&mut from.offset),
+        to.file,
+        Some(&mut to.offset),
+        length,
+    )?;
     Ok(copied as u64)
 }
 

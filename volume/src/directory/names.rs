@@ -1,10 +1,6 @@
 //! Operations that create, rename and remove names.
 
-use std::{
-    ffi::{OsStr, OsString},
-    os::fd::AsFd as _,
-    sync::MutexGuard,
-};
+use std::{ffi::OsStr, os::fd::AsFd as _, sync::MutexGuard};
 
 use nix::errno::Errno;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags};
@@ -15,7 +11,7 @@ use super::{
     nodes::{Keep, Node, check_name},
     session::{NAMES, Session},
 };
-use crate::store::{Answer, Entry, FileId, Kind, Leases, NewMode, Op, Removal, Renaming};
+use crate::store::{Answer, Entry, FileId, Kind, Leases, NameIn, NewMode, Op, Removal, Renaming};
 
 /// Permission bits with setuid, setgid and sticky.
 const PERMISSIONS: u32 = 0o7777;
@@ -79,8 +75,9 @@ impl Session {
     }
 
     /// unlink(2) or rmdir(2).
-    pub fn remove(&self, (parent, name): (FileId, &OsStr), what: Removal) -> Result<Answer, Fault> {
+    pub fn remove(&self, at: NameIn<'_, FileId>, what: Removal) -> Result<Answer, Fault> {
         self.directory.require_writable()?;
+        let NameIn { parent, name } = at;
         let parent = self.directory.nodes.node(parent)?;
         let locked = self.lock_names(&[parent.id]);
         let child = self.directory.nodes.child(&parent, name, Keep::Open)?;
@@ -99,15 +96,16 @@ impl Session {
     /// renameat2(2).
     pub fn rename(
         &self,
-        (from, to): (&(FileId, OsString), &(FileId, OsString)),
+        from: NameIn<'_, FileId>,
+        to: NameIn<'_, FileId>,
         how: Renaming,
     ) -> Result<Answer, Fault> {
         self.directory.require_writable()?;
         let nodes = &self.directory.nodes;
-        let (old, new) = (nodes.node(from.0)?, nodes.node(to.0)?);
+        let (old, new) = (nodes.node(from.parent)?, nodes.node(to.parent)?);
         let locked = self.lock_names(&[old.id, new.id]);
-        let file = nodes.child(&old, &from.1, Keep::Open)?;
-        let other = match nodes.child(&new, &to.1, Keep::Open) {
+        let file = nodes.child(&old, from.name, Keep::Open)?;
+        let other = match nodes.child(&new, to.name, Keep::Open) {
             Ok(other) => Some(other),
             Err(fault) if fault == Fault::from(Errno::ENOENT) => None,
             Err(fault) => return Err(fault),
@@ -117,17 +115,17 @@ impl Session {
             Renaming::NoReplace => RenameFlags::NOREPLACE,
             Renaming::Exchange => RenameFlags::EXCHANGE,
         };
-        made(rustix::fs::renameat_with(&old.fd, &from.1, &new.fd, &to.1, flags))?;
+        made(rustix::fs::renameat_with(&old.fd, from.name, &new.fd, to.name, flags))?;
         // Two names of one file: a no-op (rename(2)).
         let is_changed = other.as_ref().is_none_or(|other| other.id != file.id);
         if is_changed {
-            nodes.removed(file.id, old.id, &from.1);
-            nodes.moved(file.id, new.id, &to.1);
+            nodes.removed(file.id, old.id, from.name);
+            nodes.moved(file.id, new.id, to.name);
             if let Some(other) = &other {
-                nodes.removed(other.id, new.id, &to.1);
+                nodes.removed(other.id, new.id, to.name);
             }
             if let (Some(other), Renaming::Exchange) = (&other, how) {
-                nodes.moved(other.id, old.id, &from.1);
+                nodes.moved(other.id, old.id, from.name);
             }
         }
         drop(locked);

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     leases::{File, FileRef},
-    store::{FileId, Kind},
+    store::{FileId, Kind, NameIn},
 };
 
 /// Limit of known files for all exports of a machine: about 250 bytes each, at most 500. An evicted
@@ -301,7 +301,7 @@ impl Nodes {
     pub fn child(&self, parent: &Node, name: &OsStr, keep: Keep) -> Result<Node, Fault> {
         check_name(name)?;
         let fd = self.open_beneath(parent.fd.as_fd(), name)?;
-        self.remember(fd, Some((parent.id, name)), keep)
+        self.remember(fd, Some(NameIn { parent: parent.id, name }), keep)
     }
 
     /// Looks up names one below the other, without following symbolic links.
@@ -309,11 +309,11 @@ impl Nodes {
         names.iter().try_fold(from.clone(), |at, name| self.child(&at, name, Keep::Open))
     }
 
-    /// Adds a file to the table, and returns it with its id. `at`: its directory and name.
+    /// Adds a file to the table, and returns it with its id.
     pub fn remember(
         &self,
         fd: OwnedFd,
-        at: Option<(FileId, &OsStr)>,
+        at: Option<NameIn<'_, FileId>>,
         keep: Keep,
     ) -> Result<Node, Fault> {
         let found = look(fd.as_fd())?;
@@ -324,7 +324,7 @@ impl Nodes {
         let id = FileId { inode: found.inode, generation };
         let fd = Arc::new(self.descriptor(fd));
         let handle = handle.filter(|_| self.opens_handles);
-        let at: Vec<At> = at.map(|(parent, name)| (parent, name.into())).into_iter().collect();
+        let at: Vec<At> = at.map(|at| (at.parent, at.name.into())).into_iter().collect();
         // Without a name and a handle, only the descriptor leads back to the file.
         let keep = if at.is_empty() && handle.is_none() { Keep::Open } else { keep };
         let mut state = self.state.lock().expect("not poisoned");

@@ -5,7 +5,7 @@
 //! a missing check costs others a recall, and no check changes the access rules.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsStr,
     fs,
     os::fd::{AsFd as _, BorrowedFd},
     sync::LazyLock,
@@ -25,7 +25,7 @@ use super::{
     session::Session,
     sys::{self, Capability},
 };
-use crate::store::{Changes, FileId, Kind, NewTime, Op, OpenFlags, Place, Renaming};
+use crate::store::{Changes, FileId, Kind, NameIn, NewTime, Op, OpenFlags, Place, Renaming};
 
 /// `fs.protected_hardlinks` (proc_sys_fs(5)): a user can't link a file of another user unless he
 /// may read and write it.
@@ -55,7 +55,11 @@ impl Session {
                 let parent = self.directory.nodes.node(*parent)?;
                 self.check_removal(&parent, name)
             }
-            Op::Rename { from, to, how } => self.check_rename(from, to, *how),
+            Op::Rename { parent, name, new_parent, new_name, how } => self.check_rename(
+                NameIn { parent: *parent, name },
+                NameIn { parent: *new_parent, name: new_name },
+                *how,
+            ),
             Op::Create { parent, name, flags, .. } => match self.child(*parent, name)? {
                 Some(file) => self.check_opening(&file, *flags),
                 None => self.check_new_name(*parent, name),
@@ -164,24 +168,25 @@ impl Session {
 
     fn check_rename(
         &self,
-        (from, old): &(FileId, OsString),
-        (to, new): &(FileId, OsString),
+        from: NameIn<'_, FileId>,
+        to: NameIn<'_, FileId>,
         how: Renaming,
     ) -> Result<(), Fault> {
-        let (source, target) = (self.directory.nodes.node(*from)?, self.directory.nodes.node(*to)?);
+        let nodes = &self.directory.nodes;
+        let (source, target) = (nodes.node(from.parent)?, nodes.node(to.parent)?);
         let checks = || -> Result<(), Fault> {
-            self.check_removal(&source, old)?;
-            match self.child(*to, new)? {
-                Some(_) => self.check_removal(&target, new)?,
+            self.check_removal(&source, from.name)?;
+            match self.child(to.parent, to.name)? {
+                Some(_) => self.check_removal(&target, to.name)?,
                 None => self.check_new_names(&target)?,
             }
-            if from == to {
+            if from.parent == to.parent {
                 return Ok(());
             }
             // A moved directory gets another `..`, which is a write to it.
             let moved = [
-                self.child(*from, old)?,
-                self.child(*to, new)?.filter(|_| how == Renaming::Exchange),
+                self.child(from.parent, from.name)?,
+                self.child(to.parent, to.name)?.filter(|_| how == Renaming::Exchange),
             ];
             let mut directories =
                 moved.iter().flatten().filter(|node| node.kind == Kind::Directory);
@@ -189,8 +194,8 @@ impl Session {
         };
         let Err(fault) = checks() else { return Ok(()) };
         // Errors other than permissions take precedence.
-        let file = self.child(*from, old)?.ok_or(Errno::ENOENT)?;
-        match self.child(*to, new)? {
+        let file = self.child(from.parent, from.name)?.ok_or(Errno::ENOENT)?;
+        match self.child(to.parent, to.name)? {
             Some(other) if how == Renaming::NoReplace && other.id != file.id => {
                 Err(Errno::EEXIST.into())
             }
@@ -274,6 +279,7 @@ fn require(is_allowed: bool, otherwise: Errno) -> Result<(), Fault> {
 mod tests {
     use std::{
         collections::HashMap,
+        ffi::OsString,
         os::unix::fs::{PermissionsExt as _, chown, symlink},
     };
 
@@ -371,8 +377,13 @@ mod tests {
                     }
                     for old in ["missing", "own", "d", "again"] {
                         for how in [Renaming::Replace, Renaming::NoReplace, Renaming::Exchange] {
-                            let from = (id(other, ""), old.into());
-                            ops.push(Op::Rename { from, to: (parent, name.clone()), how });
+                            ops.push(Op::Rename {
+                                parent: id(other, ""),
+                                name: old.into(),
+                                new_parent: parent,
+                                new_name: name.clone(),
+                                how,
+                            });
                         }
                     }
                 }

@@ -34,9 +34,9 @@ use crate::{
     keeper::{Begun, Keeper},
     leases::{self, FLUSH_TIME, FileRef, Intent, LEASE_TIME, SessionId, overlap},
     store::{
-        Acls, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, Notice, Notices, Op,
-        OpenFlags, Pieces, Place, ReadPart, Returned, Settling, Stamp, Store, StoreState, Watched,
-        Write,
+        Acls, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, NameIn, Notice,
+        Notices, Op, OpenFlags, Pieces, Place, ReadPart, Returned, Settling, Stamp, Store,
+        StoreState, Watched, Write,
     },
 };
 
@@ -631,13 +631,14 @@ impl Session {
                     .chain(child.map(|child| change(child, NAMES)))
                     .collect()
             }
-            Op::Rename { from, to, .. } => {
-                let (file, other) = (self.child_id(from.0, &from.1)?, self.child_id(to.0, &to.1)?);
+            Op::Rename { parent, name, new_parent, new_name, .. } => {
+                let (file, other) =
+                    (self.child_id(*parent, name)?, self.child_id(*new_parent, new_name)?);
                 if file.is_some() && file == other {
                     // Two names of one file: a no-op (rename(2)).
                     return Ok(Vec::new());
                 }
-                let mut intents = vec![change(from.0, NAMES), change(to.0, NAMES)];
+                let mut intents = vec![change(*parent, NAMES), change(*new_parent, NAMES)];
                 intents.extend(file.map(|file| change(file, Leases::ATTRIBUTES)));
                 intents.extend(other.map(|other| change(other, NAMES)));
                 intents
@@ -659,7 +660,7 @@ impl Session {
             Op::Open { file, flags } => vec![self.intent(*file, opening(*flags))],
             Op::Allocate { place, .. } => vec![change(place.file, BYTES)],
             Op::CopyRange { from, to, .. } => {
-                vec![self.intent(from.0.file, Intent::Look), change(to.0.file, BYTES)]
+                vec![self.intent(from.file.file, Intent::Look), change(to.file.file, BYTES)]
             }
             Op::SetAttribute { place, .. } | Op::RemoveAttribute { place, .. } => {
                 vec![change(place.file, Leases::ATTRIBUTES)]
@@ -691,10 +692,16 @@ impl Session {
             | Op::MakeNode { .. }
             | Op::Symlink { .. }
             | Op::Link { .. } => self.make(op),
-            Op::Remove { parent, name, what } => self.remove((*parent, name), *what),
-            Op::Rename { from, to, how } => self.rename((from, to), *how),
+            Op::Remove { parent, name, what } => {
+                self.remove(NameIn { parent: *parent, name }, *what)
+            }
+            Op::Rename { parent, name, new_parent, new_name, how } => self.rename(
+                NameIn { parent: *parent, name },
+                NameIn { parent: *new_parent, name: new_name },
+                *how,
+            ),
             Op::Create { parent, name, mode, flags } => {
-                self.create((*parent, name), (*mode, *flags))
+                self.create(NameIn { parent: *parent, name }, *mode, *flags)
             }
             Op::CreateWhole { put, flags } => self.create_whole(put, *flags),
             Op::Open { file, flags } => self.open(*file, *flags),

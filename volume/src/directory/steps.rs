@@ -7,7 +7,7 @@ use std::{ops::Range, sync::Arc};
 use nix::errno::Errno;
 
 use super::session::Session;
-use crate::store::{Allocation, Answer, Caller, Op, OpenFlags, Place};
+use crate::store::{Allocation, Answer, Caller, Op, OpenFlags, Place, PositionIn};
 
 /// Bytes of one step of a copy: some 1 ms on a disk. Without kernel preemption, the processor is
 /// occupied for that time.
@@ -23,7 +23,7 @@ const MAX_ALLOCATION_STEPS: u64 = 1024;
 pub async fn perform(session: &Arc<Session>, caller: &Caller, op: Op) -> Result<Answer, Errno> {
     let intents = session.intents(&op)?;
     let changed = match &op {
-        Op::CopyRange { to, .. } => to.0,
+        Op::CopyRange { to, .. } => to.file,
         Op::Allocate { place, .. } => *place,
         _ => return Err(Errno::EOPNOTSUPP),
     };
@@ -31,7 +31,7 @@ pub async fn perform(session: &Arc<Session>, caller: &Caller, op: Op) -> Result<
     let mut begun = session.announce(intents);
     begun.clear().await;
     let answer = match op {
-        Op::CopyRange { from, to, length } => copy(session, caller, (from, to), length).await,
+        Op::CopyRange { from, to, length } => copy(session, caller, from, to, length).await,
         Op::Allocate { place, range, how } => allocate(session, caller, place, range, how).await,
         _ => Err(Errno::EOPNOTSUPP),
     };
@@ -44,7 +44,8 @@ pub async fn perform(session: &Arc<Session>, caller: &Caller, op: Op) -> Result<
 async fn copy(
     session: &Arc<Session>,
     caller: &Caller,
-    (from, to): ((Place, u64), (Place, u64)),
+    from: PositionIn<Place>,
+    to: PositionIn<Place>,
     length: u64,
 ) -> Result<Answer, Errno> {
     let length = length.min(COPY_BYTES);
@@ -52,14 +53,17 @@ async fn copy(
     loop {
         let step = COPY_STEP_BYTES.min(length - done);
         let _turn = session.account.step().await;
-        let offsets = from.1.checked_add(done).zip(to.1.checked_add(done)).ok_or(Errno::EFBIG)?;
+        let (from_offset, to_offset) =
+            from.offset.checked_add(done).zip(to.offset.checked_add(done)).ok_or(Errno::EFBIG)?;
         let copied = session
             .as_caller_at_low_priority(caller, move |session| {
-                let source = session.usable(from.0, OpenFlags::READ)?;
+                let source = session.usable(from.file, OpenFlags::READ)?;
                 super::files::copy_step(
-                    &source,
-                    &session.usable(to.0, OpenFlags::WRITE)?,
-                    offsets,
+                    PositionIn { file: &source, offset: from_offset },
+                    PositionIn {
+                        file: &session.usable(to.file, OpenFlags::WRITE)?,
+                        offset: to_offset,
+                    },
                     step,
                 )
             })
@@ -73,7 +77,8 @@ async fn copy(
             break;
         }
     }
-    let entry = session.as_caller(caller, move |session| session.entry_of_writable(to.0)).await?;
+    let entry =
+        session.as_caller(caller, move |session| session.entry_of_writable(to.file)).await?;
     Ok(Answer::Copied { bytes: done, entry })
 }
 

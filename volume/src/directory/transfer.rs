@@ -33,8 +33,8 @@ use crate::{
     keeper::Begun,
     leases::Intent,
     store::{
-        Answer, Caller, Entry, FileId, Leases, NewFile, OpenFlags, Piece, Pieces, Place, Put,
-        ReadPart, Write,
+        Answer, Caller, Entry, FileId, Leases, NameIn, NewFile, OpenFlags, Piece, Pieces, Place,
+        Put, ReadPart, Write,
     },
 };
 
@@ -337,10 +337,12 @@ impl Session {
     /// Creates a file without a name (O_TMPFILE), and links it when it is complete. `None` if the
     /// file system or the kernel doesn't allow that.
     fn put_whole(
-        (parent, name): (&Node, &OsStr),
-        (data, mode): (&Bytes, Mode),
+        at: NameIn<'_, &Node>,
+        data: &Bytes,
+        mode: Mode,
         put: &Put,
     ) -> Result<Option<OwnedFd>, Fault> {
+        let NameIn { parent, name } = at;
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = match rustix::fs::openat2(&parent.fd, ".", flags, mode, BENEATH) {
             Ok(file) => file,
@@ -378,15 +380,16 @@ impl Session {
         let NewFile::Regular { data } = &put.what else { return Err(Errno::EINVAL.into()) };
         let room = self.room_for_open()?;
         let (parent, name) = self.place_of(put)?;
-        let file = Self::put_file((&parent, name), data, put)?;
-        self.keep_new((&parent, name), (flags, file), room)
+        let at = NameIn { parent: &parent, name };
+        let file = Self::put_file(at, data, put)?;
+        self.keep_new(at, file, flags, room)
     }
 
-    fn put_file(at: (&Node, &OsStr), data: &Bytes, put: &Put) -> Result<OwnedFd, Fault> {
+    fn put_file(at: NameIn<'_, &Node>, data: &Bytes, put: &Put) -> Result<OwnedFd, Fault> {
         let mode = Mode::from_raw_mode(put.mode & 0o7777);
-        match Self::put_whole(at, (data, mode), put)? {
+        match Self::put_whole(at, data, mode, put)? {
             Some(file) => Ok(file),
-            None => put_by_name(at, (data, mode), put),
+            None => put_by_name(at, data, mode, put),
         }
     }
 
@@ -394,6 +397,7 @@ impl Session {
     fn put(&self, put: &Put) -> Result<Entry, Fault> {
         self.directory.require_writable()?;
         let (parent, name) = self.place_of(put)?;
+        let at = NameIn { parent: &parent, name };
         let mode = Mode::from_raw_mode(put.mode & 0o7777);
         match &put.what {
             NewFile::Directory => made(rustix::fs::mkdirat(&parent.fd, name, mode))?,
@@ -401,16 +405,16 @@ impl Session {
                 made(rustix::fs::symlinkat(target, &parent.fd, name))?;
             }
             NewFile::Regular { data } => {
-                let file = Self::put_file((&parent, name), data, put)?;
-                let node =
-                    self.directory.nodes.remember(file, Some((parent.id, name)), Keep::Way)?;
+                let file = Self::put_file(at, data, put)?;
+                let at = NameIn { parent: parent.id, name };
+                let node = self.directory.nodes.remember(file, Some(at), Keep::Way)?;
                 // No other session knows the new file yet.
                 return self.entry(node.fd.as_fd(), node.id, BYTES | Leases::WRITE);
             }
         }
         let node = self.directory.nodes.child(&parent, name, Keep::Open)?;
         if let Err(fault) = change(node.fd.as_fd(), put) {
-            super::files::unmake((&parent, name), &rustix::fs::fstat(&node.fd)?);
+            super::files::unmake(at, &rustix::fs::fstat(&node.fd)?);
             return Err(fault);
         }
         match put.what {
@@ -423,15 +427,16 @@ impl Session {
 /// Creates a file under its name from the start: if this process is killed, an incomplete file is
 /// left.
 fn put_by_name(
-    (parent, name): (&Node, &OsStr),
-    (data, mode): (&Bytes, Mode),
+    at: NameIn<'_, &Node>,
+    data: &Bytes,
+    mode: Mode,
     put: &Put,
 ) -> Result<OwnedFd, Fault> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = made(rustix::fs::openat2(&parent.fd, name, flags, mode, BENEATH))?;
+    let file = made(rustix::fs::openat2(&at.parent.fd, at.name, flags, mode, BENEATH))?;
     let written = write_all(&file, data, Some(0)).and_then(|()| change(file.as_fd(), put));
     if let Err(fault) = written {
-        super::files::unmake((parent, name), &rustix::fs::fstat(&file)?);
+        super::files::unmake(at, &rustix::fs::fstat(&file)?);
         return Err(fault);
     }
     Ok(file)

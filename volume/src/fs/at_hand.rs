@@ -14,7 +14,7 @@ use super::{
     table::{Known, Node, ROOT, Table},
     told::{Expected, plain_names},
 };
-use crate::store::{Caller, Kind, Leases};
+use crate::store::{Caller, Kind, Leases, NameIn};
 
 /// Limit of files in a tree that are counted: a walk over more takes as long as a round trip.
 const MOST_FILES: u64 = 2000;
@@ -170,7 +170,8 @@ impl Volume {
     ) -> Option<Option<&'t Node>> {
         let mut at = ROOT;
         for name in path {
-            let file = match (table.unborn_child(at, name), table.known(at, name)) {
+            let its = NameIn { parent: at, name };
+            let file = match (table.unborn_child(its), table.known(its)) {
                 (Some((number, _)), _) => {
                     at = number;
                     continue;

@@ -6,7 +6,7 @@ use std::{ffi::OsStr, sync::Arc};
 use tokio::task::JoinSet;
 
 use super::{Name, Volume};
-use crate::store::{Caller, Entry, Errno};
+use crate::store::{Caller, Entry, Errno, NameIn};
 
 /// Limit of concurrent look-ups: one reply seldom has more names without cached attributes.
 const LOOKED_UP_AT_ONCE: usize = 64;
@@ -70,7 +70,10 @@ impl Volume {
         let mut asked = JoinSet::new();
         for (place, name) in missing.take(LOOKED_UP_AT_ONCE) {
             let (volume, caller, name) = (Arc::clone(self), caller.clone(), name.name.clone());
-            asked.spawn(async move { (place, volume.lookup(&caller, parent, &name).await) });
+            asked.spawn(async move {
+                let at = NameIn { parent, name: &name };
+                (place, volume.lookup(&caller, at).await)
+            });
         }
         Ok(asked.join_all().await)
     }

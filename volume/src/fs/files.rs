@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
-    ffi::OsStr,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -18,8 +17,8 @@ use super::{
     unborn::{What, Which},
 };
 use crate::store::{
-    Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, NewMode, Op,
-    OpenFlags, Place, RangeLock, Sought, Synced, Wait,
+    Access, Allocation, Answer, Caller, Entry, Errno, FileId, Handle, Leases, Lock, NameIn,
+    NewMode, Op, OpenFlags, Place, PositionIn, RangeLock, Sought, Synced, Wait,
 };
 
 /// An open file.
@@ -109,22 +108,22 @@ impl Volume {
     pub async fn create(
         self: &Arc<Self>,
         caller: &Caller,
-        (parent, name): (u64, &OsStr),
+        at: NameIn<'_, u64>,
         mode: NewMode,
         flags: OpenFlags,
     ) -> Result<(Opened, Entry), Errno> {
-        let new = (What::Regular(Vec::new()), mode.masked);
-        if let Some((entry, Some(opened))) = self.conceive(caller, (parent, name), new, flags).await
-        {
+        let empty = What::Regular(Vec::new());
+        let conceived = self.conceive(caller, at, empty, mode.masked, flags).await;
+        if let Some((entry, Some(opened))) = conceived {
             return Ok((opened, entry));
         }
-        let op =
-            Op::Create { parent: self.born(parent).await?, name: name.to_owned(), mode, flags };
+        let (parent, name) = (self.born(at.parent).await?, at.name.to_owned());
+        let op = Op::Create { parent, name, mode, flags };
         let Answer::Opened { handle, entry, parent } = self.ask(caller, op).await? else {
             return Err(Errno::EPROTO);
         };
         if let Some(parent) = parent {
-            self.note_name(&parent, name, Some(entry.attributes.id));
+            self.note_name(&parent, at.name, Some(entry.attributes.id));
         }
         self.drain(entry.attributes.id).await?;
         Ok((self.opened(caller, flags, Some(handle), None, &entry), entry))
@@ -191,17 +190,13 @@ impl Volume {
 
     /// Opens handles for open files without one, before a name is removed: if it is their last one,
     /// they would be unreachable afterwards.
-    pub(super) async fn hold_open(
-        self: &Arc<Self>,
-        caller: &Caller,
-        (parent, name): (u64, &OsStr),
-    ) {
+    pub(super) async fn hold_open(self: &Arc<Self>, caller: &Caller, at: NameIn<'_, u64>) {
         let from_memory = self.opened_from_memory();
         if from_memory.is_empty() {
             return;
         }
         // Errors of the name are reported by the call itself.
-        let Ok(entry) = self.lookup(caller, parent, name).await else { return };
+        let Ok(entry) = self.lookup(caller, at).await else { return };
         for (number, _) in from_memory.iter().filter(|(_, file)| *file == entry.attributes.id) {
             let _ = self.open_with_handle(*number).await;
         }
@@ -387,19 +382,22 @@ impl Volume {
     /// Of the call.
     pub async fn copy(
         self: &Arc<Self>,
-        from: (u64, u64),
-        to: (u64, u64),
+        from: PositionIn<u64>,
+        to: PositionIn<u64>,
         length: u64,
     ) -> Result<u64, Errno> {
         if let Some(copied) = self.copy_to_newborn(from, to, length).await {
             return Ok(copied);
         }
         let (source, target) =
-            (self.open_with_handle(from.0).await?, self.open_with_handle(to.0).await?);
+            (self.open_with_handle(from.file).await?, self.open_with_handle(to.file).await?);
         self.drain(source.file).await?;
         self.drain(target.file).await?;
-        let op =
-            Op::CopyRange { from: (source.place(), from.1), to: (target.place(), to.1), length };
+        let op = Op::CopyRange {
+            from: PositionIn { file: source.place(), offset: from.offset },
+            to: PositionIn { file: target.place(), offset: to.offset },
+            length,
+        };
         match self.ask(&target.caller, op).await? {
             Answer::Copied { bytes, .. } => Ok(bytes),
             _ => Err(Errno::EPROTO),
@@ -410,21 +408,21 @@ impl Volume {
     /// takes no round trip per file.
     async fn copy_to_newborn(
         self: &Arc<Self>,
-        from: (u64, u64),
-        to: (u64, u64),
+        from: PositionIn<u64>,
+        to: PositionIn<u64>,
         length: u64,
     ) -> Option<u64> {
-        let (source, target) = (self.open_file(from.0).ok()?, self.open_file(to.0).ok()?);
+        let (source, target) = (self.open_file(from.file).ok()?, self.open_file(to.file).ok()?);
         if !is_provisional(target.file) || source.file == target.file {
             return None;
         }
         self.drain(source.file).await.ok()?;
         let size = self.size_known(source.file)?;
-        let length = size.saturating_sub(from.1).min(length);
-        if to.1.saturating_add(length) > NEWBORN_BYTES {
+        let length = size.saturating_sub(from.offset).min(length);
+        if to.offset.saturating_add(length) > NEWBORN_BYTES {
             return None;
         }
-        let data = self.read(from.0, from.1, u32::try_from(length).ok()?).await.ok()?;
+        let data = self.read(from.file, from.offset, u32::try_from(length).ok()?).await.ok()?;
         let copied = data.len() as u64;
         (data.is_empty() || self.write_newborn(&target, to, &data, false)).then_some(copied)
     }

@@ -62,7 +62,6 @@ mod writing;
 
 use std::{
     collections::HashMap,
-    ffi::OsStr,
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -78,8 +77,8 @@ use tokio::{
 
 use crate::disk::DiskCache;
 use crate::store::{
-    Answer, Attributes, Caller, Entry, Errno, FileId, Leases, Op, Place, Settling, Stamp, Store,
-    StoreState, Watched,
+    Answer, Attributes, Caller, Entry, Errno, FileId, Leases, NameIn, Op, Place, Settling, Stamp,
+    Store, StoreState, Watched,
 };
 use at_hand::RoundTrip;
 use births::Births;
@@ -328,19 +327,13 @@ impl Volume {
     }
 
     /// Replies to the kernel about a file that was looked up by name, with cache lifetimes.
-    /// `parent` is the number of the directory with that name.
-    pub fn tell<R>(
-        &self,
-        (parent, name): (u64, &OsStr),
-        entry: &Entry,
-        reply: impl FnOnce(Told) -> R,
-    ) -> R {
+    pub fn tell<R>(&self, at: NameIn<'_, u64>, entry: &Entry, reply: impl FnOnce(Told) -> R) -> R {
         let mut table = self.table();
         self.drop_surplus(&mut table);
         let number = table.looked_up(entry.attributes.id);
-        let name_life = self.names_life(&table, parent);
+        let name_life = self.names_life(&table, at.parent);
         if !name_life.is_zero() {
-            table.told(parent, name);
+            table.told(at);
         }
         let attributes_life = self.attributes_life(&table, number, &entry.attributes);
         let generation = table.node(number).map_or(0, |node| node.generation);
@@ -361,18 +354,13 @@ impl Volume {
     }
 
     /// Like [`Self::tell`], for a name that does not exist.
-    pub fn tell_absent<R>(
-        &self,
-        parent: u64,
-        name: &OsStr,
-        reply: impl FnOnce(Duration) -> R,
-    ) -> R {
+    pub fn tell_absent<R>(&self, at: NameIn<'_, u64>, reply: impl FnOnce(Duration) -> R) -> R {
         let mut table = self.table();
         self.drop_surplus(&mut table);
-        let is_known = table.known(parent, name) == Known::Absent;
-        let life = if is_known { self.names_life(&table, parent) } else { Duration::ZERO };
+        let is_known = table.known(at) == Known::Absent;
+        let life = if is_known { self.names_life(&table, at.parent) } else { Duration::ZERO };
         if !life.is_zero() {
-            table.told(parent, name);
+            table.told(at);
         }
         reply(life)
     }
@@ -393,6 +381,7 @@ impl Volume {
         let name_life = self.names_life(&table, parent);
         let mut count = 0;
         for name in names {
+            let at = NameIn { parent, name: &name.name };
             let heard_since = |entry: &Entry| {
                 table.of(entry.attributes.id).is_none_or(|node| node.stamp != entry.stamp)
             };
@@ -400,7 +389,7 @@ impl Volume {
                 break;
             }
             // The listed name may have been renamed or removed since.
-            let (is_so, name_life) = match (name.entry, table.known(parent, &name.name)) {
+            let (is_so, name_life) = match (name.entry, table.known(at)) {
                 (Some(entry), Known::File(file)) => (file == entry.attributes.id, name_life),
                 (Some(_), Known::Unknown) if table.has_names_of(parent, name.seen) => {
                     (true, name_life)
@@ -412,7 +401,7 @@ impl Volume {
                 let number = table.number(entry.attributes.id);
                 if !name_life.is_zero() || table.node(number).is_some_and(|node| node.at.is_none())
                 {
-                    table.place(entry.attributes.id, parent, &name.name);
+                    table.place(entry.attributes.id, at);
                 }
                 let attributes_life = self.attributes_life(&table, number, &entry.attributes);
                 let generation = table.node(number).map_or(0, |node| node.generation);
@@ -431,7 +420,7 @@ impl Volume {
             if let Some(told) = told {
                 table.looked_up(told.attributes.id);
                 if !told.name_life.is_zero() {
-                    table.told(parent, &name.name);
+                    table.told(at);
                 }
             }
         }

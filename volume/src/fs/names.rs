@@ -11,7 +11,8 @@ use super::{
     unborn::What,
 };
 use crate::store::{
-    Answer, Caller, Entry, Errno, FileId, Kind, Leases, NewMode, Op, OpenFlags, Removal, Renaming,
+    Answer, Caller, Entry, Errno, FileId, Kind, Leases, NameIn, NewMode, Op, OpenFlags, Removal,
+    Renaming,
 };
 
 /// Number of look-ups in a directory after which all of it is listed, so that one answer serves the
@@ -29,39 +30,38 @@ impl Volume {
     pub async fn lookup(
         self: &Arc<Self>,
         caller: &Caller,
-        parent: u64,
-        name: &OsStr,
+        at: NameIn<'_, u64>,
     ) -> Result<Entry, Errno> {
-        let entry = self.look_up(caller, parent, name).await?;
-        self.table().place(entry.attributes.id, parent, name);
+        let entry = self.look_up(caller, at).await?;
+        self.table().place(entry.attributes.id, at);
         Ok(entry)
     }
 
     async fn look_up(
         self: &Arc<Self>,
         caller: &Caller,
-        parent: u64,
-        name: &OsStr,
+        at: NameIn<'_, u64>,
     ) -> Result<Entry, Errno> {
+        let NameIn { parent, name } = at;
         if name.len() > NAME_BYTES {
             // Otherwise a complete listing would lead to ENOENT.
             return Err(Errno::ENAMETOOLONG);
         }
-        if let Some(entry) = self.unborn_entry(parent, name) {
+        if let Some(entry) = self.unborn_entry(at) {
             return Ok(entry);
         }
-        let known = self.table().known(parent, name);
+        let known = self.table().known(at);
         if let Known::File(file) = known {
             self.drain(file).await?;
         }
-        if let Some(known) = self.remembered(parent, name) {
+        if let Some(known) = self.remembered(at) {
             return known;
         }
         let directory = self.born(parent).await?;
         if self.is_asked_often(parent) {
             // On a failure the name is requested below.
             let _ = self.list_all(caller, directory, For::Program).await;
-            if let Some(known) = self.remembered(parent, name) {
+            if let Some(known) = self.remembered(at) {
                 return known;
             }
         }
@@ -108,12 +108,12 @@ impl Volume {
         self.table().found(directory, name, file);
     }
 
-    fn remembered(&self, parent: u64, name: &OsStr) -> Option<Result<Entry, Errno>> {
+    fn remembered(&self, at: NameIn<'_, u64>) -> Option<Result<Entry, Errno>> {
         let table = self.table();
-        if !table.node(parent).is_some_and(|directory| self.is_good(directory)) {
+        if !table.node(at.parent).is_some_and(|directory| self.is_good(directory)) {
             return None;
         }
-        match table.known(parent, name) {
+        match table.known(at) {
             Known::Absent => Some(Err(Errno::ENOENT)),
             Known::Unknown => None,
             Known::File(file) => {
@@ -133,24 +133,21 @@ impl Volume {
     pub async fn make_directory(
         self: &Arc<Self>,
         caller: &Caller,
-        parent: u64,
-        name: &OsStr,
+        at: NameIn<'_, u64>,
         mode: NewMode,
     ) -> Result<Entry, Errno> {
-        let new = (What::Directory, mode.masked);
-        if let Some((entry, _)) =
-            self.conceive(caller, (parent, name), new, OpenFlags::empty()).await
-        {
+        let (what, flags) = (What::Directory, OpenFlags::empty());
+        if let Some((entry, _)) = self.conceive(caller, at, what, mode.masked, flags).await {
             return Ok(entry);
         }
-        let above = self.born(parent).await?;
-        let op = Op::MakeDirectory { parent: above, name: name.to_owned(), mode };
+        let above = self.born(at.parent).await?;
+        let op = Op::MakeDirectory { parent: above, name: at.name.to_owned(), mode };
         let asked = SystemTime::now();
         let (entry, ()) =
-            tokio::join!(self.made(caller, name, op), self.reserve_first(caller, above));
+            tokio::join!(self.made(caller, at.name, op), self.reserve_first(caller, above));
         let entry = entry?;
-        self.births.set_clock(clock_offset((asked, SystemTime::now()), entry.attributes.ctime));
-        self.table().is_own(&entry, caller, (parent, name));
+        self.births.set_clock(clock_offset(asked, SystemTime::now(), entry.attributes.ctime));
+        self.table().is_own(&entry, caller, at);
         Ok(entry)
     }
 
@@ -161,25 +158,20 @@ impl Volume {
     pub async fn make_node(
         self: &Arc<Self>,
         caller: &Caller,
-        (parent, name): (u64, &OsStr),
+        at: NameIn<'_, u64>,
         mode: NewMode,
-        (kind, rdev): (Kind, u64),
+        kind: Kind,
+        rdev: u64,
     ) -> Result<Entry, Errno> {
         if kind == Kind::Regular {
-            let (opened, entry) = self
-                .create(caller, (parent, name), mode, OpenFlags::WRITE | OpenFlags::EXCLUSIVE)
-                .await?;
+            let flags = OpenFlags::WRITE | OpenFlags::EXCLUSIVE;
+            let (opened, entry) = self.create(caller, at, mode, flags).await?;
             self.release(opened.number, None).await?;
             return Ok(entry);
         }
-        let op = Op::MakeNode {
-            parent: self.born(parent).await?,
-            name: name.to_owned(),
-            mode,
-            kind,
-            rdev,
-        };
-        self.made(caller, name, op).await
+        let (parent, name) = (self.born(at.parent).await?, at.name.to_owned());
+        let op = Op::MakeNode { parent, name, mode, kind, rdev };
+        self.made(caller, at.name, op).await
     }
 
     /// symlink(2)
@@ -189,20 +181,18 @@ impl Volume {
     pub async fn symlink(
         self: &Arc<Self>,
         caller: &Caller,
-        parent: u64,
-        name: &OsStr,
+        at: NameIn<'_, u64>,
         target: &OsStr,
     ) -> Result<Entry, Errno> {
         // A symbolic link has no mode of its own.
-        let new = (What::Symlink(target.to_owned()), 0);
-        if let Some((entry, _)) =
-            self.conceive(caller, (parent, name), new, OpenFlags::empty()).await
-        {
+        let (what, mode) = (What::Symlink(target.to_owned()), 0);
+        let conceived = self.conceive(caller, at, what, mode, OpenFlags::empty()).await;
+        if let Some((entry, _)) = conceived {
             return Ok(entry);
         }
-        let (name, target) = (name.to_owned(), target.to_owned());
-        let op = Op::Symlink { parent: self.born(parent).await?, name: name.clone(), target };
-        self.made(caller, &name, op).await
+        let (name, target) = (at.name.to_owned(), target.to_owned());
+        let op = Op::Symlink { parent: self.born(at.parent).await?, name, target };
+        self.made(caller, at.name, op).await
     }
 
     /// link(2)
@@ -213,12 +203,11 @@ impl Volume {
         self: &Arc<Self>,
         caller: &Caller,
         file: u64,
-        parent: u64,
-        name: &OsStr,
+        at: NameIn<'_, u64>,
     ) -> Result<Entry, Errno> {
         let file = self.born(file).await?;
         self.drain(file).await?;
-        let (parent, name) = (self.born(parent).await?, name.to_owned());
+        let (parent, name) = (self.born(at.parent).await?, at.name.to_owned());
         let answer =
             self.ask_of(caller, file, |file| Op::Link { file, parent, name: name.clone() }).await?;
         self.note_made(answer, &name)
@@ -240,7 +229,7 @@ impl Volume {
         let mut table = self.table();
         let id = parent.attributes.id;
         if let (Some(file), Some(number)) = (file, table.number_of(id)) {
-            table.place(file, number, name);
+            table.place(file, NameIn { parent: number, name });
         }
         match table.of_mut(id) {
             Some(node) if node.stamp == parent.stamp => {}
@@ -258,21 +247,21 @@ impl Volume {
     pub async fn remove(
         self: &Arc<Self>,
         caller: &Caller,
-        parent: u64,
-        name: &OsStr,
+        at: NameIn<'_, u64>,
         what: Removal,
     ) -> Result<(), Errno> {
-        self.look_for_refused(parent, name).await?;
-        if let Some(removed) = self.remove_newborn(caller, parent, name, what) {
+        self.look_for_refused(at).await?;
+        if let Some(removed) = self.remove_newborn(caller, at, what) {
             return removed;
         }
-        self.bear_child(parent, name).await?;
-        self.hold_open(caller, (parent, name)).await;
-        let op = Op::Remove { parent: self.born(parent).await?, name: name.to_owned(), what };
+        self.bear_child(at).await?;
+        self.hold_open(caller, at).await;
+        let (parent, name) = (self.born(at.parent).await?, at.name.to_owned());
+        let op = Op::Remove { parent, name, what };
         let Answer::Removed { parent, .. } = self.ask(caller, op).await? else {
             return Err(Errno::EPROTO);
         };
-        self.note_name(&parent, name, None);
+        self.note_name(&parent, at.name, None);
         Ok(())
     }
 
@@ -283,22 +272,24 @@ impl Volume {
     pub async fn rename(
         self: &Arc<Self>,
         caller: &Caller,
-        (from, name): (u64, &OsStr),
-        (to, new_name): (u64, &OsStr),
+        old: NameIn<'_, u64>,
+        new: NameIn<'_, u64>,
         how: Renaming,
     ) -> Result<(), Errno> {
-        self.bear_child(from, name).await?;
-        self.bear_child(to, new_name).await?;
-        self.drain_renamed(from, name).await?;
+        self.bear_child(old).await?;
+        self.bear_child(new).await?;
+        self.drain_renamed(old).await?;
         if how == Renaming::Replace {
-            self.hold_open(caller, (to, new_name)).await;
+            self.hold_open(caller, new).await;
         }
-        let at = (from, to);
-        let (from, to) = (
-            (self.born(from).await?, name.to_owned()),
-            (self.born(to).await?, new_name.to_owned()),
-        );
-        let answer = self.ask(caller, Op::Rename { from, to, how }).await?;
+        let op = Op::Rename {
+            parent: self.born(old.parent).await?,
+            name: old.name.to_owned(),
+            new_parent: self.born(new.parent).await?,
+            new_name: new.name.to_owned(),
+            how,
+        };
+        let answer = self.ask(caller, op).await?;
         let Answer::Renamed { from, to, file, other } = answer else { return Err(Errno::EPROTO) };
         if how == Renaming::Replace
             && other.is_some_and(|other| other.attributes.id == file.attributes.id)
@@ -306,25 +297,25 @@ impl Volume {
             // Two names of one file: a no-op (rename(2)).
             return Ok(());
         }
-        self.table().place(file.attributes.id, at.1, new_name);
+        self.table().place(file.attributes.id, new);
         let exchanged =
             other.filter(|_| how == Renaming::Exchange).map(|entry| entry.attributes.id);
         if let Some(exchanged) = exchanged {
-            self.table().place(exchanged, at.0, name);
+            self.table().place(exchanged, old);
         }
         {
             // The kernel moves its cached dentries.
             let mut table = self.table();
-            table.told(at.1, new_name);
-            table.told(at.0, name);
+            table.told(new);
+            table.told(old);
         }
         if from.attributes.id == to.attributes.id {
-            self.note_name(&to, name, exchanged);
+            self.note_name(&to, old.name, exchanged);
             // For a rename within one directory the later answer counts.
-            self.note_name(&to, new_name, Some(file.attributes.id));
+            self.note_name(&to, new.name, Some(file.attributes.id));
         } else {
-            self.note_name(&from, name, exchanged);
-            self.note_name(&to, new_name, Some(file.attributes.id));
+            self.note_name(&from, old.name, exchanged);
+            self.note_name(&to, new.name, Some(file.attributes.id));
         }
         Ok(())
     }
@@ -333,10 +324,10 @@ impl Volume {
     ///
     /// # Errors
     /// The error of its creation.
-    async fn bear_child(self: &Arc<Self>, parent: u64, name: &OsStr) -> Result<(), Errno> {
+    async fn bear_child(self: &Arc<Self>, at: NameIn<'_, u64>) -> Result<(), Errno> {
         let number = {
             let table = self.table();
-            match table.known(parent, name) {
+            match table.known(at) {
                 Known::File(file) => table.number_of(file),
                 _ => None,
             }
@@ -349,8 +340,8 @@ impl Volume {
         }
     }
 
-    async fn drain_renamed(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
-        let known = self.table().known(parent, name);
+    async fn drain_renamed(&self, at: NameIn<'_, u64>) -> Result<(), Errno> {
+        let known = self.table().known(at);
         match known {
             Known::File(file) => self.drain(file).await,
             _ => self.drain_all().await,

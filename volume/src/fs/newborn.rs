@@ -7,7 +7,7 @@
 //! and owner, or if other sessions could see the difference.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     sync::{Arc, PoisonError, atomic::Ordering},
     time::{Duration, SystemTime},
 };
@@ -21,8 +21,8 @@ use super::{
     unborn::{Newborn, Own, Stage, What},
 };
 use crate::store::{
-    Acls, Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NewFile, NewTime, OpenFlags,
-    Removal, Time, room_of_file,
+    Acls, Attributes, Caller, Changes, Entry, Errno, Kind, Leases, NameIn, NewFile, NewTime,
+    OpenFlags, PositionIn, Removal, Time, room_of_file,
 };
 
 /// Limit for files in memory; a larger file is written to the server while it grows.
@@ -45,27 +45,28 @@ impl Volume {
     pub(super) async fn conceive(
         self: &Arc<Self>,
         caller: &Caller,
-        (parent, name): (u64, &OsStr),
-        (what, mode): (What, u32),
+        at: NameIn<'_, u64>,
+        what: What,
+        mode: u32,
         flags: OpenFlags,
     ) -> Option<(Entry, Option<Opened>)> {
         let is_plain = mode & SPECIAL == 0 && !flags.contains(OpenFlags::DIRECT);
         if !is_plain || self.settings.sync || !self.births.are_kept() {
             return None;
         }
-        if !self.may_make(&self.table(), caller, parent, name) {
+        if !self.may_make(&self.table(), caller, at) {
             return None;
         }
-        let above = self.table().known_above(parent)?;
+        let above = self.table().known_above(at.parent)?;
         let reserved = self.reserve(caller, above, most_room(&what)).await?;
         let room = Arc::clone(&self.births.files).acquire_owned().await.ok()?;
         let mut table = self.table();
         // Checked again after the wait.
-        if !self.may_make(&table, caller, parent, name) {
+        if !self.may_make(&table, caller, at) {
             return None;
         }
-        let own = table.node(parent)?.own.clone()?;
-        let attributes = self.new_attributes(&table, parent, &own, (&what, mode));
+        let own = table.node(at.parent)?.own.clone()?;
+        let attributes = self.new_attributes(&table, at.parent, &own, &what, mode);
         let open = matches!(what, What::Regular(_)).then(|| self.fresh_number());
         let mut newborn = Newborn {
             flags,
@@ -74,7 +75,7 @@ impl Volume {
             ..Newborn::new(what, caller, mode, own, Some(room))
         };
         newborn.room.reserved = Some(reserved);
-        let (number, entry) = table.add_newborn(newborn, attributes, (parent, name))?;
+        let (number, entry) = table.add_newborn(newborn, attributes, at)?;
         let is_direct = self.writes_whole(flags);
         let opened = open.map(|number| Opened { number, keeps_pages: false, is_direct });
         if let Some(opened) = opened {
@@ -89,15 +90,15 @@ impl Volume {
             table.discard(number);
             return None;
         }
-        self.add_name(&mut table, parent, name, number);
+        self.add_name(&mut table, at, number);
         drop(table);
         self.births.wake();
         Some((entry, opened))
     }
 
     /// Returns true if the caller may create that name in memory.
-    fn may_make(&self, table: &Table, caller: &Caller, parent: u64, name: &OsStr) -> bool {
-        let Some(node) = table.node(parent) else { return false };
+    fn may_make(&self, table: &Table, caller: &Caller, at: NameIn<'_, u64>) -> bool {
+        let Some(node) = table.node(at.parent) else { return false };
         let (Some(own), Some(attributes)) = (&node.own, &node.attributes) else { return false };
         let is_as_made = (attributes.uid, attributes.gid)
             == (own.attributes.uid, own.attributes.gid)
@@ -109,8 +110,8 @@ impl Volume {
             && is_plain
             && node.fault.is_none()
             && node.is_complete
-            && self.is_held(table, parent)
-            && table.known(parent, name) == Known::Absent
+            && self.is_held(table, at.parent)
+            && table.known(at) == Known::Absent
             && table.first_to_retry().is_none()
     }
 
@@ -144,7 +145,8 @@ impl Volume {
         table: &Table,
         parent: u64,
         own: &Own,
-        (what, mode): (&What, u32),
+        what: &What,
+        mode: u32,
     ) -> Attributes {
         let now = self.births.now();
         let new = Attributes {
@@ -180,11 +182,11 @@ impl Volume {
         }
     }
 
-    fn add_name(&self, table: &mut Table, parent: u64, name: &OsStr, number: u64) {
+    fn add_name(&self, table: &mut Table, at: NameIn<'_, u64>, number: u64) {
         let now = self.births.now();
         let is_directory = table.node(number).is_some_and(|node| node.is_directory());
-        let Some(node) = table.node_mut(parent) else { return };
-        node.pending_names.insert(name.to_owned(), number);
+        let Some(node) = table.node_mut(at.parent) else { return };
+        node.pending_names.insert(at.name.to_owned(), number);
         node.listing = None;
         node.orders = None;
         node.share.orders.clear();
@@ -202,9 +204,9 @@ impl Volume {
     }
 
     /// Returns the entry of a pending file by its name.
-    pub(super) fn unborn_entry(&self, parent: u64, name: &OsStr) -> Option<Entry> {
+    pub(super) fn unborn_entry(&self, at: NameIn<'_, u64>) -> Option<Entry> {
         let table = self.table();
-        let (_, node) = table.unborn_child(parent, name)?;
+        let (_, node) = table.unborn_child(at)?;
         Some(Entry { attributes: node.attributes?, leases: node.leases, stamp: node.stamp })
     }
 
@@ -226,11 +228,10 @@ impl Volume {
     pub(super) fn write_newborn(
         &self,
         open: &Open,
-        at: (u64, u64),
+        at: PositionIn<u64>,
         data: &Bytes,
         appends: bool,
     ) -> bool {
-        let (number, offset) = at;
         let mut table = self.table();
         let now = self.births.now();
         let Some(file) = table.number_of(open.file) else { return false };
@@ -238,14 +239,14 @@ impl Volume {
         let (Some(newborn), Some(attributes)) = (&mut node.unborn, &mut node.attributes) else {
             return false;
         };
-        let offset = if appends { attributes.size } else { offset };
+        let offset = if appends { attributes.size } else { at.offset };
         let end = offset.saturating_add(data.len() as u64);
         let Some(end) =
             Some(end).filter(|end| *end <= NEWBORN_BYTES).and_then(|end| usize::try_from(end).ok())
         else {
             return false;
         };
-        if newborn.stage != Stage::Open(number) || !self.resize(newborn, end, false) {
+        if newborn.stage != Stage::Open(at.file) || !self.resize(newborn, end, false) {
             return false;
         }
         let What::Regular(contents) = &mut newborn.what else { return false };
@@ -402,12 +403,11 @@ impl Volume {
     pub(super) fn remove_newborn(
         &self,
         caller: &Caller,
-        parent: u64,
-        name: &OsStr,
+        at: NameIn<'_, u64>,
         what: Removal,
     ) -> Option<Result<(), Errno>> {
         let mut table = self.table();
-        let (number, node) = table.unborn_child(parent, name)?;
+        let (number, node) = table.unborn_child(at)?;
         let newborn = node.unborn.as_ref()?;
         let is_here = match newborn.stage {
             Stage::Waiting => !newborn.may_be_there && !node.is_directory(),
@@ -419,7 +419,7 @@ impl Volume {
         let may = newborn.caller == *caller || caller.uid == 0;
         if !is_here
             || !may
-            || !table.node(parent).and_then(|node| node.attributes).is_none_or(may_write)
+            || !table.node(at.parent).and_then(|node| node.attributes).is_none_or(may_write)
         {
             return None;
         }
@@ -429,17 +429,13 @@ impl Volume {
             (Removal::Directory, true) if !is_empty => return Some(Err(Errno::ENOTEMPTY)),
             _ => {}
         }
-        self.forget_newborn(&mut table, number, (parent, name));
+        self.forget_newborn(&mut table, number, at);
         Some(Ok(()))
     }
 
     /// Drops a pending file that will not be sent.
-    pub(super) fn forget_newborn(
-        &self,
-        table: &mut Table,
-        number: u64,
-        (parent, name): (u64, &OsStr),
-    ) {
+    pub(super) fn forget_newborn(&self, table: &mut Table, number: u64, at: NameIn<'_, u64>) {
+        let NameIn { parent, name } = at;
         let Some(node) = table.node_mut(number) else { return };
         let Some(newborn) = node.unborn.take() else { return };
         node.fault = Some(Errno::ESTALE);
@@ -466,14 +462,14 @@ impl Table {
         &mut self,
         newborn: Newborn,
         attributes: Attributes,
-        (parent, name): (u64, &OsStr),
+        at: NameIn<'_, u64>,
     ) -> Option<(u64, Entry)> {
         let number = self.insert_unborn();
         let node = self.node_mut(number)?;
         let attributes = Attributes { id: node.file, ..attributes };
         node.attributes = Some(attributes);
         node.leases = ALL_ITS_LEASES;
-        node.at = Some((parent, name.to_owned()));
+        node.at = Some((at.parent, at.name.to_owned()));
         node.is_complete = true;
         node.own = Some(Arc::clone(&newborn.own));
         node.unborn = Some(Box::new(newborn));
@@ -527,7 +523,7 @@ fn blocks_of(size: u64) -> u64 {
 
 /// Returns the offset of another machine's clock in nanoseconds, from its time `there` between two
 /// of ours: the possible value closest to 0.
-pub(super) fn clock_offset((asked, answered): (SystemTime, SystemTime), there: Time) -> i64 {
+pub(super) fn clock_offset(asked: SystemTime, answered: SystemTime, there: Time) -> i64 {
     let nanoseconds = |time: SystemTime| {
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
@@ -547,8 +543,8 @@ mod tests {
     fn clocks_that_may_agree_agree() {
         let at = |nanoseconds| SystemTime::UNIX_EPOCH + Duration::from_nanos(nanoseconds);
         let there = |nanoseconds: u32| Time { seconds: 0, nanoseconds };
-        assert_eq!(clock_offset((at(100), at(200)), there(150)), 0);
-        assert_eq!(clock_offset((at(100), at(200)), there(500)), 300);
-        assert_eq!(clock_offset((at(100), at(200)), there(30)), -70);
+        assert_eq!(clock_offset(at(100), at(200), there(150)), 0);
+        assert_eq!(clock_offset(at(100), at(200), there(500)), 300);
+        assert_eq!(clock_offset(at(100), at(200), there(30)), -70);
     }
 }

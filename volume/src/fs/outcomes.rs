@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    ffi::OsStr,
     path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::Instant,
@@ -17,7 +16,7 @@ use super::{
     table::Table,
     unborn::{Room, What},
 };
-use crate::store::{Attributes, Caller, Entry, Errno, Kind, Leases, Place, Write};
+use crate::store::{Attributes, Caller, Entry, Errno, Kind, Leases, NameIn, Place, Write};
 
 /// Reason why it is unknown if the store has a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,11 +115,11 @@ impl Volume {
     ///
     /// # Errors
     /// Unknown, since a request is lost.
-    pub(super) async fn look_for_refused(&self, parent: u64, name: &OsStr) -> Result<(), Errno> {
+    pub(super) async fn look_for_refused(&self, at: NameIn<'_, u64>) -> Result<(), Errno> {
         for _ in 0..MOST_SEARCHES {
             let (number, above, caller, put) = {
                 let table = self.table();
-                let Some((number, node)) = table.unborn_child(parent, name) else { return Ok(()) };
+                let Some((number, node)) = table.unborn_child(at) else { return Ok(()) };
                 let refused =
                     node.unborn.as_ref().filter(|its| its.refusal().is_some() && its.may_be_there);
                 let Some((newborn, (above, _))) = refused.zip(table.path_below(number)) else {

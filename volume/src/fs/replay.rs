@@ -16,7 +16,9 @@ use super::{
 };
 use crate::{
     journal::{self, Record},
-    store::{Answer, Attributes, Caller, Errno, FileId, Kind, NewFile, NewTime, Op, Put, Time},
+    store::{
+        Answer, Attributes, Caller, Errno, FileId, Kind, NameIn, NewFile, NewTime, Op, Put, Time,
+    },
 };
 
 /// A record whose directory is gone.
@@ -101,7 +103,7 @@ impl Volume {
             let next = match (at, way.last()) {
                 (Some(from), _) => self.above(&record.caller, from, name).await?,
                 (None, Some(Above::Pending(parent))) => {
-                    self.table().pending_directory(*parent, name)
+                    self.table().pending_directory(NameIn { parent: *parent, name })
                 }
                 (None, _) => None,
             };
@@ -121,7 +123,8 @@ impl Volume {
     ) -> Result<Option<Above>, Errno> {
         let pending = {
             let table = self.table();
-            table.number_of(from).and_then(|parent| table.pending_directory(parent, name))
+            let parent = table.number_of(from);
+            parent.and_then(|parent| table.pending_directory(NameIn { parent, name }))
         };
         if pending.is_some() {
             return Ok(pending);
@@ -226,7 +229,7 @@ impl Volume {
         if !is_refused || !node.pending_names.is_empty() || !is_same() {
             return;
         }
-        self.forget_newborn(&mut table, number, (parent, &name));
+        self.forget_newborn(&mut table, number, NameIn { parent, name: &name });
         drop(table);
         let _ = self.invalidate.send(super::Invalidate::of(parent, Some(vec![name])));
     }
@@ -234,8 +237,8 @@ impl Volume {
 
 impl Table {
     /// Returns a pending directory by its name.
-    fn pending_directory(&self, parent: u64, name: &OsStr) -> Option<Above> {
-        let (number, node) = self.unborn_child(parent, name)?;
+    fn pending_directory(&self, at: NameIn<'_, u64>) -> Option<Above> {
+        let (number, node) = self.unborn_child(at)?;
         node.is_directory().then_some(Above::Pending(number))
     }
 
@@ -245,7 +248,7 @@ impl Table {
             Above::Pending(number) => number,
             Above::Stored(file, name) => {
                 let number = self.number(file);
-                self.place(file, parent, &name);
+                self.place(file, NameIn { parent, name: &name });
                 number
             }
         })
@@ -274,7 +277,8 @@ impl Table {
             ..Newborn::new(what, &caller, put.mode, own, file)
         };
         let bytes = newborn.bytes();
-        let (number, _) = self.add_newborn(newborn, attributes, (parent, &name))?;
+        let at = NameIn { parent, name: &name };
+        let (number, _) = self.add_newborn(newborn, attributes, at)?;
         if let Some(node) = self.node_mut(number) {
             node.changed = Some(Box::new(put.changes));
         }

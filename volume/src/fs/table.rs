@@ -24,7 +24,8 @@ use super::{
     unborn::{Newborn, Own, Unborn},
 };
 use crate::store::{
-    Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, Returned, Stamp,
+    Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, NameIn, Returned,
+    Stamp,
 };
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
@@ -293,14 +294,11 @@ impl Table {
     }
 
     /// Notes the directory and name by which a file was found.
-    pub fn place(&mut self, file: FileId, parent: u64, name: &OsStr) {
+    pub fn place(&mut self, file: FileId, at: NameIn<'_, u64>) {
         if let Some(node) = self.of_mut(file)
-            && node
-                .at
-                .as_ref()
-                .is_none_or(|(its, known)| (*its, known.as_os_str()) != (parent, name))
+            && node.at.as_ref().is_none_or(|(parent, name)| NameIn { parent: *parent, name } != at)
         {
-            node.at = Some((parent, name.to_owned()));
+            node.at = Some((at.parent, at.name.to_owned()));
         }
     }
 
@@ -618,8 +616,9 @@ impl Table {
     }
 
     /// Returns the cached state of a name.
-    pub fn known(&self, directory: u64, name: &OsStr) -> Known {
-        let Some(node) = self.nodes.get(&directory) else { return Known::Unknown };
+    pub fn known(&self, at: NameIn<'_, u64>) -> Known {
+        let NameIn { parent, name } = at;
+        let Some(node) = self.nodes.get(&parent) else { return Known::Unknown };
         if let Some(pending) =
             node.pending_names.get(name).and_then(|number| self.nodes.get(number))
         {
@@ -698,12 +697,12 @@ impl Table {
     }
 
     /// Notes that the kernel may cache a name of a directory.
-    pub fn told(&mut self, directory: u64, name: &OsStr) {
-        if let Some(node) = self.nodes.get_mut(&directory)
-            && !node.told.contains(name)
+    pub fn told(&mut self, at: NameIn<'_, u64>) {
+        if let Some(node) = self.nodes.get_mut(&at.parent)
+            && !node.told.contains(at.name)
         {
-            node.told.insert(name.to_owned());
-            node.share.told.add(name_bytes(name));
+            node.told.insert(at.name.to_owned());
+            node.share.told.add(name_bytes(at.name));
         }
     }
 

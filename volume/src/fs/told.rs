@@ -18,7 +18,7 @@ use super::{
     table::{Known, ROOT},
     tours::TourId,
 };
-use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Listed, Op};
+use crate::store::{Answer, Caller, Entry, Errno, FileId, Kind, Listed, NameIn, Op};
 
 /// Number of names in one directory from which on it is listed, instead of looking each one up.
 const LISTED_FROM: usize = 3;
@@ -181,7 +181,8 @@ impl Volume {
 
     fn known_entry(&self, directory: FileId, name: &OsStr) -> Option<Entry> {
         let table = self.table();
-        let Known::File(file) = table.known(table.number_of(directory)?, name) else { return None };
+        let at = NameIn { parent: table.number_of(directory)?, name };
+        let Known::File(file) = table.known(at) else { return None };
         let node = table.of(file).filter(|node| self.is_good(node) && node.unborn.is_none())?;
         Some(Entry { attributes: node.attributes?, leases: node.leases, stamp: node.stamp })
     }

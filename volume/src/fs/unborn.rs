@@ -42,7 +42,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     sync::Arc,
     time::Instant,
 };
@@ -55,7 +55,7 @@ use super::{
     reserved::ReservedPart,
     table::{Node, ROOT, Table},
 };
-use crate::store::{Attributes, Caller, Changes, Entry, Errno, FileId, Leases, OpenFlags};
+use crate::store::{Attributes, Caller, Changes, Entry, Errno, FileId, Leases, NameIn, OpenFlags};
 
 /// Limit of names in a path, as many as fit in PATH_MAX: more are a cycle, from concurrent renames.
 const PATH_NAMES: usize = 2048;
@@ -451,9 +451,9 @@ impl Table {
 
     /// Notes that the store has just created a directory: if no other session knows it, names may
     /// be created in it in memory from now on.
-    pub fn is_own(&mut self, entry: &Entry, maker: &Caller, (parent, name): (u64, &OsStr)) {
+    pub fn is_own(&mut self, entry: &Entry, maker: &Caller, at: NameIn<'_, u64>) {
         let Some(number) = self.number_of(entry.attributes.id) else { return };
-        self.place(entry.attributes.id, parent, name);
+        self.place(entry.attributes.id, at);
         let is_found = self.path_to(number).is_some();
         let Some(node) = self.node_mut(number).filter(|node| is_found && node.stamp == entry.stamp)
         else {
@@ -466,8 +466,8 @@ impl Table {
     }
 
     /// Returns the pending file of a name.
-    pub fn unborn_child(&self, parent: u64, name: &OsStr) -> Option<(u64, &Node)> {
-        let number = *self.node(parent)?.pending_names.get(name)?;
+    pub fn unborn_child(&self, at: NameIn<'_, u64>) -> Option<(u64, &Node)> {
+        let number = *self.node(at.parent)?.pending_names.get(at.name)?;
         Some((number, self.node(number).filter(|node| node.unborn.is_some())?))
     }
 

@@ -19,7 +19,7 @@ use super::{
     MOST_SEARCHES, Volume, appending::is_doubtful, files::Open, found::is_lost, unborn::Which,
     unsent::Unsent,
 };
-use crate::store::{Caller, Entry, Errno, FileId, OpenFlags, Write};
+use crate::store::{Caller, Entry, Errno, FileId, OpenFlags, PositionIn, Write};
 
 /// Limit of unsent data: a link of 1 Gbit/s at 250 ms.
 const DIRTY_BYTES: usize = 32 << 20;
@@ -278,7 +278,7 @@ impl Volume {
             return Ok(());
         }
         let appends = from == Source::Append;
-        if self.write_newborn(&open, (number, offset), &data, appends) {
+        if self.write_newborn(&open, PositionIn { file: number, offset }, &data, appends) {
             return Ok(());
         }
         let open = self.born_open(number).await?;

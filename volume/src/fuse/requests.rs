@@ -25,7 +25,10 @@ use super::{
 };
 use crate::{
     fs::{Name, Opened, Source, Told, Volume},
-    store::{Acls, Changes, Entry, Errno, Lock, RangeLock, Removal, Renaming, Synced, Wait},
+    store::{
+        Acls, Changes, Entry, Errno, Lock, NameIn, PositionIn, RangeLock, Removal, Renaming,
+        Synced, Wait,
+    },
 };
 
 /// Size of the kernel's writes and read-ahead.
@@ -52,7 +55,7 @@ macro_rules! reply {
     };
 }
 
-fn entry(volume: &Volume, at: (u64, &OsStr), entry: &Entry, reply: ReplyEntry) {
+fn entry(volume: &Volume, at: NameIn<'_, u64>, entry: &Entry, reply: ReplyEntry) {
     if is_let_go() {
         return reply.error(fuser::Errno::EINTR);
     }
@@ -63,7 +66,7 @@ fn entry(volume: &Volume, at: (u64, &OsStr), entry: &Entry, reply: ReplyEntry) {
 }
 
 /// Replies with a name that the request has created.
-fn new_entry(volume: &Volume, at: (u64, &OsStr), entry: &Entry, reply: ReplyEntry) {
+fn new_entry(volume: &Volume, at: NameIn<'_, u64>, entry: &Entry, reply: ReplyEntry) {
     if is_let_go() {
         return reply.error(fuser::Errno::EINTR);
     }
@@ -144,9 +147,10 @@ impl Filesystem for Adapter {
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
-            match volume.lookup(&caller, parent.0, &name).await {
-                Ok(found) => entry(&volume, (parent.0, &name), &found, reply),
-                Err(Errno::ENOENT) => volume.tell_absent(parent.0, &name, |life| {
+            let at = NameIn { parent: parent.0, name: &name };
+            match volume.lookup(&caller, at).await {
+                Ok(found) => entry(&volume, at, &found, reply),
+                Err(Errno::ENOENT) => volume.tell_absent(at, |life| {
                     if life.is_zero() {
                         return reply.error(fuser::Errno::ENOENT);
                     }
@@ -243,14 +247,10 @@ impl Filesystem for Adapter {
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
-            let what = (kind_of_mode(mode), convert::device(rdev));
-            let made = volume.make_node(&caller, (parent.0, &name), new_mode, what).await;
-            reply!(reply, made, |reply, made: Entry| new_entry(
-                &volume,
-                (parent.0, &name),
-                &made,
-                reply
-            ));
+            let at = NameIn { parent: parent.0, name: &name };
+            let (kind, rdev) = (kind_of_mode(mode), convert::device(rdev));
+            let made = volume.make_node(&caller, at, new_mode, kind, rdev).await;
+            reply!(reply, made, |reply, made: Entry| new_entry(&volume, at, &made, reply));
         });
     }
 
@@ -267,13 +267,9 @@ impl Filesystem for Adapter {
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
-            let made = volume.make_directory(&caller, parent.0, &name, mode).await;
-            reply!(reply, made, |reply, made: Entry| new_entry(
-                &volume,
-                (parent.0, &name),
-                &made,
-                reply
-            ));
+            let at = NameIn { parent: parent.0, name: &name };
+            let made = volume.make_directory(&caller, at, mode).await;
+            reply!(reply, made, |reply, made: Entry| new_entry(&volume, at, &made, reply));
         });
     }
 
@@ -281,7 +277,8 @@ impl Filesystem for Adapter {
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
-            let removed = volume.remove(&caller, parent.0, &name, Removal::File).await;
+            let at = NameIn { parent: parent.0, name: &name };
+            let removed = volume.remove(&caller, at, Removal::File).await;
             reply!(reply, removed, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
@@ -290,7 +287,8 @@ impl Filesystem for Adapter {
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
-            let removed = volume.remove(&caller, parent.0, &name, Removal::Directory).await;
+            let at = NameIn { parent: parent.0, name: &name };
+            let removed = volume.remove(&caller, at, Removal::Directory).await;
             reply!(reply, removed, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
@@ -307,13 +305,9 @@ impl Filesystem for Adapter {
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         let target = target.as_os_str().to_owned();
         self.answer(request, async move {
-            let made = volume.symlink(&caller, parent.0, &name, &target).await;
-            reply!(reply, made, |reply, made: Entry| new_entry(
-                &volume,
-                (parent.0, &name),
-                &made,
-                reply
-            ));
+            let at = NameIn { parent: parent.0, name: &name };
+            let made = volume.symlink(&caller, at, &target).await;
+            reply!(reply, made, |reply, made: Entry| new_entry(&volume, at, &made, reply));
         });
     }
 
@@ -336,8 +330,9 @@ impl Filesystem for Adapter {
             _ => return reply.error(fuser::Errno::EINVAL),
         };
         self.answer(request, async move {
-            let renamed =
-                volume.rename(&caller, (parent.0, &name), (new_parent.0, &new_name), how).await;
+            let from = NameIn { parent: parent.0, name: &name };
+            let to = NameIn { parent: new_parent.0, name: &new_name };
+            let renamed = volume.rename(&caller, from, to, how).await;
             reply!(reply, renamed, |reply: ReplyEmpty, ()| reply.ok());
         });
     }
@@ -353,13 +348,9 @@ impl Filesystem for Adapter {
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
-            let made = volume.link(&caller, number.0, parent.0, &name).await;
-            reply!(reply, made, |reply, made: Entry| new_entry(
-                &volume,
-                (parent.0, &name),
-                &made,
-                reply
-            ));
+            let at = NameIn { parent: parent.0, name: &name };
+            let made = volume.link(&caller, number.0, at).await;
+            reply!(reply, made, |reply, made: Entry| new_entry(&volume, at, &made, reply));
         });
     }
 
@@ -390,12 +381,13 @@ impl Filesystem for Adapter {
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
-            let created = volume.create(&caller, (parent.0, &name), mode, open_flags(flags)).await;
+            let at = NameIn { parent: parent.0, name: &name };
+            let created = volume.create(&caller, at, mode, open_flags(flags)).await;
             if is_let_go() {
                 return close_at_once(&volume, created.map(|(opened, _)| opened)).await;
             }
             reply!(reply, created, |reply: ReplyCreate, (opened, entry): (Opened, Entry)| {
-                volume.tell((parent.0, &name), &entry, |told: Told| {
+                volume.tell(at, &entry, |told: Told| {
                     let generation = Generation(told.generation);
                     reply.created(
                         &UNORDERED,
@@ -846,7 +838,9 @@ impl Filesystem for Adapter {
         self.answer(request, async move {
             // The answer's count has 32 bits.
             let length = length.min(u64::from(u32::MAX) & !0xfff);
-            let copied = volume.copy((from.0, from_offset), (to.0, to_offset), length).await;
+            let from = PositionIn { file: from.0, offset: from_offset };
+            let to = PositionIn { file: to.0, offset: to_offset };
+            let copied = volume.copy(from, to, length).await;
             reply!(reply, copied, |reply: ReplyWrite, bytes| reply
                 .written(u32::try_from(bytes).unwrap_or(u32::MAX)));
         });

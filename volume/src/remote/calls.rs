@@ -336,7 +336,7 @@ fn places(op: &mut Op) -> Vec<&mut Place> {
         | Op::RemoveAttribute { place, .. }
         | Op::Lock { place, .. }
         | Op::TestLock { place, .. } => vec![place],
-        Op::CopyRange { from, to, .. } => vec![&mut from.0, &mut to.0],
+        Op::CopyRange { from, to, .. } => vec![&mut from.file, &mut to.file],
         _ => Vec::new(),
     }
 }

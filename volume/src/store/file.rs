@@ -41,6 +41,24 @@ impl From<FileId> for Place {
     }
 }
 
+/// A name in a directory, as mkdirat(2) takes it: a file may have it or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NameIn<'a, D> {
+    /// The directory: its id, its number, or the directory itself.
+    pub parent: D,
+    /// One component.
+    pub name: &'a OsStr,
+}
+
+/// A position in a file, as copy_file_range(2) takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PositionIn<F> {
+    /// The file: its place, the number of an open file, or the file itself.
+    pub file: F,
+    /// Offset in bytes.
+    pub offset: u64,
+}
+
 /// File type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {

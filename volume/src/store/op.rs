@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 #[cfg(doc)]
 use super::{Answer, Leases, NewFile, Notice, Store};
-use super::{FileId, Handle, Kind, Place, Put, Returned, Stamp, Time};
+use super::{FileId, Handle, Kind, Place, PositionIn, Put, Returned, Stamp, Time};
 
 /// Maximum number of sessions in one [`Op::EndSessions`].
 pub const ENDED_AT_ONCE: usize = 64;
@@ -45,7 +45,14 @@ pub enum Op {
     /// unlink(2), or rmdir(2). → [`Answer::Removed`].
     Remove { parent: FileId, name: OsString, what: Removal },
     /// renameat2(2). → [`Answer::Renamed`].
-    Rename { from: (FileId, OsString), to: (FileId, OsString), how: Renaming },
+    Rename {
+        parent: FileId,
+        name: OsString,
+        /// The directory of the new name; may be `parent`.
+        new_parent: FileId,
+        new_name: OsString,
+        how: Renaming,
+    },
     /// open(2) with `O_CREAT`. → [`Answer::Opened`].
     Create { parent: FileId, name: OsString, mode: NewMode, flags: OpenFlags },
     /// open(2) with `O_CREAT` and `O_EXCL` of a regular file with its contents and attributes: it
@@ -62,7 +69,7 @@ pub enum Op {
     /// lseek(2) for holes and data. → [`Answer::Offset`].
     Seek { place: Place, offset: u64, what: Sought },
     /// copy_file_range(2), as far as it goes in one step. → [`Answer::Copied`].
-    CopyRange { from: (Place, u64), to: (Place, u64), length: u64 },
+    CopyRange { from: PositionIn<Place>, to: PositionIn<Place>, length: u64 },
     /// statfs(2). → [`Answer::FileSystem`].
     FileSystem,
     /// getxattr(2). → [`Answer::Value`].
@@ -135,8 +142,8 @@ impl Op {
             | Self::Lock { place, .. }
             | Self::TestLock { place, .. } => vec![place.file],
             Self::Link { file, parent, .. } => vec![file.file, *parent],
-            Self::Rename { from, to, .. } => vec![from.0, to.0],
-            Self::CopyRange { from, to, .. } => vec![from.0.file, to.0.file],
+            Self::Rename { parent, new_parent, .. } => vec![*parent, *new_parent],
+            Self::CopyRange { from, to, .. } => vec![from.file.file, to.file.file],
             Self::Close(_)
             | Self::FileSystem
             | Self::Return(_)

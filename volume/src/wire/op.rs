@@ -43,8 +43,8 @@ fn kind_of(op: Op) -> pb::op::Kind {
             name: name_of(parent, &name),
             directory: what == Removal::Directory,
         }),
-        Op::Rename { from, to, how } => {
-            let (from, to) = (name_of(from.0, &from.1), name_of(to.0, &to.1));
+        Op::Rename { parent, name, new_parent, new_name, how } => {
+            let (from, to) = (name_of(parent, &name), name_of(new_parent, &new_name));
             To::Rename(pb::Rename { from, to, how: how.number() })
         }
         Op::Create { parent, name, mode, flags } => To::Create(pb::Open {
@@ -76,10 +76,10 @@ fn kind_of(op: Op) -> pb::op::Kind {
             To::Seek(pb::Seek { place: Some(place.into()), offset, hole: what == Sought::Hole })
         }
         Op::CopyRange { from, to, length } => To::CopyRange(pb::CopyRange {
-            from: Some(from.0.into()),
-            from_offset: from.1,
-            to: Some(to.0.into()),
-            to_offset: to.1,
+            from: Some(from.file.into()),
+            from_offset: from.offset,
+            to: Some(to.file.into()),
+            to_offset: to.offset,
             length,
         }),
         Op::FileSystem => To::FileSystem(pb::Nothing {}),
@@ -196,11 +196,12 @@ impl TryFrom<pb::Op> for Op {
                 let what = if remove.directory { Removal::Directory } else { Removal::File };
                 Self::Remove { parent, name, what }
             }
-            From::Rename(rename) => Self::Rename {
-                from: name(rename.from)?,
-                to: name(rename.to)?,
-                how: Renaming::of(rename.how)?,
-            },
+            From::Rename(rename) => {
+                let ((parent, name), (new_parent, new_name)) =
+                    (name(rename.from)?, name(rename.to)?);
+                let how = Renaming::of(rename.how)?;
+                Self::Rename { parent, name, new_parent, new_name, how }
+            }
             From::Create(open) => {
                 let (parent, name) = name(open.name)?;
                 Self::Create {
@@ -238,8 +239,8 @@ fn op_on_file(kind: pb::op::Kind) -> Result<Op, Malformed> {
             Op::Seek { place: needed(seek.place, "place")?, offset: seek.offset, what }
         }
         From::CopyRange(copy) => Op::CopyRange {
-            from: (needed(copy.from, "from")?, copy.from_offset),
-            to: (needed(copy.to, "to")?, copy.to_offset),
+            from: PositionIn { file: needed(copy.from, "from")?, offset: copy.from_offset },
+            to: PositionIn { file: needed(copy.to, "to")?, offset: copy.to_offset },
             length: copy.length,
         },
         From::FileSystem(_) => Op::FileSystem,

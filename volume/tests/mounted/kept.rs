@@ -83,8 +83,9 @@ async fn read_anew(directory: &Arc<Directory>, disk: &Path, name: &str) -> (Vec<
     );
     let heard = tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
     let caller = Caller::default();
-    let found = volume.lookup(&caller, 1, name.as_ref()).await.unwrap();
-    let number = volume.tell((1, name.as_ref()), &found, |told| told.number);
+    let at = NameIn { parent: 1, name: name.as_ref() };
+    let found = volume.lookup(&caller, at).await.unwrap();
+    let number = volume.tell(at, &found, |told| told.number);
     let open = volume.open(&caller, number, OpenFlags::READ).await.unwrap().number;
     let mut contents = Vec::new();
     loop {

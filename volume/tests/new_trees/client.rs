@@ -302,17 +302,18 @@ impl Client {
                 Kind::Symlink => return Err(Errno::ENOENT),
                 _ => return Err(Errno::ENOTDIR),
             }
-            let found = self.volume.lookup(&self.caller, at, name).await?;
+            let its = NameIn { parent: at, name };
+            let found = self.volume.lookup(&self.caller, its).await?;
             kind = found.attributes.kind;
-            at = self.volume.tell((at, name), &found, |told| told.number);
+            at = self.volume.tell(its, &found, |told| told.number);
         }
         Ok(at)
     }
 
-    pub async fn parent<'a>(&self, path: &'a Path) -> Result<(u64, &'a std::ffi::OsStr), Errno> {
+    pub async fn parent<'a>(&self, path: &'a Path) -> Result<NameIn<'a, u64>, Errno> {
         let parent = self.number(path.parent().unwrap()).await?;
         match self.volume.attributes(&self.caller, parent).await?.kind {
-            Kind::Directory => Ok((parent, path.file_name().unwrap())),
+            Kind::Directory => Ok(NameIn { parent, name: path.file_name().unwrap() }),
             Kind::Symlink => Err(Errno::ENOENT),
             _ => Err(Errno::ENOTDIR),
         }
@@ -324,14 +325,14 @@ impl Client {
     }
 
     pub async fn make_directory(&self, path: impl AsRef<Path>) -> Result<u64, Errno> {
-        let (parent, name) = self.parent(path.as_ref()).await?;
-        let made = self.volume.make_directory(&self.caller, parent, name, 0o755.into()).await?;
-        Ok(self.volume.tell((parent, name), &made, |told| told.number))
+        let at = self.parent(path.as_ref()).await?;
+        let made = self.volume.make_directory(&self.caller, at, 0o755.into()).await?;
+        Ok(self.volume.tell(at, &made, |told| told.number))
     }
 
     pub async fn symlink(&self, path: impl AsRef<Path>, target: &str) -> Result<(), Errno> {
-        let (parent, name) = self.parent(path.as_ref()).await?;
-        self.volume.symlink(&self.caller, parent, name, target.as_ref()).await.map(drop)
+        let at = self.parent(path.as_ref()).await?;
+        self.volume.symlink(&self.caller, at, target.as_ref()).await.map(drop)
     }
 
     pub async fn create(
@@ -339,10 +340,9 @@ impl Client {
         path: impl AsRef<Path>,
         flags: OpenFlags,
     ) -> Result<(Opened, u64), Errno> {
-        let (parent, name) = self.parent(path.as_ref()).await?;
-        let (opened, entry) =
-            self.volume.create(&self.caller, (parent, name), 0o644.into(), flags).await?;
-        Ok((opened, self.volume.tell((parent, name), &entry, |told| told.number)))
+        let at = self.parent(path.as_ref()).await?;
+        let (opened, entry) = self.volume.create(&self.caller, at, 0o644.into(), flags).await?;
+        Ok((opened, self.volume.tell(at, &entry, |told| told.number)))
     }
 
     pub async fn close(&self, opened: Opened) -> Result<(), Errno> {
@@ -397,8 +397,8 @@ impl Client {
     }
 
     pub async fn remove(&self, path: impl AsRef<Path>, what: Removal) -> Result<(), Errno> {
-        let (parent, name) = self.parent(path.as_ref()).await?;
-        self.volume.remove(&self.caller, parent, name, what).await
+        let at = self.parent(path.as_ref()).await?;
+        self.volume.remove(&self.caller, at, what).await
     }
 
     pub fn asked(&self) -> usize {

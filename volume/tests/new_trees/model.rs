@@ -209,8 +209,8 @@ async fn ours(call: &Call, client: &mut Client) -> Result<String, Errno> {
         }
         Call::Link { from, to } => {
             let (number, to) = (client.number(&path_of(from)).await?, path_of(to));
-            let (parent, name) = client.parent(&to).await?;
-            client.volume.link(&client.caller, number, parent, name).await?;
+            let at = client.parent(&to).await?;
+            client.volume.link(&client.caller, number, at).await?;
         }
         Call::Copy { from, to, offset, length } => {
             let number = file(client, from).await?;
@@ -222,9 +222,10 @@ async fn ours(call: &Call, client: &mut Client) -> Result<String, Errno> {
                     return Err(errno);
                 }
             };
-            let (source_at, target_at) =
-                ((source.number, offset.into()), (target.number, u64::from(offset) / 2));
-            let copied = client.volume.copy(source_at, target_at, length.into()).await?;
+            let offset = u64::from(offset);
+            let from = PositionIn { file: source.number, offset };
+            let to = PositionIn { file: target.number, offset: offset / 2 };
+            let copied = client.volume.copy(from, to, length.into()).await?;
             client.close(source).await?;
             client.close(target).await?;
             return Ok(copied.to_string());

@@ -175,12 +175,9 @@ async fn a_copied_tree_takes_a_few_requests() {
         let (target, _) = client.create(format!("to/{file}"), NEW).await.unwrap();
         let mut copied = 0;
         loop {
-            match client
-                .volume
-                .copy((source.number, copied), (target.number, copied), 1 << 40)
-                .await
-                .unwrap()
-            {
+            let at = |file| PositionIn { file, offset: copied };
+            let (from, to) = (at(source.number), at(target.number));
+            match client.volume.copy(from, to, 1 << 40).await.unwrap() {
                 0 => break,
                 more => copied += more,
             }
@@ -399,10 +396,8 @@ async fn what_the_server_refuses_is_never_silent() {
     );
     let t = client.number("t".as_ref()).await.unwrap();
     let replace = Renaming::Replace;
-    assert_eq!(
-        volume.rename(&caller, (t, "full".as_ref()), (t, "x".as_ref()), replace).await,
-        Err(Errno::ENOSPC)
-    );
+    let at = |name: &'static str| NameIn { parent: t, name: name.as_ref() };
+    assert_eq!(volume.rename(&caller, at("full"), at("x"), replace).await, Err(Errno::ENOSPC));
     assert_eq!(volume.sync_directory(&caller, t, Synced::Everything).await, Err(Errno::ENOSPC));
     let lost = client.volume.state().lost.unwrap();
     assert!(lost.contains("t/full could not be made"), "{lost}");

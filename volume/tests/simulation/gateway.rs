@@ -143,24 +143,24 @@ impl Gateway {
     pub async fn number(&self, path: &str) -> Result<u64, Errno> {
         let mut at = ROOT;
         for name in Path::new(path) {
-            let found = self.volume.lookup(&Self::caller(), at, name).await?;
-            at = self.volume.tell((at, name), &found, |told| told.number);
+            let its = NameIn { parent: at, name };
+            let found = self.volume.lookup(&Self::caller(), its).await?;
+            at = self.volume.tell(its, &found, |told| told.number);
         }
         Ok(at)
     }
 
-    async fn parent<'a>(&self, path: &'a str) -> Result<(u64, &'a std::ffi::OsStr), Errno> {
+    async fn parent<'a>(&self, path: &'a str) -> Result<NameIn<'a, u64>, Errno> {
         let path = Path::new(path);
         let parent = self.number(path.parent().unwrap().to_str().unwrap()).await?;
-        Ok((parent, path.file_name().unwrap()))
+        Ok(NameIn { parent, name: path.file_name().unwrap() })
     }
 
     pub async fn create(&self, path: &str) -> Result<Opened, Errno> {
-        let (parent, name) = self.parent(path).await?;
+        let at = self.parent(path).await?;
         let flags = OpenFlags::READ | OpenFlags::WRITE | OpenFlags::EXCLUSIVE;
-        let (opened, entry) =
-            self.volume.create(&Self::caller(), (parent, name), 0o644.into(), flags).await?;
-        self.volume.tell((parent, name), &entry, |_| ());
+        let (opened, entry) = self.volume.create(&Self::caller(), at, 0o644.into(), flags).await?;
+        self.volume.tell(at, &entry, |_| ());
         Ok(opened)
     }
 
@@ -209,15 +209,15 @@ impl Gateway {
     }
 
     pub async fn make_directory(&self, path: &str) -> Result<(), Errno> {
-        let (parent, name) = self.parent(path).await?;
-        let made = self.volume.make_directory(&Self::caller(), parent, name, 0o755.into()).await?;
-        self.volume.tell((parent, name), &made, |_| ());
+        let at = self.parent(path).await?;
+        let made = self.volume.make_directory(&Self::caller(), at, 0o755.into()).await?;
+        self.volume.tell(at, &made, |_| ());
         Ok(())
     }
 
     pub async fn remove(&self, path: &str, what: Removal) -> Result<(), Errno> {
-        let (parent, name) = self.parent(path).await?;
-        self.volume.remove(&Self::caller(), parent, name, what).await
+        let at = self.parent(path).await?;
+        self.volume.remove(&Self::caller(), at, what).await
     }
 
     pub async fn rename(&self, from: &str, to: &str) -> Result<(), Errno> {

@@ -462,7 +462,7 @@ fn places(op: &mut Op) -> Vec<&mut Place> {
         | Op::Sync { place, .. }
         | Op::Allocate { place, .. }
         | Op::Seek { place, .. } => vec![place],
-        Op::CopyRange { from, to, .. } => vec![&mut from.0, &mut to.0],
+        Op::CopyRange { from, to, .. } => vec![&mut from.file, &mut to.file],
         _ => Vec::new(),
     }
 }

@@ -336,14 +336,17 @@ async fn call(
     if makes && site.is_full() {
         return Err(Errno::ENOSPC);
     }
-    if let (Op::Rename { from, to, how: Renaming::Replace }, Some(Fault::HalfRename)) =
-        (&op, site.fault)
+    if let (
+        Op::Rename { parent, name, new_parent, new_name, how: Renaming::Replace },
+        Some(Fault::HalfRename),
+    ) = (&op, site.fault)
     {
         // The new name is there, and the old one stays.
-        let place = Place::from(file_of(session, caller, from).await?);
-        let removed = Op::Remove { parent: to.0, name: to.1.clone(), what: Removal::File };
+        let place = Place::from(file_of(session, caller, *parent, name).await?);
+        let (parent, name) = (*new_parent, new_name.clone());
+        let removed = Op::Remove { parent, name: name.clone(), what: Removal::File };
         let _ = session.call(caller, removed).await;
-        session.call(caller, Op::Link { file: place, parent: to.0, name: to.1.clone() }).await?;
+        session.call(caller, Op::Link { file: place, parent, name }).await?;
         return Err(Errno::EIO);
     }
     session.call(caller, op).await
@@ -352,9 +355,10 @@ async fn call(
 async fn file_of(
     session: &DirectorySession,
     caller: &Caller,
-    at: &(FileId, std::ffi::OsString),
+    parent: FileId,
+    name: &std::ffi::OsStr,
 ) -> Result<FileId, Errno> {
-    let walk = Op::Walk { from: at.0, names: vec![at.1.clone()] };
+    let walk = Op::Walk { from: parent, names: vec![name.to_owned()] };
     let Answer::Walked(walked) = session.call(caller, walk).await? else {
         return Err(Errno::EPROTO);
     };
