@@ -426,15 +426,23 @@ impl VolumeService {
         let trusts_groups = rights_of(caller) == Rights::Callers;
         let whose = (caller.clone(), peer.clone());
         let left = volumes.take_calls(caller, &session, &export.name);
+        let has_left = left.is_some();
         let served = Served::new(&session, whose, (export, account, trusts_groups), store, calls);
         if let Some(left) = left {
             served.take_over(left);
         }
         // In a task of its own, since the call may be reset meanwhile: each recorded beginning
         // needs its end.
-        tokio::spawn(begin(self.0.clone(), session, served.clone()))
-            .await
-            .map_err(|error| Status::internal(error.to_string()))??;
+        let (shared, its) = (self.0.clone(), served.clone());
+        let beginning = async move {
+            let begun = begin(shared.clone(), session.clone(), its.clone()).await;
+            if begun.is_err() && has_left {
+                // It did not begin: the next attempt finds them again.
+                shared.volumes.leave_calls_as(session, &its);
+            }
+            begun
+        };
+        tokio::spawn(beginning).await.map_err(|error| Status::internal(error.to_string()))??;
         Ok((served, false))
     }
 }
@@ -610,6 +618,11 @@ impl Volumes {
             let Some((name, _)) = found else { return };
             name.clone()
         };
+        self.leave_calls_as(name, served);
+    }
+
+    /// Keeps a session's calls for the next one of that name.
+    fn leave_calls_as(&self, name: Bytes, served: &Served) {
         let Some(calls) = served.leave_calls() else { return };
         let whose = Whose {
             identity: served.caller.identity.clone(),

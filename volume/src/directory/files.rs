@@ -21,8 +21,9 @@ use super::{
     descriptor::Descriptor,
     effects::{self, made},
     nodes::{BENEATH, Keep, Node, check_name},
-    session::{BYTES, Session, leases_of},
+    session::{BYTES, Intents, Session, leases_of},
 };
+use crate::leases::Intent;
 use crate::store::{
     Allocation, Answer, Changes, Entry, FileId, Handle, Kind, Leases, NameIn, NewMode, OpenFlags,
     Place, PositionIn, Sought, Synced,
@@ -183,6 +184,7 @@ impl Session {
         at: NameIn<'_, FileId>,
         mode: NewMode,
         flags: OpenFlags,
+        announced: &Intents,
     ) -> Result<Answer, Fault> {
         check_name(at.name)?;
         let parent = self.directory.nodes.node(at.parent)?;
@@ -196,7 +198,18 @@ impl Session {
             }
             match self.directory.nodes.child(at.parent, at.name, Keep::Open) {
                 Err(fault) if fault == Fault::from(Errno::ENOENT) => {}
-                found => return self.open_node(&found?, flags),
+                found => {
+                    let node = found?;
+                    if flags.contains(OpenFlags::TRUNCATE)
+                        && self.directory.require_writable().is_ok()
+                        && !announced.contains(&self.intent(node.id, Intent::Change(BYTES)))
+                    {
+                        // The name stands for another file than when this was announced, whose
+                        // contents others may have cached. It is tried again with that one.
+                        return Err(Errno::EAGAIN.into());
+                    }
+                    return self.open_node(&node, flags);
+                }
             }
         }
         Err(Errno::EAGAIN.into())

@@ -124,8 +124,9 @@ pub async fn lock(
     let attempt = || async {
         let (lock, is_given_up) = (lock.clone(), waiting.0.clone());
         // The kernel scans all locks of the file; the permit limits an account's use of processors.
-        let _turn = session.account.step().await;
+        let turn = session.account.step().await;
         let trying = session.as_caller(caller, move |session| {
+            let _until_it_is_done = turn;
             let Some(locked) = try_lock(session, place, owner, &lock)? else {
                 return Ok(Answer::Done);
             };

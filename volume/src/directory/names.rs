@@ -165,7 +165,7 @@ impl Session {
 impl super::Directory {
     /// Ends others' leases of a file unless its change was announced: between announcement and
     /// execution, the name may have come to refer to another file.
-    fn touched_unless_begun(&self, node: &Node, session: &Session) {
+    pub(super) fn touched_unless_begun(&self, node: &Node, session: &Session) {
         let file = self.nodes.file(node.id);
         let is_begun = session.keeper().table().is_changing(file, session.id);
         if !is_begun {

@@ -414,9 +414,35 @@ mod tests {
         let op = op.clone();
         let job = move |session: &std::sync::Arc<Session>| {
             let said = session.check_rights(&op).map_err(Errno::from);
-            Ok([said, session.execute(&op).map(drop).map_err(Errno::from)])
+            Ok([said, session.execute(&op, &session.intents(&op)?).map(drop).map_err(Errno::from)])
         };
         session.0.as_caller(caller, job).await.unwrap()
+    }
+
+    /// A name that came to stand for another file after an op was announced.
+    #[tokio::test]
+    async fn only_the_file_that_was_announced_is_truncated() {
+        let top = tempfile::tempdir_in("/var/tmp").unwrap();
+        fs::write(top.path().join("f"), "x").unwrap();
+        let machine = Machine::start().unwrap();
+        let directory =
+            Directory::open(machine, top.path(), Rights::Own, Mutability::ReadWrite).unwrap();
+        let session = DirectorySession::open(directory, Liveness::Own);
+        let op = Op::Create {
+            parent: session.root(),
+            name: "f".into(),
+            mode: NewMode { masked: 0o644, withheld: 0 },
+            flags: OpenFlags::WRITE | OpenFlags::TRUNCATE,
+        };
+        let job = move |session: &std::sync::Arc<Session>| {
+            let unannounced = session.execute(&op, &Vec::new()).map(drop).map_err(Errno::from);
+            let length = fs::metadata(top.path().join("f")).unwrap().len();
+            let announced = session.execute(&op, &session.intents(&op)?).map(drop);
+            let after = fs::metadata(top.path().join("f")).unwrap().len();
+            Ok((unannounced, length, announced.map_err(Errno::from), after))
+        };
+        let seen = session.0.as_caller(&Caller::default(), job).await.unwrap();
+        assert_eq!(seen, (Err(Errno::EAGAIN), 1, Ok(()), 0));
     }
 
     /// A tree as [`make`] makes it, and every op on it.

@@ -111,7 +111,7 @@ pub enum Liveness {
 #[expect(clippy::large_enum_variant, reason = "most often it is the answer")]
 enum Attempt {
     Done(Answer),
-    Wait(Begun),
+    Wait(Begun, Intents),
 }
 
 impl DirectorySession {
@@ -499,22 +499,26 @@ impl Session {
             return super::steps::perform(self, caller, op).await;
         }
         // The kernel scans all locks of the file, as for taking one.
-        let _step = match &op {
+        let step = match &op {
             Op::TestLock { .. } => self.account.step().await,
             _ => None,
         };
         let op = Arc::new(op);
         let first = {
             let (op, owner) = (op.clone(), caller.clone());
-            self.as_caller(caller, move |session| session.attempt(&owner, &op)).await?
+            let attempt = move |session: &Arc<Self>| {
+                let _until_it_is_done = step;
+                session.attempt(&owner, &op)
+            };
+            self.as_caller(caller, attempt).await?
         };
         match first {
             Attempt::Done(answer) => Ok(answer),
-            Attempt::Wait(mut begun) => {
+            Attempt::Wait(mut begun, intents) => {
                 begun.clear().await;
                 let owner = caller.clone();
                 self.as_caller(caller, move |session| {
-                    let answer = session.execute_for(&owner, &op);
+                    let answer = session.execute_for(&owner, &op, &intents);
                     begun.finish();
                     answer
                 })
@@ -527,11 +531,11 @@ impl Session {
     fn attempt(&self, caller: &Caller, op: &Op) -> Result<Attempt, Fault> {
         let intents = self.intents(op)?;
         self.check_rights(op)?;
-        let mut begun = self.announce(intents);
+        let mut begun = self.announce(&intents);
         if !begun.is_clear() {
-            return Ok(Attempt::Wait(begun));
+            return Ok(Attempt::Wait(begun, intents));
         }
-        let answer = self.execute_for(caller, op)?;
+        let answer = self.execute_for(caller, op, &intents)?;
         begun.finish();
         Ok(Attempt::Done(answer))
     }
@@ -597,11 +601,12 @@ impl Session {
 
     /// Announces an op to the lease table. On a read-only export changes are left out: they will be
     /// refused on execution, and must not recall leases before.
-    pub fn announce(&self, mut intents: Intents) -> Begun {
+    pub fn announce(&self, intents: &Intents) -> Begun {
         if self.directory.require_writable().is_err() {
-            intents.retain(|(_, intent)| *intent == Intent::Look);
+            let looks = intents.iter().filter(|(_, intent)| *intent == Intent::Look);
+            return self.keeper().begin(self.id, &looks.copied().collect::<Intents>());
         }
-        self.keeper().begin(self.id, &intents)
+        self.keeper().begin(self.id, intents)
     }
 
     /// Returns the files that the op accesses or changes, by the present names.
@@ -670,16 +675,18 @@ impl Session {
     }
 
     /// Executes an op, deducting a new file from the caller's space reservation.
-    fn execute_for(&self, caller: &Caller, op: &Op) -> Result<Answer, Fault> {
+    fn execute_for(&self, caller: &Caller, op: &Op, announced: &Intents) -> Result<Answer, Fault> {
         match op {
-            Op::CreateWhole { put, .. } => {
-                self.reserved.spending(caller).spend(put.what.room(), || self.execute(op))
-            }
-            op => self.execute(op),
+            Op::CreateWhole { put, .. } => self
+                .reserved
+                .spending(caller)
+                .spend(put.what.room(), || self.execute(op, announced)),
+            op => self.execute(op, announced),
         }
     }
 
-    pub fn execute(&self, op: &Op) -> Result<Answer, Fault> {
+    /// Executes an op, whose intents were announced. By then a name may stand for another file.
+    pub fn execute(&self, op: &Op, announced: &Intents) -> Result<Answer, Fault> {
         match op {
             Op::Walk { from, names } => self.walk(*from, names).map(Answer::Walked),
             Op::List { directory, cookie, limit } => {
@@ -701,7 +708,7 @@ impl Session {
                 *how,
             ),
             Op::Create { parent, name, mode, flags } => {
-                self.create(NameIn { parent: *parent, name }, *mode, *flags)
+                self.create(NameIn { parent: *parent, name }, *mode, *flags, announced)
             }
             Op::CreateWhole { put, flags } => self.create_whole(put, *flags),
             Op::Open { file, flags } => self.open(*file, *flags),
@@ -772,7 +779,7 @@ impl Session {
         ids().into_iter().map(|id| self.intent(id, Intent::Look)).collect()
     }
 
-    fn intent(&self, id: FileId, intent: Intent) -> (FileRef, Intent) {
+    pub fn intent(&self, id: FileId, intent: Intent) -> (FileRef, Intent) {
         (self.directory.nodes.file_ref(id), intent)
     }
 

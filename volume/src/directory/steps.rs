@@ -1,12 +1,16 @@
 //! Long operations, split into steps. Each step queues for a thread like a new job, and needs a
 //! permit of its account: copies in memory are CPU-bound, and without the permits an account's
 //! threads could occupy all processors.
+//!
+//! Invariant: a step's permit and the operation's announcement last until its job has ended, also
+//! if the call is cancelled before: the job is carried out all the same.
 
 use std::{ops::Range, sync::Arc};
 
 use nix::errno::Errno;
 
 use super::session::Session;
+use crate::keeper::Begun;
 use crate::store::{Allocation, Answer, Caller, Op, OpenFlags, Place, PositionIn};
 
 /// Bytes of one step of a copy: some 1 ms on a disk. Without kernel preemption, the processor is
@@ -28,15 +32,17 @@ pub async fn perform(session: &Arc<Session>, caller: &Caller, op: Op) -> Result<
         _ => return Err(Errno::EOPNOTSUPP),
     };
     session.as_caller(caller, move |session| session.check_writing(changed)).await?;
-    let mut begun = session.announce(intents);
+    let mut begun = session.announce(&intents);
     begun.clear().await;
-    let answer = match op {
-        Op::CopyRange { from, to, length } => copy(session, caller, from, to, length).await,
-        Op::Allocate { place, range, how } => allocate(session, caller, place, range, how).await,
+    // Ends with the last holder, which may be a job whose caller has gone.
+    let begun = Arc::new(begun);
+    match op {
+        Op::CopyRange { from, to, length } => copy(session, caller, &begun, from, to, length).await,
+        Op::Allocate { place, range, how } => {
+            allocate(session, caller, &begun, place, range, how).await
+        }
         _ => Err(Errno::EOPNOTSUPP),
-    };
-    begun.finish();
-    answer
+    }
 }
 
 /// Copies up to [`COPY_BYTES`]. After a partial copy it returns the count; the next call reports
@@ -44,6 +50,7 @@ pub async fn perform(session: &Arc<Session>, caller: &Caller, op: Op) -> Result<
 async fn copy(
     session: &Arc<Session>,
     caller: &Caller,
+    begun: &Arc<Begun>,
     from: PositionIn<Place>,
     to: PositionIn<Place>,
     length: u64,
@@ -52,11 +59,12 @@ async fn copy(
     let mut done = 0;
     loop {
         let step = COPY_STEP_BYTES.min(length - done);
-        let _turn = session.account.step().await;
+        let held = (session.account.step().await, begun.clone());
         let (from_offset, to_offset) =
             from.offset.checked_add(done).zip(to.offset.checked_add(done)).ok_or(Errno::EFBIG)?;
         let copied = session
             .as_caller_at_low_priority(caller, move |session| {
+                let _until_it_is_done = held;
                 let source = session.usable(from.file, OpenFlags::READ)?;
                 super::files::copy_step(
                     PositionIn { file: &source, offset: from_offset },
@@ -85,13 +93,15 @@ async fn copy(
 async fn allocate(
     session: &Arc<Session>,
     caller: &Caller,
+    begun: &Arc<Begun>,
     place: Place,
     range: Range<u64>,
     how: Allocation,
 ) -> Result<Answer, Errno> {
     for step in steps_of(range, how) {
-        let _turn = session.account.step().await;
+        let held = (session.account.step().await, begun.clone());
         let allocate = move |session: &Arc<Session>| {
+            let _until_it_is_done = held;
             super::files::allocate_step(&session.usable(place, OpenFlags::WRITE)?, step, how)
         };
         session.as_caller_at_low_priority(caller, allocate).await?;

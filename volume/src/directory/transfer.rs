@@ -213,8 +213,8 @@ pub async fn write(
 
 impl Session {
     fn begin_of(&self, files: &[(FileId, Intent)]) -> Begun {
-        let nodes = &self.directory.nodes;
-        self.announce(files.iter().map(|(id, what)| (nodes.file_ref(*id), *what)).collect())
+        let intents = files.iter().map(|(id, what)| self.intent(*id, *what)).collect();
+        self.announce(&intents)
     }
 
     fn first_piece(&self, part: u32, of: &ReadPart) -> Result<(Piece, Option<Reading>), Fault> {
@@ -397,7 +397,14 @@ impl Session {
     fn put(&self, put: &Put) -> Result<Entry, Fault> {
         self.directory.require_writable()?;
         let (parent, name) = self.place_of(put)?;
-        let at = NameIn { parent: &parent, name };
+        let entry = self.put_in(NameIn { parent: &parent, name }, put)?;
+        // Its path may lead into another directory than when it was announced.
+        self.directory.touched_unless_begun(&parent, self);
+        Ok(entry)
+    }
+
+    fn put_in(&self, at: NameIn<'_, &Node>, put: &Put) -> Result<Entry, Fault> {
+        let NameIn { parent, name } = at;
         let mode = Mode::from_raw_mode(put.mode & 0o7777);
         match &put.what {
             NewFile::Directory => made(rustix::fs::mkdirat(&parent.fd, name, mode))?,
@@ -412,7 +419,7 @@ impl Session {
                 return self.entry(node.fd.as_fd(), node.id, BYTES | Leases::WRITE);
             }
         }
-        let node = self.directory.nodes.child(&parent, name, Keep::Open)?;
+        let node = self.directory.nodes.child(parent, name, Keep::Open)?;
         if let Err(fault) = change(node.fd.as_fd(), put) {
             super::files::unmake(at, &rustix::fs::fstat(&node.fd)?);
             return Err(fault);

@@ -10,7 +10,6 @@
 //! thousand). A caller that needs the events sooner calls [`Watch::catch_up`].
 
 use std::{
-    collections::HashSet,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex, Weak},
     thread,
@@ -69,7 +68,6 @@ pub struct Watch {
 struct Shared {
     queue: OwnedFd,
     keeper: Arc<Keeper>,
-    systems: Mutex<HashSet<u64>>,
     /// Its lock also serializes the processing of events.
     buffer: Mutex<Vec<u8>>,
 }
@@ -87,7 +85,7 @@ impl Watch {
         let Ok(end) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) else { return none };
         let end = Arc::new(end);
         let buffer = Mutex::new(vec![0; READ_BYTES]);
-        let shared = Arc::new(Shared { queue, keeper, systems: Mutex::default(), buffer });
+        let shared = Arc::new(Shared { queue, keeper, buffer });
         let (watched, its_end) = (Arc::downgrade(&shared), end.clone());
         let thread = thread::Builder::new()
             .name("watch".to_owned())
@@ -101,29 +99,26 @@ impl Watch {
     /// Watches the file system of that directory, if possible.
     pub fn cover(&self, root: BorrowedFd<'_>) -> Watched {
         let Some(shared) = &self.shared else { return Watched::LeaseEnd };
-        let Ok(found) = rustix::fs::fstatvfs(root) else { return Watched::LeaseEnd };
         if rustix::fs::fstatfs(root)
             .is_ok_and(|found| ELSEWHERE.contains(&(found.f_type.cast_unsigned())))
         {
             return Watched::LeaseEnd;
         }
-        let is_known = || shared.systems.lock().expect("not poisoned").contains(&found.f_fsid);
-        if !is_known() {
-            // Opened without the lock: a file system that hangs must not hold up others.
-            // fanotify_mark(2) refuses O_PATH descriptors.
-            let link = super::attributes::link_to(root);
-            let flags = rustix::fs::OFlags::RDONLY
-                | rustix::fs::OFlags::DIRECTORY
-                | rustix::fs::OFlags::CLOEXEC;
-            let marked =
-                rustix::fs::open(link, flags, rustix::fs::Mode::empty()).is_ok_and(|directory| {
-                    let how = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
-                    sys::fanotify_mark(shared.queue.as_fd(), how, EVENTS, directory.as_fd()).is_ok()
-                });
-            if !marked {
-                return Watched::LeaseEnd;
-            }
-            shared.systems.lock().expect("not poisoned").insert(found.f_fsid);
+        // Marked anew each time, which changes nothing where it is marked. The mark goes with the
+        // file system when that is unmounted, and no number tells: another one may have the same.
+        // Opened without a lock: a file system that hangs must not hold up others.
+        // fanotify_mark(2) refuses O_PATH descriptors.
+        let link = super::attributes::link_to(root);
+        let flags = rustix::fs::OFlags::RDONLY
+            | rustix::fs::OFlags::DIRECTORY
+            | rustix::fs::OFlags::CLOEXEC;
+        let marked =
+            rustix::fs::open(link, flags, rustix::fs::Mode::empty()).is_ok_and(|directory| {
+                let how = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
+                sys::fanotify_mark(shared.queue.as_fd(), how, EVENTS, directory.as_fd()).is_ok()
+            });
+        if !marked {
+            return Watched::LeaseEnd;
         }
         Watched::Fanotify
     }

@@ -141,7 +141,7 @@ impl Volume {
                 Err(_) => return Ok(false),
             }
         }
-        Ok(data.starts_with(&there))
+        Ok(data == there)
     }
 
     /// Calls the store once, and caches its answer.
