@@ -28,6 +28,7 @@ use crate::{
     ownership,
     plan::{BehindMerge, ExecutorId, Flow, Joining, LineEnds, Need, Site, StageFacts},
     shares::Shares,
+    working_directory,
     zone::{self, Zone},
 };
 
@@ -116,6 +117,9 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<ResolvedCommand, Loca
     if !is_shown(world.table, &stage.cwd, stage.cwd_mount_id) {
         return Err(ReasonKind::Path.because("its current directory lies beneath a mount"));
     }
+    if !is_in_its_directory(world, stage) {
+        return Err(ReasonKind::Path.because("its current directory may be another one by now"));
+    }
     if stage.variable("LD_PRELOAD").is_some_and(|libraries| !libraries.is_empty()) {
         return Err(ReasonKind::Process
             .because("LD_PRELOAD loads libraries into it that the server may not have"));
@@ -149,6 +153,23 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<ResolvedCommand, Loca
     reading.client_files = client_files::read(world.own_files, stage, &reading.invocation)?;
     check_owner(world, stage, &reading)?;
     Ok(reading)
+}
+
+/// Returns true if a process works in the directory that its path names. Asks only where the two
+/// may differ.
+fn is_in_its_directory(world: &World<'_>, stage: &Enlisted) -> bool {
+    let Resolution::Owned(owned) = world.table.resolve(&stage.cwd, Path::new("/")) else {
+        return true;
+    };
+    let mount = world.table.mount(owned.mount);
+    let may_differ = matches!(mount.adapter(), Adapter::Volume | Adapter::Nfs);
+    // `posh explain` has no process.
+    if !may_differ || stage.pid == 0 {
+        return true;
+    }
+    let Some(executor) = world.executors.named(&owned.executor) else { return true };
+    let top = mount.path.as_path();
+    working_directory::is_at_its_path(&executor.shares, top, stage.pid, &stage.cwd)
 }
 
 /// Round-trip time to the executor of a mount, if it is reachable.

@@ -38,6 +38,7 @@ mod ownership;
 mod peers;
 mod pipe_notes;
 mod serve;
+mod working_directory;
 mod zone;
 
 pub use memory::keep_little;
