@@ -1,16 +1,16 @@
 //! /proc/self/mountinfo (proc_pid_mountinfo(5)): the mounts of this mount namespace, and those that
 //! a path lookup can reach. Knows nothing of owners.
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The calling process's mounts.
+const OWN_LIST: &str = "/proc/self/mountinfo";
 
 /// Error on reading the list of mounts.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ pub struct MountInfo {
 impl MountInfo {
     /// Reads the calling process's own list.
     pub fn read() -> Result<MountInfo, MountInfoError> {
-        MountInfo::parse(&std::fs::read("/proc/self/mountinfo").map_err(MountInfoError::Read)?)
+        MountInfo::parse(&std::fs::read(OWN_LIST).map_err(MountInfoError::Read)?)
     }
 
     /// Parses the text of a mountinfo file.
@@ -99,29 +99,25 @@ pub fn mount_id(of: impl AsFd) -> u64 {
         .map_or(0, |found| found.stx_mnt_id)
 }
 
-/// Notices that mounts have changed since it began: poll(2) on mountinfo
-/// (proc_pid_mountinfo(5)). The kernel counts a change before the mount(2) or umount(2) that makes
-/// it returns.
+/// The list of mounts as it was read. Invariant: what follows from it counts only while the kernel
+/// gives the same bytes. poll(2) does not tell: a directory above a mount point that is renamed
+/// takes the mount along without an event.
 #[derive(Debug)]
 pub struct MountWatch {
-    file: File,
-    has_changed: AtomicBool,
+    text: Vec<u8>,
 }
 
 impl MountWatch {
-    /// Begins to watch; read the mounts afterwards.
-    pub fn begin() -> Result<Self, MountInfoError> {
-        let file = File::open("/proc/self/mountinfo").map_err(MountInfoError::Read)?;
-        Ok(Self { file, has_changed: AtomicBool::new(false) })
+    /// Reads the calling process's own list.
+    pub fn begin() -> Result<(Self, MountInfo), MountInfoError> {
+        let text = std::fs::read(OWN_LIST).map_err(MountInfoError::Read)?;
+        let info = MountInfo::parse(&text)?;
+        Ok((Self { text }, info))
     }
 
-    /// Returns true if a list that was read since the beginning may not be the current one.
+    /// Returns true if the list is not the current one, or that is unknown.
     pub fn has_changed(&self) -> bool {
-        // poll(2) tells of each change once.
-        let mut polled = [PollFd::new(&self.file, PollFlags::PRI)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let is_quiet = poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready == 0);
-        self.has_changed.fetch_or(!is_quiet, Ordering::Relaxed) || !is_quiet
+        !std::fs::read(OWN_LIST).is_ok_and(|text| text == self.text)
     }
 }
 

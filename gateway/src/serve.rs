@@ -15,7 +15,7 @@ use std::{
 use fs_mapper::{
     MountTable,
     config::{Config, annotation_directories},
-    mountinfo::{MountInfo, MountInfoError, MountWatch},
+    mountinfo::{MountInfoError, MountWatch},
     sshfs,
 };
 use nix::sys::resource::{Resource, getrlimit};
@@ -95,8 +95,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let library = load_annotations(&config);
-    let watch = MountWatch::begin()?;
-    let info = MountInfo::read()?;
+    let (watch, info) = MountWatch::begin()?;
     let (with_sshfs, _) = sshfs::adopted(&config, &info);
     let table = MountTable::new(&with_sshfs, &info);
     let commands = Arc::new(library.commands().map(str::to_owned).collect::<Vec<_>>());
@@ -315,8 +314,8 @@ async fn give_memory_back(gateway: Arc<Gateway>) {
     }
 }
 
-/// Watches mounts: poll(2) reports an exceptional condition on mountinfo for each change
-/// (proc_pid_mountinfo(5)).
+/// Watches mounts: poll(2) reports an exceptional condition on mountinfo for each mount and unmount
+/// (proc_pid_mountinfo(5)). A plan that finds another change, as a renamed directory, says so.
 async fn watch_mounts(gateway: Arc<Gateway>) {
     let file = match std::fs::File::open(Path::new("/proc/self/mountinfo")) {
         Ok(file) => file,
@@ -331,10 +330,13 @@ async fn watch_mounts(gateway: Arc<Gateway>) {
         Err(error) => return tracing::warn!(%error, "cannot watch mounts"),
     };
     loop {
-        let Ok(mut ready) = watched.ready(Interest::PRIORITY | Interest::ERROR).await else {
-            return;
-        };
-        ready.clear_ready();
+        tokio::select! {
+            ready = watched.ready(Interest::PRIORITY | Interest::ERROR) => match ready {
+                Ok(mut ready) => ready.clear_ready(),
+                Err(_) => return,
+            },
+            () = gateway.table_is_old.notified() => {}
+        }
         gateway.mounts_changed();
     }
 }

@@ -14,13 +14,14 @@ use fs_mapper::{
     MountTable,
     coherence::Adapter,
     config::{Config, Scheduler},
-    mountinfo::{MountInfo, MountWatch},
+    mountinfo::MountWatch,
     process::Process,
     rights::{Aside, Rights},
     sshfs,
 };
 use posh_annotations::Library;
 use sha2::{Digest, Sha256};
+use tokio::sync::Notify;
 
 use crate::{
     aside::aside,
@@ -33,6 +34,7 @@ use crate::{
     shares::Shares,
     tools::LocalTools,
     volumes::Volumes,
+    zone,
 };
 
 /// Comparison of a process's rights with the gateway's.
@@ -61,8 +63,6 @@ pub struct Gateway {
     pub rights: Option<Rights>,
     /// Machine name of uname(2).
     pub machine: String,
-    /// SHA-256 of /etc/localtime; empty when there is none.
-    pub localtime: Vec<u8>,
     /// Makes run IDs unguessable for other clients of an executor.
     pub secret: String,
     /// Finds files that local processes have open.
@@ -76,6 +76,8 @@ pub struct Gateway {
     view: Mutex<Arc<View>>,
     /// Number of the next table.
     table_reads: AtomicU64,
+    /// Notified when a plan has found that the mounts are no longer those of the table.
+    pub table_is_old: Notify,
     pipelines: AtomicU64,
 }
 
@@ -116,9 +118,6 @@ impl Gateway {
             machine: nix::sys::utsname::uname()
                 .map(|u| u.machine().to_string_lossy().into_owned())
                 .unwrap_or_default(),
-            localtime: fs::read("/etc/localtime")
-                .map(|c| Sha256::digest(c).to_vec())
-                .unwrap_or_default(),
             // random(4); 122 bits.
             secret: fs::read_to_string("/proc/sys/kernel/random/uuid")
                 .unwrap_or_default()
@@ -130,6 +129,7 @@ impl Gateway {
             volumes: Volumes::default(),
             view: Mutex::new(Arc::new(view)),
             table_reads: AtomicU64::new(1),
+            table_is_old: Notify::new(),
             pipelines: AtomicU64::new(0),
         }
     }
@@ -158,6 +158,12 @@ impl Gateway {
         }
     }
 
+    /// SHA-256 of /etc/localtime as it is now, since a machine may travel; empty if there is none.
+    #[must_use]
+    pub fn localtime(&self) -> Vec<u8> {
+        fs::read(zone::LOCALTIME).map(|zone| Sha256::digest(zone).to_vec()).unwrap_or_default()
+    }
+
     /// Current mount table and library.
     #[must_use]
     pub fn view(&self) -> Arc<View> {
@@ -167,7 +173,7 @@ impl Gateway {
     /// Reads the changed mounts; new pipelines use them.
     pub fn mounts_changed(&self) {
         let number = self.table_reads.fetch_add(1, Ordering::Relaxed);
-        let (Ok(watch), Ok(info)) = (MountWatch::begin(), MountInfo::read()) else { return };
+        let Ok((watch, info)) = MountWatch::begin() else { return };
         let with_volumes = self.volumes.added_to(&self.config);
         // This reads processes, of which a user may have many.
         let (config, _) = aside(|| sshfs::adopted(&with_volumes, &info));

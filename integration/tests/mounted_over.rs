@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use posh_integration::host::CONFIG;
 use posh_integration::oracle::{Door, Under};
 use posh_integration::{Lab, LabSpec, Script};
 
@@ -58,4 +59,36 @@ fn a_mount_that_was_made_just_before_a_command_counts_for_it() {
     assert_eq!(words, ["server", "60", "local", "60", "server", "server"], "{outcome}");
     let report = outcome.report();
     assert!(report.stages("cat").last().is_some_and(|stage| stage.is_offloaded()), "{report:#?}");
+}
+
+/// The kernel takes a mount along with a directory above it, and tells nobody.
+#[test]
+fn a_mount_is_not_at_its_path_when_a_directory_above_it_was_renamed() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let far = lab.data(1);
+    let host = &lab.workstation;
+    let config = fs::read_to_string(host.path(CONFIG)).unwrap();
+    fs::write(host.path(CONFIG), config.replace("/mnt/s1", "/mnt/p/q")).unwrap();
+    let mounted = Script::new("mkdir -p /mnt/p/q; mount --bind /mnt/s1 /mnt/p/q && umount /mnt/s1");
+    assert!(mounted.run(host, Under::Shell).unwrap().stderr.is_empty());
+    let text = r#"cat /mnt/p/q/f; mv /mnt/p /mnt/r && mkdir -p /mnt/p/q/d || exit
+        echo local > /mnt/p/q/f; echo local > /mnt/p/q/d/f
+        cat /mnt/p/q/f; sort /mnt/p/q/f -o /mnt/p/q/o; rm -r /mnt/p/q/d; sort /mnt/p/q/f; ls /mnt/p/q
+        rm -r /mnt/p; mv /mnt/r /mnt/p; cat /mnt/p/q/f > /dev/null; sleep 1; sort /mnt/p/q/f"#;
+    let script = Script::new(text);
+    let seen = [Under::Shell, Under::PoshExplained].map(|under| {
+        fs::create_dir_all(far.join("d")).unwrap();
+        for name in ["f", "d/f"] {
+            fs::write(far.join(name), "server\n").unwrap();
+        }
+        let outcome = script.clone().run(&lab.workstation, under).unwrap();
+        assert_eq!(fs::read_to_string(far.join("d/f")).unwrap(), "server\n", "{outcome}");
+        assert!(!far.join("o").exists(), "{outcome}");
+        outcome
+    });
+    let [bash, posh] = &seen;
+    assert_eq!((&bash.stdout, &bash.stderr), (&posh.stdout, &posh.stderr), "{posh}");
+    let report = posh.report();
+    assert!(report.stages("cat").next().is_some_and(|stage| stage.is_offloaded()), "{report:#?}");
+    assert!(report.stages("sort").last().is_some_and(|stage| stage.is_offloaded()), "{report:#?}");
 }

@@ -302,12 +302,16 @@ pub async fn plan_only(
 }
 
 fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
+    let mounts_have_changed = view.watch.has_changed();
+    if mounts_have_changed {
+        gateway.table_is_old.notify_one();
+    }
     World {
         table: &view.table,
         library: &view.library,
         executors: &gateway.executors,
         mount_namespace: gateway.mount_namespace,
-        mounts_have_changed: view.watch.has_changed(),
+        mounts_have_changed,
         own_files: &gateway.own_files,
     }
 }
@@ -483,7 +487,7 @@ async fn can_run(
         );
     }
     // An executor with namespaces can show our time zone.
-    let shown = about.namespaces && !gateway.localtime.is_empty();
+    let shown = about.namespaces && !gateway.localtime().is_empty();
     if !shown
         && !identical
         && facts::shows_local_time(stage, &reading.invocation)
@@ -513,7 +517,7 @@ async fn can_run(
 
 /// Returns true if an executor's machine has another time zone.
 fn is_elsewhere(gateway: &Gateway, connection: &ExecutorConnection) -> bool {
-    connection.about.localtime_sha256 != gateway.localtime
+    connection.about.localtime_sha256 != gateway.localtime()
 }
 
 /// Locales that affect a command (locale(7): `LC_ALL` overrides all categories, `LANG` is the

@@ -131,3 +131,43 @@ fn what_is_at_hand_is_never_old() {
     // On a busy machine a stage may come too late for the one before it.
     assert!(places(report, "sed").matches('t').count() >= 4, "{report:?}");
 }
+
+/// A shell goes on in the directory that it has open when the server gives that one's name to
+/// another.
+#[test]
+fn a_directory_that_was_replaced_on_the_server_is_left_to_who_works_in_it() {
+    let lab = lab();
+    let host = &lab.workstation;
+    host.must({
+        let mut fifos = host.command("mkfifo");
+        fifos.args(["/tmp/ask", "/tmp/go"]);
+        fifos
+    })
+    .unwrap();
+    let text = "cd /mnt/s1/work; cat f large > /dev/null; sort f
+        echo > /tmp/ask; read -r line < /tmp/go
+        n=0; until [ \"$(cat /mnt/s1/work/f)\" = new ]; do n=$((n + 1)); [ $n -lt 1000 ] || break; done
+        sort f; head -n 1 < f; grep -c . f; sort f -o o; rm -r sub; echo $?";
+    let outcomes = [Under::Shell, Under::PoshExplained].map(|under| {
+        let data = lab.data(1);
+        for (directory, contents) in [("work", "old\n"), ("next", "new\n")] {
+            let _none = fs::remove_dir_all(data.join(directory));
+            fs::create_dir_all(data.join(directory).join("sub")).unwrap();
+            fs::write(data.join(directory).join("f"), contents).unwrap();
+            fs::write(data.join(directory).join("large"), "0".repeat(LARGE)).unwrap();
+        }
+        let _none = fs::remove_dir_all(data.join("former"));
+        let output = std::thread::scope(|scope| {
+            let running = scope.spawn(|| Script::new(text).run(host, under).unwrap());
+            fs::read_to_string(host.path("/tmp/ask")).unwrap();
+            fs::rename(data.join("work"), data.join("former")).unwrap();
+            fs::rename(data.join("next"), data.join("work")).unwrap();
+            fs::write(host.path("/tmp/go"), "go\n").unwrap();
+            running.join().unwrap()
+        });
+        assert!(data.join("work/sub").exists() && !data.join("work/o").exists(), "{output}");
+        output
+    });
+    let [bash, posh] = &outcomes;
+    assert_eq!((&bash.stdout, &bash.stderr), (&posh.stdout, &posh.stderr), "{posh}");
+}
