@@ -12,6 +12,9 @@ use posh_integration::{Lab, LabSpec, RunOutcome};
 
 use crate::programs;
 
+/// Attempts at the placement of an application.
+const TRIES: usize = 3;
+
 /// posh may move one hundredth of what bash moves.
 const LOG_SHARE: u64 = 100;
 
@@ -65,13 +68,27 @@ fn empty_files(run: &Run) -> Vec<&Path> {
         .collect()
 }
 
-fn assert_offloaded(report: &ExplainReport, commands: &[&str]) {
-    for command in commands {
+/// Compares until all these commands have run on servers. Pipelines are assembled against deadlines,
+/// which a busy machine may miss: then a stage runs on the workstation, correct but slow.
+fn compare_offloading(workload: Workload, commands: &[&str]) -> (Run, Run) {
+    let mut tries = 0;
+    loop {
+        let (bash, posh) = compare(workload);
+        tries += 1;
+        match misplaced(posh.outcome.report(), commands) {
+            None => return (bash, posh),
+            Some(words) => assert!(tries < TRIES, "{words}"),
+        }
+    }
+}
+
+fn misplaced(report: &ExplainReport, commands: &[&str]) -> Option<String> {
+    commands.iter().find_map(|command| {
         let stages: Vec<_> = report.stages(command).collect();
         assert!(!stages.is_empty(), "{command} is not in the report: {report:#?}");
         let here: Vec<_> = stages.iter().filter(|s| !s.is_offloaded()).collect();
-        assert!(here.is_empty(), "{command} ran on the workstation: {here:#?}");
-    }
+        (!here.is_empty()).then(|| format!("{command} ran on the workstation: {here:#?}"))
+    })
 }
 
 fn assert_few_bytes(bash: &Run, posh: &Run) {
@@ -81,33 +98,29 @@ fn assert_few_bytes(bash: &Run, posh: &Run) {
 
 #[test]
 fn ray_tracing_logs() {
-    let (bash, posh) = compare(Workload::RayTrace);
-    assert_offloaded(posh.outcome.report(), &["cat", "grep", "head", "cut", "sed"]);
+    let (bash, posh) =
+        compare_offloading(Workload::RayTrace, &["cat", "grep", "head", "cut", "sed"]);
     assert_few_bytes(&bash, &posh);
 }
 
 #[test]
 fn thumbnails() {
-    let (_, posh) = compare(Workload::Thumbnails);
-    assert_offloaded(posh.outcome.report(), &["mogrify"]);
+    compare_offloading(Workload::Thumbnails, &["mogrify"]);
 }
 
 #[test]
 fn port_scan() {
-    let (bash, posh) = compare(Workload::PortScan);
-    assert_offloaded(posh.outcome.report(), &["cat", "jq", "pr", "awk", "sort"]);
+    let (bash, posh) = compare_offloading(Workload::PortScan, &["cat", "jq", "pr", "awk", "sort"]);
     assert_few_bytes(&bash, &posh);
 }
 
 #[test]
 fn access_logs_of_five_servers() {
-    let (bash, posh) = compare(Workload::AccessLogs);
-    assert_offloaded(posh.outcome.report(), &["cat", "grep"]);
+    let (bash, posh) = compare_offloading(Workload::AccessLogs, &["cat", "grep"]);
     assert_few_bytes(&bash, &posh);
 }
 
 #[test]
 fn git_workflow() {
-    let (_, posh) = compare(Workload::Git);
-    assert_offloaded(posh.outcome.report(), &["git apply", "git status", "git add", "git commit"]);
+    compare_offloading(Workload::Git, &["git apply", "git status", "git add", "git commit"]);
 }
