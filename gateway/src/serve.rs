@@ -336,6 +336,10 @@ async fn watch_mounts(gateway: Arc<Gateway>) {
                 Err(_) => return,
             },
             () = gateway.table_is_old.notified() => {}
+            // Nothing else tells when a renamed directory brings a mount back to its path.
+            () = tokio::time::sleep(QUIET) => if !gateway.view().watch.has_changed() {
+                continue;
+            }
         }
         gateway.mounts_changed();
     }

@@ -74,7 +74,7 @@ fn a_mount_is_not_at_its_path_when_a_directory_above_it_was_renamed() {
     let text = r#"cat /mnt/p/q/f; mv /mnt/p /mnt/r && mkdir -p /mnt/p/q/d || exit
         echo local > /mnt/p/q/f; echo local > /mnt/p/q/d/f
         cat /mnt/p/q/f; sort /mnt/p/q/f -o /mnt/p/q/o; rm -r /mnt/p/q/d; sort /mnt/p/q/f; ls /mnt/p/q
-        rm -r /mnt/p; mv /mnt/r /mnt/p; cat /mnt/p/q/f > /dev/null; sleep 1; sort /mnt/p/q/f"#;
+        rm -r /mnt/p; mv /mnt/r /mnt/p; cat /mnt/p/q/f > /dev/null; sleep 3; sort /mnt/p/q/f"#;
     let script = Script::new(text);
     let seen = [Under::Shell, Under::PoshExplained].map(|under| {
         fs::create_dir_all(far.join("d")).unwrap();

@@ -199,7 +199,7 @@ async fn carry_out_as(
         pipeline.stages.iter().map(|s| Arc::clone(&s.enlisted)).collect();
     let split = session.and_then(|s| s.split);
     let view = gateway.view();
-    let world = world(gateway, &view);
+    let world = world_now(gateway, &view);
     let subject = Subject { commands: &commands, shape: &pipeline.shape, split, tracer };
     let mut planned = Planned::make(gateway, &world, &subject).await;
     tracing::debug!(plan = %planned.plan, "planned");
@@ -282,7 +282,7 @@ pub async fn plan_only(
     let began = Instant::now();
     let shape = PipelineShape::unshared(commands.len(), edges.to_vec());
     let view = gateway.view();
-    let world = world(gateway, &view);
+    let world = world_now(gateway, &view);
     let subject = Subject { commands, shape: &shape, split, tracer: &Tracer::default() };
     let mut planned = Planned::make(gateway, &world, &subject).await;
     for (placement, reason) in planned.plan.placements.iter_mut().zip(unknowable) {
@@ -301,19 +301,25 @@ pub async fn plan_only(
     report
 }
 
+/// Input of decisions that send nothing to a server: an old table leaves a command here.
 fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
-    let mounts_have_changed = view.watch.has_changed();
-    if mounts_have_changed {
-        gateway.table_is_old.notify_one();
-    }
     World {
         table: &view.table,
         library: &view.library,
         executors: &gateway.executors,
         mount_namespace: gateway.mount_namespace,
-        mounts_have_changed,
+        mounts_have_changed: false,
         own_files: &gateway.own_files,
     }
+}
+
+/// Input of a plan. Compares the table with the mounts as they are now.
+fn world_now<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
+    let mounts_have_changed = view.watch.has_changed();
+    if mounts_have_changed {
+        gateway.table_is_old.notify_one();
+    }
+    World { mounts_have_changed, ..world(gateway, view) }
 }
 
 /// Input of planning.
