@@ -18,7 +18,6 @@ use std::{
     time::Duration,
 };
 
-use nix::sys::resource::{Resource, getrlimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -32,6 +31,7 @@ use tonic::transport::server::Connected;
 
 use crate::{
     admission::{Admission, Denied},
+    descriptors::DescriptorShares,
     load::ConnectionShare,
     runtimes::Runtimes,
     tls::serving::{Proof, Serving},
@@ -49,8 +49,9 @@ struct Seats {
 /// second, one address still has more than a second to begin.
 const SILENT: Seats = Seats { whole: 8192, of_one: 4096 };
 
-/// Silent peers have at most this part of the process's descriptors.
-const DESCRIPTORS_PART: usize = 4;
+/// Peers in a handshake, and strangers after it, each have at most this part of the descriptors of
+/// unproven peers; silent ones have the rest.
+const SPEAKING_PART: usize = 4;
 
 /// Peers in their handshake. Each costs up to 40 KB.
 const SHAKING: Seats = Seats { whole: 1024, of_one: 512 };
@@ -396,15 +397,22 @@ struct Rooms {
 
 impl Rooms {
     fn new() -> Self {
-        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
-        let share = usize::try_from(descriptors).unwrap_or(usize::MAX) / DESCRIPTORS_PART;
-        let whole = SILENT.whole.min(share);
-        let silent = Seats { whole, of_one: SILENT.of_one.min(whole / 2) };
+        let descriptors = DescriptorShares::of_process().unproven;
+        let speaking = descriptors / SPEAKING_PART;
+        let room = |seats: Seats, most| Arc::new(WaitingRoom::with(seats.within(most)));
         Self {
-            silent: Arc::new(WaitingRoom::with(silent)),
-            shaking: Arc::new(WaitingRoom::with(SHAKING)),
-            strangers: Arc::new(WaitingRoom::with(STRANGERS)),
+            silent: room(SILENT, descriptors - 2 * speaking),
+            shaking: room(SHAKING, speaking),
+            strangers: room(STRANGERS, speaking),
         }
+    }
+}
+
+impl Seats {
+    /// At most so many.
+    fn within(self, most: usize) -> Self {
+        let whole = self.whole.min(most);
+        Self { whole, of_one: self.of_one.min(whole / 2) }
     }
 }
 

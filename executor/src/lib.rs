@@ -11,6 +11,7 @@
 //! * [`callers`]: identity of a caller, and its rights
 //! * [`tls`], `admission`, `enrolment`: proof of a connection's identity, and its admission
 //! * `runtimes`: a runtime for each identity, so that one's computations hold up no other
+//! * `descriptors`: parts of the table of open files, by kind of work
 //! * `load`, `metered`: admission control, for runs and for incomplete messages
 //! * [`audit`]: the audit record, in a tamper-evident file
 //! * `service`: the gRPC calls; `describe` and `tools` answer the two simple ones
@@ -37,6 +38,7 @@ mod cgroup;
 mod classifier;
 pub mod config;
 mod describe;
+mod descriptors;
 mod enrolment;
 mod error;
 mod hidden;

@@ -1,14 +1,13 @@
 //! Exports on network mounts of this machine (a proxy near a cloud's storage), which cache. Caches
 //! are invalidated before commands read; afterwards the executor waits until other machines can see
-//! what the commands wrote. Exports on local disks cost one poll(2).
+//! what the commands wrote. Exports on local disks cost a look at the list of mounts.
 //!
 //! Invariant: the exports' own paths and the mount table decide which mounts those are. Paths that
 //! a run names are text, until they are looked up with its user's rights.
 
 use std::{
     ffi::OsStr,
-    fs::File,
-    os::{fd::AsFd as _, unix::ffi::OsStrExt as _},
+    os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
@@ -16,9 +15,8 @@ use std::{
 
 use fs_mapper::{
     coherence::Adapter,
-    mountinfo::{MountEntry, MountInfo},
+    mountinfo::{MountEntry, MountSnapshot},
 };
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use posh_proto::{
     executor::{MountPoint, Stage, descriptor::Source, rejected::Kind},
     rule::{self, Rule},
@@ -158,24 +156,6 @@ fn tops_of(export: &Export, uid: u32) -> Vec<(Adapter, Export, PathBuf)> {
     all.filter(|(adapter, ..)| *adapter != Adapter::Bind).collect()
 }
 
-/// Notices changes of this thread's mount table.
-#[derive(Debug)]
-pub struct MountWatch(File);
-
-impl MountWatch {
-    /// Notices changes from now on.
-    pub fn begin() -> std::io::Result<Self> {
-        File::open("/proc/thread-self/mountinfo").map(Self)
-    }
-
-    /// Returns true if something was mounted or unmounted since.
-    pub fn has_changed(&self) -> bool {
-        // proc_pid_mountinfo(5): a change since the file was opened is an exceptional condition.
-        let mut asked = [PollFd::new(self.0.as_fd(), PollFlags::POLLPRI)];
-        poll(&mut asked, PollTimeout::ZERO) != Ok(0)
-    }
-}
-
 /// Mounts below a directory, for comparison with those at another time: the id of a mount that is
 /// gone may be reused, but not together with its device, as long as a view has that mount. Blocks.
 pub fn mounted_below(directory: &Path) -> Vec<MountEntry> {
@@ -203,22 +183,27 @@ fn below<'a>(table: &'a [MountEntry], directory: &'a Path) -> impl Iterator<Item
 /// The visible mounts: without those that are covered.
 type MountTable = Arc<Vec<MountEntry>>;
 
-/// The current mount table; read again only after a change.
+/// The current mount table; made again only after a change.
 fn mount_table() -> MountTable {
-    static KNOWN: Mutex<Option<(MountWatch, MountTable)>> = Mutex::new(None);
+    static KNOWN: Mutex<Option<(MountSnapshot, MountTable)>> = Mutex::new(None);
     let mut known = KNOWN.lock().expect("not poisoned");
-    if let Some((watch, table)) = &*known
-        && !watch.has_changed()
+    if let Some((mounts, table)) = &*known
+        && !mounts.has_changed()
     {
         return table.clone();
     }
-    // Opened before the read, so that no change is missed.
-    let watch = MountWatch::begin();
-    let info = MountInfo::read()
-        .inspect_err(|error| tracing::warn!(%error, "cannot read the table of mounts"));
-    let table = Arc::new(info.iter().flat_map(MountInfo::visible).cloned().collect());
-    *known = watch.ok().map(|watch| (watch, Arc::clone(&table)));
-    table
+    *known = None;
+    match MountSnapshot::take() {
+        Ok((mounts, info)) => {
+            let table = Arc::new(info.visible().into_iter().cloned().collect());
+            *known = Some((mounts, Arc::clone(&table)));
+            table
+        }
+        Err(error) => {
+            tracing::warn!(%error, "cannot read the table of mounts");
+            MountTable::default()
+        }
+    }
 }
 
 /// Those of the paths that lie on a mount of this machine; the mount's top, if the text of one path
@@ -281,6 +266,7 @@ fn path_of(bytes: &[u8]) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fs_mapper::mountinfo::MountInfo;
     use posh_proto::executor::{Descriptor, File, PathUse};
 
     fn used(cwd: &'static str, path: &'static str) -> Stage {

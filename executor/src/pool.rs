@@ -29,7 +29,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use fs_mapper::mountinfo::MountEntry;
+use fs_mapper::mountinfo::{MountEntry, MountSnapshot};
 use nix::unistd::mkdtemp;
 use posh_proto::{
     executor::{ClientFile, MountPoint, rejected::Kind},
@@ -50,7 +50,7 @@ use crate::{
     error::Refusal,
     hidden,
     load::Limit,
-    own_mounts::{MountWatch, mounted_below},
+    own_mounts::mounted_below,
     runner::{
         open_export, path_of,
         wire::{
@@ -423,8 +423,8 @@ pub struct Identified {
 
 /// The directories and mounts that went into a key.
 struct MadeOf {
-    /// Begun before the key was made.
-    watch: MountWatch,
+    /// Taken before the key was made.
+    mounts: MountSnapshot,
     directories: Vec<DirectoryId>,
 }
 
@@ -432,7 +432,7 @@ impl MadeOf {
     /// Returns true if a view just made of these directories is the one that the key stands for.
     fn is_still(&self, directories: &[DirectoryId]) -> bool {
         // Without a mount namespace there is only one view.
-        directories.is_empty() || (directories == self.directories && !self.watch.has_changed())
+        directories.is_empty() || (directories == self.directories && !self.mounts.has_changed())
     }
 }
 
@@ -582,7 +582,8 @@ fn has_parent(path: &Path) -> bool {
 /// Hash of the view's description, of its exports' current directories, and of the mounts below
 /// them.
 fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf), Refusal> {
-    let watch = MountWatch::begin().map_err(|error| spawn_failed(&error))?;
+    let (mounts, _) =
+        MountSnapshot::take().map_err(|error| spawn_failed(&io::Error::other(error)))?;
     let mut directories = Vec::with_capacity(spec.mounts.len());
     // Hashed, since a view's description is as large as the files that the workstation shows in it,
     // and a key only has to differ.
@@ -611,7 +612,7 @@ fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf), Re
         }
         key.update([0]);
     }
-    Ok((key.finalize().to_vec(), MadeOf { watch, directories }))
+    Ok((key.finalize().to_vec(), MadeOf { mounts, directories }))
 }
 
 #[cfg(test)]
@@ -644,7 +645,7 @@ mod tests {
     fn a_view_of_other_directories_is_not_what_its_key_says() {
         let id = |inode| DirectoryId { device: 1, inode };
         let made_of =
-            || MadeOf { watch: MountWatch::begin().unwrap(), directories: vec![id(1), id(2)] };
+            || MadeOf { mounts: MountSnapshot::take().unwrap().0, directories: vec![id(1), id(2)] };
         assert!(!made_of().is_still(&[id(1), id(3)]) && !made_of().is_still(&[id(2), id(1)]));
         // Another test may mount something just now, but not always.
         assert!((0..1000).any(|_| made_of().is_still(&[id(1), id(2)])));
@@ -670,7 +671,7 @@ mod tests {
             .unwrap();
             let place = tempfile::tempdir().unwrap();
             let made_of = || MadeOf {
-                watch: MountWatch::begin().unwrap(),
+                mounts: MountSnapshot::take().unwrap().0,
                 directories: vec![DirectoryId::default()],
             };
             let directories = [DirectoryId::default()];

@@ -45,6 +45,7 @@ use crate::{
     classifier::{Classifier, Turns},
     config::{EXPORT_PATIENCE, Level, Unserved, machine_files},
     describe::MachineDescription,
+    descriptors::DescriptorShares,
     enrolment::Enrolments,
     error::AttemptExt as _,
     hidden,
@@ -116,9 +117,6 @@ const RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Interval of recording revocations: one stat(2), unless the register has changed.
 const REVOCATIONS_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Descriptors that are not for runs: the listener, connections, runners, files.
-const RESERVED_DESCRIPTORS: u64 = 512;
 
 /// Serves `config` on `listener` until `shutdown` completes, then lets running
 /// commands end within `config.drain`, and kills what is left.
@@ -481,16 +479,18 @@ async fn share(
     config: Config,
     tls: Option<Arc<Serving>>,
 ) -> Result<(Arc<ServiceState>, Admission), Error> {
-    let (soft, hard) = raise_open_files();
+    let soft = raise_open_files();
+    let descriptors = DescriptorShares::of_process();
     let (policy, mistakes) = Policy::new(&config.confinement);
     mistakes.iter().for_each(|mistake| tracing::warn!(%mistake, "annotation file not used"));
-    let descriptors =
-        usize::try_from(hard.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
     let callers = Callers::new(&config);
     // Each command may open as many files as its limit says: the machine has them for all.
-    let bounds = config.bounds.with_files(config.confinement.max_open_files, machine_files());
-    let load =
-        Arc::new(Load::new(bounds, Capacity::of_machine(descriptors), callers.are_several()));
+    let bounds = config
+        .bounds
+        .with_files(config.confinement.max_open_files, machine_files())
+        .with_connections(descriptors.connections);
+    let capacity = Capacity::of_machine(descriptors.runs);
+    let load = Arc::new(Load::new(bounds, capacity, callers.are_several()));
     let audit = AuditLog::open(config.audit.as_deref())?;
     let admission = Admission::new(callers, tls, load.clone(), audit.clone());
     // Before the first runner, which must be in it.
@@ -512,7 +512,11 @@ async fn share(
         heard_out: Turns::new(HEARD_OUT_OF_ONE),
         kept: KeptRuns::default(),
         // Without volumes nothing is recorded.
-        volumes: Volumes::beside(rivals, config.state.as_deref().filter(|_| config.volumes)),
+        volumes: Volumes::beside(
+            rivals,
+            config.state.as_deref().filter(|_| config.volumes),
+            descriptors.volumes,
+        ),
         audit,
         draining: false.into(),
         kill: watch::Sender::new(false),
@@ -522,14 +526,14 @@ async fn share(
     Ok((Arc::new(shared), admission))
 }
 
-/// Raises this process's limit of open files as far as it goes; returns the former soft limit,
-/// which commands get, and the hard one.
-fn raise_open_files() -> (u64, u64) {
-    static ORIGINAL: OnceLock<(u64, u64)> = OnceLock::new();
+/// Raises this process's limit of open files as far as it goes; returns the former limit, which
+/// commands get.
+fn raise_open_files() -> u64 {
+    static ORIGINAL: OnceLock<u64> = OnceLock::new();
     *ORIGINAL.get_or_init(|| {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-        (soft, hard)
+        soft
     })
 }
 

@@ -9,8 +9,8 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-/// The calling process's mounts.
-const OWN_LIST: &str = "/proc/self/mountinfo";
+/// The mounts of the calling thread's namespace.
+const OWN_LIST: &str = "/proc/thread-self/mountinfo";
 
 /// Error on reading the list of mounts.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ pub struct MountInfo {
 }
 
 impl MountInfo {
-    /// Reads the calling process's own list.
+    /// Reads the list of the calling thread's namespace.
     pub fn read() -> Result<MountInfo, MountInfoError> {
         MountInfo::parse(&std::fs::read(OWN_LIST).map_err(MountInfoError::Read)?)
     }
@@ -99,17 +99,17 @@ pub fn mount_id(of: impl AsFd) -> u64 {
         .map_or(0, |found| found.stx_mnt_id)
 }
 
-/// The list of mounts as it was read. Invariant: what follows from it counts only while the kernel
-/// gives the same bytes. poll(2) does not tell: a directory above a mount point that is renamed
-/// takes the mount along without an event.
+/// The text of the list of mounts at some time. Invariant: what follows from it counts only while
+/// the kernel gives the same bytes. poll(2) does not tell: a directory above a mount point that is
+/// renamed takes the mount along without an event.
 #[derive(Debug)]
-pub struct MountWatch {
+pub struct MountSnapshot {
     text: Vec<u8>,
 }
 
-impl MountWatch {
-    /// Reads the calling process's own list.
-    pub fn begin() -> Result<(Self, MountInfo), MountInfoError> {
+impl MountSnapshot {
+    /// Reads the list of the calling thread's namespace.
+    pub fn take() -> Result<(Self, MountInfo), MountInfoError> {
         let text = std::fs::read(OWN_LIST).map_err(MountInfoError::Read)?;
         let info = MountInfo::parse(&text)?;
         Ok((Self { text }, info))

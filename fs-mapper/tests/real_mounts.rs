@@ -5,7 +5,7 @@
 
 use fs_mapper::coherence::{Adapter, Change};
 use fs_mapper::config::Config;
-use fs_mapper::mountinfo::{MountInfo, MountWatch};
+use fs_mapper::mountinfo::{MountInfo, MountSnapshot};
 use fs_mapper::{ClientPath, MountTable, Resolution};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -84,20 +84,20 @@ fn owned(table: &MountTable, path: &Path) -> Option<String> {
 #[test]
 fn each_change_of_the_mounts_is_noticed_and_stays_so() {
     in_own_namespaces("each_change_of_the_mounts_is_noticed_and_stays_so", |top| {
-        let (before, _) = MountWatch::begin().expect("mountinfo");
+        let (before, _) = MountSnapshot::take().expect("mountinfo");
         assert!(!before.has_changed());
         let place = top.join("place");
         fs::create_dir(&place).expect("made");
         run("mount", &["-t", "tmpfs", "none", text(&place)]);
         assert!(before.has_changed() && before.has_changed());
-        let (after, _) = MountWatch::begin().expect("mountinfo");
+        let (after, _) = MountSnapshot::take().expect("mountinfo");
         assert!(!after.has_changed());
         run("umount", &[text(&place)]);
         assert!(after.has_changed());
         // Without an event of poll(2).
         fs::create_dir_all(top.join("above/place")).expect("made");
         run("mount", &["-t", "tmpfs", "none", text(&top.join("above/place"))]);
-        let (elsewhere, _) = MountWatch::begin().expect("mountinfo");
+        let (elsewhere, _) = MountSnapshot::take().expect("mountinfo");
         fs::rename(top.join("above"), top.join("renamed")).expect("renamed");
         assert!(elsewhere.has_changed() && elsewhere.has_changed());
     });

@@ -15,7 +15,7 @@ use std::{
 use fs_mapper::{
     MountTable,
     config::{Config, annotation_directories},
-    mountinfo::{MountInfoError, MountWatch},
+    mountinfo::{MountInfoError, MountSnapshot},
     sshfs,
 };
 use nix::sys::resource::{Resource, getrlimit};
@@ -95,7 +95,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let library = load_annotations(&config);
-    let (watch, info) = MountWatch::begin()?;
+    let (mounts, info) = MountSnapshot::take()?;
     let (with_sshfs, _) = sshfs::adopted(&config, &info);
     let table = MountTable::new(&with_sshfs, &info);
     let commands = Arc::new(library.commands().map(str::to_owned).collect::<Vec<_>>());
@@ -103,7 +103,7 @@ pub async fn run(
     let sessions = Sessions::new(listeners.directory.clone(), listeners.stage_socket.clone());
     let (assembler, pipelines) = Assembler::start(Arc::clone(&sessions), executors.clone());
     let idle = Duration::from_secs(config.gateway.idle_timeout_s);
-    let view = View { table: Arc::new(table), watch, number: 0, library: Arc::new(library) };
+    let view = View { table: Arc::new(table), mounts, number: 0, library: Arc::new(library) };
     let gateway = Arc::new(Gateway::new(config, view, executors, Arc::clone(&sessions), assembler));
     let asked_to_end = Arc::new(Notify::new());
 
@@ -337,7 +337,7 @@ async fn watch_mounts(gateway: Arc<Gateway>) {
             },
             () = gateway.table_is_old.notified() => {}
             // Nothing else tells when a renamed directory brings a mount back to its path.
-            () = tokio::time::sleep(QUIET) => if !gateway.view().watch.has_changed() {
+            () = tokio::time::sleep(QUIET) => if !gateway.view().mounts.has_changed() {
                 continue;
             }
         }

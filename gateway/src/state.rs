@@ -14,7 +14,7 @@ use fs_mapper::{
     MountTable,
     coherence::Adapter,
     config::{Config, Scheduler},
-    mountinfo::MountWatch,
+    mountinfo::MountSnapshot,
     process::Process,
     rights::{Aside, Rights},
     sshfs,
@@ -86,8 +86,8 @@ pub struct Gateway {
 pub struct View {
     /// Map from path to owner.
     pub table: Arc<MountTable>,
-    /// Watches the mounts since before the table's were read.
-    pub watch: MountWatch,
+    /// The mounts that the table was made of.
+    pub mounts: MountSnapshot,
     /// Number of the table; a later one began to be read later.
     pub number: u64,
     /// Annotations of commands.
@@ -173,7 +173,7 @@ impl Gateway {
     /// Reads the changed mounts; new pipelines use them.
     pub fn mounts_changed(&self) {
         let number = self.table_reads.fetch_add(1, Ordering::Relaxed);
-        let Ok((watch, info)) = MountWatch::begin() else { return };
+        let Ok((mounts, info)) = MountSnapshot::take() else { return };
         let with_volumes = self.volumes.added_to(&self.config);
         // This reads processes, of which a user may have many.
         let (config, _) = aside(|| sshfs::adopted(&with_volumes, &info));
@@ -185,7 +185,7 @@ impl Gateway {
         }
         self.executors.update(&config);
         self.sessions.publish(&self.told_of(&table));
-        *view = Arc::new(View { table, watch, number, library: Arc::clone(&view.library) });
+        *view = Arc::new(View { table, mounts, number, library: Arc::clone(&view.library) });
     }
 
     /// Data about the mounts for sessions.

@@ -80,12 +80,14 @@ fn all_pass(cases: &[Case], setting: &CaseSettings) {
     // Past the test harness, which would keep it: the number of cases is to be seen.
     let door = setting.door.map_or("the default door", Door::name);
     let numbers = summary::numbers(cases, &verdicts, start.elapsed());
-    std::io::stdout()
-        .lock()
-        .write_all(format!("cases through {door}, {:?}:\n{numbers}\n", setting.mounts).as_bytes())
-        .unwrap();
     let failed: Vec<_> = verdicts.iter().filter(|v| !v.faults.is_empty()).collect();
     let texts: String = failed.iter().map(|v| summary::failure(&cases[v.number], v)).collect();
+    std::io::stdout()
+        .lock()
+        .write_all(
+            format!("cases through {door}, {:?}:\n{numbers}{texts}\n", setting.mounts).as_bytes(),
+        )
+        .unwrap();
     let missed = verdicts.iter().filter(|v| v.missed > 0).count();
     assert!(missed * MISSED <= cases.len(), "{missed} cases were placed only when tried again");
     assert!(failed.is_empty(), "{} of {} cases failed:\n\n{texts}", failed.len(), cases.len());

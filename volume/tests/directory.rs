@@ -216,6 +216,49 @@ async fn what_is_removed_is_not_kept_open() {
     assert_eq!(find(&store, "b").await.attributes.links, 1);
 }
 
+/// Number of this process's open files below `top`.
+fn open_below(top: &Path) -> usize {
+    let open = fs::read_dir("/proc/self/fd").unwrap();
+    let targets = open.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+    targets.filter(|target| target.starts_with(top)).count()
+}
+
+#[tokio::test]
+async fn all_exports_together_have_so_many_files_open() {
+    const MOST: usize = 60;
+    let top = tempfile::tempdir().unwrap();
+    let machine = Machine::start_with(Arc::default(), Arc::default(), MOST).unwrap();
+    let sessions = ["one", "other"].map(|name| {
+        let path = top.path().join(name);
+        fs::create_dir(&path).unwrap();
+        (0..100).for_each(|number| fs::write(path.join(number.to_string()), "").unwrap());
+        let directory =
+            Directory::open(machine.clone(), &path, Rights::Own, Mutability::ReadWrite).unwrap();
+        DirectorySession::open(directory, Liveness::Own)
+    });
+    let roots = open_below(top.path());
+    for session in &sessions {
+        for number in 0..100 {
+            find(session, &number.to_string()).await;
+        }
+    }
+    let walked = open_below(top.path()) - roots;
+    assert!((5..=MOST / 3).contains(&walked), "{walked} for directories and files on the way");
+    let mut opened = Vec::new();
+    let refused = loop {
+        let file = find(&sessions[0], "7").await.attributes.id;
+        match call(&sessions[0], Op::Open { file, flags: RW }).await {
+            Ok(answer) => opened.push(answer),
+            Err(errno) => break errno,
+        }
+        assert!(opened.len() <= MOST);
+    };
+    assert_eq!(refused, Errno::EMFILE);
+    // One account may have as much as it leaves to others.
+    assert!((5..=MOST / 3).contains(&opened.len()), "{} opened", opened.len());
+    assert!(open_below(top.path()) - roots <= 2 * MOST / 3);
+}
+
 #[tokio::test]
 async fn nothing_leads_out_of_the_export() {
     let site = Site::new();

@@ -95,6 +95,12 @@ impl Bounds {
         Self { processes: self.processes.min(most), ..self }
     }
 
+    /// As many connections as there are descriptors for them.
+    #[must_use]
+    pub(crate) fn with_connections(self, descriptors: usize) -> Self {
+        Self { connections: self.connections.min(descriptors), ..self }
+    }
+
     /// No bound for the machine's own load.
     #[must_use]
     pub fn unbounded() -> Self {

@@ -111,6 +111,8 @@ pub struct Volumes {
     records: Option<Result<Records, NotRecorded>>,
     /// Active identities, with volumes and with runs.
     rivals: Arc<Rivals>,
+    /// Those that all sessions may have open.
+    descriptors: usize,
     directories: Mutex<Vec<OpenDirectory>>,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
     /// Sessions that have ended while a system call of theirs may still run: that keeps them.
@@ -135,8 +137,8 @@ pub struct Volumes {
 impl Volumes {
     /// Without sessions, with `rivals` shared with other work. `state`: the directory for records
     /// of sessions, in which those of earlier processes are found. If it can't be used there are no
-    /// sessions.
-    pub fn beside(rivals: Arc<Rivals>, state: Option<&Path>) -> Self {
+    /// sessions. `descriptors`: those that all sessions may have open.
+    pub fn beside(rivals: Arc<Rivals>, state: Option<&Path>, descriptors: usize) -> Self {
         let (records, left) = match state.map(Records::open) {
             Some(Ok((records, left))) => (Some(Ok(records)), left),
             Some(Err(error)) => {
@@ -160,6 +162,7 @@ impl Volumes {
             keeper: Arc::new(keeper),
             records,
             rivals,
+            descriptors,
             directories: Mutex::default(),
             sessions: Mutex::default(),
             at_work: Mutex::default(),
@@ -665,7 +668,11 @@ impl Volumes {
             match machine.upgrade() {
                 Some(machine) => machine,
                 None => {
-                    let started = Machine::start_with(self.keeper.clone(), self.rivals.clone())?;
+                    let started = Machine::start_with(
+                        self.keeper.clone(),
+                        self.rivals.clone(),
+                        self.descriptors,
+                    )?;
                     *machine = Arc::downgrade(&started);
                     started
                 }
@@ -845,7 +852,7 @@ mod tests {
     #[tokio::test]
     async fn a_run_waits_for_those_who_had_leases_though_nobody_has_a_volume_yet() {
         let state = tempfile::tempdir().unwrap();
-        let former = Volumes::beside(Arc::default(), Some(state.path()));
+        let former = Volumes::beside(Arc::default(), Some(state.path()), 1024);
         let _stays = former
             .records
             .as_ref()
@@ -855,7 +862,7 @@ mod tests {
             .note("ada", Path::new("/srv/a"))
             .unwrap();
         drop(former);
-        let volumes = Volumes::beside(Arc::default(), Some(state.path()));
+        let volumes = Volumes::beside(Arc::default(), Some(state.path()), 1024);
         let caller = Caller::anybody(&crate::Config::new(Vec::new()));
         let begins = async |tree: &str| {
             let trees = [tree.into()];
@@ -873,7 +880,7 @@ mod tests {
         let path = directory.path().canonicalize().unwrap();
         let export =
             Export { name: "a".to_owned(), path, read_only: false, exec: false, coherence: None };
-        let volumes = Volumes::beside(Arc::default(), None);
+        let volumes = Volumes::beside(Arc::default(), None, 1024);
         let opened = volumes.directory(&export, Rights::Own).unwrap();
         let keeper = volumes.machine_in_use().unwrap().keeper.clone();
         drop(opened);

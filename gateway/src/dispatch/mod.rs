@@ -315,7 +315,7 @@ fn world<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
 
 /// Input of a plan. Compares the table with the mounts as they are now.
 fn world_now<'a>(gateway: &'a Gateway, view: &'a View) -> World<'a> {
-    let mounts_have_changed = view.watch.has_changed();
+    let mounts_have_changed = view.mounts.has_changed();
     if mounts_have_changed {
         gateway.table_is_old.notify_one();
     }

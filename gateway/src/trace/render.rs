@@ -86,7 +86,7 @@ pub fn document<'a>(events: impl Iterator<Item = &'a Placed> + Clone, dropped: u
     format!("{{\"traceEvents\":[\n{events}\n],\"displayTimeUnit\":\"ms\",\"otherData\":{about}}}\n")
 }
 
-/// Where an event is drawn.
+/// Position of an event in the drawing.
 #[derive(Clone, Copy)]
 struct DrawnRow {
     program: u64,

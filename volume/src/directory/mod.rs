@@ -37,6 +37,7 @@ mod rivals;
 mod session;
 mod steps;
 mod sys;
+mod totals;
 mod transfer;
 pub mod watch;
 mod workers;
@@ -45,7 +46,7 @@ use std::{
     io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, atomic::AtomicUsize},
+    sync::{Arc, Mutex},
 };
 
 use nix::{errno::Errno, unistd::geteuid};
@@ -64,6 +65,7 @@ pub use self::{
 use self::{
     descriptor::{ClosingLane, Descriptor, Purpose},
     nodes::Nodes,
+    totals::NodeTotals,
     watch::Watch,
     workers::Workers,
 };
@@ -106,6 +108,15 @@ const MAX_LOCKED_RANGES_OF_ONE: usize = 1 << 16;
 /// of accounts), and of one account.
 const MAX_SETTLING: usize = 1024;
 const MAX_SETTLING_OF_ONE: usize = 2;
+/// Part of a machine's descriptors for those that are cached.
+const KEPT_PART: usize = 3;
+
+/// Half of the files that this process may have open.
+fn half_of_open_files() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX) / 2
+}
+
 /// Resources that all exports of one machine share.
 #[derive(Debug)]
 pub struct Machine {
@@ -117,11 +128,11 @@ pub struct Machine {
     waiting_locks: Arc<Pool>,
     locked_ranges: Arc<Pool>,
     settling: Arc<Pool>,
-    /// Descriptors for open files and locks: half of this process's limit.
+    /// Descriptors for open files and locks.
     descriptors: Arc<Pool>,
     /// Space that accounts hold by reservations.
     reserved: Arc<reserved::HeldBytes>,
-    remembered: Arc<AtomicUsize>,
+    totals: Arc<NodeTotals>,
 }
 
 /// An export.
@@ -180,16 +191,21 @@ impl Machine {
     /// # Errors
     /// The system can't start more threads.
     pub fn start() -> io::Result<Arc<Self>> {
-        Self::start_with(Arc::default(), Arc::default())
+        Self::start_with(Arc::default(), Arc::default(), half_of_open_files())
     }
 
     /// Like [`Machine::start`], but with a keeper that outlives it, since penalties for late
     /// returns of leases must outlive the session. `rivals` also counts the accounts' other work.
+    /// `descriptors` are those that all exports may have open.
     ///
     /// # Errors
     /// See [`Machine::start`].
-    pub fn start_with(keeper: Arc<Keeper>, rivals: Arc<Rivals>) -> io::Result<Arc<Self>> {
-        Self::with(Watch::start(keeper.clone()), keeper, rivals)
+    pub fn start_with(
+        keeper: Arc<Keeper>,
+        rivals: Arc<Rivals>,
+        descriptors: usize,
+    ) -> io::Result<Arc<Self>> {
+        Self::with(Watch::start(keeper.clone()), keeper, rivals, descriptors)
     }
 
     /// Like [`Machine::start`], but without a watch for changes by other programs.
@@ -197,20 +213,25 @@ impl Machine {
     /// # Errors
     /// See [`Machine::start`].
     pub fn blind() -> io::Result<Arc<Self>> {
-        Self::with(Watch::none(), Arc::default(), Arc::default())
+        Self::with(Watch::none(), Arc::default(), Arc::default(), half_of_open_files())
     }
 
     /// Creates a machine without threads and watch, on which each job runs on its caller's thread.
     /// For simulations.
     #[must_use]
     pub fn without_threads(keeper: Arc<Keeper>) -> Arc<Self> {
-        Self::of(Watch::none(), keeper, Workers::none(), Workers::none())
+        Self::of(Watch::none(), keeper, Workers::none(), Workers::none(), half_of_open_files())
     }
 
-    fn with(watch: Watch, keeper: Arc<Keeper>, rivals: Arc<Rivals>) -> io::Result<Arc<Self>> {
+    fn with(
+        watch: Watch,
+        keeper: Arc<Keeper>,
+        rivals: Arc<Rivals>,
+        descriptors: usize,
+    ) -> io::Result<Arc<Self>> {
         let workers = Workers::start(rivals.clone())?;
         let low_priority_workers = Workers::start_low_priority(rivals)?;
-        Ok(Self::of(watch, keeper, workers, low_priority_workers))
+        Ok(Self::of(watch, keeper, workers, low_priority_workers, descriptors))
     }
 
     fn of(
@@ -218,10 +239,9 @@ impl Machine {
         keeper: Arc<Keeper>,
         workers: Workers,
         low_priority_workers: Workers,
+        descriptors: usize,
     ) -> Arc<Self> {
-        let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let open_files =
-            open_files.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX) / 2;
+        let open_files = descriptors - descriptors / KEPT_PART;
         Arc::new(Self {
             keeper,
             workers: Arc::new(workers),
@@ -232,7 +252,7 @@ impl Machine {
             settling: Pool::new(MAX_SETTLING, MAX_SETTLING_OF_ONE),
             descriptors: Pool::new(open_files, open_files),
             reserved: Arc::default(),
-            remembered: Arc::default(),
+            totals: Arc::new(NodeTotals::new(descriptors / KEPT_PART)),
         })
     }
 }
@@ -255,7 +275,7 @@ impl Directory {
         // Several accounts may share the directory.
         let lane = ClosingLane::new(&machine.workers, "", &tree, Purpose::Closing);
         let root = Descriptor::path(&lane, root);
-        let nodes = Nodes::new(root, lane, geteuid().is_root(), machine.remembered.clone())
+        let nodes = Nodes::new(root, lane, geteuid().is_root(), machine.totals.clone())
             .map_err(|fault| io::Error::from(Errno::from(fault)))?;
         let name_locks = std::array::from_fn(|_| Mutex::default());
         Ok(Arc::new(Self {

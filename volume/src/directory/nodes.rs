@@ -17,10 +17,7 @@ use std::{
         unix::ffi::OsStrExt as _,
     },
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use nix::errno::Errno;
@@ -28,20 +25,17 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx
 
 use super::{
     Fault,
-    account::PoolUsage,
     descriptor::{ClosingLane, Descriptor},
     sys::{self, Handle, Purpose},
+    totals::NodeTotals,
 };
 use crate::{
     leases::{File, FileRef},
     store::{FileId, Kind, NameIn},
 };
 
-/// Limit of known files for all exports of a machine: about 250 bytes each, at most 500. An evicted
-/// one is answered with ESTALE, and the client walks to it again.
-pub const MAX_NODES: usize = 250_000;
-/// Limit of cached descriptors, which follow renames by other programs. Those of removed files are
-/// closed by [`Nodes::close_removed`].
+/// Limit of cached descriptors of one export, which follow renames by other programs. Those of
+/// removed files are closed by [`Nodes::close_removed`].
 const MAX_DESCRIPTORS: usize = 1024;
 /// NAME_MAX.
 const MAX_NAME_BYTES: usize = 255;
@@ -77,8 +71,7 @@ pub struct Nodes {
     has_acls: bool,
     /// The root's path at the last look; only a hint.
     root_path: Mutex<PathBuf>,
-    /// Number of known files of all exports of the machine.
-    remembered: Arc<AtomicUsize>,
+    totals: Arc<NodeTotals>,
     /// For descriptors that are dropped elsewhere than on a worker thread.
     lane: Arc<ClosingLane>,
     state: Mutex<NodesState>,
@@ -90,6 +83,8 @@ struct NodesState {
     /// Eviction order (second chance): a used file goes to the back once more.
     order: VecDeque<FileId>,
     open: VecDeque<FileId>,
+    /// Known files with a cached descriptor.
+    kept_open: usize,
     /// Descriptors to close when the lock is released: the last one of a removed file frees it.
     given_up: Vec<Arc<Descriptor>>,
 }
@@ -124,7 +119,7 @@ impl Nodes {
         root: Descriptor,
         lane: Arc<ClosingLane>,
         may_open_handles: bool,
-        remembered: Arc<AtomicUsize>,
+        totals: Arc<NodeTotals>,
     ) -> Result<Self, Fault> {
         let found = look(root.as_fd())?;
         let telling = match sys::handle_of(root.as_fd(), Purpose::Opening) {
@@ -156,7 +151,7 @@ impl Nodes {
             telling,
             has_acls,
             root_path,
-            remembered,
+            totals,
             lane,
             state,
         })
@@ -241,7 +236,7 @@ impl Nodes {
     fn keep_found(&self, found: Result<Node, Fault>) -> Result<Node, Fault> {
         let node = found?;
         let mut state = self.state.lock().expect("not poisoned");
-        state.keep_open(node.id, node.fd.clone());
+        state.keep_open(node.id, node.fd.clone(), &self.totals);
         if let Some(known) = state.known.get_mut(&node.id) {
             known.walker = sys::file_ids().0;
         }
@@ -332,10 +327,10 @@ impl Nodes {
         state.insert(
             id,
             Known { handle, at, fd: None, is_listed: false, walker, is_used: false },
-            &self.remembered,
+            &self.totals,
         );
         if keep == Keep::Open {
-            state.keep_open(id, fd.clone());
+            state.keep_open(id, fd.clone(), &self.totals);
         }
         state.unlock();
         Ok(Node { id, kind: found.kind, fd })
@@ -365,10 +360,12 @@ impl Nodes {
     /// Keeps that descriptor open no longer.
     fn give_up(&self, id: FileId, fd: &Arc<Descriptor>) {
         let mut state = self.state.lock().expect("not poisoned");
-        if let Some(known) = state.known.get_mut(&id) {
-            // Not the last reference.
-            known.fd.take_if(|its| Arc::ptr_eq(its, fd));
+        let is_it = |known: &Known| known.fd.as_ref().is_some_and(|its| Arc::ptr_eq(its, fd));
+        if state.known.get(&id).is_some_and(is_it) {
+            state.close_kept(id, &self.totals);
         }
+        // Not the last reference.
+        state.unlock();
     }
 
     /// Wraps a descriptor of a file of the export.
@@ -447,7 +444,7 @@ impl NodesState {
         Some(names.into_iter().rev().collect())
     }
 
-    fn insert(&mut self, id: FileId, new: Known, remembered: &AtomicUsize) {
+    fn insert(&mut self, id: FileId, new: Known, totals: &NodeTotals) {
         if let Some(known) = self.known.get_mut(&id) {
             known.is_used = true;
             known.handle = new.handle;
@@ -455,53 +452,67 @@ impl NodesState {
             new.at.into_iter().for_each(|at| known.found_at(at));
             return;
         }
-        // Fair shares between exports: see [`super::account`].
-        let has_room = |known: usize| {
-            let used = remembered.load(Ordering::Relaxed);
-            PoolUsage { own: known, used, limit: MAX_NODES }.may_take(1)
-        };
-        while !has_room(self.known.len()) {
-            let Some(oldest) = self.order.pop_front() else { break };
+        while !totals.known().try_add(self.known.len()) {
+            let Some(oldest) = self.order.pop_front() else {
+                // Others have all: the caller walks to it again.
+                return;
+            };
             match self.known.get_mut(&oldest) {
                 Some(known) if known.is_used => {
                     known.is_used = false;
                     self.order.push_back(oldest);
                 }
                 Some(_) => {
-                    let evicted = self.known.remove(&oldest);
-                    self.given_up.extend(evicted.and_then(|known| known.fd));
-                    remembered.fetch_sub(1, Ordering::Relaxed);
+                    self.close_kept(oldest, totals);
+                    self.known.remove(&oldest);
+                    totals.known().subtract(1);
                 }
                 None => {}
             }
         }
-        remembered.fetch_add(1, Ordering::Relaxed);
         self.known.insert(id, new);
         self.order.push_back(id);
     }
 
-    fn keep_open(&mut self, id: FileId, fd: Arc<Descriptor>) {
-        let Some(known) = self.known.get_mut(&id) else { return };
-        let is_listed = known.is_listed;
-        self.given_up.extend(known.fd.replace(fd));
-        known.is_listed = true;
-        if !is_listed {
-            self.open.push_back(id);
+    /// Caches a known file's descriptor, if there is room for it.
+    fn keep_open(&mut self, id: FileId, fd: Arc<Descriptor>, totals: &NodeTotals) {
+        if !self.known.contains_key(&id) {
+            return;
         }
-        while self.open.len() > MAX_DESCRIPTORS {
-            let Some(oldest) = self.open.pop_front() else { break };
+        self.close_kept(id, totals);
+        // Each that is kept is listed; a file that was forgotten may be listed still.
+        while self.open.len() >= MAX_DESCRIPTORS || !totals.kept_open().try_add(self.kept_open) {
+            let Some(oldest) = self.open.pop_front() else { return };
+            self.close_kept(oldest, totals);
             if let Some(known) = self.known.get_mut(&oldest) {
-                self.given_up.extend(known.fd.take());
                 known.is_listed = false;
             }
+        }
+        self.kept_open += 1;
+        let Some(known) = self.known.get_mut(&id) else { return };
+        known.fd = Some(fd);
+        if !known.is_listed {
+            known.is_listed = true;
+            self.open.push_back(id);
+        }
+    }
+
+    /// Gives the cached descriptor of a file up, if there is one.
+    fn close_kept(&mut self, id: FileId, totals: &NodeTotals) {
+        if let Some(fd) = self.known.get_mut(&id).and_then(|known| known.fd.take()) {
+            self.given_up.push(fd);
+            self.kept_open -= 1;
+            totals.kept_open().subtract(1);
         }
     }
 }
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        let known = self.state.get_mut().map_or(0, |state| state.known.len());
-        self.remembered.fetch_sub(known, Ordering::Relaxed);
+        if let Ok(state) = self.state.get_mut() {
+            self.totals.known().subtract(state.known.len());
+            self.totals.kept_open().subtract(state.kept_open);
+        }
     }
 }
 

@@ -83,7 +83,8 @@ fn locks_of_an_open_file_go_with_it_and_those_of_a_process_stay() {
     let path = |number: usize| site.mount(number).join("f");
     for _ in 0..3 {
         let one = open(&path(0));
-        fcntl(&one, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, 0, 10))).unwrap();
+        // The last close, of the turn before too, is told to the file system afterwards.
+        fcntl(&one, FcntlArg::F_OFD_SETLKW(&range(libc::F_WRLCK, 0, 10))).unwrap();
         let again = one.try_clone().unwrap();
         drop(one);
         assert_eq!(
@@ -91,13 +92,12 @@ fn locks_of_an_open_file_go_with_it_and_those_of_a_process_stay() {
             Err(Errno::EAGAIN)
         );
         drop(again);
-        // The last close is told to the file system afterwards.
         let other = open(&path(1));
         assert_eq!(fcntl(&other, FcntlArg::F_OFD_SETLKW(&range(libc::F_WRLCK, 0, 10))), Ok(0));
     }
     // A process that closes one file, takes the lock by another and has the first one released.
     let (first, second) = (open(&path(0)), open(&path(0)));
-    fcntl(&first, FcntlArg::F_SETLK(&range(libc::F_WRLCK, 0, 10))).unwrap();
+    fcntl(&first, FcntlArg::F_SETLKW(&range(libc::F_WRLCK, 0, 10))).unwrap();
     drop(first);
     fcntl(&second, FcntlArg::F_SETLK(&range(libc::F_WRLCK, 0, 10))).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(200));
