@@ -70,7 +70,7 @@ impl<'a> InvocationWalk<'a> {
         let mut best: Option<Misfit> = None;
         for annotation in annotations {
             match self.annotation(name, annotation, from, false) {
-                Ok((facts, gathered)) => return Ok(self.finish(name, facts, gathered)),
+                Ok((facts, gathered)) => return self.finish(name, facts, gathered),
                 Err(Refusal::Final(unknown)) => return Err(unknown),
                 Err(Refusal::Misfit(misfit)) => {
                     if best.as_ref().is_none_or(|best| best.at < misfit.at) {
@@ -160,16 +160,55 @@ impl<'a> InvocationWalk<'a> {
         reasons.find(|reason| self.library.heeds(reason.because))
     }
 
-    fn finish(&mut self, name: &str, facts: Facts<'a>, gathered: Gathered) -> Understood<'a> {
+    fn finish(
+        &mut self,
+        name: &str,
+        facts: Facts<'a>,
+        gathered: Gathered,
+    ) -> Result<Understood<'a>, Unknown> {
         let mut invocation = invocation(name, &facts, &gathered);
         let mut levels = Vec::new();
         for (outer, before) in self.outer.drain(..).rev() {
             add_outer(&mut invocation, &outer, before, gathered.writes_below_working_dir);
             levels.insert(0, outer);
         }
+        self.add_programs(&mut invocation)?;
         settle(&mut invocation);
         levels.push(facts);
-        Understood { invocation, levels }
+        Ok(Understood { invocation, levels })
+    }
+
+    /// Adds what the programs that the command starts read beside their words, which are unknown
+    /// here: so a variable by which one of them may stay here keeps the command here.
+    fn add_programs(&self, invocation: &mut Invocation) -> Result<(), Unknown> {
+        let started = invocation.runs.iter().chain(&invocation.helpers);
+        let commands: Vec<(String, &Command)> =
+            started.filter_map(|name| Some((name.clone(), self.library.command(name)?))).collect();
+        for (name, command) in commands {
+            let annotations = match &command.body {
+                Body::Annotations(annotations) => annotations.as_slice(),
+                Body::Subcommands(before) => std::slice::from_ref(&**before),
+            };
+            for annotation in annotations {
+                let mut variables = Vec::new();
+                annotation
+                    .stays_here
+                    .iter()
+                    .for_each(|reason| reason.when.variables(&mut variables));
+                if let Some(variable) =
+                    variables.into_iter().find(|variable| (self.environment)(variable).is_some())
+                {
+                    return Err(Unknown::StaysHere {
+                        command: invocation.command.clone(),
+                        reason: format!("{variable} is set, for {name}, which it starts"),
+                        because: Because::Exactness,
+                    });
+                }
+                invocation.environment.extend(annotation.environment.iter().cloned());
+                invocation.client_files.extend(annotation.client_files.iter().cloned());
+            }
+        }
+        Ok(())
     }
 }
 

@@ -247,6 +247,25 @@ pub enum Condition {
     },
 }
 
+impl Condition {
+    /// Adds the variables of the environment on which it depends.
+    pub fn variables<'a>(&'a self, found: &mut Vec<&'a str>) {
+        match self {
+            Self::Environment { name, .. } => found.push(name),
+            Self::All(parts) | Self::Any(parts) => {
+                parts.iter().for_each(|part| part.variables(found));
+            }
+            Self::Not(part) => part.variables(found),
+            Self::Always
+            | Self::Never
+            | Self::Given(_)
+            | Self::Value { .. }
+            | Self::Count { .. }
+            | Self::LastOf { .. } => {}
+        }
+    }
+}
+
 /// An option or an operand that a condition names, by its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {

@@ -435,3 +435,19 @@ fn how_the_last_line_ends() {
         assert_eq!(classify(line).map(|invocation| invocation.line_ends), Ok(expected), "{line}");
     }
 }
+
+#[test]
+fn variables_of_the_programs_that_it_starts_count_for_a_command() {
+    check(
+        "
+        GZIP=-1 tar czf out.tgz a => ! tar: GZIP is set, for gzip, which it starts
+        XZ_OPT=-0 tar cJf out.txz a => ! tar: XZ_OPT is set, for xz, which it starts
+        XZ_DEFAULTS=-0 tar xJf in.txz a => ! tar: XZ_DEFAULTS is set, for xz, which it starts
+        BZIP2=-1 tar cjf out.tbz a => ! tar: BZIP2 is set, for bzip2, which it starts
+        GZIP=-1 tar cf out.tar a => w:out.tar R:a
+        GZIP=-1 zgrep x a.gz => ! zgrep: GZIP is set, for gzip, which it starts
+        ",
+    );
+    let zstd = classify("tar c --zstd -f out a").unwrap();
+    assert!(zstd.environment.contains(&"ZSTD_CLEVEL".to_owned()), "{zstd:?}");
+}

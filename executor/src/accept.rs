@@ -51,7 +51,7 @@ const SILENT: Seats = Seats { whole: 8192, of_one: 4096 };
 
 /// Peers in a handshake, and strangers after it, each have at most this part of the descriptors of
 /// unproven peers; silent ones have the rest.
-const SPEAKING_PART: usize = 4;
+const SPEAKING_PART: usize = 16;
 
 /// Peers in their handshake. Each costs up to 40 KB.
 const SHAKING: Seats = Seats { whole: 1024, of_one: 512 };
@@ -398,13 +398,11 @@ struct Rooms {
 impl Rooms {
     fn new() -> Self {
         let descriptors = DescriptorShares::of_process().unproven;
-        let speaking = descriptors / SPEAKING_PART;
-        let room = |seats: Seats, most| Arc::new(WaitingRoom::with(seats.within(most)));
-        Self {
-            silent: room(SILENT, descriptors - 2 * speaking),
-            shaking: room(SHAKING, speaking),
-            strangers: room(STRANGERS, speaking),
-        }
+        let [shaking, strangers] =
+            [SHAKING, STRANGERS].map(|seats| seats.within(descriptors / SPEAKING_PART));
+        let silent = SILENT.within(descriptors - shaking.whole - strangers.whole);
+        let room = |seats| Arc::new(WaitingRoom::with(seats));
+        Self { silent: room(silent), shaking: room(shaking), strangers: room(strangers) }
     }
 }
 

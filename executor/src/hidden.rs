@@ -91,7 +91,8 @@ pub fn shown<'a>(
     Ok(shown_among(paths, &mounts.visible()))
 }
 
-fn shown_among<'a>(
+/// Like [`shown`], among these mounts.
+pub fn shown_among<'a>(
     paths: impl Iterator<Item = &'a Path>,
     mounts: &[&MountEntry],
 ) -> BTreeSet<PathBuf> {

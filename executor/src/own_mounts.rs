@@ -21,6 +21,7 @@ use posh_proto::{
     executor::{MountPoint, Stage, descriptor::Source, rejected::Kind},
     rule::{self, Rule},
 };
+use posh_volume::leases::overlap;
 use tokio::task::spawn_blocking;
 
 use crate::{Export, callers::Caller, error::Refusal, runner::wire::ViewUser, sys::ActingAs};
@@ -156,10 +157,27 @@ fn tops_of(export: &Export, uid: u32) -> Vec<(Adapter, Export, PathBuf)> {
     all.filter(|(adapter, ..)| *adapter != Adapter::Bind).collect()
 }
 
-/// Mounts below a directory, for comparison with those at another time: the id of a mount that is
-/// gone may be reused, but not together with its device, as long as a view has that mount. Blocks.
-pub fn mounted_below(directory: &Path) -> Vec<MountEntry> {
-    below(&mount_table(), directory).cloned().collect()
+/// Returns true if two trees of this machine may have files in common: by their paths, or since one
+/// file system is mounted in both. Accesses neither.
+pub fn have_files_in_common(one: &Path, other: &Path) -> bool {
+    overlap(one, other) || {
+        let table = mount_table();
+        let [ones, others] = [one, other].map(|tree| mounted_in(&table, tree));
+        ones.iter().any(|(device, one)| {
+            others.iter().any(|(its, other)| device == its && overlap(one, other))
+        })
+    }
+}
+
+/// File systems of a tree, by device, and the directories of these that are in it.
+fn mounted_in(table: &[MountEntry], tree: &Path) -> Vec<((u32, u32), PathBuf)> {
+    let around = table.iter().filter(|mount| tree.starts_with(&mount.mount_point));
+    let around = around.max_by_key(|mount| mount.mount_point.components().count());
+    let own = around.and_then(|mount| {
+        Some((mount.device, mount.root.join(tree.strip_prefix(&mount.mount_point).ok()?)))
+    });
+    let within = below(table, tree).map(|mount| (mount.device, mount.root.clone()));
+    own.into_iter().chain(within).collect()
 }
 
 /// A FUSE mount of another user without `allow_other`, which not even root may look into
@@ -320,6 +338,29 @@ mod tests {
         };
         assert_eq!(named_paths(&vec![stage(2000); 3]).len(), MAX_PATHS + 2);
         assert_eq!(named_paths(&[stage(30_000)]).len(), 0);
+    }
+
+    #[test]
+    fn one_directory_may_be_in_several_trees() {
+        let mounts = "\
+21 1 8:1 / / rw - ext4 /dev/sda1 rw
+22 21 8:2 / /srv/disk rw - ext4 /dev/sdb1 rw
+23 21 8:2 /data/logs /exports/logs rw - ext4 /dev/sdb1 rw
+24 22 8:1 /home /srv/disk/home rw - ext4 /dev/sda1 rw
+";
+        let info = MountInfo::parse(mounts.as_bytes()).unwrap();
+        let table: Vec<MountEntry> = info.visible().into_iter().cloned().collect();
+        let common = |one: &str, other: &str| {
+            let [one, other] = [one, other].map(|tree| mounted_in(&table, Path::new(tree)));
+            one.iter().any(|(device, tree)| {
+                other.iter().any(|(its, other)| device == its && overlap(tree, other))
+            })
+        };
+        assert!(common("/exports/logs", "/srv/disk/data"));
+        assert!(common("/srv/disk/data/logs/2026", "/exports/logs"));
+        assert!(common("/home/u", "/srv/disk"));
+        assert!(!common("/home/u", "/srv/disk/data") && !common("/exports/logs", "/srv/disk/d"));
+        assert!(!common("/srv/other", "/srv/disk/data"));
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! The runners: one per mount table, started when first needed, ended when idle.
 //!
 //! Making a namespace costs some milliseconds and a dozen mounts, forking inside one a fraction of
-//! that. The key of a runner covers all that its view is made of, the exports' directories
-//! included: the next run sees what was mounted anew on the server.
-//!
-//! Invariant: a view is kept under a key only if its exports' directories are those of the key, and
-//! nothing was mounted or unmounted between the making of the key and that of the view.
+//! that. The key of a runner covers all that its view is made of ([`key`]): the next run sees what
+//! was mounted, unmounted or remounted on the server.
+
+mod key;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -14,10 +13,7 @@ use std::{
     io::{self, ErrorKind},
     os::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
-        unix::{
-            ffi::{OsStrExt as _, OsStringExt as _},
-            net::UnixStream as StdUnixStream,
-        },
+        unix::{ffi::OsStringExt as _, net::UnixStream as StdUnixStream},
     },
     path::{Path, PathBuf},
     process::Stdio,
@@ -29,14 +25,11 @@ use std::{
 };
 
 use bytes::BytesMut;
-use fs_mapper::mountinfo::{MountEntry, MountSnapshot};
 use nix::unistd::mkdtemp;
 use posh_proto::{
     executor::{ClientFile, MountPoint, rejected::Kind},
     frame,
 };
-use prost::Message;
-use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, Interest},
     net::UnixStream,
@@ -44,19 +37,16 @@ use tokio::{
     task::JoinHandle,
 };
 
+use self::key::{MadeOf, key_of};
 use crate::{
     Config,
     callers::Caller,
     error::Refusal,
     hidden,
     load::Limit,
-    own_mounts::mounted_below,
-    runner::{
-        open_export, path_of,
-        wire::{
-            Bounds, ConfinementReport, DirectoryId, Isolation, ViewMount, ViewReply, ViewSpec,
-            ViewUser, send_descriptors,
-        },
+    runner::wire::{
+        Bounds, ConfinementReport, DirectoryId, Isolation, ViewMount, ViewReply, ViewSpec,
+        ViewUser, send_descriptors,
     },
 };
 
@@ -296,8 +286,13 @@ impl Pool {
         let mut interval = tokio::time::interval(RETIRE_INTERVAL);
         loop {
             interval.tick().await;
-            self.slots.lock().expect("not poisoned").retain(|_, slot| !slot.is_idle_for(IDLE));
+            self.end_idle_for(IDLE);
         }
+    }
+
+    /// Ends runners without runs for at least that long.
+    pub fn end_idle_for(&self, time: Duration) {
+        self.slots.lock().expect("not poisoned").retain(|_, slot| !slot.is_idle_for(time));
     }
 
     fn slot(&self, key: Vec<u8>, holder: Option<&String>) -> Result<Lease, Refusal> {
@@ -419,21 +414,6 @@ pub struct Identified {
     key: Vec<u8>,
     holder: Option<String>,
     made_of: MadeOf,
-}
-
-/// The directories and mounts that went into a key.
-struct MadeOf {
-    /// Taken before the key was made.
-    mounts: MountSnapshot,
-    directories: Vec<DirectoryId>,
-}
-
-impl MadeOf {
-    /// Returns true if a view just made of these directories is the one that the key stands for.
-    fn is_still(&self, directories: &[DirectoryId]) -> bool {
-        // Without a mount namespace there is only one view.
-        directories.is_empty() || (directories == self.directories && !self.mounts.has_changed())
-    }
 }
 
 impl Identified {
@@ -579,42 +559,6 @@ fn has_parent(path: &Path) -> bool {
     path.components().any(|component| component == std::path::Component::ParentDir)
 }
 
-/// Hash of the view's description, of its exports' current directories, and of the mounts below
-/// them.
-fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf), Refusal> {
-    let (mounts, _) =
-        MountSnapshot::take().map_err(|error| spawn_failed(&io::Error::other(error)))?;
-    let mut directories = Vec::with_capacity(spec.mounts.len());
-    // Hashed, since a view's description is as large as the files that the workstation shows in it,
-    // and a key only has to differ.
-    let mut key = Sha256::new();
-    let encoded = spec.encode_to_vec();
-    key.update(encoded.len().to_le_bytes());
-    key.update(encoded);
-    // Each identity has views of its own, so that their shares are clear.
-    key.update(holder.unwrap_or_default().as_bytes());
-    key.update([0]);
-    for mount in &spec.mounts {
-        let directory = open_export(mount, spec.user.as_ref())?;
-        let id = DirectoryId::of(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
-        key.update(id.device.to_le_bytes());
-        key.update(id.inode.to_le_bytes());
-        directories.push(id);
-        // A view has copies of these mounts: it does not show later ones, and keeps those that are
-        // unmounted.
-        for mounted in mounted_below(path_of(&mount.directory)) {
-            let MountEntry { mount_id, device: (major, minor), root, mount_point, .. } = &mounted;
-            [*mount_id, *major, *minor].iter().for_each(|number| key.update(number.to_le_bytes()));
-            for path in [root, mount_point] {
-                key.update(path.as_os_str().len().to_le_bytes());
-                key.update(path.as_os_str().as_bytes());
-            }
-        }
-        key.update([0]);
-    }
-    Ok((key.finalize().to_vec(), MadeOf { mounts, directories }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -639,51 +583,6 @@ mod tests {
         fn of(&self, holder: &str) -> usize {
             self.0.values().filter(|slot| slot.holder.as_deref() == Some(holder)).count()
         }
-    }
-
-    #[test]
-    fn a_view_of_other_directories_is_not_what_its_key_says() {
-        let id = |inode| DirectoryId { device: 1, inode };
-        let made_of =
-            || MadeOf { mounts: MountSnapshot::take().unwrap().0, directories: vec![id(1), id(2)] };
-        assert!(!made_of().is_still(&[id(1), id(3)]) && !made_of().is_still(&[id(2), id(1)]));
-        // Another test may mount something just now, but not always.
-        assert!((0..1000).any(|_| made_of().is_still(&[id(1), id(2)])));
-    }
-
-    #[test]
-    fn a_view_made_while_something_was_mounted_is_not_what_its_key_says() {
-        use nix::{
-            mount::{MsFlags, mount, umount},
-            sched::{CloneFlags, unshare},
-        };
-
-        // A thread with a mount namespace of its own.
-        let in_private = || {
-            unshare(CloneFlags::CLONE_NEWNS).unwrap();
-            mount(
-                None::<&str>,
-                "/",
-                None::<&str>,
-                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
-                None::<&str>,
-            )
-            .unwrap();
-            let place = tempfile::tempdir().unwrap();
-            let made_of = || MadeOf {
-                mounts: MountSnapshot::take().unwrap().0,
-                directories: vec![DirectoryId::default()],
-            };
-            let directories = [DirectoryId::default()];
-            let before = made_of();
-            let is_still = before.is_still(&directories);
-            let since = made_of();
-            mount(Some("none"), place.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>)
-                .unwrap();
-            umount(place.path()).unwrap();
-            (is_still, since.is_still(&directories))
-        };
-        assert_eq!(std::thread::spawn(in_private).join().unwrap(), (true, false));
     }
 
     #[test]

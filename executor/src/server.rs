@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use fs_mapper::mountinfo::MountSnapshot;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use posh_proto::{
     MAX_MESSAGE_BYTES, brief,
@@ -114,6 +115,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time for the records of sessions that are left then.
 const RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Interval of looking at the list of mounts: one read of a file of /proc.
+const MOUNTS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval of recording revocations: one stat(2), unless the register has changed.
 const REVOCATIONS_INTERVAL: Duration = Duration::from_secs(1);
@@ -309,6 +313,7 @@ where
     tokio::select! {
         ended = &mut serving => return ended,
         () = shared.pool.retire_idle() => {}
+        () = watch_mounts(&shared) => {}
         () = keep_fresh(tls.as_deref()) => {}
         () = record_administration(tls.as_deref(), &shared.audit) => {}
         () = shutdown => {}
@@ -464,6 +469,21 @@ fn tell_unserved(config: &Config) {
             ", then start the executor anew"
         };
         tracing::error!("an export is left out: {hint}{then}");
+    }
+}
+
+/// Looks each second if mounts have changed; for ever. An idle view keeps mounted what was unmounted
+/// since, and a volume's session may be on a mount that is covered by now.
+async fn watch_mounts(shared: &Arc<ServiceState>) {
+    let mut interval = tokio::time::interval(MOUNTS_INTERVAL);
+    let mut mounts = MountSnapshot::take().ok();
+    loop {
+        interval.tick().await;
+        if mounts.as_ref().is_none_or(|(mounts, _)| mounts.has_changed()) {
+            mounts = MountSnapshot::take().ok();
+            shared.pool.end_idle_for(Duration::ZERO);
+            tokio::spawn(volume::end_replaced(shared.clone()));
+        }
     }
 }
 

@@ -1,13 +1,16 @@
 //! /proc/self/mountinfo (proc_pid_mountinfo(5)): the mounts of this mount namespace, and those that
 //! a path lookup can reach. Knows nothing of owners.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The mounts of the calling thread's namespace.
 const OWN_LIST: &str = "/proc/thread-self/mountinfo";
@@ -99,25 +102,39 @@ pub fn mount_id(of: impl AsFd) -> u64 {
         .map_or(0, |found| found.stx_mnt_id)
 }
 
-/// The text of the list of mounts at some time. Invariant: what follows from it counts only while
-/// the kernel gives the same bytes. poll(2) does not tell: a directory above a mount point that is
-/// renamed takes the mount along without an event.
+/// The list of mounts at some time. Invariant: what follows from it counts only while the kernel
+/// gives the same bytes and has told of no change. Neither is enough: a directory above a mount
+/// point that is renamed takes the mount along without an event (poll(2)), and a mount that came
+/// and went leaves the same bytes.
 #[derive(Debug)]
 pub struct MountSnapshot {
+    /// Opened before the text was read.
+    list: File,
     text: Vec<u8>,
+    /// The kernel tells of a change once.
+    was_told: AtomicBool,
 }
 
 impl MountSnapshot {
     /// Reads the list of the calling thread's namespace.
     pub fn take() -> Result<(Self, MountInfo), MountInfoError> {
-        let text = std::fs::read(OWN_LIST).map_err(MountInfoError::Read)?;
+        let mut list = File::open(OWN_LIST).map_err(MountInfoError::Read)?;
+        let mut text = Vec::new();
+        list.read_to_end(&mut text).map_err(MountInfoError::Read)?;
         let info = MountInfo::parse(&text)?;
-        Ok((Self { text }, info))
+        Ok((Self { list, text, was_told: AtomicBool::new(false) }, info))
     }
 
-    /// Returns true if the list is not the current one, or that is unknown.
+    /// Returns true if something was mounted or unmounted since, the list is not the current one,
+    /// or that is unknown.
     pub fn has_changed(&self) -> bool {
-        !std::fs::read(OWN_LIST).is_ok_and(|text| text == self.text)
+        // proc_pid_mountinfo(5): a change since the file was opened is an exceptional condition.
+        let mut asked = [PollFd::new(&self.list, PollFlags::PRI)];
+        if !matches!(poll(&mut asked, Some(&Timespec::default())), Ok(0)) {
+            self.was_told.store(true, Ordering::Relaxed);
+        }
+        self.was_told.load(Ordering::Relaxed)
+            || !std::fs::read(OWN_LIST).is_ok_and(|text| text == self.text)
     }
 }
 

@@ -42,6 +42,24 @@ pub enum MountState {
     NotMounted,
 }
 
+/// Flags of a mount or its file system (mount(8)) by which the kernel refuses what the executor
+/// could do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MountFlags {
+    /// `ro`: nothing can be changed through it.
+    pub is_read_only: bool,
+    /// `nosymfollow`: no symbolic link on it leads anywhere.
+    pub follows_no_links: bool,
+}
+
+impl MountFlags {
+    /// Flags among the options in mountinfo.
+    pub(crate) fn of(options: &str) -> Self {
+        let has = |flag| options.split(',').any(|option| option == flag);
+        Self { is_read_only: has("ro"), follows_no_links: has("nosymfollow") }
+    }
+}
+
 /// A mount, as `posh mounts` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
@@ -59,6 +77,8 @@ pub struct Mount {
     pub owner: Option<Owner>,
     /// State of the path.
     pub state: MountState,
+    /// Flags by which the kernel refuses what the executor could do.
+    pub flags: MountFlags,
     /// `mnt_id` in /proc/PID/fdinfo of a file on it; `None` when nothing is mounted.
     pub kernel_id: Option<u32>,
     /// Mount ID of its files (statx(2)): also where it is a directory of another mount. `None` when

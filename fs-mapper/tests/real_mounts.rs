@@ -94,6 +94,11 @@ fn each_change_of_the_mounts_is_noticed_and_stays_so() {
         assert!(!after.has_changed());
         run("umount", &[text(&place)]);
         assert!(after.has_changed());
+        // The list is as it was.
+        let (between, _) = MountSnapshot::take().expect("mountinfo");
+        run("mount", &["-t", "tmpfs", "none", text(&place)]);
+        run("umount", &[text(&place)]);
+        assert!(between.has_changed() && between.has_changed());
         // Without an event of poll(2).
         fs::create_dir_all(top.join("above/place")).expect("made");
         run("mount", &["-t", "tmpfs", "none", text(&top.join("above/place"))]);

@@ -15,6 +15,7 @@ use fs_mapper::{
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest},
+    locales::Locales,
     other_version,
 };
 use posh_reach::{Carrier, Reached, Route, Server, Unreachable};
@@ -25,6 +26,7 @@ use tokio::{
 use tonic::transport::Channel;
 
 use crate::{
+    locales,
     model::{ExecutorId, LocalReason, ReasonKind},
     shares::Shares,
 };
@@ -48,6 +50,8 @@ pub struct ExecutorConnection {
     pub about: DescribeReply,
     /// Its commands, by name.
     pub tools: HashMap<String, Tool>,
+    /// Its locales; `None` if it can't read them.
+    pub locales: Option<Locales>,
     /// Version lines of the executor's commands, by name.
     pub versions: Mutex<HashMap<String, String>>,
     /// Round-trip time.
@@ -422,5 +426,6 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<ExecutorConnection
     }
     let tools = tools.map_err(failed)?;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
-    Ok(ExecutorConnection { client, about, tools, versions: Mutex::default(), rtt })
+    let locales = locales::told(&about);
+    Ok(ExecutorConnection { client, about, tools, locales, versions: Mutex::default(), rtt })
 }

@@ -18,7 +18,10 @@ use posh_annotations::{
     Aggregator, CurrentDir, FileAttribute, FileKind, FileUse, Invocation, Library, Split, StdinUse,
     TerminalUse, Unknown,
 };
-use posh_proto::rule::{self, Rule};
+use posh_proto::{
+    locales,
+    rule::{self, Rule},
+};
 
 use crate::{
     client_files::{self, ClientFiles},
@@ -120,9 +123,10 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<ResolvedCommand, Loca
     if !is_in_its_directory(world, stage) {
         return Err(ReasonKind::Path.because("its current directory may be another one by now"));
     }
-    if stage.variable("LD_PRELOAD").is_some_and(|libraries| !libraries.is_empty()) {
-        return Err(ReasonKind::Process
-            .because("LD_PRELOAD loads libraries into it that the server may not have"));
+    if let Some(name) = changed_program(stage) {
+        return Err(ReasonKind::Process.because(format!(
+            "{name} changes what any program is or reads, and the server may not have that"
+        )));
     }
     let lookup = |name: &str| stage.variable(name).map(OsStr::to_owned);
     let invocation = world
@@ -147,12 +151,28 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<ResolvedCommand, Loca
     };
     let mut reading =
         ResolvedCommand { invocation, places, cwd, client_files: ClientFiles::default() };
+    check_mount_flags(world, &reading)?;
     check_attributes(world, &reading)?;
     check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
     reading.client_files = client_files::read(world.own_files, stage, &reading.invocation)?;
     check_owner(world, stage, &reading)?;
     Ok(reading)
+}
+
+/// Variables of the dynamic loader and the C library that make every program another one: other
+/// libraries, locales, conversions or options (ld.so(8), locale(7)). Time zones: see `zone`.
+const PROGRAM_VARIABLES: [&str; 5] =
+    ["GLIBC_TUNABLES", "GCONV_PATH", "NLSPATH", "_POSIX2_VERSION", "GETCONF_DIR"];
+
+/// Name of a variable that makes the stage's program another one.
+fn changed_program(stage: &Enlisted) -> Option<&str> {
+    let set = stage.env.iter().filter(|(_, value)| !value.is_empty());
+    set.filter_map(|(name, _)| name.to_str()).find(|name| {
+        name.starts_with("LD_")
+            || PROGRAM_VARIABLES.contains(name)
+            || locales::PLACES.contains(name)
+    })
 }
 
 /// Returns true if a process works in the directory that its path names. Asks only where the two
@@ -179,6 +199,27 @@ pub fn round_trip_to(world: &World<'_>, mount: &Mount) -> Option<Duration> {
         ExecutorState::Ready(connection) => Some(connection.rtt),
         _ => None,
     }
+}
+
+/// Checks that the mounts through which a command goes allow what the executor would allow: it knows
+/// its exports only.
+fn check_mount_flags(world: &World<'_>, reading: &ResolvedCommand) -> Result<(), LocalReason> {
+    let ResolvedCommand { invocation, places, cwd, .. } = reading;
+    let changes_files = invocation.side_effects
+        || invocation.current_dir == CurrentDir::Writes
+        || invocation.files.iter().any(|file| file.kind.writes());
+    for place in places.iter().flatten().chain(cwd) {
+        let PathOwner::At(_, _, mount) = place else { continue };
+        let mount = world.table.mount(*mount);
+        let point = mount.path.as_path().display();
+        if changes_files && mount.flags.is_read_only {
+            return Err(ReasonKind::Path.because(format!("{point} is mounted read-only")));
+        }
+        if mount.flags.follows_no_links {
+            return Err(ReasonKind::Path.because(format!("{point} is mounted with nosymfollow")));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that file attributes that a command shows look the same on the server.

@@ -17,6 +17,7 @@ pub mod explain;
 pub mod facts;
 mod fresh;
 pub mod join;
+mod locales;
 pub mod log;
 pub mod lower;
 pub mod model;

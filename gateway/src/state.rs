@@ -27,6 +27,7 @@ use crate::{
     aside::aside,
     assembly::{Assembler, Writers},
     executors::Executors,
+    locales::LocalLocales,
     model::{LocalReason, ReasonKind},
     open_files::OpenFiles,
     peers::Peer,
@@ -55,6 +56,8 @@ pub struct Gateway {
     pub writers: Writers,
     /// Hashes and versions of local commands.
     pub tools: LocalTools,
+    /// This machine's locales.
+    pub locales: LocalLocales,
     /// Names of commands with a shim.
     pub commands: Arc<Vec<String>>,
     /// Inode of our mount namespace, which the mount table describes.
@@ -112,6 +115,7 @@ impl Gateway {
             assembler,
             writers: Writers::default(),
             tools: LocalTools::default(),
+            locales: LocalLocales::default(),
             commands,
             mount_namespace: fs::metadata("/proc/self/ns/mnt").map_or(0, |m| m.ino()),
             rights: Rights::own().ok(),

@@ -124,7 +124,6 @@ impl Executor for Liar {
             version: ESCAPES.to_owned(),
             hostname: ESCAPES.to_owned(),
             exports: vec![Export { name: "x".to_owned(), read_only: false }],
-            locales: vec!["C".to_owned(), "C.utf8".to_owned()],
             machine: std::env::consts::ARCH.to_owned(),
             namespaces: true,
             ..DescribeReply::default()

@@ -46,16 +46,14 @@ pub struct Person {
     _executor: Service,
 }
 
+/// A locale that only servers have.
+const THEIR_LOCALE: &str = "sco_GB.utf8";
+
 /// Accounts, time zone and locales of the workstation.
 pub fn furnish_workstation(host: &Host) -> Result<()> {
     accounts(host, &[(NAME, HERE), ("bob", 1001), ("carl", THERE)])?;
     // A locale of that name behaves as C.UTF-8 does, but a server does not know it.
-    let script = format!(
-        "mkdir /run/locale; cp -a /usr/lib/locale/. /run/locale; \
-         cp -a /run/locale/C.utf8 /run/locale/{OWN_LOCALE}"
-    );
-    shell(host, &script)?;
-    bind(host, "/run/locale", "/usr/lib/locale")?;
+    add_locale(host, OWN_LOCALE)?;
     // In containers only root may open /dev/fuse.
     shell(host, "mknod -m 666 /run/fuse c 10 229")?;
     bind(host, "/run/fuse", "/dev/fuse")
@@ -75,7 +73,17 @@ pub fn furnish_server(host: &Host) -> Result<()> {
     let script = "mkdir /run/local-bin; cp /run/older-tool /run/local-bin/tsort; \
                   chmod 755 /run/local-bin/tsort";
     shell(host, script)?;
-    bind(host, "/run/local-bin", "/usr/local/bin")
+    bind(host, "/run/local-bin", "/usr/local/bin")?;
+    add_locale(host, THEIR_LOCALE)
+}
+
+fn add_locale(host: &Host, name: &str) -> Result<()> {
+    let script = format!(
+        "mkdir /run/locale; cp -a /usr/lib/locale/. /run/locale; \
+         cp -a /run/locale/C.utf8 /run/locale/{name}"
+    );
+    shell(host, &script)?;
+    bind(host, "/run/locale", "/usr/lib/locale")
 }
 
 /// Formats an account's line in one of these files, from its name and number.

@@ -92,3 +92,38 @@ fn a_mount_is_not_at_its_path_when_a_directory_above_it_was_renamed() {
     assert!(report.stages("cat").next().is_some_and(|stage| stage.is_offloaded()), "{report:#?}");
     assert!(report.stages("sort").last().is_some_and(|stage| stage.is_offloaded()), "{report:#?}");
 }
+
+/// What the kernel refuses on a mount, the executor would do.
+#[test]
+fn nothing_is_changed_through_a_read_only_mount() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let far = lab.data(1);
+    let text = r#"umask 077; mkdir -p ~/ro; mount --bind /mnt/s1 ~/ro && mount -o remount,bind,ro ~/ro || exit
+        change() { for c in 'cp f g' 'tee f' 'sort -r f -o f' 'sed -i s/server/x/ f 2> ~/said' 'rm -r d' 'gzip f' \
+            'tar xf t.tar' 'split -l 1 f' 'cd d; tar xf ../t.tar'; do (eval "$c" < /dev/null; echo "$c: $?"); done; }
+        cd ~/ro; change; cd; cat ~/ro/f; umount ~/ro
+        mount -o remount,bind,ro /mnt/s1; cd /mnt/s1; change; cd; mount -o remount,bind,rw /mnt/s1
+        cp /mnt/s1/f /mnt/s1/copy; wc -l /mnt/s1/copy; rm /mnt/s1/copy"#;
+    let seen = [Under::Shell, Under::PoshExplained].map(|under| {
+        fs::create_dir_all(far.join("d")).unwrap();
+        fs::write(far.join("f"), "server\n").unwrap();
+        let archive = "tar cf t.tar f";
+        let made =
+            std::process::Command::new("sh").args(["-c", archive]).current_dir(&far).status();
+        assert!(made.unwrap().success());
+        let outcome = Script::new(text).run(&lab.workstation, under).unwrap();
+        let mut names: Vec<_> =
+            fs::read_dir(&far).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["d", "f", "t.tar"], "{outcome}");
+        assert_eq!(fs::read_to_string(far.join("f")).unwrap(), "server\n", "{outcome}");
+        assert_eq!(fs::read_dir(far.join("d")).unwrap().count(), 0, "{outcome}");
+        outcome
+    });
+    let [bash, posh] = &seen;
+    assert_eq!((&bash.stdout, &bash.stderr), (&posh.stdout, &posh.stderr), "{posh}");
+    let report = posh.report();
+    for read in ["cat", "wc"] {
+        assert!(report.stages(read).any(|stage| stage.is_offloaded()), "{report:#?}");
+    }
+}

@@ -17,6 +17,7 @@ pub mod clock;
 pub mod codec;
 pub mod digest;
 pub mod frame;
+pub mod locales;
 pub mod packed;
 pub mod pieces;
 pub mod rule;

@@ -64,6 +64,7 @@ impl Server {
         let DescribeReply {
             version, hostname, exports, locales, machine, namespaces_reason, ..
         } = &mut about;
+        let locales = locales.iter_mut().map(|locale| &mut locale.name);
         [version, hostname, machine, namespaces_reason].into_iter().chain(locales).for_each(show);
         exports.iter_mut().for_each(|export| show(&mut export.name));
         [&mut about.instance, &mut about.confinement].into_iter().for_each(show);

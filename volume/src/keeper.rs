@@ -107,6 +107,7 @@ impl<K: Copy + Eq + Hash> Drop for Waiter<'_, K> {
 pub struct Begun {
     keeper: Arc<Keeper>,
     ticket: Option<Ticket>,
+    announced: Vec<(FileRef, Intent)>,
     /// Identity of the waiting session.
     waiter: String,
 }
@@ -179,7 +180,7 @@ impl Keeper {
         let mut table = self.table();
         let ticket = table.begin(Some(session), intents, crate::clock::now());
         let waiter = table.owner_of(session).unwrap_or_default().to_owned();
-        Begun { keeper: self.clone(), ticket: Some(ticket), waiter }
+        Begun { keeper: self.clone(), ticket: Some(ticket), announced: intents.to_vec(), waiter }
     }
 
     /// Completes when the other sessions on trees that match `of` have written their held-back
@@ -207,7 +208,8 @@ impl Keeper {
             }
         }
         let ticket = self.table().begin_flush(&holders, time, crate::clock::now());
-        Begun { keeper: self.clone(), ticket: Some(ticket), waiter: waiter.to_owned() }
+        let waiter = waiter.to_owned();
+        Begun { keeper: self.clone(), ticket: Some(ticket), announced: Vec::new(), waiter }
             .clear()
             .await;
     }
@@ -217,7 +219,7 @@ impl Keeper {
         let mut table = self.table();
         let ticket = table.begin_answers(session, crate::clock::now());
         let waiter = table.owner_of(session).unwrap_or_default().to_owned();
-        Begun { keeper: self.clone(), ticket: Some(ticket), waiter }
+        Begun { keeper: self.clone(), ticket: Some(ticket), announced: Vec::new(), waiter }
     }
 
     /// Performs all steps of [`LeaseTable::recall_all`].
@@ -290,6 +292,12 @@ impl Keeper {
 }
 
 impl Begun {
+    /// Files of the operation, and what it does to each.
+    #[must_use]
+    pub fn announced(&self) -> &Vec<(FileRef, Intent)> {
+        &self.announced
+    }
+
     /// Returns true if the operation may proceed at once.
     #[must_use]
     pub fn is_clear(&mut self) -> bool {

@@ -173,6 +173,7 @@ pub struct LeaseTable {
     owners: HashMap<String, Owner>,
     /// Sessions of earlier processes, and the end of their grace period.
     former: Vec<(Former, Instant)>,
+    overlap: Overlap,
     /// Total length of all sessions' indexes.
     leased: usize,
     last_session: u64,
@@ -250,7 +251,29 @@ pub fn overlap(one: &Path, other: &Path) -> bool {
     one.starts_with(other) || other.starts_with(one)
 }
 
+/// Function that returns true if two trees may have files in common.
+#[derive(Debug, Clone, Copy)]
+pub struct Overlap(pub fn(&Path, &Path) -> bool);
+
+impl Default for Overlap {
+    /// By the text of the paths.
+    fn default() -> Self {
+        Self(overlap)
+    }
+}
+
 impl LeaseTable {
+    /// Sets how trees of sessions are compared: mounts may give one directory several paths.
+    pub fn compare_by(&mut self, overlap: Overlap) {
+        self.overlap = overlap;
+    }
+
+    /// How trees of sessions are compared.
+    #[must_use]
+    pub fn overlap(&self) -> Overlap {
+        self.overlap
+    }
+
     /// Creates an empty table. Stamps continue from `last`: they must not restart with a process,
     /// since their readers live on.
     #[must_use]
@@ -318,6 +341,7 @@ impl LeaseTable {
             return None;
         }
         let tree = self.sessions.get(&session)?.tree.clone();
+        let Overlap(overlap) = self.overlap;
         self.grace(Some(session), |other| overlap(&tree, other), now)
     }
 

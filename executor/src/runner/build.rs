@@ -19,7 +19,7 @@ use posh_proto::executor::ClientFile;
 use super::{
     places,
     root::{Root, detach},
-    system,
+    system::{self, Hidden},
     view::{failed, open_export, path_of, refuse},
     wire::{DirectoryId, ViewMount, ViewSpec, ViewUser},
 };
@@ -54,13 +54,12 @@ pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
     let directories = directories.map_err(failed(|| "look at what was taken".to_owned()))?;
     let hidden = hidden::shown(spec.hidden.iter().map(|path| path_of(path)));
     let hidden = hidden.map_err(|error| refuse(error.to_string()))?;
-    let of_server = system::take(spec.isolation(), &files)?;
+    let of_server = system::take(spec.isolation(), &Hidden::of(hidden), &files)?;
     let scratch = path_of(&spec.scratch);
     let private = system::take_private(scratch, spec.bounds.tmp_bytes)?;
     let root = Root::enter(scratch)?;
     // The server's tree is left: from now on only what was taken can be reached.
     of_server.into_iter().chain(private).try_for_each(|taken| taken.place(&root))?;
-    hidden.iter().try_for_each(|path| hide(&root, path))?;
     for path in EMPTY {
         root.directory(Path::new(path)).map_err(failed(|| format!("make {path}")))?;
     }
@@ -73,17 +72,6 @@ pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
     }
     builder.root.close().map_err(failed(|| "make the root read-only".to_owned()))?;
     Ok(Entered { root: builder.root, mounts: builder.mounts, directories })
-}
-
-/// Hides what a view would show at one of the server's paths.
-fn hide(root: &Root, path: &Path) -> Result<(), Refusal> {
-    let hidden = match root.find(path) {
-        // It does not exist now, or lies below a hidden directory; and commands get nowhere that
-        // this process can't. A symbolic link in its place leads to a path that is not hidden.
-        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::ELOOP) => return Ok(()),
-        found => found.and_then(|at| root.hide(&at)),
-    };
-    hidden.map_err(failed(|| format!("hide {}", path.display())))
 }
 
 /// Takes an export's directory, with the rights that commands have in it.

@@ -467,6 +467,13 @@ const NAMESPACES: [libc::c_int; 7] = [
     libc::CLONE_NEWNET,
 ];
 
+/// Types of socket pairs that commands may have, of the family AF_UNIX: these are connected to each
+/// other for good. A datagram socket of a pair can be connected to any other by its path, and no
+/// Landlock right is asked for that.
+const PAIRS: [libc::c_int; 2] = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
+/// Bits of a socket's type, as the kernel has them (SOCK_TYPE_MASK).
+const SOCKET_TYPES: u64 = 0xf;
+
 /// Requests that put typed characters into a terminal, for its next reader.
 const TERMINAL_INPUT: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 
@@ -540,6 +547,7 @@ fn refusing(isolation: Isolation) -> Result<BpfProgram, NoFilter> {
         (libc::SYS_clone, clones),
         (libc::SYS_ioctl, inputs),
         (libc::SYS_setsockopt, programs),
+        (libc::SYS_socketpair, other_pairs()?),
         (libc::SYS_prlimit64, vec![limits_of_others()?]),
     ]
     .into_iter()
@@ -550,6 +558,16 @@ fn refusing(isolation: Isolation) -> Result<BpfProgram, NoFilter> {
     let mut program = only_native(known);
     program.extend(filter(by_name.chain(by_argument), libc::EPERM)?);
     Ok(program)
+}
+
+/// socketpair(2) of another family or type than commands may have.
+fn other_pairs() -> Result<Vec<SeccompRule>, NoFilter> {
+    let is_pair = |kind: &u64| PAIRS.iter().any(|pair| u64::from(pair.unsigned_abs()) == *kind);
+    let families = [rule(0, SeccompCmpOp::Ne, libc::AF_UNIX.unsigned_abs().into())];
+    let types = (0..=SOCKET_TYPES)
+        .filter(|kind| !is_pair(kind))
+        .map(|kind| rule(1, SeccompCmpOp::MaskedEq(SOCKET_TYPES), kind));
+    families.into_iter().chain(types).collect()
 }
 
 /// prlimit64 with a new limit for another process; anyone may read limits.

@@ -21,14 +21,11 @@ use nix::{
     fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2},
     libc,
     mount::{MntFlags, MsFlags, mount, umount2},
-    sys::stat::{Mode, fstat, mkdirat},
+    sys::stat::{Mode, mkdirat},
     unistd::{UnlinkatFlags, pivot_root, symlinkat, unlinkat},
 };
 use posh_proto::executor::ClientFile;
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
-    fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
-};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 use super::{
     places::PRIVATE,
@@ -154,17 +151,6 @@ impl Root {
         Ok(unlinkat(&self.bare, COVER, UnlinkatFlags::NoRemoveDir)?)
     }
 
-    /// Hides whatever is at a place: commands find an empty directory that only root may enter, or
-    /// an empty file.
-    pub fn hide(&self, at: &OwnedFd) -> nix::Result<()> {
-        if fstat(at)?.st_mode & libc::S_IFMT == libc::S_IFDIR {
-            return self.attach(&empty_directory()?, at);
-        }
-        self.empty_file(Path::new(COVER))?;
-        self.attach(&detach(self.find(Path::new(COVER))?.as_fd(), FILE_ATTRIBUTES)?, at)?;
-        unlinkat(&self.bare, COVER, UnlinkatFlags::NoRemoveDir)
-    }
-
     fn write_at(&self, path: &Path, file: &ClientFile, user: Option<&ViewUser>) -> io::Result<()> {
         let mut target = self.new_file(path)?;
         target.write_all(&file.content)?;
@@ -198,20 +184,6 @@ const FILE_ATTRIBUTES: u64 = libc::MOUNT_ATTR_RDONLY
     | libc::MOUNT_ATTR_NOSUID
     | libc::MOUNT_ATTR_NODEV
     | libc::MOUNT_ATTR_NOEXEC;
-
-/// An in-memory file system that is empty, and stays so.
-fn empty_directory() -> nix::Result<OwnedFd> {
-    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(errno)?;
-    for (option, value) in [("source", "posh"), ("mode", "0"), ("nr_inodes", "1")] {
-        fsconfig_set_string(context.as_fd(), option, value).map_err(errno)?;
-    }
-    fsconfig_create(context.as_fd()).map_err(errno)?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
-        | MountAttrFlags::MOUNT_ATTR_NOSUID
-        | MountAttrFlags::MOUNT_ATTR_NODEV
-        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(errno)
-}
 
 /// Clones the mounts at and below `at`, with these attributes added (`MOUNT_ATTR_*`); the clone is
 /// detached until it is attached.

@@ -1,17 +1,29 @@
 //! The part of the server's own tree that a view shows: its programs, the few files of `/etc` that
 //! programs need, harmless devices, and `/proc`. All of it is read-only.
+//!
+//! Invariant: nothing leads to a hidden path, whatever happens on the server while the view lives. A
+//! mount over a hidden directory would go with the directory when that is renamed or removed. So a
+//! directory above a hidden path is not shown itself, but made anew of its other entries
+//! ([`Hidden`]); a view shows no later ones, and later runs have another view (`pool`).
 
 use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
     fs,
-    os::fd::{AsFd as _, OwnedFd},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
     path::{Path, PathBuf},
 };
 
 use nix::{
+    dir::Dir,
     errno::Errno,
-    fcntl::{OFlag, open},
+    fcntl::{OFlag, open, openat},
     libc,
-    sys::stat::{Mode, SFlag, fstat},
+    sys::stat::{FileStat, Mode, SFlag, fchmod, fstat},
+    unistd::fchown,
 };
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
@@ -21,7 +33,7 @@ use rustix::mount::{
 use super::{
     root::{Root, detach, errno},
     scratch,
-    view::{PROGRAM_LINKS, SHOWN, failed},
+    view::{PROGRAM_LINKS, SHOWN, failed, is_shown},
     wire::Isolation,
 };
 use crate::error::Refusal;
@@ -106,6 +118,28 @@ enum What {
     Directory(OwnedFd),
     File(OwnedFd),
     Link(PathBuf),
+    /// A directory to be made, with the rights of one on the server.
+    Anew(FileStat),
+}
+
+/// Paths that a view does not show, and the directories above them.
+#[derive(Debug, Default)]
+pub struct Hidden {
+    paths: BTreeSet<PathBuf>,
+    above: BTreeSet<PathBuf>,
+}
+
+impl Hidden {
+    /// Of paths in what views show.
+    pub fn of(paths: BTreeSet<PathBuf>) -> Self {
+        let above = paths.iter().flat_map(|path| path.ancestors().skip(1)).map(Path::to_owned);
+        Self { above: above.collect(), paths }
+    }
+
+    /// Directories that are made anew of their entries.
+    pub fn made_anew(&self) -> impl Iterator<Item = &Path> {
+        self.above.iter().map(PathBuf::as_path).filter(|path| is_shown(path))
+    }
 }
 
 impl ServerTree {
@@ -129,11 +163,43 @@ impl ServerTree {
         Ok(Some(Self { path: path.to_owned(), what }))
     }
 
+    /// Takes what is at a path, without what is hidden there.
+    fn without(hidden: &Hidden, path: &Path, attributes: u64) -> Result<Vec<Self>, Refusal> {
+        if hidden.paths.contains(path) {
+            return Ok(Vec::new());
+        }
+        if !hidden.above.contains(path) {
+            return Ok(Self::from(path, path, attributes)?.into_iter().collect());
+        }
+        let attempt = || format!("take {}", path.display());
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut directory = match Dir::open(path, flags, Mode::empty()) {
+            Err(Errno::ENOENT) => return Ok(Vec::new()),
+            // Only a link or a file: what is hidden is not below it.
+            Err(Errno::ENOTDIR | Errno::ELOOP) => {
+                return Ok(Self::from(path, path, attributes)?.into_iter().collect());
+            }
+            other => other.map_err(failed(attempt))?,
+        };
+        let rights = fstat(&directory).map_err(failed(attempt))?;
+        let mut all = vec![Self { path: path.to_owned(), what: What::Anew(rights) }];
+        for entry in directory.iter() {
+            let entry = entry.map_err(failed(attempt))?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                let path = path.join(OsStr::from_bytes(name));
+                all.extend(Self::without(hidden, &path, attributes)?);
+            }
+        }
+        Ok(all)
+    }
+
     /// Mounts it at its path.
     pub fn place(self, root: &Root) -> Result<(), Refusal> {
         let Self { path, what } = self;
         let placed = match what {
             What::Link(target) => root.link(&path, &target),
+            What::Anew(rights) => root.point(&path).and_then(|at| set_rights(&at, &rights)),
             What::Directory(tree) => root
                 .point(&path)
                 .and_then(|_| root.find(&path))
@@ -145,6 +211,15 @@ impl ServerTree {
         };
         placed.map_err(failed(|| format!("show {}", path.display())))
     }
+}
+
+/// Gives a directory of the view the owner and mode of one on the server.
+fn set_rights(at: &OwnedFd, rights: &FileStat) -> nix::Result<()> {
+    let at =
+        openat(at, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    // In a user namespace others' ids can't be had: commands have this process's own rights there.
+    let _ = fchown(&at, Some(rights.st_uid.into()), Some(rights.st_gid.into()));
+    fchmod(&at, Mode::from_bits_truncate(rights.st_mode))
 }
 
 /// Returns true if every view shows `path`, which has no links in it, unless it is hidden there.
@@ -159,7 +234,11 @@ pub fn etc() -> impl Iterator<Item = PathBuf> {
 }
 
 /// Takes all that a view shows of the server. The client has its own in place of `replaced` files.
-pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<ServerTree>, Refusal> {
+pub fn take(
+    isolation: Isolation,
+    hidden: &Hidden,
+    replaced: &[&Path],
+) -> Result<Vec<ServerTree>, Refusal> {
     let programs =
         SHOWN.iter().copied().chain(PROGRAM_LINKS).map(|path| (PathBuf::from(path), PROGRAMS));
     let etc = etc().map(|path| (path, PROGRAMS));
@@ -170,7 +249,7 @@ pub fn take(isolation: Isolation, replaced: &[&Path]) -> Result<Vec<ServerTree>,
     let mut all = Vec::from(links);
     for (path, attributes) in programs.chain(etc).chain(devices).chain(processors) {
         if !replaced.contains(&path.as_path()) {
-            all.extend(ServerTree::from(&path, &path, attributes)?);
+            all.extend(ServerTree::without(hidden, &path, attributes)?);
         }
     }
     all.extend(processes(isolation)?);

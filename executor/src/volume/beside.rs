@@ -13,7 +13,7 @@ use posh_proto::{
     rule::{self, Rule},
 };
 use posh_volume::{
-    leases::{RUN_TIME, overlap},
+    leases::{Overlap, RUN_TIME},
     store::{FileId, Leases, Returned, Stamp},
 };
 
@@ -47,6 +47,7 @@ impl Volumes {
             served.store.give_back(returned.into_iter().map(returned_of).collect());
             beside.0.push((kept(&session), Arc::downgrade(&served)));
         }
+        let Overlap(overlap) = self.keeper.table().overlap();
         let is_used = |tree: &Path| trees.iter().any(|used| overlap(used, tree));
         let waiter = caller.identity.as_deref().unwrap_or_default();
         self.keeper.flush(waiter, None, is_used, RUN_TIME).await;

@@ -34,7 +34,7 @@ use posh_volume::{
         READ_BYTES, Rights, Rivals, WeakSession, WriteRoom,
     },
     keeper::Keeper,
-    leases::GRACE_TIME,
+    leases::{GRACE_TIME, Overlap},
     store::{Caller as FileCaller, Pieces, ReadPart, Stamp},
     wire,
 };
@@ -55,6 +55,7 @@ use crate::{
     classifier::Turns,
     config::EXPORT_PATIENCE,
     metered::{Arrived, kept_until_sent},
+    own_mounts,
     service::ServiceState,
     tls::serving::Proof,
 };
@@ -148,6 +149,7 @@ impl Volumes {
             None => (None, FormerRecords::default()),
         };
         let keeper = Keeper::after(left.former.iter().cloned());
+        keeper.table().compare_by(Overlap(own_mounts::have_files_in_common));
         if !left.former.is_empty() {
             tracing::info!(
                 sessions = left.former.len(),

@@ -402,10 +402,21 @@ async fn a_command_has_one_filter_of_its_own_at_most_and_installs_none() {
 // Guard: filter::SOCKET_PROGRAMS.
 #[tokio::test]
 async fn no_program_is_attached_to_a_socket() {
-    let attach = "socketpair(A, B, 1, 2, 0) or die; $one = pack('SCCL', 6, 0, 0, 0xffff); $all = pack('Sx6P', 1, $one);
+    let attach = "socketpair(A, B, 1, 1, 0) or die; $one = pack('SCCL', 6, 0, 0, 0xffff); $all = pack('Sx6P', 1, $one);
         for (26, 50, 51, 52) { $! = 0; setsockopt(A, 1, $_, $all); print $! + 0, ' ' } setsockopt(A, 1, 7, 9999) and print 'ok'";
     let lab = Lab::start().await;
     assert_eq!(lab.says(command(&["perl", "-e", attach])).await, "1 1 1 1 ok");
+}
+
+// Guard: filter::other_pairs. A datagram socket of a pair can be sent from to any other by its path.
+#[tokio::test]
+async fn a_socket_of_a_pair_leads_only_to_the_other_one() {
+    // Of type and family: streams and packets in order, then datagrams with and without flags, and
+    // the families INET, INET6, NETLINK and VSOCK.
+    let ask = "for ([1, 1], [1, 5], [1, 524289], [1, 2], [1, 3], [1, 2 | 2048], [2, 1], [10, 2], [16, 3], [40, 1]) {
+        $! = 0; socketpair(A, B, $_->[0], $_->[1], 0); print $! + 0, ' ' }";
+    let lab = Lab::start().await;
+    assert_eq!(lab.says(command(&["perl", "-e", ask])).await, "0 0 0 1 1 1 1 1 1 1 ");
 }
 
 // Guards: the sized tmpfs (scratch::mount_private); its memory is freed (scratch::Use::clean).
@@ -926,7 +937,7 @@ fn take_an_opt_of_its_own() {
     mount(Some("none"), "/opt", Some("tmpfs"), MsFlags::empty());
 }
 
-// Guard: hidden::shown and Root::hide. Every view shows /opt, with its programs.
+// Guard: hidden::shown and system::Hidden. Every view shows /opt, with its programs.
 #[tokio::test]
 async fn exports_below_opt_are_only_where_they_are_mounted() {
     if !nix::unistd::geteuid().is_root() {
@@ -976,6 +987,22 @@ async fn exports_below_opt_are_only_where_they_are_mounted() {
         );
         let said = lab.says(shell("/opt/tool/bin/told; cat /opt/other/x")).await;
         assert!(said.contains("content of told") && said.contains("echo content of x"), "{said}");
+        // What a deployment does, while the view is kept, and while a command runs in it.
+        let later = "echo begun; until [ -e renamed ]; do sleep 0.05; done; cat \
+                     /opt/payroll/data/list /opt/posh/tls/key /opt/payroll/data.old/list";
+        let mut call = Call::open(&lab.client, shell(later)).await;
+        call.until_output("begun\n").await;
+        fs::rename("/opt/payroll/data", "/opt/payroll/data.old").unwrap();
+        fs::create_dir("/opt/payroll/data").unwrap();
+        fs::copy("/opt/payroll/data.old/list", "/opt/payroll/data/list").unwrap();
+        lab.write("renamed", "");
+        let said = call.collect(Bytes::new()).await;
+        assert!(!format!("{} {}", said.text(), said.errors()).contains("content of"), "{said:?}");
+        let said = lab.says(shell("cat /opt/payroll/data/list; ls /opt/payroll")).await;
+        // The former directory is no export, and nothing of the server's that is hidden.
+        assert!(!said.contains("content of") && said.contains("data.old"), "{said}");
+        fs::remove_dir_all("/opt/payroll/data.old").unwrap();
+        fs::remove_file(lab.store.path().join("renamed")).unwrap();
         let mut spec = shell("cat /mnt/p/list");
         spec.mounts.push(mount("/mnt/p", "payroll", ""));
         assert!(lab.says(spec).await.contains("content of list"));
@@ -983,7 +1010,7 @@ async fn exports_below_opt_are_only_where_they_are_mounted() {
     }
 }
 
-// Guard: build::hide. Every view covers the exports below /opt, and a user who may write the
+// Guard: ServerTree::without. No view shows the exports below /opt, and a user who may write the
 // directory around one puts a link in its place.
 #[tokio::test]
 async fn a_link_in_the_place_of_an_export_stops_nobodys_runs() {

@@ -24,6 +24,7 @@ use posh_proto::{
         DescribeRequest, EnvVar, RunSpec, Signal as RunSignal, ToolsRequest, WatchedTree,
         executor_client::ExecutorClient, exited, rejected, run_input, run_output,
     },
+    locales::{self, Locales},
 };
 use tokio::io::AsyncReadExt as _;
 use tonic::transport::Endpoint;
@@ -1004,7 +1005,9 @@ async fn describe_and_tools_say_what_is_here() {
         client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await.unwrap().into_inner();
     assert!(reply.namespaces, "{}", reply.namespaces_reason);
     assert_eq!((reply.protocol, reply.exports[0].name.as_str()), (PROTOCOL_VERSION, "logs"));
-    assert!(reply.locales.iter().any(|locale| locale == "C"), "{:?}", reply.locales);
+    let here = Locales::read(Path::new(locales::DIRECTORY)).unwrap();
+    let told = reply.locales.into_iter().map(|its| (its.name, its.digest.to_vec()));
+    assert!(!reply.locales_unknown && Locales::of(told) == here, "{here:?}");
     assert!(!reply.machine.is_empty() && !reply.hostname.is_empty());
     let request = ToolsRequest { names: vec!["sort".into(), "no-such-command-here".into()] };
     let tools = client.tools(request).await.unwrap().into_inner().tools;

@@ -1,7 +1,7 @@
 //! Builds the list of mounts: those that a lookup can reach, joined with the configuration, and
 //! with the owners of bind mounts' sources.
 
-use super::{Mount, MountState, Owner, SamePlace};
+use super::{Mount, MountFlags, MountState, Owner, SamePlace};
 use crate::coherence::Adapter;
 use crate::config::{Config, MountConfig};
 use crate::kind;
@@ -94,6 +94,7 @@ impl<'m> Ground<'m> {
             source: shown.map(|entry| entry.source.clone()).unwrap_or_default(),
             owner: Some(owner.clone()),
             state,
+            flags: around.map(|entry| MountFlags::of(&entry.options)).unwrap_or_default(),
             kernel_id: shown
                 .filter(|_| exact && state == MountState::Mounted)
                 .map(|entry| entry.mount_id),
@@ -159,6 +160,7 @@ fn found(entry: &MountEntry, trees: &[OwnedTree]) -> Option<Mount> {
         source: entry.source.clone(),
         owner: closest.map(|(_, owner)| owner),
         state: MountState::Mounted,
+        flags: MountFlags::of(&entry.options),
         kernel_id: Some(entry.mount_id),
         files_mount_id: Some(entry.mount_id),
     })

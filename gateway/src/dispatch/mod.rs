@@ -13,9 +13,7 @@ mod settle;
 mod start;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    ffi::OsStr,
-    os::unix::ffi::OsStrExt,
+    collections::BTreeMap,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -485,12 +483,8 @@ async fn can_run(
         )));
     }
     let identical = !rule::holds(Rule::Identity);
-    if let Some(locale) =
-        needed_locales(stage).find(|l| !identical && !has_locale(&about.locales, l))
-    {
-        return Err(
-            ReasonKind::Executor.because(format!("{name} does not have the locale {locale}"))
-        );
+    if !identical {
+        gateway.locales.same(name, connection.locales.as_ref(), stage)?;
     }
     // An executor with namespaces can show our time zone.
     let shown = about.namespaces && !gateway.localtime().is_empty();
@@ -524,31 +518,6 @@ async fn can_run(
 /// Returns true if an executor's machine has another time zone.
 fn is_elsewhere(gateway: &Gateway, connection: &ExecutorConnection) -> bool {
     connection.about.localtime_sha256 != gateway.localtime()
-}
-
-/// Locales that affect a command (locale(7): `LC_ALL` overrides all categories, `LANG` is the
-/// default of unset ones), without those that every machine has.
-fn needed_locales(stage: &Enlisted) -> impl Iterator<Item = String> {
-    let value = |name: &OsStr| stage.variable(name.to_str()?).filter(|v| !v.is_empty());
-    let all = value(OsStr::new("LC_ALL"));
-    let kinds = stage.env.iter().map(|(name, _)| name.as_os_str());
-    let kinds = kinds
-        .filter(|name| name.as_bytes().starts_with(b"LC_") || *name == "LANG")
-        .filter(|_| all.is_none());
-    let set = all
-        .into_iter()
-        .chain(kinds.filter_map(value))
-        .map(|name| name.to_string_lossy().into_owned());
-    let set: BTreeSet<String> = set.collect();
-    set.into_iter().filter(|name| !matches!(name.as_str(), "C" | "POSIX" | "C.UTF-8" | "C.utf8"))
-}
-
-/// Compares codeset names as glibc does: letters and digits only, in lower case.
-fn has_locale(locales: &[String], wanted: &str) -> bool {
-    let normal = |name: &str| -> String {
-        name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
-    };
-    locales.iter().any(|l| normal(l) == normal(wanted))
 }
 
 fn everything_here(before: &Plan, refusal: &start::StartRefusal) -> Plan {

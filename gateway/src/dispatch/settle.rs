@@ -136,7 +136,7 @@ fn being_written(
     gateway: &Gateway,
     commands: &[Arc<Enlisted>],
     uses: &[Vec<(MountId, ServerUse)>],
-) -> Vec<PathBuf> {
+) -> Vec<Written> {
     // Volumes track writes themselves.
     let below = uses.iter().flatten().filter(|(_, used)| used.adapter != Adapter::Volume);
     let below: Vec<PathBuf> = below.map(|(_, used)| used.path.clone()).collect();
@@ -144,12 +144,13 @@ fn being_written(
         return Vec::new();
     }
     let mut written = gateway.writers.find(&gateway.sessions.roots(), commands, &below);
-    let fresh = |written: &Written| {
-        let outputs = commands.iter().flat_map(|command| &command.descriptors);
-        written.offset == 0 && outputs.into_iter().any(|d| d.writes() && d.path == written.path)
+    let is_fresh = |written: &Written| {
+        let mut outputs = commands.iter().flat_map(|command| &command.descriptors);
+        matches!(written, Written::Open { path, offset: 0 }
+            if outputs.any(|d| d.writes() && d.path == *path))
     };
-    written.retain(|written| !fresh(written));
-    written.into_iter().map(|written| written.path).collect()
+    written.retain(|written| !is_fresh(written));
+    written
 }
 
 /// One call on a mount.
@@ -161,10 +162,19 @@ enum MountCall {
 
 /// Calls needed before a use. sshfs sends every write at once and closed files are on its server:
 /// only files still open need the round trip. Volumes are flushed as a whole. If an adapter uploads
-/// a file on close, an open file makes the command run locally.
-fn calls_for(used: &ServerUse, written: &[PathBuf]) -> Result<Vec<MountCall>, LocalReason> {
+/// a file on close, an open file makes the command run locally; so does one that is mapped, for
+/// stores send nothing.
+fn calls_for(used: &ServerUse, written: &[Written]) -> Result<Vec<MountCall>, LocalReason> {
     let adapter = used.adapter;
-    let mut open = written.iter().filter(|path| path.starts_with(&used.path));
+    let mapped = |written: &Written| matches!(written, Written::Mapped(path) if path.starts_with(&used.path));
+    if adapter != Adapter::Volume && written.iter().any(mapped) {
+        return Err(ReasonKind::Unflushed
+            .because(format!("a process here may store to {} by a mapping", used.path.display())));
+    }
+    let mut open = written.iter().filter_map(|written| match written {
+        Written::Open { path, .. } => Some(path).filter(|path| path.starts_with(&used.path)),
+        Written::Mapped(_) => None,
+    });
     match (adapter, used.kind) {
         (Adapter::Sshfs, UseKind::Changed) | (Adapter::Volume, _) => Ok(Vec::new()),
         (Adapter::Sshfs, _) => {
@@ -225,7 +235,10 @@ mod tests {
 
     #[test]
     fn what_is_asked_of_which_mount() {
-        let written = [PathBuf::from("/mnt/w/open")];
+        let written = [
+            Written::Open { path: "/mnt/w/open".into(), offset: 1 },
+            Written::Mapped("/mnt/w/mapped".into()),
+        ];
         let check = |adapter, kind, path: &str, expect: Result<&[&str], ()>| {
             let used = ServerUse { path: path.into(), adapter, kind };
             let calls = calls_for(&used, &written).map(|calls| {
@@ -239,10 +252,15 @@ mod tests {
             assert_eq!(calls.map_err(drop), expect, "{adapter:?} {kind:?} {path}");
         };
         check(Adapter::Sshfs, UseKind::Read, "/mnt/w/other", Ok(&[]));
-        check(Adapter::Sshfs, UseKind::Read, "/mnt/w", Ok(&["settle /mnt/w/open"]));
+        check(Adapter::Sshfs, UseKind::Read, "/mnt/w/open", Ok(&["settle /mnt/w/open"]));
+        check(Adapter::Sshfs, UseKind::Read, "/mnt/w", Err(()));
+        for kind in [UseKind::Read, UseKind::Changed, UseKind::Output] {
+            check(Adapter::Nfs, kind, "/mnt/w/mapped", Err(()));
+        }
+        check(Adapter::Volume, UseKind::Read, "/mnt/w/mapped", Ok(&[]));
         check(Adapter::Sshfs, UseKind::Output, "/mnt/w/open", Ok(&["settle /mnt/w/open"]));
         check(Adapter::Rclone, UseKind::Read, "/mnt/w/other", Ok(&["settle /mnt/w/other"]));
-        check(Adapter::Rclone, UseKind::Read, "/mnt/w", Err(()));
+        check(Adapter::Rclone, UseKind::Read, "/mnt/w/open", Err(()));
         check(Adapter::Rclone, UseKind::Output, "/mnt/w/open", Ok(&[]));
         check(Adapter::Rclone, UseKind::Changed, "/mnt/w/other", Ok(&["hand over /mnt/w/other"]));
         check(Adapter::Nfs, UseKind::Read, "/mnt/w/open", Ok(&["settle /mnt/w/open"]));

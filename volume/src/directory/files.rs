@@ -34,6 +34,15 @@ const MAX_OPENED: usize = 32_768;
 /// Attempts at a name that other programs create and remove concurrently.
 const ATTEMPTS: u32 = 16;
 
+/// How a file that was just made is opened.
+pub struct NewOpen<'a> {
+    pub flags: OpenFlags,
+    /// Its descriptor's share.
+    pub room: Charge,
+    /// Announced for the op.
+    pub announced: &'a Intents,
+}
+
 /// A file that a session has open.
 #[derive(Debug)]
 pub struct Opened {
@@ -190,7 +199,7 @@ impl Session {
         let parent = self.directory.nodes.node(at.parent)?;
         let at = NameIn { parent: &parent, name: at.name };
         for _ in 0..ATTEMPTS {
-            match self.create_new(at, mode, flags) {
+            match self.create_new(at, mode, flags, announced) {
                 Err(fault)
                     if fault == Fault::from(Errno::EEXIST)
                         && !flags.contains(OpenFlags::EXCLUSIVE) => {}
@@ -220,6 +229,7 @@ impl Session {
         at: NameIn<'_, &Node>,
         mode: NewMode,
         flags: OpenFlags,
+        announced: &Intents,
     ) -> Result<Answer, Fault> {
         // On a read-only export an existing file can still be opened.
         if self.directory.require_writable().is_err() {
@@ -230,7 +240,7 @@ impl Session {
         let how = kernel_flags(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let mode = super::names::permissions(at.parent, mode);
         let fd = made(rustix::fs::openat2(&at.parent.fd, at.name, how, mode, BENEATH))?;
-        self.keep_new(at, fd, flags, room)
+        self.keep_new(at, fd, NewOpen { flags, room, announced })
     }
 
     /// Registers a file that was just created as open.
@@ -238,11 +248,10 @@ impl Session {
         &self,
         at: NameIn<'_, &Node>,
         fd: OwnedFd,
-        flags: OpenFlags,
-        room: Charge,
+        how: NewOpen<'_>,
     ) -> Result<Answer, Fault> {
         let made = rustix::fs::fstat(&fd)?;
-        let kept = self.keep_made(at, fd, flags, room);
+        let kept = self.keep_made(at, fd, how);
         if kept.is_err() {
             // A failed open(2) must not leave a new file.
             unmake(at, &made);
@@ -254,8 +263,7 @@ impl Session {
         &self,
         at: NameIn<'_, &Node>,
         fd: OwnedFd,
-        flags: OpenFlags,
-        room: Charge,
+        how: NewOpen<'_>,
     ) -> Result<Answer, Fault> {
         let NameIn { parent, name } = at;
         let path = self.directory.nodes.remember(
@@ -263,13 +271,9 @@ impl Session {
             Some(NameIn { parent: parent.id, name }),
             Keep::Way,
         )?;
-        let begun =
-            self.keeper().table().is_changing(self.directory.nodes.file(parent.id), self.id);
-        if !begun {
-            // The file existed when the op was announced, and was removed since.
-            self.directory.touched(parent.id, super::session::NAMES);
-        }
-        self.keep(path.id, fd, flags, Some(parent), room)
+        // The file may have existed when the op was announced, and was removed since.
+        self.touch_unless_announced(parent, super::session::NAMES, how.announced);
+        self.keep(path.id, fd, how.flags, Some(parent), how.room)
     }
 
     /// Charges an open file to the account.

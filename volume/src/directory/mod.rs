@@ -142,8 +142,7 @@ pub struct Directory {
     nodes: Nodes,
     /// Its path, without symbolic links.
     tree: PathBuf,
-    /// Its device (major, minor) and inode, which is not reused while the directory is open.
-    identity: (u32, u32, u64),
+    identity: RootIdentity,
     rights: Rights,
     mutability: Mutability,
     watched: Watched,
@@ -156,11 +155,23 @@ fn open_root(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?)
 }
 
-fn identity_of(root: &OwnedFd) -> io::Result<(u32, u32, u64)> {
-    // The inode number needs no request to a network file system's server.
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let about = statx(root, c"", flags, StatxFlags::INO)?;
-    Ok((about.stx_dev_major, about.stx_dev_minor, about.stx_ino))
+/// A directory in a mount. The inode number is not reused while the directory is open; of a mount
+/// over it, or another one of the same directory, the flags may differ (read-only).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RootIdentity {
+    device: (u32, u32),
+    inode: u64,
+    mount: u64,
+}
+
+impl RootIdentity {
+    fn of(root: &OwnedFd) -> io::Result<Self> {
+        // The inode number needs no request to a network file system's server.
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let about = statx(root, c"", flags, StatxFlags::INO | StatxFlags::MNT_ID)?;
+        let device = (about.stx_dev_major, about.stx_dev_minor);
+        Ok(Self { device, inode: about.stx_ino, mount: about.stx_mnt_id })
+    }
 }
 
 /// Error number from nix or rustix.
@@ -269,7 +280,7 @@ impl Directory {
         mutability: Mutability,
     ) -> io::Result<Arc<Self>> {
         let root = open_root(path)?;
-        let identity = identity_of(&root)?;
+        let identity = RootIdentity::of(&root)?;
         let watched = machine.watch.cover(root.as_fd());
         let tree = std::fs::read_link(format!("/proc/self/fd/{}", root.as_raw_fd()))?;
         // Several accounts may share the directory.
@@ -302,15 +313,15 @@ impl Directory {
         &self.tree
     }
 
-    /// Returns true if that path leads to this directory at present. May block.
+    /// Returns true if that path leads to this directory at present, in the same mount. May block.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         open_root(path)
-            .and_then(|root| identity_of(&root))
+            .and_then(|root| RootIdentity::of(&root))
             .is_ok_and(|identity| identity == self.identity)
     }
 
-    /// Returns true if both are the same directory of the file system, whatever their rights.
+    /// Returns true if both are the same directory in the same mount, whatever their rights.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         self.identity == other.identity

@@ -9,8 +9,9 @@ use super::{
     Fault, attributes,
     effects::made,
     nodes::{Keep, Node, check_name},
-    session::{NAMES, Session},
+    session::{Intents, NAMES, Session},
 };
+use crate::leases::Intent;
 use crate::store::{Answer, Entry, FileId, Kind, Leases, NameIn, NewMode, Op, Removal, Renaming};
 
 /// Permission bits with setuid, setgid and sticky.
@@ -75,7 +76,12 @@ impl Session {
     }
 
     /// unlink(2) or rmdir(2).
-    pub fn remove(&self, at: NameIn<'_, FileId>, what: Removal) -> Result<Answer, Fault> {
+    pub fn remove(
+        &self,
+        at: NameIn<'_, FileId>,
+        what: Removal,
+        announced: &Intents,
+    ) -> Result<Answer, Fault> {
         self.directory.require_writable()?;
         let NameIn { parent, name } = at;
         let parent = self.directory.nodes.node(parent)?;
@@ -88,7 +94,7 @@ impl Session {
         made(rustix::fs::unlinkat(&parent.fd, name, flags))?;
         self.directory.nodes.removed(child.id, parent.id, name);
         drop(locked);
-        self.directory.touched_unless_begun(&child, self);
+        self.touch_unless_announced(&child, NAMES, announced);
         let file = self.rest_of(&child)?;
         Ok(Answer::Removed { parent: self.entry_of_node(&parent)?, file })
     }
@@ -99,6 +105,7 @@ impl Session {
         from: NameIn<'_, FileId>,
         to: NameIn<'_, FileId>,
         how: Renaming,
+        announced: &Intents,
     ) -> Result<Answer, Fault> {
         self.directory.require_writable()?;
         let nodes = &self.directory.nodes;
@@ -129,8 +136,12 @@ impl Session {
             }
         }
         drop(locked);
-        let changed = std::iter::once(&file).chain(&other).filter(|_| is_changed);
-        changed.for_each(|node| self.directory.touched_unless_begun(node, self));
+        if is_changed {
+            self.touch_unless_announced(&file, Leases::ATTRIBUTES, announced);
+            for node in [&old, &new].into_iter().chain(&other) {
+                self.touch_unless_announced(node, NAMES, announced);
+            }
+        }
         Ok(Answer::Renamed {
             from: self.entry_of_node(&old)?,
             to: self.entry_of_node(&new)?,
@@ -162,14 +173,18 @@ impl Session {
     }
 }
 
-impl super::Directory {
-    /// Ends others' leases of a file unless its change was announced: between announcement and
-    /// execution, the name may have come to refer to another file.
-    pub(super) fn touched_unless_begun(&self, node: &Node, session: &Session) {
-        let file = self.nodes.file(node.id);
-        let is_begun = session.keeper().table().is_changing(file, session.id);
-        if !is_begun {
-            self.touched(node.id, NAMES);
+impl Session {
+    /// Ends others' leases of a file unless the announcement of this op has recalled these: between
+    /// announcement and execution, a name may have come to refer to another file. Announcements of
+    /// the session's other ops don't count: they may recall other leases, or still wait.
+    pub(super) fn touch_unless_announced(&self, node: &Node, leases: Leases, announced: &Intents) {
+        let file = self.directory.nodes.file(node.id);
+        let is_announced = announced.iter().any(|(announced, intent)| {
+            announced.key == file
+                && matches!(intent, Intent::Change(recalled) if recalled.contains(leases))
+        });
+        if !is_announced {
+            self.directory.touched(node.id, leases);
         }
     }
 }

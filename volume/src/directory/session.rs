@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     keeper::{Begun, Keeper},
-    leases::{self, FLUSH_TIME, FileRef, Intent, LEASE_TIME, SessionId, overlap},
+    leases::{self, FLUSH_TIME, FileRef, Intent, LEASE_TIME, Overlap, SessionId},
     store::{
         Acls, Answer, Caller, Changes, Entry, FileId, Handle, Kind, Leases, NameIn, Notice,
         Notices, Op, OpenFlags, Pieces, Place, ReadPart, Returned, Settling, Stamp, Store,
@@ -552,6 +552,7 @@ impl Session {
         }
         if how == Settling::Flush {
             let tree = self.directory.tree();
+            let Overlap(overlap) = self.keeper().table().overlap();
             let of = |other: &Path| overlap(tree, other);
             self.keeper().flush(self.account.name(), Some(self.id), of, FLUSH_TIME).await;
         }
@@ -700,17 +701,18 @@ impl Session {
             | Op::Symlink { .. }
             | Op::Link { .. } => self.make(op),
             Op::Remove { parent, name, what } => {
-                self.remove(NameIn { parent: *parent, name }, *what)
+                self.remove(NameIn { parent: *parent, name }, *what, announced)
             }
             Op::Rename { parent, name, new_parent, new_name, how } => self.rename(
                 NameIn { parent: *parent, name },
                 NameIn { parent: *new_parent, name: new_name },
                 *how,
+                announced,
             ),
             Op::Create { parent, name, mode, flags } => {
                 self.create(NameIn { parent: *parent, name }, *mode, *flags, announced)
             }
-            Op::CreateWhole { put, flags } => self.create_whole(put, *flags),
+            Op::CreateWhole { put, flags } => self.create_whole(put, *flags, announced),
             Op::Open { file, flags } => self.open(*file, *flags),
             Op::Close(handle) => self.close(*handle),
             Op::Sync { place, what } => self.sync(*place, *what),

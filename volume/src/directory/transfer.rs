@@ -22,11 +22,12 @@ use super::{
     account::{Charge, Pool},
     attributes,
     effects::{self, made},
+    files::NewOpen,
     files::{Opened, Usable},
     limits,
     nodes::{BENEATH, Keep, Node, check_name},
     reserved::Spending,
-    session::{BYTES, NAMES, Session, setting},
+    session::{BYTES, Intents, NAMES, Session, setting},
     workers,
 };
 use crate::{
@@ -287,7 +288,8 @@ impl Session {
                 return (results, Some(now));
             }
             effects::turn_to(number);
-            results.push(self.write_one(write, &mut spending).map_err(Errno::from));
+            let done = self.write_one(write, &mut spending, now.announced());
+            results.push(done.map_err(Errno::from));
             now.finish();
         }
         (results, None)
@@ -312,12 +314,17 @@ impl Session {
         }
     }
 
-    fn write_one(&self, write: &Write, spending: &mut Spending<'_>) -> Result<Entry, Fault> {
+    fn write_one(
+        &self,
+        write: &Write,
+        spending: &mut Spending<'_>,
+        announced: &Intents,
+    ) -> Result<Entry, Fault> {
         match write {
             Write::At { place, offset, data } => self.write_bytes(*place, data, Some(*offset)),
             Write::Append { place, data } => self.write_bytes(*place, data, None),
             Write::Set { place, changes } => self.set(*place, changes),
-            Write::Put(put) => spending.spend(put.what.room(), || self.put(put)),
+            Write::Put(put) => spending.spend(put.what.room(), || self.put(put, announced)),
         }
     }
 
@@ -375,14 +382,19 @@ impl Session {
     }
 
     /// See [`crate::store::Op::CreateWhole`].
-    pub fn create_whole(&self, put: &Put, flags: OpenFlags) -> Result<Answer, Fault> {
+    pub fn create_whole(
+        &self,
+        put: &Put,
+        flags: OpenFlags,
+        announced: &Intents,
+    ) -> Result<Answer, Fault> {
         self.directory.require_writable()?;
         let NewFile::Regular { data } = &put.what else { return Err(Errno::EINVAL.into()) };
         let room = self.room_for_open()?;
         let (parent, name) = self.place_of(put)?;
         let at = NameIn { parent: &parent, name };
         let file = Self::put_file(at, data, put)?;
-        self.keep_new(at, file, flags, room)
+        self.keep_new(at, file, NewOpen { flags, room, announced })
     }
 
     fn put_file(at: NameIn<'_, &Node>, data: &Bytes, put: &Put) -> Result<OwnedFd, Fault> {
@@ -394,12 +406,12 @@ impl Session {
     }
 
     /// Creates a new file, complete or not at all.
-    fn put(&self, put: &Put) -> Result<Entry, Fault> {
+    fn put(&self, put: &Put, announced: &Intents) -> Result<Entry, Fault> {
         self.directory.require_writable()?;
         let (parent, name) = self.place_of(put)?;
         let entry = self.put_in(NameIn { parent: &parent, name }, put)?;
         // Its path may lead into another directory than when it was announced.
-        self.directory.touched_unless_begun(&parent, self);
+        self.touch_unless_announced(&parent, NAMES, announced);
         Ok(entry)
     }
 

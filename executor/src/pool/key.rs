@@ -1,0 +1,167 @@
+//! Keys of views: a hash of everything that a view is made of.
+//!
+//! Invariant: a view is kept under a key only if its exports' directories are those of the key, and
+//! nothing was mounted, unmounted or remounted between the making of the key and that of the view.
+//! A view has copies of the server's mounts: it does not show later ones, keeps those that are
+//! unmounted, and a mount that becomes read-only stays writable in it. So what is mounted around
+//! and below the exports and the programs is part of the key, with all options, and so are the
+//! files of `/etc` and the directories that a view makes anew (`runner::system`).
+
+use std::{io, os::unix::ffi::OsStrExt as _, path::Path};
+
+use fs_mapper::mountinfo::{MountEntry, MountSnapshot};
+use nix::sys::stat::lstat;
+use prost::Message as _;
+use sha2::{Digest as _, Sha256};
+
+use super::spawn_failed;
+use crate::{
+    error::Refusal,
+    hidden,
+    runner::{
+        Hidden, etc, is_shown, open_export, path_of,
+        wire::{DirectoryId, ViewSpec},
+    },
+};
+
+/// The directories and mounts that went into a key.
+pub struct MadeOf {
+    /// Taken before the key was made.
+    mounts: MountSnapshot,
+    directories: Vec<DirectoryId>,
+}
+
+impl MadeOf {
+    /// Returns true if a view just made of these directories is the one that the key stands for.
+    pub fn is_still(&self, directories: &[DirectoryId]) -> bool {
+        // Without a mount namespace there is only one view.
+        directories.is_empty() || (directories == self.directories && !self.mounts.has_changed())
+    }
+}
+
+/// Hash of the view's description and of what it is made of on the server.
+pub fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf), Refusal> {
+    let (mounts, info) =
+        MountSnapshot::take().map_err(|error| spawn_failed(&io::Error::other(error)))?;
+    let visible = info.visible();
+    let mut key = KeyHash(Sha256::new());
+    // Hashed, since a view's description is as large as the files that the workstation shows in it,
+    // and a key only has to differ.
+    key.bytes(&spec.encode_to_vec());
+    // Each identity has views of its own, so that their shares are clear.
+    key.bytes(holder.unwrap_or_default().as_bytes());
+    let mut directories = Vec::with_capacity(spec.mounts.len());
+    for mount in &spec.mounts {
+        let directory = open_export(mount, spec.user.as_ref())?;
+        let id = DirectoryId::of(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
+        key.numbers([id.device, id.inode]);
+        directories.push(id);
+    }
+    let exports: Vec<&Path> = spec.mounts.iter().map(|mount| path_of(&mount.directory)).collect();
+    let concerns = |mount: &&&MountEntry| {
+        let point = &mount.mount_point;
+        is_shown(point)
+            || exports.iter().any(|path| path.starts_with(point) || point.starts_with(path))
+    };
+    visible.iter().filter(concerns).for_each(|mount| key.mount(mount));
+    let hidden = spec.hidden.iter().map(|path| path_of(path));
+    let hidden = Hidden::of(hidden::shown_among(hidden, &visible));
+    hidden.made_anew().for_each(|path| key.file(path, Contents::Copied));
+    etc().for_each(|path| key.file(&path, Contents::Shown));
+    Ok((key.0.finalize().to_vec(), MadeOf { mounts, directories }))
+}
+
+/// How a view has the contents of a file or directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    /// It shows later changes.
+    Shown,
+    Copied,
+}
+
+/// The hash, whose parts can be told apart.
+struct KeyHash(Sha256);
+
+impl KeyHash {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.update(bytes.len().to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    fn numbers<const COUNT: usize>(&mut self, numbers: [u64; COUNT]) {
+        numbers.iter().for_each(|number| self.0.update(number.to_le_bytes()));
+    }
+
+    /// The id of a mount that is gone may be reused, but not together with its device, as long as a
+    /// view has that mount.
+    fn mount(&mut self, mount: &MountEntry) {
+        let MountEntry { mount_id, device: (major, minor), root, mount_point, options, .. } = mount;
+        self.numbers([*mount_id, *major, *minor].map(u64::from));
+        self.bytes(root.as_os_str().as_bytes());
+        self.bytes(mount_point.as_os_str().as_bytes());
+        self.bytes(options.as_bytes());
+    }
+
+    /// The file at a path now, or none.
+    fn file(&mut self, path: &Path, contents: Contents) {
+        match lstat(path) {
+            Ok(found) => {
+                self.numbers([found.st_dev, found.st_ino]);
+                if contents == Contents::Copied {
+                    self.numbers([found.st_ctime, found.st_ctime_nsec].map(i64::cast_unsigned));
+                }
+            }
+            Err(errno) => self.numbers([0, (errno as i32).unsigned_abs().into()]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_of_other_directories_is_not_what_its_key_says() {
+        let id = |inode| DirectoryId { device: 1, inode };
+        let made_of =
+            || MadeOf { mounts: MountSnapshot::take().unwrap().0, directories: vec![id(1), id(2)] };
+        assert!(!made_of().is_still(&[id(1), id(3)]) && !made_of().is_still(&[id(2), id(1)]));
+        // Another test may mount something just now, but not always.
+        assert!((0..1000).any(|_| made_of().is_still(&[id(1), id(2)])));
+    }
+
+    #[test]
+    fn a_view_made_while_something_was_mounted_is_not_what_its_key_says() {
+        use nix::{
+            mount::{MsFlags, mount, umount},
+            sched::{CloneFlags, unshare},
+        };
+
+        // A thread with a mount namespace of its own.
+        let in_private = || {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            mount(
+                None::<&str>,
+                "/",
+                None::<&str>,
+                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+                None::<&str>,
+            )
+            .unwrap();
+            let place = tempfile::tempdir().unwrap();
+            let made_of = || MadeOf {
+                mounts: MountSnapshot::take().unwrap().0,
+                directories: vec![DirectoryId::default()],
+            };
+            let directories = [DirectoryId::default()];
+            let before = made_of();
+            let is_still = before.is_still(&directories);
+            let since = made_of();
+            mount(Some("none"), place.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>)
+                .unwrap();
+            umount(place.path()).unwrap();
+            (is_still, since.is_still(&directories))
+        };
+        assert_eq!(std::thread::spawn(in_private).join().unwrap(), (true, false));
+    }
+}
