@@ -12,7 +12,7 @@ use posh_proto::{
 
 use crate::{callers::Caller, pool::Pool, runner::wire::ConfinementReport, tools};
 
-/// What does not change while this executor lives.
+/// Facts that do not change while this executor lives.
 #[derive(Default)]
 pub struct MachineDescription {
     instance: OnceLock<String>,

@@ -472,8 +472,8 @@ fn tell_unserved(config: &Config) {
     }
 }
 
-/// Looks each second if mounts have changed; for ever. An idle view keeps mounted what was unmounted
-/// since, and a volume's session may be on a mount that is covered by now.
+/// Looks each second if mounts have changed; for ever. An idle view keeps mounted what was
+/// unmounted since, and a volume's session may be on a mount that is covered by now.
 async fn watch_mounts(shared: &Arc<ServiceState>) {
     let mut interval = tokio::time::interval(MOUNTS_INTERVAL);
     let mut mounts = MountSnapshot::take().ok();

@@ -201,8 +201,8 @@ pub fn round_trip_to(world: &World<'_>, mount: &Mount) -> Option<Duration> {
     }
 }
 
-/// Checks that the mounts through which a command goes allow what the executor would allow: it knows
-/// its exports only.
+/// Checks that the mounts through which a command goes allow what the executor would allow: it
+/// knows its exports only.
 fn check_mount_flags(world: &World<'_>, reading: &ResolvedCommand) -> Result<(), LocalReason> {
     let ResolvedCommand { invocation, places, cwd, .. } = reading;
     let changes_files = invocation.side_effects

@@ -59,29 +59,27 @@ impl LocalLocales {
         let (Some(here), Some(there)) = (self.now(), there) else {
             return different(format!("the locales here or on {executor} can't be read"));
         };
-        for name in needed {
-            match (here.look_up(&name), there.look_up(&name)) {
-                (Lookup::Absent, Lookup::Absent) => {}
-                (Lookup::Found(one), Lookup::Found(other)) if one == other => {}
-                (Lookup::Found(_), Lookup::Found(_)) => {
-                    return different(format!("{executor} has another definition of {name}"));
-                }
-                (Lookup::Found(_), Lookup::Absent) => {
-                    return different(format!("{executor} does not have the locale {name}"));
-                }
-                (Lookup::Absent, Lookup::Found(_)) => {
-                    return different(format!(
-                        "this machine does not have the locale {name}, which {executor} has"
-                    ));
-                }
-                (Lookup::Unclear, _) | (_, Lookup::Unclear) => {
-                    return different(format!(
-                        "the locale {name} may be another one on {executor}"
-                    ));
-                }
-            }
+        needed.iter().try_for_each(|name| is_same(executor, &here, there, name).or_else(different))
+    }
+}
+
+/// Checks that a name stands for the same locale here and there, or for none.
+fn is_same(executor: &str, here: &Locales, there: &Locales, name: &str) -> Result<(), String> {
+    match (here.look_up(name), there.look_up(name)) {
+        (Lookup::Absent, Lookup::Absent) => Ok(()),
+        (Lookup::Found(one), Lookup::Found(other)) if one == other => Ok(()),
+        (Lookup::Found(_), Lookup::Found(_)) => {
+            Err(format!("{executor} has another definition of the locale {name}"))
         }
-        Ok(())
+        (Lookup::Found(_), Lookup::Absent) => {
+            Err(format!("{executor} does not have the locale {name}"))
+        }
+        (Lookup::Absent, Lookup::Found(_)) => {
+            Err(format!("this machine does not have the locale {name}, which {executor} has"))
+        }
+        (Lookup::Unclear, _) | (_, Lookup::Unclear) => {
+            Err(format!("the locale {name} may be another one on {executor}"))
+        }
     }
 }
 
@@ -105,4 +103,23 @@ fn needed(stage: &Enlisted) -> BTreeSet<String> {
     set.map(|name| name.to_string_lossy().into_owned())
         .filter(|name| !matches!(name.as_str(), "C" | "POSIX"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_locale_is_the_same_on_both_sides_or_on_neither() {
+        let all = |locales: &[(&str, u8)]| {
+            Locales::of(locales.iter().map(|(name, digest)| ((*name).to_owned(), vec![*digest])))
+        };
+        let here = all(&[("C.utf8", 1), ("en_US.utf8", 2), ("de_DE.utf8", 3)]);
+        let there = all(&[("C.utf8", 1), ("en_US.utf8", 4), ("fr_FR.utf8", 5)]);
+        let same = |name: &str| is_same("store1", &here, &there, name).is_ok();
+        assert!(same("C.UTF-8") && same("pl_PL.UTF-8"));
+        for name in ["en_US.UTF-8", "de_DE.UTF-8", "fr_FR.UTF-8", "german"] {
+            assert!(!same(name), "{name}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ pub const PLACES: [&str; 2] = ["LOCPATH", "LOCALE_ARCHIVE"];
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Locales(BTreeMap<String, Vec<u8>>);
 
-/// What a program gets that asks for a locale.
+/// Result of asking for a locale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lookup<'a> {
     /// The definition with this digest.
@@ -91,7 +91,7 @@ impl Locales {
         self.0.iter().map(|(name, digest)| (name.as_str(), digest.as_slice()))
     }
 
-    /// What setlocale(3) finds by a name other than `C` and `POSIX`.
+    /// Finds what setlocale(3) finds by a name other than `C` and `POSIX`.
     #[must_use]
     pub fn look_up(&self, name: &str) -> Lookup<'_> {
         if let Some(digest) = self.0.get(&normal(name)) {

@@ -13,6 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use nix::mount::MsFlags;
 use posh_volume::{
     Errno, Store,
     directory::{
@@ -257,6 +258,30 @@ async fn all_exports_together_have_so_many_files_open() {
     // One account may have as much as it leaves to others.
     assert!((5..=MOST / 3).contains(&opened.len()), "{} opened", opened.len());
     assert!(open_below(top.path()) - roots <= 2 * MOST / 3);
+}
+
+#[test]
+fn a_mount_over_an_export_is_another_directory() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let in_private = || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        let none = None::<&str>;
+        let mount = |source: Option<&Path>, at: &Path, flags| {
+            nix::mount::mount(source, at, none, flags, none).unwrap();
+        };
+        mount(None, Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE);
+        let site = Site::new();
+        let path = site.path("");
+        assert!(site.directory.is_at(&path));
+        mount(Some(&path), &path, MsFlags::MS_BIND);
+        let reopened =
+            Directory::open(site.machine.clone(), &path, Rights::Own, Mutability::ReadWrite)
+                .unwrap();
+        (site.directory.is_at(&path), site.directory.is_same(&reopened), reopened.is_at(&path))
+    };
+    assert_eq!(std::thread::spawn(in_private).join().unwrap(), (false, false, true));
 }
 
 #[tokio::test]

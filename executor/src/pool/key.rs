@@ -164,4 +164,32 @@ mod tests {
         };
         assert_eq!(std::thread::spawn(in_private).join().unwrap(), (true, false));
     }
+
+    /// Gives this thread a mount namespace in which /etc is its own.
+    fn take_an_etc_of_its_own() {
+        use nix::{
+            mount::{MsFlags, mount},
+            sched::{CloneFlags, unshare},
+        };
+
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        mount(Some("none"), "/etc", Some("tmpfs"), MsFlags::empty(), none).unwrap();
+    }
+
+    #[test]
+    fn a_replaced_file_of_etc_makes_another_key() {
+        let in_private = || {
+            take_an_etc_of_its_own();
+            std::fs::write("/etc/passwd", "ada").unwrap();
+            let key = || key_of(&ViewSpec::default(), None).unwrap().0;
+            let before = key();
+            assert_eq!(key(), before);
+            std::fs::write("/etc/new", "ada and bob").unwrap();
+            std::fs::rename("/etc/new", "/etc/passwd").unwrap();
+            key() != before
+        };
+        assert!(std::thread::spawn(in_private).join().unwrap());
+    }
 }

@@ -1,7 +1,7 @@
 //! The part of the server's own tree that a view shows: its programs, the few files of `/etc` that
 //! programs need, harmless devices, and `/proc`. All of it is read-only.
 //!
-//! Invariant: nothing leads to a hidden path, whatever happens on the server while the view lives. A
+//! Invariant: nothing leads to a hidden path, whatever happens on the server while a view lives. A
 //! mount over a hidden directory would go with the directory when that is renamed or removed. So a
 //! directory above a hidden path is not shown itself, but made anew of its other entries
 //! ([`Hidden`]); a view shows no later ones, and later runs have another view (`pool`).

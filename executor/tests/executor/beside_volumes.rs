@@ -140,6 +140,36 @@ async fn a_run_waits_for_what_a_session_holds_back() {
     assert_eq!(outcome.text(), "new");
 }
 
+/// Two exports of one directory, by a bind mount.
+#[tokio::test]
+async fn a_run_waits_for_changes_held_back_under_another_path() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    take_own_mounts();
+    let other = tempfile::tempdir().unwrap();
+    let lab = Lab::with(|config| {
+        let export = posh_executor::Export {
+            name: "other".into(),
+            path: other.path().to_owned(),
+            ..config.exports[0].clone()
+        };
+        config.exports.push(export);
+    })
+    .await;
+    bind(lab.store.path(), other.path());
+    lab.write("f", "old");
+    let (remote, mut notices) = session(&lab).await;
+    let (place, entry) = open(&remote, "f", OpenFlags::READ | OpenFlags::WRITE).await;
+    assert!(entry.leases.contains(Leases::WRITE), "{entry:?}");
+    let holder = hand_over(&remote, &mut notices, (place, b"new"));
+    let mut spec = pipeline(&["cat f"]);
+    spec.mounts[0].export = "other".into();
+    let (outcome, ()) = tokio::join!(lab.run(spec), holder);
+    assert_eq!(outcome.text(), "new");
+    nix::mount::umount(other.path()).unwrap();
+}
+
 #[tokio::test]
 async fn a_right_to_write_that_comes_back_with_the_run_is_not_asked_for() {
     let lab = Lab::start().await;

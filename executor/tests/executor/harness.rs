@@ -68,6 +68,21 @@ pub const IN: u32 = 1002;
 
 pub type Client = ExecutorClient<Channel>;
 
+/// Gives this thread and its later children a mount namespace.
+pub fn take_own_mounts() {
+    use nix::mount::{MsFlags, mount};
+
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+}
+
+/// Mounts a directory at another place.
+pub fn bind(source: &Path, at: &Path) {
+    let none = None::<&str>;
+    nix::mount::mount(Some(source), at, none, nix::mount::MsFlags::MS_BIND, none).unwrap();
+}
+
 /// An executor in this process, serving a fresh directory as `logs`.
 pub struct Lab {
     pub store: TempDir,

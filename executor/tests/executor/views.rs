@@ -698,3 +698,27 @@ async fn what_is_mounted_below_an_export_is_that_of_this_moment() {
         assert_eq!(reads().await.text(), OWN);
     }
 }
+
+// Guard: pool::key. A view has copies of the mounts around its exports, too.
+#[tokio::test]
+async fn an_export_that_becomes_read_only_is_so_in_the_next_run() {
+    let server = Server::start(Way::Root).await;
+    let export = server.top.path().join("export");
+    let administer = |script: &str| {
+        let mut command = Command::new("nsenter");
+        command
+            .arg("--target")
+            .arg(server.child.id().to_string())
+            .args(["--mount", "sh", "-ec", script, "sh"]);
+        assert!(command.arg(&export).status().unwrap().success(), "{script}");
+    };
+    let copies = || server.run(command(&["cp", "f", "copy"]));
+    assert_eq!(copies().await.errors(), "");
+    administer("mount --bind $1 $1");
+    assert_eq!(copies().await.errors(), "");
+    administer("mount -o remount,bind,ro $1");
+    let refused = copies().await.errors();
+    assert!(refused.contains("Read-only file system"), "{refused}");
+    administer("umount $1");
+    assert_eq!(copies().await.errors(), "");
+}

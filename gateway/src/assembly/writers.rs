@@ -1,5 +1,5 @@
-//! Files on mounts that the sessions' processes hold open for writing, or have mapped so: their data
-//! may still be in transit, or in this machine's memory, when a remote command reads them.
+//! Files on mounts that the sessions' processes hold open for writing, or have mapped so: their
+//! data may still be in transit, or in this machine's memory, when a remote command reads them.
 
 use std::{
     collections::HashSet,
@@ -49,8 +49,8 @@ pub enum Written {
 
 impl Writers {
     /// Finds files below some directories that processes below `roots` have open for writing, or
-    /// mapped so. Reads /proc only. Of the `waiting` stages it reads nothing: their descriptors are those that they
-    /// enlisted with.
+    /// mapped so. Reads /proc only. Of the `waiting` stages it reads nothing: their descriptors are
+    /// those that they enlisted with.
     #[must_use]
     pub fn find(
         &self,

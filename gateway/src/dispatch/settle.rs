@@ -166,8 +166,11 @@ enum MountCall {
 /// stores send nothing.
 fn calls_for(used: &ServerUse, written: &[Written]) -> Result<Vec<MountCall>, LocalReason> {
     let adapter = used.adapter;
-    let mapped = |written: &Written| matches!(written, Written::Mapped(path) if path.starts_with(&used.path));
-    if adapter != Adapter::Volume && written.iter().any(mapped) {
+    let is_mapped = |written: &Written| match written {
+        Written::Mapped(path) => path.starts_with(&used.path),
+        Written::Open { .. } => false,
+    };
+    if adapter != Adapter::Volume && written.iter().any(is_mapped) {
         return Err(ReasonKind::Unflushed
             .because(format!("a process here may store to {} by a mapping", used.path.display())));
     }

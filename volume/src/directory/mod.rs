@@ -31,6 +31,7 @@ mod listing;
 mod locks;
 mod names;
 mod nodes;
+mod put;
 mod reserved;
 mod rights;
 mod rivals;

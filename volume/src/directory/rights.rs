@@ -286,8 +286,10 @@ mod tests {
     use super::*;
     use crate::{
         directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
-        store::{Answer, AttributeChange, Caller, NewMode, Removal, Store as _},
+        leases::Intent,
+        store::{Answer, AttributeChange, Caller, Leases, NewMode, Notice, Removal, Store as _},
     };
+    use tokio_stream::StreamExt as _;
 
     const OWNER: u32 = 61_001;
     const OTHER: u32 = 61_002;
@@ -443,6 +445,48 @@ mod tests {
         };
         let seen = session.0.as_caller(&Caller::default(), job).await.unwrap();
         assert_eq!(seen, (Err(Errno::EAGAIN), 1, Ok(()), 0));
+    }
+
+    /// The file that an op was announced for is gone, and the session's announcement of another op
+    /// of the directory recalls other leases.
+    #[tokio::test]
+    async fn a_new_name_is_told_whatever_else_the_session_has_announced() {
+        let top = tempfile::tempdir_in("/var/tmp").unwrap();
+        fs::write(top.path().join("f"), "x").unwrap();
+        let directory = Directory::open(
+            Machine::blind().unwrap(),
+            top.path(),
+            Rights::Own,
+            Mutability::ReadWrite,
+        )
+        .unwrap();
+        let [one, other] = [0, 1].map(|_| DirectorySession::open(directory.clone(), Liveness::Own));
+        let mut notices = other.notices();
+        let root = one.root();
+        let list = Op::List { directory: root, cookie: 0, limit: 100 };
+        other.call(&Caller::default(), list).await.unwrap();
+        let flags = OpenFlags::WRITE;
+        let mode = NewMode { masked: 0o644, withheld: 0 };
+        let op = Op::Create { parent: root, name: "f".into(), mode, flags };
+        let job = move |session: &std::sync::Arc<Session>| {
+            let announced = session.intents(&op)?;
+            fs::remove_file(top.path().join("f")).unwrap();
+            let pending = session.intent(root, Intent::Change(Leases::ATTRIBUTES));
+            let _pending = session.announce(&vec![pending]);
+            Ok(session.execute(&op, &announced).map(drop).map_err(Errno::from))
+        };
+        one.0.as_caller(&Caller::default(), job).await.unwrap().unwrap();
+        let told = async {
+            while let Some(notice) = notices.next().await {
+                if matches!(notice, Notice::Recall { file, leases, .. }
+                    if file == root && leases.contains(Leases::ENTRIES))
+                {
+                    return true;
+                }
+            }
+            false
+        };
+        assert!(tokio::time::timeout(std::time::Duration::from_secs(5), told).await.unwrap());
     }
 
     /// A tree as [`make`] makes it, and every op on it.
