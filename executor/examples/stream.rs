@@ -37,7 +37,7 @@ fn spec(mount: &str, export: &str, argv: &[&str]) -> RunSpec {
         mounts: vec![MountPoint {
             path: mount.to_owned().into(),
             export: export.to_owned(),
-            sub_path: "".into(),
+            ..MountPoint::default()
         }],
         stages: vec![stage],
         pipes: vec![PIPE],

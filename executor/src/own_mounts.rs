@@ -294,8 +294,12 @@ mod tests {
 
     #[test]
     fn paths_of_a_run_on_a_mount_of_this_machine() {
-        let mount =
-            MountPoint { path: "/mnt/w".into(), export: "w".into(), sub_path: "sub".into() };
+        let mount = MountPoint {
+            path: "/mnt/w".into(),
+            export: "w".into(),
+            sub_path: "sub".into(),
+            ..MountPoint::default()
+        };
         let check = |top: &str, (cwd, path): (&'static str, &'static str), expect: &[&str]| {
             let expect: Vec<PathBuf> = expect.iter().map(PathBuf::from).collect();
             let named = named_paths(&[used(cwd, path)]);

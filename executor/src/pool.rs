@@ -541,8 +541,10 @@ fn view_mounts(caller: &Caller, mounts: &[MountPoint]) -> Result<Vec<ViewMount>,
             path: mount.path.to_vec(),
             directory: export.path.clone().into_os_string().into_vec(),
             sub_path: mount.sub_path.to_vec(),
-            read_only: export.read_only,
+            read_only: export.read_only || mount.read_only,
             exec: export.exec,
+            no_symlinks: mount.no_symlinks,
+            no_holes: mount.no_holes,
         });
     }
     views.sort_by(|one, other| one.path.cmp(&other.path));

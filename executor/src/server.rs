@@ -414,7 +414,7 @@ async fn take_changes(
         shared.load.share(callers.are_several());
         shared.change(callers, policy);
         // It waits for file systems, which blocks nothing else.
-        tokio::spawn(volume::end_replaced(shared.clone()));
+        volume::end_replaced(&shared);
         let later = shared.config.fixed_in(&changed);
         shared.audit.reconfigured(changed.identities.len(), &later);
         if later.is_empty() {
@@ -482,7 +482,7 @@ async fn watch_mounts(shared: &Arc<ServiceState>) {
         if mounts.as_ref().is_none_or(|(mounts, _)| mounts.has_changed()) {
             mounts = MountSnapshot::take().ok();
             shared.pool.end_idle_for(Duration::ZERO);
-            tokio::spawn(volume::end_replaced(shared.clone()));
+            volume::end_replaced(shared);
         }
     }
 }

@@ -24,5 +24,5 @@ pub use beneath::MountRoot;
 pub use path::{ClientPath, ExecutorName, ExportPath, MountId};
 pub use prefixes::Prefixes;
 pub use resolve::{LocalReason, Owned, Resolution, Resolver};
-pub use table::{Mount, MountState, MountTable, Owner, SamePlace};
+pub use table::{Mount, MountFlags, MountState, MountTable, Owner, SamePlace};
 pub use walk::LastLink;

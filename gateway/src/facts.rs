@@ -151,7 +151,6 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<ResolvedCommand, Loca
     };
     let mut reading =
         ResolvedCommand { invocation, places, cwd, client_files: ClientFiles::default() };
-    check_mount_flags(world, &reading)?;
     check_attributes(world, &reading)?;
     check_umask(world, stage, &reading)?;
     check_search(world, stage, &reading)?;
@@ -199,27 +198,6 @@ pub fn round_trip_to(world: &World<'_>, mount: &Mount) -> Option<Duration> {
         ExecutorState::Ready(connection) => Some(connection.rtt),
         _ => None,
     }
-}
-
-/// Checks that the mounts through which a command goes allow what the executor would allow: it
-/// knows its exports only.
-fn check_mount_flags(world: &World<'_>, reading: &ResolvedCommand) -> Result<(), LocalReason> {
-    let ResolvedCommand { invocation, places, cwd, .. } = reading;
-    let changes_files = invocation.side_effects
-        || invocation.current_dir == CurrentDir::Writes
-        || invocation.files.iter().any(|file| file.kind.writes());
-    for place in places.iter().flatten().chain(cwd) {
-        let PathOwner::At(_, _, mount) = place else { continue };
-        let mount = world.table.mount(*mount);
-        let point = mount.path.as_path().display();
-        if changes_files && mount.flags.is_read_only {
-            return Err(ReasonKind::Path.because(format!("{point} is mounted read-only")));
-        }
-        if mount.flags.follows_no_links {
-            return Err(ReasonKind::Path.because(format!("{point} is mounted with nosymfollow")));
-        }
-    }
-    Ok(())
 }
 
 /// Checks that file attributes that a command shows look the same on the server.

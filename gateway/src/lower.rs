@@ -184,6 +184,9 @@ impl<'a> Builder<'a> {
                 path: bytes(m.path.as_path().as_os_str()),
                 export: owner.export.clone(),
                 sub_path: bytes(owner.sub_path.as_os_str()),
+                read_only: m.flags.is_read_only,
+                no_symlinks: m.flags.follows_no_links,
+                no_holes: matches!(m.adapter(), Adapter::Sshfs | Adapter::Rclone),
             })
         });
         let spec = RunSpec {

@@ -101,12 +101,19 @@ fn nothing_is_changed_through_a_read_only_mount() {
     let text = r#"umask 077; mkdir -p ~/ro; mount --bind /mnt/s1 ~/ro && mount -o remount,bind,ro ~/ro || exit
         change() { for c in 'cp f g' 'tee f' 'sort -r f -o f' 'sed -i s/server/x/ f 2> ~/said' 'rm -r d' 'gzip f' \
             'tar xf t.tar' 'split -l 1 f' 'cd d; tar xf ../t.tar'; do (eval "$c" < /dev/null; echo "$c: $?"); done; }
-        cd ~/ro; change; cd; cat ~/ro/f; umount ~/ro
+        cd ~/ro; change; cd; cat ~/ro/f; cp /mnt/s1/t.tar /mnt/s1/link; echo $?
+        umount ~/ro; mkdir /mnt/s1/in; echo x > /mnt/s1/d/kept
+        mount --bind /mnt/s1/d /mnt/s1/in && mount -o remount,bind,ro /mnt/s1/in
+        cp /mnt/s1/f /mnt/s1/in/g; (cd /mnt/s1; tar xf t.tar -C in; rm -r in/kept; cp -r f in); echo $?
+        umount /mnt/s1/in; rmdir /mnt/s1/in; rm /mnt/s1/d/kept
         mount -o remount,bind,ro /mnt/s1; cd /mnt/s1; change; cd; mount -o remount,bind,rw /mnt/s1
         cp /mnt/s1/f /mnt/s1/copy; wc -l /mnt/s1/copy; rm /mnt/s1/copy"#;
     let seen = [Under::Shell, Under::PoshExplained].map(|under| {
         fs::create_dir_all(far.join("d")).unwrap();
         fs::write(far.join("f"), "server\n").unwrap();
+        let link = far.join("link");
+        let _ = fs::remove_file(&link);
+        std::os::unix::fs::symlink("/home/user/ro/f", &link).unwrap();
         let archive = "tar cf t.tar f";
         let made =
             std::process::Command::new("sh").args(["-c", archive]).current_dir(&far).status();
@@ -115,7 +122,7 @@ fn nothing_is_changed_through_a_read_only_mount() {
         let mut names: Vec<_> =
             fs::read_dir(&far).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
-        assert_eq!(names, ["d", "f", "t.tar"], "{outcome}");
+        assert_eq!(names, ["d", "f", "link", "t.tar"], "{outcome}");
         assert_eq!(fs::read_to_string(far.join("f")).unwrap(), "server\n", "{outcome}");
         assert_eq!(fs::read_dir(far.join("d")).unwrap().count(), 0, "{outcome}");
         outcome

@@ -95,7 +95,10 @@ impl Locales {
     #[must_use]
     pub fn look_up(&self, name: &str) -> Lookup<'_> {
         if let Some(digest) = self.0.get(&normal(name)) {
-            return Lookup::Found(digest);
+            // The C library converts only UTF-8 by itself; other codesets take modules (gconv),
+            // which may be missing.
+            let is_own = name.starts_with("C.") || normal(name).contains(".utf8");
+            return if is_own { Lookup::Found(digest) } else { Lookup::Unclear };
         }
         let (bare, modifier) = name.split_once('@').map_or((name, None), |(n, m)| (n, Some(m)));
         let place = bare.split('.').next().unwrap_or_default();
@@ -231,10 +234,10 @@ mod tests {
 
     #[test]
     fn names_are_found_as_the_c_library_finds_them() {
-        let all = of(&["en_US.utf8", "de_DE.iso885915@euro", "C.utf8", "sr"]);
+        let all = of(&["en_US.utf8", "de_DE.iso885915@euro", "de_DE.utf8@euro", "C.utf8", "sr"]);
         for (name, found) in [
             ("en_US.UTF-8", Some("en_US.utf8")),
-            ("de_DE.ISO-8859-15@euro", Some("de_DE.iso885915@euro")),
+            ("de_DE.UTF-8@euro", Some("de_DE.utf8@euro")),
             ("C.UTF-8", Some("C.utf8")),
         ] {
             let found = found.map(str::as_bytes).unwrap();
@@ -243,8 +246,8 @@ mod tests {
         for name in ["en_US", "en_US.ISO-8859-1", "de_DE.UTF-8", "en_us.utf8"] {
             assert_eq!(all.look_up(name), Lookup::Absent, "{name}");
         }
-        // A directory of the language alone, an alias of locale.alias, a path.
-        for name in ["sr_RS.UTF-8", "sr_RS@latin", "german", "/x/y"] {
+        // A directory of the language alone, an alias of locale.alias, a path, another codeset.
+        for name in ["de_DE.ISO-8859-15@euro", "sr_RS.UTF-8", "sr_RS@latin", "german", "/x/y"] {
             assert_eq!(all.look_up(name), Lookup::Unclear, "{name}");
         }
         assert_eq!(of(&[]).look_up("C.UTF-8"), Lookup::Absent);

@@ -52,7 +52,7 @@ pub fn run_of(argv: &[&str], export: &str, mounted_at: &str, credit_bytes: u64) 
         mounts: vec![MountPoint {
             path: mounted_at.to_owned().into(),
             export: export.into(),
-            sub_path: Bytes::new(),
+            ..MountPoint::default()
         }],
         stages: vec![stage],
         pipes: vec![1],

@@ -129,7 +129,7 @@ async fn run(client: &mut ExecutorClient<Channel>) -> Result<Duration> {
         mounts: vec![MountPoint {
             path: MOUNT.into(),
             export: "empty".into(),
-            sub_path: "".into(),
+            ..MountPoint::default()
         }],
         stages: vec![stage],
         trace: true,

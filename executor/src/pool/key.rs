@@ -4,13 +4,17 @@
 //! nothing was mounted, unmounted or remounted between the making of the key and that of the view.
 //! A view has copies of the server's mounts: it does not show later ones, keeps those that are
 //! unmounted, and a mount that becomes read-only stays writable in it. So what is mounted around
-//! and below the exports and the programs is part of the key, with all options, and so are the
-//! files of `/etc` and the directories that a view makes anew (`runner::system`).
+//! and below the exports and the programs is part of the key, with all options, and so is what a
+//! view takes of the server's own tree, and the directories that it makes anew (`runner::system`).
 
-use std::{io, os::unix::ffi::OsStrExt as _, path::Path};
+use std::{
+    io,
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+    path::Path,
+};
 
 use fs_mapper::mountinfo::{MountEntry, MountSnapshot};
-use nix::sys::stat::lstat;
+use nix::{libc, sys::stat::lstat};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
@@ -19,7 +23,7 @@ use crate::{
     error::Refusal,
     hidden,
     runner::{
-        Hidden, etc, is_shown, open_export, path_of,
+        Hidden, is_shown, open_export, path_of, taken,
         wire::{DirectoryId, ViewSpec},
     },
 };
@@ -67,7 +71,7 @@ pub fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf)
     let hidden = spec.hidden.iter().map(|path| path_of(path));
     let hidden = Hidden::of(hidden::shown_among(hidden, &visible));
     hidden.made_anew().for_each(|path| key.file(path, Contents::Copied));
-    etc().for_each(|path| key.file(&path, Contents::Shown));
+    taken().for_each(|(path, _)| key.file(&path, Contents::Shown));
     Ok((key.0.finalize().to_vec(), MadeOf { mounts, directories }))
 }
 
@@ -107,6 +111,15 @@ impl KeyHash {
         match lstat(path) {
             Ok(found) => {
                 self.numbers([found.st_dev, found.st_ino]);
+                // A view has copies of links.
+                if found.st_mode & libc::S_IFMT == libc::S_IFLNK {
+                    self.bytes(
+                        &std::fs::read_link(path).map_or_else(
+                            |_| Vec::new(),
+                            |target| target.into_os_string().into_vec(),
+                        ),
+                    );
+                }
                 if contents == Contents::Copied {
                     self.numbers([found.st_ctime, found.st_ctime_nsec].map(i64::cast_unsigned));
                 }
@@ -188,7 +201,12 @@ mod tests {
             assert_eq!(key(), before);
             std::fs::write("/etc/new", "ada and bob").unwrap();
             std::fs::rename("/etc/new", "/etc/passwd").unwrap();
-            key() != before
+            let after = key();
+            std::os::unix::fs::symlink("one", "/etc/mtab").unwrap();
+            let with_link = key();
+            std::fs::remove_file("/etc/mtab").unwrap();
+            std::os::unix::fs::symlink("other", "/etc/mtab").unwrap();
+            after != before && with_link != after && key() != with_link
         };
         assert!(std::thread::spawn(in_private).join().unwrap());
     }

@@ -79,10 +79,11 @@ fn take_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd, Re
     let directory = open_export(entry, user)?;
     let path = path_of(&entry.path);
     let read_only = if entry.read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
+    let no_links = if entry.no_symlinks { libc::MOUNT_ATTR_NOSYMFOLLOW } else { 0 };
     let no_programs = if entry.exec { 0 } else { libc::MOUNT_ATTR_NOEXEC };
     detach(
         directory.as_fd(),
-        libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | no_programs | read_only,
+        libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | no_programs | read_only | no_links,
     )
     .map_err(failed(|| format!("take the export for {}", path.display())))
 }

@@ -19,7 +19,8 @@ use nix::{
 use posh_proto::executor::rejected::Kind;
 
 use super::{
-    fence, filter,
+    fence,
+    filter::{self, Holes},
     wire::{Bounds, ConfinementReport, Isolation, ViewSpec, ViewUser},
 };
 use crate::{config::Level, error::Refusal, sys};
@@ -59,7 +60,9 @@ pub fn keeper(spec: &ViewSpec) -> Result<ConfinementReport, Refusal> {
             })
             .map_err(|errno| failed("give up capabilities", errno))?;
     }
-    match filter::apply(spec.isolation()).and_then(|()| filter::prepare()) {
+    let holes =
+        if spec.mounts.iter().any(|mount| mount.no_holes) { Holes::Hidden } else { Holes::Shown };
+    match filter::apply(spec.isolation(), holes).and_then(|()| filter::prepare()) {
         Ok(()) => reached.has.push("seccomp".to_owned()),
         Err(why) => reached.lacks.push(format!("seccomp ({why})")),
     }

@@ -512,13 +512,37 @@ impl From<BackendError> for NoFilter {
 /// as on kernels without it.
 const FIRST_UNKNOWN: u32 = 470;
 
-/// Installs the filter on this process and all its children. They must not be able to get new
-/// privileges. Where they see the server's own tree, they can't change attributes.
-pub fn apply(isolation: Isolation) -> Result<(), NoFilter> {
-    Ok(install(&refusing(isolation)?)?)
+/// Answer to lseek(2) with SEEK_DATA and SEEK_HOLE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holes {
+    /// That of the server's file system.
+    Shown,
+    /// EINVAL, as from one without them: grep takes a file with a hole for binary.
+    Hidden,
 }
 
-fn refusing(isolation: Isolation) -> Result<BpfProgram, NoFilter> {
+/// Installs the filter on this process and all its children. They must not be able to get new
+/// privileges. Where they see the server's own tree, they can't change attributes.
+pub fn apply(isolation: Isolation, holes: Holes) -> Result<(), NoFilter> {
+    Ok(install(&refusing(isolation, holes)?)?)
+}
+
+/// Steps for lseek(2), with the number of the call loaded before and after.
+fn holes_in_files(holes: Holes) -> Result<BpfProgram, NoFilter> {
+    let invalid = || vec![answer(libc::SECCOMP_RET_ERRNO | libc::EINVAL.unsigned_abs())];
+    let steps = [
+        vec![load(argument(2))],
+        only_for(libc::SEEK_DATA.unsigned_abs(), invalid())?,
+        only_for(libc::SEEK_HOLE.unsigned_abs(), invalid())?,
+        vec![load(0)],
+    ];
+    match holes {
+        Holes::Shown => Ok(Vec::new()),
+        Holes::Hidden => only_for(number_of(libc::SYS_lseek), steps.concat()),
+    }
+}
+
+fn refusing(isolation: Isolation, holes: Holes) -> Result<BpfProgram, NoFilter> {
     let (attributes, requests) = match isolation {
         Isolation::Nothing => (ATTRIBUTES, &ATTRIBUTE_REQUESTS[..]),
         Isolation::Mounts | Isolation::MountsAndProcesses => (&[][..], &[][..]),
@@ -554,7 +578,9 @@ fn refusing(isolation: Isolation) -> Result<BpfProgram, NoFilter> {
     .chain(on_others);
     let unknown = step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, FIRST_UNKNOWN);
     let absent = answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
-    let known = [vec![load(0), unknown, absent], no_filters(PASS.clone()?)?].concat();
+    let known =
+        [vec![load(0), unknown, absent], holes_in_files(holes)?, no_filters(PASS.clone()?)?]
+            .concat();
     let mut program = only_native(known);
     program.extend(filter(by_name.chain(by_argument), libc::EPERM)?);
     Ok(program)
@@ -845,7 +871,7 @@ mod tests {
     fn what_nobody_has_looked_at_is_absent_for_all_commands() {
         let refused = |errno: libc::c_int| libc::SECCOMP_RET_ERRNO | errno.unsigned_abs();
         let views = [Isolation::Nothing, Isolation::Mounts, Isolation::MountsAndProcesses];
-        let programs = views.map(|isolation| refusing(isolation).expect("a filter"));
+        let programs = views.map(|isolation| refusing(isolation, Holes::Hidden).expect("a filter"));
         for program in &programs {
             for call in (FIRST_UNKNOWN..1200).chain([1 << 20, X32_BIT - 1]) {
                 assert_eq!(said(program, call), refused(libc::ENOSYS), "{call}");

@@ -69,7 +69,7 @@ pub(crate) use self::{
     paths::{find, name_of},
     places::check_file,
     programs::{Programs, library_directories},
-    system::{Hidden, etc},
+    system::{Hidden, taken},
     view::{View, is_shown, open_export, path_of},
 };
 pub use self::{budget::MAX_KEPT_BYTES, fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};

@@ -233,21 +233,25 @@ pub fn etc() -> impl Iterator<Item = PathBuf> {
     ETC.iter().map(|name| Path::new("/etc").join(name)).chain([PathBuf::from(OPENSSL)])
 }
 
+/// Paths that a view shows of the server, each with the attributes of its mount.
+pub fn taken() -> impl Iterator<Item = (PathBuf, u64)> {
+    let programs =
+        SHOWN.iter().copied().chain(PROGRAM_LINKS).map(|path| (PathBuf::from(path), PROGRAMS));
+    let etc = etc().map(|path| (path, PROGRAMS));
+    let devices = DEVICES.iter().map(|name| (Path::new("/dev").join(name), NODES));
+    programs.chain(etc).chain(devices).chain([(PathBuf::from(PROCESSORS), KERNELS)])
+}
+
 /// Takes all that a view shows of the server. The client has its own in place of `replaced` files.
 pub fn take(
     isolation: Isolation,
     hidden: &Hidden,
     replaced: &[&Path],
 ) -> Result<Vec<ServerTree>, Refusal> {
-    let programs =
-        SHOWN.iter().copied().chain(PROGRAM_LINKS).map(|path| (PathBuf::from(path), PROGRAMS));
-    let etc = etc().map(|path| (path, PROGRAMS));
-    let devices = DEVICES.iter().map(|name| (Path::new("/dev").join(name), NODES));
-    let processors = [(PathBuf::from(PROCESSORS), KERNELS)];
     let links = DEVICE_LINKS
         .map(|(path, target)| ServerTree { path: path.into(), what: What::Link(target.into()) });
     let mut all = Vec::from(links);
-    for (path, attributes) in programs.chain(etc).chain(devices).chain(processors) {
+    for (path, attributes) in taken() {
         if !replaced.contains(&path.as_path()) {
             all.extend(ServerTree::without(hidden, &path, attributes)?);
         }

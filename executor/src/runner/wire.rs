@@ -124,6 +124,12 @@ pub struct ViewMount {
     /// Programs in it may be started.
     #[prost(bool, tag = "5")]
     pub exec: bool,
+    /// Symbolic links in it lead nowhere.
+    #[prost(bool, tag = "6")]
+    pub no_symlinks: bool,
+    /// On the workstation, files in it have no holes.
+    #[prost(bool, tag = "7")]
+    pub no_holes: bool,
 }
 
 /// Result of building the view.

@@ -39,7 +39,7 @@ use posh_volume::{
     wire,
 };
 use prost::Message as _;
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -53,7 +53,6 @@ use crate::{
     admission::{Denied, peer_name},
     callers::{Caller, caller_of},
     classifier::Turns,
-    config::EXPORT_PATIENCE,
     metered::{Arrived, kept_until_sent},
     own_mounts,
     service::ServiceState,
@@ -115,6 +114,8 @@ pub struct Volumes {
     /// Those that all sessions may have open.
     descriptors: usize,
     directories: Mutex<Vec<OpenDirectory>>,
+    /// Looks at the paths of directories in use.
+    looks: Looks,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
     /// Sessions that have ended while a system call of theirs may still run: that keeps them.
     at_work: Mutex<Vec<AtWork>>,
@@ -166,6 +167,7 @@ impl Volumes {
             rivals,
             descriptors,
             directories: Mutex::default(),
+            looks: Looks::default(),
             sessions: Mutex::default(),
             at_work: Mutex::default(),
             ending: Mutex::default(),
@@ -482,21 +484,65 @@ async fn begin(shared: Arc<ServiceState>, name: Bytes, served: Arc<Served>) -> R
     Ok(())
 }
 
-/// Ends the sessions whose export's path names another directory by now. A directory that does not
-/// answer in time stays as it is.
-pub async fn end_replaced(shared: Arc<ServiceState>) {
-    let mut looks = JoinSet::new();
+/// Ends the sessions whose export's path names another directory by now. Waits for nothing: one
+/// that does not answer has one thread, however often this is called.
+pub fn end_replaced(shared: &Arc<ServiceState>) {
     for (path, directory) in shared.volumes.directories_in_use() {
-        let shared = shared.clone();
-        looks.spawn(async move {
-            let (asked, named) = (directory.clone(), path.clone());
-            let looking = tokio::task::spawn_blocking(move || asked.is_at(&named));
-            if let Ok(Ok(false)) = tokio::time::timeout(EXPORT_PATIENCE, looking).await {
-                end_all(&shared, shared.volumes.sessions_of(&path, |its| its.is_same(&directory)));
-            }
-        });
+        let number = Arc::as_ptr(&directory) as usize;
+        if shared.volumes.looks.begin(number) {
+            let shared = shared.clone();
+            tokio::task::spawn_blocking(move || {
+                loop {
+                    if !directory.is_at(&path) {
+                        let sessions =
+                            shared.volumes.sessions_of(&path, |its| its.is_same(&directory));
+                        end_all(&shared, sessions);
+                    }
+                    if shared.volumes.looks.end(number) {
+                        break;
+                    }
+                }
+            });
+        }
     }
-    while looks.join_next().await.is_some() {}
+}
+
+/// Looks at work, one at a time of each kind.
+#[derive(Debug, Default)]
+struct Looks(Mutex<HashMap<usize, LookState>>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LookState {
+    AtWork,
+    /// It is to be done once more: what it sees may be older than the last wish.
+    Again,
+}
+
+impl Looks {
+    /// Returns true if the caller is to look; else the one at work looks once more.
+    fn begin(&self, number: usize) -> bool {
+        let mut looks = self.0.lock().expect("not poisoned");
+        match looks.entry(number) {
+            Entry::Occupied(mut at_work) => {
+                at_work.insert(LookState::Again);
+                false
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(LookState::AtWork);
+                true
+            }
+        }
+    }
+
+    /// Returns true if the look is over; else it is to be done once more.
+    fn end(&self, number: usize) -> bool {
+        let mut looks = self.0.lock().expect("not poisoned");
+        if looks.remove(&number) == Some(LookState::Again) {
+            looks.insert(number, LookState::AtWork);
+            return false;
+        }
+        true
+    }
 }
 
 /// Ends sessions whose directory was replaced, each without waiting for another's last calls. Their
@@ -840,6 +886,16 @@ mod tests {
         let mapped = Caller { user: Some(user), trust_caller_ids: false, ..anybody };
         assert!(matches!(rights_of(&mapped), Rights::User(user) if user.uid == uid));
         assert_eq!(rights_of(&Caller { trust_caller_ids: true, ..mapped }), Rights::Callers);
+    }
+
+    #[test]
+    fn one_thread_looks_at_a_directory_however_often_that_is_wished() {
+        let looks = Looks::default();
+        assert!(looks.begin(1) && looks.begin(2));
+        assert!((0..1000).all(|_| !looks.begin(1)));
+        // Once more for all wishes since, and then it is over.
+        assert!(!looks.end(1) && looks.end(1) && looks.end(2));
+        assert!(looks.begin(1));
     }
 
     #[test]

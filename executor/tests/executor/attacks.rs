@@ -419,6 +419,19 @@ async fn a_socket_of_a_pair_leads_only_to_the_other_one() {
     assert_eq!(lab.says(command(&["perl", "-e", ask])).await, "0 0 0 1 1 1 1 1 1 1 ");
 }
 
+// Guard: filter::holes_in_files. grep takes a file with a hole for binary, where lseek(2) tells.
+#[tokio::test]
+async fn where_the_workstation_sees_no_holes_commands_see_none() {
+    let lab = Lab::start().await;
+    lab.write("f", format!("needle\n{}", "hay\n".repeat(100_000)));
+    let file = fs::File::options().write(true).open(lab.store.path().join("f")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let mut spec = command(&["grep", "needle", "f"]);
+    assert!(lab.says(spec.clone()).await.contains("binary file matches"));
+    spec.mounts[0].no_holes = true;
+    assert_eq!(lab.says(spec).await, "needle\n");
+}
+
 // Guards: the sized tmpfs (scratch::mount_private); its memory is freed (scratch::Use::clean).
 #[tokio::test]
 async fn what_is_put_into_tmp_is_bounded_and_given_back() {

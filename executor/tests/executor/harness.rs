@@ -221,6 +221,7 @@ pub fn mount(path: &str, export: &str, sub_path: &str) -> MountPoint {
         path: path.to_owned().into(),
         export: export.into(),
         sub_path: sub_path.to_owned().into(),
+        ..MountPoint::default()
     }
 }
 

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fs_mapper::{Resolution, config::Scheduler};
+use fs_mapper::{MountFlags, Resolution, config::Scheduler};
 use posh_annotations::ToolVersion;
 use posh_proto::rule::{self, Rule};
 
@@ -482,6 +482,11 @@ async fn can_run(
             about.machine, gateway.machine
         )));
     }
+    if !about.namespaces && has_flags(gateway, id) {
+        return Err(ReasonKind::Executor.because(format!(
+            "a mount of {name} is read-only or nosymfollow here, which it can't be there"
+        )));
+    }
     let identical = !rule::holds(Rule::Identity);
     if !identical {
         gateway.locales.same(name, connection.locales.as_ref(), stage)?;
@@ -513,6 +518,15 @@ async fn can_run(
         gateway.tools.same(name, connection, other, &program, ToolVersion::Same).await?;
     }
     Ok(())
+}
+
+/// Returns true if a mount of an executor has flags that its views have to have.
+fn has_flags(gateway: &Gateway, id: ExecutorId) -> bool {
+    let (view, name) = (gateway.view(), &gateway.executors.get(id).name);
+    view.table.mounts().any(|mount| {
+        mount.owner.as_ref().is_some_and(|owner| owner.executor == *name)
+            && mount.flags != MountFlags::default()
+    })
 }
 
 /// Returns true if an executor's machine has another time zone.

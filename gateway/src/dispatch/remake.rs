@@ -123,6 +123,7 @@ fn mounts_of(table: &MountTable, executor: &ExecutorName) -> Vec<MountPoint> {
             path: bytes(mount.path.as_path().as_os_str()),
             export: owner.export.clone(),
             sub_path: bytes(owner.sub_path.as_os_str()),
+            ..MountPoint::default()
         })
     });
     mounts.collect()

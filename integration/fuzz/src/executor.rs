@@ -199,7 +199,11 @@ fn pipeline() -> RunSpec {
     RunSpec {
         run_id: "sound".into(),
         protocol: PROTOCOL_VERSION,
-        mounts: vec![MountPoint { path: MOUNT.into(), export: "logs".into(), sub_path: "".into() }],
+        mounts: vec![MountPoint {
+            path: MOUNT.into(),
+            export: "logs".into(),
+            ..MountPoint::default()
+        }],
         stages: vec![
             stage(1, &["cat", "f"], Source::NullFlags(0), 101),
             stage(2, &["cat"], Source::PipeRead(101), 102),
