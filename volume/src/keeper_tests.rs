@@ -7,8 +7,9 @@ const LEASED: u64 = 100_000;
 const FLUSHES: usize = 400;
 /// Measured in a release build, on two cores with other work: 1 to 4 ms under recalls, 24 to 90 ms
 /// under answers that come in a loop without any pause (how much of it is the wait for a core is
-/// not known). This is for a debug build.
-const LONGEST: Duration = Duration::from_secs(1);
+/// not known). In a debug build beside other tests up to 1.5 s were seen; without steps it would be
+/// minutes.
+const LONGEST: Duration = Duration::from_secs(3);
 
 fn file(number: u64) -> FileRef {
     FileRef {
