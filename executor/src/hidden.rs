@@ -1,6 +1,6 @@
 //! Paths that no view shows, although they may lie in directories that all views show (`/opt`,
-//! `/usr`): the exports, which have their own mount points, and the executor's own files. A view
-//! covers them before it makes anything that a client has named.
+//! `/usr`): the exports, which have their own mount points, and the executor's own files. A view is
+//! made without them (`runner::system`).
 //!
 //! Making a view waits for no disk: another identity's export that hangs holds up nobody. Paths are
 //! resolved when the configuration is read; their other names come from the list of mounts.

@@ -55,32 +55,31 @@ impl LocalLocales {
         if needed.is_empty() {
             return Ok(());
         }
-        let different = |text: String| Err(ReasonKind::Executor.because(text));
         let (Some(here), Some(there)) = (self.now(), there) else {
-            return different(format!("the locales here or on {executor} can't be read"));
+            return Err(ReasonKind::Executor
+                .because(format!("the locales here or on {executor} can't be read")));
         };
-        needed.iter().try_for_each(|name| is_same(executor, &here, there, name).or_else(different))
+        needed.iter().try_for_each(|name| is_same(executor, &here, there, name))
     }
 }
 
 /// Checks that a name stands for the same locale here and there, or for none.
-fn is_same(executor: &str, here: &Locales, there: &Locales, name: &str) -> Result<(), String> {
-    match (here.look_up(name), there.look_up(name)) {
-        (Lookup::Absent, Lookup::Absent) => Ok(()),
-        (Lookup::Found(one), Lookup::Found(other)) if one == other => Ok(()),
+fn is_same(executor: &str, here: &Locales, there: &Locales, name: &str) -> Result<(), LocalReason> {
+    let text = match (here.look_up(name), there.look_up(name)) {
+        (Lookup::Absent, Lookup::Absent) => return Ok(()),
+        (Lookup::Found(one), Lookup::Found(other)) if one == other => return Ok(()),
         (Lookup::Found(_), Lookup::Found(_)) => {
-            Err(format!("{executor} has another definition of the locale {name}"))
+            format!("{executor} has another definition of the locale {name}")
         }
-        (Lookup::Found(_), Lookup::Absent) => {
-            Err(format!("{executor} does not have the locale {name}"))
-        }
+        (Lookup::Found(_), Lookup::Absent) => format!("{executor} does not have the locale {name}"),
         (Lookup::Absent, Lookup::Found(_)) => {
-            Err(format!("this machine does not have the locale {name}, which {executor} has"))
+            format!("this machine does not have the locale {name}, which {executor} has")
         }
         (Lookup::Unclear, _) | (_, Lookup::Unclear) => {
-            Err(format!("the locale {name} may be another one on {executor}"))
+            format!("the locale {name} may be another one on {executor}")
         }
-    }
+    };
+    Err(ReasonKind::Executor.because(text))
 }
 
 /// Locales of an executor; `None` if it can't read them.

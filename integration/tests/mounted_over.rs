@@ -93,7 +93,7 @@ fn a_mount_is_not_at_its_path_when_a_directory_above_it_was_renamed() {
     assert!(report.stages("sort").last().is_some_and(|stage| stage.is_offloaded()), "{report:#?}");
 }
 
-/// What the kernel refuses on a mount, the executor would do.
+/// An executor knows nothing of the workstation's mounts but what it is told.
 #[test]
 fn nothing_is_changed_through_a_read_only_mount() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();

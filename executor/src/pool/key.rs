@@ -132,6 +132,7 @@ impl KeyHash {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::mount::MsFlags;
 
     #[test]
     fn a_view_of_other_directories_is_not_what_its_key_says() {
@@ -143,24 +144,20 @@ mod tests {
         assert!((0..1000).any(|_| made_of().is_still(&[id(1), id(2)])));
     }
 
+    /// Gives this thread a mount namespace of its own.
+    fn take_own_mounts() {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        mount_at("/", None, MsFlags::MS_REC | MsFlags::MS_PRIVATE);
+    }
+
+    fn mount_at(at: impl AsRef<Path>, kind: Option<&str>, flags: MsFlags) {
+        nix::mount::mount(kind, at.as_ref(), kind, flags, None::<&str>).unwrap();
+    }
+
     #[test]
     fn a_view_made_while_something_was_mounted_is_not_what_its_key_says() {
-        use nix::{
-            mount::{MsFlags, mount, umount},
-            sched::{CloneFlags, unshare},
-        };
-
-        // A thread with a mount namespace of its own.
         let in_private = || {
-            unshare(CloneFlags::CLONE_NEWNS).unwrap();
-            mount(
-                None::<&str>,
-                "/",
-                None::<&str>,
-                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
-                None::<&str>,
-            )
-            .unwrap();
+            take_own_mounts();
             let place = tempfile::tempdir().unwrap();
             let made_of = || MadeOf {
                 mounts: MountSnapshot::take().unwrap().0,
@@ -170,31 +167,18 @@ mod tests {
             let before = made_of();
             let is_still = before.is_still(&directories);
             let since = made_of();
-            mount(Some("none"), place.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>)
-                .unwrap();
-            umount(place.path()).unwrap();
+            mount_at(place.path(), Some("tmpfs"), MsFlags::empty());
+            nix::mount::umount(place.path()).unwrap();
             (is_still, since.is_still(&directories))
         };
         assert_eq!(std::thread::spawn(in_private).join().unwrap(), (true, false));
     }
 
-    /// Gives this thread a mount namespace in which /etc is its own.
-    fn take_an_etc_of_its_own() {
-        use nix::{
-            mount::{MsFlags, mount},
-            sched::{CloneFlags, unshare},
-        };
-
-        unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        let none = None::<&str>;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-        mount(Some("none"), "/etc", Some("tmpfs"), MsFlags::empty(), none).unwrap();
-    }
-
     #[test]
     fn a_replaced_file_of_etc_makes_another_key() {
         let in_private = || {
-            take_an_etc_of_its_own();
+            take_own_mounts();
+            mount_at("/etc", Some("tmpfs"), MsFlags::empty());
             std::fs::write("/etc/passwd", "ada").unwrap();
             let key = || key_of(&ViewSpec::default(), None).unwrap().0;
             let before = key();

@@ -4,6 +4,7 @@
 
 mod beside;
 mod left_calls;
+mod looks;
 mod records;
 mod session;
 
@@ -43,10 +44,13 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-pub use self::beside::{Beside, trees_of};
 use self::left_calls::{LeftCalls, Whose};
 use self::records::{FormerRecords, NotRecorded, Records};
 use self::session::{Charges, KnownCalls, Outgoing, Served};
+pub use self::{
+    beside::{Beside, trees_of},
+    looks::end_replaced,
+};
 use crate::{
     Export,
     accept::Peer,
@@ -115,7 +119,7 @@ pub struct Volumes {
     descriptors: usize,
     directories: Mutex<Vec<OpenDirectory>>,
     /// Looks at the paths of directories in use.
-    looks: Looks,
+    looks: looks::Looks,
     sessions: Mutex<HashMap<Bytes, Arc<Served>>>,
     /// Sessions that have ended while a system call of theirs may still run: that keeps them.
     at_work: Mutex<Vec<AtWork>>,
@@ -167,7 +171,7 @@ impl Volumes {
             rivals,
             descriptors,
             directories: Mutex::default(),
-            looks: Looks::default(),
+            looks: looks::Looks::default(),
             sessions: Mutex::default(),
             at_work: Mutex::default(),
             ending: Mutex::default(),
@@ -482,67 +486,6 @@ async fn begin(shared: Arc<ServiceState>, name: Bytes, served: Arc<Served>) -> R
     // The call that asked for it may be gone.
     tokio::spawn(async move { session::end_unless_taken_up(&shared, &served).await });
     Ok(())
-}
-
-/// Ends the sessions whose export's path names another directory by now. Waits for nothing: one
-/// that does not answer has one thread, however often this is called.
-pub fn end_replaced(shared: &Arc<ServiceState>) {
-    for (path, directory) in shared.volumes.directories_in_use() {
-        let number = Arc::as_ptr(&directory) as usize;
-        if shared.volumes.looks.begin(number) {
-            let shared = shared.clone();
-            tokio::task::spawn_blocking(move || {
-                loop {
-                    if !directory.is_at(&path) {
-                        let sessions =
-                            shared.volumes.sessions_of(&path, |its| its.is_same(&directory));
-                        end_all(&shared, sessions);
-                    }
-                    if shared.volumes.looks.end(number) {
-                        break;
-                    }
-                }
-            });
-        }
-    }
-}
-
-/// Looks at work, one at a time of each kind.
-#[derive(Debug, Default)]
-struct Looks(Mutex<HashMap<usize, LookState>>);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LookState {
-    AtWork,
-    /// It is to be done once more: what it sees may be older than the last wish.
-    Again,
-}
-
-impl Looks {
-    /// Returns true if the caller is to look; else the one at work looks once more.
-    fn begin(&self, number: usize) -> bool {
-        let mut looks = self.0.lock().expect("not poisoned");
-        match looks.entry(number) {
-            Entry::Occupied(mut at_work) => {
-                at_work.insert(LookState::Again);
-                false
-            }
-            Entry::Vacant(entry) => {
-                entry.insert(LookState::AtWork);
-                true
-            }
-        }
-    }
-
-    /// Returns true if the look is over; else it is to be done once more.
-    fn end(&self, number: usize) -> bool {
-        let mut looks = self.0.lock().expect("not poisoned");
-        if looks.remove(&number) == Some(LookState::Again) {
-            looks.insert(number, LookState::AtWork);
-            return false;
-        }
-        true
-    }
 }
 
 /// Ends sessions whose directory was replaced, each without waiting for another's last calls. Their
@@ -886,16 +829,6 @@ mod tests {
         let mapped = Caller { user: Some(user), trust_caller_ids: false, ..anybody };
         assert!(matches!(rights_of(&mapped), Rights::User(user) if user.uid == uid));
         assert_eq!(rights_of(&Caller { trust_caller_ids: true, ..mapped }), Rights::Callers);
-    }
-
-    #[test]
-    fn one_thread_looks_at_a_directory_however_often_that_is_wished() {
-        let looks = Looks::default();
-        assert!(looks.begin(1) && looks.begin(2));
-        assert!((0..1000).all(|_| !looks.begin(1)));
-        // Once more for all wishes since, and then it is over.
-        assert!(!looks.end(1) && looks.end(1) && looks.end(2));
-        assert!(looks.begin(1));
     }
 
     #[test]

@@ -49,6 +49,14 @@ struct Server {
 }
 
 impl Server {
+    /// Runs a script of its administrator, with one argument, among its mounts.
+    fn administer(&self, script: &str, argument: &Path) {
+        let mut command = Command::new("nsenter");
+        command.arg("--target").arg(self.child.id().to_string());
+        command.args(["--mount", "sh", "-ec", script, "sh"]).arg(argument);
+        assert!(command.status().unwrap().success(), "{script}");
+    }
+
     async fn start(way: Way) -> Self {
         Self::with(way, "").await
     }
@@ -680,14 +688,7 @@ async fn emptying_tmp_touches_nothing_of_an_export_that_is_mounted_there() {
 async fn what_is_mounted_below_an_export_is_that_of_this_moment() {
     let server = Server::start(Way::Root).await;
     let sub = server.top.path().join("export/sub");
-    let administer = |script: &str| {
-        let mut command = Command::new("nsenter");
-        command
-            .arg("--target")
-            .arg(server.child.id().to_string())
-            .args(["--mount", "sh", "-ec", script, "sh"]);
-        assert!(command.arg(&sub).status().unwrap().success(), "{script}");
-    };
+    let administer = |script: &str| server.administer(script, &sub);
     let reads = || server.run(pipeline(&["cat sub/f"]));
     assert_eq!(reads().await.text(), OWN);
     for _ in 0..2 {
@@ -704,14 +705,7 @@ async fn what_is_mounted_below_an_export_is_that_of_this_moment() {
 async fn an_export_that_becomes_read_only_is_so_in_the_next_run() {
     let server = Server::start(Way::Root).await;
     let export = server.top.path().join("export");
-    let administer = |script: &str| {
-        let mut command = Command::new("nsenter");
-        command
-            .arg("--target")
-            .arg(server.child.id().to_string())
-            .args(["--mount", "sh", "-ec", script, "sh"]);
-        assert!(command.arg(&export).status().unwrap().success(), "{script}");
-    };
+    let administer = |script: &str| server.administer(script, &export);
     let copies = || server.run(command(&["cp", "f", "copy"]));
     assert_eq!(copies().await.errors(), "");
     administer("mount --bind $1 $1");
