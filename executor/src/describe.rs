@@ -3,7 +3,7 @@
 
 use std::{path::Path, sync::OnceLock};
 
-use nix::{sys::utsname::uname, unistd::gethostname};
+use nix::{sys::utsname::uname, unistd::{geteuid, gethostname}};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{DescribeReply, Export, Locale},
@@ -51,6 +51,7 @@ impl MachineDescription {
                 .unwrap_or_default()
                 .into(),
             confinement: confinement.to_string(),
+            ids_are_partial: no_namespaces.is_none() && !geteuid().is_root(),
         }
     }
 }

@@ -11,6 +11,7 @@ use rustix::fs::{
     openat2, readlinkat, statx, unlinkat,
 };
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::io;
@@ -35,17 +36,28 @@ pub enum EntryKind {
     Link(PathBuf),
 }
 
+/// Groups of directories (workstation's paths) as their server told them after a run; numbers as
+/// the server has them.
+pub type DirectoryGroups = HashMap<PathBuf, u32>;
+
 /// Root of a mount. Paths are the workstation's; a symlink as last component is not followed.
 #[derive(Debug)]
 pub struct MountRoot {
     handle: OwnedFd,
     path: PathBuf,
+    groups: DirectoryGroups,
 }
 
 impl MountRoot {
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let handle = openat2(CWD, path, DIRECTORY, Mode::empty(), NO_LINKS)?;
-        Ok(Self { handle, path: path.to_owned() })
+        Ok(Self { handle, path: path.to_owned(), groups: DirectoryGroups::new() })
+    }
+
+    /// With what the server told of its directories' groups.
+    #[must_use]
+    pub fn with_groups(self, groups: DirectoryGroups) -> Self {
+        Self { groups, ..self }
     }
 
     /// Mount ID of the opened root (statx(2), `STATX_MNT_ID`).
@@ -120,11 +132,13 @@ impl MountRoot {
         names(&self.handle(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?)
     }
 
-    /// Sets a directory's group to its current value: the smallest change of attributes.
+    /// Sets a directory's group to its current value: the smallest change of attributes. The group
+    /// that the server told is newer than the one that the mount shows.
     pub(crate) fn set_same_group(&self, dir: &Path) -> io::Result<()> {
-        let dir = self.handle(dir, DIRECTORY)?;
-        let group = Gid::from_raw(fstat(&dir)?.st_gid);
-        Ok(chownat(&dir, "", None, Some(group), AtFlags::EMPTY_PATH)?)
+        let opened = self.handle(dir, DIRECTORY)?;
+        let told = self.groups.get(dir).copied();
+        let group = told.map_or_else(|| fstat(&opened).map(|found| found.st_gid), Ok)?;
+        Ok(chownat(&opened, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?)
     }
 
     /// Returns true if the name is free, after a fresh lookup by the kernel: link(2) needs a free
@@ -198,7 +212,7 @@ fn names(dir: &File) -> io::Result<impl Iterator<Item = io::Result<OsString>> + 
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
     /// `mnt/top` is a link to `home`, which has a file, a link and an empty directory.
     fn exchanged() -> (tempfile::TempDir, MountRoot, PathBuf) {
@@ -249,6 +263,18 @@ mod tests {
         }
         assert_eq!(fs::metadata(&program).expect("there").permissions().mode() & 0o7777, 0o4755);
         root.set_same_group(&mount).expect("a directory");
+    }
+
+    /// Another group than the one shown may be set only where one may set it at all.
+    #[test]
+    fn a_told_group_counts_instead_of_the_shown_one() {
+        let dir = tempfile::tempdir().expect("made");
+        let own = fs::metadata(dir.path()).expect("there").gid();
+        let other = own + 7;
+        let told = DirectoryGroups::from([(dir.path().to_owned(), other)]);
+        let root = MountRoot::at(dir.path()).expect("opened").with_groups(told);
+        let expected = root.set_same_group(dir.path()).map_or(own, |()| other);
+        assert_eq!(fs::metadata(dir.path()).expect("there").gid(), expected);
     }
 
     #[test]

@@ -284,6 +284,7 @@ impl<'a> Builder<'a> {
                 self.has_same_inodes(reading),
             ),
             watched_trees: watched_trees(self.world, reading),
+            groups_of: groups_of(self.world.table, reading),
             covered: self.covered(part.executor),
             local_output: self.local_output(&place, enlisted),
             ..bare(id, enlisted, &reading.invocation)
@@ -548,20 +549,35 @@ fn watched_trees(world: &World<'_>, reading: &ResolvedCommand) -> Vec<WatchedTre
 /// Directories that the command creates, on mounts with caches.
 #[must_use]
 pub fn made_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBuf, MountId)> {
-    let is_remembered =
+    places_with_caches(table, reading, |kind| kind == FileKind::NewDir).collect()
+}
+
+/// Directories above single files that the command writes. Their listings are invalidated, which
+/// takes their groups on some mounts.
+fn groups_of(table: &MountTable, reading: &ResolvedCommand) -> Vec<Bytes> {
+    let is_single = |kind: FileKind| kind.writes() && !kind.recursive();
+    let above = places_with_caches(table, reading, is_single)
+        .filter_map(|(path, _)| path.parent().map(Path::to_owned))
+        .collect::<BTreeSet<_>>();
+    above.iter().map(|directory| bytes(directory.as_os_str())).collect()
+}
+
+/// Places of a command's files of some kinds, on mounts with caches.
+fn places_with_caches(
+    table: &MountTable,
+    reading: &ResolvedCommand,
+    is_wanted: impl Fn(FileKind) -> bool,
+) -> impl Iterator<Item = (PathBuf, MountId)> {
+    let has_cache =
         |mount: MountId| !matches!(table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
-    let made =
-        reading.invocation.files.iter().zip(&reading.places).filter_map(
-            |(file, place)| match place {
-                Some(PathOwner::At(_, path, mount))
-                    if file.kind == FileKind::NewDir && is_remembered(*mount) =>
-                {
-                    Some((path.as_path().to_owned(), *mount))
-                }
-                _ => None,
-            },
-        );
-    made.collect()
+    reading.invocation.files.iter().zip(&reading.places).filter_map(move |(file, place)| {
+        match place {
+            Some(PathOwner::At(_, path, mount)) if is_wanted(file.kind) && has_cache(*mount) => {
+                Some((path.as_path().to_owned(), *mount))
+            }
+            _ => None,
+        }
+    })
 }
 
 /// Trees that the command may change, as paths on this machine.
@@ -649,6 +665,15 @@ fn puts_beside(world: &World<'_>, file: &FileUse, place: Option<&PathOwner>) -> 
     is_one && matches!(place, Some(PathOwner::At(_, _, mount)) if is_sshfs(*mount))
 }
 
+/// Returns true if the kernel here takes the umask off the permissions of new files. On volumes and
+/// NFS, the server does.
+fn masks(world: &World<'_>, place: &PathOwner) -> bool {
+    matches!(
+        place,
+        PathOwner::At(_, _, mount) if world.table.mount(*mount).adapter() == Adapter::Sshfs
+    )
+}
+
 fn paths_of(world: &World<'_>, reading: &ResolvedCommand, part: &StagePart) -> Vec<PathUse> {
     let last = part.operands.as_ref().and_then(|o| o.last()).filter(|_| part.needs_newline);
     let splittable = reading.invocation.split.as_ref().map_or(&[][..], |s| &s.operands);
@@ -674,6 +699,8 @@ fn paths_of(world: &World<'_>, reading: &ResolvedCommand, part: &StagePart) -> V
                 && place.as_ref().is_some_and(|p| facts::contains_symlinks(world, p)),
             written_over: false,
             no_links_beside: puts_beside(world, file, place.as_ref()),
+            keeps_owner: file.kind == FileKind::InoutFile && !file.no_follow,
+            takes_umask: file.kind.writes() && place.as_ref().is_some_and(|p| masks(world, p)),
         })
         .collect();
     paths.extend(names_made(reading).map(|path| PathUse {
@@ -682,10 +709,11 @@ fn paths_of(world: &World<'_>, reading: &ResolvedCommand, part: &StagePart) -> V
         written_over: true,
         ..PathUse::default()
     }));
-    if reading.cwd.is_some() {
+    if let Some(cwd) = &reading.cwd {
         paths.push(PathUse {
             path: Bytes::from_static(b"."),
             recursive: true,
+            takes_umask: reading.invocation.current_dir == CurrentDir::Writes && masks(world, cwd),
             ..PathUse::default()
         });
     }

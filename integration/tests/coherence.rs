@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -254,6 +254,37 @@ fn a_file_closed_on_sshfs_is_read_remotely_at_once() {
             run(&lab.workstation, "cat /mnt/s1/file; find /mnt/s1 -name 'file-*' | grep -c .");
         assert_offloaded(&outcome, "cat");
         assert_eq!(text(&outcome), format!("{content}{}\n", round + 1));
+    }
+}
+
+/// sshfs forgets a listing when the directory's group is set, and remembers the group for 20 s.
+#[test]
+fn a_group_that_was_changed_on_the_server_is_kept() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let mount = lab.workstation.path("/mnt/s1");
+    let on_server = lab.servers[0].host.path("/srv/s1");
+    fs::write(mount.join("file"), "x").unwrap();
+    for (round, command) in
+        ["cp /mnt/s1/file /mnt/s1/d/new", "cp -r /mnt/s1/tree /mnt/s1/d"].into_iter().enumerate()
+    {
+        let directory = on_server.join("d");
+        fs::create_dir_all(&directory).unwrap();
+        fs::create_dir_all(on_server.join("tree/in")).unwrap();
+        assert_eq!(fs::metadata(mount.join("d")).unwrap().gid(), 0, "{round}");
+        chown(&directory, None, Some(7)).unwrap();
+        let outcome = run(&lab.workstation, command);
+        assert_offloaded(&outcome, "cp");
+        assert_eq!(fs::metadata(&directory).unwrap().gid(), 7, "{command}");
+        fs::remove_dir_all(&directory).unwrap();
+        wait_until_gone(&mount.join("d"));
+    }
+}
+
+/// Waits until a mount has forgotten a name.
+fn wait_until_gone(path: &Path) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while path.exists() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 

@@ -13,8 +13,9 @@ use posh_integration::explain::ExplainReport;
 
 use crate::programs;
 
-/// A user that no machine has.
+/// A user that no machine has, and his second group.
 const USER: u32 = 61_234;
+const SECOND_GROUP: u32 = 61_235;
 
 /// The words of a command that runs as that user, with only these variables.
 fn as_user(home: &Path, program: &Path) -> Command {
@@ -22,7 +23,7 @@ fn as_user(home: &Path, program: &Path) -> Command {
     command.args([
         format!("--reuid={USER}"),
         format!("--regid={USER}"),
-        "--clear-groups".into(),
+        format!("--groups={USER},{SECOND_GROUP}"),
         "--".into(),
     ]);
     command
@@ -52,6 +53,11 @@ fn an_ordinary_user_offloads_too() {
     }
     let lines: String = (0..1000).map(|i| format!("line {i}\n")).collect();
     fs::write(home.join("data/f"), lines).unwrap();
+    for shared in ["edited", "packed", "copied"] {
+        let path = home.join("data").join(shared);
+        fs::write(&path, "x").unwrap();
+        chown(&path, Some(USER), Some(SECOND_GROUP)).unwrap();
+    }
     for name in ["posh", "posh-cli", "posh-gateway", "posh-stage", "posh-executor"] {
         install(home, name);
     }
@@ -74,7 +80,9 @@ fn an_ordinary_user_offloads_too() {
     );
     fs::write(home.join("mounts.toml"), config).unwrap();
 
-    let script = "cd data; grep 7 f | sort -r | head -n 2; tac f > g; head -n 1 g; stat -c %u g";
+    let script = "cd data; grep 7 f | sort -r | head -n 2; tac f > g; head -n 1 g; stat -c %u g; cp f h; sed -i s/line/LINE/ h; \
+                  sed -i s/x/y/ edited; gzip -f packed; cp -p copied copy; \
+                  stat -c %g h edited packed.gz copy; find copied -gid 61235";
     let run = |explain: &[&str]| {
         as_user(home, &home.join("posh"))
             .args(explain)
@@ -101,7 +109,8 @@ fn an_ordinary_user_offloads_too() {
     let stopped = as_user(home, &home.join("posh")).args(["gateway", "stop"]).status().unwrap();
     drop(executor);
 
-    let expect = format!("line 997\nline 987\nline 999\n{USER}\n");
+    let groups = format!("{USER}\n{0}\n{0}\n{0}\n", SECOND_GROUP);
+    let expect = format!("line 997\nline 987\nline 999\n{USER}\n{groups}copied\n");
     assert_eq!(
         String::from_utf8_lossy(&plain.stdout),
         expect,

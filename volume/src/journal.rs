@@ -419,7 +419,7 @@ mod tests {
         Record {
             order,
             home: vec!["a".into()],
-            caller: Caller { uid: 1, gid: 2, groups: [3].into() },
+            caller: Caller { uid: 1, gid: 2, groups: [3].into(), is_guest: false },
             put,
         }
     }

@@ -1074,7 +1074,7 @@ async fn files_belong_to_their_callers() {
         Directory::open(site.machine.clone(), &path, Rights::Callers, Mutability::ReadWrite)
             .unwrap();
     let store = DirectorySession::open(directory, Liveness::Own);
-    let user = Caller { uid: 1234, gid: 2345, groups: Arc::new([3456]) };
+    let user = Caller { uid: 1234, gid: 2345, groups: Arc::new([3456]), is_guest: false };
     let op = Op::MakeDirectory { parent: store.root(), name: "d".into(), mode: 0o700.into() };
     store.call(&user, op).await.unwrap();
     let found = fs::metadata(site.path("d")).unwrap();
@@ -1201,7 +1201,7 @@ async fn directories_that_were_reached_through_others_are_found_again() {
 const STRANGER: u32 = 54_321;
 
 fn stranger() -> Caller {
-    Caller { uid: STRANGER, gid: STRANGER, groups: vec![STRANGER].into() }
+    Caller { uid: STRANGER, gid: STRANGER, groups: vec![STRANGER].into(), is_guest: false }
 }
 
 /// The export, open to all, with a session by the rights of each caller. Needs root.
@@ -1250,6 +1250,61 @@ async fn a_change_that_fails_after_its_first_step_has_begun() {
         let link = Op::Symlink { parent: store.root(), name: name.into(), target: "x".into() };
         let made = EFFECTS.scope(effects.clone(), store.call(&stranger(), link)).await;
         assert_eq!((made.is_ok(), begun(&effects)), (has_begun, vec![has_begun]));
+    }
+}
+
+/// All callers act as root, and one of them is not the one who mounted the volume.
+#[tokio::test]
+async fn a_guest_makes_and_leaves_no_set_user_id_bits_for_another_account() {
+    let site = Site::new();
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let directory = Directory::open(
+        site.machine.clone(),
+        &site.path(""),
+        Rights::User(Caller::default()),
+        Mutability::ReadWrite,
+    );
+    let store = DirectorySession::open(directory.unwrap(), Liveness::Own);
+    for is_guest in [true, false] {
+        let caller = Caller { is_guest, ..stranger() };
+        let bits = if is_guest { 0 } else { 0o6000 };
+        let name = |what: &str| format!("{what}-{is_guest}");
+        let mode = |what: &str| {
+            let found = fs::metadata(site.path(&name(what))).unwrap();
+            std::os::unix::fs::PermissionsExt::mode(&found.permissions()) & 0o7777
+        };
+        for there in ["written", "changed"] {
+            fs::write(site.path(&name(there)), "x").unwrap();
+        }
+        set_mode(&site.path(&name("written")), 0o6755);
+        let created = Op::Create {
+            parent: store.root(),
+            name: name("created").into(),
+            mode: 0o6755.into(),
+            flags: OpenFlags::WRITE,
+        };
+        store.call(&caller, created).await.unwrap();
+        let place = find(&store, &name("changed")).await.attributes.id.into();
+        let changes = Changes { mode: Some(0o6755), ..Changes::default() };
+        store.call(&caller, Op::Set { place, changes }).await.unwrap();
+        let place = find(&store, &name("written")).await.attributes.id.into();
+        let put = Put {
+            directory: store.root(),
+            path: vec![name("put").into()],
+            what: NewFile::Regular { data: Bytes::from_static(b"x") },
+            mode: 0o6755,
+            changes: Changes::default(),
+        };
+        let writes =
+            vec![Write::At { place, offset: 0, data: Bytes::from_static(b"y") }, Write::Put(put)];
+        store.write(&caller, writes).await.unwrap().into_iter().for_each(|done| {
+            done.unwrap();
+        });
+        for what in ["created", "changed", "written", "put"] {
+            assert_eq!(mode(what), bits | 0o755, "{}", name(what));
+        }
     }
 }
 

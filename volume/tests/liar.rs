@@ -131,7 +131,7 @@ impl Liar {
 }
 
 fn caller() -> Caller {
-    Caller { uid: 0, gid: 0, groups: Arc::from([]) }
+    Caller { uid: 0, gid: 0, groups: Arc::from([]), is_guest: false }
 }
 
 fn file(inode: u64) -> FileId {
@@ -217,6 +217,10 @@ async fn bytes_beside_what_was_asked_for_are_not_taken() {
         piece(0, 100, 1 << 20),
         piece(0, u64::MAX, 2),
         piece(1, 100, 10),
+        // Beyond a gap; without bytes, of which there could be any number.
+        piece(0, 160, 10),
+        piece(0, 150, 0),
+        pb::Piece { error: 5, ..piece(0, 150, 0) },
     ] {
         let (offset, bytes) = (lie.offset, lie.data.len());
         let liar = Liar { pieces: vec![piece(0, 100, 50), lie], ..Liar::default() };

@@ -261,7 +261,9 @@ fn stage_bytes(stage: &Stage) -> usize {
     };
     let guard = |guard: &Guard| slots(&guard.files) + slots(&guard.settings);
     let words =
-        slots(&stage.argv) + slots(&stage.env) + slots(&stage.paths) + slots(&stage.covered);
+        slots(&stage.argv) + slots(&stage.env) + slots(&stage.paths)
+        + slots(&stage.covered)
+        + slots(&stage.groups_of);
     let others = slots(&stage.descriptors)
         + slots(&stage.limits)
         + slots(&stage.guards)

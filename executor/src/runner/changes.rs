@@ -49,6 +49,8 @@ pub struct WatchedTrees {
     since: Duration,
     trees: Trees,
     before: Before,
+    /// Directories whose groups are told.
+    groups_of: Vec<PathBuf>,
 }
 
 /// Names that were there before the stage started.
@@ -92,12 +94,14 @@ impl WatchedTrees {
             root.into_iter().for_each(|root| trees.add(root, tree));
         }
         trees.keep_inside(view, cwd, budget);
-        Self::since(moment(), trees, budget)
+        let directories = stage.groups_of.iter().map(|path| path_of(path).to_owned());
+        let groups_of = directories.take_while(|path| budget.keep(path.as_os_str().len()));
+        Self { groups_of: groups_of.collect(), ..Self::since(moment(), trees, budget) }
     }
 
     fn since(since: Duration, trees: Trees, budget: &Budget) -> Self {
         let before = Before::of(&trees, since, budget);
-        Self { since, trees, before }
+        Self { since, trees, before, groups_of: Vec::new() }
     }
 
     /// Walks the trees once more. Beyond the run's budget, all changes are unknown, except for
@@ -121,6 +125,11 @@ impl WatchedTrees {
         }
         if !changes.incomplete {
             self.keep_unread(budget);
+        }
+        for directory in &self.groups_of {
+            if budget.tell(directory, 0).is_some() {
+                changes.of(directory);
+            }
         }
         changes
     }

@@ -20,7 +20,7 @@ use nix::{
     fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat},
     libc,
     sys::stat::{FileStat, Mode, SFlag, fstat},
-    unistd::{Whence, lseek},
+    unistd::{Whence, getegid, geteuid, lseek},
 };
 use posh_proto::{
     executor::{File as Redirect, PathUse, Stage, rejected::Kind},
@@ -136,6 +136,15 @@ fn check_one(
                    this command puts there";
         return Err(Refusal::new(Kind::Guard, format!("{} {why}", link.display())));
     }
+    if used.keeps_owner && !ids_are_ours(&status) && !sees_all_ids() {
+        let why = "belongs to another user or group, which commands in a user namespace can't give \
+                   to the file that replaces it";
+        return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
+    }
+    if used.takes_umask && rule::holds(Rule::MountDifferences) {
+        require_no_default_acl(&at, used.recursive, budget)
+            .map_err(|why| Refusal::new(Kind::Guard, why))?;
+    }
     if is_unreadable_program(view, cwd, used, (&at, &status)) {
         let why = "it can be started but not read, and only the workstation can tell if this user \
                    may start it";
@@ -151,6 +160,58 @@ fn check_one(
         return Err(Refusal::new(Kind::Seam, why));
     }
     Ok(())
+}
+
+fn ids_are_ours(status: &FileStat) -> bool {
+    (status.st_uid, status.st_gid) == (geteuid().as_raw(), getegid().as_raw())
+}
+
+/// Returns true outside of user namespaces that map only one user and group
+/// (user_namespaces(7)).
+fn sees_all_ids() -> bool {
+    let is_all = |file: &str| {
+        let map = fs::read_to_string(file).unwrap_or_default();
+        map.split_whitespace().eq(["0", "0", "4294967295"])
+    };
+    is_all("/proc/self/uid_map") && is_all("/proc/self/gid_map")
+}
+
+/// Refuses directories with a default ACL (acl(5)): beside and at a path, and below it.
+fn require_no_default_acl(path: &Path, recursive: bool, budget: &Budget) -> Result<(), String> {
+    if let Some(parent) = path.parent() {
+        has_no_default_acl(parent)?;
+    }
+    let mut queue = vec![path.to_owned()];
+    while let Some(directory) = queue.pop() {
+        if !path.is_dir() {
+            break;
+        }
+        has_no_default_acl(&directory)?;
+        if !recursive {
+            break;
+        }
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if !budget.spend(1) {
+                return Err(format!("{} has too many entries to look for ACLs", path.display()));
+            }
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                queue.push(entry.path());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn has_no_default_acl(directory: &Path) -> Result<(), String> {
+    use rustix::io::Errno as Error;
+    match rustix::fs::lgetxattr(directory, c"system.posix_acl_default", &mut [0; 0][..]) {
+        Err(Error::NODATA | Error::OPNOTSUPP | Error::NOENT) => Ok(()),
+        Ok(_) => Err(format!(
+            "{} has a default ACL, by which new files get other permissions than through the mount",
+            directory.display()
+        )),
+        Err(error) => Err(format!("{}: its default ACL: {error}", directory.display())),
+    }
 }
 
 /// Returns true if access(2) would deny that a file is a program, because its export is mounted

@@ -222,7 +222,9 @@ impl Prepared {
 
     /// State that the supervisor needs from now on; closes its copies of the descriptors.
     pub fn into_live(self) -> Live {
-        let is_looked_at = !self.reported.is_empty() || !self.stage.watched_trees.is_empty();
+        let is_looked_at = !self.reported.is_empty()
+            || !self.stage.watched_trees.is_empty()
+            || !self.stage.groups_of.is_empty();
         Live { stage: self.stage.id, reported: self.reported, watch: self.watch, is_looked_at }
     }
 

@@ -174,7 +174,8 @@ fn exited(live: &Live, seen: &SeenEnd, budget: &Budget) -> Exited {
         Some(Offset { fd: *fd, offset: offset.unsigned_abs() })
     };
     let (user_us, system_us) = ended.cpu_us;
-    let changes = live.watch.changes(budget);
+    let mut changes = live.watch.changes(budget);
+    changes.look_up_groups();
     Exited {
         stage: live.stage,
         how: Some(how),

@@ -746,6 +746,7 @@ fn rights_of(caller: &Caller) -> Rights {
             uid: user.uid,
             gid: user.gid,
             groups: user.groups.clone().into(),
+            is_guest: false,
         }),
         None => Rights::Own,
     }

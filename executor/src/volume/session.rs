@@ -896,9 +896,10 @@ async fn begin_call(
 
 /// Groups are dropped unless callers' ids are trusted: with a configured user's rights, or this
 /// program's own, they have no use.
-fn acting_for(WireCaller { uid, gid, groups }: WireCaller, trusts_groups: bool) -> FileCaller {
+fn acting_for(caller: WireCaller, trusts_groups: bool) -> FileCaller {
+    let WireCaller { uid, gid, groups, is_guest } = caller;
     let groups = if trusts_groups { groups } else { Vec::new() };
-    FileCaller { uid, gid, groups: groups.into() }
+    FileCaller { uid, gid, groups: groups.into(), is_guest }
 }
 
 /// Memory of a caller's groups.
@@ -1006,7 +1007,7 @@ mod tests {
 
     #[test]
     fn groups_of_callers_are_charged_where_they_count_and_dropped_where_not() {
-        let wanted = || WireCaller { uid: 1, gid: 2, groups: vec![5; 65_536] };
+        let wanted = || WireCaller { uid: 1, gid: 2, groups: vec![5; 65_536], is_guest: false };
         assert_eq!(groups_bytes(&acting_for(wanted(), true)), 256 << 10);
         assert_eq!(groups_bytes(&acting_for(wanted(), false)), 0);
         let taken = |groups: usize| {

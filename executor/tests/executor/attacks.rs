@@ -1095,6 +1095,42 @@ async fn guards_and_paths_without_end_are_refused() {
     );
 }
 
+// Guard: paths::has_no_default_acl. The umask does not count in a directory with a default ACL, and
+// the workstation has applied it.
+#[tokio::test]
+async fn where_a_directory_has_a_default_acl_no_files_are_made_for_mounts_that_mask() {
+    let lab = Lab::start().await;
+    // Version 2, and user::rwx group::rwx other::--- (acl(5)).
+    let entry = |tag: u8, rights: u8| [tag, 0, rights, 0, 0xff, 0xff, 0xff, 0xff];
+    let acl = [vec![2, 0, 0, 0], [entry(1, 7), entry(4, 7), entry(0x20, 0)].concat()].concat();
+    fs::create_dir_all(lab.store.path().join("top/shared")).unwrap();
+    let shared = lab.store.path().join("top/shared");
+    let name = "system.posix_acl_default";
+    rustix::fs::setxattr(&shared, name, &acl, rustix::fs::XattrFlags::empty()).unwrap();
+    let used = |path, takes_umask, recursive| PathUse { takes_umask, recursive, ..path_use(path) };
+    for (used, is_refused) in [
+        (used("top/shared/new", true, false), true),
+        (used("top/shared", true, false), true),
+        (used("top", true, true), true),
+        (used("top/shared/new", false, false), false),
+        (used("top/new", true, false), false),
+    ] {
+        let mut spec = pipeline(&["true"]);
+        spec.stages[0].paths = vec![used.clone()];
+        let outcome = lab.run(spec).await;
+        match is_refused {
+            true => {
+                let refusal = outcome.refusal();
+                assert!(
+                    refusal.kind() == Kind::Guard && refusal.message.contains("default ACL"),
+                    "{refusal:?}"
+                );
+            }
+            false => assert!(outcome.rejected.is_none(), "{used:?}"),
+        }
+    }
+}
+
 // Guard: guards::Check::files is lazy. All the paths at once, places times files, would be more
 // than its supervisor may have.
 #[tokio::test]

@@ -20,7 +20,7 @@ use std::{
 };
 
 use fs_mapper::{MountFlags, Resolution, config::Scheduler};
-use posh_annotations::ToolVersion;
+use posh_annotations::{FileAttribute, ToolVersion};
 use posh_proto::rule::{self, Rule};
 
 use crate::{
@@ -485,6 +485,15 @@ async fn can_run(
     if !about.namespaces && has_flags(gateway, id) {
         return Err(ReasonKind::Executor.because(format!(
             "a mount of {name} is read-only or nosymfollow here, which it can't be there"
+        )));
+    }
+    if about.ids_are_partial
+        && reading.invocation.shows.contains(&FileAttribute::Owner)
+        && rule::holds(Rule::MountDifferences)
+    {
+        return Err(ReasonKind::Attributes.because(format!(
+            "{} shows or sets owners, of which the commands of {name} see only their own user's",
+            reading.invocation.command
         )));
     }
     let identical = !rule::holds(Rule::Identity);

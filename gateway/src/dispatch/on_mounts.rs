@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, ops::Deref, path::Path, sync::Arc};
 
-use fs_mapper::{ExecutorName, Mount, MountTable, Resolution};
+use fs_mapper::{DirectoryGroups, ExecutorName, Mount, MountTable, Resolution};
 
 use super::refresh::{ReportedChanges, is_on_mount_of, unseen};
 use crate::{executors::Executor, shares::TaskShare, state::Gateway};
@@ -14,6 +14,7 @@ pub(super) struct OnMounts {
     table: Arc<MountTable>,
     executors: Vec<Arc<Executor>>,
     shares: Vec<TaskShare>,
+    groups: DirectoryGroups,
 }
 
 impl Deref for OnMounts {
@@ -37,7 +38,21 @@ impl OnMounts {
             }
             executors.push(executor);
         }
-        Self { table, executors, shares }
+        Self { table, executors, shares, groups: DirectoryGroups::new() }
+    }
+
+    /// With the groups that executors told of their directories.
+    pub fn with_groups(self, groups: DirectoryGroups) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// What executors told of a path and of the directory above it, for the real places of both.
+    pub fn groups_around(&self, path: &Path, real: &Path) -> DirectoryGroups {
+        let places = [Some((path, real)), path.parent().zip(real.parent())];
+        let told = places.into_iter().flatten().filter_map(|(path, real)| {
+            Some((real.to_owned(), *self.groups.get(path)?))
+        });
+        told.collect()
     }
 
     /// Takes turns in the order of the executors' names, which prevents deadlock.

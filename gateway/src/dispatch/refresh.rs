@@ -14,7 +14,7 @@ use std::{
 };
 
 use fs_mapper::{
-    Mount, MountId, MountRoot, MountTable, Resolution,
+    DirectoryGroups, Mount, MountId, MountRoot, MountTable, Resolution,
     coherence::{Adapter, Change, Coherence, EntryKind, SSHFS_MEMORY, StaleEntry, WriteBehind},
 };
 use posh_annotations::FileKind;
@@ -52,6 +52,7 @@ pub struct StageChanges {
     changes: BTreeSet<Change>,
     /// Changes to invalidate unless the mount already shows the new state.
     doubtful: Doubtful,
+    groups: DirectoryGroups,
     volumes: OnVolumes,
 }
 
@@ -130,7 +131,10 @@ impl StageChanges {
                 changes.extend(made.iter().flat_map(|(path, mount)| above(&table, path, *mount)));
             }
         }
-        Self { table, changes, doubtful, volumes }
+        let groups = directories.iter().filter_map(|directory| {
+            Some((PathBuf::from(OsStr::from_bytes(&directory.path)), directory.group?))
+        });
+        Self { table, changes, doubtful, groups: groups.collect(), volumes }
     }
 }
 
@@ -297,7 +301,7 @@ pub(super) fn unseen(tree: &Path, adapter: Adapter, is_all_unseen: bool) -> Chan
 
 /// Invalidates the mounts' caches. Takes as long as the mounts do, up to a deadline.
 pub async fn refresh(gateway: Arc<Gateway>, written: StageChanges) {
-    let StageChanges { table, changes, doubtful, volumes } = written;
+    let StageChanges { table, changes, doubtful, groups, volumes } = written;
     if !rule::holds(Rule::Coherence) {
         return;
     }
@@ -306,7 +310,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: StageChanges) {
     if told.changes.is_empty() && told.doubtful.is_empty() {
         return;
     }
-    let on_mounts = OnMounts::claim(&gateway, table, &mut told);
+    let on_mounts = OnMounts::claim(&gateway, table, &mut told).with_groups(groups);
     // In its own task: directories that were recreated on a server are removed even if the caller
     // gives up.
     let work = tokio::spawn(async move {
@@ -490,18 +494,18 @@ async fn shown_otherwise(table: &Arc<OnMounts>, doubtful: Doubtful) -> BTreeSet<
 async fn at_once(
     table: &Arc<OnMounts>,
     changes: BTreeSet<Change>,
-    work: fn(&MountTable, &Change) -> io::Result<StaleEntry>,
+    work: fn(&OnMounts, &Change) -> io::Result<StaleEntry>,
 ) -> Vec<PathBuf> {
     let table = Arc::clone(table);
     let began = Instant::now();
     // By now, sshfs's entries from before have expired, however many names a server reports that
     // the mount does not show as reported.
-    let is_over = move |table: &MountTable, change: &Change| {
+    let is_over = move |table: &OnMounts, change: &Change| {
         began.elapsed() > SSHFS_MEMORY
             && matches!(change, Change::EntryIs(..))
             && is_on_sshfs(table, change.path())
     };
-    let work = move |table: &MountTable, change: &Change| match is_over(table, change) {
+    let work = move |table: &OnMounts, change: &Change| match is_over(table, change) {
         true => Ok(StaleEntry::Nothing),
         false => work(table, change),
     };
@@ -558,7 +562,7 @@ fn beside_listings(changes: &BTreeSet<Change>) -> BTreeSet<Change> {
     changes.iter().filter(is_beside).cloned().collect()
 }
 
-fn look_up(table: &MountTable, change: &Change) -> io::Result<StaleEntry> {
+fn look_up(table: &OnMounts, change: &Change) -> io::Result<StaleEntry> {
     let Some(path) = real_place(table, change) else { return Ok(StaleEntry::Nothing) };
     let Some((root, _)) = root_around(table, &path) else { return Ok(StaleEntry::Nothing) };
     root.metadata(&path).map(|_| StaleEntry::Nothing)
@@ -617,7 +621,7 @@ pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf>
     None
 }
 
-fn refresh_one(table: &MountTable, change: &Change) -> io::Result<StaleEntry> {
+fn refresh_one(table: &OnMounts, change: &Change) -> io::Result<StaleEntry> {
     let Some((change, root, coherence)) = really(table, change) else {
         return Ok(StaleEntry::Nothing);
     };
@@ -633,15 +637,16 @@ fn refresh_one(table: &MountTable, change: &Change) -> io::Result<StaleEntry> {
 
 /// A change with resolved path, its mount and adapter.
 fn really(
-    table: &MountTable,
+    table: &OnMounts,
     change: &Change,
 ) -> Option<(Change, MountRoot, &'static dyn Coherence)> {
-    let change = change.at(real_place(table, change)?);
-    let (root, mount) = root_around(table, change.path())?;
-    Some((change, root, mount.coherence()))
+    let real = real_place(table, change)?;
+    let (root, mount) = root_around(table, &real)?;
+    let told = table.groups_around(change.path(), &real);
+    Some((change.at(real), root.with_groups(told), mount.coherence()))
 }
 
-fn wait_for_one(table: &MountTable, change: &Change) -> io::Result<StaleEntry> {
+fn wait_for_one(table: &OnMounts, change: &Change) -> io::Result<StaleEntry> {
     let Some((change, root, coherence)) = really(table, change) else {
         return Ok(StaleEntry::Nothing);
     };

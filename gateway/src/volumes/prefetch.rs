@@ -165,7 +165,7 @@ pub(super) fn own_caller() -> Caller {
     static OWN: LazyLock<Caller> = LazyLock::new(|| {
         let groups =
             getgroups().unwrap_or_default().into_iter().map(|group| group.as_raw()).collect();
-        Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups }
+        Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups, is_guest: false }
     });
     OWN.clone()
 }

@@ -335,11 +335,18 @@ impl Directory {
 
     /// Gives this thread the identity for the caller's accesses, until the result is dropped.
     fn act(&self, caller: &Caller) -> Result<Option<Acting>, Fault> {
+        let keeps_bits = !self.is_guest(caller);
         match &self.rights {
-            Rights::Own => Ok(None),
-            Rights::User(user) => Ok(Some(Acting::begin(user)?)),
-            Rights::Callers => Ok(Some(Acting::begin(caller)?)),
+            Rights::Own if keeps_bits => Ok(None),
+            Rights::Own => Ok(Acting::begin_as_guest()?),
+            Rights::User(user) => Ok(Some(Acting::begin(user, keeps_bits)?)),
+            Rights::Callers => Ok(Some(Acting::begin(caller, true)?)),
         }
+    }
+
+    /// Returns true for a caller who acts with the rights of another user's account.
+    fn is_guest(&self, caller: &Caller) -> bool {
+        caller.is_guest && self.rights != Rights::Callers
     }
 
     fn require_writable(&self) -> Result<(), Fault> {

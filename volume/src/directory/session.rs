@@ -266,6 +266,10 @@ impl Store for DirectorySession {
     async fn call(&self, caller: &Caller, op: Op) -> Result<Answer, Errno> {
         let session = &self.0;
         limits::check(&op)?;
+        let op = match session.directory.is_guest(caller) {
+            true => op.without_set_ids(),
+            false => op,
+        };
         session.last_caller.lock().expect("not poisoned").clone_from(caller);
         match op {
             Op::Lock { place, owner, lock, wait } => {

@@ -134,6 +134,8 @@ type Capabilities = u64;
 /// that is root has only these, as with nfsd (not SYS_ADMIN, SYS_RESOURCE, SETFCAP, MKNOD,
 /// LINUX_IMMUTABLE and the rest).
 const ROOTS_FILES: Capabilities = 0b1_1111;
+/// FSETID.
+const KEEPS_BITS: Capabilities = 1 << 4;
 /// SETGID and SETUID: for switching to the next caller.
 const CHANGES_USER: Capabilities = 1 << 6 | 1 << 7;
 /// DAC_READ_SEARCH: for opening a file by its handle.
@@ -153,8 +155,20 @@ pub struct Acting {
 }
 
 impl Acting {
-    /// Switches this thread to a caller.
-    pub fn begin(caller: &Caller) -> nix::Result<Self> {
+    /// Switches this thread to this process's own account, without CAP_FSETID; `None` if it has no
+    /// capabilities.
+    pub fn begin_as_guest() -> nix::Result<Option<Self>> {
+        let (uid, gid) = file_ids();
+        if uid != 0 {
+            return Ok(None);
+        }
+        let groups = nix::unistd::getgroups()?.into_iter().map(Gid::as_raw).collect();
+        Self::begin(&Caller { uid, gid, groups, is_guest: true }, false).map(Some)
+    }
+
+    /// Switches this thread to a caller. With `keeps_bits`, root's writes and changes of owner keep
+    /// set-user-ID and set-group-ID bits (CAP_FSETID).
+    pub fn begin(caller: &Caller, keeps_bits: bool) -> nix::Result<Self> {
         if caller.groups.len() > MAX_GROUPS {
             return Err(Errno::EINVAL);
         }
@@ -169,7 +183,11 @@ impl Acting {
         if file_ids() != (caller.uid, caller.gid) {
             return Err(Errno::EINVAL);
         }
-        let rights = if caller.uid == 0 { ROOTS_FILES } else { 0 };
+        let rights = match caller.uid {
+            0 if keeps_bits => ROOTS_FILES,
+            0 => ROOTS_FILES & !KEEPS_BITS,
+            _ => 0,
+        };
         set_capabilities(permitted, permitted & rights)?;
         Ok(acting)
     }
@@ -399,8 +417,8 @@ mod tests {
             let (own, _) = capabilities().unwrap();
             assert_eq!(own & !(ROOTS_FILES | CHANGES_USER), 0);
             for (uid, expected) in [(0, ROOTS_FILES), (1234, 0)] {
-                let caller = Caller { uid, gid: uid, groups: vec![uid, 77].into() };
-                let acting = Acting::begin(&caller).unwrap();
+                let caller = Caller { uid, gid: uid, groups: vec![uid, 77].into(), is_guest: false };
+                let acting = Acting::begin(&caller, true).unwrap();
                 assert_eq!(capabilities().unwrap().0, expected & own, "{uid}");
                 assert_eq!(file_ids(), (uid, uid));
                 let effective = with_read_search(|| Ok(capabilities()?.0)).unwrap();
@@ -411,11 +429,11 @@ mod tests {
             }
             // A number that setfsuid(2) does not take leaves root's.
             for (uid, gid) in [(u32::MAX, 5), (5, u32::MAX)] {
-                assert!(Acting::begin(&Caller { uid, gid, groups: Vec::new().into() }).is_err());
+                assert!(Acting::begin(&Caller { uid, gid, groups: Vec::new().into(), is_guest: false }, true).is_err());
                 assert_eq!((capabilities().unwrap().0, file_ids()), (own, (0, 0)));
             }
             let groups = vec![1; MAX_GROUPS + 1].into();
-            assert!(Acting::begin(&Caller { uid: 5, gid: 5, groups }).is_err());
+            assert!(Acting::begin(&Caller { uid: 5, gid: 5, groups, is_guest: false }, true).is_err());
         });
         thread.join().unwrap();
     }

@@ -170,6 +170,10 @@ pub async fn write(
     room: Option<WriteRoom>,
 ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
     limits::check_writes(&writes)?;
+    let writes: Vec<Write> = match session.directory.is_guest(caller) {
+        true => writes.into_iter().map(Write::without_set_ids).collect(),
+        false => writes,
+    };
     // Shared with the jobs, so that a job that outlives the call still holds the charge.
     let held = Arc::new((writes, Mutex::new(room)));
     let mut results = Vec::with_capacity(held.0.len());

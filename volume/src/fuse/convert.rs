@@ -55,9 +55,9 @@ pub(super) fn error(errno: Errno) -> fuser::Errno {
 /// Returns the caller of a request; on a mount for all users with the supplementary groups of its
 /// process.
 pub(super) fn caller(request: &Request, users: Users) -> Caller {
-    let groups =
-        if users == Users::All && request.uid() != 0 { groups(request.pid()) } else { Vec::new() };
-    Caller { uid: request.uid(), gid: request.gid(), groups: groups.into() }
+    let is_guest = users == Users::All && request.uid() != 0;
+    let groups = if is_guest { groups(request.pid()) } else { Vec::new() };
+    Caller { uid: request.uid(), gid: request.gid(), groups: groups.into(), is_guest }
 }
 
 /// Returns the groups of a process (proc_pid_status(5)); none if it is gone.
@@ -238,13 +238,9 @@ pub(super) fn is_passed_on(attribute: &OsStr, users: Users) -> bool {
     is_open || users == Users::All && Acls::named(attribute).is_some()
 }
 
-/// Returns the permissions of a new file. Without [`InitFlags::FUSE_DONT_MASK`] the kernel has
-/// applied the umask.
-///
-/// [`InitFlags::FUSE_DONT_MASK`]: fuser::InitFlags::FUSE_DONT_MASK
-pub(super) fn new_mode(mode: u32, umask: u32, users: Users) -> NewMode {
-    let umask = if users == Users::All { umask & 0o777 } else { 0 };
-    NewMode::new(mode & 0o7777, umask)
+/// Returns the permissions of a new file.
+pub(super) fn new_mode(mode: u32, umask: u32) -> NewMode {
+    NewMode::new(mode & 0o7777, umask & 0o777)
 }
 
 /// Encodes the answer to listxattr(2).

@@ -112,6 +112,8 @@ impl Filesystem for Adapter {
             InitFlags::FUSE_POSIX_LOCKS,
             InitFlags::FUSE_FLOCK_LOCKS,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            // The umask applies only without a default ACL of the directory, which the server knows.
+            InitFlags::FUSE_DONT_MASK,
             InitFlags::FUSE_EXPLICIT_INVAL_DATA,
             InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
             InitFlags::FUSE_MAX_PAGES,
@@ -124,8 +126,7 @@ impl Filesystem for Adapter {
             let _ = config.add_capabilities(InitFlags::FUSE_READDIRPLUS_AUTO);
         }
         if self.users == Users::All {
-            // The kernel checks permissions, for which it needs ACLs beside the mode. The umask
-            // applies only without a default ACL of the directory, which the server knows.
+            // The kernel checks permissions, for which it needs ACLs beside the mode.
             let wanted = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
             let lacks = |_| {
                 io::Error::new(
@@ -243,7 +244,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let new_mode = convert::new_mode(mode, umask, self.users);
+        let new_mode = convert::new_mode(mode, umask);
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
@@ -263,7 +264,7 @@ impl Filesystem for Adapter {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let mode = convert::new_mode(mode, umask, self.users);
+        let mode = convert::new_mode(mode, umask);
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {
@@ -377,7 +378,7 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let mode = convert::new_mode(mode, umask, self.users);
+        let mode = convert::new_mode(mode, umask);
         let (volume, caller, name) =
             (Arc::clone(&self.volume), self.caller(request), name.to_owned());
         self.answer(request, async move {

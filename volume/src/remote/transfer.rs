@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use posh_proto::volume as pb;
+use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Code, Status};
@@ -15,6 +17,8 @@ use crate::store::{Caller, Entry, Errno, Piece, Pieces, ReadPart, Write};
 const PIECES: usize = 16;
 /// Time within which all requests of a broken connection notice that.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
+/// Time before a read that brought nothing is repeated.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// See [`crate::Store::read`].
 pub fn read(shared: Arc<Shared>, caller: Caller, parts: Vec<ReadPart>) -> Pieces {
@@ -23,6 +27,7 @@ pub fn read(shared: Arc<Shared>, caller: Caller, parts: Vec<ReadPart>) -> Pieces
     tokio::spawn(async move {
         let mut left: BTreeMap<u32, ReadPart> = parts;
         while !left.is_empty() {
+            let before = bytes_left(&left);
             let asked = tokio::select! {
                 asked = read_some(&shared, &caller, &mut left, &sender) => asked,
                 () = sender.closed() => return,
@@ -32,9 +37,18 @@ pub fn read(shared: Arc<Shared>, caller: Caller, parts: Vec<ReadPart>) -> Pieces
                 let _ = sender.send(Err(errno)).await;
                 return;
             }
+            if bytes_left(&left) == before {
+                tokio::time::sleep(PAUSE).await;
+            }
         }
     });
     Box::pin(ReceiverStream::new(receiver))
+}
+
+/// Number of parts and bytes that have not arrived.
+fn bytes_left(left: &BTreeMap<u32, ReadPart>) -> (usize, u64) {
+    let bytes = |part: &ReadPart| part.range.end.saturating_sub(part.range.start);
+    (left.len(), left.values().map(bytes).sum())
 }
 
 /// Reads as much as arrives on one connection.
@@ -66,16 +80,22 @@ async fn read_some(
             Some(Err(status)) => return after(shared, &connection, &status).await,
             Some(Ok(reply)) => reply,
         };
+        let whole = reply.encoded_len();
         for piece in reply.pieces {
             let mut piece = Piece::try_from(piece).map_err(|_| Errno::EPROTO)?;
             piece.part = *numbers.get(piece.part as usize).ok_or(Errno::EPROTO)?;
-            if !left.get(&piece.part).is_some_and(|part| is_within(part, &piece)) {
+            if !left.get(&piece.part).is_some_and(|part| continues(part, &piece)) {
                 tracing::warn!(
                     export = shared.export,
                     "the server sends bytes that were not asked for"
                 );
                 return Err(Errno::EIO);
             }
+            // A piece shares the memory of its message. Who keeps it counts its own bytes.
+            piece.data = piece.data.map(|data| match data.len() < whole / 2 {
+                true => Bytes::copy_from_slice(&data),
+                false => data,
+            });
             if piece.is_last {
                 left.remove(&piece.part);
             } else if let (Some(part), Ok(data)) = (left.get_mut(&piece.part), &piece.data) {
@@ -89,13 +109,16 @@ async fn read_some(
     }
 }
 
-/// Returns true if a piece is within the rest of its part, for which the receiver has room.
-fn is_within(part: &ReadPart, piece: &Piece) -> bool {
-    let Ok(data) = &piece.data else { return true };
+/// Returns true if a piece continues its part, for which the receiver has room, or ends it. Each
+/// piece brings a part nearer to its end, so that a read has an end whatever the server sends.
+fn continues(part: &ReadPart, piece: &Piece) -> bool {
+    let Ok(data) = &piece.data else { return piece.is_last };
     let end = piece.offset.checked_add(data.len() as u64);
     // The end of the file, which may be before the rest, has no bytes.
-    data.is_empty()
-        || (piece.offset >= part.range.start && end.is_some_and(|end| end <= part.range.end))
+    if data.is_empty() {
+        return piece.is_last;
+    }
+    piece.offset == part.range.start && end.is_some_and(|end| end <= part.range.end)
 }
 
 /// See [`crate::Store::write`].

@@ -115,6 +115,9 @@ pub struct Caller {
     pub gid: u32,
     /// The supplementary groups.
     pub groups: Arc<[u32]>,
+    /// Not the user who mounted the volume. Where all callers act as one account, a guest gives its
+    /// files no set-user-ID and set-group-ID bits, and takes them off what he writes.
+    pub is_guest: bool,
 }
 
 /// Sequence number of answers and recalls of one session: later ones have higher numbers.

@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 #[cfg(doc)]
 use super::{Answer, Leases, NewFile, Notice, Store};
-use super::{FileId, Handle, Kind, Place, PositionIn, Put, Returned, Stamp, Time};
+use super::{FileId, Handle, Kind, Place, PositionIn, Put, Returned, Stamp, Time, Write};
 
 /// Maximum number of sessions in one [`Op::EndSessions`].
 pub const ENDED_AT_ONCE: usize = 64;
@@ -203,6 +203,48 @@ pub struct NewMode {
     /// Permissions that the umask removed. A default ACL of the directory replaces the umask
     /// (acl(5)).
     pub withheld: u32,
+}
+
+/// Set-user-ID and set-group-ID.
+const SET_IDS: u32 = 0o6000;
+
+/// Drops the bits of other accounts from a mode.
+fn drop_set_ids(mode: &mut u32) {
+    *mode &= !SET_IDS;
+}
+
+impl Op {
+    /// The same without set-user-ID and set-group-ID bits.
+    pub(crate) fn without_set_ids(mut self) -> Self {
+        match &mut self {
+            Self::MakeDirectory { mode, .. }
+            | Self::MakeNode { mode, .. }
+            | Self::Create { mode, .. } => drop_set_ids(&mut mode.masked),
+            Self::CreateWhole { put, .. } => put.drop_set_ids(),
+            Self::Set { changes, .. } => changes.mode.iter_mut().for_each(drop_set_ids),
+            _ => {}
+        }
+        self
+    }
+}
+
+impl Put {
+    fn drop_set_ids(&mut self) {
+        drop_set_ids(&mut self.mode);
+        self.changes.mode.iter_mut().for_each(drop_set_ids);
+    }
+}
+
+impl Write {
+    /// The same without set-user-ID and set-group-ID bits.
+    pub(crate) fn without_set_ids(mut self) -> Self {
+        match &mut self {
+            Self::Put(put) => put.drop_set_ids(),
+            Self::Set { changes, .. } => changes.mode.iter_mut().for_each(drop_set_ids),
+            Self::At { .. } | Self::Append { .. } => {}
+        }
+        self
+    }
 }
 
 impl NewMode {

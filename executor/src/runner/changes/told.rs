@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::sys::stat::lstat;
 use posh_proto::executor::{Attributes, ChangedDirectory, NamedKind};
+
+use crate::runner::listing;
 
 /// Changed directories; `incomplete` if there may be more.
 #[derive(Debug, Default, PartialEq)]
@@ -25,6 +28,8 @@ pub struct Changed {
     /// Those of `written` that are directories or links now, with the links' targets.
     pub kinds: Vec<(OsString, Option<OsString>)>,
     pub now: Option<Now>,
+    /// The directory's group after the run.
+    pub group: Option<u32>,
 }
 
 /// State of a directory whose only changes are new files in place of old ones, and of these files.
@@ -37,6 +42,14 @@ pub struct Now {
 impl DirectoryChanges {
     pub fn of(&mut self, directory: &Path) -> &mut Changed {
         self.directories.entry(directory.to_owned()).or_default()
+    }
+
+    /// Looks up each directory's group: the workstation sets it to make its mount forget the listing,
+    /// and the group that the mount shows may be an old one.
+    pub fn look_up_groups(&mut self) {
+        for (path, changed) in &mut self.directories {
+            changed.group = lstat(path).ok().filter(listing::is_directory).map(|found| found.st_gid);
+        }
     }
 
     /// Converts them to the contract's form.
@@ -56,6 +69,7 @@ impl DirectoryChanges {
             kinds: changed.kinds.iter().map(kind).collect(),
             now: changed.now.as_ref().map(|now| now.own),
             written_now: changed.now.iter().flat_map(|now| now.written.iter().copied()).collect(),
+            group: changed.group,
         };
         self.directories.iter().map(directory).collect()
     }
