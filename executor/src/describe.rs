@@ -3,7 +3,10 @@
 
 use std::{path::Path, sync::OnceLock};
 
-use nix::{sys::utsname::uname, unistd::{geteuid, gethostname}};
+use nix::{
+    sys::utsname::uname,
+    unistd::{geteuid, gethostname},
+};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{DescribeReply, Export, Locale},

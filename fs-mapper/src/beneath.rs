@@ -7,8 +7,8 @@
 //! module does not decide which server may report changes of which mount.
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, Gid, Mode, OFlags, ResolveFlags, StatxFlags, chownat, fstat, linkat,
-    openat2, readlinkat, statx, unlinkat,
+    AtFlags, CWD, Dir, Gid, Mode, OFlags, ResolveFlags, StatxFlags, chownat, linkat, openat2,
+    readlinkat, statx, unlinkat,
 };
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -132,13 +132,13 @@ impl MountRoot {
         names(&self.handle(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?)
     }
 
-    /// Sets a directory's group to its current value: the smallest change of attributes. The group
-    /// that the server told is newer than the one that the mount shows.
+    /// Sets a directory's group to its current value, which the server told: the smallest change of
+    /// attributes. The group that the mount shows may be an old one, so without a told one this is
+    /// EACCES, as for a directory of another user.
     pub(crate) fn set_same_group(&self, dir: &Path) -> io::Result<()> {
         let opened = self.handle(dir, DIRECTORY)?;
-        let told = self.groups.get(dir).copied();
-        let group = told.map_or_else(|| fstat(&opened).map(|found| found.st_gid), Ok)?;
-        Ok(chownat(&opened, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?)
+        let group = self.groups.get(dir).ok_or(Errno::ACCESS)?;
+        Ok(chownat(&opened, "", None, Some(Gid::from_raw(*group)), AtFlags::EMPTY_PATH)?)
     }
 
     /// Returns true if the name is free, after a fresh lookup by the kernel: link(2) needs a free
@@ -258,6 +258,9 @@ mod tests {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("set");
         symlink(&program, mount.join("program")).expect("made");
         fs::hard_link(&program, mount.join("other")).expect("made");
+        let group = fs::metadata(&mount).expect("there").gid();
+        let told = ["program", "other", "top", ""].map(|name| (mount.join(name), group));
+        let root = root.with_groups(told.into_iter().collect());
         for name in ["program", "other", "top"] {
             assert!(root.set_same_group(&mount.join(name)).is_err(), "{name}");
         }
@@ -265,14 +268,16 @@ mod tests {
         root.set_same_group(&mount).expect("a directory");
     }
 
-    /// Another group than the one shown may be set only where one may set it at all.
+    /// The one told may be set only where this user may set it at all.
     #[test]
-    fn a_told_group_counts_instead_of_the_shown_one() {
+    fn the_told_group_is_set_and_never_the_shown_one() {
         let dir = tempfile::tempdir().expect("made");
         let own = fs::metadata(dir.path()).expect("there").gid();
         let other = own + 7;
-        let told = DirectoryGroups::from([(dir.path().to_owned(), other)]);
-        let root = MountRoot::at(dir.path()).expect("opened").with_groups(told);
+        let root = MountRoot::at(dir.path()).expect("opened");
+        let untold = root.set_same_group(dir.path()).expect_err("not told");
+        assert_eq!(untold.kind(), io::ErrorKind::PermissionDenied);
+        let root = root.with_groups([(dir.path().to_owned(), other)].into());
         let expected = root.set_same_group(dir.path()).map_or(own, |()| other);
         assert_eq!(fs::metadata(dir.path()).expect("there").gid(), expected);
     }

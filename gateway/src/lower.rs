@@ -570,14 +570,14 @@ fn places_with_caches(
 ) -> impl Iterator<Item = (PathBuf, MountId)> {
     let has_cache =
         |mount: MountId| !matches!(table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
-    reading.invocation.files.iter().zip(&reading.places).filter_map(move |(file, place)| {
-        match place {
+    reading.invocation.files.iter().zip(&reading.places).filter_map(
+        move |(file, place)| match place {
             Some(PathOwner::At(_, path, mount)) if is_wanted(file.kind) && has_cache(*mount) => {
                 Some((path.as_path().to_owned(), *mount))
             }
             _ => None,
-        }
-    })
+        },
+    )
 }
 
 /// Trees that the command may change, as paths on this machine.

@@ -109,8 +109,12 @@ async fn appends_whose_answers_are_lost_happen_once() {
     let (volume, mut invalidations) =
         Volume::new(store, Settings { sync: false, memory_bytes: 4 << 20, most_files: 1000 }, None);
     tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
-    let caller =
-        Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), groups: Arc::default(), is_guest: false };
+    let caller = Caller {
+        uid: geteuid().as_raw(),
+        gid: getegid().as_raw(),
+        groups: Arc::default(),
+        is_guest: false,
+    };
     let at = NameIn { parent: ROOT, name: OsStr::new("log") };
     let entry = volume.lookup(&caller, at).await.unwrap();
     let number = volume.tell(at, &entry, |told| told.number);

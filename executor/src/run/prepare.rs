@@ -260,8 +260,9 @@ fn stage_bytes(stage: &Stage) -> usize {
         slots(&tree.up_to) + slots(&tree.only) + slots(&tree.grows) + slots(&tree.own)
     };
     let guard = |guard: &Guard| slots(&guard.files) + slots(&guard.settings);
-    let words =
-        slots(&stage.argv) + slots(&stage.env) + slots(&stage.paths)
+    let words = slots(&stage.argv)
+        + slots(&stage.env)
+        + slots(&stage.paths)
         + slots(&stage.covered)
         + slots(&stage.groups_of);
     let others = slots(&stage.descriptors)

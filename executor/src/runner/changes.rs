@@ -66,6 +66,8 @@ struct Before {
     missing: HashSet<PathBuf>,
     /// Roots that nobody has read since they were made, with the times of that.
     never_read: HashMap<PathBuf, Time>,
+    /// A directory with a default ACL, if the trees were searched for one.
+    default_acl: Option<PathBuf>,
     incomplete: bool,
 }
 
@@ -94,6 +96,7 @@ impl WatchedTrees {
             root.into_iter().for_each(|root| trees.add(root, tree));
         }
         trees.keep_inside(view, cwd, budget);
+        trees.takes_umask = stage.paths.iter().any(|used| used.takes_umask);
         let directories = stage.groups_of.iter().map(|path| path_of(path).to_owned());
         let groups_of = directories.take_while(|path| budget.keep(path.as_os_str().len()));
         Self { groups_of: groups_of.collect(), ..Self::since(moment(), trees, budget) }
@@ -102,6 +105,12 @@ impl WatchedTrees {
     fn since(since: Duration, trees: Trees, budget: &Budget) -> Self {
         let before = Before::of(&trees, since, budget);
         Self { since, trees, before, groups_of: Vec::new() }
+    }
+
+    /// A directory of the trees with a default ACL, if the command takes the umask off what it
+    /// makes there.
+    pub fn default_acl(&self) -> Option<&Path> {
+        self.before.default_acl.as_deref()
     }
 
     /// Walks the trees once more. Beyond the run's budget, all changes are unknown, except for
@@ -471,6 +480,7 @@ impl Before {
         while let Some((above, below)) = queue.pop() {
             let Some(directory) = below.open() else { continue };
             let path = below.path();
+            self.look_for_acl(trees, &path);
             let is_unread = is_unread(trees, &path, || fstat(&directory).ok());
             let read_at = read_at(trees, &path, &directory);
             let (directory, entries) = Listing::of(directory, budget)?.into_parts();
@@ -503,17 +513,25 @@ impl Before {
         let mut growing = Growing { is_unread: false, below: HashMap::new(), top };
         if let Some(opened) = listing::open_directory(AT_FDCWD, &growing.top) {
             growing.is_unread = is_unread(trees, &growing.top, || fstat(&opened).ok());
+            self.look_for_acl(trees, &growing.top);
             let listing = Listing::of(opened, budget)?;
             for entry in listing.entries().iter().filter(|entry| entry.is_directory) {
                 let name = entry.name();
                 budget.keep(SLOT_BYTES + name.len()).then_some(())?;
-                let is_unread =
-                    is_unread(trees, &growing.top.join(&name), || listing.status(entry));
+                let path = growing.top.join(&name);
+                self.look_for_acl(trees, &path);
+                let is_unread = is_unread(trees, &path, || listing.status(entry));
                 growing.below.insert(name, is_unread);
             }
         }
         self.growing.push(growing);
         Some(())
+    }
+
+    fn look_for_acl(&mut self, trees: &Trees, directory: &Path) {
+        if trees.takes_umask && self.default_acl.is_none() && listing::has_default_acl(directory) {
+            self.default_acl = Some(directory.to_owned());
+        }
     }
 
     /// Call it before we read the directory. A reader within the tick of its creation leaves no

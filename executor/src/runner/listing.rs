@@ -203,6 +203,13 @@ pub fn never_read(directory: &Path) -> Option<Time> {
     (StatxFlags::from_bits_retain(found.stx_mask).contains(wanted) && read == made).then_some(made)
 }
 
+/// Returns true if a directory has a default ACL (acl(5)), also where that can't be told.
+pub fn has_default_acl(directory: &Path) -> bool {
+    use rustix::io::Errno;
+    let found = rustix::fs::lgetxattr(directory, c"system.posix_acl_default", &mut [0; 0][..]);
+    !matches!(found, Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOENT))
+}
+
 /// Undoes a reader's update for a directory whose listing nobody caches: sets its access time to a
 /// moment before its last change. A directory that is not ours stays read.
 pub fn keep_unread(directory: &Path) {

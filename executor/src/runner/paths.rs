@@ -29,6 +29,7 @@ use posh_proto::{
 
 use super::{
     budget::{Budget, SPENT},
+    listing::has_default_acl,
     view::View,
 };
 use crate::error::Refusal;
@@ -141,9 +142,13 @@ fn check_one(
                    to the file that replaces it";
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
     }
-    if used.takes_umask && rule::holds(Rule::MountDifferences) {
-        require_no_default_acl(&at, used.recursive, budget)
-            .map_err(|why| Refusal::new(Kind::Guard, why))?;
+    // Directories below are looked at while their names are noted (`changes`).
+    if used.takes_umask
+        && rule::holds(Rule::MountDifferences)
+        && let Some(directory) =
+            [Some(&*at), at.parent()].into_iter().flatten().find(|path| has_default_acl(path))
+    {
+        return Err(default_acl_refusal(directory));
     }
     if is_unreadable_program(view, cwd, used, (&at, &status)) {
         let why = "it can be started but not read, and only the workstation can tell if this user \
@@ -176,42 +181,10 @@ fn sees_all_ids() -> bool {
     is_all("/proc/self/uid_map") && is_all("/proc/self/gid_map")
 }
 
-/// Refuses directories with a default ACL (acl(5)): beside and at a path, and below it.
-fn require_no_default_acl(path: &Path, recursive: bool, budget: &Budget) -> Result<(), String> {
-    if let Some(parent) = path.parent() {
-        has_no_default_acl(parent)?;
-    }
-    let mut queue = vec![path.to_owned()];
-    while let Some(directory) = queue.pop() {
-        if !path.is_dir() {
-            break;
-        }
-        has_no_default_acl(&directory)?;
-        if !recursive {
-            break;
-        }
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            if !budget.spend(1) {
-                return Err(format!("{} has too many entries to look for ACLs", path.display()));
-            }
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                queue.push(entry.path());
-            }
-        }
-    }
-    Ok(())
-}
-
-fn has_no_default_acl(directory: &Path) -> Result<(), String> {
-    use rustix::io::Errno as Error;
-    match rustix::fs::lgetxattr(directory, c"system.posix_acl_default", &mut [0; 0][..]) {
-        Err(Error::NODATA | Error::OPNOTSUPP | Error::NOENT) => Ok(()),
-        Ok(_) => Err(format!(
-            "{} has a default ACL, by which new files get other permissions than through the mount",
-            directory.display()
-        )),
-        Err(error) => Err(format!("{}: its default ACL: {error}", directory.display())),
-    }
+/// Refusal of a command that makes files in a directory with a default ACL (acl(5)).
+pub fn default_acl_refusal(directory: &Path) -> Refusal {
+    let why = "has a default ACL, by which new files get other permissions than through the mount";
+    Refusal::new(Kind::Guard, format!("{} {why}", directory.display()))
 }
 
 /// Returns true if access(2) would deny that a file is a program, because its export is mounted

@@ -23,7 +23,10 @@ use nix::{
     },
     unistd::{ForkResult, Pid, setpgid},
 };
-use posh_proto::executor::{Descriptor, Stage, WrittenFile, descriptor::Source, rejected::Kind};
+use posh_proto::{
+    executor::{Descriptor, Stage, WrittenFile, descriptor::Source, rejected::Kind},
+    rule::{self, Rule},
+};
 
 use super::{
     budget::{Budget, Over, SPENT},
@@ -371,7 +374,12 @@ fn watch(
             Kind::Guard,
             format!("the trees that {} may change: {SPENT}", stage.program),
         )),
-        Some(Over::Names | Over::Bytes) | None => Ok(watch),
+        Some(Over::Names | Over::Bytes) | None => match watch.default_acl() {
+            Some(directory) if rule::holds(Rule::MountDifferences) => {
+                Err(paths::default_acl_refusal(directory))
+            }
+            _ => Ok(watch),
+        },
     }
 }
 

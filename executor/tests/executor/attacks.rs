@@ -1095,7 +1095,7 @@ async fn guards_and_paths_without_end_are_refused() {
     );
 }
 
-// Guard: paths::has_no_default_acl. The umask does not count in a directory with a default ACL, and
+// Guard: listing::has_default_acl. The umask does not count in a directory with a default ACL, and
 // the workstation has applied it.
 #[tokio::test]
 async fn where_a_directory_has_a_default_acl_no_files_are_made_for_mounts_that_mask() {
@@ -1107,16 +1107,19 @@ async fn where_a_directory_has_a_default_acl_no_files_are_made_for_mounts_that_m
     let shared = lab.store.path().join("top/shared");
     let name = "system.posix_acl_default";
     rustix::fs::setxattr(&shared, name, &acl, rustix::fs::XattrFlags::empty()).unwrap();
-    let used = |path, takes_umask, recursive| PathUse { takes_umask, recursive, ..path_use(path) };
-    for (used, is_refused) in [
-        (used("top/shared/new", true, false), true),
-        (used("top/shared", true, false), true),
-        (used("top", true, true), true),
-        (used("top/shared/new", false, false), false),
-        (used("top/new", true, false), false),
+    let top = WatchedTree { path: format!("{MOUNT}/top").into(), ..WatchedTree::default() };
+    let used = |path, takes_umask| PathUse { takes_umask, ..path_use(path) };
+    for (used, trees, is_refused) in [
+        (used("top/shared/new", true), vec![], true),
+        (used("top/shared", true), vec![], true),
+        (used("top", true), vec![top.clone()], true),
+        (used("top", false), vec![top], false),
+        (used("top/shared/new", false), vec![], false),
+        (used("top/new", true), vec![], false),
     ] {
         let mut spec = pipeline(&["true"]);
         spec.stages[0].paths = vec![used.clone()];
+        spec.stages[0].watched_trees = trees;
         let outcome = lab.run(spec).await;
         match is_refused {
             true => {

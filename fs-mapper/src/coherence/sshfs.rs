@@ -9,8 +9,8 @@
 //!   that name to be free. link(2) from another mount is such a call, and can never create anything
 //!   (EXDEV).
 //! - Setting a directory's attributes invalidates its listing. Setting the group to its current
-//!   value is the smallest such change; the mode that the mount shows may be one that the command
-//!   has just replaced.
+//!   value is the smallest such change. The group and the mode that the mount shows may be up to
+//!   20 s old, so only a group is set that the server has just told.
 //! - Listing an invalidated directory also refreshes the attributes of its entries in the daemon.
 //! - Setting attributes takes two round trips, an open one; a path that was not looked up for 20 s
 //!   takes one more for each directory on the way.
@@ -157,7 +157,8 @@ fn list_anew(on: &MountRoot, path: &Path) -> io::Result<()> {
 #[derive(Debug, PartialEq, Eq)]
 enum ListingState {
     Forgotten,
-    /// Only the owner may set attributes: the listing stays until it expires.
+    /// Only the owner may set attributes, and only with the group that the server told: the listing
+    /// stays until it expires.
     Kept,
 }
 

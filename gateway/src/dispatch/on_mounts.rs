@@ -46,12 +46,13 @@ impl OnMounts {
         Self { groups, ..self }
     }
 
-    /// What executors told of a path and of the directory above it, for the real places of both.
+    /// Groups told of a path and of the directory above it, for the real places of both.
     pub fn groups_around(&self, path: &Path, real: &Path) -> DirectoryGroups {
         let places = [Some((path, real)), path.parent().zip(real.parent())];
-        let told = places.into_iter().flatten().filter_map(|(path, real)| {
-            Some((real.to_owned(), *self.groups.get(path)?))
-        });
+        let told = places
+            .into_iter()
+            .flatten()
+            .filter_map(|(path, real)| Some((real.to_owned(), *self.groups.get(path)?)));
         told.collect()
     }
 

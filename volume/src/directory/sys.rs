@@ -417,7 +417,8 @@ mod tests {
             let (own, _) = capabilities().unwrap();
             assert_eq!(own & !(ROOTS_FILES | CHANGES_USER), 0);
             for (uid, expected) in [(0, ROOTS_FILES), (1234, 0)] {
-                let caller = Caller { uid, gid: uid, groups: vec![uid, 77].into(), is_guest: false };
+                let caller =
+                    Caller { uid, gid: uid, groups: vec![uid, 77].into(), is_guest: false };
                 let acting = Acting::begin(&caller, true).unwrap();
                 assert_eq!(capabilities().unwrap().0, expected & own, "{uid}");
                 assert_eq!(file_ids(), (uid, uid));
@@ -429,11 +430,19 @@ mod tests {
             }
             // A number that setfsuid(2) does not take leaves root's.
             for (uid, gid) in [(u32::MAX, 5), (5, u32::MAX)] {
-                assert!(Acting::begin(&Caller { uid, gid, groups: Vec::new().into(), is_guest: false }, true).is_err());
+                assert!(
+                    Acting::begin(
+                        &Caller { uid, gid, groups: Vec::new().into(), is_guest: false },
+                        true
+                    )
+                    .is_err()
+                );
                 assert_eq!((capabilities().unwrap().0, file_ids()), (own, (0, 0)));
             }
             let groups = vec![1; MAX_GROUPS + 1].into();
-            assert!(Acting::begin(&Caller { uid: 5, gid: 5, groups, is_guest: false }, true).is_err());
+            assert!(
+                Acting::begin(&Caller { uid: 5, gid: 5, groups, is_guest: false }, true).is_err()
+            );
         });
         thread.join().unwrap();
     }

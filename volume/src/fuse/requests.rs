@@ -112,7 +112,8 @@ impl Filesystem for Adapter {
             InitFlags::FUSE_POSIX_LOCKS,
             InitFlags::FUSE_FLOCK_LOCKS,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            // The umask applies only without a default ACL of the directory, which the server knows.
+            // The umask applies only without a default ACL of the directory, which the server
+            // knows.
             InitFlags::FUSE_DONT_MASK,
             InitFlags::FUSE_EXPLICIT_INVAL_DATA,
             InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,

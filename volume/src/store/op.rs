@@ -214,7 +214,7 @@ fn drop_set_ids(mode: &mut u32) {
 }
 
 impl Op {
-    /// The same without set-user-ID and set-group-ID bits.
+    /// Takes set-user-ID and set-group-ID bits out of the modes that it sets.
     pub(crate) fn without_set_ids(mut self) -> Self {
         match &mut self {
             Self::MakeDirectory { mode, .. }
@@ -236,7 +236,7 @@ impl Put {
 }
 
 impl Write {
-    /// The same without set-user-ID and set-group-ID bits.
+    /// Takes set-user-ID and set-group-ID bits out of the modes that it sets.
     pub(crate) fn without_set_ids(mut self) -> Self {
         match &mut self {
             Self::Put(put) => put.drop_set_ids(),

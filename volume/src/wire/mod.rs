@@ -159,13 +159,23 @@ impl TryFrom<pb::Place> for Place {
 
 impl From<&Caller> for pb::Caller {
     fn from(caller: &Caller) -> Self {
-        Self { uid: caller.uid, gid: caller.gid, groups: caller.groups.to_vec(), is_guest: caller.is_guest }
+        Self {
+            uid: caller.uid,
+            gid: caller.gid,
+            groups: caller.groups.to_vec(),
+            is_guest: caller.is_guest,
+        }
     }
 }
 
 impl From<pb::Caller> for Caller {
     fn from(caller: pb::Caller) -> Self {
-        Self { uid: caller.uid, gid: caller.gid, groups: caller.groups.into(), is_guest: caller.is_guest }
+        Self {
+            uid: caller.uid,
+            gid: caller.gid,
+            groups: caller.groups.into(),
+            is_guest: caller.is_guest,
+        }
     }
 }
 

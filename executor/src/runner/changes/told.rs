@@ -44,11 +44,12 @@ impl DirectoryChanges {
         self.directories.entry(directory.to_owned()).or_default()
     }
 
-    /// Looks up each directory's group: the workstation sets it to make its mount forget the listing,
-    /// and the group that the mount shows may be an old one.
+    /// Looks up each directory's group: the workstation sets it to make its mount forget the
+    /// listing, and the group that the mount shows may be an old one.
     pub fn look_up_groups(&mut self) {
         for (path, changed) in &mut self.directories {
-            changed.group = lstat(path).ok().filter(listing::is_directory).map(|found| found.st_gid);
+            changed.group =
+                lstat(path).ok().filter(listing::is_directory).map(|found| found.st_gid);
         }
     }
 

@@ -26,6 +26,8 @@ pub struct Trees {
     pub far: HashSet<PathBuf>,
     /// Trees in which no file is changed in place.
     pub replaced: Vec<Replaced>,
+    /// The command makes files whose permissions the workstation would lessen by the umask.
+    pub takes_umask: bool,
 }
 
 /// A tree in which a file that changes is a new one, so that its directory changes too.
