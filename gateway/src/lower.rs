@@ -552,6 +552,10 @@ pub fn made_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBu
     places_with_caches(table, reading, |kind| kind == FileKind::NewDir).collect()
 }
 
+/// Directories whose groups a stage asks for, at most. An executor takes twice as many; listings of
+/// others expire.
+const MOST_GROUPS: usize = 8192;
+
 /// Directories above single files that the command writes. Their listings are invalidated, which
 /// takes their groups on some mounts.
 fn groups_of(table: &MountTable, reading: &ResolvedCommand) -> Vec<Bytes> {
@@ -559,7 +563,7 @@ fn groups_of(table: &MountTable, reading: &ResolvedCommand) -> Vec<Bytes> {
     let above = places_with_caches(table, reading, is_single)
         .filter_map(|(path, _)| path.parent().map(Path::to_owned))
         .collect::<BTreeSet<_>>();
-    above.iter().map(|directory| bytes(directory.as_os_str())).collect()
+    above.iter().take(MOST_GROUPS).map(|directory| bytes(directory.as_os_str())).collect()
 }
 
 /// Places of a command's files of some kinds, on mounts with caches.

@@ -133,6 +133,7 @@ const MOST: &[(&str, &str, usize)] = &[
     ("posh.executor.v1.Stage", "guards", 8192),
     ("posh.executor.v1.Stage", "watched_trees", 16_384),
     ("posh.executor.v1.Stage", "covered", 65_536),
+    ("posh.executor.v1.Stage", "groups_of", 16_384),
     ("posh.executor.v1.WatchedTree", "up_to", 16_384),
     ("posh.executor.v1.WatchedTree", "only", 16_384),
     ("posh.executor.v1.WatchedTree", "grows", 16_384),
