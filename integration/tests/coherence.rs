@@ -286,6 +286,7 @@ fn wait_until_gone(path: &Path) {
     while path.exists() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(100));
     }
+    assert!(!path.exists(), "{} is still shown", path.display());
 }
 
 /// A process writes to a file that it keeps open (a shell's own writes end with a

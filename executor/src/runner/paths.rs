@@ -137,7 +137,11 @@ fn check_one(
                    this command puts there";
         return Err(Refusal::new(Kind::Guard, format!("{} {why}", link.display())));
     }
-    if used.keeps_owner && !ids_are_ours(&status) && !sees_all_ids() {
+    if used.keeps_owner
+        && rule::holds(Rule::MountDifferences)
+        && !ids_are_ours(&status)
+        && !sees_all_ids()
+    {
         let why = "belongs to another user or group, which commands in a user namespace can't give \
                    to the file that replaces it";
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, chown};
 
 use posh_integration::explain::ExplainReport;
 use posh_integration::oracle::Under;
@@ -55,6 +56,21 @@ fn an_ordinary_user_mounts_works_and_unmounts() {
     assert!(report.unwrap().stages("sort").all(|stage| stage.is_offloaded()));
     let there = lab.servers[0].host.path(people::DIRECTORY).join("g");
     assert_eq!(fs::read_to_string(there).unwrap().lines().count(), 500);
+    // A default ACL of the server's counts in the place of her umask: user::rwx group::rwx
+    // other::r-x (acl(5)).
+    let entry = |tag: u8, rights: u8| [tag, 0, rights, 0, 0xff, 0xff, 0xff, 0xff];
+    let acl = [vec![2, 0, 0, 0], [entry(1, 7), entry(4, 7), entry(0x20, 5)].concat()].concat();
+    let hers_there = lab.servers[0].host.path(people::DIRECTORY);
+    let shared = hers_there.join("d");
+    fs::create_dir(&shared).unwrap();
+    chown(&shared, Some(hers_there.metadata().unwrap().uid()), None).unwrap();
+    let name = "system.posix_acl_default";
+    rustix::fs::setxattr(&shared, name, &acl, rustix::fs::XattrFlags::empty()).unwrap();
+    let text = format!(
+        "cd {}/d; umask 077; echo x > a; cp a b; stat -c %a a b; rm -r ../d",
+        people::MOUNT
+    );
+    assert_eq!(as_her(host, &text, Under::Posh).0, "664\n664\n");
     // It is hers alone: not even root looks in.
     assert!(
         shell(host, &format!("cat {}/g 2>&1 || true", people::MOUNT)).contains("Permission denied")
