@@ -28,11 +28,11 @@ use crate::{
 /// one is always accepted: this only keeps the log short.
 const FAILURES: Rate = Rate { at_once: 20, interval: Duration::from_millis(500) };
 
-/// Renewals of one identity, each of which signs and writes a file: enough for some tens of
-/// workstations that renew once in two months.
+/// Renewals of what descends from one enrolment, a workstation's, each of which signs and writes a
+/// file: one is due once in two months.
 const RENEWALS: Rate = Rate { at_once: 20, interval: Duration::from_secs(30) };
 
-/// Sources or identities that are counted; beyond, the one that was idle longest is forgotten.
+/// Sources or enrolments that are counted; beyond, the one that was idle longest is forgotten.
 const COUNTED: usize = 4096;
 
 /// A request of ours has some 250 bytes.
@@ -165,10 +165,11 @@ impl Enrolment for Enrolments {
         };
         let signing_request = request.into_inner().signing_request;
         require_size(&signing_request)?;
-        if !self.renewals.lock().expect("not poisoned").take(identity.clone()) {
-            return Err(Status::resource_exhausted(format!(
-                "too many renewals of {identity}; try again in an hour"
-            )));
+        let enrolment = register.enrolment_of(&present).unwrap_or_default();
+        if !self.renewals.lock().expect("not poisoned").take(enrolment) {
+            return Err(Status::resource_exhausted(
+                "too many renewals of this workstation's certificate; try again in an hour",
+            ));
         }
         let issued = {
             let identity = identity.clone();

@@ -60,7 +60,7 @@ use crate::{
         ARRIVALS_OF_ONE, ExecutorService, HEARD_OUT_OF_ONE, ServiceState, TOOLS_OF_ONE,
         launches_of_one,
     },
-    tls::serving::Serving,
+    tls::{register::Revocation, serving::Serving},
     tools::Tools,
     volume::{self, VolumeService, Volumes},
 };
@@ -338,7 +338,13 @@ where
         // The last messages are still on their way out.
         None => tokio::time::timeout(FLUSH_TIMEOUT, all_served).await.unwrap_or(Ok(())),
     };
-    let _ = tokio::time::timeout(RECORDS_TIMEOUT, shared.volumes.note_ends(&shared.audit)).await;
+    let last = async {
+        shared.volumes.note_ends(&shared.audit).await;
+        if let Some(tls) = &tls {
+            settle(tls, Vec::new(), false).await;
+        }
+    };
+    let _ = tokio::time::timeout(RECORDS_TIMEOUT, last).await;
     shared.audit.stop().await;
     ended
 }
@@ -357,14 +363,40 @@ async fn record_administration(tls: Option<&Serving>, audit: &AuditLog) {
     let Some(tls) = tls else { return std::future::pending().await };
     let mut interval = tokio::time::interval(REVOCATIONS_INTERVAL);
     let mut authorities = tls.authorities();
+    audit.authorities_at_start(&authorities);
+    // What this process has recorded is not recorded again if the register can't be written.
+    let mut recorded: Vec<Revocation> = Vec::new();
+    let mut is_failing = false;
     loop {
         interval.tick().await;
-        tls.register.take_revocations().iter().for_each(|revocation| audit.revoked(revocation));
+        let unrecorded = tls.register.unrecorded().unwrap_or_default();
+        recorded.retain(|revocation| unrecorded.contains(revocation));
+        for revocation in unrecorded {
+            if !recorded.contains(&revocation) && audit.revoked(&revocation).await {
+                recorded.push(revocation);
+            }
+        }
+        is_failing = settle(tls, recorded.clone(), is_failing).await;
         let now = tls.authorities();
         if now != authorities {
             audit.authorities(&now);
             authorities = now;
         }
+    }
+}
+
+/// Writes to the register what was shown and recorded; returns true if that fails, which is logged
+/// once.
+async fn settle(tls: &Serving, recorded: Vec<Revocation>, was_failing: bool) -> bool {
+    let register = tls.register.clone();
+    // It may wait for an administrator's program that has locked the file.
+    match tokio::task::spawn_blocking(move || register.settle(&recorded)).await {
+        Ok(Err(error)) if !was_failing => {
+            tracing::error!("cannot write the register of certificates: {error}");
+            true
+        }
+        Ok(Err(_)) => true,
+        Ok(Ok(())) | Err(_) => false,
     }
 }
 

@@ -1,8 +1,9 @@
 //! The audit file as a hash chain: each line names the SHA-256 of the line before it, over
 //! rotations too, and a file beside it (`.head`) holds the number and the hash of the last one. So
 //! a line that was removed, changed or moved is detected, also at the end. One process writes at a
-//! time, and each record is one write(2): a killed executor leaves whole lines, or a last line
-//! without a newline, which the next start closes and records.
+//! time, and each record is one write(2): a killed executor leaves whole lines, or a last line that
+//! was cut off, which the next start closes and records. So may a full disk, where the file may only
+//! be appended to; the rest of the line is written before any other then.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -70,6 +71,31 @@ pub struct Chain {
     path: PathBuf,
     head_file: File,
     last: Head,
+    /// The file of the last line, and what is not written of that.
+    rest: Option<(File, Vec<u8>)>,
+}
+
+/// What was written of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Appended {
+    /// All of it.
+    Whole,
+    /// A part, which could not be taken back: the file may only be appended to (chattr(1)). The rest
+    /// is written before the next line.
+    InPart,
+}
+
+impl Appended {
+    /// Fails if a part is missing.
+    ///
+    /// # Errors
+    /// `StorageFull`.
+    pub fn whole(self) -> io::Result<()> {
+        match self {
+            Self::Whole => Ok(()),
+            Self::InPart => Err(io::ErrorKind::StorageFull.into()),
+        }
+    }
 }
 
 impl Head {
@@ -126,14 +152,15 @@ impl Chain {
         let mut found = ChainCondition::default();
         let last = last_line(path, &mut found)?;
         let last = agree(known, last, &mut found);
-        Ok((Self { path: path.to_owned(), head_file, last }, found))
+        Ok((Self { path: path.to_owned(), head_file, last, rest: None }, found))
     }
 
     /// Adds a record.
     ///
     /// # Errors
-    /// When it can't be written; the record is as it was then.
-    pub fn append(&mut self, event: &str, record: Map<String, Value>) -> io::Result<()> {
+    /// When nothing of it can be written; the record is as it was then.
+    pub fn append(&mut self, event: &str, record: Map<String, Value>) -> io::Result<Appended> {
+        self.finish()?;
         let at_s = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         let (seq, prev) = (self.last.seq + 1, self.last.hash().to_owned());
         let line =
@@ -144,15 +171,51 @@ impl Chain {
         let mut file = appending(&self.path)?;
         let length = file.metadata()?.len();
         let bytes = [line.as_bytes(), b"\n"].concat();
-        match file.write(&bytes) {
-            Ok(count) if count == bytes.len() => {}
-            other => {
-                file.set_len(length)?;
-                return Err(other.err().unwrap_or_else(|| io::ErrorKind::StorageFull.into()));
-            }
+        let count = file.write(&bytes)?;
+        if count == bytes.len() {
+            self.last = last;
+            self.write_head()?;
+            return Ok(Appended::Whole);
+        }
+        if file.set_len(length).is_ok() {
+            return Err(io::ErrorKind::StorageFull.into());
         }
         self.last = last;
+        self.rest = Some((file, bytes[count..].to_vec()));
+        Ok(Appended::InPart)
+    }
+
+    /// Adds a record whose last `left` bytes can't be written.
+    #[cfg(test)]
+    pub fn append_in_part(&mut self, event: &str, record: Map<String, Value>, left: u64) {
+        let head = Head::read(&self.path).unwrap().unwrap();
+        self.append(event, record).unwrap();
+        let file = OpenOptions::new().read(true).append(true).open(&self.path).unwrap();
+        let kept = file.metadata().unwrap().len() - left;
+        let mut rest = vec![0; usize::try_from(left).unwrap()];
+        file.read_exact_at(&mut rest, kept).unwrap();
+        file.set_len(kept).unwrap();
+        self.head_file.write_all_at(head.text().as_bytes(), 0).unwrap();
+        self.rest = Some((file, rest));
+    }
+
+    fn write_head(&self) -> io::Result<()> {
         self.head_file.write_all_at(self.last.text().as_bytes(), 0)
+    }
+
+    /// Writes the rest of the last line to its file, which may have been renamed since.
+    fn finish(&mut self) -> io::Result<()> {
+        while let Some((file, rest)) = &mut self.rest {
+            let count = file.write(rest)?;
+            rest.drain(..count);
+            if rest.is_empty() {
+                self.rest = None;
+                self.write_head()?;
+            } else if count == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -167,16 +230,20 @@ fn last_line(path: &Path, found: &mut ChainCondition) -> io::Result<Option<Resul
     if tail.is_empty() {
         return Ok(None);
     }
-    found.torn = tail.pop_if(|byte| *byte == b'\n').is_none();
+    let is_closed = tail.pop_if(|byte| *byte == b'\n').is_some();
     let mut lines = tail.rsplit(|byte| *byte == b'\n');
     let last = lines.next().unwrap_or_default();
-    if found.torn {
+    let line = parse(last);
+    if !is_closed {
         file.write_all(b"\n")?;
+    }
+    // Of a whole line only the newline may be missing.
+    found.torn = !is_closed && line.is_none();
+    if found.torn {
         found.killed = true;
         let seq = lines.next().and_then(parse).map_or(0, |line| line.seq);
         return Ok(Some(Ok(Head { seq, sha256: hash(last) })));
     }
-    let line = parse(last);
     found.killed = line.as_ref().is_none_or(|line| line.event != super::STOP);
     Ok(Some(line.map(|line| Head { seq: line.seq, sha256: hash(last) }).ok_or(())))
 }

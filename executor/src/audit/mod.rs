@@ -28,7 +28,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
 };
 
-use self::chain::Chain;
+use self::chain::{Appended, Chain};
 pub use self::verify::{ChainVerdict, verify};
 use crate::{
     error::{AttemptExt as _, Error, Refusal},
@@ -215,9 +215,16 @@ impl AuditLog {
         self.try_note(event, record);
     }
 
-    /// Records a certificate that an administrator revoked.
-    pub(crate) fn revoked(&self, Revocation { identity, sha256 }: &Revocation) {
-        self.try_note("revoked", json!({ "identity": identity, "sha256": sha256 }));
+    /// Records a certificate that an administrator revoked; returns true once that is written.
+    pub(crate) async fn revoked(&self, revocation: &Revocation) -> bool {
+        self.begin("revoked", None, revocation).await.is_ok()
+    }
+
+    /// Records the valid authorities, so that a rotation that was begun or ended while no executor
+    /// was running shows.
+    pub(crate) fn authorities_at_start(&self, authorities: &[Fingerprint]) {
+        let sha256s: Vec<_> = authorities.iter().map(ToString::to_string).collect();
+        self.try_note("authorities", json!({ "sha256": sha256s }));
     }
 
     /// Records that an administrator has begun or ended a rotation of the authority; the first one
@@ -298,7 +305,8 @@ fn object(record: &impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// The record, and entries that could not be written yet.
+/// The record, and entries that could not be written yet. A line of which a part is written is the
+/// record's own to finish.
 ///
 /// Invariant: records of past events stand in the order of their arrival, and none is lost without
 /// being counted in the record after it: an entry that can't be written now is written before
@@ -319,8 +327,8 @@ impl Writing {
         };
         match (written, outcome) {
             // If the caller no longer waits, it has begun nothing, and records that as its end.
-            (Some(written), outcome) => drop(written.send(outcome)),
-            (None, Ok(())) => {}
+            (Some(written), outcome) => drop(written.send(outcome.and_then(Appended::whole))),
+            (None, Ok(Appended::Whole | Appended::InPart)) => {}
             (None, Err(error)) => {
                 tracing::error!(%error, event, "cannot write the audit record");
                 self.keep(QueuedRecord { event, record, written: None, _share });
@@ -348,7 +356,7 @@ impl Writing {
         }
     }
 
-    fn append(&mut self, event: &'static str, record: &Map<String, Value>) -> io::Result<()> {
+    fn append(&mut self, event: &'static str, record: &Map<String, Value>) -> io::Result<Appended> {
         let left_out = self.left_out.swap(0, Ordering::Relaxed);
         let mut record = record.clone();
         if left_out > 0 {
@@ -477,6 +485,40 @@ mod tests {
             "{}",
             verdict.text
         );
+    }
+
+    /// As on a full disk, where the file may only be appended to.
+    #[test]
+    fn a_line_of_which_a_part_is_written_is_finished_first() {
+        for is_rotated in [false, true] {
+            let (directory, path) = written(3);
+            let (mut chain, _) = Chain::open(&path).unwrap();
+            chain.append_in_part(START, Map::new(), 20);
+            let mut files = vec![path.clone()];
+            if is_rotated {
+                files.insert(0, directory.path().join("audit.1"));
+                fs::rename(&path, &files[0]).unwrap();
+            }
+            assert_eq!(chain.append(STOP, Map::new()).unwrap(), Appended::Whole);
+            let verdict = verify(&files).unwrap();
+            assert!(verdict.is_whole, "{is_rotated}: {}", verdict.text);
+        }
+    }
+
+    #[test]
+    fn a_start_after_a_kill_closes_what_was_written_in_part() {
+        // All but the newline is a whole record.
+        for left in [20, 1] {
+            let (_directory, path) = written(3);
+            let (mut chain, _) = Chain::open(&path).unwrap();
+            chain.append_in_part(START, Map::new(), left);
+            drop(chain);
+            let (mut chain, found) = Chain::open(&path).unwrap();
+            assert_eq!((found.torn, found.lost, found.altered), (left > 1, None, false));
+            chain.append(START, object(&found)).unwrap();
+            let verdict = verify(std::slice::from_ref(&path)).unwrap();
+            assert!(verdict.is_whole, "{left}: {}", verdict.text);
+        }
     }
 
     #[test]

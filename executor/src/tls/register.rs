@@ -40,6 +40,10 @@ pub const SUPERSEDED_S: u64 = 24 * 3600;
 /// Valid successors of one certificate: gateways of one user may renew at the same time.
 const SUCCESSORS: usize = 3;
 
+/// Valid certificates that descend from one enrolment: one workstation leaves the others of its
+/// identity room.
+const MAX_OF_ENROLMENT: usize = 8;
+
 /// Least digits of a certificate's SHA-256 that name it.
 const PREFIX_DIGITS: usize = 8;
 
@@ -72,9 +76,23 @@ pub(super) struct CertificateEntry {
     /// End of its validity because of a successor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) superseded_s: Option<u64>,
+    /// The SHA-256 of the certificate that was got for a token, of which this one is a renewal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    enrolment: Option<String>,
+    /// Somebody has shown it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    shown: bool,
+    /// The audit record has its revocation.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    recorded: bool,
 }
 
 impl CertificateEntry {
+    /// Names the enrolment that it descends from; older registers do not say it of renewals.
+    fn enrolment(&self) -> &str {
+        self.enrolment.as_deref().unwrap_or(&self.sha256)
+    }
+
     /// Returns true if it is valid at that time.
     pub(super) fn counts_at(&self, now_s: u64) -> bool {
         let has_ended = self.revoked || self.retired || self.expires_s <= now_s;
@@ -152,20 +170,27 @@ pub struct Register {
     path: PathBuf,
     pub(super) authority: Authority,
     known: RwLock<Option<(FileVersion, Arc<RegisterIndex>)>>,
-    revocations: Mutex<Vec<Revocation>>,
-    /// Certificates that were shown since this was made.
+    /// Certificates that were shown, of which the file does not say it yet.
     shown: Mutex<HashSet<Fingerprint>>,
 }
 
 /// The content, indexed.
 #[derive(Debug)]
 struct RegisterIndex {
-    certificates: HashMap<Fingerprint, Certificate>,
+    certificates: HashMap<Fingerprint, IndexedCertificate>,
     tokens: Vec<Fingerprint>,
 }
 
-/// A certificate that was revoked while the executor was running.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
+struct IndexedCertificate {
+    certificate: Certificate,
+    enrolment: String,
+    shown: bool,
+    recorded: bool,
+}
+
+/// A certificate that an administrator revoked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Revocation {
     /// Identity of the certificate.
     pub identity: String,
@@ -181,7 +206,6 @@ impl Register {
             path: directory.join(REGISTER_FILE),
             authority: Authority::at(directory),
             known: RwLock::default(),
-            revocations: Mutex::default(),
             shown: Mutex::default(),
         }
     }
@@ -232,7 +256,7 @@ impl Register {
             Invalid::Register
         })?;
         let entry = known.certificates.get(certificate).ok_or(Invalid::Unknown)?;
-        match entry {
+        match &entry.certificate {
             Certificate { revoked: true, identity, .. } => Err(Invalid::Revoked(identity.clone())),
             Certificate { expires_s, identity, .. } if *expires_s <= now_s() => {
                 Err(Invalid::Expired(identity.clone()))
@@ -242,10 +266,18 @@ impl Register {
                 Err(Invalid::Superseded(identity.clone()))
             }
             Certificate { identity, .. } => {
-                self.shown.lock().expect("not poisoned").insert(*certificate);
+                if !entry.shown {
+                    self.shown.lock().expect("not poisoned").insert(*certificate);
+                }
                 Ok(identity.clone())
             }
         }
+    }
+
+    /// Names the enrolment that a certificate descends from; `None` if the register lacks it.
+    pub(crate) fn enrolment_of(&self, certificate: &Fingerprint) -> Option<String> {
+        let known = self.known().ok()?;
+        known.certificates.get(certificate).map(|entry| entry.enrolment.clone())
     }
 
     /// Makes a token for `identity`, valid once and for an hour.
@@ -345,9 +377,12 @@ impl Register {
         let renewed: HashSet<String> =
             entries.iter().filter_map(|entry| entry.replaces.clone()).collect();
         let is_unused = |entry: &CertificateEntry| {
-            let was_shown = entry.sha256.parse().is_ok_and(|its| shown.contains(&its));
+            let was_shown =
+                entry.shown || entry.sha256.parse().is_ok_and(|its| shown.contains(&its));
             !entry.revoked && !was_shown && !renewed.contains(&entry.sha256)
         };
+        let present_entry = entries.iter().find(|entry| entry.sha256 == present);
+        let enrolment = present_entry.map(|entry| entry.enrolment().to_owned());
         if let Some(before) =
             entries.iter().find(|e| e.sha256 == present).and_then(|e| e.replaces.clone())
         {
@@ -358,25 +393,23 @@ impl Register {
                 e.sha256 != present && e.replaces.as_ref() == Some(&before) && is_unused(e)
             });
         }
-        let successors = |entries: &[CertificateEntry]| -> Vec<CertificateEntry> {
-            entries
-                .iter()
-                .filter(|e| e.replaces.as_ref() == Some(&present) && e.counts_at(now_s()))
-                .cloned()
-                .collect()
+        let refused = || TlsError::AllInUse(identity.to_owned());
+        let is_successor = |e: &CertificateEntry| e.replaces.as_ref() == Some(&present);
+        let is_of_enrolment = |e: &CertificateEntry| {
+            e.sha256 != present && Some(e.enrolment()) == enrolment.as_deref()
         };
-        while successors(entries).len() >= SUCCESSORS {
-            let unused = successors(entries)
-                .into_iter()
-                .filter(is_unused)
-                .min_by_key(|entry| entry.issued_s);
-            let unused = unused.ok_or_else(|| TlsError::NotRenewable(identity.to_owned()))?;
-            forget(entries, |entry| entry.sha256 == unused.sha256);
-        }
+        leave_room(entries, SUCCESSORS, is_successor, &is_unused).ok_or_else(refused)?;
+        leave_room(entries, MAX_OF_ENROLMENT - 1, is_of_enrolment, &is_unused)
+            .ok_or_else(refused)?;
         if let Some(entry) = entries.iter_mut().find(|entry| entry.sha256 == present) {
             entry.superseded_s = Some(now_s() + SUPERSEDED_S);
         }
-        self.enter(&mut content, identity, &issued, Some(present))?;
+        self.enter(
+            &mut content,
+            identity,
+            &issued,
+            Some(Predecessor { sha256: present, enrolment }),
+        )?;
         Ok(issued)
     }
 
@@ -433,11 +466,41 @@ impl Register {
         Ok(revoked)
     }
 
-    /// Revocations since the last call, as far as the register was read.
-    pub fn take_revocations(&self) -> Vec<Revocation> {
-        // Even if no call has come that would have read it.
-        let _ = self.known();
-        std::mem::take(&mut *self.revocations.lock().expect("not poisoned"))
+    /// Revocations that the audit record lacks, as far as the register says; also those that were
+    /// made while no executor was running.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn unrecorded(&self) -> Result<Vec<Revocation>, TlsError> {
+        let known = self.known()?;
+        let unrecorded =
+            known.certificates.values().filter(|e| e.certificate.revoked && !e.recorded);
+        Ok(unrecorded
+            .map(|entry| Revocation {
+                identity: entry.certificate.identity.clone(),
+                sha256: entry.certificate.sha256.clone(),
+            })
+            .collect())
+    }
+
+    /// Writes which certificates were shown, and which revocations the audit record has now. No
+    /// access to the file when there is nothing to write.
+    ///
+    /// # Errors
+    /// [`TlsError`]; the next call tries again.
+    pub fn settle(&self, recorded: &[Revocation]) -> Result<(), TlsError> {
+        let shown = self.shown.lock().expect("not poisoned").clone();
+        if shown.is_empty() && recorded.is_empty() {
+            return Ok(());
+        }
+        self.change(|content| {
+            for entry in &mut content.certificates {
+                entry.shown |= entry.sha256.parse().is_ok_and(|its| shown.contains(&its));
+                entry.recorded |= recorded.iter().any(|its| its.sha256 == entry.sha256);
+            }
+        })?;
+        self.shown.lock().expect("not poisoned").retain(|its| !shown.contains(its));
+        Ok(())
     }
 
     /// All certificates, oldest first.
@@ -454,7 +517,7 @@ impl Register {
         content: &mut RegisterContent,
         identity: &str,
         issued: &Issued,
-        replaces: Option<String>,
+        predecessor: Option<Predecessor>,
     ) -> Result<(), TlsError> {
         make_room(&mut content.certificates, identity)?;
         content.certificates.push(CertificateEntry {
@@ -465,8 +528,11 @@ impl Register {
             revoked: false,
             authority: Some(Fingerprint::of(issued.signed_by()).to_string()),
             retired: false,
-            replaces,
+            enrolment: predecessor.as_ref().and_then(|before| before.enrolment.clone()),
+            replaces: predecessor.map(|before| before.sha256),
             superseded_s: None,
+            shown: false,
+            recorded: false,
         });
         self.save(content)
     }
@@ -524,32 +590,28 @@ impl Register {
         }
         let content = self.load()?;
         let entries = content.certificates.iter();
-        let pairs = entries
-            .filter_map(|entry| Some((entry.sha256.parse().ok()?, Certificate::from(entry))));
+        let pairs = entries.filter_map(|entry| {
+            let indexed = IndexedCertificate {
+                certificate: Certificate::from(entry),
+                enrolment: entry.enrolment().to_owned(),
+                shown: entry.shown,
+                recorded: entry.recorded,
+            };
+            Some((entry.sha256.parse().ok()?, indexed))
+        });
         let tokens = content.tokens.iter().filter_map(|token| token.sha256.parse().ok());
         let known =
             Arc::new(RegisterIndex { certificates: pairs.collect(), tokens: tokens.collect() });
         // The stamp is older: a change since then is seen next time.
-        let stamped = stamp.map(|stamp| (stamp, known.clone()));
-        let before = std::mem::replace(&mut *self.known.write().expect("not poisoned"), stamped);
-        if let Some((_, before)) = before {
-            self.note_revocations(&before, &known);
-        }
+        *self.known.write().expect("not poisoned") = stamp.map(|stamp| (stamp, known.clone()));
         Ok(known)
     }
+}
 
-    fn note_revocations(&self, before: &RegisterIndex, now: &RegisterIndex) {
-        let was_revoked = |sha256: &Fingerprint| {
-            before.certificates.get(sha256).is_some_and(|entry| entry.revoked)
-        };
-        let fresh =
-            now.certificates.iter().filter(|(sha256, entry)| entry.revoked && !was_revoked(sha256));
-        let fresh = fresh.map(|(_, entry)| Revocation {
-            identity: entry.identity.clone(),
-            sha256: entry.sha256.clone(),
-        });
-        self.revocations.lock().expect("not poisoned").extend(fresh);
-    }
+/// The certificate that a renewal was asked for with.
+struct Predecessor {
+    sha256: String,
+    enrolment: Option<String>,
 }
 
 impl From<&CertificateEntry> for Certificate {
@@ -584,6 +646,27 @@ fn forget(certificates: &mut Vec<CertificateEntry>, is_gone: impl Fn(&Certificat
             };
             entry.replaces.clone_from(before);
         }
+    }
+}
+
+/// Removes the oldest unused ones of the valid entries that are `counted` until fewer than `most`
+/// are left; `None` if too many are in use.
+fn leave_room(
+    certificates: &mut Vec<CertificateEntry>,
+    most: usize,
+    counted: impl Fn(&CertificateEntry) -> bool,
+    is_unused: &impl Fn(&CertificateEntry) -> bool,
+) -> Option<()> {
+    let now = now_s();
+    loop {
+        let valid: Vec<_> =
+            certificates.iter().filter(|entry| entry.counts_at(now) && counted(entry)).collect();
+        if valid.len() < most {
+            return Some(());
+        }
+        let unused = valid.into_iter().filter(|entry| is_unused(entry));
+        let oldest = unused.min_by_key(|entry| entry.issued_s)?.sha256.clone();
+        forget(certificates, |entry| entry.sha256 == oldest);
     }
 }
 
@@ -659,6 +742,9 @@ mod tests {
             retired,
             replaces,
             superseded_s,
+            enrolment: None,
+            shown: false,
+            recorded: false,
         }
     }
 

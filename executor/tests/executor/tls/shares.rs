@@ -8,7 +8,10 @@ use std::{
 
 use bytes::Bytes;
 use http_body_util::StreamBody;
-use posh_executor::tls::{administer, register::MAX_OF_ONE};
+use posh_executor::tls::{
+    administer,
+    register::{Certificate, MAX_OF_ONE},
+};
 use posh_proto::{
     executor::{
         DescribeRequest, EnrolRequest, MountPoint, RunInput, RunSpec, StatusRequest,
@@ -219,6 +222,81 @@ async fn who_has_stolen_a_certificate_takes_no_successor_away() {
     assert!(lab.client_of(&owners).await.describe(DescribeRequest { protocol: 1 }).await.is_ok());
     administer::revoke(lab.directory.path(), "bob").unwrap();
     assert!(lab.client_of(&owners).await.describe(DescribeRequest { protocol: 1 }).await.is_err());
+}
+
+// Guard: the register keeps which certificates were shown.
+#[tokio::test]
+async fn who_has_stolen_a_certificate_takes_no_successor_away_after_a_restart_either() {
+    let lab = TlsLab::start(&[identity("bob")]).await;
+    let owners = lab.enrol("bob").await.unwrap();
+    let sha256 = || Fingerprint::of(&Credentials::load(&owners, &lab.host).unwrap().certificate);
+    let former = sha256();
+    let channel = tls::channel(&lab.host, &owners).await.unwrap();
+    tls::enrol::renew(channel, &lab.host, &owners).await.unwrap();
+    let present = sha256();
+    let before = lab.register();
+    assert_eq!(before.identity_of(&present).unwrap(), "bob");
+    before.settle(&[]).unwrap();
+    // As another process has it, which was never shown anything.
+    let after = lab.register();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
+    for _ in 0..8 {
+        after.renew("bob", &former, request.der()).unwrap();
+    }
+    assert_eq!(after.identity_of(&present).unwrap(), "bob");
+}
+
+// Guard: an enrolment's bound.
+#[tokio::test]
+async fn one_workstation_leaves_the_others_of_its_identity_room() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let register = lab.register();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
+    let enrolled = || {
+        let token = register.token_for("ada").unwrap();
+        let (_, issued) = register.enrol(&token.secret, request.der()).unwrap().unwrap();
+        Fingerprint::of(&issued.certificate)
+    };
+    let (greedy, other) = (enrolled(), enrolled());
+    // Each is shown, and asks for three more.
+    let (mut present, mut refused) = (vec![greedy], 0);
+    for _ in 0..4 {
+        let mut next = Vec::new();
+        for certificate in &present {
+            for _ in 0..3 {
+                let Ok(issued) = register.renew("ada", certificate, request.der()) else {
+                    refused += 1;
+                    continue;
+                };
+                let issued = Fingerprint::of(&issued.certificate);
+                register.identity_of(&issued).unwrap();
+                next.push(issued);
+            }
+        }
+        present = next;
+    }
+    let now_s = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let certificates = register.certificates().unwrap();
+    let is_valid = |it: &&Certificate| it.superseded_s.is_none_or(|at| at > now_s);
+    let valid = certificates.iter().filter(is_valid).count();
+    assert!(refused > 0 && valid <= 9, "{refused} refused, {valid} valid");
+    assert!(register.renew("ada", &other, request.der()).is_ok());
+}
+
+// Guard: the register keeps which revocations are recorded.
+#[tokio::test]
+async fn a_revocation_is_recorded_once_whenever_it_is_made() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    lab.enrol("ada").await.unwrap();
+    // As while no executor was running: nothing has read the register before.
+    administer::revoke(lab.directory.path(), "ada").unwrap();
+    let unrecorded = lab.register().unrecorded().unwrap();
+    assert_eq!(unrecorded.len(), 1);
+    assert_eq!(unrecorded[0].identity, "ada");
+    lab.register().settle(&unrecorded).unwrap();
+    assert_eq!(lab.register().unrecorded().unwrap(), []);
 }
 
 #[tokio::test]
