@@ -2,8 +2,8 @@
 //! rotations too, and a file beside it (`.head`) holds the number and the hash of the last one. So
 //! a line that was removed, changed or moved is detected, also at the end. One process writes at a
 //! time, and each record is one write(2): a killed executor leaves whole lines, or a last line that
-//! was cut off, which the next start closes and records. So may a full disk, where the file may only
-//! be appended to; the rest of the line is written before any other then.
+//! was cut off, which the next start closes and records. A full disk leaves such a line, too, where
+//! the file may only be appended to; its rest is written before any other then.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -75,13 +75,13 @@ pub struct Chain {
     rest: Option<(File, Vec<u8>)>,
 }
 
-/// What was written of a line.
+/// Extent to which a line was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Appended {
     /// All of it.
     Whole,
-    /// A part, which could not be taken back: the file may only be appended to (chattr(1)). The rest
-    /// is written before the next line.
+    /// A part, which could not be taken back: the file may only be appended to (chattr(1)). The
+    /// rest is written before the next line.
     InPart,
 }
 

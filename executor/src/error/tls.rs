@@ -75,7 +75,7 @@ pub enum TlsError {
     /// The certificate that asks for its successor has become invalid meanwhile.
     #[error("the certificate of `{0}` does not count any more, and gets no other one")]
     NotRenewable(String),
-    /// What was got over one enrolment is all in use.
+    /// All certificates that were got over one enrolment are in use.
     #[error(
         "`{0}` has as many certificates in use from one enrolment as there may be; take back what \
          nobody should have: posh-executor revoke {0} --certificate SHA256"
