@@ -1,14 +1,14 @@
 //! Facts about this machine by which a gateway decides if a command would give the same answer on
 //! it.
 
-use std::{path::Path, sync::OnceLock};
+use std::{io, path::Path, sync::OnceLock};
 
 use nix::{
     sys::utsname::uname,
     unistd::{geteuid, gethostname},
 };
 use posh_proto::{
-    PROTOCOL_VERSION,
+    PROTOCOL_VERSION, catalogs, clock,
     executor::{DescribeReply, Export, Locale},
     locales::{self, Locales},
 };
@@ -33,6 +33,7 @@ impl MachineDescription {
         let exports = caller.exports.iter();
         let read = tokio::task::spawn_blocking(read_locales).await.ok().flatten();
         let locales_unknown = read.is_none();
+        let (locales, catalogs) = read.unwrap_or_default();
         DescribeReply {
             protocol: PROTOCOL_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -41,7 +42,8 @@ impl MachineDescription {
             exports: exports
                 .map(|e| Export { name: e.name.clone(), read_only: e.read_only })
                 .collect(),
-            locales: read.unwrap_or_default(),
+            locales,
+            catalogs,
             locales_unknown,
             machine: uname().map_or_else(
                 |_| String::new(),
@@ -54,6 +56,7 @@ impl MachineDescription {
                 .unwrap_or_default()
                 .into(),
             confinement: confinement.to_string(),
+            now_ms: clock::now_ms(),
             ids_are_partial: no_namespaces.is_none() && !geteuid().is_root(),
         }
     }
@@ -64,13 +67,21 @@ fn new_instance() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().to_owned()
 }
 
-fn read_locales() -> Option<Vec<Locale>> {
-    let all = Locales::read(Path::new(locales::DIRECTORY))
-        .inspect_err(|error| tracing::warn!(%error, "the locales of this machine are unknown"))
-        .ok()?;
-    let locale = |(name, digest): (&str, &[u8])| Locale {
+/// Locales, and catalogs of messages by language.
+fn read_locales() -> Option<(Vec<Locale>, Vec<Locale>)> {
+    let locale = |name: &str, digest: &[u8]| Locale {
         name: name.to_owned(),
         digest: digest.to_vec().into(),
     };
-    Some(all.iter().map(locale).collect())
+    let read = || -> io::Result<_> {
+        let locales = Locales::read(Path::new(locales::DIRECTORY))?;
+        let catalogs = catalogs::all(Path::new(catalogs::DIRECTORY))?;
+        Ok((
+            locales.iter().map(|(name, digest)| locale(name, digest)).collect(),
+            catalogs.iter().map(|(language, digest)| locale(language, digest)).collect(),
+        ))
+    };
+    read()
+        .inspect_err(|error| tracing::warn!(%error, "the locales of this machine are unknown"))
+        .ok()
 }

@@ -13,9 +13,8 @@ use fs_mapper::{
     config::{Address, Config, ExecutorConfig, ExecutorOrigin},
 };
 use posh_proto::{
-    PROTOCOL_VERSION,
+    PROTOCOL_VERSION, clock,
     executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest},
-    locales::Locales,
     other_version,
 };
 use posh_reach::{Carrier, Reached, Route, Server, Unreachable};
@@ -26,7 +25,7 @@ use tokio::{
 use tonic::transport::Channel;
 
 use crate::{
-    locales,
+    locales::{self, RemoteLocales},
     model::{ExecutorId, LocalReason, ReasonKind},
     shares::Shares,
 };
@@ -38,6 +37,9 @@ const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(20);
 /// Pause between attempts to an unconfigured executor: a server counts failed logins.
 const UNASKED_PAUSE: Duration = Duration::from_secs(60);
+/// Difference of an executor's clock that commands which go by the time do not notice: machines
+/// that keep their clocks (NTP) differ by milliseconds.
+const CLOCK_TOLERANCE_MS: u64 = 1000;
 /// Time that the first pipeline waits for a connection in progress.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -51,7 +53,9 @@ pub struct ExecutorConnection {
     /// Its commands, by name.
     pub tools: HashMap<String, Tool>,
     /// Its locales; `None` if it can't read them.
-    pub locales: Option<Locales>,
+    pub locales: Option<RemoteLocales>,
+    /// Its clock differs from this machine's by more than a second.
+    pub has_other_time: bool,
     /// Version lines of the executor's commands, by name.
     pub versions: Mutex<HashMap<String, String>>,
     /// Round-trip time.
@@ -412,11 +416,12 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<ExecutorConnection
     // In parallel: a first command waits for the answers.
     let mut second = client.clone();
     let tools = second.tools(ToolsRequest { names: commands.to_vec() });
-    let asked = Instant::now();
+    let (asked, asked_ms) = (Instant::now(), clock::now_ms());
     let about = async {
-        (client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await, asked.elapsed())
+        let about = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await;
+        (about, asked.elapsed(), clock::now_ms())
     };
-    let ((about, rtt), tools) = tokio::join!(about, tools);
+    let ((about, rtt, answered_ms), tools) = tokio::join!(about, tools);
     let failed = |status: tonic::Status| CannotGreet::Failed(status.message().to_owned());
     let about = about.map_err(failed)?;
     if about.protocol != PROTOCOL_VERSION {
@@ -427,5 +432,9 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<ExecutorConnection
     let tools = tools.map_err(failed)?;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
     let locales = locales::told(&about);
-    Ok(ExecutorConnection { client, about, tools, locales, versions: Mutex::default(), rtt })
+    let possible_ms =
+        asked_ms.saturating_sub(CLOCK_TOLERANCE_MS)..=answered_ms + CLOCK_TOLERANCE_MS;
+    let has_other_time = !possible_ms.contains(&about.now_ms);
+    let versions = Mutex::default();
+    Ok(ExecutorConnection { client, about, tools, locales, has_other_time, versions, rtt })
 }

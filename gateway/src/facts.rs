@@ -302,6 +302,12 @@ pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
     zone::of(stage, invocation) == Some(Zone::Machine)
 }
 
+/// Returns true if a command compares times with the present one, or shows them.
+#[must_use]
+pub fn goes_by_the_time(stage: &Enlisted, invocation: &Invocation) -> bool {
+    invocation.shows.contains(&FileAttribute::Times) || zone::of(stage, invocation).is_some()
+}
+
 /// Returns true if the mount of a place restricts symlinks: Debian's sshfs refuses absolute ones
 /// and those with `..` (`contain_symlinks`).
 #[must_use]

@@ -126,6 +126,7 @@ impl Executor for Liar {
             exports: vec![Export { name: "x".to_owned(), read_only: false }],
             machine: std::env::consts::ARCH.to_owned(),
             namespaces: true,
+            now_ms: posh_proto::clock::now_ms(),
             ..DescribeReply::default()
         }))
     }

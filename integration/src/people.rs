@@ -38,6 +38,9 @@ pub const OLDER_TOOL: &str = "tsort";
 /// A locale that only the workstation has.
 pub const OWN_LOCALE: &str = "nds_DE.utf8";
 
+/// A language in which only the workstation has messages.
+const OWN_LANGUAGE: &str = "fr";
+
 /// Her mount and her executor.
 #[derive(Debug)]
 pub struct Person {
@@ -74,7 +77,10 @@ pub fn furnish_server(host: &Host) -> Result<()> {
                   chmod 755 /run/local-bin/tsort";
     shell(host, script)?;
     bind(host, "/run/local-bin", "/usr/local/bin")?;
-    add_locale(host, THEIR_LOCALE)
+    add_locale(host, THEIR_LOCALE)?;
+    shell(host, "mkdir /run/no-catalogs")?;
+    let catalogs = format!("/usr/share/locale/{OWN_LANGUAGE}/LC_MESSAGES");
+    bind(host, "/run/no-catalogs", &catalogs)
 }
 
 fn add_locale(host: &Host, name: &str) -> Result<()> {

@@ -163,6 +163,7 @@ const MOST: &[(&str, &str, usize)] = &[
     ("posh.volume.v1.Put", "path", 131_072),
     // The following are sent by servers. All locales of glibc are some 900.
     ("posh.executor.v1.DescribeReply", "locales", 16_384),
+    ("posh.executor.v1.DescribeReply", "catalogs", 16_384),
     ("posh.executor.v1.DescribeReply", "exports", 16_384),
     ("posh.executor.v1.ToolsReply", "tools", 4096),
     ("posh.executor.v1.Started", "written_files", 8192),

@@ -13,6 +13,7 @@
 #![allow(missing_docs, reason = "generated code takes its words from the .proto files")]
 
 pub mod brief;
+pub mod catalogs;
 pub mod clock;
 pub mod codec;
 pub mod digest;

@@ -62,9 +62,16 @@ impl Server {
     pub async fn describe(&mut self, request: DescribeRequest) -> Result<DescribeReply, Status> {
         let mut about = self.0.describe(request).await.map_err(shown)?.into_inner();
         let DescribeReply {
-            version, hostname, exports, locales, machine, namespaces_reason, ..
+            version,
+            hostname,
+            exports,
+            locales,
+            catalogs,
+            machine,
+            namespaces_reason,
+            ..
         } = &mut about;
-        let locales = locales.iter_mut().map(|locale| &mut locale.name);
+        let locales = locales.iter_mut().chain(catalogs).map(|locale| &mut locale.name);
         [version, hostname, machine, namespaces_reason].into_iter().chain(locales).for_each(show);
         exports.iter_mut().for_each(|export| show(&mut export.name));
         [&mut about.instance, &mut about.confinement].into_iter().for_each(show);

@@ -500,6 +500,14 @@ async fn can_run(
     if !identical {
         gateway.locales.same(name, connection.locales.as_ref(), stage)?;
     }
+    if !identical
+        && connection.has_other_time
+        && facts::goes_by_the_time(stage, &reading.invocation)
+    {
+        return Err(ReasonKind::Executor.because(format!(
+            "the clock of {name} differs from this machine's by more than a second"
+        )));
+    }
     // An executor with namespaces can show our time zone.
     let shown = about.namespaces && !gateway.localtime().is_empty();
     if !shown
