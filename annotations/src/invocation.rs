@@ -155,6 +155,9 @@ pub enum Admitted {
 pub enum FileAttribute {
     /// Owner and group.
     Owner,
+    /// Owner and group, which a file that the command makes gets from its input: any mount leaves
+    /// that to the server.
+    CopiedOwner,
     /// Inode numbers.
     Inode,
     /// Numbers of hard links.

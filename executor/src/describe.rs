@@ -13,7 +13,12 @@ use posh_proto::{
     locales::{self, Locales},
 };
 
-use crate::{callers::Caller, pool::Pool, runner::wire::ConfinementReport, tools};
+use crate::{
+    callers::Caller,
+    pool::Pool,
+    runner::{ids, wire::ConfinementReport},
+    tools,
+};
 
 /// Facts that do not change while this executor lives.
 #[derive(Default)]
@@ -57,7 +62,7 @@ impl MachineDescription {
                 .into(),
             confinement: confinement.to_string(),
             now_ms: clock::now_ms(),
-            ids_are_partial: no_namespaces.is_none() && !geteuid().is_root(),
+            ids_are_partial: (no_namespaces.is_none() && !geteuid().is_root()) || !ids::are_whole(),
         }
     }
 }

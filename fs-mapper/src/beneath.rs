@@ -7,7 +7,7 @@
 //! module does not decide which server may report changes of which mount.
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, Gid, Mode, OFlags, ResolveFlags, StatxFlags, chownat, linkat, openat2,
+    AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, StatxFlags, Uid, chownat, linkat, openat2,
     readlinkat, statx, unlinkat,
 };
 use rustix::io::Errno;
@@ -38,26 +38,26 @@ pub enum EntryKind {
 
 /// Groups of directories (workstation's paths) as their server told them after a run; numbers as
 /// the server has them.
-pub type DirectoryGroups = HashMap<PathBuf, u32>;
+pub type DirectoryOwners = HashMap<PathBuf, u32>;
 
 /// Root of a mount. Paths are the workstation's; a symlink as last component is not followed.
 #[derive(Debug)]
 pub struct MountRoot {
     handle: OwnedFd,
     path: PathBuf,
-    groups: DirectoryGroups,
+    owners: DirectoryOwners,
 }
 
 impl MountRoot {
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let handle = openat2(CWD, path, DIRECTORY, Mode::empty(), NO_LINKS)?;
-        Ok(Self { handle, path: path.to_owned(), groups: DirectoryGroups::new() })
+        Ok(Self { handle, path: path.to_owned(), owners: DirectoryOwners::new() })
     }
 
-    /// With what the server told of its directories' groups.
+    /// With what the server told of its directories' owners.
     #[must_use]
-    pub fn with_groups(self, groups: DirectoryGroups) -> Self {
-        Self { groups, ..self }
+    pub fn with_owners(self, owners: DirectoryOwners) -> Self {
+        Self { owners, ..self }
     }
 
     /// Mount ID of the opened root (statx(2), `STATX_MNT_ID`).
@@ -132,13 +132,17 @@ impl MountRoot {
         names(&self.handle(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?)
     }
 
-    /// Sets a directory's group to its current value, which the server told: the smallest change of
-    /// attributes. The group that the mount shows may be an old one, so without a told one this is
-    /// EACCES, as for a directory of another user.
-    pub(crate) fn set_same_group(&self, dir: &Path) -> io::Result<()> {
+    /// Sets a directory's owner to the one that it has, which the server told: the smallest change
+    /// of attributes. The owner that the mount shows may be an old one, so without a told one this
+    /// is EACCES, as for a directory of another user.
+    ///
+    /// Invariant: nobody gets anything that way, whatever directory has the name by then. The
+    /// server's kernel lets a login without privileges set itself only where it is the owner
+    /// (chown(2)); for one with privileges, root or the run's own user is told.
+    pub(crate) fn set_same_owner(&self, dir: &Path) -> io::Result<()> {
         let opened = self.handle(dir, DIRECTORY)?;
-        let group = self.groups.get(dir).ok_or(Errno::ACCESS)?;
-        Ok(chownat(&opened, "", None, Some(Gid::from_raw(*group)), AtFlags::EMPTY_PATH)?)
+        let owner = self.owners.get(dir).ok_or(Errno::ACCESS)?;
+        Ok(chownat(&opened, "", Some(Uid::from_raw(*owner)), None, AtFlags::EMPTY_PATH)?)
     }
 
     /// Returns true if the name is free, after a fresh lookup by the kernel: link(2) needs a free
@@ -258,28 +262,28 @@ mod tests {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("set");
         symlink(&program, mount.join("program")).expect("made");
         fs::hard_link(&program, mount.join("other")).expect("made");
-        let group = fs::metadata(&mount).expect("there").gid();
-        let told = ["program", "other", "top", ""].map(|name| (mount.join(name), group));
-        let root = root.with_groups(told.into_iter().collect());
+        let owner = fs::metadata(&mount).expect("there").uid();
+        let told = ["program", "other", "top", ""].map(|name| (mount.join(name), owner));
+        let root = root.with_owners(told.into_iter().collect());
         for name in ["program", "other", "top"] {
-            assert!(root.set_same_group(&mount.join(name)).is_err(), "{name}");
+            assert!(root.set_same_owner(&mount.join(name)).is_err(), "{name}");
         }
         assert_eq!(fs::metadata(&program).expect("there").permissions().mode() & 0o7777, 0o4755);
-        root.set_same_group(&mount).expect("a directory");
+        root.set_same_owner(&mount).expect("a directory");
     }
 
     /// The one told may be set only where this user may set it at all.
     #[test]
-    fn the_told_group_is_set_and_never_the_shown_one() {
+    fn the_told_owner_is_set_and_never_the_shown_one() {
         let dir = tempfile::tempdir().expect("made");
-        let own = fs::metadata(dir.path()).expect("there").gid();
+        let own = fs::metadata(dir.path()).expect("there").uid();
         let other = own + 7;
         let root = MountRoot::at(dir.path()).expect("opened");
-        let untold = root.set_same_group(dir.path()).expect_err("not told");
+        let untold = root.set_same_owner(dir.path()).expect_err("not told");
         assert_eq!(untold.kind(), io::ErrorKind::PermissionDenied);
-        let root = root.with_groups([(dir.path().to_owned(), other)].into());
-        let expected = root.set_same_group(dir.path()).map_or(own, |()| other);
-        assert_eq!(fs::metadata(dir.path()).expect("there").gid(), expected);
+        let root = root.with_owners([(dir.path().to_owned(), other)].into());
+        let expected = root.set_same_owner(dir.path()).map_or(own, |()| other);
+        assert_eq!(fs::metadata(dir.path()).expect("there").uid(), expected);
     }
 
     #[test]

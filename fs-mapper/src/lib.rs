@@ -20,7 +20,7 @@ pub mod sshfs;
 mod table;
 mod walk;
 
-pub use beneath::{DirectoryGroups, MountRoot};
+pub use beneath::{DirectoryOwners, MountRoot};
 pub use path::{ClientPath, ExecutorName, ExportPath, MountId};
 pub use prefixes::Prefixes;
 pub use resolve::{LocalReason, Owned, Resolution, Resolver};

@@ -270,9 +270,9 @@ fn sshfs_names_are_refreshed() {
         let (server, path) = (lab.server.clone(), lab.mount.clone());
         let table = table(&mount(&path, "data"));
         let on = table.mounts().find(|mount| mount.owner.is_some()).expect("the mount").open_root();
-        let groups = [(path.join("dir"), fs::metadata(&server).expect("it").gid())].into();
+        let owners = [(path.join("dir"), fs::metadata(&server).expect("it").uid())].into();
         let (coherence, on) = (Adapter::of("fuse.sshfs").coherence(), on.expect("opened"));
-        let on = on.with_groups(groups);
+        let on = on.with_owners(owners);
         let refresh = |change: Change| coherence.refresh(&on, &change).expect("a refresh");
         fs::create_dir(path.join("dir")).expect("a directory");
         fs::write(path.join("dir/gone"), "x").expect("written");

@@ -254,6 +254,7 @@ fn check_umask(
 fn shown_alike(mount: &Mount, attribute: FileAttribute) -> bool {
     let through_sshfs = matches!(attribute, FileAttribute::Order | FileAttribute::DirSize);
     match mount.adapter() {
+        _ if attribute == FileAttribute::CopiedOwner => true,
         // The executor checks symlinks below.
         Adapter::Sshfs if attribute == FileAttribute::Symlinks => true,
         Adapter::Bind => true,
@@ -283,6 +284,7 @@ fn attribute(attribute: FileAttribute) -> &'static str {
         FileAttribute::Device => "device numbers",
         FileAttribute::Times => "exact times",
         FileAttribute::Mode => "permissions",
+        FileAttribute::CopiedOwner => "owners that it copies",
         FileAttribute::DirSize => "sizes of directories",
         FileAttribute::Order => "the order of directory entries",
         FileAttribute::AccessTime => "times of access",

@@ -40,6 +40,7 @@ mod peers;
 mod pipe_notes;
 mod serve;
 mod working_directory;
+mod written;
 mod zone;
 
 pub use memory::keep_little;

@@ -32,6 +32,7 @@ use crate::{
     join::{AggregatorProgram, Recipe},
     model::LocalReason,
     plan::{ExecutorId, Join, Placement, Plan, StagePart},
+    written::{directories_written, made_places, watched_places},
     zone::LOCALTIME,
 };
 
@@ -284,7 +285,7 @@ impl<'a> Builder<'a> {
                 self.has_same_inodes(reading),
             ),
             watched_trees: watched_trees(self.world, reading),
-            groups_of: groups_of(self.world.table, reading),
+            owners_of: owners_of(self.world.table, reading),
             covered: self.covered(part.executor),
             local_output: self.local_output(&place, enlisted),
             ..bare(id, enlisted, &reading.invocation)
@@ -546,66 +547,11 @@ fn watched_trees(world: &World<'_>, reading: &ResolvedCommand) -> Vec<WatchedTre
     places.map(|place| tree(&place)).chain(made).collect()
 }
 
-/// Directories that the command creates, on mounts with caches.
-#[must_use]
-pub fn made_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBuf, MountId)> {
-    places_with_caches(table, reading, |kind| kind == FileKind::NewDir).collect()
-}
-
-/// Directories whose groups a stage asks for, at most. An executor takes twice as many; listings of
-/// others expire.
-const MOST_GROUPS: usize = 8192;
-
 /// Directories above single files that the command writes. Their listings are invalidated, which
-/// takes their groups on some mounts.
-fn groups_of(table: &MountTable, reading: &ResolvedCommand) -> Vec<Bytes> {
-    let is_single = |kind: FileKind| kind.writes() && !kind.recursive();
-    let above = places_with_caches(table, reading, is_single)
-        .filter_map(|(path, _)| path.parent().map(Path::to_owned))
-        .collect::<BTreeSet<_>>();
-    above.iter().take(MOST_GROUPS).map(|directory| bytes(directory.as_os_str())).collect()
-}
-
-/// Places of a command's files of some kinds, on mounts with caches.
-fn places_with_caches(
-    table: &MountTable,
-    reading: &ResolvedCommand,
-    is_wanted: impl Fn(FileKind) -> bool,
-) -> impl Iterator<Item = (PathBuf, MountId)> {
-    let has_cache =
-        |mount: MountId| !matches!(table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
-    reading.invocation.files.iter().zip(&reading.places).filter_map(
-        move |(file, place)| match place {
-            Some(PathOwner::At(_, path, mount)) if is_wanted(file.kind) && has_cache(*mount) => {
-                Some((path.as_path().to_owned(), *mount))
-            }
-            _ => None,
-        },
-    )
-}
-
-/// Trees that the command may change, as paths on this machine.
-#[must_use]
-pub fn watched_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBuf, MountId)> {
-    let invocation = &reading.invocation;
-    let moved = |file: &FileUse| {
-        invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path)
-    };
-    let files = invocation.files.iter().zip(&reading.places);
-    let written = files
-        .filter(|(f, _)| (f.kind.writes() && f.kind.recursive()) || moved(f))
-        .map(|(_, p)| p.as_ref());
-    let cwd = reading.cwd.as_ref().filter(|_| invocation.current_dir == CurrentDir::Writes);
-    let watched = written.flatten().chain(cwd).filter_map(|place| match place {
-        PathOwner::At(_, path, mount) => Some((path.as_path().to_owned(), *mount)),
-        PathOwner::Here(_) => None,
-    });
-    // Executors report changes on volumes to the volumes.
-    watched
-        .filter(|(_, mount)| {
-            !matches!(table.mount(*mount).adapter(), Adapter::Bind | Adapter::Volume)
-        })
-        .collect()
+/// takes their owners on some mounts.
+fn owners_of(table: &MountTable, reading: &ResolvedCommand) -> Vec<Bytes> {
+    let above = directories_written(table, reading);
+    above.iter().map(|directory| bytes(directory.as_os_str())).collect()
 }
 
 fn environment_of(enlisted: &Enlisted, invocation: &Invocation) -> Vec<EnvVar> {

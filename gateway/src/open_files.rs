@@ -45,9 +45,9 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use crate::{
     enlisted::{Descriptor, Pid},
     facts::{PathOwner, ResolvedCommand},
-    lower,
     model::{LocalReason, ReasonKind},
     shares::Shares,
+    written,
 };
 
 /// CPU time for one look: a desktop with a browser takes up to half of it.
@@ -86,7 +86,7 @@ impl OpenFiles {
                 Some(PathOwner::At(_, path, mount)) => Some((path.as_path().to_owned(), *mount)),
                 _ => None,
             });
-        let all = written.chain(lower::watched_places(table, reading));
+        let all = written.chain(written::watched_places(table, reading));
         let on_sshfs = all.filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs);
         let (tops, mounts): (Vec<PathBuf>, BTreeSet<PathBuf>) =
             on_sshfs.map(|(path, mount)| (path, mount_point(table.mount(mount)))).unzip();

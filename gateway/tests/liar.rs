@@ -398,7 +398,7 @@ impl Site {
         let directory = |name: &&str| ChangedDirectory {
             path: self.at(name).into_os_string().into_encoded_bytes().into(),
             names_changed: true,
-            group: Some(fs::metadata(self.at(name)).unwrap().gid()),
+            owner: Some(fs::metadata(self.at(name)).unwrap().uid()),
             ..ChangedDirectory::default()
         };
         let ended = self.cat(telling(told.iter().map(directory).collect())).await;

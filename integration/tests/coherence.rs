@@ -257,27 +257,47 @@ fn a_file_closed_on_sshfs_is_read_remotely_at_once() {
     }
 }
 
-/// sshfs forgets a listing when the directory's group is set, and remembers the group for 20 s.
+/// sshfs forgets a listing when the directory's owner is set, and remembers the owner for 20 s.
 #[test]
-fn a_group_that_was_changed_on_the_server_is_kept() {
+fn an_owner_or_group_that_was_changed_on_the_server_is_kept() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
     let mount = lab.workstation.path("/mnt/s1");
     let on_server = lab.servers[0].host.path("/srv/s1");
     fs::write(mount.join("file"), "x").unwrap();
-    for (round, command) in
-        ["cp /mnt/s1/file /mnt/s1/d/new", "cp -r /mnt/s1/tree /mnt/s1/d"].into_iter().enumerate()
-    {
+    let rounds = [
+        ("cp /mnt/s1/file /mnt/s1/d/new", (0, 7)),
+        ("cp -r /mnt/s1/tree /mnt/s1/d", (0, 7)),
+        ("cp /mnt/s1/file /mnt/s1/d/new", (7, 7)),
+    ];
+    for (command, (user, group)) in rounds {
         let directory = on_server.join("d");
         fs::create_dir_all(&directory).unwrap();
         fs::create_dir_all(on_server.join("tree/in")).unwrap();
-        assert_eq!(fs::metadata(mount.join("d")).unwrap().gid(), 0, "{round}");
-        chown(&directory, None, Some(7)).unwrap();
+        assert_eq!(fs::metadata(mount.join("d")).unwrap().uid(), 0, "{command}");
+        chown(&directory, Some(user), Some(group)).unwrap();
         let outcome = run(&lab.workstation, command);
         assert_offloaded(&outcome, "cp");
-        assert_eq!(fs::metadata(&directory).unwrap().gid(), 7, "{command}");
+        let now = fs::metadata(&directory).unwrap();
+        assert_eq!((now.uid(), now.gid()), (user, group), "{command}");
         fs::remove_dir_all(&directory).unwrap();
         wait_until_gone(&mount.join("d"));
     }
+}
+
+#[test]
+fn a_command_that_writes_in_thousands_of_directories_runs_here() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let on_server = lab.servers[0].host.path("/srv/s1");
+    for number in 0..2100 {
+        let directory = on_server.join(number.to_string());
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("f"), "a\n").unwrap();
+    }
+    let outcome = run(&lab.workstation, "cd /mnt/s1; sed -i s/a/b/ 1?/f; sed -i s/a/b/ [02-9]*/f");
+    let reasons: Vec<_> = outcome.report().stages("sed").map(|sed| &sed.reason).collect();
+    assert!(reasons.iter().any(|why| why.contains("more than 2048 directories")), "{reasons:?}");
+    assert!(outcome.report().stages("sed").any(|stage| stage.is_offloaded()));
+    assert_eq!(fs::read_to_string(on_server.join("2099/f")).unwrap(), "b\n");
 }
 
 /// Waits until a mount has forgotten a name.

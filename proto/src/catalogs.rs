@@ -133,7 +133,11 @@ fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
         entries => entries?,
     };
     let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
-    entries.filter_map(|entry| name(entry).transpose()).collect()
+    let mut names: BTreeSet<String> =
+        entries.filter_map(|entry| name(entry).transpose()).collect::<io::Result<_>>()?;
+    // Beside the catalogs lie files such as `locale.alias`.
+    names.retain(|name| directory.join(name).is_dir());
+    Ok(names)
 }
 
 #[cfg(test)]
@@ -155,6 +159,7 @@ mod tests {
         let read = |at: &tempfile::TempDir, language| Catalogs::of(at.path(), language).unwrap();
         assert_eq!(read(&one, "de").digest, read(&other, "de").digest);
         assert_eq!(read(&one, "fr").digest, none());
+        fs::write(one.path().join("locale.alias"), "aliases").unwrap();
         let before = read(&one, "de");
         // Of a program that no annotation knows.
         put(&one, "de/LC_MESSAGES/gimp.mo");

@@ -49,6 +49,9 @@ pub const ENROLMENT_BYTES: usize = 64 << 10;
 /// Levels of messages within messages; the contract has seven.
 const DEEPEST: usize = 16;
 
+/// Directories of which one stage's end may tell that something changed in them.
+pub const MOST_CHANGED_DIRECTORIES: usize = 4096;
+
 /// Bound of a repeated field that is not in [`MOST`].
 const MOST_OF_OTHERS: usize = 1024;
 
@@ -133,7 +136,7 @@ const MOST: &[(&str, &str, usize)] = &[
     ("posh.executor.v1.Stage", "guards", 8192),
     ("posh.executor.v1.Stage", "watched_trees", 16_384),
     ("posh.executor.v1.Stage", "covered", 65_536),
-    ("posh.executor.v1.Stage", "groups_of", 16_384),
+    ("posh.executor.v1.Stage", "owners_of", 16_384),
     ("posh.executor.v1.WatchedTree", "up_to", 16_384),
     ("posh.executor.v1.WatchedTree", "only", 16_384),
     ("posh.executor.v1.WatchedTree", "grows", 16_384),
@@ -174,7 +177,7 @@ const MOST: &[(&str, &str, usize)] = &[
     // What one call made, removed or renamed, and the directories around it.
     ("posh.volume.v1.Entries", "entries", 1024),
     // An executor looks at 500,000 names, and tells of 4,096 directories.
-    ("posh.executor.v1.Exited", "changed_directories", 4096),
+    ("posh.executor.v1.Exited", "changed_directories", MOST_CHANGED_DIRECTORIES),
     ("posh.executor.v1.ChangedDirectory", "written", NAMES),
     ("posh.executor.v1.ChangedDirectory", "removed", NAMES),
     ("posh.executor.v1.ChangedDirectory", "written_now", NAMES),

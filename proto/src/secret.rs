@@ -5,7 +5,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -82,6 +82,14 @@ impl SecretError {
             _ => false,
         }
     }
+
+    /// There is no room on the disk, or none for this user.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, StorageFull};
+        let is_it = |source: &io::Error| matches!(source.kind(), StorageFull | QuotaExceeded);
+        matches!(self, Self::Io { source, .. } if is_it(source))
+    }
 }
 
 /// Reads a secret.
@@ -135,6 +143,25 @@ pub fn write(path: &Path, content: &str) -> Result<(), SecretError> {
         let _ = fs::remove_file(&fresh);
     }
     written.and_then(|()| sync(directory)).map_err(failed)
+}
+
+/// Writes a secret over its present content, which must be as long at least: on most file systems
+/// that takes no room on the disk. A machine that stops in the middle leaves it damaged.
+///
+/// # Errors
+/// [`SecretError::Io`]; `StorageFull` for a longer one.
+pub fn overwrite(path: &Path, content: &str) -> Result<(), SecretError> {
+    let failed = |source| SecretError::Io { attempt: "write", path: path.to_owned(), source };
+    let write = || -> io::Result<()> {
+        let file = OpenOptions::new().write(true).open(path)?;
+        if file.metadata()?.len() < content.len() as u64 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        file.write_all_at(content.as_bytes(), 0)?;
+        file.set_len(content.len() as u64)?;
+        file.sync_all()
+    };
+    write().map_err(failed)
 }
 
 /// Renames a secret within its directory, replacing another one.

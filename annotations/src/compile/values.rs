@@ -28,7 +28,7 @@ const AGGREGATORS: [(&str, Joiner); 5] = [
     ("wc_total", Joiner::WcTotal),
 ];
 
-const ATTRIBUTES: [(&str, FileAttribute); 11] = [
+const ATTRIBUTES: [(&str, FileAttribute); 12] = [
     ("owner", FileAttribute::Owner),
     ("inode", FileAttribute::Inode),
     ("links", FileAttribute::Links),
@@ -39,6 +39,7 @@ const ATTRIBUTES: [(&str, FileAttribute); 11] = [
     ("dir_size", FileAttribute::DirSize),
     ("order", FileAttribute::Order),
     ("access_time", FileAttribute::AccessTime),
+    ("copied_owner", FileAttribute::CopiedOwner),
     ("symlinks", FileAttribute::Symlinks),
 ];
 

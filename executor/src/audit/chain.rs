@@ -174,7 +174,7 @@ impl Chain {
         let count = file.write(&bytes)?;
         if count == bytes.len() {
             self.last = last;
-            self.write_head()?;
+            self.write_head();
             return Ok(Appended::Whole);
         }
         if file.set_len(length).is_ok() {
@@ -199,8 +199,11 @@ impl Chain {
         self.rest = Some((file, rest));
     }
 
-    fn write_head(&self) -> io::Result<()> {
-        self.head_file.write_all_at(self.last.text().as_bytes(), 0)
+    /// The line stands, so a failure is not the record's. The next line's head replaces this one.
+    fn write_head(&self) {
+        if let Err(error) = self.head_file.write_all_at(self.last.text().as_bytes(), 0) {
+            tracing::error!(%error, "cannot write the head of the audit record");
+        }
     }
 
     /// Writes the rest of the last line to its file, which may have been renamed since.
@@ -210,7 +213,7 @@ impl Chain {
             rest.drain(..count);
             if rest.is_empty() {
                 self.rest = None;
-                self.write_head()?;
+                self.write_head();
             } else if count == 0 {
                 return Err(io::ErrorKind::StorageFull.into());
             }

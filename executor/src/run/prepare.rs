@@ -264,7 +264,7 @@ fn stage_bytes(stage: &Stage) -> usize {
         + slots(&stage.env)
         + slots(&stage.paths)
         + slots(&stage.covered)
-        + slots(&stage.groups_of);
+        + slots(&stage.owners_of);
     let others = slots(&stage.descriptors)
         + slots(&stage.limits)
         + slots(&stage.guards)

@@ -27,7 +27,10 @@ use nix::{
     sys::stat::{FileStat, SFlag, fstat, fstatat, lstat},
     time::{ClockId, clock_gettime},
 };
-use posh_proto::executor::{Attributes, Stage, WatchedTree};
+use posh_proto::{
+    codec::MOST_CHANGED_DIRECTORIES,
+    executor::{Attributes, Stage, WatchedTree},
+};
 
 use self::{
     noted::{At, Growing, Noted, SLOT_BYTES},
@@ -41,7 +44,7 @@ use super::{
 };
 
 /// Directories that are reported; the workstation invalidates each by a call of its own.
-const MAX_REPORTED: usize = 4096;
+const MAX_REPORTED: usize = MOST_CHANGED_DIRECTORIES;
 
 /// The trees of one stage before its start, and the time before which no change in them is its
 /// work.
@@ -50,7 +53,7 @@ pub struct WatchedTrees {
     trees: Trees,
     before: Before,
     /// Directories whose groups are told.
-    groups_of: Vec<PathBuf>,
+    owners_of: Vec<PathBuf>,
 }
 
 /// Names that were there before the stage started.
@@ -97,14 +100,14 @@ impl WatchedTrees {
         }
         trees.keep_inside(view, cwd, budget);
         trees.takes_umask = stage.paths.iter().any(|used| used.takes_umask);
-        let directories = stage.groups_of.iter().map(|path| path_of(path).to_owned());
-        let groups_of = directories.take_while(|path| budget.keep(path.as_os_str().len()));
-        Self { groups_of: groups_of.collect(), ..Self::since(moment(), trees, budget) }
+        let directories = stage.owners_of.iter().map(|path| path_of(path).to_owned());
+        let owners_of = directories.take_while(|path| budget.keep(path.as_os_str().len()));
+        Self { owners_of: owners_of.collect(), ..Self::since(moment(), trees, budget) }
     }
 
     fn since(since: Duration, trees: Trees, budget: &Budget) -> Self {
         let before = Before::of(&trees, since, budget);
-        Self { since, trees, before, groups_of: Vec::new() }
+        Self { since, trees, before, owners_of: Vec::new() }
     }
 
     /// A directory of the trees with a default ACL, if the command takes the umask off what it
@@ -126,7 +129,7 @@ impl WatchedTrees {
         }
         let made = self.before.missing.iter().filter(|path| lstat(*path).is_ok());
         for parent in made.filter_map(|path| path.parent()) {
-            if budget.tell(parent, 0).is_none() {
+            if changes.directories.len() >= MAX_REPORTED || budget.tell(parent, 0).is_none() {
                 changes = unknown();
                 break;
             }
@@ -135,8 +138,9 @@ impl WatchedTrees {
         if !changes.incomplete {
             self.keep_unread(budget);
         }
-        for directory in &self.groups_of {
-            if budget.tell(directory, 0).is_some() {
+        // Their owners only save the workstation a wait.
+        for directory in &self.owners_of {
+            if changes.directories.len() < MAX_REPORTED && budget.tell(directory, 0).is_some() {
                 changes.of(directory);
             }
         }

@@ -19,6 +19,7 @@ mod elf;
 mod fence;
 mod filter;
 mod guards;
+pub mod ids;
 mod listing;
 mod paths;
 mod places;

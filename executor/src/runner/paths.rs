@@ -20,7 +20,7 @@ use nix::{
     fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat},
     libc,
     sys::stat::{FileStat, Mode, SFlag, fstat},
-    unistd::{Whence, getegid, geteuid, lseek},
+    unistd::{Whence, lseek},
 };
 use posh_proto::{
     executor::{File as Redirect, PathUse, Stage, rejected::Kind},
@@ -29,6 +29,7 @@ use posh_proto::{
 
 use super::{
     budget::{Budget, SPENT},
+    ids,
     listing::has_default_acl,
     view::View,
 };
@@ -139,8 +140,8 @@ fn check_one(
     }
     if used.keeps_owner
         && rule::holds(Rule::MountDifferences)
-        && !ids_are_ours(&status)
-        && !sees_all_ids()
+        && !ids::are_ours(&status)
+        && !ids::are_whole()
     {
         let why = "belongs to another user or group, which commands in a user namespace can't give \
                    to the file that replaces it";
@@ -169,20 +170,6 @@ fn check_one(
         return Err(Refusal::new(Kind::Seam, why));
     }
     Ok(())
-}
-
-fn ids_are_ours(status: &FileStat) -> bool {
-    (status.st_uid, status.st_gid) == (geteuid().as_raw(), getegid().as_raw())
-}
-
-/// Returns true outside of user namespaces that map only one user and group
-/// (user_namespaces(7)).
-fn sees_all_ids() -> bool {
-    let is_all = |file: &str| {
-        let map = fs::read_to_string(file).unwrap_or_default();
-        map.split_whitespace().eq(["0", "0", "4294967295"])
-    };
-    is_all("/proc/self/uid_map") && is_all("/proc/self/gid_map")
 }
 
 /// Refusal of a command that makes files in a directory with a default ACL (acl(5)).

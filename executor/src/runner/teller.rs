@@ -175,7 +175,7 @@ fn exited(live: &Live, seen: &SeenEnd, budget: &Budget) -> Exited {
     };
     let (user_us, system_us) = ended.cpu_us;
     let mut changes = live.watch.changes(budget);
-    changes.look_up_groups();
+    changes.look_up_owners();
     Exited {
         stage: live.stage,
         how: Some(how),

@@ -575,8 +575,14 @@ impl Register {
         forget(&mut content.certificates, |entry| entry.expires_s + REMEMBERED_S <= now);
         content.tokens.retain(|token| token.expires_s + TOKEN_LIFETIME_S > now);
         let text = serde_json::to_string_pretty(&content)
-            .map_err(|error| TlsError::Make(error.to_string()))?;
-        Ok(secret::write(&self.path, &(text + "\n"))?)
+            .map_err(|error| TlsError::Make(error.to_string()))?
+            + "\n";
+        match secret::write(&self.path, &text) {
+            // A revocation makes it shorter: it must not wait for room on the disk, which the
+            // revoked one may have taken.
+            Err(error) if error.is_full() => Ok(secret::overwrite(&self.path, &text)?),
+            written => Ok(written?),
+        }
     }
 
     /// Current content of the file: one stat(2) if it is unchanged.
@@ -757,6 +763,40 @@ mod tests {
         assert!(all.iter().all(|entry| !entry.revoked));
         assert_eq!(all.last().unwrap().sha256, format!("{:064x}", MAX_CERTIFICATES - 1));
         assert!(matches!(make_room(&mut all, "bob"), Err(TlsError::FullOf(..))));
+    }
+
+    /// In a mount namespace of its own, which takes root.
+    #[test]
+    fn a_revocation_counts_though_the_disk_is_full() {
+        use nix::mount::{MsFlags, mount};
+        const OF_THE_CHILD: &str = "POSH_TEST_FULL_DISK";
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let Some(directory) = std::env::var_os(OF_THE_CHILD) else {
+            // A mount below /tmp is nobody's that one trusts.
+            let directory =
+                tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap());
+            let directory = directory.unwrap();
+            let mut child = std::process::Command::new("unshare");
+            child.args(["--mount", "--propagation", "private"]);
+            child.arg(std::env::current_exe().unwrap()).args(["--exact", "--nocapture"]);
+            child.arg("tls::register::tests::a_revocation_counts_though_the_disk_is_full");
+            let ended = child.env(OF_THE_CHILD, directory.path()).output().unwrap();
+            return assert!(ended.status.success(), "{ended:?}");
+        };
+        let (path, none) = (Path::new(&directory), None::<&str>);
+        mount(none, path, Some("tmpfs"), MsFlags::empty(), Some("size=64k,mode=700")).unwrap();
+        let register = Register::at(path);
+        register.create(&[]).unwrap();
+        let certificates = (0..9).map(|number| entry("ada", number, false)).collect();
+        register.save(&RegisterContent { certificates, ..Default::default() }).unwrap();
+        drop(register.lock().unwrap());
+        let mut fill = File::create(path.join("fill")).unwrap();
+        while std::io::Write::write(&mut fill, &[0; 4096]).is_ok_and(|count| count > 0) {}
+        assert!(register.token_for("ada").is_err());
+        assert_eq!(register.revoke("ada").unwrap(), 9);
+        assert!(register.certificates().unwrap().iter().all(|it| it.revoked));
     }
 
     #[test]

@@ -1134,6 +1134,37 @@ async fn where_a_directory_has_a_default_acl_no_files_are_made_for_mounts_that_m
     }
 }
 
+// Guard: ids::is_told. The workstation sets the told owner, and another directory may have the name
+// by then.
+#[tokio::test]
+async fn the_owner_of_another_user_s_directory_is_not_told() {
+    let lab = Lab::start().await;
+    for name in ["own", "bobs"] {
+        fs::create_dir(lab.store.path().join(name)).unwrap();
+    }
+    std::os::unix::fs::chown(lab.store.path().join("bobs"), Some(4242), None).unwrap();
+    let mut spec = pipeline(&["true"]);
+    let wanted = ["own", "bobs", "gone"].map(|name| format!("{MOUNT}/{name}"));
+    spec.stages[0].owners_of = wanted.iter().map(|path| path.clone().into()).collect();
+    let outcome = lab.run(spec).await;
+    let told = &outcome.exits[&1].changed_directories;
+    let owner = |path: &String| {
+        told.iter().find(|told| told.path == path.as_bytes()).and_then(|told| told.owner)
+    };
+    assert_eq!(wanted.each_ref().map(owner), [Some(0), None, None]);
+}
+
+#[tokio::test]
+async fn an_end_tells_of_no_more_directories_than_a_workstation_takes() {
+    let lab = Lab::start().await;
+    let mut spec = pipeline(&["true"]);
+    let most = posh_proto::codec::MOST_CHANGED_DIRECTORIES;
+    spec.stages[0].owners_of =
+        (0..most + 9).map(|number| format!("{MOUNT}/{number}").into()).collect();
+    let outcome = lab.run(spec).await;
+    assert_eq!(outcome.exits[&1].changed_directories.len(), most);
+}
+
 // Guard: guards::Check::files is lazy. All the paths at once, places times files, would be more
 // than its supervisor may have.
 #[tokio::test]

@@ -8,9 +8,10 @@
 //! - Opening a removed file makes the daemon forget it. The kernel forgets it when a call needs
 //!   that name to be free. link(2) from another mount is such a call, and can never create anything
 //!   (EXDEV).
-//! - Setting a directory's attributes invalidates its listing. Setting the group to its current
-//!   value is the smallest such change. The group and the mode that the mount shows may be up to
-//!   20 s old, so only a group is set that the server has just told.
+//! - Setting a directory's attributes invalidates its listing. Setting the owner to its current
+//!   value is the smallest such change, and the only one in which a login without privileges can't
+//!   set a wrong value. What the mount shows may be up to 20 s old, so only an owner is set that the
+//!   server has just told.
 //! - Listing an invalidated directory also refreshes the attributes of its entries in the daemon.
 //! - Setting attributes takes two round trips, an open one; a path that was not looked up for 20 s
 //!   takes one more for each directory on the way.
@@ -157,14 +158,14 @@ fn list_anew(on: &MountRoot, path: &Path) -> io::Result<()> {
 #[derive(Debug, PartialEq, Eq)]
 enum ListingState {
     Forgotten,
-    /// Only the owner may set attributes, and only with the group that the server told: the listing
+    /// Only the owner may set attributes, and only where the server told the owner: the listing
     /// stays until it expires.
     Kept,
 }
 
 /// Setting a directory's attributes invalidates its listing.
 fn forget_listing(on: &MountRoot, dir: &Path) -> io::Result<ListingState> {
-    match on.set_same_group(dir) {
+    match on.set_same_owner(dir) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(ListingState::Kept),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(ListingState::Forgotten),

@@ -21,7 +21,10 @@ use std::{
 
 use fs_mapper::{MountFlags, Resolution, config::Scheduler};
 use posh_annotations::{FileAttribute, ToolVersion};
-use posh_proto::rule::{self, Rule};
+use posh_proto::{
+    codec::MOST_CHANGED_DIRECTORIES,
+    rule::{self, Rule},
+};
 
 use crate::{
     assembly::{Pipeline, PipelineShape},
@@ -42,11 +45,19 @@ use crate::{
     stage_link::ForStage,
     state::{Gateway, View},
     trace::Tracer,
+    written,
 };
 
 /// Number of plans: an executor may refuse one (a file without a newline at a seam, a path that
 /// leaves the export). The next plan drops the split, then the executor.
 const ATTEMPTS: usize = 3;
+
+/// Directories in which a command on a server may make or replace single files: each listing is
+/// invalidated by a call of its own, and the executor tells of no more than twice as many.
+const MOST_DIRECTORIES: usize = MOST_CHANGED_DIRECTORIES / 2;
+
+/// Attributes for which a command must see all users and groups.
+const OWNERS: [FileAttribute; 2] = [FileAttribute::Owner, FileAttribute::CopiedOwner];
 
 /// Connections of executors that a pipeline may use.
 type Connections = BTreeMap<ExecutorId, Arc<ExecutorConnection>>;
@@ -488,11 +499,17 @@ async fn can_run(
         )));
     }
     if about.ids_are_partial
-        && reading.invocation.shows.contains(&FileAttribute::Owner)
+        && reading.invocation.shows.iter().any(|shown| OWNERS.contains(shown))
         && rule::holds(Rule::MountDifferences)
     {
         return Err(ReasonKind::Attributes.because(format!(
             "{} shows or sets owners, of which the commands of {name} see only their own user's",
+            reading.invocation.command
+        )));
+    }
+    if written::directories_written(&gateway.view().table, reading).len() > MOST_DIRECTORIES {
+        return Err(ReasonKind::Attributes.because(format!(
+            "{} may change the listings of more than {MOST_DIRECTORIES} directories",
             reading.invocation.command
         )));
     }

@@ -1,9 +1,9 @@
 //! A refresh's access to its mounts: the mount table, and its shares of the limits per executor
 //! ([`Shares`](crate::shares::Shares)).
 
-use std::{collections::BTreeMap, ops::Deref, path::Path, sync::Arc};
+use std::{collections::BTreeMap, ops::Deref, os::unix::ffi::OsStrExt as _, path::Path, sync::Arc};
 
-use fs_mapper::{DirectoryGroups, ExecutorName, Mount, MountTable, Resolution};
+use fs_mapper::{DirectoryOwners, ExecutorName, Mount, MountTable, Resolution};
 
 use super::refresh::{ReportedChanges, is_on_mount_of, unseen};
 use crate::{executors::Executor, shares::TaskShare, state::Gateway};
@@ -14,7 +14,7 @@ pub(super) struct OnMounts {
     table: Arc<MountTable>,
     executors: Vec<Arc<Executor>>,
     shares: Vec<TaskShare>,
-    groups: DirectoryGroups,
+    owners: DirectoryOwners,
 }
 
 impl Deref for OnMounts {
@@ -38,22 +38,26 @@ impl OnMounts {
             }
             executors.push(executor);
         }
-        Self { table, executors, shares, groups: DirectoryGroups::new() }
+        Self { table, executors, shares, owners: DirectoryOwners::new() }
     }
 
-    /// With the groups that executors told of their directories.
-    pub fn with_groups(self, groups: DirectoryGroups) -> Self {
-        Self { groups, ..self }
+    /// With the owners that executors told of their directories.
+    pub fn with_owners(self, owners: DirectoryOwners) -> Self {
+        Self { owners, ..self }
     }
 
-    /// Groups told of a path and of the directory above it, for the real places of both.
-    pub fn groups_around(&self, path: &Path, real: &Path) -> DirectoryGroups {
+    /// Owners told of a path and of the directory above it, for the real places of both on `mount`.
+    ///
+    /// On a mount by root's login only root is set: sshfs may translate the run's own user
+    /// (`idmap`), and root could set whom it makes of that one.
+    pub fn owners_around(&self, path: &Path, real: &Path, mount: &Mount) -> DirectoryOwners {
+        let is_roots = mount.source.as_bytes().starts_with(b"root@");
         let places = [Some((path, real)), path.parent().zip(real.parent())];
         let told = places
             .into_iter()
             .flatten()
-            .filter_map(|(path, real)| Some((real.to_owned(), *self.groups.get(path)?)));
-        told.collect()
+            .filter_map(|(path, real)| Some((real.to_owned(), *self.owners.get(path)?)));
+        told.filter(|(_, owner)| *owner == 0 || !is_roots).collect()
     }
 
     /// Takes turns in the order of the executors' names, which prevents deadlock.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use fs_mapper::{
-    DirectoryGroups, Mount, MountId, MountRoot, MountTable, Resolution,
+    DirectoryOwners, Mount, MountId, MountRoot, MountTable, Resolution,
     coherence::{Adapter, Change, Coherence, EntryKind, SSHFS_MEMORY, StaleEntry, WriteBehind},
 };
 use posh_annotations::FileKind;
@@ -33,8 +33,8 @@ use crate::{
     aside::in_own_thread,
     enlisted::{DescriptorKind, Enlisted},
     facts::{PathOwner, ResolvedCommand},
-    lower,
     state::Gateway,
+    written,
 };
 
 /// Timeout for mounts: the command has ended, and its shell must go on. Longer than the cache
@@ -52,7 +52,7 @@ pub struct StageChanges {
     changes: BTreeSet<Change>,
     /// Changes to invalidate unless the mount already shows the new state.
     doubtful: Doubtful,
-    groups: DirectoryGroups,
+    owners: DirectoryOwners,
     volumes: OnVolumes,
 }
 
@@ -103,8 +103,8 @@ impl StageChanges {
         let changes_something = !changes.is_empty() || !only_reads;
         changes.retain(|change| volume_at(&table, change.path()).is_none());
         let trees =
-            reading.map(|reading| lower::watched_places(&table, reading)).unwrap_or_default();
-        let made = reading.map(|reading| lower::made_places(&table, reading)).unwrap_or_default();
+            reading.map(|reading| written::watched_places(&table, reading)).unwrap_or_default();
+        let made = reading.map(|reading| written::made_places(&table, reading)).unwrap_or_default();
         let exits: Vec<&Exited> = exits.collect();
         let volumes = OnVolumes {
             used: volumes_of(&table, stage, reading),
@@ -131,10 +131,10 @@ impl StageChanges {
                 changes.extend(made.iter().flat_map(|(path, mount)| above(&table, path, *mount)));
             }
         }
-        let groups = directories.iter().filter_map(|directory| {
-            Some((PathBuf::from(OsStr::from_bytes(&directory.path)), directory.group?))
+        let owners = directories.iter().filter_map(|directory| {
+            Some((PathBuf::from(OsStr::from_bytes(&directory.path)), directory.owner?))
         });
-        Self { table, changes, doubtful, groups: groups.collect(), volumes }
+        Self { table, changes, doubtful, owners: owners.collect(), volumes }
     }
 }
 
@@ -301,7 +301,7 @@ pub(super) fn unseen(tree: &Path, adapter: Adapter, is_all_unseen: bool) -> Chan
 
 /// Invalidates the mounts' caches. Takes as long as the mounts do, up to a deadline.
 pub async fn refresh(gateway: Arc<Gateway>, written: StageChanges) {
-    let StageChanges { table, changes, doubtful, groups, volumes } = written;
+    let StageChanges { table, changes, doubtful, owners, volumes } = written;
     if !rule::holds(Rule::Coherence) {
         return;
     }
@@ -310,7 +310,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: StageChanges) {
     if told.changes.is_empty() && told.doubtful.is_empty() {
         return;
     }
-    let on_mounts = OnMounts::claim(&gateway, table, &mut told).with_groups(groups);
+    let on_mounts = OnMounts::claim(&gateway, table, &mut told).with_owners(owners);
     // In its own task: directories that were recreated on a server are removed even if the caller
     // gives up.
     let work = tokio::spawn(async move {
@@ -642,8 +642,8 @@ fn really(
 ) -> Option<(Change, MountRoot, &'static dyn Coherence)> {
     let real = real_place(table, change)?;
     let (root, mount) = root_around(table, &real)?;
-    let told = table.groups_around(change.path(), &real);
-    Some((change.at(real), root.with_groups(told), mount.coherence()))
+    let told = table.owners_around(change.path(), &real, mount);
+    Some((change.at(real), root.with_owners(told), mount.coherence()))
 }
 
 fn wait_for_one(table: &OnMounts, change: &Change) -> io::Result<StaleEntry> {

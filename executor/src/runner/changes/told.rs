@@ -10,7 +10,7 @@ use std::{
 use nix::sys::stat::lstat;
 use posh_proto::executor::{Attributes, ChangedDirectory, NamedKind};
 
-use crate::runner::listing;
+use crate::runner::{ids, listing};
 
 /// Changed directories; `incomplete` if there may be more.
 #[derive(Debug, Default, PartialEq)]
@@ -28,8 +28,8 @@ pub struct Changed {
     /// Those of `written` that are directories or links now, with the links' targets.
     pub kinds: Vec<(OsString, Option<OsString>)>,
     pub now: Option<Now>,
-    /// The directory's group after the run.
-    pub group: Option<u32>,
+    /// The directory's owner after the run, if it may be told.
+    pub owner: Option<u32>,
 }
 
 /// State of a directory whose only changes are new files in place of old ones, and of these files.
@@ -44,12 +44,15 @@ impl DirectoryChanges {
         self.directories.entry(directory.to_owned()).or_default()
     }
 
-    /// Looks up each directory's group: the workstation sets it to make its mount forget the
-    /// listing, and the group that the mount shows may be an old one.
-    pub fn look_up_groups(&mut self) {
+    /// Looks up each directory's owner: the workstation sets it to make its mount forget the
+    /// listing.
+    ///
+    /// Invariant: only root and the run's own user are told. By then another directory may have
+    /// the name, whose owner is set: nobody else gets anything that way.
+    pub fn look_up_owners(&mut self) {
         for (path, changed) in &mut self.directories {
-            changed.group =
-                lstat(path).ok().filter(listing::is_directory).map(|found| found.st_gid);
+            let found = lstat(path).ok().filter(listing::is_directory);
+            changed.owner = found.map(|found| found.st_uid).filter(|owner| ids::is_told(*owner));
         }
     }
 
@@ -70,7 +73,7 @@ impl DirectoryChanges {
             kinds: changed.kinds.iter().map(kind).collect(),
             now: changed.now.as_ref().map(|now| now.own),
             written_now: changed.now.iter().flat_map(|now| now.written.iter().copied()).collect(),
-            group: changed.group,
+            owner: changed.owner,
         };
         self.directories.iter().map(directory).collect()
     }

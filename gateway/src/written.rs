@@ -1,0 +1,68 @@
+//! Places that a command may change, on mounts that cache what is there.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use fs_mapper::{MountId, MountTable, coherence::Adapter};
+use posh_annotations::{CurrentDir, FileKind, FileUse};
+
+use crate::facts::{PathOwner, ResolvedCommand};
+
+/// Directories that the command creates, on mounts with caches.
+#[must_use]
+pub fn made_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBuf, MountId)> {
+    places_with_caches(table, reading, |kind| kind == FileKind::NewDir).collect()
+}
+
+/// Directories above single files that a command writes, on mounts with caches.
+#[must_use]
+pub fn directories_written(table: &MountTable, reading: &ResolvedCommand) -> BTreeSet<PathBuf> {
+    let is_single = |kind: FileKind| kind.writes() && !kind.recursive();
+    places_with_caches(table, reading, is_single)
+        .filter_map(|(path, _)| path.parent().map(Path::to_owned))
+        .collect()
+}
+
+/// Trees that the command may change, as paths on this machine.
+#[must_use]
+pub fn watched_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBuf, MountId)> {
+    let invocation = &reading.invocation;
+    let moved = |file: &FileUse| {
+        invocation.side_effects && invocation.working_dir.as_ref() == Some(&file.path)
+    };
+    let files = invocation.files.iter().zip(&reading.places);
+    let written = files
+        .filter(|(f, _)| (f.kind.writes() && f.kind.recursive()) || moved(f))
+        .map(|(_, p)| p.as_ref());
+    let cwd = reading.cwd.as_ref().filter(|_| invocation.current_dir == CurrentDir::Writes);
+    let watched = written.flatten().chain(cwd).filter_map(|place| match place {
+        PathOwner::At(_, path, mount) => Some((path.as_path().to_owned(), *mount)),
+        PathOwner::Here(_) => None,
+    });
+    // Executors report changes on volumes to the volumes.
+    watched
+        .filter(|(_, mount)| {
+            !matches!(table.mount(*mount).adapter(), Adapter::Bind | Adapter::Volume)
+        })
+        .collect()
+}
+
+/// Places of a command's files of some kinds, on mounts with caches.
+fn places_with_caches(
+    table: &MountTable,
+    reading: &ResolvedCommand,
+    is_wanted: impl Fn(FileKind) -> bool,
+) -> impl Iterator<Item = (PathBuf, MountId)> {
+    let has_cache =
+        |mount: MountId| !matches!(table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
+    reading.invocation.files.iter().zip(&reading.places).filter_map(
+        move |(file, place)| match place {
+            Some(PathOwner::At(_, path, mount)) if is_wanted(file.kind) && has_cache(*mount) => {
+                Some((path.as_path().to_owned(), *mount))
+            }
+            _ => None,
+        },
+    )
+}
