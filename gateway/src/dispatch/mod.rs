@@ -11,6 +11,7 @@ mod remake;
 mod resume;
 mod settle;
 mod start;
+mod write_error;
 
 use std::{
     collections::BTreeMap,
@@ -247,7 +248,7 @@ async fn carry_out_as(
             }
             Err(refusal) => {
                 tracing::info!(%refusal, attempt, "an executor refused a run, nothing was started");
-                planned.again(gateway, attempt, &refusal);
+                planned.again(gateway, &commands, attempt, &refusal);
                 run_id = format!("{id}.{attempt}");
             }
         }
@@ -381,15 +382,29 @@ impl Planned {
         step = tracer.step("asking who can run it", step);
         let split_factor = split.unwrap_or(gateway.config.gateway.split).max(1) as usize;
         let options = PlanSettings { split_factor, ..PlanSettings::default() };
-        let plan = plan::greedy(&facts, options);
+        let mut plan = plan::greedy(&facts, options);
+        while let Some(stage) = write_error::unseen(commands, &facts.edges, &plan) {
+            facts.stages[stage].need = Need::Here(write_error::reason());
+            plan = plan::greedy(&facts, options);
+        }
         tracer.step("planning", step);
         Self { readings, facts, connections, options, plan }
     }
 
     /// Makes another plan after a refusal. Stages that already became their commands stay local.
-    fn again(&mut self, gateway: &Gateway, attempt: usize, refusal: &start::StartRefusal) {
+    fn again(
+        &mut self,
+        gateway: &Gateway,
+        commands: &[Arc<Enlisted>],
+        attempt: usize,
+        refusal: &start::StartRefusal,
+    ) {
         refusal.apply(gateway, &mut self.facts);
-        let plan = plan::greedy(&self.facts, self.options);
+        let mut plan = plan::greedy(&self.facts, self.options);
+        while let Some(stage) = write_error::unseen(commands, &self.facts.edges, &plan) {
+            self.facts.stages[stage].need = Need::Here(write_error::reason());
+            plan = plan::greedy(&self.facts, self.options);
+        }
         let keeps = plan.placements.iter().zip(&self.plan.placements).all(|(new, old)| {
             matches!(old, Placement::Remote(_)) || matches!(new, Placement::Here(_))
         });
