@@ -417,7 +417,7 @@ fn compressors() {
         zstd -T 0 -c a => r:0 r:a tty:output
         zstd -cT0d a => ! zstd: the letters after -T's number are options
         zstd => stdin tty:output
-        zstd -o out -f a => u:out r:a tty:output
+        zstd -o out -f a => u:out r:a tty:output shows:copiedowner
         zstd -o out a => ! zstd: it may ask before it replaces a file; with -f or -q it would not
         zstd -fo out a b => ! zstd: there are more operands than it takes
         zstd -o out -c a => ! flag -c of zstd is not annotated

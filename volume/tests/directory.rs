@@ -77,7 +77,7 @@ async fn find(store: &dyn Store, path: &str) -> Entry {
 
 async fn open(store: &dyn Store, path: &str, flags: OpenFlags) -> (Place, Entry) {
     let file = find(store, path).await.attributes.id;
-    match call(store, Op::Open { file, flags }).await.unwrap() {
+    match call(store, Op::Open { place: file.into(), flags }).await.unwrap() {
         Answer::Opened { handle, entry, .. } => (Place { file, handle: Some(handle) }, entry),
         other => panic!("{other:?}"),
     }
@@ -248,7 +248,7 @@ async fn all_exports_together_have_so_many_files_open() {
     let mut opened = Vec::new();
     let refused = loop {
         let file = find(&sessions[0], "7").await.attributes.id;
-        match call(&sessions[0], Op::Open { file, flags: RW }).await {
+        match call(&sessions[0], Op::Open { place: file.into(), flags: RW }).await {
             Ok(answer) => opened.push(answer),
             Err(errno) => break errno,
         }
@@ -313,7 +313,7 @@ async fn nothing_leads_out_of_the_export() {
     }
     let link = find(&store, "link").await.attributes.id;
     assert_eq!(
-        call(&store, Op::Open { file: link, flags: OpenFlags::READ }).await,
+        call(&store, Op::Open { place: link.into(), flags: OpenFlags::READ }).await,
         Err(Errno::ELOOP)
     );
     assert_eq!(content(&store, link.into()).await, Err(Errno::ELOOP));
@@ -739,7 +739,7 @@ async fn a_change_that_is_refused_recalls_nothing() {
     for op in [
         Op::Set { place: file, changes: mode },
         Op::Set { place: file, changes: shorter },
-        Op::Open { file: file.file, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
+        Op::Open { place: file.file.into(), flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
         Op::Allocate { place: file, range: 0..9, how: Allocation::Extend },
         Op::CopyRange {
             from: PositionIn { file, offset: 0 },
@@ -768,9 +768,9 @@ async fn a_change_that_is_refused_recalls_nothing() {
     for op in [
         Op::Set { place: file, changes: Changes::default() },
         Op::Set { place: parent.into(), changes: Changes::default() },
-        Op::Open { file: parent, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
-        Op::Open { file: pipe, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
-        Op::Open { file: link, flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
+        Op::Open { place: parent.into(), flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
+        Op::Open { place: pipe.into(), flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
+        Op::Open { place: link.into(), flags: OpenFlags::WRITE | OpenFlags::TRUNCATE },
         Op::Create {
             parent,
             name: "link".into(),
@@ -1031,7 +1031,7 @@ async fn a_read_only_export_is_not_changed() {
     let root = store.root();
     let size = Changes { size: Some(0), ..Changes::default() };
     let ops = [
-        Op::Open { file, flags: RW },
+        Op::Open { place: file.into(), flags: RW },
         Op::Create { parent: root, name: "b".into(), mode: 0o600.into(), flags: RW },
         Op::Set { place: file.into(), changes: size },
         Op::MakeDirectory { parent: root, name: "d".into(), mode: 0o700.into() },
@@ -1080,7 +1080,7 @@ async fn files_belong_to_their_callers() {
     let found = fs::metadata(site.path("d")).unwrap();
     assert_eq!((found.uid(), found.gid()), (1234, 2345));
     let file = find(&store, "roots").await.attributes.id;
-    let refused = store.call(&user, Op::Open { file, flags: OpenFlags::READ }).await;
+    let refused = store.call(&user, Op::Open { place: file.into(), flags: OpenFlags::READ }).await;
     assert_eq!(refused, Err(Errno::EACCES));
     let to_group = Changes { gid: Some(3456), ..Changes::default() };
     let directory = find(&store, "d").await.attributes.id;
@@ -1089,7 +1089,7 @@ async fn files_belong_to_their_callers() {
     let refused = store.call(&user, Op::Set { place: directory.into(), changes: to_root }).await;
     assert_eq!(refused, Err(Errno::EPERM));
     // Root is itself again afterwards.
-    assert!(call(&store, Op::Open { file, flags: OpenFlags::READ }).await.is_ok());
+    assert!(call(&store, Op::Open { place: file.into(), flags: OpenFlags::READ }).await.is_ok());
 }
 
 #[tokio::test]
@@ -1349,8 +1349,8 @@ async fn an_id_is_of_no_use_to_who_may_not_search_the_way_to_it() {
     assert_eq!((walked.entries.len(), walked.error), (1, Some(Errno::EACCES)));
     for op in [
         Op::Attributes(notes.into()),
-        Op::Open { file: notes, flags: OpenFlags::READ },
-        Op::Open { file: shared, flags: OpenFlags::WRITE },
+        Op::Open { place: notes.into(), flags: OpenFlags::READ },
+        Op::Open { place: shared.into(), flags: OpenFlags::WRITE },
         Op::List { directory: sub, cookie: 0, limit: 9 },
         Op::MakeDirectory { parent: sub, name: "made".into(), mode: 0o755.into() },
         Op::Symlink { parent: sub, name: "made".into(), target: "x".into() },
@@ -1379,7 +1379,7 @@ async fn an_id_is_of_no_use_to_who_may_not_search_the_way_to_it() {
     assert_eq!(fs::read(site.path("private/shared")).unwrap(), b"x");
     // As soon as the way is free the same ids are of use.
     set_mode(&site.path("private"), 0o711);
-    let op = Op::Open { file: notes, flags: OpenFlags::READ };
+    let op = Op::Open { place: notes.into(), flags: OpenFlags::READ };
     let Answer::Opened { handle, .. } = store.call(&stranger(), op).await.unwrap() else {
         panic!("opened")
     };
@@ -1391,7 +1391,7 @@ async fn an_id_is_of_no_use_to_who_may_not_search_the_way_to_it() {
         store.read(&stranger(), vec![ReadPart { place: open, range: 0..9 }]).await.next().await;
     assert_eq!(piece.unwrap().unwrap().data.unwrap(), "secret");
     refused(Op::Attributes(notes.into())).await;
-    refused(Op::Open { file: notes, flags: OpenFlags::READ }).await;
+    refused(Op::Open { place: notes.into(), flags: OpenFlags::READ }).await;
 }
 
 #[tokio::test]
@@ -1457,7 +1457,10 @@ async fn who_may_only_read_locks_nobody_out() {
     let file = fs::OpenOptions::new().read(true).write(true).open(site.path("f")).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
-    assert_eq!(call(&store, Op::Open { file: place.file, flags: RW }).await, Err(Errno::EROFS));
+    assert_eq!(
+        call(&store, Op::Open { place: place.file.into(), flags: RW }).await,
+        Err(Errno::EROFS)
+    );
 }
 
 // What is open for writing is no program that can be started (ETXTBSY); the other way around, a

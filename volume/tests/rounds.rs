@@ -132,7 +132,7 @@ impl Store for Far {
             Op::Walk { from, names } => Answer::Walked(self.walk(from, &names)),
             Op::Attributes(place) => Answer::Entry(entry(place.file.inode)),
             Op::List { directory, .. } => Answer::Listing(self.list(directory)),
-            Op::Open { file, .. } => Answer::Opened {
+            Op::Open { place: Place { file, .. }, .. } => Answer::Opened {
                 handle: Handle(file.inode),
                 entry: entry(file.inode),
                 parent: None,

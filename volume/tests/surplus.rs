@@ -154,7 +154,7 @@ impl Store for Server {
                 Answer::Listing(Listing { directory: entry, names, is_last: true })
             }
             Op::Attributes(place) => Answer::Entry(world.entry(place.file.inode)),
-            Op::Open { file, .. } => Answer::Opened {
+            Op::Open { place: Place { file, .. }, .. } => Answer::Opened {
                 handle: Handle(file.inode),
                 entry: world.entry(file.inode),
                 parent: None,

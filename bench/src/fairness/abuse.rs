@@ -248,7 +248,11 @@ impl Abuser {
             /// `O_RDWR`: a file that may be written back.
             const FLAGS: u32 = 3;
             session
-                .call(op::Kind::Open(Open { file: Some(file), flags: FLAGS, ..Open::default() }))
+                .call(op::Kind::Open(Open {
+                    place: Some(place(file)),
+                    flags: FLAGS,
+                    ..Open::default()
+                }))
                 .await?;
             session.keep().await?;
             at_work();
@@ -344,7 +348,7 @@ impl Abuser {
         let file = session.find(FILE).await?;
         let mut handles = Vec::new();
         for _ in 0..2 {
-            let open = Open { file: Some(file), flags: 3, ..Open::default() };
+            let open = Open { place: Some(place(file)), flags: 3, ..Open::default() };
             match session.call(op::Kind::Open(open)).await?.kind {
                 Some(answer::Kind::Opened(opened)) => handles.push(opened.handle),
                 _ => bail!("an open has another answer"),

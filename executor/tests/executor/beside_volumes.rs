@@ -44,7 +44,7 @@ async fn open(remote: &Remote, name: &str, flags: OpenFlags) -> (Place, Entry) {
         panic!("walked")
     };
     let file = walked.entries[0].attributes.id;
-    match remote.call(&Caller::default(), Op::Open { file, flags }).await.unwrap() {
+    match remote.call(&Caller::default(), Op::Open { place: file.into(), flags }).await.unwrap() {
         Answer::Opened { handle, entry, .. } => (Place { file, handle: Some(handle) }, entry),
         other => panic!("{other:?}"),
     }

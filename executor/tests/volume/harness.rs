@@ -196,7 +196,7 @@ pub async fn open(
     flags: OpenFlags,
 ) -> Result<(Place, Entry), Errno> {
     let file = find(store, path).await?.attributes.id;
-    match call(store, Op::Open { file, flags }).await? {
+    match call(store, Op::Open { place: file.into(), flags }).await? {
         Answer::Opened { handle, entry, .. } => Ok((Place { file, handle: Some(handle) }, entry)),
         other => panic!("{other:?}"),
     }

@@ -224,7 +224,7 @@ fn sound([root, file, directory]: [FileId; 3]) -> Vec<(&'static str, Vec<u8>)> {
         Kind::Remove(wire::Remove { name: name("true"), directory: false }),
         Kind::Rename(wire::Rename { from: name("f"), to: name("a"), how: 0 }),
         Kind::Create(wire::Open { name: name("f"), mode: 0o644, flags: 3, ..Default::default() }),
-        Kind::Open(wire::Open { file: Some(id(file)), flags: 3, ..Default::default() }),
+        Kind::Open(wire::Open { place: place(), flags: 3, ..Default::default() }),
         Kind::Close(1),
         Kind::Sync(wire::Sync { place: opened(), data_only: true }),
         Kind::Allocate(wire::Allocate { place: opened(), start: 0, end: 4096, how: 0 }),

@@ -175,9 +175,21 @@ impl Session {
     }
 
     /// open(2) of an existing file.
-    pub fn open(&self, file: FileId, flags: OpenFlags) -> Result<Answer, Fault> {
-        let node = self.directory.nodes.node(file)?;
-        self.open_node(&node, flags)
+    pub fn open(&self, place: Place, flags: OpenFlags) -> Result<Answer, Fault> {
+        self.open_node(&self.node_to_open(place)?, flags)
+    }
+
+    /// Resolves a file that is to be opened. One without a name is opened through a handle, as
+    /// through `/proc/PID/fd` (proc(5)): the kernel asks for the caller's permission again.
+    pub fn node_to_open(&self, place: Place) -> Result<Node, Fault> {
+        match self.target(place)? {
+            Target::Node(node) => Ok(node),
+            Target::Opened(opened) => {
+                let fd = opened.fd.as_fd().try_clone_to_owned().map_err(errno_of)?;
+                let fd = Arc::new(self.directory.nodes.descriptor(fd));
+                Ok(Node { id: place.file, kind: Kind::Regular, fd })
+            }
+        }
     }
 
     fn open_node(&self, node: &Node, flags: OpenFlags) -> Result<Answer, Fault> {

@@ -68,9 +68,7 @@ impl Session {
                 let (parent, name) = self.place_of(put)?;
                 self.check_new_name(parent.id, name)
             }
-            Op::Open { file, flags } => {
-                self.check_opening(&self.directory.nodes.node(*file)?, *flags)
-            }
+            Op::Open { place, flags } => self.check_opening(&self.node_to_open(*place)?, *flags),
             _ => Ok(()),
         }
     }
@@ -395,7 +393,7 @@ mod tests {
                 ops.extend(
                     changes_of_attributes().into_iter().map(|changes| Op::Set { place, changes }),
                 );
-                ops.extend(FLAGS.map(|flags| Op::Open { file: place.file, flags }));
+                ops.extend(FLAGS.map(|flags| Op::Open { place, flags }));
                 for name in ["user.a", "system.posix_acl_access"] {
                     let (name, value) = (OsString::from(name), bytes::Bytes::from_static(ACL));
                     ops.push(Op::SetAttribute {

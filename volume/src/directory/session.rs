@@ -667,7 +667,7 @@ impl Session {
                     None => vec![change(parent.id, NAMES)],
                 }
             }
-            Op::Open { file, flags } => vec![self.intent(*file, opening(*flags))],
+            Op::Open { place, flags } => vec![self.intent(place.file, opening(*flags))],
             Op::Allocate { place, .. } => vec![change(place.file, BYTES)],
             Op::CopyRange { from, to, .. } => {
                 vec![self.intent(from.file.file, Intent::Look), change(to.file.file, BYTES)]
@@ -717,7 +717,7 @@ impl Session {
                 self.create(NameIn { parent: *parent, name }, *mode, *flags, announced)
             }
             Op::CreateWhole { put, flags } => self.create_whole(put, *flags, announced),
-            Op::Open { file, flags } => self.open(*file, *flags),
+            Op::Open { place, flags } => self.open(*place, *flags),
             Op::Close(handle) => self.close(*handle),
             Op::Sync { place, what } => self.sync(*place, *what),
             Op::Seek { place, offset, what } => self.seek(*place, *offset, *what),

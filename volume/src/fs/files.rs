@@ -77,7 +77,7 @@ impl Volume {
                 return Ok(self.opened(caller, flags, None, Some(pinned), &entry));
             }
         }
-        let answer = self.ask(caller, Op::Open { file, flags }).await?;
+        let answer = self.ask_of(caller, file, |place| Op::Open { place, flags }).await?;
         let Answer::Opened { handle, entry, .. } = answer else { return Err(Errno::EPROTO) };
         Ok(self.opened(caller, flags, Some(handle), None, &entry))
     }
@@ -172,8 +172,9 @@ impl Volume {
     async fn open_with_handle(self: &Arc<Self>, open: u64) -> Result<Arc<Open>, Errno> {
         let open = self.born_open(open).await?;
         if open.handle().is_none() {
-            let op = Op::Open { file: open.file, flags: open.flags };
-            let Answer::Opened { handle, .. } = self.ask(&open.caller, op).await? else {
+            let op = |place| Op::Open { place, flags: open.flags };
+            let answer = self.ask_of(&open.caller, open.file, op).await?;
+            let Answer::Opened { handle, .. } = answer else {
                 return Err(Errno::EPROTO);
             };
             let before = open.handle.lock().unwrap_or_else(PoisonError::into_inner).replace(handle);

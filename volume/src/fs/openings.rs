@@ -167,7 +167,7 @@ impl Volume {
                 is_found = true;
                 let found = self.found_there(&caller, &put).await.map_err(Failed::Lost)?;
                 let file = found.ok_or(Errno::EEXIST)?.attributes.id;
-                self.store.call(&caller, Op::Open { file, flags }).await
+                self.store.call(&caller, Op::Open { place: file.into(), flags }).await
             }
             // The server is overloaded: try again.
             Err(Errno::EBUSY) => Err(Errno::EAGAIN),

@@ -286,7 +286,7 @@ impl Shared {
             return Ok(Some(now));
         }
         let flags = opened.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
-        let again = Op::Open { file: opened.file, flags };
+        let again = Op::Open { place: opened.file.into(), flags };
         let answer = loop {
             match self.send(caller, again.clone(), None).await {
                 Given::Answer(answer) => break answer,
@@ -325,6 +325,7 @@ impl Shared {
 fn places(op: &mut Op) -> Vec<&mut Place> {
     match op {
         Op::Attributes(place)
+        | Op::Open { place, .. }
         | Op::Set { place, .. }
         | Op::Link { file: place, .. }
         | Op::Sync { place, .. }

@@ -58,8 +58,8 @@ pub enum Op {
     /// open(2) with `O_CREAT` and `O_EXCL` of a regular file with its contents and attributes: it
     /// appears atomically, complete. → [`Answer::Opened`].
     CreateWhole { put: Put, flags: OpenFlags },
-    /// open(2) of an existing file. → [`Answer::Opened`].
-    Open { file: FileId, flags: OpenFlags },
+    /// open(2) of an existing file, also of one that has no name any more. → [`Answer::Opened`].
+    Open { place: Place, flags: OpenFlags },
     /// The last close of an open file; its flock goes with it. → [`Answer::Done`].
     Close(Handle),
     /// fsync(2), or fdatasync(2). Directories, too. → [`Answer::Done`].
@@ -127,10 +127,10 @@ impl Op {
             | Self::Symlink { parent: file, .. }
             | Self::Remove { parent: file, .. }
             | Self::Create { parent: file, .. }
-            | Self::Open { file, .. }
             | Self::Unlock { file, .. } => vec![*file],
             Self::CreateWhole { put, .. } => vec![put.directory],
             Self::Attributes(place)
+            | Self::Open { place, .. }
             | Self::Set { place, .. }
             | Self::Sync { place, .. }
             | Self::Allocate { place, .. }

@@ -49,16 +49,16 @@ fn kind_of(op: Op) -> pb::op::Kind {
         }
         Op::Create { parent, name, mode, flags } => To::Create(pb::Open {
             name: name_of(parent, &name),
-            file: None,
             mode: mode.masked,
             flags: flags.bits(),
             withheld: mode.withheld,
+            place: None,
         }),
         Op::CreateWhole { put, flags } => {
             To::CreateWhole(pb::CreateWhole { put: Some(put.into()), flags: flags.bits() })
         }
-        Op::Open { file, flags } => To::Open(pb::Open {
-            file: Some(file.into()),
+        Op::Open { place, flags } => To::Open(pb::Open {
+            place: Some(place.into()),
             flags: flags.bits(),
             ..pb::Open::default()
         }),
@@ -215,7 +215,7 @@ impl TryFrom<pb::Op> for Op {
                 Self::CreateWhole { put: needed(whole.put, "put")?, flags: flags(whole.flags)? }
             }
             From::Open(open) => {
-                Self::Open { file: needed(open.file, "file")?, flags: flags(open.flags)? }
+                Self::Open { place: needed(open.place, "place")?, flags: flags(open.flags)? }
             }
             From::Close(handle) => Self::Close(Handle(handle)),
             other => op_on_file(other)?,

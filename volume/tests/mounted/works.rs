@@ -3,7 +3,9 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{ErrorKind, Read, Seek, SeekFrom, Write},
+    os::fd::AsRawFd as _,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink},
+    path::Path,
     process::Command,
 };
 
@@ -48,6 +50,36 @@ fn files_are_made_written_read_and_removed() {
     file.read_exact_at(&mut end, 5000).unwrap();
     assert_eq!(&end, b"END");
     assert_eq!((file.metadata().unwrap().nlink(), file.metadata().unwrap().len()), (0, 5003));
+}
+
+#[test]
+fn a_file_without_a_name_is_opened_again_through_its_descriptor() {
+    let site = Site::new(1);
+    let dir = site.mount(0);
+    let again = |file: &File| format!("/proc/self/fd/{}", file.as_raw_fd());
+    // Written through the volume and not sent yet, known, and not known before.
+    for (name, seen) in [("sent", true), ("new", false)] {
+        let path = dir.join(name);
+        match seen {
+            true => fs::write(&path, b"old").unwrap(),
+            false => fs::write(site.origin().join(name), b"old").unwrap(),
+        }
+        for remove in [(|path: &Path| fs::remove_file(path).unwrap()) as fn(&Path), |path| {
+            fs::write(path.with_extension("other"), b"other").unwrap();
+            fs::rename(path.with_extension("other"), path).unwrap();
+        }] {
+            fs::write(&path, b"old").unwrap();
+            let file = File::open(&path).unwrap();
+            let mut first = [0];
+            file.read_exact_at(&mut first, 0).unwrap();
+            remove(&path);
+            assert_eq!(fs::read(again(&file)).unwrap(), b"old", "{name}");
+            let writing = OpenOptions::new().write(true).open(again(&file)).unwrap();
+            writing.write_at(b"new", 0).unwrap();
+            assert_eq!(fs::read(again(&file)).unwrap(), b"new", "{name}");
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 #[test]

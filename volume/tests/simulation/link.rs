@@ -423,7 +423,8 @@ impl Link {
                 continue;
             }
             let flags = opened.flags - (OpenFlags::TRUNCATE | OpenFlags::EXCLUSIVE);
-            let again = Request::Call(caller.clone(), Op::Open { file: opened.file, flags });
+            let again =
+                Request::Call(caller.clone(), Op::Open { place: opened.file.into(), flags });
             let Response::Call(answer) = Box::pin(self.deliver(again)).await? else {
                 return Err(Errno::EPROTO);
             };

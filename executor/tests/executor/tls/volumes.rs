@@ -99,7 +99,8 @@ async fn find(remote: &Remote, name: &str) -> FileId {
 
 async fn open(remote: &Remote, name: &str) -> Place {
     let file = find(remote, name).await;
-    match remote.call(&Caller::default(), Op::Open { file, flags: RW }).await.unwrap() {
+    match remote.call(&Caller::default(), Op::Open { place: file.into(), flags: RW }).await.unwrap()
+    {
         Answer::Opened { handle, .. } => Place { file, handle: Some(handle) },
         other => panic!("{other:?}"),
     }
