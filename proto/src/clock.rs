@@ -1,6 +1,6 @@
-//! Clocks. That of traces is `CLOCK_MONOTONIC` counts from the machine's start for every process, so
-//! that times of several programs on one machine can be compared. The gateway aligns the clocks of
-//! different machines.
+//! Clocks. That of traces is `CLOCK_MONOTONIC`, which counts from the machine's start for every
+//! process, so that times of several programs on one machine can be compared. The gateway aligns
+//! the clocks of different machines.
 
 use std::time::SystemTime;
 

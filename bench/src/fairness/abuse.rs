@@ -247,13 +247,8 @@ impl Abuser {
             let file = session.find(&format!("g{number}")).await?;
             /// `O_RDWR`: a file that may be written back.
             const FLAGS: u32 = 3;
-            session
-                .call(op::Kind::Open(Open {
-                    place: Some(place(file)),
-                    flags: FLAGS,
-                    ..Open::default()
-                }))
-                .await?;
+            let open = Open { place: Some(place(file)), flags: FLAGS, ..Open::default() };
+            session.call(op::Kind::Open(open)).await?;
             session.keep().await?;
             at_work();
             sleep(PAUSE).await;

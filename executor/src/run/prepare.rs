@@ -238,7 +238,10 @@ fn need(spec: &RunSpec) -> Need {
     // The buffer of its messages stays as large as the largest until the call ends.
     let looks_at_trees =
         spec.stages.iter().any(|stage| stage.watched_trees.iter().any(|tree| !tree.made));
-    let kept_bytes = SUPERVISOR_BYTES + if looks_at_trees { MAX_KEPT_BYTES } else { 0 };
+    let owners_of = spec.stages.iter().flat_map(|stage| &stage.owners_of);
+    let owners_bytes: usize =
+        owners_of.map(|path| size_of::<std::path::PathBuf>() + path.len()).sum();
+    let kept_bytes = SUPERVISOR_BYTES + if looks_at_trees { MAX_KEPT_BYTES } else { owners_bytes };
     let buffered_bytes = (OUTPUT_BYTES + RUN_BYTES + held_bytes + kept_bytes)
         .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
         .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));

@@ -100,9 +100,13 @@ impl WatchedTrees {
         }
         trees.keep_inside(view, cwd, budget);
         trees.takes_umask = stage.paths.iter().any(|used| used.takes_umask);
-        let directories = stage.owners_of.iter().map(|path| path_of(path).to_owned());
+        let directories = stage.owners_of.iter().map(|path| path_of(path));
+        let directories = directories.filter(|path| view.mount_of(path).is_some());
         let owners_of = directories.take_while(|path| budget.keep(path.as_os_str().len()));
-        Self { owners_of: owners_of.collect(), ..Self::since(moment(), trees, budget) }
+        Self {
+            owners_of: owners_of.map(Path::to_owned).collect(),
+            ..Self::since(moment(), trees, budget)
+        }
     }
 
     fn since(since: Duration, trees: Trees, budget: &Budget) -> Self {

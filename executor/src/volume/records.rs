@@ -150,8 +150,13 @@ impl OwnRecords {
         self.sessions += 1;
         let path = self.directory.join(format!("{name}.{}", self.sessions));
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        file.write_all(tree.as_os_str().as_bytes())?;
-        Ok(SessionRecord(path))
+        let record = SessionRecord(path);
+        if let Err(error) = file.write_all(tree.as_os_str().as_bytes()) {
+            // An empty one would stand for a session of every tree.
+            record.remove();
+            return Err(error);
+        }
+        Ok(record)
     }
 }
 

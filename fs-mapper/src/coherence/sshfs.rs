@@ -10,8 +10,8 @@
 //!   (EXDEV).
 //! - Setting a directory's attributes invalidates its listing. Setting the owner to its current
 //!   value is the smallest such change, and the only one in which a login without privileges can't
-//!   set a wrong value. What the mount shows may be up to 20 s old, so only an owner is set that the
-//!   server has just told.
+//!   set a wrong value. What the mount shows may be up to 20 s old, so only an owner is set that
+//!   the server has just told.
 //! - Listing an invalidated directory also refreshes the attributes of its entries in the daemon.
 //! - Setting attributes takes two round trips, an open one; a path that was not looked up for 20 s
 //!   takes one more for each directory on the way.
