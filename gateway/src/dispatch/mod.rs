@@ -382,11 +382,7 @@ impl Planned {
         step = tracer.step("asking who can run it", step);
         let split_factor = split.unwrap_or(gateway.config.gateway.split).max(1) as usize;
         let options = PlanSettings { split_factor, ..PlanSettings::default() };
-        let mut plan = plan::greedy(&facts, options);
-        while let Some(stage) = write_error::unseen(commands, &facts.edges, &plan) {
-            facts.stages[stage].need = Need::Here(write_error::reason());
-            plan = plan::greedy(&facts, options);
-        }
+        let plan = write_error::plan(commands, &mut facts, options);
         tracer.step("planning", step);
         Self { readings, facts, connections, options, plan }
     }
@@ -400,11 +396,7 @@ impl Planned {
         refusal: &start::StartRefusal,
     ) {
         refusal.apply(gateway, &mut self.facts);
-        let mut plan = plan::greedy(&self.facts, self.options);
-        while let Some(stage) = write_error::unseen(commands, &self.facts.edges, &plan) {
-            self.facts.stages[stage].need = Need::Here(write_error::reason());
-            plan = plan::greedy(&self.facts, self.options);
-        }
+        let plan = write_error::plan(commands, &mut self.facts, self.options);
         let keeps = plan.placements.iter().zip(&self.plan.placements).all(|(new, old)| {
             matches!(old, Placement::Remote(_)) || matches!(new, Placement::Here(_))
         });

@@ -13,14 +13,25 @@ use posh_proto::rule::{self, Rule};
 use crate::{
     enlisted::{DescriptorKind, Enlisted},
     model::{Edge, LocalReason, ReasonKind},
-    plan::{Placement, Plan},
+    plan::{self, Need, PipelineFacts, Placement, Plan, PlanSettings},
 };
 
 /// Descriptor of standard output.
 const OUTPUT: u32 = STDOUT_FILENO.unsigned_abs();
 
+/// Plans a pipeline whose commands that ignore SIGPIPE run where their pipes are.
+pub fn plan(commands: &[Arc<Enlisted>], facts: &mut PipelineFacts, options: PlanSettings) -> Plan {
+    let mut plan = plan::greedy(facts, options);
+    // Each turn leaves one more stage here.
+    while let Some(stage) = unseen(commands, &facts.edges, &plan) {
+        facts.stages[stage].need = Need::Here(reason());
+        plan = plan::greedy(facts, options);
+    }
+    plan
+}
+
 /// A stage that ignores SIGPIPE and would run on a server, away from its pipe.
-pub fn unseen(commands: &[Arc<Enlisted>], edges: &[Edge], plan: &Plan) -> Option<usize> {
+fn unseen(commands: &[Arc<Enlisted>], edges: &[Edge], plan: &Plan) -> Option<usize> {
     let machine = |stage: usize| match &plan.placements[stage] {
         Placement::Remote(parts) => match &parts[..] {
             [part] => Some(part.executor),
@@ -46,7 +57,7 @@ fn sees(command: &Enlisted) -> bool {
 }
 
 /// Reason for running such a stage here.
-pub fn reason() -> LocalReason {
+fn reason() -> LocalReason {
     ReasonKind::Descriptors.because(
         "it ignores SIGPIPE, and only here it can tell that the reader of its output has left",
     )
