@@ -81,6 +81,9 @@ pub struct MountConfig {
     pub sub_path: PathBuf,
     /// Adapter that overrides the file system type's.
     pub coherence: Option<Adapter>,
+    /// An sshfs mount sets the owners that it is told to set, on the server's files, by a login
+    /// that is known: see [`sshfs::adopted`](crate::sshfs::adopted).
+    pub passes_owners: bool,
     /// Where the entry begins in the file.
     pub position: Position,
 }

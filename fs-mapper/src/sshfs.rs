@@ -12,7 +12,7 @@ use crate::config::{
 use crate::daemons::Daemons;
 use crate::mountinfo::{MountEntry, MountInfo};
 use crate::path::ExecutorName;
-use arguments::ArgumentsFault;
+use arguments::{ArgumentsFault, SshSettings};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -58,12 +58,41 @@ pub fn is_mounted(info: &MountInfo) -> bool {
 }
 
 /// Adds this user's unnamed sshfs mounts to the configuration, unless it says `sshfs = "off"`. Also
-/// returns the mounts that are left out. Reads processes only if there are such mounts.
+/// returns the mounts that are left out. Reads processes only if there are sshfs mounts.
+///
+/// Says of each sshfs mount if it passes on owners, so that an owner which the server's executor
+/// has told can be set through it. Of an unnamed one: its login is the executor's, so that the
+/// server's kernel lets it set nobody but itself, unless it is root; and root is shown as what it
+/// is, or as this user, which sshfs translates back. Of a named one, whose login is not known: no
+/// number is translated, and nothing but sftp-server(8) is asked, so that exactly what was told is
+/// set.
 pub fn adopted(config: &Config, info: &MountInfo) -> (Config, Vec<LeftOut>) {
-    if !config.gateway.sshfs || unnamed(config, info).next().is_none() {
-        return (config.clone(), Vec::new());
+    let (mut with, mut left_out) = (config.clone(), Vec::new());
+    if config.gateway.sshfs && unnamed(config, info).next().is_some() {
+        (with, left_out) = adopt(config, info, &Daemons::running(processes::PROGRAMS, &[]));
     }
-    adopt(config, info, &Daemons::running(processes::PROGRAMS, &[]))
+    let named: Vec<_> = info
+        .visible()
+        .into_iter()
+        .filter(|entry| entry.fs_type == FS_TYPE && entry.root == Path::new("/"))
+        .filter(|entry| config.mounts.iter().any(|mount| mount.path == entry.mount_point))
+        .collect();
+    if !named.is_empty() {
+        // Arguments of root's processes are as good: they are only looked at.
+        let daemons = Daemons::running(processes::PROGRAMS, &[0]);
+        for entry in named.into_iter().filter(|entry| passes_owners(entry, &daemons)) {
+            let its = with.mounts.iter_mut().filter(|mount| mount.path == entry.mount_point);
+            its.for_each(|mount| mount.passes_owners = true);
+        }
+    }
+    (with, left_out)
+}
+
+/// Returns true if an sshfs sets exactly the owners that it is told to set.
+fn passes_owners(entry: &MountEntry, daemons: &Daemons) -> bool {
+    let settings = entry.source.to_str().ok_or(OwnerFault::SourceNotUtf8);
+    let settings = settings.and_then(|source| settings_of(entry, source, daemons));
+    settings.is_ok_and(|settings| !settings.translates_login)
 }
 
 /// Like `adopted`, but with given processes.
@@ -80,6 +109,7 @@ fn adopt(config: &Config, info: &MountInfo, daemons: &Daemons) -> (Config, Vec<L
                     export: directory,
                     sub_path: PathBuf::new(),
                     coherence: None,
+                    passes_owners: true,
                     position: Position::default(),
                 });
             }
@@ -111,6 +141,18 @@ fn owner(
     daemons: &Daemons,
 ) -> Result<(Login, String, Vec<String>), OwnerFault> {
     let source = entry.source.to_str().ok_or(OwnerFault::SourceNotUtf8)?;
+    let way = settings_of(entry, source, daemons)?;
+    let (login, directory) = parts(source)?;
+    let login = Login::new(login.0, login.1, way.port)?;
+    Ok((login, directory, way.ssh_command))
+}
+
+/// Settings in the arguments of a mount's sshfs.
+fn settings_of(
+    entry: &MountEntry,
+    source: &str,
+    daemons: &Daemons,
+) -> Result<SshSettings, OwnerFault> {
     let names_it =
         |words: &[OsString]| processes::of_mount(words, source, &entry.mount_point).is_some();
     let serving = daemons.serving(entry, &names_it).into_iter();
@@ -120,10 +162,7 @@ fn owner(
     if of_it.any(|other| other != arguments) {
         return Err(OwnerFault::SeveralProcesses);
     }
-    let way = arguments::read(arguments)?;
-    let (login, directory) = parts(source)?;
-    let login = Login::new(login.0, login.1, way.port)?;
-    Ok((login, directory, way.ssh_command))
+    Ok(arguments::read(arguments)?)
 }
 
 fn not_found(refused: Option<&'static str>) -> OwnerFault {

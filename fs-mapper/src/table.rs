@@ -26,6 +26,8 @@ pub struct Owner {
     pub sub_path: PathBuf,
     /// Adapter from the configuration.
     pub coherence: Option<Adapter>,
+    /// See [`MountConfig`](crate::config::MountConfig).
+    pub passes_owners: bool,
 }
 
 /// State of a mount's path.

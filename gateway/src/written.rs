@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fs_mapper::{MountId, MountTable, coherence::Adapter};
+use fs_mapper::{Mount, MountId, MountTable, coherence::Adapter};
 use posh_annotations::{CurrentDir, FileKind, FileUse};
 
 use crate::facts::{PathOwner, ResolvedCommand};
@@ -23,6 +23,19 @@ pub fn directories_written(table: &MountTable, reading: &ResolvedCommand) -> BTr
     places_with_caches(table, reading, is_single)
         .filter_map(|(path, _)| path.parent().map(Path::to_owned))
         .collect()
+}
+
+/// An sshfs mount that goes on showing old listings of directories that the command may change:
+/// see [`Owner`](fs_mapper::Owner).
+#[must_use]
+pub fn keeps_listings<'a>(table: &'a MountTable, reading: &ResolvedCommand) -> Option<&'a Mount> {
+    let singles = places_with_caches(table, reading, FileKind::writes).map(|(_, mount)| mount);
+    let others = made_places(table, reading).into_iter().chain(watched_places(table, reading));
+    let keeps = |mount: &&Mount| {
+        mount.adapter() == Adapter::Sshfs
+            && mount.owner.as_ref().is_none_or(|owner| !owner.passes_owners)
+    };
+    singles.chain(others.map(|(_, mount)| mount)).map(|mount| table.mount(mount)).find(keeps)
 }
 
 /// Trees that the command may change, as paths on this machine.

@@ -11,7 +11,7 @@
 use std::{
     io::{self, ErrorKind},
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
@@ -32,14 +32,22 @@ use crate::{
     load::RunShare,
     metered::LEAST_OF_ONE,
     pool::Lease,
-    runner::wire::{
-        CHANGES_HEAD_BYTES, DESCRIPTORS_PER_MESSAGE, HAS_CHANGES, SupervisorJob, send_descriptors,
+    runner::{
+        ids,
+        wire::{
+            CHANGES_HEAD_BYTES, DESCRIPTORS_PER_MESSAGE, HAS_CHANGES, SupervisorJob,
+            send_descriptors,
+        },
     },
 };
 
 /// Timeout for the supervisor's end. Killing and reaping takes milliseconds; a process that a dead
 /// disk holds can take for ever, and must not hold us.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// This process sees all users. If it does not (in a rootless container), neither is its own number
+/// the machine's, and no owner is told: a mount may have been made from elsewhere.
+static IDS_ARE_WHOLE: LazyLock<bool> = LazyLock::new(ids::are_whole);
 
 /// Bytes of a list that are read at a time.
 const PIECE_BYTES: usize = 64 << 10;
@@ -286,6 +294,9 @@ impl SupervisorConnection {
                     (exited.changed_directories, room) = (list, Some(its_room))
                 }
                 ReceivedChanges::LeftOut => exited.changes_incomplete = true,
+            }
+            if !*IDS_ARE_WHOLE {
+                exited.changed_directories.iter_mut().for_each(|changed| changed.owner = None);
             }
         }
         SupervisorMessage { output, room }

@@ -209,7 +209,16 @@ impl ConfigReader<'_> {
                 let executor = ExecutorName::new(executor.value);
                 let position = Position::of(self.text, section.start);
                 let sub_path = sub_path.unwrap_or_default();
-                mounts.push(MountConfig { path, executor, export, sub_path, coherence, position });
+                let passes_owners = false;
+                mounts.push(MountConfig {
+                    path,
+                    executor,
+                    export,
+                    sub_path,
+                    coherence,
+                    passes_owners,
+                    position,
+                });
             }
         }
         mounts

@@ -10,6 +10,8 @@ pub(super) struct SshSettings {
     pub ssh_command: Vec<String>,
     /// Port, if given.
     pub port: Option<u16>,
+    /// The login's files are shown as this user's, and the other way round (`idmap=user`).
+    pub translates_login: bool,
 }
 
 /// sshfs and mount options, up to `=`, that affect neither the view of commands nor ssh's
@@ -107,7 +109,7 @@ pub(super) enum ArgumentsFault {
 /// Parses the arguments.
 pub(super) fn read(arguments: &[OsString]) -> Result<SshSettings, ArgumentsFault> {
     let mut reading =
-        SshfsArguments { command: vec!["ssh".to_owned()], options: Vec::new(), port: None };
+        SshfsArguments { command: vec!["ssh".to_owned()], ..SshfsArguments::default() };
     let mut words = arguments.iter().map(|word| word.to_str().ok_or(ArgumentsFault::NotUtf8));
     while let Some(word) = words.next().transpose()? {
         let Some(flags) = word.strip_prefix('-').filter(|flags| !flags.is_empty()) else {
@@ -130,14 +132,17 @@ pub(super) fn read(arguments: &[OsString]) -> Result<SshSettings, ArgumentsFault
             _ => return Err(ArgumentsFault::UnknownFlag(word.to_owned())),
         }
     }
-    reading.command.extend(reading.options);
-    Ok(SshSettings { ssh_command: reading.command, port: reading.port })
+    reading.command.append(&mut reading.options);
+    let SshfsArguments { command: ssh_command, port, translates_login, .. } = reading;
+    Ok(SshSettings { ssh_command, port, translates_login })
 }
 
+#[derive(Default)]
 struct SshfsArguments {
     command: Vec<String>,
     options: Vec<String>,
     port: Option<u16>,
+    translates_login: bool,
 }
 
 impl SshfsArguments {
@@ -177,6 +182,7 @@ impl SshfsArguments {
         {
             return Err(ArgumentsFault::RemembersLonger(option.to_owned()));
         }
+        self.translates_login |= option == "idmap=user";
         let known = HARMLESS.iter().any(|harmless| *harmless == name || *harmless == option);
         if known || HARMLESS_BEGINNINGS.iter().any(|beginning| option.starts_with(beginning)) {
             return Ok(());

@@ -83,6 +83,7 @@ impl<'m> Ground<'m> {
             export: config.export.clone(),
             sub_path: config.sub_path.clone(),
             coherence: config.coherence,
+            passes_owners: config.passes_owners,
         };
         let shown =
             around.filter(|_| state == MountState::Mounted || state == MountState::Automount);

@@ -520,6 +520,16 @@ async fn can_run(
             reading.invocation.command
         )));
     }
+    if let Some(mount) = written::keeps_listings(&gateway.view().table, reading)
+        && rule::holds(Rule::Coherence)
+    {
+        return Err(ReasonKind::Attributes.because(format!(
+            "{} may change listings of {}, which can't be made to forget them: its sshfs was not \
+             found, or has an option that changes what it shows or sets (idmap, sftp_server, ...)",
+            reading.invocation.command,
+            mount.path.as_path().display()
+        )));
+    }
     let identical = !rule::holds(Rule::Identity);
     if !identical {
         gateway.locales.same(name, connection.locales.as_ref(), stage)?;

@@ -1,7 +1,7 @@
 //! A refresh's access to its mounts: the mount table, and its shares of the limits per executor
 //! ([`Shares`](crate::shares::Shares)).
 
-use std::{collections::BTreeMap, ops::Deref, os::unix::ffi::OsStrExt as _, path::Path, sync::Arc};
+use std::{collections::BTreeMap, ops::Deref, path::Path, sync::Arc};
 
 use fs_mapper::{DirectoryOwners, ExecutorName, Mount, MountTable, Resolution};
 
@@ -46,18 +46,18 @@ impl OnMounts {
         Self { owners, ..self }
     }
 
-    /// Owners told of a path and of the directory above it, for the real places of both on `mount`.
-    ///
-    /// On a mount by root's login only root is set: sshfs may translate the run's own user
-    /// (`idmap`), and root could set whom it makes of that one.
+    /// Owners told of a path and of the directory above it, for the real places of both on `mount`;
+    /// none if the mount would set others.
     pub fn owners_around(&self, path: &Path, real: &Path, mount: &Mount) -> DirectoryOwners {
-        let is_roots = mount.source.as_bytes().starts_with(b"root@");
+        if !mount.owner.as_ref().is_some_and(|owner| owner.passes_owners) {
+            return DirectoryOwners::new();
+        }
         let places = [Some((path, real)), path.parent().zip(real.parent())];
         let told = places
             .into_iter()
             .flatten()
             .filter_map(|(path, real)| Some((real.to_owned(), *self.owners.get(path)?)));
-        told.filter(|(_, owner)| *owner == 0 || !is_roots).collect()
+        told.collect()
     }
 
     /// Takes turns in the order of the executors' names, which prevents deadlock.
