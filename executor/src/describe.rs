@@ -80,7 +80,7 @@ fn read_locales() -> Option<(Vec<Locale>, Vec<Locale>)> {
     };
     let read = || -> io::Result<_> {
         let locales = Locales::read(Path::new(locales::DIRECTORY))?;
-        let catalogs = catalogs::all(Path::new(catalogs::DIRECTORY))?;
+        let catalogs = catalogs::all(&catalogs::DIRECTORIES.map(Path::new))?;
         Ok((
             locales.iter().map(|(name, digest)| locale(name, digest)).collect(),
             catalogs.iter().map(|(language, digest)| locale(language, digest)).collect(),

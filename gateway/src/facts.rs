@@ -304,10 +304,13 @@ pub fn shows_local_time(stage: &Enlisted, invocation: &Invocation) -> bool {
     zone::of(stage, invocation) == Some(Zone::Machine)
 }
 
-/// Returns true if a command compares times with the present one, or shows them.
+/// Returns true if a command compares times with the present one, shows them, or may otherwise go
+/// by the clock.
 #[must_use]
 pub fn goes_by_the_time(stage: &Enlisted, invocation: &Invocation) -> bool {
-    invocation.shows.contains(&FileAttribute::Times) || zone::of(stage, invocation).is_some()
+    invocation.shows.contains(&FileAttribute::Times)
+        || !invocation.deterministic
+        || zone::of(stage, invocation).is_some()
 }
 
 /// Returns true if the mount of a place restricts symlinks: Debian's sshfs refuses absolute ones

@@ -62,7 +62,7 @@ impl LocalLocales {
         if known.len() >= LANGUAGES {
             known.clear();
         }
-        let read = Catalogs::of(Path::new(catalogs::DIRECTORY), language).ok()?;
+        let read = Catalogs::of(&catalogs::DIRECTORIES.map(Path::new), language).ok()?;
         let digest = read.digest.clone();
         known.insert(language.to_owned(), read);
         Some(digest)
@@ -89,6 +89,11 @@ impl LocalLocales {
         needed.iter().try_for_each(|name| is_same(executor, &here, &there.locales, name))?;
         let none = catalogs::none();
         for language in languages(stage) {
+            if !catalogs::is_code(&language) {
+                return Err(ReasonKind::Executor.because(format!(
+                    "messages in `{language}` may be in another language on {executor}"
+                )));
+            }
             let its = there.catalogs.get(&language).unwrap_or(&none);
             if self.catalogs_now(&language).as_ref() != Some(its) {
                 return Err(ReasonKind::Executor.because(format!(

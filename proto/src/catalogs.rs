@@ -13,8 +13,8 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-/// Directory of the catalogs.
-pub const DIRECTORY: &str = "/usr/share/locale";
+/// Directories of the catalogs; the second one is Ubuntu's (language packs).
+pub const DIRECTORIES: [&str; 2] = ["/usr/share/locale", "/usr/share/locale-langpack"];
 
 /// Text domains of annotated programs, of what these start, and of the C library.
 const DOMAINS: [&str; 15] = [
@@ -69,19 +69,24 @@ impl Catalogs {
     ///
     /// # Errors
     /// Those of reading.
-    pub fn of(directory: &Path, language: &str) -> io::Result<Self> {
-        let mut names = names(directory)?;
+    pub fn of(directories: &[&Path], language: &str) -> io::Result<Self> {
+        let mut names = names(directories)?;
         names.retain(|name| language_of(name) == language);
-        Self::read(directory, &names)
+        Self::read(directories, &names)
     }
 
-    fn read(directory: &Path, names: &BTreeSet<String>) -> io::Result<Self> {
-        let places = || names.iter().map(|name| directory.join(name).join("LC_MESSAGES"));
-        let seen = CatalogsStamp::of(std::iter::once(directory.to_owned()).chain(places()));
+    fn read(directories: &[&Path], names: &BTreeSet<String>) -> io::Result<Self> {
+        let tops = directories.iter().map(|directory| directory.to_path_buf());
+        let in_each = |name| directories.iter().map(move |directory| directory.join(name));
+        let places: Vec<PathBuf> = names.iter().flat_map(in_each).collect();
+        let below = places.iter().flat_map(|place| [place.clone(), place.join("LC_MESSAGES")]);
+        let seen = CatalogsStamp::of(tops.chain(below));
         let mut digest = Sha256::new();
-        for (name, place) in names.iter().zip(places()) {
+        for name in names {
             for domain in DOMAINS {
-                if place.join(domain).with_extension("mo").try_exists()? {
+                // Which of the directories has it does not matter.
+                let file = Path::new("LC_MESSAGES").join(domain).with_extension("mo");
+                if in_each(name).any(|place| place.join(&file).exists()) {
                     digest.update(name.as_bytes());
                     digest.update([0]);
                     digest.update(domain.as_bytes());
@@ -104,13 +109,13 @@ impl Catalogs {
 ///
 /// # Errors
 /// Those of reading.
-pub fn all(directory: &Path) -> io::Result<BTreeMap<String, Vec<u8>>> {
+pub fn all(directories: &[&Path]) -> io::Result<BTreeMap<String, Vec<u8>>> {
     let mut by_language: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for name in names(directory)? {
+    for name in names(directories)? {
         by_language.entry(language_of(&name).to_owned()).or_default().insert(name);
     }
     let read = |(language, names): (String, BTreeSet<String>)| {
-        Ok((language, Catalogs::read(directory, &names)?.digest))
+        Ok((language, Catalogs::read(directories, &names)?.digest))
     };
     by_language.into_iter().map(read).collect()
 }
@@ -121,22 +126,33 @@ pub fn none() -> Vec<u8> {
     Sha256::new().finalize().to_vec()
 }
 
+/// Returns true for the code of a language (ISO 639). Any other name may be an alias
+/// (`locale.alias`), which only the C library knows.
+#[must_use]
+pub fn is_code(language: &str) -> bool {
+    matches!(language.len(), 2 | 3) && language.bytes().all(|byte| byte.is_ascii_lowercase())
+}
+
 /// The language in the name of a locale or of its catalogs' directory, such as `de_AT.UTF-8@euro`.
 #[must_use]
 pub fn language_of(name: &str) -> &str {
     name.split(['_', '.', '@']).next().unwrap_or_default()
 }
 
-fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
-    let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        entries => entries?,
-    };
-    let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
-    let mut names: BTreeSet<String> =
-        entries.filter_map(|entry| name(entry).transpose()).collect::<io::Result<_>>()?;
-    // Beside the catalogs lie files such as `locale.alias`.
-    names.retain(|name| directory.join(name).is_dir());
+fn names(directories: &[&Path]) -> io::Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for directory in directories {
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            // Beside the catalogs lie files such as `locale.alias`.
+            let is_directory = entry.path().is_dir();
+            names.extend(entry.file_name().into_string().ok().filter(|_| is_directory));
+        }
+    }
     Ok(names)
 }
 
@@ -156,7 +172,7 @@ mod tests {
             put(at, "de/LC_MESSAGES/grep.mo");
             put(at, "de_AT/LC_MESSAGES/sed.mo");
         }
-        let read = |at: &tempfile::TempDir, language| Catalogs::of(at.path(), language).unwrap();
+        let read = |at: &tempfile::TempDir, language| Catalogs::of(&[at.path()], language).unwrap();
         assert_eq!(read(&one, "de").digest, read(&other, "de").digest);
         assert_eq!(read(&one, "fr").digest, none());
         fs::write(one.path().join("locale.alias"), "aliases").unwrap();
@@ -167,7 +183,7 @@ mod tests {
         put(&one, "de/LC_MESSAGES/coreutils.mo");
         assert!(!before.is_current() && read(&one, "de").is_current());
         assert_ne!(read(&one, "de").digest, read(&other, "de").digest);
-        let all = all(one.path()).unwrap();
+        let all = all(&[one.path()]).unwrap();
         assert_eq!(all, BTreeMap::from([("de".to_owned(), read(&one, "de").digest)]));
         put(&other, "de@x/LC_MESSAGES/coreutils.mo");
         assert_ne!(read(&one, "de").digest, read(&other, "de").digest);

@@ -525,9 +525,15 @@ impl Volume {
         match self.ask(caller, op(file.into())).await {
             // An open file keeps working when its names are gone or unreachable.
             Err(errno @ (Errno::ESTALE | Errno::EACCES)) => {
-                let handle = self.table().of(file).and_then(|node| node.handles.last().copied());
-                let handle = handle.ok_or(errno)?;
-                self.ask(caller, op(Place { file, handle: Some(handle) })).await
+                let handles = self.table().of(file).map(|node| node.handles.clone());
+                for handle in handles.unwrap_or_default().into_iter().rev() {
+                    match self.ask(caller, op(Place { file, handle: Some(handle) })).await {
+                        // It was closed meanwhile.
+                        Err(Errno::ESTALE | Errno::EBADF) => {}
+                        answer => return answer,
+                    }
+                }
+                Err(errno)
             }
             answer => answer,
         }
