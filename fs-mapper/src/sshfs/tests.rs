@@ -42,6 +42,20 @@ fn adopt_one(source: &str, words: &[&str]) -> Result<(String, String, String), S
 }
 
 #[test]
+fn owners_pass_only_where_no_number_is_translated() {
+    let info = mounted(&[("/mnt/a", "root@store1:/srv")]);
+    let entry = *info.visible().iter().find(|entry| entry.fs_type == FS_TYPE).expect("it");
+    let passes = |options: &str| {
+        passes_owners(entry, &process(&["sshfs", "root@store1:/srv", "/mnt/a", "-o", options]))
+    };
+    assert!(passes("allow_other,idmap=none,Port=22"));
+    for options in ["idmap=user", "idmap=file,uidfile=/x", "sftp_server=sudo /x", "uid=7"] {
+        assert!(!passes(options), "{options}");
+    }
+    assert!(!passes_owners(entry, &Daemons::default()));
+}
+
+#[test]
 fn the_way_is_that_of_sshfs() {
     let check = |source: &str, options: &[&str], expect: (&str, &str, &str)| {
         let words = [&["sshfs", source, "/mnt/a"], options].concat();
