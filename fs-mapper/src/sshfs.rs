@@ -16,7 +16,8 @@ use arguments::{ArgumentsFault, SshSettings};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-const FS_TYPE: &str = "fuse.sshfs";
+/// Type of sshfs mounts in mountinfo.
+pub(crate) const FS_TYPE: &str = "fuse.sshfs";
 
 /// A mount that is not used, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]

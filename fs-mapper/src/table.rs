@@ -11,6 +11,7 @@ use crate::path::{ClientPath, ExecutorName, MountId};
 use crate::places::{MountPlace, Places, Terrain, dir_of, parent};
 use crate::prefixes::Prefixes;
 use crate::resolve::{Resolution, Resolver};
+use crate::sshfs::FS_TYPE;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -92,6 +93,12 @@ impl Mount {
     /// Returns true if it is mounted, or a plain directory stands for it.
     pub fn mounted(&self) -> bool {
         matches!(self.state, MountState::Mounted | MountState::PlainDirectory)
+    }
+
+    /// Returns true if exactly the owner that its server has told is set through it: by an sshfs of
+    /// which that is known, or by another file system that the configuration treats as one.
+    pub fn passes_owners(&self) -> bool {
+        self.fs_type != FS_TYPE || self.owner.as_ref().is_some_and(|owner| owner.passes_owners)
     }
 
     /// Adapter for this mount's cache coherence.

@@ -31,10 +31,7 @@ pub fn directories_written(table: &MountTable, reading: &ResolvedCommand) -> BTr
 pub fn keeps_listings<'a>(table: &'a MountTable, reading: &ResolvedCommand) -> Option<&'a Mount> {
     let singles = places_with_caches(table, reading, FileKind::writes).map(|(_, mount)| mount);
     let others = made_places(table, reading).into_iter().chain(watched_places(table, reading));
-    let keeps = |mount: &&Mount| {
-        mount.adapter() == Adapter::Sshfs
-            && mount.owner.as_ref().is_none_or(|owner| !owner.passes_owners)
-    };
+    let keeps = |mount: &&Mount| mount.adapter() == Adapter::Sshfs && !mount.passes_owners();
     singles.chain(others.map(|(_, mount)| mount)).map(|mount| table.mount(mount)).find(keeps)
 }
 
