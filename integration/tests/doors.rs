@@ -181,7 +181,9 @@ print(s.getoutput("sort -u \"%s\" | tail -n 1" % f))' "$D/f""#,
     ),
     (
         "python-os",
-        r#"/usr/bin/python3 -c 'import os, sys
+        r#"/usr/bin/python3 -c 'import os, signal, sys
+# Python ignores it, and a command that does runs where its pipe is.
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 f = sys.argv[1]
 print(os.system("grep -c needle \"%s\"" % f), os.popen("wc -l < \"%s\"" % f).read(), os.environ.get("LD_PRELOAD"), flush=True)
 os.waitpid(os.posix_spawn("/bin/grep", ["grep", "-c", "needle", f], os.environ), 0)
