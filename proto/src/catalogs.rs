@@ -49,14 +49,14 @@ struct CatalogsStamp(Vec<(PathBuf, [u64; 2], [i64; 2])>);
 
 impl CatalogsStamp {
     fn of(directories: impl Iterator<Item = PathBuf>) -> Self {
-        let mut seen = Vec::new();
-        for path in directories {
-            if let Ok(found) = fs::metadata(&path) {
-                let times = [found.ctime(), found.ctime_nsec()];
-                seen.push((path, [found.dev(), found.ino()], times));
-            }
-        }
-        Self(seen)
+        let seen = directories.map(|path| {
+            let found = fs::metadata(&path).ok();
+            let (place, changed) = found.map_or_else(Default::default, |found| {
+                ([found.dev(), found.ino()], [found.ctime(), found.ctime_nsec()])
+            });
+            (path, place, changed)
+        });
+        Self(seen.collect())
     }
 
     fn is_current(&self) -> bool {

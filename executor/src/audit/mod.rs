@@ -328,7 +328,7 @@ impl Writing {
         match (written, outcome) {
             // If the caller no longer waits, it has begun nothing, and records that as its end.
             (Some(written), outcome) => drop(written.send(outcome.and_then(Appended::whole))),
-            (None, Ok(Appended::Whole | Appended::InPart)) => {}
+            (None, Ok(_)) => {}
             (None, Err(error)) => {
                 tracing::error!(%error, event, "cannot write the audit record");
                 self.keep(QueuedRecord { event, record, written: None, _share });

@@ -378,7 +378,7 @@ impl Planned {
             edges: shape.edges.clone(),
             own_input_only: own_input_only.collect(),
         };
-        let connections = refusals(gateway, commands, &readings, &mut facts).await;
+        let connections = refusals(gateway, world, commands, &readings, &mut facts).await;
         step = tracer.step("asking who can run it", step);
         let split_factor = split.unwrap_or(gateway.config.gateway.split).max(1) as usize;
         let options = PlanSettings { split_factor, ..PlanSettings::default() };
@@ -436,6 +436,7 @@ fn keep_what_is_at_hand(
 /// Notes which executors can't run which stage, and returns the connections of the others.
 async fn refusals(
     gateway: &Gateway,
+    world: &World<'_>,
     commands: &[Arc<Enlisted>],
     readings: &[Result<ResolvedCommand, LocalReason>],
     facts: &mut PipelineFacts,
@@ -454,8 +455,11 @@ async fn refusals(
             continue;
         };
         for (id, connection) in &connections {
-            if let Err(reason) = can_run(gateway, *id, connection, &commands[index], reading).await
-            {
+            let can = match can_tell(world, reading) {
+                Ok(()) => can_run(gateway, *id, connection, &commands[index], reading).await,
+                cannot => cannot,
+            };
+            if let Err(reason) = can {
                 facts.refusals.insert(*id, reason);
             }
         }
@@ -482,6 +486,28 @@ fn of_stage(facts: &StageFacts) -> Vec<ExecutorId> {
         }
     }
     ids
+}
+
+/// Checks that this machine's mounts can be made to show what the command changes on a server. Its
+/// mounts are those of `world`, by whose table it was resolved.
+fn can_tell(world: &World<'_>, reading: &ResolvedCommand) -> Result<(), LocalReason> {
+    let command = &reading.invocation.command;
+    if written::directories_written(world.table, reading).len() > MOST_DIRECTORIES {
+        return Err(ReasonKind::Attributes.because(format!(
+            "{command} may change the listings of more than {MOST_DIRECTORIES} directories"
+        )));
+    }
+    if let Some(mount) = written::keeps_listings(world.table, reading)
+        && rule::holds(Rule::Coherence)
+    {
+        return Err(ReasonKind::Attributes.because(format!(
+            "{command} may change listings of {}, which can't be made to forget them: its sshfs \
+             was not found, or has an option that changes what it shows or sets (idmap, \
+             sftp_server, ...)",
+            mount.path.as_path().display()
+        )));
+    }
+    Ok(())
 }
 
 async fn can_run(
@@ -512,22 +538,6 @@ async fn can_run(
         return Err(ReasonKind::Attributes.because(format!(
             "{} shows or sets owners, of which the commands of {name} see only their own user's",
             reading.invocation.command
-        )));
-    }
-    if written::directories_written(&gateway.view().table, reading).len() > MOST_DIRECTORIES {
-        return Err(ReasonKind::Attributes.because(format!(
-            "{} may change the listings of more than {MOST_DIRECTORIES} directories",
-            reading.invocation.command
-        )));
-    }
-    if let Some(mount) = written::keeps_listings(&gateway.view().table, reading)
-        && rule::holds(Rule::Coherence)
-    {
-        return Err(ReasonKind::Attributes.because(format!(
-            "{} may change listings of {}, which can't be made to forget them: its sshfs was not \
-             found, or has an option that changes what it shows or sets (idmap, sftp_server, ...)",
-            reading.invocation.command,
-            mount.path.as_path().display()
         )));
     }
     let identical = !rule::holds(Rule::Identity);
