@@ -13,8 +13,8 @@ use fs_mapper::{
     config::{Address, Config, ExecutorConfig, ExecutorOrigin},
 };
 use posh_proto::{
-    PROTOCOL_VERSION, clock,
-    executor::{DescribeReply, DescribeRequest, Tool, ToolsRequest},
+    PROTOCOL_VERSION,
+    executor::{Tool, ToolsRequest},
     other_version,
 };
 use posh_reach::{Carrier, Reached, Route, Server, Unreachable};
@@ -25,10 +25,13 @@ use tokio::{
 use tonic::transport::Channel;
 
 use crate::{
-    locales::{self, RemoteLocales},
     model::{ExecutorId, LocalReason, ReasonKind},
     shares::Shares,
 };
+
+mod description;
+
+pub use description::Description;
 
 /// Timeout for the executor's answers on a new connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(8);
@@ -37,9 +40,6 @@ const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(20);
 /// Pause between attempts to an unconfigured executor: a server counts failed logins.
 const UNASKED_PAUSE: Duration = Duration::from_secs(60);
-/// Difference of an executor's clock that commands which go by the time do not notice: machines
-/// that keep their clocks (NTP) differ by milliseconds.
-const CLOCK_TOLERANCE_MS: u64 = 1000;
 /// Time that the first pipeline waits for a connection in progress.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -48,18 +48,58 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct ExecutorConnection {
     /// The client; clones share the connection.
     pub client: Server,
-    /// The executor's description of itself.
-    pub about: DescribeReply,
-    /// Its commands, by name.
+    /// Another one after each start of the executor: what an earlier instance had begun is over.
+    pub instance: String,
+    /// The executor's commands, by name.
     pub tools: HashMap<String, Tool>,
-    /// Its locales; `None` if it can't read them.
-    pub locales: Option<RemoteLocales>,
-    /// Its clock differs from this machine's by more than a second.
-    pub has_other_time: bool,
+    /// The newest description, and a turn to ask for another one.
+    description: RwLock<Arc<Description>>,
+    describing: tokio::sync::Mutex<()>,
     /// Version lines of the executor's commands, by name.
     pub versions: Mutex<HashMap<String, String>>,
     /// Round-trip time.
     pub rtt: Duration,
+}
+
+impl ExecutorConnection {
+    /// The executor's newest description of itself.
+    #[must_use]
+    pub fn description(&self) -> Arc<Description> {
+        Arc::clone(&self.description.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A recent description, asked for if there is none.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn recent_description(&self) -> Result<Arc<Description>, String> {
+        let _turn = self.describing.lock().await;
+        let known = self.description();
+        if known.is_recent() {
+            return Ok(known);
+        }
+        let mut client = self.client.clone();
+        let asked = tokio::time::timeout(GREETING_TIMEOUT, Description::ask(&mut client)).await;
+        let new = match asked {
+            Ok(Ok(new)) => Arc::new(new),
+            Ok(Err(status)) => return Err(status.message().to_owned()),
+            Err(_) => return Err(CannotGreet::Mute.to_string()),
+        };
+        *self.description.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&new);
+        Ok(new)
+    }
+
+    /// The newest description; asks for another one, without waiting, if it is not recent.
+    #[must_use]
+    pub fn description_and_refresh(self: &Arc<Self>) -> Arc<Description> {
+        let known = self.description();
+        // Who has the turn is asking already.
+        if !known.is_recent() && self.describing.try_lock().is_ok() {
+            let connection = Arc::clone(self);
+            tokio::spawn(async move { connection.recent_description().await });
+        }
+        known
+    }
 }
 
 /// State of an executor.
@@ -275,7 +315,7 @@ impl Executor {
     #[must_use]
     pub fn in_place_of(&self, planned: Arc<ExecutorConnection>) -> Option<Arc<ExecutorConnection>> {
         match &*self.state.borrow() {
-            ExecutorState::Ready(current) if current.about.instance == planned.about.instance => {
+            ExecutorState::Ready(current) if current.instance == planned.instance => {
                 Some(Arc::clone(current))
             }
             _ => None,
@@ -416,14 +456,10 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<ExecutorConnection
     // In parallel: a first command waits for the answers.
     let mut second = client.clone();
     let tools = second.tools(ToolsRequest { names: commands.to_vec() });
-    let (asked, asked_ms) = (Instant::now(), clock::now_ms());
-    let about = async {
-        let about = client.describe(DescribeRequest { protocol: PROTOCOL_VERSION }).await;
-        (about, asked.elapsed(), clock::now_ms())
-    };
-    let ((about, rtt, answered_ms), tools) = tokio::join!(about, tools);
+    let (about, tools) = tokio::join!(Description::ask(&mut client), tools);
     let failed = |status: tonic::Status| CannotGreet::Failed(status.message().to_owned());
-    let about = about.map_err(failed)?;
+    let description = about.map_err(failed)?;
+    let about = &description.reply;
     if about.protocol != PROTOCOL_VERSION {
         let peer = format!("its posh-executor {}", about.version);
         let words = other_version(&peer, about.protocol, "this gateway");
@@ -431,10 +467,13 @@ async fn ask(channel: Channel, commands: &[String]) -> Result<ExecutorConnection
     }
     let tools = tools.map_err(failed)?;
     let tools = tools.into_iter().map(|t| (t.name.clone(), t)).collect();
-    let locales = locales::told(&about);
-    let possible_ms =
-        asked_ms.saturating_sub(CLOCK_TOLERANCE_MS)..=answered_ms + CLOCK_TOLERANCE_MS;
-    let has_other_time = !possible_ms.contains(&about.now_ms);
-    let versions = Mutex::default();
-    Ok(ExecutorConnection { client, about, tools, locales, has_other_time, versions, rtt })
+    Ok(ExecutorConnection {
+        client,
+        instance: about.instance.clone(),
+        tools,
+        rtt: description.rtt,
+        description: RwLock::new(Arc::new(description)),
+        describing: tokio::sync::Mutex::default(),
+        versions: Mutex::default(),
+    })
 }

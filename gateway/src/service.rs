@@ -73,16 +73,19 @@ fn state_text(state: &ExecutorState, export: Option<&str>) -> String {
         ExecutorState::Connecting => "connecting".to_owned(),
         ExecutorState::Unreachable(why) => format!("unreachable: {why}"),
         ExecutorState::Ready(connection) => match export {
-            Some(name) if !connection.about.exports.iter().any(|e| e.name == name) => {
-                let known: Vec<&str> =
-                    connection.about.exports.iter().map(|e| e.name.as_str()).collect();
-                if name.starts_with(['/', '~']) {
-                    format!("{name} can't be opened there; it has {}", known.join(", "))
+            Some(name) => {
+                let description = connection.description();
+                let exports: Vec<&str> =
+                    description.reply.exports.iter().map(|e| e.name.as_str()).collect();
+                if exports.contains(&name) {
+                    "connected".to_owned()
+                } else if name.starts_with(['/', '~']) {
+                    format!("{name} can't be opened there; it has {}", exports.join(", "))
                 } else {
-                    format!("no export of that name; it has {}", known.join(", "))
+                    format!("no export of that name; it has {}", exports.join(", "))
                 }
             }
-            _ => "connected".to_owned(),
+            None => "connected".to_owned(),
         },
     }
 }

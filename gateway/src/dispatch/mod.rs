@@ -268,8 +268,11 @@ fn lower(
     planned: &Planned,
     run_id: &str,
 ) -> Lowered {
-    let elsewhere =
-        planned.connections.iter().filter(|(_, c)| is_elsewhere(gateway, c)).map(|(id, _)| *id);
+    let elsewhere = planned
+        .connections
+        .iter()
+        .filter(|(_, c)| c.description().reply.localtime_sha256 != gateway.localtime())
+        .map(|(id, _)| *id);
     let elsewhere = elsewhere.filter(|_| rule::holds(Rule::Identity)).collect();
     let builder = Builder::new(world, commands, shape, &planned.readings, &planned.plan);
     let mut lowered = builder.with_other_zones(elsewhere).build(run_id);
@@ -513,13 +516,23 @@ fn can_tell(world: &World<'_>, reading: &ResolvedCommand) -> Result<(), LocalRea
 async fn can_run(
     gateway: &Gateway,
     id: ExecutorId,
-    connection: &ExecutorConnection,
+    connection: &Arc<ExecutorConnection>,
     stage: &Enlisted,
     reading: &ResolvedCommand,
 ) -> Result<(), LocalReason> {
     let executor = gateway.executors.get(id);
     let name = executor.name.as_str();
-    let about = &connection.about;
+    let identical = !rule::holds(Rule::Identity);
+    let by_the_time = !identical && facts::goes_by_the_time(stage, &reading.invocation);
+    let description = if by_the_time {
+        connection.recent_description().await.map_err(|why| {
+            ReasonKind::Executor
+                .because(format!("{name} was asked for the time on its clock, and failed: {why}"))
+        })?
+    } else {
+        connection.description_and_refresh()
+    };
+    let about = &description.reply;
     if about.machine != gateway.machine {
         return Err(ReasonKind::Executor.because(format!(
             "{name} is a {} machine, this one a {}",
@@ -540,14 +553,10 @@ async fn can_run(
             reading.invocation.command
         )));
     }
-    let identical = !rule::holds(Rule::Identity);
     if !identical {
-        gateway.locales.same(name, connection.locales.as_ref(), stage)?;
+        gateway.locales.same(name, description.locales.as_ref(), stage)?;
     }
-    if !identical
-        && connection.has_other_time
-        && facts::goes_by_the_time(stage, &reading.invocation)
-    {
+    if by_the_time && description.has_other_time {
         return Err(ReasonKind::Executor.because(format!(
             "the clock of {name} differs from this machine's by more than a second"
         )));
@@ -557,7 +566,7 @@ async fn can_run(
     if !shown
         && !identical
         && facts::shows_local_time(stage, &reading.invocation)
-        && is_elsewhere(gateway, connection)
+        && about.localtime_sha256 != gateway.localtime()
     {
         return Err(ReasonKind::Executor.because(format!("{name} is in another time zone; set TZ")));
     }
@@ -588,11 +597,6 @@ fn has_flags(gateway: &Gateway, id: ExecutorId) -> bool {
         mount.owner.as_ref().is_some_and(|owner| owner.executor == *name)
             && mount.flags != MountFlags::default()
     })
-}
-
-/// Returns true if an executor's machine has another time zone.
-fn is_elsewhere(gateway: &Gateway, connection: &ExecutorConnection) -> bool {
-    connection.about.localtime_sha256 != gateway.localtime()
 }
 
 fn everything_here(before: &Plan, refusal: &start::StartRefusal) -> Plan {

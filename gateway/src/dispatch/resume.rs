@@ -103,7 +103,7 @@ async fn ask(
     mut lost: Arc<ExecutorConnection>,
     order: Order,
 ) -> Result<Resumed, Gone> {
-    let instance = lost.about.instance.clone();
+    let instance = lost.instance.clone();
     loop {
         let connection = executor.next_connection(&lost).await;
         let (input, requests) = mpsc::channel(QUEUE);
@@ -126,7 +126,7 @@ async fn ask(
             Ok((Some(RunOutput { kind: Some(run_output::Kind::Rejected(rejected)) }), _)) => {
                 return Err(match rejected.kind() {
                     rejected::Kind::RunKilled => Gone::Killed,
-                    _ if connection.about.instance == instance => Gone::NeverCame,
+                    _ if connection.instance == instance => Gone::NeverCame,
                     _ => Gone::Unknown,
                 });
             }
