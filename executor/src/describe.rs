@@ -62,6 +62,7 @@ impl MachineDescription {
                 .into(),
             confinement: confinement.to_string(),
             now_ms: clock::now_ms(),
+            user: Some(caller.user.as_ref().map_or_else(|| geteuid().as_raw(), |user| user.uid)),
             ids_are_partial: (no_namespaces.is_none() && !geteuid().is_root()) || !ids::are_whole(),
         }
     }

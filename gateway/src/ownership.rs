@@ -73,7 +73,7 @@ fn nearest(names: &[String], start: &Path, top: &Path) -> Option<PathBuf> {
 }
 
 /// Owner of an entry; symlinks are not followed.
-fn owner(path: &Path) -> Option<u32> {
+pub fn owner(path: &Path) -> Option<u32> {
     path.symlink_metadata().ok().map(|status| status.uid())
 }
 

@@ -35,6 +35,29 @@ pub fn keeps_listings<'a>(table: &'a MountTable, reading: &ResolvedCommand) -> O
     singles.chain(others.map(|(_, mount)| mount)).map(|mount| table.mount(mount)).find(keeps)
 }
 
+/// Directories on sshfs mounts whose listings the command may change; with a name, only if that is
+/// new.
+#[must_use]
+pub fn listings_on_sshfs(
+    table: &MountTable,
+    reading: &ResolvedCommand,
+) -> Vec<(PathBuf, Option<PathBuf>)> {
+    let replaced = places_with_caches(table, reading, |kind| kind == FileKind::InoutFile);
+    let replaced =
+        replaced.filter_map(|(path, mount)| Some(((path.parent()?.into(), None), mount)));
+    let made = places_with_caches(table, reading, |kind| {
+        matches!(kind, FileKind::OutputFile | FileKind::NewDir)
+    });
+    let made = made.filter_map(|(path, mount)| Some(((path.parent()?.into(), Some(path)), mount)));
+    let trees = watched_places(table, reading).into_iter().map(|(top, mount)| ((top, None), mount));
+    replaced
+        .chain(made)
+        .chain(trees)
+        .filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs)
+        .map(|(place, _)| place)
+        .collect()
+}
+
 /// Trees that the command may change, as paths on this machine.
 #[must_use]
 pub fn watched_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBuf, MountId)> {

@@ -284,6 +284,35 @@ fn an_owner_or_group_that_was_changed_on_the_server_is_kept() {
     }
 }
 
+/// Such a listing can only be waited for, for 22 s.
+#[test]
+fn what_changes_the_listing_of_another_user_s_directory_runs_here() {
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let on_server = lab.servers[0].host.path("/srv/s1");
+    fs::create_dir_all(on_server.join("theirs/tree")).unwrap();
+    fs::create_dir_all(on_server.join("ours")).unwrap();
+    for file in ["lines", "theirs/old", "theirs/edited"] {
+        fs::write(on_server.join(file), "b\na\n").unwrap();
+    }
+    chown(&on_server.join("theirs"), Some(7), None).unwrap();
+    let commands = [
+        ("sort -o /mnt/s1/theirs/new /mnt/s1/lines", false),
+        ("sed -i s/a/c/ /mnt/s1/theirs/edited", false),
+        ("cp -r /mnt/s1/ours /mnt/s1/theirs", false),
+        ("sort -o /mnt/s1/theirs/old /mnt/s1/lines", true),
+        ("sort -o /mnt/s1/ours/new /mnt/s1/lines", true),
+    ];
+    for (command, is_offloaded) in commands {
+        let outcome = run(&lab.workstation, command);
+        let name = command.split(' ').next().unwrap();
+        let report = outcome.report();
+        let stage = report.stages(name).next().unwrap();
+        assert_eq!(stage.is_offloaded(), is_offloaded, "{command}: {}", stage.reason);
+        assert!(is_offloaded || stage.reason.contains("is not its user's"), "{}", stage.reason);
+    }
+    assert_eq!(fs::read_to_string(on_server.join("theirs/new")).unwrap(), "a\nb\n");
+}
+
 #[test]
 fn a_command_that_writes_in_thousands_of_directories_runs_here() {
     let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();

@@ -4,6 +4,7 @@
 mod again;
 mod ending;
 mod flight;
+mod listings;
 mod on_mounts;
 pub mod output;
 mod refresh;
@@ -22,10 +23,7 @@ use std::{
 
 use fs_mapper::{MountFlags, Resolution, config::Scheduler};
 use posh_annotations::{FileAttribute, ToolVersion};
-use posh_proto::{
-    codec::MOST_CHANGED_DIRECTORIES,
-    rule::{self, Rule},
-};
+use posh_proto::rule::{self, Rule};
 
 use crate::{
     assembly::{Pipeline, PipelineShape},
@@ -46,16 +44,11 @@ use crate::{
     stage_link::ForStage,
     state::{Gateway, View},
     trace::Tracer,
-    written,
 };
 
 /// Number of plans: an executor may refuse one (a file without a newline at a seam, a path that
 /// leaves the export). The next plan drops the split, then the executor.
 const ATTEMPTS: usize = 3;
-
-/// Directories in which a command on a server may make or replace single files: each listing is
-/// invalidated by a call of its own, and the executor tells of no more than twice as many.
-const MOST_DIRECTORIES: usize = MOST_CHANGED_DIRECTORIES / 2;
 
 /// Attributes for which a command must see all users and groups.
 const OWNERS: [FileAttribute; 2] = [FileAttribute::Owner, FileAttribute::CopiedOwner];
@@ -458,11 +451,9 @@ async fn refusals(
             continue;
         };
         for (id, connection) in &connections {
-            let can = match can_tell(world, reading) {
-                Ok(()) => can_run(gateway, *id, connection, &commands[index], reading).await,
-                cannot => cannot,
-            };
-            if let Err(reason) = can {
+            let can = can_run(gateway, *id, connection, &commands[index], reading).await;
+            let user = connection.description().reply.user;
+            if let Err(reason) = can.and_then(|()| listings::can_be_told(world, reading, user)) {
                 facts.refusals.insert(*id, reason);
             }
         }
@@ -489,28 +480,6 @@ fn of_stage(facts: &StageFacts) -> Vec<ExecutorId> {
         }
     }
     ids
-}
-
-/// Checks that this machine's mounts can be made to show what the command changes on a server. Its
-/// mounts are those of `world`, by whose table it was resolved.
-fn can_tell(world: &World<'_>, reading: &ResolvedCommand) -> Result<(), LocalReason> {
-    let command = &reading.invocation.command;
-    if written::directories_written(world.table, reading).len() > MOST_DIRECTORIES {
-        return Err(ReasonKind::Attributes.because(format!(
-            "{command} may change the listings of more than {MOST_DIRECTORIES} directories"
-        )));
-    }
-    if let Some(mount) = written::keeps_listings(world.table, reading)
-        && rule::holds(Rule::Coherence)
-    {
-        return Err(ReasonKind::Attributes.because(format!(
-            "{command} may change listings of {}, which can't be made to forget them: its sshfs \
-             was not found, or has an option that changes what it shows or sets (idmap, \
-             sftp_server, ...)",
-            mount.path.as_path().display()
-        )));
-    }
-    Ok(())
 }
 
 async fn can_run(
