@@ -135,8 +135,8 @@ pub fn set_nice(nice: i32) {
 }
 
 /// Asks the scheduler to let this thread go first where it needs the processor for a short time
-/// only, at no larger share (EEVDF, Documentation/scheduler/sched-eevdf.rst, since Linux 6.12; older
-/// ones ignore it). Threads and processes inherit it: see [`set_default_slice`].
+/// only, at no larger share (EEVDF, sched-eevdf.rst of the kernel's documentation, since Linux 6.12;
+/// older ones ignore it). Threads and processes inherit it: see [`set_default_slice`].
 pub fn set_short_slice() {
     /// The least that there is, nanoseconds.
     const SHORT: u64 = 100_000;

@@ -72,7 +72,7 @@ impl ExecutorConnection {
     ///
     /// # Errors
     /// Why there is none.
-    pub async fn recent_description(&self) -> Result<Arc<Description>, String> {
+    pub async fn recent_description(&self) -> Result<Arc<Description>, CannotGreet> {
         let _turn = self.describing.lock().await;
         let known = self.description();
         if known.is_recent() {
@@ -82,8 +82,8 @@ impl ExecutorConnection {
         let asked = tokio::time::timeout(GREETING_TIMEOUT, Description::ask(&mut client)).await;
         let new = match asked {
             Ok(Ok(new)) => Arc::new(new),
-            Ok(Err(status)) => return Err(status.message().to_owned()),
-            Err(_) => return Err(CannotGreet::Mute.to_string()),
+            Ok(Err(status)) => return Err(CannotGreet::Failed(status.message().to_owned())),
+            Err(_) => return Err(CannotGreet::Mute),
         };
         *self.description.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&new);
         Ok(new)
@@ -420,7 +420,7 @@ impl Executor {
 
 /// Reason why an executor is not usable, in words that `posh status` shows.
 #[derive(Debug, thiserror::Error)]
-enum CannotGreet {
+pub enum CannotGreet {
     /// There is no connection.
     #[error("{}", .0.sentence())]
     Unreachable(#[from] Unreachable),

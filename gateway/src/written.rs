@@ -35,26 +35,33 @@ pub fn keeps_listings<'a>(table: &'a MountTable, reading: &ResolvedCommand) -> O
     singles.chain(others.map(|(_, mount)| mount)).map(|mount| table.mount(mount)).find(keeps)
 }
 
-/// Directories on sshfs mounts whose listings the command may change; with a name, only if that is
-/// new.
+/// A directory whose listing a command may change.
+#[derive(Debug, Clone)]
+pub struct ChangedListing {
+    /// The directory.
+    pub directory: PathBuf,
+    /// Only if this path in it does not exist yet.
+    pub unless_exists: Option<PathBuf>,
+}
+
+/// Listings on sshfs mounts that a command may change.
 #[must_use]
-pub fn listings_on_sshfs(
-    table: &MountTable,
-    reading: &ResolvedCommand,
-) -> Vec<(PathBuf, Option<PathBuf>)> {
+pub fn listings_on_sshfs(table: &MountTable, reading: &ResolvedCommand) -> Vec<ChangedListing> {
+    let above = |(path, mount): (PathBuf, MountId), is_made: bool| {
+        let directory = path.parent()?.to_owned();
+        Some((ChangedListing { directory, unless_exists: is_made.then_some(path) }, mount))
+    };
+    let is_made = |kind: FileKind| matches!(kind, FileKind::OutputFile | FileKind::NewDir);
+    let made = places_with_caches(table, reading, is_made);
     let replaced = places_with_caches(table, reading, |kind| kind == FileKind::InoutFile);
-    let replaced =
-        replaced.filter_map(|(path, mount)| Some(((path.parent()?.into(), None), mount)));
-    let made = places_with_caches(table, reading, |kind| {
-        matches!(kind, FileKind::OutputFile | FileKind::NewDir)
-    });
-    let made = made.filter_map(|(path, mount)| Some(((path.parent()?.into(), Some(path)), mount)));
-    let trees = watched_places(table, reading).into_iter().map(|(top, mount)| ((top, None), mount));
-    replaced
-        .chain(made)
+    let trees = watched_places(table, reading)
+        .into_iter()
+        .map(|(directory, mount)| (ChangedListing { directory, unless_exists: None }, mount));
+    made.filter_map(|place| above(place, true))
+        .chain(replaced.filter_map(|place| above(place, false)))
         .chain(trees)
         .filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs)
-        .map(|(place, _)| place)
+        .map(|(listing, _)| listing)
         .collect()
 }
 

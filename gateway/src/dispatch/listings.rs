@@ -1,7 +1,7 @@
 //! Checks that this machine's mounts can be made to show at once what a command changes on a
 //! server: the listings of directories.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use posh_proto::{
     codec::MOST_CHANGED_DIRECTORIES,
@@ -11,7 +11,8 @@ use posh_proto::{
 use crate::{
     facts::{ResolvedCommand, World},
     model::{LocalReason, ReasonKind},
-    ownership, written,
+    ownership,
+    written::{self, ChangedListing},
 };
 
 /// Directories in which a command on a server may make or replace single files: each listing is
@@ -51,25 +52,28 @@ pub fn can_be_told(
         )));
     }
     let Some(user) = user else { return Ok(()) };
-    let mut directories = written::listings_on_sshfs(world.table, reading);
-    directories.truncate(LOOKED_AT);
-    let Some((first, _)) = directories.first().cloned() else { return Ok(()) };
-    let look = move || directories.into_iter().find(|place| is_changed_in_vain(place, user));
+    let mut listings = written::listings_on_sshfs(world.table, reading);
+    listings.truncate(LOOKED_AT);
+    let Some(first) = listings.first().map(|listing| listing.directory.clone()) else {
+        return Ok(());
+    };
+    let look = move || listings.into_iter().find(|listing| is_kept(listing, user));
     match world.own_files.ask_aside(&first, PATIENCE, look) {
         Ok(None) => Ok(()),
-        Ok(Some((directory, _))) => Err(ReasonKind::Attributes.because(format!(
+        Ok(Some(listing)) => Err(ReasonKind::Attributes.because(format!(
             "{command} may change the listing of {}, which its sshfs would go on showing for 22 \
              s: the directory is not its user's",
-            directory.display()
+            listing.directory.display()
         ))),
         Err(why) => Err(ReasonKind::Attributes
             .because(format!("who owns {} is not known: {why}", first.display()))),
     }
 }
 
-/// Returns true if a directory is somebody else's, and the name in it that will change is new.
-/// What is not found here is made by the command, or not changed.
-fn is_changed_in_vain((directory, name): &(PathBuf, Option<PathBuf>), user: u32) -> bool {
+/// Returns true if a listing will change that sshfs can't be made to forget: the directory is
+/// somebody else's. A directory that is not found here is made by the command, or not changed.
+fn is_kept(listing: &ChangedListing, user: u32) -> bool {
+    let ChangedListing { directory, unless_exists } = listing;
     ownership::owner(directory).is_some_and(|owner| owner != user)
-        && name.as_ref().is_none_or(|name| ownership::owner(name).is_none())
+        && unless_exists.as_ref().is_none_or(|path| ownership::owner(path).is_none())
 }

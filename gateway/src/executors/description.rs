@@ -1,4 +1,4 @@
-//! What an executor tells of itself. Its clock, time zone, locales and catalogs of messages may
+//! An executor's description of itself. Its clock, time zone, locales and catalogs of messages may
 //! change while a connection lasts, which may be for weeks, so it is asked again.
 //!
 //! Invariant: a command that goes by the time is placed by an answer that is younger than a
