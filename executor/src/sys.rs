@@ -135,7 +135,7 @@ pub fn set_nice(nice: i32) {
 }
 
 /// Asks the scheduler to let this thread go first where it needs the processor for a short time
-/// only, at no larger share (EEVDF, sched-eevdf.rst of the kernel's documentation, since Linux 6.12;
+/// only, at no larger share (EEVDF, sched-eevdf.rst of the kernel, since Linux 6.12;
 /// older ones ignore it). Threads and processes inherit it: see [`set_default_slice`].
 pub fn set_short_slice() {
     /// The least that there is, nanoseconds.

@@ -6,6 +6,8 @@ mod attributes;
 mod descriptors;
 mod search;
 mod splitting;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
