@@ -317,7 +317,10 @@ fn tail() {
         tail -f --pid=1 a => ! flag --pid of tail is not annotated
         ",
     );
-    assert!(!classify("tail -f a").unwrap().deterministic);
+    for followed in ["-f", "-F", "--follow", "--follow=name --retry", "-n 0 -qf", "-s 1 -F"] {
+        assert!(!classify(&format!("tail {followed} a")).unwrap().deterministic, "{followed}");
+    }
+    assert!(classify("tail --retry -n 1 a").unwrap().deterministic);
     assert!((classify("tail -n +2 a").unwrap().output_weight - 1.0).abs() < 1e-9);
 }
 

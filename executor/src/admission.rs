@@ -73,6 +73,14 @@ pub struct Admission {
     audit: AuditLog,
 }
 
+/// Effect of a certificate that has expired, or that its renewal or a change of the authority has
+/// replaced. A revoked one is always refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LapsedCertificate {
+    Suffices,
+    IsRefused,
+}
+
 /// Reason of a denial: a sentence for the user.
 #[derive(Debug)]
 pub struct Denied(pub String);
@@ -135,27 +143,39 @@ impl Admission {
         }
     }
 
-    /// Rights that this proof gives running work at this moment. `None`: as at its start, since the
-    /// register is unreadable just now; only for [`REGISTER_PATIENCE`], since the running work may
-    /// be the reason.
+    /// Rights that this proof gives a running command at this moment. A certificate that has lapsed
+    /// ends no command. `None`: as at its start; see [`Self::admitted`].
     pub fn standing(&self, proof: &Proof) -> Result<Option<Arc<Caller>>, Denied> {
+        self.rights(proof, LapsedCertificate::Suffices)
+    }
+
+    /// Rights that this proof gives a volume at this moment: those of a new call, since a session
+    /// is an unlimited number of them. `None`: as at its start, since the register is unreadable
+    /// just now; only for [`REGISTER_PATIENCE`], since running work may be the reason.
+    pub fn admitted(&self, proof: &Proof) -> Result<Option<Arc<Caller>>, Denied> {
+        self.rights(proof, LapsedCertificate::IsRefused)
+    }
+
+    fn rights(
+        &self,
+        proof: &Proof,
+        lapsed: LapsedCertificate,
+    ) -> Result<Option<Arc<Caller>>, Denied> {
         match (proof, &self.tls) {
             (Proof::NotAsked, None) => Ok(Some(self.callers().anybody.clone())),
             (Proof::Certificate(certificate), Some(tls)) => {
-                match self.identity_of(tls, certificate) {
-                    Ok(name) => {
-                        self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name))
-                    }
-                    // Running work began with a known certificate: unknown now means that later
-                    // renewals have removed it, and no revocation could name it any more.
-                    Err(ended @ (Invalid::Revoked(_) | Invalid::Unknown)) => Err(ended.into()),
-                    // Running work may go on, as far as the configuration admits its identity.
+                let name = match self.identity_of(tls, certificate) {
+                    Ok(name) => name,
+                    // As far as the configuration still admits the identity.
                     Err(
                         Invalid::Expired(name) | Invalid::Superseded(name) | Invalid::Retired(name),
-                    ) => self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name)),
-                    Err(unread @ Invalid::Register) if self.unread.is_long() => Err(unread.into()),
-                    Err(_) => Ok(None),
-                }
+                    ) if lapsed == LapsedCertificate::Suffices => name,
+                    Err(Invalid::Register) if !self.unread.is_long() => return Ok(None),
+                    // Running work began with a known certificate: unknown now means that later
+                    // renewals have removed it, and no revocation could name it any more.
+                    Err(ended) => return Err(ended.into()),
+                };
+                self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name))
             }
             _ => Ok(None),
         }

@@ -81,9 +81,10 @@ pub struct MountConfig {
     pub sub_path: PathBuf,
     /// Adapter that overrides the file system type's.
     pub coherence: Option<Adapter>,
-    /// An sshfs mount sets the owners that it is told to set, on the server's files, by a login
-    /// that is known: see [`sshfs::adopted`](crate::sshfs::adopted).
-    pub passes_owners: bool,
+    /// An sshfs mount can be made to show at once what changes on the server: it sets the owners
+    /// that it is told to set, by a login that is known, and the kernel remembers no longer than by
+    /// default. See [`sshfs::adopted`](crate::sshfs::adopted).
+    pub shows_changes: bool,
     /// Where the entry begins in the file.
     pub position: Position,
 }

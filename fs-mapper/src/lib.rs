@@ -7,6 +7,7 @@ mod beneath;
 pub mod coherence;
 pub mod config;
 mod daemons;
+mod foreign;
 mod kind;
 pub mod mountinfo;
 mod path;
@@ -21,6 +22,7 @@ mod table;
 mod walk;
 
 pub use beneath::{DirectoryOwners, MountRoot};
+pub use foreign::Foreign;
 pub use path::{ClientPath, ExecutorName, ExportPath, MountId};
 pub use prefixes::Prefixes;
 pub use resolve::{LocalReason, Owned, Resolution, Resolver};

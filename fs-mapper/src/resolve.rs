@@ -1,6 +1,7 @@
 //! Resolution of a path: a file on a mount that an executor owns (with its name on the executor),
 //! or local and the reason.
 
+use crate::foreign::Foreign;
 use crate::path::{ClientPath, ExecutorName, ExportPath, MountId, joined};
 use crate::places::{Terrain, dir_of};
 use crate::table::{Mount, MountState, MountTable};
@@ -53,6 +54,14 @@ pub enum LocalReason {
         mount: PathBuf,
         /// Its file system type.
         fs_type: String,
+    },
+    /// On a FUSE mount that this user's commands must not bypass.
+    #[error("{} is not used: {why}", mount.display())]
+    ForeignMount {
+        /// The mount point.
+        mount: PathBuf,
+        /// Reason, about the mount.
+        why: Foreign,
     },
     /// Inside an owned mount, but on another file system that is mounted there.
     #[error(
@@ -185,6 +194,8 @@ impl<'t> Resolver<'t> {
                 fs_type,
                 outer: outer.path.as_path().to_path_buf(),
             }
+        } else if let Some(why) = mount.foreign {
+            LocalReason::ForeignMount { mount: point, why }
         } else if position.terrain == Terrain::Closed {
             LocalReason::UnownedMount { mount: point, fs_type }
         } else {

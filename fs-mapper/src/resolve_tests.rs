@@ -329,3 +329,41 @@ fn many_names_in_one_directory() {
 
 #[path = "model_tests.rs"]
 mod model;
+
+#[test]
+fn mounts_of_other_users_are_not_used() {
+    let own = rustix::process::geteuid().as_raw();
+    let line = |id: u32, path: &str, fs_type: &str, options: &str| {
+        format!("{id} 1 0:{id} / {path} rw - {fs_type} h:/a rw,{options}\n")
+    };
+    let other = format!("user_id={},allow_other", own + 1);
+    let mounts = [
+        line(10, "B/own", "fuse.sshfs", &format!("user_id={own},allow_other")),
+        line(11, "B/other", "fuse.sshfs", &other),
+        line(12, "B/cloud", "fuse.rclone", &other),
+        // The number means nothing to other file systems.
+        line(13, "B/nfs", "nfs4", &other),
+        line(11, "B/bound", "fuse.sshfs", &other),
+        line(14, "B/unnamed", "fuse.sshfs", &other),
+        line(15, "B/modes", "fuse.sshfs", &format!("user_id={own},default_permissions")),
+    ];
+    let named = ["own", "other", "cloud", "nfs", "modes"];
+    let config = named.map(|name| mount(&format!("B/{name}"), "s1", name, ""));
+    let lab = Lab::new(&["B/own"], &[], &mounts.concat(), &config.concat());
+    for name in ["own", "nfs"] {
+        assert_eq!(
+            lab.show(&format!("B/{name}/f"), "/"),
+            format!("s1 {name}:/f @ B/{name}/f"),
+            "{name}"
+        );
+    }
+    for name in ["other", "cloud", "bound", "unnamed"] {
+        let reason = format!(
+            "B/{name} is not used: it is a mount of the user {}, whose rights count there",
+            own + 1
+        );
+        assert_eq!(lab.show(&format!("B/{name}/f"), "/"), reason);
+    }
+    let modes = lab.show("B/modes/f", "/");
+    assert_eq!(modes.starts_with("s1 modes:/f"), own == 0, "{modes}");
+}

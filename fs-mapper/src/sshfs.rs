@@ -10,6 +10,7 @@ use crate::config::{
     server_directory,
 };
 use crate::daemons::Daemons;
+use crate::foreign::{self, Foreign};
 use crate::mountinfo::{MountEntry, MountInfo};
 use crate::path::ExecutorName;
 use arguments::{ArgumentsFault, SshSettings};
@@ -51,6 +52,8 @@ enum OwnerFault {
     Login(#[from] AddressFault),
     #[error("its directory {directory:?} {what}")]
     Directory { directory: String, what: &'static str },
+    #[error(transparent)]
+    Foreign(#[from] Foreign),
 }
 
 /// Returns true if this user has an sshfs mount.
@@ -61,12 +64,16 @@ pub fn is_mounted(info: &MountInfo) -> bool {
 /// Adds this user's unnamed sshfs mounts to the configuration, unless it says `sshfs = "off"`. Also
 /// returns the mounts that are left out. Reads processes only if there are sshfs mounts.
 ///
-/// Says of each sshfs mount if it passes on owners, so that an owner which the server's executor
-/// has told can be set through it. Of an unnamed one: its login is the executor's, so that the
-/// server's kernel lets it set nobody but itself, unless it is root; and root is shown as what it
-/// is, or as this user, which sshfs translates back. Of a named one, whose login is not known: no
-/// number is translated, and nothing but sftp-server(8) is asked, so that exactly what was told is
-/// set.
+/// Says of each sshfs mount if it passes on owners: it can be made to show at once what changes on
+/// the server. That takes two things.
+///
+/// An owner which the server's executor has told can be set through it. Through an unnamed one: its
+/// login is the executor's, so that the server's kernel lets it set nobody but itself, unless it is
+/// root; and root is shown as what it is, or as this user, which sshfs translates back. Through a
+/// named one, whose login is not known: no number is translated, and nothing but sftp-server(8) is
+/// asked, so that exactly what was told is set.
+///
+/// And the kernel remembers no longer than by default, after which it asks sshfs.
 pub fn adopted(config: &Config, info: &MountInfo) -> (Config, Vec<LeftOut>) {
     let (mut with, mut left_out) = (config.clone(), Vec::new());
     if config.gateway.sshfs && unnamed(config, info).next().is_some() {
@@ -81,19 +88,19 @@ pub fn adopted(config: &Config, info: &MountInfo) -> (Config, Vec<LeftOut>) {
     if !named.is_empty() {
         // Arguments of root's processes are as good: they are only looked at.
         let daemons = Daemons::running(processes::PROGRAMS, &[0]);
-        for entry in named.into_iter().filter(|entry| passes_owners(entry, &daemons)) {
+        for entry in named.into_iter().filter(|entry| shows_changes(entry, &daemons)) {
             let its = with.mounts.iter_mut().filter(|mount| mount.path == entry.mount_point);
-            its.for_each(|mount| mount.passes_owners = true);
+            its.for_each(|mount| mount.shows_changes = true);
         }
     }
     (with, left_out)
 }
 
-/// Returns true if an sshfs sets exactly the owners that it is told to set.
-fn passes_owners(entry: &MountEntry, daemons: &Daemons) -> bool {
+/// Returns true if a named mount's sshfs is known to pass on owners; see [`adopted`].
+fn shows_changes(entry: &MountEntry, daemons: &Daemons) -> bool {
     let settings = entry.source.to_str().ok_or(OwnerFault::SourceNotUtf8);
     let settings = settings.and_then(|source| settings_of(entry, source, daemons));
-    settings.is_ok_and(|settings| !settings.translates_login)
+    settings.is_ok_and(|settings| !settings.translates_login && !settings.makes_kernel_remember)
 }
 
 /// Like `adopted`, but with given processes.
@@ -101,16 +108,16 @@ fn adopt(config: &Config, info: &MountInfo, daemons: &Daemons) -> (Config, Vec<L
     let mut with = config.clone();
     let mut left_out = Vec::new();
     for entry in unnamed(config, info) {
-        match owner(entry, daemons) {
-            Ok((login, directory, ssh_command)) => {
-                let executor = executor(&mut with.executors, login, ssh_command);
+        match source(entry, daemons) {
+            Ok(MountSource { login, directory, settings }) => {
+                let executor = executor(&mut with.executors, login, settings.ssh_command);
                 with.mounts.push(MountConfig {
                     path: entry.mount_point.clone(),
                     executor,
                     export: directory,
                     sub_path: PathBuf::new(),
                     coherence: None,
-                    passes_owners: true,
+                    shows_changes: !settings.makes_kernel_remember,
                     position: Position::default(),
                 });
             }
@@ -130,22 +137,26 @@ fn unnamed<'i>(config: &'i Config, info: &'i MountInfo) -> impl Iterator<Item = 
 
 /// Another user's mount uses that user's keys, which we must not use.
 fn own_mounts(info: &MountInfo) -> impl Iterator<Item = &MountEntry> {
-    let user = format!("user_id={}", rustix::process::geteuid().as_raw());
-    let is_own = move |entry: &&MountEntry| entry.options.split(',').any(|option| option == user);
+    let is_own = |entry: &&MountEntry| foreign::user(entry) == Some(foreign::own_user());
     let whole = |entry: &&MountEntry| entry.fs_type == FS_TYPE && entry.root == Path::new("/");
     info.visible().into_iter().filter(whole).filter(is_own)
 }
 
-/// Login, directory on the server, and ssh's command line.
-fn owner(
-    entry: &MountEntry,
-    daemons: &Daemons,
-) -> Result<(Login, String, Vec<String>), OwnerFault> {
+/// Where an sshfs mount comes from, and how.
+struct MountSource {
+    login: Login,
+    /// On the server, in the form of an export.
+    directory: String,
+    settings: SshSettings,
+}
+
+fn source(entry: &MountEntry, daemons: &Daemons) -> Result<MountSource, OwnerFault> {
+    Foreign::check(entry)?;
     let source = entry.source.to_str().ok_or(OwnerFault::SourceNotUtf8)?;
-    let way = settings_of(entry, source, daemons)?;
+    let settings = settings_of(entry, source, daemons)?;
     let (login, directory) = parts(source)?;
-    let login = Login::new(login.0, login.1, way.port)?;
-    Ok((login, directory, way.ssh_command))
+    let login = Login::new(login.0, login.1, settings.port)?;
+    Ok(MountSource { login, directory, settings })
 }
 
 /// Settings in the arguments of a mount's sshfs.

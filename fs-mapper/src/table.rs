@@ -5,6 +5,7 @@ mod build;
 use crate::beneath::MountRoot;
 use crate::coherence::{Adapter, Coherence};
 use crate::config::{Config, MountConfig};
+use crate::foreign::Foreign;
 use crate::kind;
 use crate::mountinfo::{MountInfo, MountInfoError};
 use crate::path::{ClientPath, ExecutorName, MountId};
@@ -28,7 +29,7 @@ pub struct Owner {
     /// Adapter from the configuration.
     pub coherence: Option<Adapter>,
     /// See [`MountConfig`](crate::config::MountConfig).
-    pub passes_owners: bool,
+    pub shows_changes: bool,
 }
 
 /// State of a mount's path.
@@ -82,6 +83,8 @@ pub struct Mount {
     pub state: MountState,
     /// Flags by which the kernel refuses what the executor could do.
     pub flags: MountFlags,
+    /// Reason why a mount that is named, or could have an owner, has none.
+    pub foreign: Option<Foreign>,
     /// `mnt_id` in /proc/PID/fdinfo of a file on it; `None` when nothing is mounted.
     pub kernel_id: Option<u32>,
     /// Mount ID of its files (statx(2)): also where it is a directory of another mount. `None` when
@@ -95,10 +98,13 @@ impl Mount {
         matches!(self.state, MountState::Mounted | MountState::PlainDirectory)
     }
 
-    /// Returns true if exactly the owner that its server has told is set through it: by an sshfs of
-    /// which that is known, or by another file system that the configuration treats as one.
-    pub fn passes_owners(&self) -> bool {
-        self.fs_type != FS_TYPE || self.owner.as_ref().is_some_and(|owner| owner.passes_owners)
+    /// Returns true if it can be made to show at once what a command changes on its server: an
+    /// sshfs of which it is known that exactly the owner that its server has told is set through
+    /// it, and that the kernel asks it again after a second; or another file system, by its own
+    /// means. See
+    /// [`sshfs::adopted`](crate::sshfs::adopted).
+    pub fn shows_changes(&self) -> bool {
+        self.fs_type != FS_TYPE || self.owner.as_ref().is_some_and(|owner| owner.shows_changes)
     }
 
     /// Adapter for this mount's cache coherence.

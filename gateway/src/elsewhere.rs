@@ -27,7 +27,7 @@ pub fn move_to(spec: &mut RunSpec) {
         stage.argv.iter_mut().for_each(moved);
         stage.paths.iter_mut().for_each(|used| moved(&mut used.path));
         stage.watched_trees.iter_mut().for_each(|tree| moved(&mut tree.path));
-        stage.owners_of.iter_mut().for_each(moved);
+        stage.owners_of.iter_mut().chain(&mut stage.attributes_of).for_each(moved);
         stage.guards.iter_mut().flat_map(|guard| &mut guard.files).for_each(moved);
         for descriptor in &mut stage.descriptors {
             if let Some(Source::File(file)) = &mut descriptor.source {

@@ -32,7 +32,7 @@ use crate::{
     join::{AggregatorProgram, Recipe},
     model::LocalReason,
     plan::{ExecutorId, Join, Placement, Plan, StagePart},
-    written::{directories_written, made_places, watched_places},
+    written::{directories_written, files_on_sshfs, is_on_sshfs, made_places, watched_places},
     zone::LOCALTIME,
 };
 
@@ -286,6 +286,7 @@ impl<'a> Builder<'a> {
             ),
             watched_trees: watched_trees(self.world, reading),
             owners_of: owners_of(self.world.table, reading),
+            attributes_of: self.attributes_of(&place, enlisted, reading),
             covered: self.covered(part.executor),
             local_output: self.local_output(&place, enlisted),
             ..bare(id, enlisted, &reading.invocation)
@@ -321,6 +322,25 @@ impl<'a> Builder<'a> {
     }
 
     /// Executor's file that the command's output is written to through the local mount.
+    /// Single files that the command writes on sshfs mounts, by its words or by redirects that the
+    /// server opens.
+    fn attributes_of(
+        &self,
+        place: &CommandPlace,
+        enlisted: &Enlisted,
+        reading: &ResolvedCommand,
+    ) -> Vec<Bytes> {
+        let redirects = [1, 2].into_iter().filter_map(|fd| enlisted.descriptor(fd));
+        let redirects = redirects
+            .filter(|output| output.kind == DescriptorKind::File && output.writes())
+            .filter(|output| self.file_there(place, output).is_some())
+            .filter(|output| is_on_sshfs(self.world.table, &output.path))
+            .map(|output| output.path.clone());
+        let named = files_on_sshfs(self.world.table, reading);
+        let all: BTreeSet<PathBuf> = named.chain(redirects).collect();
+        all.iter().map(|path| bytes(path.as_os_str())).collect()
+    }
+
     fn local_output(&self, place: &CommandPlace, enlisted: &Enlisted) -> Bytes {
         let output = enlisted.descriptor(1).filter(|output| {
             facts::file_site(self.world, output) == Some(place.executor)

@@ -58,7 +58,7 @@ impl GatewayCalls {
             export: owner.map(|o| o.export.clone()).unwrap_or_default(),
             sub_path: owner.map(|o| bytes(o.sub_path.as_os_str().as_bytes())).unwrap_or_default(),
             state: executor.map_or_else(
-                || "no owner".to_owned(),
+                || mount.foreign.map_or("no owner".to_owned(), |why| format!("not used: {why}")),
                 |e| state_text(&e.state(), owner.map(|o| o.export.as_str())),
             ),
             mounted: mount.mounted(),

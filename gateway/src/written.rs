@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fs_mapper::{Mount, MountId, MountTable, coherence::Adapter};
+use fs_mapper::{Mount, MountId, MountTable, Resolution, coherence::Adapter};
 use posh_annotations::{CurrentDir, FileKind, FileUse};
 
 use crate::facts::{PathOwner, ResolvedCommand};
@@ -31,8 +31,28 @@ pub fn directories_written(table: &MountTable, reading: &ResolvedCommand) -> BTr
 pub fn keeps_listings<'a>(table: &'a MountTable, reading: &ResolvedCommand) -> Option<&'a Mount> {
     let singles = places_with_caches(table, reading, FileKind::writes).map(|(_, mount)| mount);
     let others = made_places(table, reading).into_iter().chain(watched_places(table, reading));
-    let keeps = |mount: &&Mount| mount.adapter() == Adapter::Sshfs && !mount.passes_owners();
+    let keeps = |mount: &&Mount| mount.adapter() == Adapter::Sshfs && !mount.shows_changes();
     singles.chain(others.map(|(_, mount)| mount)).map(|mount| table.mount(mount)).find(keeps)
+}
+
+/// Returns true if a path is on an sshfs mount.
+pub fn is_on_sshfs(table: &MountTable, path: &Path) -> bool {
+    let place = table.resolve(path, Path::new("/"));
+    matches!(
+        place,
+        Resolution::Owned(owned) if table.mount(owned.mount).adapter() == Adapter::Sshfs
+    )
+}
+
+/// Single files that a command may write on sshfs mounts.
+pub fn files_on_sshfs(
+    table: &MountTable,
+    reading: &ResolvedCommand,
+) -> impl Iterator<Item = PathBuf> {
+    let is_single = |kind: FileKind| matches!(kind, FileKind::OutputFile | FileKind::InoutFile);
+    places_with_caches(table, reading, is_single)
+        .filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs)
+        .map(|(path, _)| path)
 }
 
 /// A directory whose listing a command may change.

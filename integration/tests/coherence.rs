@@ -19,6 +19,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use posh_integration::cloud::{Cloud, CloudSpec};
 use posh_integration::host::{CONFIG, HOME};
 use posh_integration::oracle::Under;
+use posh_integration::wire::Profile;
 use posh_integration::{Host, Lab, LabSpec, RunOutcome, Script};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -284,6 +285,30 @@ fn an_owner_or_group_that_was_changed_on_the_server_is_kept() {
     }
 }
 
+/// sshfs does not take up new attributes while a program writes through the mount: here, jobs write
+/// to a file of their own on it, from this machine, and a server to others at the same time.
+#[test]
+fn what_parallel_jobs_have_written_is_shown_as_it_is() {
+    const JOBS: &str = r#"
+        cd /mnt/s1; printf 'c\nb\na\n' > lines; wrong=0
+        for round in 1 2 3 4; do
+            for job in 1 2 3 4 5 6 7 8; do
+                (for turn in 1 2 3 4; do
+                    seq 20 >> log.$job; sort lines > out.$job; cat out.$job >> all
+                done) &
+            done; wait
+            for job in 1 2 3 4 5 6 7 8; do
+                seen=$(<out.$job); [ -s out.$job ] && [ "$seen" = $'a\nb\nc' ] || ((wrong += 1))
+            done
+        done
+        echo $wrong wrong"#;
+    let link = Profile { round_trip: Duration::from_millis(3), megabits: 600 };
+    let lab = Lab::start(&LabSpec::servers(1).link(link), &programs()).unwrap();
+    let outcome = run(&lab.workstation, JOBS);
+    assert!(outcome.report().stages("sort").any(|stage| stage.is_offloaded()));
+    assert_eq!(text(&outcome), "0 wrong\n");
+}
+
 /// Such a listing can only be waited for, for 22 s.
 #[test]
 fn what_changes_the_listing_of_another_user_s_directory_runs_here() {
@@ -294,7 +319,7 @@ fn what_changes_the_listing_of_another_user_s_directory_runs_here() {
     for file in ["lines", "theirs/old", "theirs/edited"] {
         fs::write(on_server.join(file), "b\na\n").unwrap();
     }
-    chown(&on_server.join("theirs"), Some(7), None).unwrap();
+    chown(on_server.join("theirs"), Some(7), None).unwrap();
     let commands = [
         ("sort -o /mnt/s1/theirs/new /mnt/s1/lines", false),
         ("sed -i s/a/c/ /mnt/s1/theirs/edited", false),

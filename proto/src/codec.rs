@@ -137,6 +137,7 @@ const MOST: &[(&str, &str, usize)] = &[
     ("posh.executor.v1.Stage", "watched_trees", 16_384),
     ("posh.executor.v1.Stage", "covered", 65_536),
     ("posh.executor.v1.Stage", "owners_of", 16_384),
+    ("posh.executor.v1.Stage", "attributes_of", 16_384),
     ("posh.executor.v1.WatchedTree", "up_to", 16_384),
     ("posh.executor.v1.WatchedTree", "only", 16_384),
     ("posh.executor.v1.WatchedTree", "grows", 16_384),

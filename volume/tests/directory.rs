@@ -284,6 +284,53 @@ fn a_mount_over_an_export_is_another_directory() {
     assert_eq!(std::thread::spawn(in_private).join().unwrap(), (false, false, true));
 }
 
+/// Makes a file append-only, or any other (chattr(1)).
+fn set_append_only(path: &Path, flag: &str) {
+    assert!(Command::new("chattr").arg(flag).arg(path).status().unwrap().success());
+}
+
+#[tokio::test]
+async fn a_file_that_can_only_be_appended_to_is_appended_to() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let site = Site::new();
+    let path = site.path("log");
+    fs::write(&path, "1\n").unwrap();
+    set_append_only(&path, "+a");
+    let store = site.session();
+    let write = async |write| store.write(&me(), vec![write]).await.unwrap().remove(0).err();
+    let file = find(&store, "log").await.attributes.id;
+    let refused = call(&store, Op::Open { place: file.into(), flags: RW }).await;
+    let (place, _) = open(&store, "log", RW | OpenFlags::APPEND).await;
+    let line = Bytes::from_static(b"2\n");
+    let data = || line.clone();
+    let found = [
+        write(Write::Append { place, data: data() }).await,
+        write(Write::Append { place: file.into(), data: data() }).await,
+        // fcntl(2) can't take O_APPEND away from such a file, and it can't be mapped for writing.
+        write(Write::At { place, offset: 0, data: data() }).await,
+        write(Write::At { place: file.into(), offset: 0, data: data() }).await,
+    ];
+    let content = fs::read(&path).unwrap();
+    set_append_only(&path, "-a");
+    assert_eq!(refused, Err(Errno::EPERM));
+    assert_eq!(found, [None, None, Some(Errno::EPERM), Some(Errno::EPERM)]);
+    assert_eq!(content, b"1\n2\n2\n");
+}
+
+#[tokio::test]
+async fn a_file_that_was_opened_for_appending_is_written_where_each_write_says() {
+    let site = Site::new();
+    fs::write(site.path("f"), "abc").unwrap();
+    let store = site.session();
+    let (place, _) = open(&store, "f", RW | OpenFlags::APPEND).await;
+    put(&store, place, 1, b"X").await;
+    let append = Write::Append { place, data: Bytes::from_static(b"d") };
+    assert!(store.write(&me(), vec![append]).await.unwrap()[0].is_ok());
+    assert_eq!(fs::read(site.path("f")).unwrap(), b"aXcd");
+}
+
 #[tokio::test]
 async fn nothing_leads_out_of_the_export() {
     let site = Site::new();

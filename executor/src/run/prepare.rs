@@ -238,10 +238,10 @@ fn need(spec: &RunSpec) -> Need {
     // The buffer of its messages stays as large as the largest until the call ends.
     let looks_at_trees =
         spec.stages.iter().any(|stage| stage.watched_trees.iter().any(|tree| !tree.made));
-    let owners_of = spec.stages.iter().flat_map(|stage| &stage.owners_of);
-    let owners_bytes: usize =
-        owners_of.map(|path| size_of::<std::path::PathBuf>() + path.len()).sum();
-    let kept_bytes = SUPERVISOR_BYTES + if looks_at_trees { MAX_KEPT_BYTES } else { owners_bytes };
+    let told_of =
+        spec.stages.iter().flat_map(|stage| stage.owners_of.iter().chain(&stage.attributes_of));
+    let told_bytes: usize = told_of.map(|path| size_of::<std::path::PathBuf>() + path.len()).sum();
+    let kept_bytes = SUPERVISOR_BYTES + if looks_at_trees { MAX_KEPT_BYTES } else { told_bytes };
     let buffered_bytes = (OUTPUT_BYTES + RUN_BYTES + held_bytes + kept_bytes)
         .saturating_add(own_pipes.saturating_mul(PIPE_BYTES))
         .saturating_add(spec.inlets.len().saturating_mul(WINDOW_BYTES));
@@ -267,7 +267,8 @@ fn stage_bytes(stage: &Stage) -> usize {
         + slots(&stage.env)
         + slots(&stage.paths)
         + slots(&stage.covered)
-        + slots(&stage.owners_of);
+        + slots(&stage.owners_of)
+        + slots(&stage.attributes_of);
     let others = slots(&stage.descriptors)
         + slots(&stage.limits)
         + slots(&stage.guards)

@@ -16,7 +16,10 @@ use std::{
     collections::{HashMap, HashSet},
     ffi::OsString,
     fs::File,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
     path::{Path, PathBuf},
     rc::Rc,
     time::Duration,
@@ -24,17 +27,17 @@ use std::{
 
 use nix::{
     fcntl::{AT_FDCWD, AtFlags, readlink},
-    sys::stat::{FileStat, SFlag, fstat, fstatat, lstat},
+    sys::stat::{FileStat, SFlag, fstat, fstatat, lstat, stat},
     time::{ClockId, clock_gettime},
 };
 use posh_proto::{
     codec::MOST_CHANGED_DIRECTORIES,
-    executor::{Attributes, Stage, WatchedTree},
+    executor::{Attributes, FileNow, Stage, WatchedTree},
 };
 
 use self::{
     noted::{At, Growing, Noted, SLOT_BYTES},
-    told::{Changed, DirectoryChanges, Now},
+    told::{Changed, DirectoryChanges},
     trees::{Trees, root_of},
 };
 use super::{
@@ -52,8 +55,10 @@ pub struct WatchedTrees {
     since: Duration,
     trees: Trees,
     before: Before,
-    /// Directories whose groups are told.
+    /// Directories whose owners are told.
     owners_of: Vec<PathBuf>,
+    /// Files whose attributes are told.
+    attributes_of: Vec<PathBuf>,
 }
 
 /// Names that were there before the stage started.
@@ -100,18 +105,35 @@ impl WatchedTrees {
         }
         trees.keep_inside(view, cwd, budget);
         trees.takes_umask = stage.paths.iter().any(|used| used.takes_umask);
-        let directories = stage.owners_of.iter().map(|path| path_of(path));
-        let directories = directories.filter(|path| view.mount_of(path).is_some());
-        let owners_of = directories.take_while(|path| budget.keep(path.as_os_str().len()));
+        let on_mounts = |paths: &[bytes::Bytes]| {
+            let paths = paths.iter().map(|path| path_of(path));
+            let paths = paths.filter(|path| view.mount_of(path).is_some());
+            let paths = paths.take_while(|path| budget.keep(path.as_os_str().len()));
+            paths.map(Path::to_owned).collect()
+        };
         Self {
-            owners_of: owners_of.map(Path::to_owned).collect(),
+            owners_of: on_mounts(&stage.owners_of),
+            attributes_of: on_mounts(&stage.attributes_of),
             ..Self::since(moment(), trees, budget)
         }
     }
 
     fn since(since: Duration, trees: Trees, budget: &Budget) -> Self {
         let before = Before::of(&trees, since, budget);
-        Self { since, trees, before, owners_of: Vec::new() }
+        Self { since, trees, before, owners_of: Vec::new(), attributes_of: Vec::new() }
+    }
+
+    /// How the files are whose attributes are told. What does not fit is not told: the workstation
+    /// only can't compare it.
+    pub fn files_now(&self, budget: &Budget) -> Vec<FileNow> {
+        let told = self.attributes_of.iter().take_while(|path| budget.tell(path, 0).is_some());
+        told.filter_map(|path| {
+            Some(FileNow {
+                path: path.as_os_str().as_bytes().to_vec().into(),
+                now: Some(attributes(&stat(path).ok()?)),
+            })
+        })
+        .collect()
     }
 
     /// A directory of the trees with a default ACL, if the command takes the umask off what it
@@ -323,16 +345,12 @@ impl WatchedTrees {
         let removed = before.keys().filter(|name| !now.contains(*name));
         look.changed.removed =
             removed.map(|name| told(directory, name.clone(), budget)).collect::<Option<_>>()?;
-        if look.changed.removed.is_empty()
+        let is_replaced = look.changed.removed.is_empty()
             && before.len() == now.len()
-            && self.is_replaced_unseen(at, own)
-        {
-            let status =
-                |name: &OsString| lstat(&directory.join(name)).ok().map(|f| attributes(&f));
-            let written = look.changed.written.iter().map(status).collect::<Option<_>>();
-            look.changed.now = written.map(|written| Now { own: attributes(own), written });
-        } else if look.changed.written.is_empty() && self.is_never_read(directory) {
-            look.changed.now = Some(Now { own: attributes(own), written: Vec::new() });
+            && self.is_replaced_unseen(at, own);
+        let is_filled = || look.changed.written.is_empty() && self.is_never_read(directory);
+        if is_replaced || is_filled() {
+            look.changed.now = Some(attributes(own));
         }
         Some(look)
     }
@@ -440,7 +458,9 @@ impl Changed {
             }
             _ => {}
         }
-        self.written.push(told(directory, name, budget)?);
+        budget.tell(directory, name.len() + size_of::<Attributes>())?;
+        self.written.push(name);
+        self.written_now.push(attributes(found));
         Some(())
     }
 }
@@ -623,7 +643,7 @@ fn attributes(found: &FileStat) -> Attributes {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::MetadataExt as _};
+    use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _};
 
     use posh_proto::executor::WatchedTree;
 
@@ -654,6 +674,16 @@ mod tests {
 
     fn whole(roots: &[PathBuf]) -> Trees {
         Trees { roots: roots.to_vec(), ..Trees::default() }
+    }
+
+    /// Changes without the attributes of written names, of which there is one for each.
+    fn names(changes: DirectoryChanges) -> BTreeMap<PathBuf, Changed> {
+        let mut directories = changes.directories;
+        for changed in directories.values_mut() {
+            assert_eq!(changed.written_now.len(), changed.written.len());
+            changed.written_now.clear();
+        }
+        directories
     }
 
     fn changed(names: bool, written: &[&str], removed: &[&str]) -> Changed {
@@ -744,7 +774,7 @@ mod tests {
         let expect = expect
             .into_iter()
             .map(|(path, changed)| (root.join(path).components().collect(), changed));
-        assert_eq!(watch.changes(&Budget::new(None)).directories, expect.collect());
+        assert_eq!(names(watch.changes(&Budget::new(None))), expect.collect());
     }
 
     #[test]
@@ -755,9 +785,11 @@ mod tests {
         let below = (0..12).fold(tree.path().to_owned(), |below, _| below.join(&long));
         fs::create_dir_all(&below).expect("directories");
         let path_bytes = below.as_os_str().len() + 250;
-        let most = super::super::budget::MAX_TOLD_BYTES / path_bytes;
+        let bound = super::super::budget::MAX_TOLD_BYTES;
+        let most = bound / (path_bytes + size_of::<Attributes>());
         let file = |number: usize| below.join(format!("{number:0250}"));
-        (0..most + 10).for_each(|number| fs::write(file(number), "").expect("a file"));
+        let all = 0..bound / path_bytes + 10;
+        all.for_each(|number| fs::write(file(number), "").expect("a file"));
         let watch = || {
             WatchedTrees::since(
                 moment_after(clock.path()),
@@ -812,7 +844,7 @@ mod tests {
             (".git/refs", changed(false, &["main"], &[])),
         ];
         let expect = expect.into_iter().map(|(path, changed)| (root.join(path), changed));
-        assert_eq!(watch.changes(&Budget::new(None)).directories, expect.collect());
+        assert_eq!(names(watch.changes(&Budget::new(None))), expect.collect());
     }
 
     #[test]
@@ -845,7 +877,7 @@ mod tests {
             ("quiet/deep", changed(true, &["f"], &[])),
         ];
         let expect = expect.into_iter().map(|(path, changed)| (root.join(path), changed));
-        let mut found = watch.changes(&Budget::new(None)).directories;
+        let mut found = names(watch.changes(&Budget::new(None)));
         for (path, changed) in &mut found {
             let is_replaced = !path.ends_with(".git") && listing::tells_readers(root);
             assert_eq!(changed.now.take().is_some(), is_replaced, "{}", path.display());
@@ -884,8 +916,9 @@ mod tests {
             assert_eq!(changes.directories[&root.join(directory)].now, None, "{directory}");
         }
         let found = |path: &str| attributes(&lstat(&root.join(path)).expect("it is there"));
-        let now = Now { own: found("unseen"), written: vec![found("unseen/f")] };
-        assert_eq!(changes.directories[&root.join("unseen")].now, Some(now));
+        let unseen = &changes.directories[&root.join("unseen")];
+        assert_eq!(unseen.now, Some(found("unseen")));
+        assert_eq!(unseen.written_now, [found("unseen/f")]);
         assert_eq!(found("unseen/f").size, 7);
     }
 
@@ -992,7 +1025,7 @@ mod tests {
         let expect = [("", changed(true, &[], &[])), ("there", changed(true, &[], &[]))];
         let expect =
             expect.into_iter().map(|(path, changed)| (root(path).components().collect(), changed));
-        assert_eq!(watch.changes(&Budget::new(None)).directories, expect.collect());
+        assert_eq!(names(watch.changes(&Budget::new(None))), expect.collect());
     }
 
     #[test]
@@ -1023,8 +1056,7 @@ mod tests {
             return;
         }
         let now = told(true, &nothing, &nothing).expect("nobody has read it");
-        assert_eq!(now.own, attributes(&lstat(&directory).expect("it is there")));
-        assert_eq!(now.written, []);
+        assert_eq!(now, attributes(&lstat(&directory).expect("it is there")));
         assert_eq!(told(true, &list, &nothing), None, "somebody had read it");
         assert_eq!(told(true, &nothing, &list), None, "somebody reads it");
         assert_eq!(
@@ -1055,7 +1087,7 @@ mod tests {
         fs::remove_dir(root("goes")).expect("removed");
         fs::write(root("file"), "new").expect("a file");
         let changes = watch.changes(&Budget::new(None));
-        assert_eq!(changes.directories[tree.path()], changed(true, &["file"], &["goes"]));
         assert!(!changes.incomplete);
+        assert_eq!(names(changes)[tree.path()], changed(true, &["file"], &["goes"]));
     }
 }

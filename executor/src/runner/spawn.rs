@@ -227,7 +227,8 @@ impl Prepared {
     pub fn into_live(self) -> Live {
         let is_looked_at = !self.reported.is_empty()
             || !self.stage.watched_trees.is_empty()
-            || !self.stage.owners_of.is_empty();
+            || !self.stage.owners_of.is_empty()
+            || !self.stage.attributes_of.is_empty();
         Live { stage: self.stage.id, reported: self.reported, watch: self.watch, is_looked_at }
     }
 

@@ -185,6 +185,7 @@ fn exited(live: &Live, seen: &SeenEnd, budget: &Budget) -> Exited {
         system_us,
         max_rss_kib: ended.max_rss_kib,
         changed_directories: changes.message(),
+        files_now: live.watch.files_now(budget),
         changes_incomplete: changes.incomplete,
         exited_ns: *at_ns,
         ..Exited::default()

@@ -82,7 +82,8 @@ pub fn finish_rotation(directory: &Path, forced: Forced) -> Result<String, TlsEr
     }
     Ok(format!(
         "{ended}calls with these are refused from now on: {locked_out}\n\
-         what they have at work goes on; a workstation that has not renewed must be enrolled anew\n"
+         their runs go on, their volumes end; a workstation that has not renewed must be enrolled \
+         anew\n"
     ))
 }
 

@@ -362,7 +362,7 @@ impl VolumeService {
         caller: Arc<Caller>,
         peer: &ConnectionOrigin,
     ) -> Result<Arc<Caller>, Status> {
-        match self.0.admission.standing(&peer.proof) {
+        match self.0.admission.admitted(&peer.proof) {
             Ok(now) => Ok(now.unwrap_or(caller)),
             Err(Denied(why)) => Err(Status::unauthenticated(why)),
         }

@@ -400,7 +400,7 @@ impl Served {
     /// Checks that the connected peer is still admitted, by the current register and configuration.
     fn is_admitted(&self, admission: &Admission) -> Result<(), Denied> {
         let proof = self.proof.lock().expect("not poisoned").clone();
-        match admission.standing(&proof)? {
+        match admission.admitted(&proof)? {
             Some(caller) if !self.is_within(&caller) => {
                 Err(Denied("the configuration has changed".to_owned()))
             }

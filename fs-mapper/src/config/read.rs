@@ -209,14 +209,14 @@ impl ConfigReader<'_> {
                 let executor = ExecutorName::new(executor.value);
                 let position = Position::of(self.text, section.start);
                 let sub_path = sub_path.unwrap_or_default();
-                let passes_owners = false;
+                let shows_changes = false;
                 mounts.push(MountConfig {
                     path,
                     executor,
                     export,
                     sub_path,
                     coherence,
-                    passes_owners,
+                    shows_changes,
                     position,
                 });
             }

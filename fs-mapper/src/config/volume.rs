@@ -38,7 +38,7 @@ impl VolumeConfig {
             export: self.export.clone(),
             sub_path: PathBuf::new(),
             coherence: None,
-            passes_owners: false,
+            shows_changes: false,
             position: self.position,
         }
     }

@@ -12,21 +12,21 @@ pub(super) struct SshSettings {
     pub port: Option<u16>,
     /// The login's files are shown as this user's, and the other way round (`idmap=user`).
     pub translates_login: bool,
+    /// The kernel remembers contents, attributes or absent names for longer than by default: see
+    /// [`makes_kernel_remember`].
+    pub makes_kernel_remember: bool,
 }
 
 /// sshfs and mount options, up to `=`, that affect neither the view of commands nor ssh's
 /// connection. A mount with any other option is left out.
 const HARMLESS: &[&str] = &[
     "_netdev",
-    "ac_attr_timeout",
     "allow_other",
     "allow_root",
     "async",
     "async_read",
     "atime",
-    "attr_timeout",
     "auto",
-    "auto_cache",
     "auto_unmount",
     "big_writes",
     "cache",
@@ -35,13 +35,11 @@ const HARMLESS: &[&str] = &[
     "default_permissions",
     "delay_connect",
     "dev",
-    "entry_timeout",
     "exec",
     "group",
     "idmap=none",
     "idmap=user",
     "intr",
-    "kernel_cache",
     "large_read",
     "loglevel",
     "max_background",
@@ -49,7 +47,6 @@ const HARMLESS: &[&str] = &[
     "max_read",
     "max_readahead",
     "max_write",
-    "negative_timeout",
     "no_check_root",
     "no_readahead",
     "noatime",
@@ -76,6 +73,18 @@ const HARMLESS: &[&str] = &[
 ];
 /// Prefixes of further such options.
 const HARMLESS_BEGINNINGS: &[&str] = &["cache_", "dcache_", "dir_cache", "x-", "comment="];
+/// Options about the kernel's caches; see [`makes_kernel_remember`].
+const OF_KERNEL_CACHES: &[&str] = &[
+    "ac_attr_timeout",
+    "attr_timeout",
+    "auto_cache",
+    "entry_timeout",
+    "kernel_cache",
+    "negative_timeout",
+];
+/// The kernel's default lifetime of names and attributes;
+/// [`KERNEL_MEMORY`](crate::coherence::KERNEL_MEMORY) relies on it.
+const KERNEL_MEMORY_S: f64 = 1.0;
 /// sshfs's default cache lifetime; [`SSHFS_MEMORY`](crate::coherence::SSHFS_MEMORY) relies on it.
 const MEMORY_S: u64 = 20;
 /// ssh options that the gateway sets itself, for an unattended ssh.
@@ -133,8 +142,10 @@ pub(super) fn read(arguments: &[OsString]) -> Result<SshSettings, ArgumentsFault
         }
     }
     reading.command.append(&mut reading.options);
-    let SshfsArguments { command: ssh_command, port, translates_login, .. } = reading;
-    Ok(SshSettings { ssh_command, port, translates_login })
+    let SshfsArguments {
+        command: ssh_command, port, translates_login, makes_kernel_remember, ..
+    } = reading;
+    Ok(SshSettings { ssh_command, port, translates_login, makes_kernel_remember })
 }
 
 #[derive(Default)]
@@ -143,6 +154,7 @@ struct SshfsArguments {
     options: Vec<String>,
     port: Option<u16>,
     translates_login: bool,
+    makes_kernel_remember: bool,
 }
 
 impl SshfsArguments {
@@ -178,11 +190,15 @@ impl SshfsArguments {
         }
         if name.contains("cache_")
             && name.ends_with("timeout")
-            && value.parse().is_ok_and(|s: u64| s > MEMORY_S)
+            && !value.parse().is_ok_and(|s: u64| s <= MEMORY_S)
         {
             return Err(ArgumentsFault::RemembersLonger(option.to_owned()));
         }
         self.translates_login |= option == "idmap=user";
+        if OF_KERNEL_CACHES.contains(&name) {
+            self.makes_kernel_remember |= makes_kernel_remember(name, value);
+            return Ok(());
+        }
         let known = HARMLESS.iter().any(|harmless| *harmless == name || *harmless == option);
         if known || HARMLESS_BEGINNINGS.iter().any(|beginning| option.starts_with(beginning)) {
             return Ok(());
@@ -200,6 +216,20 @@ impl SshfsArguments {
         self.options.extend(["-o".to_owned(), format!("{name}={value}")]);
         Ok(())
     }
+}
+
+/// Returns true if the kernel remembers longer with this option than by default: it then answers
+/// without sshfs, so that nothing that is done to sshfs shows what has changed on the server.
+/// `auto_cache` keeps contents as long as size and time of change, in whole seconds, are the same.
+/// A time that this can't read counts as a long one.
+fn makes_kernel_remember(name: &str, value: &str) -> bool {
+    let longest_s = match name {
+        "kernel_cache" | "auto_cache" => return true,
+        // By default, an absent name is asked for each time.
+        "negative_timeout" => 0.0,
+        _ => KERNEL_MEMORY_S,
+    };
+    !value.parse().is_ok_and(|s: f64| s <= longest_s)
 }
 
 /// A relative file depends on a directory that is no longer known.

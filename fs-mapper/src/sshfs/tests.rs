@@ -46,13 +46,56 @@ fn owners_pass_only_where_no_number_is_translated() {
     let info = mounted(&[("/mnt/a", "root@store1:/srv")]);
     let entry = *info.visible().iter().find(|entry| entry.fs_type == FS_TYPE).expect("it");
     let passes = |options: &str| {
-        passes_owners(entry, &process(&["sshfs", "root@store1:/srv", "/mnt/a", "-o", options]))
+        shows_changes(entry, &process(&["sshfs", "root@store1:/srv", "/mnt/a", "-o", options]))
     };
     assert!(passes("allow_other,idmap=none,Port=22"));
     for options in ["idmap=user", "idmap=file,uidfile=/x", "sftp_server=sudo /x", "uid=7"] {
         assert!(!passes(options), "{options}");
     }
-    assert!(!passes_owners(entry, &Daemons::default()));
+    assert!(!shows_changes(entry, &Daemons::default()));
+}
+
+#[test]
+fn owners_pass_only_where_the_kernel_remembers_no_longer_than_by_default() {
+    let info = mounted(&[("/mnt/a", "h:/a")]);
+    let passes = |options: &str| {
+        let words = process(&["sshfs", "h:/a", "/mnt/a", "-o", options]);
+        let (config, left_out) = adopt(&Config::default(), &info, &words);
+        assert_eq!(left_out, [], "{options}");
+        let entry = *info.visible().iter().find(|entry| entry.fs_type == FS_TYPE).expect("it");
+        assert_eq!(config.mounts[0].shows_changes, shows_changes(entry, &words), "{options}");
+        config.mounts[0].shows_changes
+    };
+    let same = "noauto_cache,attr_timeout=1,entry_timeout=0.5,ac_attr_timeout=0,negative_timeout=0";
+    for options in [same, "cache=no", "dcache_timeout=20", "dir_cache=no"] {
+        assert!(passes(options), "{options}");
+    }
+    for options in [
+        "kernel_cache",
+        "auto_cache",
+        "rw,attr_timeout=1.01",
+        "entry_timeout=60",
+        "ac_attr_timeout=60",
+        "negative_timeout=0.1",
+        "attr_timeout=inf",
+        "attr_timeout=nan",
+        "entry_timeout=0x10",
+    ] {
+        assert!(!passes(options), "{options}");
+    }
+}
+
+#[test]
+fn mounts_whose_modes_the_kernel_checks_are_root_s_alone() {
+    let line = format!(
+        "30 20 0:0 / /mnt/a rw - fuse.sshfs h:/a rw,user_id={},default_permissions\n",
+        uid()
+    );
+    let info = MountInfo::parse(line.as_bytes()).expect("mountinfo");
+    let processes = process(&["sshfs", "h:/a", "/mnt/a", "-o", "default_permissions"]);
+    let (config, left_out) = adopt(&Config::default(), &info, &processes);
+    let is_root = uid() == 0;
+    assert_eq!((config.mounts.len(), left_out.len()), if is_root { (1, 0) } else { (0, 1) });
 }
 
 #[test]
@@ -110,7 +153,9 @@ fn what_is_not_known_is_left_alone() {
         let name = option.split('=').next().expect("a name");
         check("h:/a", &["-o", option], &format!("mounted with the option {name}, "));
     }
-    for option in ["cache_timeout=115200", "dcache_stat_timeout=21", "dcache_dir_timeout=60"] {
+    for option in
+        ["cache_timeout=115200", "dcache_stat_timeout=21", "dcache_dir_timeout=-1", "cache_timeout"]
+    {
         check("h:/a", &["-o", option], "remembers for more than 20 s");
     }
     check("h:/a", &["-1"], "option -1 is not known");

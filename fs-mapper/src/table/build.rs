@@ -4,6 +4,7 @@
 use super::{Mount, MountFlags, MountState, Owner, SamePlace};
 use crate::coherence::Adapter;
 use crate::config::{Config, MountConfig};
+use crate::foreign::Foreign;
 use crate::kind;
 use crate::mountinfo::{MountEntry, MountInfo, nfs_directory};
 use crate::path::{ClientPath, MountId, joined};
@@ -83,19 +84,21 @@ impl<'m> Ground<'m> {
             export: config.export.clone(),
             sub_path: config.sub_path.clone(),
             coherence: config.coherence,
-            passes_owners: config.passes_owners,
+            shows_changes: config.shows_changes,
         };
         let shown =
             around.filter(|_| state == MountState::Mounted || state == MountState::Automount);
+        let foreign = shown.and_then(|entry| Foreign::check(entry).err());
         let mount = Mount {
             id: MountId(0),
             path: ClientPath::new(path).expect("the lookup began at the root"),
             configured_as: (config.path != path).then(|| config.path.clone()),
             fs_type: shown.map(|entry| entry.fs_type.clone()).unwrap_or_default(),
             source: shown.map(|entry| entry.source.clone()).unwrap_or_default(),
-            owner: Some(owner.clone()),
+            owner: Some(owner.clone()).filter(|_| foreign.is_none()),
             state,
             flags: around.map(|entry| MountFlags::of(&entry.options)).unwrap_or_default(),
+            foreign,
             kernel_id: shown
                 .filter(|_| exact && state == MountState::Mounted)
                 .map(|entry| entry.mount_id),
@@ -103,7 +106,7 @@ impl<'m> Ground<'m> {
                 .filter(|_| matches!(state, MountState::Mounted | MountState::PlainDirectory))
                 .map(|entry| entry.mount_id),
         };
-        let tree = around.and_then(|entry| {
+        let tree = around.filter(|_| foreign.is_none()).and_then(|entry| {
             let rest = path.strip_prefix(&entry.mount_point).ok()?;
             Some(OwnedTree { of: FileSystem::of(entry), base: joined(&base(entry)?, rest), owner })
         });
@@ -162,6 +165,7 @@ fn found(entry: &MountEntry, trees: &[OwnedTree]) -> Option<Mount> {
         owner: closest.map(|(_, owner)| owner),
         state: MountState::Mounted,
         flags: MountFlags::of(&entry.options),
+        foreign: Foreign::check(entry).err(),
         kernel_id: Some(entry.mount_id),
         files_mount_id: Some(entry.mount_id),
     })

@@ -41,7 +41,9 @@ pub fn leaves_names(reading: &ResolvedCommand) -> bool {
     !invocation.side_effects && !writes && invocation.current_dir != CurrentDir::Writes
 }
 
-/// Returns true if its output is also the same each time.
+/// Returns true if its output is also the same each time. Else it is not run again, even if nobody
+/// has seen any of its output: `tail -f` would begin at another end of its file, and its reader
+/// wait for a line that has gone by.
 pub fn repeats_itself(reading: &ResolvedCommand) -> bool {
     only_reads(reading) && reading.invocation.deterministic
 }

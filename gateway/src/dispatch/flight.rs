@@ -466,11 +466,11 @@ impl<'a> PipelineRelay<'a> {
                 let released = output.push((run, stream), data);
                 let undelivered = output.take_undelivered();
                 self.deliver(stage, fd, released).await;
-                if undelivered {
+                if !undelivered.is_empty() {
                     // Written before the command could know that its reader is gone. Locally, this
                     // write would have raised SIGPIPE.
                     self.break_pipe(run, stage).await;
-                    self.tell_undelivered(stage, fd).await;
+                    self.tell_undelivered(stage, fd, undelivered).await;
                 }
             }
             Some(run_output::Kind::End(stream)) => self.end_stream((run, stream)).await,
@@ -622,9 +622,8 @@ impl<'a> PipelineRelay<'a> {
             }
             self.send_to(run, run_input::Kind::Closed(stream));
         }
-        if self.outputs.get_mut(&(stage, fd)).is_some_and(StageOutput::take_undelivered) {
-            self.tell_undelivered(stage, fd).await;
-        }
+        let undelivered = self.outputs.get_mut(&(stage, fd)).map(StageOutput::take_undelivered);
+        self.tell_undelivered(stage, fd, undelivered.unwrap_or_default()).await;
     }
 
     async fn signal(&mut self, stage: usize, signal: u32, group: bool) {
@@ -658,9 +657,11 @@ impl<'a> PipelineRelay<'a> {
     }
 
     /// The command may have exited successfully with its last bytes in transit: its stage program
-    /// must learn that they arrived, although it can't write them.
-    async fn tell_undelivered(&self, stage: usize, fd: u32) {
-        self.tell(stage, ForStage::Data(fd, Bytes::from_static(b"\n"))).await;
+    /// must learn how many they were, although it can't write them.
+    async fn tell_undelivered(&self, stage: usize, fd: u32, undelivered: Vec<Bytes>) {
+        for data in undelivered {
+            self.tell(stage, ForStage::Data(fd, data)).await;
+        }
     }
 
     fn input_of(&self, stream: RunStream) -> Option<(usize, u32)> {

@@ -45,9 +45,10 @@ pub fn can_be_told(
     }
     if let Some(mount) = written::keeps_listings(world.table, reading) {
         return Err(ReasonKind::Attributes.because(format!(
-            "{command} may change listings of {}, which can't be made to forget them: its sshfs \
-             was not found, or has an option that changes what it shows or sets (idmap, \
-             sftp_server, ...)",
+            "{command} may change what is on {}, which would go on showing what was there: its \
+             sshfs was not found, or has an option that changes what it shows or sets (idmap, \
+             sftp_server, ...) or lets the kernel remember longer (kernel_cache, auto_cache, \
+             negative_timeout, ...)",
             mount.path.as_path().display()
         )));
     }

@@ -11,6 +11,7 @@ mod refresh;
 mod remake;
 mod resume;
 mod settle;
+mod shown;
 mod start;
 mod write_error;
 

@@ -49,7 +49,7 @@ impl OnMounts {
     /// Owners told of a path and of the directory above it, for the real places of both on `mount`;
     /// none if the mount would set others.
     pub fn owners_around(&self, path: &Path, real: &Path, mount: &Mount) -> DirectoryOwners {
-        if !mount.passes_owners() {
+        if !mount.shows_changes() {
             return DirectoryOwners::new();
         }
         let places = [Some((path, real)), path.parent().zip(real.parent())];

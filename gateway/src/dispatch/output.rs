@@ -24,8 +24,8 @@ pub struct StageOutput {
     held_parts: usize,
     /// See [`Self::mute_after`].
     muted_after: usize,
-    /// Data arrived for a reader that is gone, since the last `take_undelivered`.
-    undelivered: bool,
+    /// Data that arrived for a reader that is gone, since the last `take_undelivered`.
+    undelivered: Vec<Bytes>,
 }
 
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl StageOutput {
             said: Bytes::new(),
             held_parts: 0,
             muted_after: usize::MAX,
-            undelivered: false,
+            undelivered: Vec::new(),
         }
     }
 
@@ -68,7 +68,7 @@ impl StageOutput {
     /// Adds data of a stream. Returns data for the descriptor.
     pub fn push(&mut self, stream: RunStream, data: Bytes) -> Vec<Bytes> {
         if self.failed {
-            self.undelivered |= !data.is_empty();
+            self.undelivered.extend(Some(data).filter(|data| !data.is_empty()));
             return Vec::new();
         }
         let Some(index) = self.parts.iter().position(|p| p.stream == stream) else {
@@ -185,13 +185,12 @@ impl StageOutput {
     pub fn fail(&mut self) -> Vec<RunStream> {
         self.failed = true;
         self.start = None;
-        self.undelivered = self.parts.iter().any(|p| !p.waiting.is_empty());
-        self.parts.iter_mut().for_each(|p| p.waiting.clear());
+        self.undelivered = self.parts.iter_mut().flat_map(|p| p.waiting.drain(..)).collect();
         self.parts.iter().filter(|p| !p.ended).map(|p| p.stream).collect()
     }
 
-    /// Returns true if data has arrived for a closed descriptor since the last call.
-    pub fn take_undelivered(&mut self) -> bool {
+    /// Returns the data that has arrived for a closed descriptor since the last call.
+    pub fn take_undelivered(&mut self) -> Vec<Bytes> {
         std::mem::take(&mut self.undelivered)
     }
 
@@ -298,9 +297,10 @@ mod tests {
         let mut output = StageOutput::new(&[(0, 1), (1, 1)]);
         output.end((0, 1));
         assert_eq!(output.fail(), [(1, 1)]);
-        assert!(!output.take_undelivered());
+        assert_eq!(text(&output.take_undelivered()), "");
         assert_eq!(text(&output.push((1, 1), "x".into())), "");
-        assert!(output.take_undelivered() && !output.take_undelivered());
+        assert_eq!(text(&output.take_undelivered()), "x");
+        assert_eq!(text(&output.take_undelivered()), "");
         output.end((1, 1));
         assert!(output.is_done());
     }

@@ -28,13 +28,14 @@ use super::{
     again,
     on_mounts::OnMounts,
     remake::{self, Remnants},
+    shown::{self, ToldFiles},
 };
 use crate::{
     aside::in_own_thread,
     enlisted::{DescriptorKind, Enlisted},
     facts::{PathOwner, ResolvedCommand},
     state::Gateway,
-    written,
+    written::{self, is_on_sshfs},
 };
 
 /// Timeout for mounts: the command has ended, and its shell must go on. Longer than the cache
@@ -53,6 +54,7 @@ pub struct StageChanges {
     /// Changes to invalidate unless the mount already shows the new state.
     doubtful: Doubtful,
     owners: DirectoryOwners,
+    files: ToldFiles,
     volumes: OnVolumes,
 }
 
@@ -89,10 +91,12 @@ impl StageChanges {
         let table = Arc::clone(&gateway.view().table);
         let mut changes = BTreeSet::new();
         let redirects = [1, 2].into_iter().filter_map(|fd| stage.descriptor(fd));
-        let redirects = redirects.filter(|d| {
-            d.kind == DescriptorKind::File && d.writes() && was_opened_there(&table, &d.path)
-        });
-        changes.extend(redirects.map(|d| Change::FileWritten(d.path.clone())));
+        let redirects: Vec<_> = redirects
+            .filter(|d| {
+                d.kind == DescriptorKind::File && d.writes() && was_opened_there(&table, &d.path)
+            })
+            .collect();
+        changes.extend(redirects.iter().map(|d| Change::FileWritten(d.path.clone())));
         let files = reading.into_iter().flat_map(|r| r.invocation.files.iter().zip(&r.places));
         for (file, place) in files {
             if let Some(PathOwner::At(_, path, _)) = place.as_ref().filter(|_| file.kind.writes()) {
@@ -120,6 +124,8 @@ impl StageChanges {
                 None => changes.extend(seen(directory, only_reads)),
             }
         }
+        let grows = |path: &Path| redirects.iter().any(|d| d.path == path && d.appends());
+        let files = shown::told(&exits, &directories, &changes, grows);
         for exited in exits {
             if exited.changes_incomplete {
                 let has_no_names =
@@ -131,10 +137,10 @@ impl StageChanges {
                 changes.extend(made.iter().flat_map(|(path, mount)| above(&table, path, *mount)));
             }
         }
-        let owners = directories.iter().filter_map(|directory| {
-            Some((PathBuf::from(OsStr::from_bytes(&directory.path)), directory.owner?))
-        });
-        Self { table, changes, doubtful, owners: owners.collect(), volumes }
+        let owners = directories
+            .iter()
+            .filter_map(|directory| Some((path_of(&directory.path), directory.owner?)));
+        Self { table, changes, doubtful, owners: owners.collect(), files, volumes }
     }
 }
 
@@ -241,6 +247,11 @@ fn seen(directory: &ChangedDirectory, only_reads: bool) -> Vec<Change> {
     changes
 }
 
+/// A path or name as an executor told it.
+pub(super) fn path_of(told: &[u8]) -> PathBuf {
+    OsStr::from_bytes(told).into()
+}
+
 /// Entry kind of a name that is not a regular file.
 fn kind_of(told: &NamedKind) -> EntryKind {
     match told.link.is_empty() {
@@ -301,7 +312,7 @@ pub(super) fn unseen(tree: &Path, adapter: Adapter, is_all_unseen: bool) -> Chan
 
 /// Invalidates the mounts' caches. Takes as long as the mounts do, up to a deadline.
 pub async fn refresh(gateway: Arc<Gateway>, written: StageChanges) {
-    let StageChanges { table, changes, doubtful, owners, volumes } = written;
+    let StageChanges { table, changes, doubtful, owners, files, volumes } = written;
     if !rule::holds(Rule::Coherence) {
         return;
     }
@@ -315,7 +326,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: StageChanges) {
     // gives up.
     let work = tokio::spawn(async move {
         let remnants = Remnants::default();
-        let all = forget_all(&gateway, on_mounts, told, &remnants);
+        let all = forget_all(&gateway, on_mounts, told, files, &remnants);
         if tokio::time::timeout(DEADLINE, all).await.is_err() {
             tracing::warn!("a mount does not answer; what it shows of changed files may be old");
             remnants.remove().await;
@@ -328,6 +339,7 @@ async fn forget_all(
     gateway: &Gateway,
     mut on_mounts: OnMounts,
     told: ReportedChanges,
+    files: ToldFiles,
     remnants: &Remnants,
 ) {
     on_mounts.take_turns().await;
@@ -349,6 +361,7 @@ async fn forget_all(
         .into_iter()
         .map(Change::Removed);
     at_once(&table, left.chain(waited_out).collect(), wait_for_one).await;
+    shown::until_shown(&table, files).await;
 }
 
 /// Waits until volumes have received everything that their executors had to say before the command
@@ -389,14 +402,6 @@ async fn removed_trees(
         })
     };
     (in_parallel(trees, at_their_places).await, changes)
-}
-
-fn is_on_sshfs(table: &MountTable, path: &Path) -> bool {
-    let place = table.resolve(path, Path::new("/"));
-    matches!(
-        place,
-        Resolution::Owned(owned) if table.mount(owned.mount).adapter() == Adapter::Sshfs
-    )
 }
 
 /// In one pass, as there may be several hundred thousand changes.
@@ -491,7 +496,7 @@ async fn shown_otherwise(table: &Arc<OnMounts>, doubtful: Doubtful) -> BTreeSet<
 }
 
 /// Does the work for each change in parallel, and collects the directories that remain.
-async fn at_once(
+pub(super) async fn at_once(
     table: &Arc<OnMounts>,
     changes: BTreeSet<Change>,
     work: fn(&OnMounts, &Change) -> io::Result<StaleEntry>,
@@ -621,7 +626,7 @@ pub(super) fn real_place(table: &MountTable, change: &Change) -> Option<PathBuf>
     None
 }
 
-fn refresh_one(table: &OnMounts, change: &Change) -> io::Result<StaleEntry> {
+pub(super) fn refresh_one(table: &OnMounts, change: &Change) -> io::Result<StaleEntry> {
     let Some((change, root, coherence)) = really(table, change) else {
         return Ok(StaleEntry::Nothing);
     };

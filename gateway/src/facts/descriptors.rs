@@ -221,8 +221,11 @@ pub fn opens_there(world: &World<'_>, descriptor: &Descriptor, around: &Surround
     let Resolution::Owned(owned) = world.table.resolve(&descriptor.path, Path::new("/")) else {
         return false;
     };
+    let mount = world.table.mount(owned.mount);
     rule::holds(Rule::InputIsOutput)
         && !descriptor.is_older
         && !around.shared_outputs.contains(&descriptor.path)
-        && world.table.mount(owned.mount).coherence().write_behind() == WriteBehind::Allowed
+        && mount.coherence().write_behind() == WriteBehind::Allowed
+        // Else this machine would go on showing what was in the file.
+        && (mount.shows_changes() || !rule::holds(Rule::Coherence))
 }

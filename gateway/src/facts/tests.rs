@@ -21,13 +21,16 @@ struct Facts {
 const KINDS: [(&str, &str); 4] =
     [("ssh", "fuse.sshfs"), ("vol", "fuse.posh"), ("nfs", "nfs4"), ("bind", "ext4")];
 
+/// An sshfs mount that can't be made to show what changes on its server.
+const KEPT: &str = "/o/kept";
+
 impl Facts {
     fn new() -> Self {
         let mut info = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n".to_owned();
         let mut config = "[[executor]]\nname='one'\naddress='http://127.0.0.1:1'\n\
                           [[executor]]\nname='two'\naddress='http://127.0.0.1:1'\n"
             .to_owned();
-        let others = [("/o/ssh", "fuse.sshfs", "two")];
+        let others = [("/o/ssh", "fuse.sshfs", "two"), (KEPT, "fuse.sshfs", "two")];
         let ours = KINDS.map(|(kind, fs_type)| (format!("/m/{kind}"), fs_type, "one"));
         let all = ours.iter().map(|(path, fs_type, owner)| (path.as_str(), *fs_type, *owner));
         for (number, (path, fs_type, owner)) in (2..).zip(all.chain(others)) {
@@ -39,7 +42,10 @@ impl Facts {
             )
             .unwrap();
         }
-        let config = Config::parse(&config, Path::new("mounts.toml")).unwrap();
+        let mut config = Config::parse(&config, Path::new("mounts.toml")).unwrap();
+        for mount in &mut config.mounts {
+            mount.shows_changes = mount.path != Path::new(KEPT);
+        }
         let annotations = Path::new(env!("CARGO_MANIFEST_DIR")).join("../annotations/commands");
         let (library, mistakes) = Library::load(&[annotations]);
         assert!(mistakes.is_empty(), "{mistakes:?}");
@@ -189,6 +195,9 @@ async fn what_a_stage_reads_and_writes_is_where_its_file_is() {
     assert_eq!((read_there.input, read_there.output), (one, here));
     let written_there = with("grep x", vec![file(0, "/tmp/in"), file(1, "/m/ssh/out")]);
     assert_eq!((written_there.input, written_there.output), (here, one));
+    let kept = format!("{KEPT}/out");
+    let written_here = with("cat /o/ssh/a", vec![file(1, &kept)]);
+    assert_eq!((written_here.need, written_here.output), (Need::At(ExecutorId(1)), here));
     let older = Descriptor { is_older: true, ..file(1, "/m/ssh/out") };
     assert_eq!(with("grep x", vec![file(0, "/m/ssh/in"), older]).output, here);
     let removed = with("grep x", vec![file(0, "/m/ssh/in (deleted)"), file(1, "/tmp/out")]);

@@ -26,10 +26,11 @@ use super::{
 };
 
 /// Resource limits that a command can notice, and that make sense on another machine: CPU time,
-/// file size, stack, core, open files, address space.
-const FORWARDED_LIMITS: [Resource; 6] = [
+/// file size, data, stack, core, open files, address space.
+const FORWARDED_LIMITS: [Resource; 7] = [
     Resource::RLIMIT_CPU,
     Resource::RLIMIT_FSIZE,
+    Resource::RLIMIT_DATA,
     Resource::RLIMIT_STACK,
     Resource::RLIMIT_CORE,
     Resource::RLIMIT_NOFILE,

@@ -503,14 +503,18 @@ impl Relay<'_> {
         if !exit.message.is_empty() {
             process::say(&escaped(&exit.message));
         }
-        let undelivered = self.sinks.iter().find(|s| s.fd == 1).and_then(Sink::undelivered);
+        let output = self.sinks.iter().find(|s| s.fd == 1);
+        let undelivered = output.and_then(Sink::undelivered);
         if let Some(signal) = self.asked_to_end.filter(|_| ended_beside_the_signal(exit)) {
             return process::die_by(signal as i32);
         }
         match (exit.how, undelivered) {
-            // The command wrote more than its local output took: it ends as if that write had been
-            // local.
-            (Some(exit::How::Code(code)), Some(Errno::EPIPE)) => {
+            // The command ended by itself before it was told that its reader had left. A local pipe
+            // takes only so much: if the command wrote more, one of its writes would have waited
+            // for the reader, and failed when that left. If not, its own end counts.
+            (Some(exit::How::Code(code)), Some(Errno::EPIPE))
+                if !output.is_some_and(Sink::had_room) =>
+            {
                 self.end_at_closed_pipe(code.cast_signed())
             }
             (Some(_), Some(errno)) if errno != Errno::EPIPE => self.end_at_write_error(errno),

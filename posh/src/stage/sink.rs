@@ -54,6 +54,9 @@ pub struct Sink {
     failed: bool,
     ended: bool,
     undelivered: Option<Errno>,
+    undelivered_bytes: usize,
+    /// Bytes that a pipe had room for when its reader left.
+    room_bytes: usize,
     uncredited: u64,
     is_file: bool,
     has_written_file: bool,
@@ -75,6 +78,8 @@ impl Sink {
             failed: false,
             ended: false,
             undelivered: None,
+            undelivered_bytes: 0,
+            room_bytes: 0,
             uncredited: 0,
             is_file: descriptor.kind() == Kind::File,
             has_written_file: false,
@@ -86,6 +91,7 @@ impl Sink {
         if data.is_empty() {
         } else if self.failed {
             self.undelivered.get_or_insert(Errno::EPIPE);
+            self.undelivered_bytes += data.len();
         } else {
             pieces::keep(&mut self.queue, data);
         }
@@ -100,6 +106,12 @@ impl Sink {
     /// The error because of which output was not delivered, if any.
     pub fn undelivered(&self) -> Option<Errno> {
         self.undelivered
+    }
+
+    /// Returns true if the pipe could have taken all that was not delivered before its reader left:
+    /// a local command that was done by then would have noticed nothing.
+    pub fn had_room(&self) -> bool {
+        self.undelivered_bytes <= self.room_bytes
     }
 
     /// Checks for delayed write errors; to be called once all is written. A file system may report
@@ -160,11 +172,28 @@ impl Sink {
         if !self.is_idle() {
             self.undelivered.get_or_insert(errno);
         }
+        if !self.failed && errno == Errno::EPIPE {
+            let queued: usize = self.queue.iter().map(Bytes::len).sum();
+            self.undelivered_bytes = queued + self.held();
+            self.room_bytes = self.room();
+        }
         self.failed = true;
         self.queue.clear();
         if let How::Pipe { held, .. } = &mut self.how {
             *held = 0;
         }
+    }
+
+    /// Bytes that fit into a pipe beside those that are in it; 0 for other descriptors.
+    fn room(&self) -> usize {
+        if !matches!(self.how, How::Pipe { .. } | How::SmallPipe) {
+            return 0;
+        }
+        let size = fcntl(self.borrow(), FcntlArg::F_GETPIPE_SZ).unwrap_or(0);
+        let unread = rustix::io::ioctl_fionread(self.borrow()).unwrap_or(u64::MAX);
+        usize::try_from(size)
+            .unwrap_or(0)
+            .saturating_sub(usize::try_from(unread).unwrap_or(usize::MAX))
     }
 
     fn held(&self) -> usize {
@@ -265,4 +294,74 @@ fn ferry() -> Option<How> {
     // The default of 64 KiB suffices when the user's limit of pipe pages is used up.
     let _ = fcntl(write.as_fd(), FcntlArg::F_SETPIPE_SZ(FERRY_BYTES));
     Some(How::Pipe { read, write, held: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use super::*;
+
+    /// Bytes that a pipe holds (pipe(7)).
+    const PIPE_BYTES: usize = 64 << 10;
+
+    /// A pipe's sink after `written` bytes of which `read` were read, whose reader has left.
+    fn unread(written: usize, read: usize) -> (Sink, OwnedFd) {
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        let descriptor = Descriptor {
+            fd: writer.as_raw_fd().cast_unsigned(),
+            kind: Kind::Pipe.into(),
+            ..Descriptor::default()
+        };
+        let mut sink = Sink::new(&descriptor);
+        sink.push(vec![b'x'; written].into());
+        assert_eq!(sink.write(true).unwrap(), written);
+        let mut buffer = vec![0; read];
+        assert_eq!(nix::unistd::read(&reader, &mut buffer).unwrap(), read);
+        drop(reader);
+        (sink, writer)
+    }
+
+    #[test]
+    fn a_pipe_takes_64_kib_beside_what_its_reader_has_read() {
+        let rows = [
+            (16 << 10, 1, PIPE_BYTES - (16 << 10) + 1),
+            (16 << 10, 16 << 10, PIPE_BYTES),
+            (PIPE_BYTES, 100, 100),
+        ];
+        for (written, read, room) in rows {
+            for (more, had_room) in [(room, true), (room + 1, false)] {
+                let (mut sink, _writer) = unread(written, read);
+                sink.fail(Errno::EPIPE);
+                sink.push(vec![b'x'; more].into());
+                assert_eq!(sink.had_room(), had_room, "{written} {read} {more}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_that_wait_when_the_reader_leaves_count_too() {
+        // Of a megabyte, the pipe takes 64 KiB.
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        let fd = writer.as_raw_fd().cast_unsigned();
+        let mut sink =
+            Sink::new(&Descriptor { fd, kind: Kind::Pipe.into(), ..Descriptor::default() });
+        sink.push(vec![b'x'; 1 << 20].into());
+        assert!(sink.write(true).unwrap() <= PIPE_BYTES);
+        drop(reader);
+        sink.fail(Errno::EPIPE);
+        assert!(!sink.had_room() && sink.undelivered() == Some(Errno::EPIPE));
+    }
+
+    #[test]
+    fn only_pipes_have_room() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = ours.as_raw_fd().cast_unsigned();
+        let mut sink =
+            Sink::new(&Descriptor { fd, kind: Kind::Socket.into(), ..Descriptor::default() });
+        drop(theirs);
+        sink.fail(Errno::EPIPE);
+        sink.push(Bytes::from_static(b"x"));
+        assert!(!sink.had_room());
+    }
 }

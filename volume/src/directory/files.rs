@@ -52,6 +52,8 @@ pub struct Opened {
     pub flags: OpenFlags,
     /// The kernel's descriptor.
     pub fd: Descriptor,
+    /// True if the kernel's descriptor has `O_APPEND`; see [`Session::reopen`].
+    pub only_appends: bool,
     /// True if a lock of the whole file was ever asked for.
     pub is_locked: AtomicBool,
 }
@@ -140,22 +142,31 @@ impl Session {
     /// Returns the place's open file, or opens it for this one use.
     pub fn usable(&self, place: Place, flags: OpenFlags) -> Result<Usable, Fault> {
         match self.target(place)? {
-            Target::Opened(opened) if opened.flags.contains(flags) => Ok(Usable::Opened(opened)),
+            // Each write says whether it appends: fcntl(2) may have changed that.
+            Target::Opened(opened) if opened.flags.contains(flags - OpenFlags::APPEND) => {
+                Ok(Usable::Opened(opened))
+            }
             Target::Opened(_) => Err(Errno::EBADF.into()),
             Target::Node(node) => Ok(Usable::Own(self.reopen(&node, flags)?)),
         }
     }
 
+    /// Opens a file; with `O_APPEND` only if the kernel demands it, for an append-only file
+    /// (chattr(1)): a write at an offset through such a descriptor would go to the end.
     fn reopen(&self, node: &Node, flags: OpenFlags) -> Result<OwnedFd, Fault> {
         self.check_kind(node, flags)?;
         if flags.contains(OpenFlags::TRUNCATE) {
             effects::begin();
         }
-        Ok(rustix::fs::open(
-            attributes::link_to(node.fd.as_fd()),
-            kernel_flags(flags),
-            Mode::empty(),
-        )?)
+        let link = attributes::link_to(node.fd.as_fd());
+        let open = |how: OFlags| rustix::fs::open(&*link, how, Mode::empty());
+        let how = kernel_flags(flags);
+        Ok(match open(how) {
+            Err(rustix::io::Errno::PERM) if flags.contains(OpenFlags::APPEND) => {
+                open(how | OFlags::APPEND)?
+            }
+            opened => opened?,
+        })
     }
 
     /// Checks that a file of this kind can be opened with these flags, permissions apart.
@@ -311,6 +322,7 @@ impl Session {
         } else {
             BYTES
         };
+        let only_appends = rustix::fs::fcntl_getfl(&fd)?.contains(OFlags::APPEND);
         let fd = Descriptor::open(&self.closing, fd, Arc::new(room));
         let entry = self.entry(fd.as_fd(), file, wanted)?;
         let handle = Handle(self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
@@ -322,7 +334,8 @@ impl Session {
         if self.is_over() {
             return Err(Errno::ESTALE.into());
         }
-        opened.insert(handle, Arc::new(Opened { file, flags, fd, is_locked: false.into() }));
+        let is_locked = false.into();
+        opened.insert(handle, Arc::new(Opened { file, flags, fd, only_appends, is_locked }));
         drop(opened);
         let parent = parent.map(|parent| self.entry_of_node(parent)).transpose()?;
         Ok(Answer::Opened { handle, entry, parent })
@@ -449,7 +462,7 @@ pub fn copy_step(
 }
 
 /// Converts flags for open(2). Without `O_APPEND`: each write appends by itself
-/// ([`super::transfer`]). With `O_NONBLOCK`, so that no pipe blocks.
+/// ([`super::transfer`]), if it is to. With `O_NONBLOCK`, so that no pipe blocks.
 fn kernel_flags(flags: OpenFlags) -> OFlags {
     let (reads, writes) = (flags.contains(OpenFlags::READ), flags.contains(OpenFlags::WRITE));
     let access = match (reads, writes) {

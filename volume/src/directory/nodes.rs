@@ -63,6 +63,7 @@ pub struct Nodes {
     root: Node,
     /// The root's mount id; other mounts aren't entered.
     mount: u64,
+    /// See [`sys::system_of`].
     system: u64,
     /// True if file handles can be opened; otherwise files are found again by name.
     opens_handles: bool,
@@ -135,7 +136,7 @@ impl Nodes {
         let opens = |handle: Handle| sys::open_handle(root.as_fd(), &handle).is_ok();
         let opens_handles =
             may_open_handles && sys::handle_of(root.as_fd(), Purpose::Opening).is_ok_and(opens);
-        let system = rustix::fs::fstatvfs(&root)?.f_fsid;
+        let system = sys::system_of(root.as_fd())?;
         let id =
             FileId { inode: found.inode, generation: number_of(root.as_fd(), &found, telling).0 };
         let has_acls = super::attributes::may_have_acls(root.as_fd());

@@ -20,6 +20,11 @@ use crate::store::Caller;
 
 /// Size of the longest file handle (MAX_HANDLE_SZ).
 const MAX_HANDLE_BYTES: usize = 128;
+/// File systems' types (statfs(2)).
+pub const BTRFS: u64 = 0x9123_683e;
+pub const TMPFS: u64 = 0x0102_1994;
+/// Number of a Btrfs file system's top-level subvolume (BTRFS_FS_TREE_OBJECTID).
+const TOP_LEVEL: u64 = 5;
 /// Flag for a handle that only identifies a file and can't be opened; more file systems support it
 /// (name_to_handle_at(2), Linux 6.5).
 const AT_HANDLE_FID: libc::c_int = 0x200;
@@ -45,6 +50,11 @@ impl Handle {
         let (kind, rest) = rest.split_first_chunk::<4>()?;
         let bytes = rest.get(..u32::from_ne_bytes(*length) as usize)?;
         Some(Self { kind: i32::from_ne_bytes(*kind), bytes: bytes.into() })
+    }
+
+    /// Returns the number of the subvolume in a handle of Btrfs (`struct btrfs_fid`).
+    fn subvolume(&self) -> Option<u64> {
+        Some(u64::from_ne_bytes(self.bytes.get(8..16)?.try_into().ok()?))
     }
 
     /// Returns a hash, almost certainly unique within the file system.
@@ -98,6 +108,29 @@ pub fn handle_of(file: BorrowedFd<'_>, purpose: Purpose) -> nix::Result<Handle> 
     Errno::result(done)?;
     let bytes = handle.bytes.get(..handle.length as usize).ok_or(Errno::EOVERFLOW)?;
     Ok(Handle { kind: handle.kind, bytes: bytes.into() })
+}
+
+/// Returns the id of a file's whole file system, as in events about any of its files.
+///
+/// Btrfs shows another id in each subvolume: the file system's own with the subvolume's number
+/// XORed into it (btrfs_statfs(), Linux fs/btrfs/super.c). Handles say which subvolume a file is
+/// in, and are the same in all mounts. So the number is replaced by that of the top level, which
+/// holds the file system's root.
+pub fn system_of(file: BorrowedFd<'_>) -> nix::Result<u64> {
+    let errno = |errno: rustix::io::Errno| Errno::from_raw(errno.raw_os_error());
+    let shown = rustix::fs::fstatvfs(file).map_err(errno)?.f_fsid;
+    if rustix::fs::fstatfs(file).map_err(errno)?.f_type.cast_unsigned() != BTRFS {
+        return Ok(shown);
+    }
+    // Without handles (a container may forbid them) nothing is watched either.
+    let subvolume = handle_of(file, Purpose::Opening).ok().and_then(|handle| handle.subvolume());
+    Ok(subvolume.map_or(shown, |subvolume| id_of_whole(shown, subvolume)))
+}
+
+/// Both halves of an id are XORed: the first with the number's upper half, the second with the
+/// lower one.
+fn id_of_whole(shown: u64, subvolume: u64) -> u64 {
+    shown ^ (subvolume ^ TOP_LEVEL).rotate_right(u32::BITS)
 }
 
 /// Opens a file by its handle (`O_PATH`), on the file system of `mount`. It uses a capability that
@@ -445,6 +478,14 @@ mod tests {
             );
         });
         thread.join().unwrap();
+    }
+
+    /// As seen on Linux 6.18: in the bytes' order, the top level and subvolume 256 of one.
+    #[test]
+    fn subvolumes_of_a_file_system_have_one_id() {
+        let top = u64::from_le_bytes([0xf7, 0xfe, 0xbf, 0x09, 0x71, 0x15, 0x60, 0x5e]);
+        let shown = u64::from_le_bytes([0xf7, 0xfe, 0xbf, 0x09, 0x74, 0x14, 0x60, 0x5e]);
+        assert_eq!((id_of_whole(top, 5), id_of_whole(shown, 256)), (top, top));
     }
 
     #[test]

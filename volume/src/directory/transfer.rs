@@ -324,7 +324,16 @@ impl Session {
 
     /// Writes at an offset, or atomically at the end.
     fn write_bytes(&self, place: Place, data: &Bytes, offset: Option<u64>) -> Result<Entry, Fault> {
-        let file = self.usable(place, OpenFlags::WRITE)?;
+        let flags = match offset {
+            Some(_) => OpenFlags::WRITE,
+            None => OpenFlags::WRITE | OpenFlags::APPEND,
+        };
+        let file = self.usable(place, flags)?;
+        if let (Some(_), Usable::Opened(opened)) = (offset, &file)
+            && opened.only_appends
+        {
+            return Err(Errno::EPERM.into());
+        }
         write_all(&file, data, offset)?;
         self.entry(file.as_fd(), place.file, Leases::ATTRIBUTES)
     }

@@ -39,10 +39,15 @@ const QUEUE: u32 = libc::FAN_CLASS_NOTIF
 const NAMES: u64 = libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO;
 const EVENTS: u64 =
     NAMES | libc::FAN_MODIFY | libc::FAN_ATTRIB | libc::FAN_DELETE_SELF | libc::FAN_ONDIR;
-/// Network file systems and FUSE, which can change without events of this kernel: NFS, SMB (three
-/// of them), FUSE, Ceph, 9P, AFS (statfs(2)).
-const ELSEWHERE: [u64; 8] =
-    [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x6573_5546, 0x00c3_6400, 0x0102_1997, 0x5346_414f];
+/// File systems all of whose changes are events of this kernel, and whose files keep their handles
+/// as long as they exist: ext2 to ext4, XFS, tmpfs, Btrfs (statfs(2)). Not overlayfs, which gives a
+/// file another handle when it is first changed, nor what other machines change.
+///
+/// Invariant: an event's file system id is that of the descriptor that was marked, and the kernel
+/// refuses a descriptor whose id differs from that of the file system's root (fanotify_mark(2),
+/// EXDEV). So a Btrfs subvolume is watched only with the whole file system; see
+/// [`sys::system_of`].
+const TOLD: [u64; 4] = [0xef53, 0x5846_5342, sys::TMPFS, sys::BTRFS];
 /// Size of the buffer for events.
 const READ_BYTES: usize = 64 << 10;
 /// Limit of queued events, each of which takes some hundred bytes in the kernel. Beyond it all
@@ -99,9 +104,13 @@ impl Watch {
     /// Watches the file system of that directory, if possible.
     pub fn cover(&self, root: BorrowedFd<'_>) -> Watched {
         let Some(shared) = &self.shared else { return Watched::LeaseEnd };
-        if rustix::fs::fstatfs(root)
-            .is_ok_and(|found| ELSEWHERE.contains(&(found.f_type.cast_unsigned())))
+        if !rustix::fs::fstatfs(root)
+            .is_ok_and(|found| TOLD.contains(&found.f_type.cast_unsigned()))
         {
+            return Watched::LeaseEnd;
+        }
+        // Events name files by handles.
+        if sys::handle_of(root, sys::Purpose::Opening).is_err() {
             return Watched::LeaseEnd;
         }
         // Marked anew each time, which changes nothing where it is marked. The mark goes with the
@@ -234,6 +243,47 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    /// Whose files have other handles after their first change, as the kernel knows, unless it is
+    /// told to keep a table of the former ones.
+    #[test]
+    fn an_overlay_is_not_watched() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let covered = || {
+            let none = None::<&str>;
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            let private = nix::mount::MsFlags::MS_REC | nix::mount::MsFlags::MS_PRIVATE;
+            nix::mount::mount(none, "/", none, private, none).unwrap();
+            let top = tempfile::tempdir().unwrap();
+            let plain = nix::mount::MsFlags::empty();
+            nix::mount::mount(none, top.path(), Some("tmpfs"), plain, none).unwrap();
+            let [lower, upper, work, merged] =
+                ["lower", "upper", "work", "merged"].map(|name| top.path().join(name));
+            for directory in [&lower, &upper, &work, &merged] {
+                std::fs::create_dir(directory).unwrap();
+            }
+            let watch = Watch::start(Arc::new(Keeper::default()));
+            let cover = |path| watch.cover(std::fs::File::open(path).unwrap().as_fd());
+            let by_itself = cover(&upper);
+            let named = |key: &str, path: &std::path::Path| format!("{key}={}", path.display());
+            let options = [
+                named("lowerdir", &lower),
+                named("upperdir", &upper),
+                named("workdir", &work),
+                "index=on,nfs_export=on".to_owned(),
+            ]
+            .join(",");
+            nix::mount::mount(none, &merged, Some("overlay"), plain, Some(&*options)).unwrap();
+            let overlaid = cover(&merged);
+            nix::mount::umount(&merged).unwrap();
+            nix::mount::umount(top.path()).unwrap();
+            (by_itself, overlaid)
+        };
+        let found = thread::spawn(covered).join().unwrap();
+        assert_eq!(found, (Watched::Fanotify, Watched::LeaseEnd));
+    }
 
     /// Events that wait are read by somebody else, who never gets to their end.
     #[test]

@@ -475,7 +475,10 @@ impl Volume {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another server may follow after a loss of the connection.
+        table.lease_limit = self.store.lease_limit();
+        table
     }
 
     /// Returns the time until which the cache of a file is valid.
@@ -484,7 +487,8 @@ impl Volume {
         if node.unborn.is_none() && node.stamp < self.store.valid_above() {
             return crate::clock::now();
         }
-        self.store.lease_limit().map_or(valid_until, |limit| valid_until.min(node.heard + limit))
+        let of_lease = self.store.lease_limit().map(|limit| node.cached_since + limit);
+        of_lease.map_or(valid_until, |of_lease| valid_until.min(of_lease))
     }
 
     /// Returns true if the cache of a file is valid now.

@@ -10,7 +10,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     ffi::{OsStr, OsString},
     sync::{Arc, atomic::Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::Notify;
@@ -71,8 +71,9 @@ pub(super) struct Node {
     pub leases: Leases,
     /// Stamp of the latest answer about it.
     pub stamp: Stamp,
-    /// Time of the request with that answer.
-    pub heard: Instant,
+    /// Time of the request since whose answer it is cached. Later answers are about its attributes
+    /// alone, so they make its names no newer; see [`Table::lease_limit`].
+    pub cached_since: Instant,
     /// Names that were looked up, cached under [`Leases::ENTRIES`]; `None`: no such name.
     pub names: HashMap<OsString, Option<FileId>>,
     /// Names that the kernel may cache, also negative ones. They outlive `names`, until the
@@ -187,6 +188,12 @@ pub(super) struct Table {
     most_held: usize,
     /// Notified when the limit is exceeded.
     is_full: Arc<Notify>,
+    /// Lifetime of what is cached of a file ([`crate::Store::lease_limit`]).
+    ///
+    /// Invariant: where there is one, everything that is cached of a file was asked for at
+    /// [`Node::cached_since`] or later, and is used for that long from then on. The next answer
+    /// after that first drops all of it.
+    pub lease_limit: Option<Duration>,
 }
 
 /// Returns true for an id that was given out before the store knew the file.
@@ -211,6 +218,7 @@ impl Table {
             most_files,
             most_held: most_files,
             is_full: Arc::default(),
+            lease_limit: None,
         };
         table.insert(ROOT, root);
         table
@@ -227,7 +235,7 @@ impl Table {
             losses: 0,
             leases: Leases::empty(),
             stamp: Stamp(0),
-            heard: crate::clock::now(),
+            cached_since: crate::clock::now(),
             names: HashMap::new(),
             told: HashSet::new(),
             listing: None,
@@ -309,6 +317,8 @@ impl Table {
         }
         let is_free =
             file.inode > ROOT && file.inode < FIRST_ALIAS && !self.nodes.contains_key(&file.inode);
+        // The root is shown with its own inode number, too.
+        let is_free = is_free && self.node(ROOT).is_none_or(|root| root.file.inode != file.inode);
         let number = if is_free { file.inode } else { self.next_alias };
         self.next_alias += u64::from(!is_free);
         self.insert(number, file);
@@ -541,11 +551,17 @@ impl Table {
             }
             return false;
         }
+        let is_old = self.lease_limit.is_some_and(|limit| asked >= node.cached_since + limit);
+        if is_old {
+            node.lose(Leases::all() - Leases::WRITE);
+        }
+        if is_old || node.leases.is_empty() {
+            node.cached_since = asked;
+        }
         if !node.leases.contains(Leases::ENTRIES) {
             node.entries_since = entry.stamp;
         }
         node.stamp = entry.stamp;
-        node.heard = asked;
         node.leases = entry.leases;
         if entry.leases.contains(Leases::WRITE) {
             self.writable.insert(file);
@@ -827,6 +843,75 @@ impl Node {
         if leases.contains(Leases::DATA) {
             self.pages_doubtful = true;
             self.pages_recalled = Some(crate::clock::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Time;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn directory(inode: u64, stamp: u64) -> Entry {
+        let time = Time { seconds: 0, nanoseconds: 0 };
+        let id = FileId { inode, generation: inode * 1000 };
+        let attributes = Attributes {
+            id,
+            kind: Kind::Directory,
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            links: 2,
+            size: 0,
+            blocks: 0,
+            rdev: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            version: 1,
+            acls: None,
+        };
+        Entry { attributes, leases: Leases::ATTRIBUTES | Leases::ENTRIES, stamp: Stamp(stamp) }
+    }
+
+    /// As on Btrfs, where each subvolume's top has number 256.
+    #[test]
+    fn numbers_of_files_differ_from_the_one_that_the_root_is_shown_with() {
+        let root = FileId { inode: 256, generation: 1 };
+        let mut table = Table::new(root, 100);
+        let first = table.number(FileId { inode: 256, generation: 2 });
+        let second = table.number(FileId { inode: 256, generation: 3 });
+        assert!(first != second && ![first, second].contains(&256), "{first} {second}");
+        assert_eq!(table.number(FileId { inode: 257, generation: 4 }), 257);
+        assert_eq!(table.number(root), ROOT);
+    }
+
+    /// Where changes are not told: someone who stats a directory again and again never sees a new
+    /// name in it otherwise.
+    #[test]
+    fn names_are_no_longer_remembered_for_what_is_heard_of_their_directory() {
+        let file = directory(7, 0).attributes.id;
+        for (lease_limit, after_limit) in [(Some(LIMIT), Known::Unknown), (None, Known::Absent)] {
+            let mut table = Table::new(FileId { inode: 2, generation: 2 }, 100);
+            table.lease_limit = lease_limit;
+            let begin = crate::clock::now();
+            let number = table.number(file);
+            let at = NameIn { parent: number, name: OsStr::new("new") };
+            table.learn(&directory(7, 1), begin);
+            table.found(&directory(7, 1), at.name, None);
+            for (second, stamp) in [(4, 2), (9, 3)] {
+                table.learn(&directory(7, stamp), begin + Duration::from_secs(second));
+                assert_eq!(table.known(at), Known::Absent);
+                assert_eq!(table.node(number).unwrap().cached_since, begin);
+            }
+            table.learn(&directory(7, 4), begin + LIMIT);
+            assert_eq!(table.known(at), after_limit);
+            // What is heard from now on is remembered as long.
+            table.found(&directory(7, 4), at.name, Some(file));
+            table.learn(&directory(7, 5), begin + LIMIT + Duration::from_secs(9));
+            assert_eq!(table.known(at), Known::File(file));
         }
     }
 }

@@ -27,16 +27,12 @@ pub struct Changed {
     pub removed: Vec<OsString>,
     /// Those of `written` that are directories or links now, with the links' targets.
     pub kinds: Vec<(OsString, Option<OsString>)>,
-    pub now: Option<Now>,
+    /// How the `written` are now.
+    pub written_now: Vec<Attributes>,
+    /// How a directory is whose only changes are new files in place of old ones.
+    pub now: Option<Attributes>,
     /// The directory's owner after the run, if it may be told.
     pub owner: Option<u32>,
-}
-
-/// State of a directory whose only changes are new files in place of old ones, and of these files.
-#[derive(Debug, PartialEq)]
-pub struct Now {
-    pub own: Attributes,
-    pub written: Vec<Attributes>,
 }
 
 impl DirectoryChanges {
@@ -71,8 +67,8 @@ impl DirectoryChanges {
             written: bytes(&changed.written),
             removed: bytes(&changed.removed),
             kinds: changed.kinds.iter().map(kind).collect(),
-            now: changed.now.as_ref().map(|now| now.own),
-            written_now: changed.now.iter().flat_map(|now| now.written.iter().copied()).collect(),
+            now: changed.now,
+            written_now: changed.written_now.clone(),
             owner: changed.owner,
         };
         self.directories.iter().map(directory).collect()

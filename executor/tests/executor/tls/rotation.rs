@@ -24,11 +24,11 @@ fn all() -> [Identity; 3] {
 }
 
 impl TlsLab {
-    fn rotate(&self) -> String {
+    pub(super) fn rotate(&self) -> String {
         administer::rotate(self.directory.path()).unwrap()
     }
 
-    fn finish(&self, forced: Forced) -> Result<String, String> {
+    pub(super) fn finish(&self, forced: Forced) -> Result<String, String> {
         administer::finish_rotation(self.directory.path(), forced)
             .map_err(|error| error.to_string())
     }
@@ -71,7 +71,7 @@ impl TlsLab {
         kept
     }
 
-    fn change_register(&self, change: impl Fn(&mut serde_json::Value)) {
+    pub(super) fn change_register(&self, change: impl Fn(&mut serde_json::Value)) {
         let path = self.file("register.json");
         let mut register = serde_json::from_str(&secret::read(&path).unwrap()).unwrap();
         change(&mut register);

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use fs_mapper::config::TlsHost;
 use http_body::Frame;
 use http_body_util::StreamBody;
-use posh_executor::config::Identity;
+use posh_executor::{config::Identity, tls::rotation::Forced};
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{StatusRequest, executor_client::ExecutorClient},
@@ -147,6 +147,45 @@ async fn a_revocation_ends_a_session_with_its_locks() {
     assert_ended(&lab, &remote, place).await;
     // No other identity's session has ended.
     find(&other, "f").await;
+}
+
+/// A run goes on over a certificate that has lapsed; a session would without end.
+#[tokio::test]
+async fn a_session_ends_with_its_certificate() {
+    let lab = TlsLab::start(&[identity("ada"), identity("bob")]).await;
+    let (ada, bob) = (lab.enrol("ada").await.unwrap(), lab.enrol("bob").await.unwrap());
+    let other = volume_of(&lab, &bob, "logs").await.unwrap();
+    let (remote, place) = held(&lab, &ada).await;
+    lab.change_register(|register| {
+        for entry in register["certificates"].as_array_mut().unwrap() {
+            if entry["identity"] == "ada" {
+                entry["expires_s"] = 1.into();
+            }
+        }
+    });
+    assert_ended(&lab, &remote, place).await;
+    find(&other, "f").await;
+    drop(remote);
+    let (remote, place) = held(&lab, &lab.enrol("ada").await.unwrap()).await;
+    lab.rotate();
+    lab.finish(Forced::Yes).unwrap();
+    assert_ended(&lab, &remote, place).await;
+}
+
+/// A gateway that has renewed connects anew within the hour; the former certificate counts for a
+/// day.
+#[tokio::test]
+async fn a_session_ends_with_a_certificate_that_was_replaced_long_ago_and_another_one_begins() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let ada = lab.enrol("ada").await.unwrap();
+    let (remote, place) = held(&lab, &ada).await;
+    tls::enrol::renew(tls::channel(&lab.host, &ada).await.unwrap(), &lab.host, &ada).await.unwrap();
+    // Longer than the interval in which sessions are looked at.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    find(&remote, "f").await;
+    lab.a_day_later();
+    assert_ended(&lab, &remote, place).await;
+    timeout(PATIENCE, find(&remote, "f")).await.expect("it connects anew by itself");
 }
 
 /// Running work may be the reason for that, and would keep a revocation from taking effect.

@@ -49,9 +49,7 @@ impl PipelineRelay<'_> {
                 let released = output.push((JOINED, fd), data);
                 let undelivered = output.take_undelivered();
                 self.deliver(stage, fd, released).await;
-                if undelivered {
-                    self.tell_undelivered(stage, fd).await;
-                }
+                self.tell_undelivered(stage, fd, undelivered).await;
             }
             // Output to /dev/null.
             None if fd == 1 => self.joining(stage).into_iter().for_each(|j| j.allow(bytes)),

@@ -18,7 +18,6 @@ use crate::{
         resume::{self, Gone, Order, Resumed},
     },
     enlisted::{DescriptorKind, Pid},
-    facts::ResolvedCommand,
     lower::RunStream,
     stage_link::ForStage,
 };
@@ -154,14 +153,9 @@ impl PipelineRelay<'_> {
     async fn run_again(&mut self, run: usize, gone: Option<Gone>) -> bool {
         let (stages, runs) = self.concerned(run);
         let mut orders = BTreeMap::new();
-        // Undelivered output need not be reproducible.
-        let is_unseen =
-            stages.iter().all(|&s| self.delivered.range((s, 0)..=(s, u32::MAX)).next().is_none());
         for &stage in &stages {
-            let repeats = |r: &ResolvedCommand| {
-                again::repeats_itself(r) || (is_unseen && again::only_reads(r))
-            };
-            if !self.readings[stage].as_ref().is_ok_and(repeats) || self.spent.contains(&stage) {
+            let repeats = self.readings[stage].as_ref().is_ok_and(again::repeats_itself);
+            if !repeats || self.spent.contains(&stage) {
                 return false;
             }
             let Some(delivered) = self.delivered_of(stage, gone) else { return false };
