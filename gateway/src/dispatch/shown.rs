@@ -122,14 +122,20 @@ fn age(table: &OnMounts, path: &Path, told: ToldFile) -> Age {
 
 fn age_of(shown: &Attributes, told: ToldFile) -> Age {
     let ToldFile { now, grows } = told;
+    let (shown, now) = (as_sftp_has_it(*shown), as_sftp_has_it(now));
     let is_larger = shown.size >= now.size;
     match shown.mtime_s.cmp(&now.mtime_s) {
-        _ if *shown == now => Age::New,
+        _ if shown == now => Age::New,
         Ordering::Less => Age::Old,
         Ordering::Equal if grows && is_larger => Age::New,
         Ordering::Greater if is_larger => Age::New,
         Ordering::Equal | Ordering::Greater => Age::Unclear,
     }
+}
+
+/// Times of SFTP, version 3, are unsigned and have 32 bits (draft-ietf-secsh-filexfer-02, 5).
+fn as_sftp_has_it(attributes: Attributes) -> Attributes {
+    Attributes { mtime_s: attributes.mtime_s & i64::from(u32::MAX), ..attributes }
 }
 
 #[cfg(test)]
@@ -148,6 +154,7 @@ mod tests {
             (state(0, 8), true, Age::Unclear),
             (state(24, 9), false, Age::New),
             (state(5, 9), false, Age::Unclear),
+            (state(12, 8 + (1 << 32)), false, Age::New),
         ];
         for (shown, grows, expected) in rows {
             let told = ToldFile { now: state(12, 8), grows };
