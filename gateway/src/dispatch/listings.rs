@@ -1,5 +1,5 @@
-//! Checks that this machine's mounts can be made to show at once what a command changes on a
-//! server: the listings of directories.
+//! Checks that the cached directory listings of this machine's mounts can be invalidated after a
+//! command has run on a server.
 
 use std::time::Duration;
 
@@ -18,18 +18,17 @@ use crate::{
 /// Directories in which a command on a server may make or replace single files: each listing is
 /// invalidated by a call of its own, and the executor tells of no more than twice as many.
 const MOST_DIRECTORIES: usize = MOST_CHANGED_DIRECTORIES / 2;
-/// Directories whose owners are looked at: each may take a round trip.
+/// Number of directories whose owners are requested, each in a round trip at worst.
 const LOOKED_AT: usize = 8;
-/// How long a mount may take to answer.
+/// Timeout of a mount's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Checks a command's changes against what the mounts can be made to forget. Its mounts are those
-/// of `world`, by whose table it was resolved; `user` is the one as whom it would run on the
-/// server, if that is told.
+/// Checks the listings that a command may change. `world` has the mount table by which it was
+/// resolved; `user` is its user on the server, if known.
 ///
 /// # Errors
 /// Why it runs here.
-pub fn can_be_told(
+pub fn can_invalidate(
     world: &World<'_>,
     reading: &ResolvedCommand,
     user: Option<u32>,
@@ -58,7 +57,7 @@ pub fn can_be_told(
     let Some(first) = listings.first().map(|listing| listing.directory.clone()) else {
         return Ok(());
     };
-    let look = move || listings.into_iter().find(|listing| is_kept(listing, user));
+    let look = move || listings.into_iter().find(|listing| stays_cached(listing, user));
     match world.own_files.ask_aside(&first, PATIENCE, look) {
         Ok(None) => Ok(()),
         Ok(Some(listing)) => Err(ReasonKind::Attributes.because(format!(
@@ -71,9 +70,9 @@ pub fn can_be_told(
     }
 }
 
-/// Returns true if a listing will change that sshfs can't be made to forget: the directory is
-/// somebody else's. A directory that is not found here is made by the command, or not changed.
-fn is_kept(listing: &ChangedListing, user: u32) -> bool {
+/// Returns true if a listing will change that sshfs keeps until it expires: only the directory's
+/// owner can invalidate it. The command creates a directory that is missing, or changes none.
+fn stays_cached(listing: &ChangedListing, user: u32) -> bool {
     let ChangedListing { directory, unless_exists } = listing;
     ownership::owner(directory).is_some_and(|owner| owner != user)
         && unless_exists.as_ref().is_none_or(|path| ownership::owner(path).is_none())

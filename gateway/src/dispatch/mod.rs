@@ -11,8 +11,8 @@ mod refresh;
 mod remake;
 mod resume;
 mod settle;
-mod shown;
 mod start;
+mod verify;
 mod write_error;
 
 use std::{
@@ -454,7 +454,7 @@ async fn refusals(
         for (id, connection) in &connections {
             let can = can_run(gateway, *id, connection, &commands[index], reading).await;
             let user = connection.description().reply.user;
-            if let Err(reason) = can.and_then(|()| listings::can_be_told(world, reading, user)) {
+            if let Err(reason) = can.and_then(|()| listings::can_invalidate(world, reading, user)) {
                 facts.refusals.insert(*id, reason);
             }
         }

@@ -1,9 +1,14 @@
 //! A refresh's access to its mounts: the mount table, and its shares of the limits per executor
 //! ([`Shares`](crate::shares::Shares)).
 
-use std::{collections::BTreeMap, ops::Deref, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ops::Deref,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use fs_mapper::{DirectoryOwners, ExecutorName, Mount, MountTable, Resolution};
+use fs_mapper::{DirectoryOwners, ExecutorName, Mount, MountTable, Resolution, coherence::Change};
 
 use super::refresh::{ReportedChanges, is_on_mount_of, unseen};
 use crate::{executors::Executor, shares::TaskShare, state::Gateway};
@@ -71,10 +76,11 @@ impl OnMounts {
 /// Number of reported paths per executor, and their bytes.
 fn sizes(table: &MountTable, told: &ReportedChanges) -> BTreeMap<ExecutorName, (usize, usize)> {
     let mut sizes: BTreeMap<ExecutorName, (usize, usize)> = BTreeMap::new();
-    for change in told.changes.iter().chain(told.doubtful.iter().map(|(change, _)| change)) {
-        if let Resolution::Owned(owned) = table.resolve(change.path(), Path::new("/")) {
+    let changes = told.changes.iter().chain(told.doubtful.iter().map(|(change, _)| change));
+    for path in changes.map(Change::path).chain(told.files.keys().map(PathBuf::as_path)) {
+        if let Resolution::Owned(owned) = table.resolve(path, Path::new("/")) {
             let (paths, bytes) = sizes.entry(owned.executor).or_default();
-            (*paths, *bytes) = (*paths + 1, *bytes + change.path().as_os_str().len());
+            (*paths, *bytes) = (*paths + 1, *bytes + path.as_os_str().len());
         }
     }
     sizes
@@ -84,6 +90,7 @@ fn forget_all_of(table: &MountTable, name: &ExecutorName, told: &mut ReportedCha
     tracing::warn!(executor = %name, "too many changes at one time");
     told.changes.retain(|change| !is_on_mount_of(table, name, change.path()));
     told.doubtful.retain(|(change, _)| !is_on_mount_of(table, name, change.path()));
+    told.files.retain(|path, _| !is_on_mount_of(table, name, path));
     let is_its = |mount: &&Mount| {
         mount.mounted() && mount.owner.as_ref().is_some_and(|owner| owner.executor == *name)
     };
@@ -95,9 +102,10 @@ fn forget_all_of(table: &MountTable, name: &ExecutorName, told: &mut ReportedCha
 mod tests {
     use std::collections::BTreeSet;
 
-    use fs_mapper::{coherence::Change, config::Config, mountinfo::MountInfo};
+    use fs_mapper::{config::Config, mountinfo::MountInfo};
 
     use super::*;
+    use crate::dispatch::verify::ReportedFiles;
 
     #[test]
     fn a_mount_is_made_to_forget_all_where_too_much_is_told() {
@@ -118,7 +126,8 @@ mod tests {
         let table = MountTable::new(&config, &MountInfo::read().unwrap());
         let removed = |name: &str| Change::Removed(at(name));
         let changes = BTreeSet::from(["a/one", "a/two", "b/one"].map(removed));
-        let mut told = ReportedChanges { changes, doubtful: Vec::new() };
+        let mut told =
+            ReportedChanges { changes, doubtful: Vec::new(), files: ReportedFiles::new() };
         let names: Vec<ExecutorName> = sizes(&table, &told).into_keys().collect();
         assert_eq!(names.iter().map(ExecutorName::as_str).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(sizes(&table, &told)[&names[0]], (2, 2 * at("a/one").as_os_str().len()));

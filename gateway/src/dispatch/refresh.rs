@@ -28,7 +28,7 @@ use super::{
     again,
     on_mounts::OnMounts,
     remake::{self, Remnants},
-    shown::{self, ToldFiles},
+    verify::{self, ReportedFiles},
 };
 use crate::{
     aside::in_own_thread,
@@ -54,7 +54,7 @@ pub struct StageChanges {
     /// Changes to invalidate unless the mount already shows the new state.
     doubtful: Doubtful,
     owners: DirectoryOwners,
-    files: ToldFiles,
+    files: ReportedFiles,
     volumes: OnVolumes,
 }
 
@@ -63,6 +63,7 @@ pub struct StageChanges {
 pub(super) struct ReportedChanges {
     pub changes: BTreeSet<Change>,
     pub doubtful: Doubtful,
+    pub files: ReportedFiles,
 }
 
 /// Changes with the new attributes: to be invalidated unless already shown.
@@ -125,7 +126,7 @@ impl StageChanges {
             }
         }
         let grows = |path: &Path| redirects.iter().any(|d| d.path == path && d.appends());
-        let files = shown::told(&exits, &directories, &changes, grows);
+        let files = verify::reported(&exits, &directories, &changes, grows);
         for exited in exits {
             if exited.changes_incomplete {
                 let has_no_names =
@@ -317,7 +318,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: StageChanges) {
         return;
     }
     catch_up(&gateway, &table, volumes).await;
-    let mut told = ReportedChanges { changes, doubtful };
+    let mut told = ReportedChanges { changes, doubtful, files };
     if told.changes.is_empty() && told.doubtful.is_empty() {
         return;
     }
@@ -326,7 +327,7 @@ pub async fn refresh(gateway: Arc<Gateway>, written: StageChanges) {
     // gives up.
     let work = tokio::spawn(async move {
         let remnants = Remnants::default();
-        let all = forget_all(&gateway, on_mounts, told, files, &remnants);
+        let all = forget_all(&gateway, on_mounts, told, &remnants);
         if tokio::time::timeout(DEADLINE, all).await.is_err() {
             tracing::warn!("a mount does not answer; what it shows of changed files may be old");
             remnants.remove().await;
@@ -339,11 +340,10 @@ async fn forget_all(
     gateway: &Gateway,
     mut on_mounts: OnMounts,
     told: ReportedChanges,
-    files: ToldFiles,
     remnants: &Remnants,
 ) {
     on_mounts.take_turns().await;
-    let (table, ReportedChanges { changes, doubtful }) = (Arc::new(on_mounts), told);
+    let (table, ReportedChanges { changes, doubtful, files }) = (Arc::new(on_mounts), told);
     let (trees, changes) = removed_trees(&table, changes).await;
     let certain = forget(&table, changes);
     let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };
@@ -361,7 +361,7 @@ async fn forget_all(
         .into_iter()
         .map(Change::Removed);
     at_once(&table, left.chain(waited_out).collect(), wait_for_one).await;
-    shown::until_shown(&table, files).await;
+    verify::wait_until_current(&table, files).await;
 }
 
 /// Waits until volumes have received everything that their executors had to say before the command
