@@ -175,6 +175,7 @@ const MOST: &[(&str, &str, usize)] = &[
     ("posh.executor.v1.Exited", "offsets", 8192),
     // As many as volumes of a specification.
     ("posh.executor.v1.Exited", "volume_marks", 256),
+    ("posh.executor.v1.Exited", "files_now", 16_384),
     // What one call made, removed or renamed, and the directories around it.
     ("posh.volume.v1.Entries", "entries", 1024),
     // An executor looks at 500,000 names, and tells of 4,096 directories.
