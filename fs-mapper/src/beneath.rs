@@ -71,6 +71,13 @@ impl MountRoot {
         self.handle(path, HANDLE)?.metadata()
     }
 
+    /// Like [`Self::metadata`], but from the file system, not the kernel's cache.
+    pub fn fresh_metadata(&self, path: &Path) -> io::Result<Metadata> {
+        let handle = self.handle(path, HANDLE)?;
+        look_at(&handle)?;
+        handle.metadata()
+    }
+
     /// Entry kind as this machine sees it.
     pub fn kind(&self, path: &Path) -> io::Result<EntryKind> {
         let handle = self.handle(path, HANDLE)?;

@@ -256,12 +256,6 @@ impl Descriptor {
         self.access() != nix::libc::O_RDONLY
     }
 
-    /// Returns true if each write goes to the file's end (open(2), `O_APPEND`).
-    #[must_use]
-    pub fn appends(&self) -> bool {
-        self.flags.cast_signed() & nix::libc::O_APPEND != 0
-    }
-
     fn access(&self) -> i32 {
         self.flags.cast_signed() & nix::libc::O_ACCMODE
     }

@@ -40,6 +40,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(20);
 /// Pause between attempts to an unconfigured executor: a server counts failed logins.
 const UNASKED_PAUSE: Duration = Duration::from_secs(60);
+/// Time for which a mount that was written to without pause is likely to be.
+const BUSY: Duration = Duration::from_secs(30);
 /// Time that the first pipeline waits for a connection in progress.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -128,6 +130,8 @@ pub struct Executor {
     pub takes_input: bool,
     /// Limits on the cost of refreshing its mounts.
     pub shares: Shares,
+    /// Time until which commands that write on its sshfs mounts run locally.
+    busy_until: Mutex<Option<Instant>>,
     route: Route,
     /// Named only by an sshfs mount: not contacted until needed.
     unasked: bool,
@@ -252,6 +256,7 @@ impl Executor {
             address: config.address.to_string(),
             takes_input: config.takes_input,
             shares: Shares::default(),
+            busy_until: Mutex::default(),
             route,
             unasked: config.origin != ExecutorOrigin::Configured,
             state: watch::Sender::new(ExecutorState::Asleep),
@@ -262,6 +267,20 @@ impl Executor {
 
     fn at_first(&self) -> ExecutorState {
         if self.unasked { ExecutorState::Asleep } else { ExecutorState::Connecting }
+    }
+
+    /// Notes that a program of this machine writes through an sshfs mount without pause, so that
+    /// the mount can't be made to show at once what commands write on the server.
+    pub fn note_busy_mounts(&self) {
+        let mut until = self.busy_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *until = Some(Instant::now() + BUSY);
+    }
+
+    /// Returns true for a while after [`Self::note_busy_mounts`].
+    #[must_use]
+    pub fn has_busy_mounts(&self) -> bool {
+        let until = self.busy_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Current state.

@@ -8,7 +8,7 @@ use std::{
 use fs_mapper::{Mount, MountId, MountTable, Resolution, coherence::Adapter};
 use posh_annotations::{CurrentDir, FileKind, FileUse};
 
-use crate::facts::{PathOwner, ResolvedCommand};
+use crate::facts::{PathOwner, ResolvedCommand, World};
 
 /// Directories that the command creates, on mounts with caches.
 #[must_use]
@@ -83,6 +83,21 @@ pub fn listings_on_sshfs(table: &MountTable, reading: &ResolvedCommand) -> Vec<C
         .filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs)
         .map(|(listing, _)| listing)
         .collect()
+}
+
+/// An sshfs mount on which the command may change something while other programs write through it
+/// without pause.
+#[must_use]
+pub fn busy_mount<'a>(world: &World<'a>, reading: &ResolvedCommand) -> Option<&'a Mount> {
+    let table = world.table;
+    let files = places_with_caches(table, reading, FileKind::writes);
+    let mounts = files.chain(watched_places(table, reading)).map(|(_, mount)| table.mount(mount));
+    let is_busy = |mount: &&Mount| {
+        let executor = mount.owner.as_ref().and_then(|own| world.executors.named(&own.executor));
+        mount.adapter() == Adapter::Sshfs && executor.is_some_and(|its| its.has_busy_mounts())
+    };
+    let mut mounts: Vec<&'a Mount> = mounts.filter(is_busy).collect();
+    mounts.pop()
 }
 
 /// Trees that the command may change, as paths on this machine.

@@ -51,6 +51,13 @@ pub fn can_invalidate(
             mount.path.as_path().display()
         )));
     }
+    if let Some(mount) = written::busy_mount(world, reading) {
+        return Err(ReasonKind::Attributes.because(format!(
+            "{command} may change what is on {}, through which this machine writes without pause: \
+             its sshfs would show the changes late",
+            mount.path.as_path().display()
+        )));
+    }
     let Some(user) = user else { return Ok(()) };
     let mut listings = written::listings_on_sshfs(world.table, reading);
     listings.truncate(LOOKED_AT);

@@ -65,6 +65,13 @@ impl OnMounts {
         told.collect()
     }
 
+    /// Notes that the mount of a path is written to without pause.
+    pub fn note_busy(&self, path: &Path) {
+        let Resolution::Owned(owned) = self.resolve(path, Path::new("/")) else { return };
+        let executors = self.executors.iter().filter(|its| its.name == owned.executor);
+        executors.for_each(|executor| executor.note_busy_mounts());
+    }
+
     /// Takes turns in the order of the executors' names, which prevents deadlock.
     pub async fn take_turns(&mut self) {
         for executor in &self.executors {

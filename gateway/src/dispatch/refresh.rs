@@ -125,8 +125,7 @@ impl StageChanges {
                 None => changes.extend(seen(directory, only_reads)),
             }
         }
-        let grows = |path: &Path| redirects.iter().any(|d| d.path == path && d.appends());
-        let files = verify::reported(&exits, &directories, &changes, grows);
+        let files = verify::reported(&exits, &directories, &changes);
         for exited in exits {
             if exited.changes_incomplete {
                 let has_no_names =
@@ -343,7 +342,8 @@ async fn forget_all(
     remnants: &Remnants,
 ) {
     on_mounts.take_turns().await;
-    let (table, ReportedChanges { changes, doubtful, files }) = (Arc::new(on_mounts), told);
+    let (table, ReportedChanges { mut changes, doubtful, files }) = (Arc::new(on_mounts), told);
+    let outdated = verify::outdated(&table, files, &mut changes).await;
     let (trees, changes) = removed_trees(&table, changes).await;
     let certain = forget(&table, changes);
     let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };
@@ -361,7 +361,7 @@ async fn forget_all(
         .into_iter()
         .map(Change::Removed);
     at_once(&table, left.chain(waited_out).collect(), wait_for_one).await;
-    verify::wait_until_current(&table, files).await;
+    verify::wait_until_current(&table, outdated).await;
 }
 
 /// Waits until volumes have received everything that their executors had to say before the command

@@ -2,16 +2,13 @@
 //!
 //! sshfs accepts new attributes of a file (from an open or a listing) only if no program wrote
 //! through the mount while the reply was in transit (`cache_add_attr`, `write_ctr`). Otherwise it
-//! keeps the cached ones for up to 20 s, which parallel jobs are enough for. So the attributes that
-//! the mount shows are compared with those at the command's end, and requested again while they are
-//! older.
+//! keeps the cached ones for up to 20 s, which parallel jobs are enough for.
 //!
-//! Invariant: when a command ends, each reported file is shown as reported or as changed since, or
-//! sshfs has dropped what it had cached before ([`SSHFS_MEMORY`]). Where times and sizes can't tell
-//! which of two states is newer, [`UNCLEAR`] allows many requests, one of which no write has met.
+//! Invariant: when a command ends, each reported file is shown as reported, or otherwise than it was
+//! cached at the command's end, or whatever was cached has expired ([`SSHFS_MEMORY`]). So nothing
+//! that was cached before the end is left.
 
 use std::{
-    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -29,21 +26,13 @@ use super::{
 };
 use crate::written::is_on_sshfs;
 
-/// Time to request attributes that may be older or newer than the reported ones.
-const UNCLEAR: Duration = Duration::from_secs(1);
+/// Wait after which further commands that write run locally.
+const LONG: Duration = Duration::from_secs(1);
 /// Pause between requests, each of which takes a round trip.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Reported files, by their paths on this machine.
-pub type ReportedFiles = BTreeMap<PathBuf, ReportedFile>;
-
-/// A written file, as its executor reported it.
-#[derive(Debug, Clone, Copy)]
-pub struct ReportedFile {
-    now: Attributes,
-    /// Opened with `O_APPEND`: other writers of it make it only larger.
-    grows: bool,
-}
+/// Reported regular files, by their paths on this machine.
+pub type ReportedFiles = BTreeMap<PathBuf, Attributes>;
 
 /// Collects the regular files that executors reported at a stage's end. `written` has those of the
 /// stage's words and redirects; others count only in reported directories.
@@ -51,7 +40,6 @@ pub fn reported<'a>(
     exits: &[&'a Exited],
     directories: &[&'a ChangedDirectory],
     written: &BTreeSet<Change>,
-    grows: impl Fn(&Path) -> bool,
 ) -> ReportedFiles {
     let named = exits.iter().flat_map(|exited| &exited.files_now).filter_map(|file| {
         let path = path_of(&file.path);
@@ -69,73 +57,85 @@ pub fn reported<'a>(
     in_directories
         .chain(named)
         .filter(|(_, now)| SFlag::from_bits_truncate(now.mode) & SFlag::S_IFMT == SFlag::S_IFREG)
-        .map(|(path, now)| {
-            let grows = grows(&path);
-            (path, ReportedFile { now, grows })
-        })
         .collect()
 }
 
-/// Returns once all files are shown as reported or as changed since, or cached attributes have
-/// expired.
-pub(super) async fn wait_until_current(table: &Arc<OnMounts>, reported: ReportedFiles) {
-    let began = Instant::now();
-    let mut left: Vec<(PathBuf, ReportedFile)> =
+/// A reported file whose mount shows other attributes.
+#[derive(Debug, Clone)]
+pub(super) struct OutdatedFile {
+    path: PathBuf,
+    reported: Attributes,
+    /// The attributes that the mount showed at the command's end.
+    cached: Attributes,
+}
+
+/// Compares the cached attributes with the reported ones. Call it before anything is invalidated.
+/// Removes files that are shown as reported from the changes: they need no request.
+pub(super) async fn outdated(
+    table: &Arc<OnMounts>,
+    reported: ReportedFiles,
+    changes: &mut BTreeSet<Change>,
+) -> Vec<OutdatedFile> {
+    let files: Vec<(PathBuf, Attributes)> =
         reported.into_iter().filter(|(path, _)| is_on_sshfs(table, path)).collect();
+    let at = Arc::clone(table);
+    let compare = move |(path, reported): &(PathBuf, Attributes)| {
+        let cached = shown(&at, path)?;
+        let is_current = is_same(cached, *reported);
+        Some((OutdatedFile { path: path.clone(), reported: *reported, cached }, is_current))
+    };
+    let (current, outdated): (Vec<_>, Vec<_>) =
+        in_parallel(files, compare).await.into_iter().partition(|(_, is_current)| *is_current);
+    for (file, _) in current {
+        changes.remove(&Change::FileWritten(file.path));
+    }
+    outdated.into_iter().map(|(file, _)| file).collect()
+}
+
+/// Returns once the mounts show no attributes from before the command's end, or these have expired.
+pub(super) async fn wait_until_current(table: &Arc<OnMounts>, outdated: Vec<OutdatedFile>) {
+    let began = Instant::now();
+    let mut left = outdated;
     loop {
-        let (at, is_patient) = (Arc::clone(table), began.elapsed() < UNCLEAR);
-        let is_stale = move |file: &(PathBuf, ReportedFile)| match freshness(&at, &file.0, file.1) {
-            Freshness::Stale => Some(file.clone()),
-            Freshness::Unclear if is_patient => Some(file.clone()),
-            Freshness::Unclear | Freshness::Current => None,
+        let at = Arc::clone(table);
+        let is_stale = move |file: &OutdatedFile| {
+            let shown = shown(&at, &file.path)?;
+            file.is_stale(shown).then(|| file.clone())
         };
         left = in_parallel(left, is_stale).await;
         if left.is_empty() || began.elapsed() > SSHFS_MEMORY {
             return;
         }
-        let anew = left.iter().map(|(path, _)| Change::FileWritten(path.clone())).collect();
+        if began.elapsed() > LONG {
+            left.iter().for_each(|file| table.note_busy(&file.path));
+        }
+        let anew = left.iter().map(|file| Change::FileWritten(file.path.clone())).collect();
         at_once(table, anew, refresh_one).await;
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Shown attributes compared with reported ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Freshness {
-    Current,
-    Stale,
-    Unclear,
-}
-
-/// A file that is missing was removed since.
-fn freshness(table: &OnMounts, path: &Path, reported: ReportedFile) -> Freshness {
-    let real = real_place(table, &Change::FileWritten(path.to_owned()));
-    let found = real.and_then(|real| {
-        let (root, _) = root_around(table, &real)?;
-        root.metadata(&real).ok()
-    });
-    found.map_or(Freshness::Current, |found| {
-        let shown = Attributes { mode: found.mode(), size: found.size(), mtime_s: found.mtime() };
-        freshness_of(&shown, reported)
-    })
-}
-
-fn freshness_of(shown: &Attributes, reported: ReportedFile) -> Freshness {
-    let ReportedFile { now, grows } = reported;
-    let (shown, now) = (in_sftp_range(*shown), in_sftp_range(now));
-    let is_larger = shown.size >= now.size;
-    match shown.mtime_s.cmp(&now.mtime_s) {
-        _ if shown == now => Freshness::Current,
-        Ordering::Less => Freshness::Stale,
-        Ordering::Equal if grows && is_larger => Freshness::Current,
-        Ordering::Greater if is_larger => Freshness::Current,
-        Ordering::Equal | Ordering::Greater => Freshness::Unclear,
+impl OutdatedFile {
+    fn is_stale(&self, shown: Attributes) -> bool {
+        is_same(shown, self.cached) && !is_same(shown, self.reported)
     }
 }
 
+/// Attributes from the mount's daemon, not the kernel. `None` for a file that was removed since.
+fn shown(table: &OnMounts, path: &Path) -> Option<Attributes> {
+    let real = real_place(table, &Change::FileWritten(path.to_owned()))?;
+    let (root, _) = root_around(table, &real)?;
+    let found = root.fresh_metadata(&real).ok()?;
+    Some(Attributes { mode: found.mode(), size: found.size(), mtime_s: found.mtime() })
+}
+
 /// Times of SFTP, version 3, are unsigned and have 32 bits (draft-ietf-secsh-filexfer-02, 5).
-fn in_sftp_range(attributes: Attributes) -> Attributes {
-    Attributes { mtime_s: attributes.mtime_s & i64::from(u32::MAX), ..attributes }
+fn is_same(one: Attributes, other: Attributes) -> bool {
+    let in_range = |attributes: Attributes| Attributes {
+        mtime_s: attributes.mtime_s & i64::from(u32::MAX),
+        ..attributes
+    };
+    in_range(one) == in_range(other)
 }
 
 #[cfg(test)]
@@ -143,22 +143,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn which_of_two_states_is_staleer() {
+    fn what_was_cached_at_the_end_is_stale() {
         let state = |size, mtime_s| Attributes { mode: 0o100_644, size, mtime_s };
+        let file = OutdatedFile { path: "f".into(), reported: state(12, 8), cached: state(24, 8) };
         let rows = [
-            (state(0, 5), false, Freshness::Stale),
-            (state(12, 8), false, Freshness::Current),
-            (state(0, 8), false, Freshness::Unclear),
-            (state(24, 8), false, Freshness::Unclear),
-            (state(24, 8), true, Freshness::Current),
-            (state(0, 8), true, Freshness::Unclear),
-            (state(24, 9), false, Freshness::Current),
-            (state(5, 9), false, Freshness::Unclear),
-            (state(12, 8 + (1 << 32)), false, Freshness::Current),
+            (state(24, 8), true),
+            (state(12, 8), false),
+            (state(12, 8 + (1 << 32)), false),
+            // Changed since.
+            (state(36, 8), false),
+            (state(5, 9), false),
         ];
-        for (shown, grows, expected) in rows {
-            let reported = ReportedFile { now: state(12, 8), grows };
-            assert_eq!(freshness_of(&shown, reported), expected, "{shown:?}");
+        for (shown, is_stale) in rows {
+            assert_eq!(file.is_stale(shown), is_stale, "{shown:?}");
         }
     }
 }

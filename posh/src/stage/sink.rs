@@ -55,6 +55,8 @@ pub struct Sink {
     ended: bool,
     undelivered: Option<Errno>,
     undelivered_bytes: usize,
+    /// The reader was there when the first bytes came.
+    has_delivered: bool,
     /// Bytes that a pipe had room for when its reader left.
     room_bytes: usize,
     uncredited: u64,
@@ -79,6 +81,7 @@ impl Sink {
             ended: false,
             undelivered: None,
             undelivered_bytes: 0,
+            has_delivered: false,
             room_bytes: 0,
             uncredited: 0,
             is_file: descriptor.kind() == Kind::File,
@@ -161,7 +164,10 @@ impl Sink {
     pub fn write(&mut self, ready: bool) -> Result<usize, Errno> {
         let result = self.write_some(ready);
         match result {
-            Ok(bytes) => self.has_written_file |= self.is_file && bytes > 0,
+            Ok(bytes) => {
+                self.has_written_file |= self.is_file && bytes > 0;
+                self.has_delivered |= bytes > 0;
+            }
             Err(errno) => self.fail(errno),
         }
         result
@@ -175,7 +181,8 @@ impl Sink {
         if !self.failed && errno == Errno::EPIPE {
             let queued: usize = self.queue.iter().map(Bytes::len).sum();
             self.undelivered_bytes = queued + self.held();
-            self.room_bytes = self.room();
+            // A reader that left before the first byte came had left before a local command wrote it.
+            self.room_bytes = if self.has_delivered { self.room() } else { 0 };
         }
         self.failed = true;
         self.queue.clear();
@@ -351,6 +358,22 @@ mod tests {
         drop(reader);
         sink.fail(Errno::EPIPE);
         assert!(!sink.had_room() && sink.undelivered() == Some(Errno::EPIPE));
+    }
+
+    #[test]
+    fn a_pipe_whose_reader_left_before_the_first_byte_has_no_room() {
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        drop(reader);
+        let fd = writer.as_raw_fd().cast_unsigned();
+        let mut sink =
+            Sink::new(&Descriptor { fd, kind: Kind::Pipe.into(), ..Descriptor::default() });
+        sink.push(Bytes::from_static(b"x"));
+        assert!(sink.write(true).is_err() && !sink.had_room());
+        let mut told_before =
+            Sink::new(&Descriptor { fd, kind: Kind::Pipe.into(), ..Descriptor::default() });
+        told_before.fail(Errno::EPIPE);
+        told_before.push(Bytes::from_static(b"x"));
+        assert!(!told_before.had_room());
     }
 
     #[test]
