@@ -4,9 +4,9 @@
 //! through the mount while the reply was in transit (`cache_add_attr`, `write_ctr`). Otherwise it
 //! keeps the cached ones for up to 20 s, which parallel jobs are enough for.
 //!
-//! Invariant: when a command ends, each reported file is shown as reported, or otherwise than it was
-//! cached at the command's end, or whatever was cached has expired ([`SSHFS_MEMORY`]). So nothing
-//! that was cached before the end is left.
+//! Invariant: when a command ends, each reported file is shown as reported, or otherwise than it
+//! was cached at the command's end, or whatever was cached has expired ([`SSHFS_MEMORY`]). So
+//! nothing that was cached before the end is left.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -181,7 +181,7 @@ impl Sink {
         if !self.failed && errno == Errno::EPIPE {
             let queued: usize = self.queue.iter().map(Bytes::len).sum();
             self.undelivered_bytes = queued + self.held();
-            // A reader that left before the first byte came had left before a local command wrote it.
+            // A reader that left before the first byte had left before a local command's write.
             self.room_bytes = if self.has_delivered { self.room() } else { 0 };
         }
         self.failed = true;
