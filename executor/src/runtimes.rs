@@ -7,9 +7,6 @@
 //! order of tasks in one queue; one identity keeps at most one processor busy with asynchronous
 //! work, and blocking calls that hang use up its own threads alone.
 //!
-//! That thread gets short slices of processor time, so that an answer waits for no long computation
-//! of another identity's commands; commands have ordinary ones.
-//!
 //! A thread and a process inherit the niceness of the thread that starts them (clone(2)), and the
 //! common runtime has a lower priority than these. So a thread starts them that has the priority of
 //! the [`Runtimes`]' creator.
@@ -29,8 +26,6 @@ use tokio::{
     sync::{mpsc, watch},
 };
 use tokio_stream::wrappers::ReceiverStream;
-
-use crate::sys;
 
 /// Each is a thread, an epoll instance and some 100 KB once its identity has connected. Beyond that
 /// number identities share the existing runtimes.
@@ -151,7 +146,6 @@ impl<C: Send + 'static> Runtimes<C> {
         let (server, mut over) = (self.server.clone(), self.over.subscribe());
         let at_work = RunningServer::begin(&self.at_work);
         let serve = move || {
-            sys::set_short_slice();
             runtime.block_on(async {
                 let serving = async {
                     server(ReceiverStream::new(receiver)).await;

@@ -134,36 +134,6 @@ pub fn set_nice(nice: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
-/// Asks the scheduler to let this thread go first where it needs the processor for a short time
-/// only, at no larger share (EEVDF, sched-eevdf.rst of the kernel, since Linux 6.12;
-/// older ones ignore it). Threads and processes inherit it: see [`set_default_slice`].
-pub fn set_short_slice() {
-    /// The least that there is, nanoseconds.
-    const SHORT: u64 = 100_000;
-    set_slice(SHORT);
-}
-
-/// Gives this thread the slices that every program has.
-pub fn set_default_slice() {
-    set_slice(0);
-}
-
-/// Changes nothing else, and nothing under another policy than the ordinary one: who starts an
-/// executor by chrt(1) has decided.
-fn set_slice(nanoseconds: u64) {
-    let size = mem::size_of::<libc::sched_attr>();
-    // SAFETY: the kernel writes at most `size` bytes, and reads the structure that it wrote. An
-    // error changes the order of threads only.
-    unsafe {
-        let mut attributes: libc::sched_attr = mem::zeroed();
-        let got = libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0);
-        if got == 0 && attributes.sched_policy == libc::SCHED_OTHER.cast_unsigned() {
-            attributes.sched_runtime = nanoseconds;
-            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
-        }
-    }
-}
-
 /// Drops every capability that is not in `kept` (bit n is capability n) from the bounding set, so
 /// that no program started from now on has it, whatever its user. Capabilities that the kernel does
 /// not know are skipped.

@@ -284,7 +284,6 @@ impl Prepared {
             sys::set_limit(limit.resource, limit.soft, limit.hard)?;
         }
         confine::set_bounds(&self.bounds)?;
-        sys::set_default_slice();
         sys::set_nice(self.stage.nice);
         sys::set_signals(self.stage.ignored_signals, self.stage.blocked_signals);
         if let Some(narrowed) = self.narrowed {
