@@ -142,7 +142,7 @@ fn own_mounts(info: &MountInfo) -> impl Iterator<Item = &MountEntry> {
     info.visible().into_iter().filter(whole).filter(is_own)
 }
 
-/// Where an sshfs mount comes from, and how.
+/// Source of an sshfs mount, with its options.
 struct MountSource {
     login: Login,
     /// On the server, in the form of an export.

@@ -309,6 +309,24 @@ fn what_parallel_jobs_have_written_is_shown_as_it_is() {
     assert_eq!(text(&outcome), "0 wrong\n");
 }
 
+/// At the same size, in the same second, by a program that has the file open and has read it.
+#[test]
+fn what_is_changed_at_the_same_size_is_read_through_open_descriptors() {
+    const READ_AGAIN: &str = r#"
+        echo one > /mnt/s1/1; echo two > /mnt/s1/2; echo new > /mnt/s1/f
+        python3 -c '
+import os, subprocess
+opened = os.open("/mnt/s1/f", os.O_RDONLY)
+for turn in range(6):
+    os.pread(opened, 9, 0)
+    subprocess.run("cat /mnt/s1/%d 1<> /mnt/s1/f" % (turn % 2 + 1), shell=True, check=True)
+    print(os.pread(opened, 9, 0).decode().strip())'"#;
+    let lab = Lab::start(&LabSpec::servers(1), &programs()).unwrap();
+    let outcome = run(&lab.workstation, READ_AGAIN);
+    assert_offloaded(&outcome, "cat");
+    assert_eq!(text(&outcome), "one\ntwo\n".repeat(3));
+}
+
 /// Such a listing can only be waited for, for 22 s.
 #[test]
 fn what_changes_the_listing_of_another_user_s_directory_runs_here() {

@@ -1,5 +1,5 @@
-//! Checks that the cached directory listings of this machine's mounts can be invalidated after a
-//! command has run on a server.
+//! Checks that the listings and attributes which this machine's mounts have cached can be
+//! invalidated after a command has run on a server.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const LOOKED_AT: usize = 8;
 /// Timeout of a mount's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Checks the listings that a command may change. `world` has the mount table by which it was
+/// Checks the places that a command may change. `world` has the mount table by which it was
 /// resolved; `user` is its user on the server, if known.
 ///
 /// # Errors

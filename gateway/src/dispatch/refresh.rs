@@ -342,8 +342,8 @@ async fn forget_all(
     remnants: &Remnants,
 ) {
     on_mounts.take_turns().await;
-    let (table, ReportedChanges { mut changes, doubtful, files }) = (Arc::new(on_mounts), told);
-    let outdated = verify::outdated(&table, files, &mut changes).await;
+    let (table, ReportedChanges { changes, doubtful, files }) = (Arc::new(on_mounts), told);
+    let outdated = verify::outdated(&table, files).await;
     let (trees, changes) = removed_trees(&table, changes).await;
     let certain = forget(&table, changes);
     let old = async { forget(&table, shown_otherwise(&table, doubtful).await).await };

@@ -70,26 +70,18 @@ pub(super) struct OutdatedFile {
 }
 
 /// Compares the cached attributes with the reported ones. Call it before anything is invalidated.
-/// Removes files that are shown as reported from the changes: they need no request.
-pub(super) async fn outdated(
-    table: &Arc<OnMounts>,
-    reported: ReportedFiles,
-    changes: &mut BTreeSet<Change>,
-) -> Vec<OutdatedFile> {
+/// Files that are shown as reported are invalidated all the same: their contents may differ at the
+/// same size in the same second, and programs that have them open read cached pages.
+pub(super) async fn outdated(table: &Arc<OnMounts>, reported: ReportedFiles) -> Vec<OutdatedFile> {
     let files: Vec<(PathBuf, Attributes)> =
         reported.into_iter().filter(|(path, _)| is_on_sshfs(table, path)).collect();
     let at = Arc::clone(table);
     let compare = move |(path, reported): &(PathBuf, Attributes)| {
         let cached = shown(&at, path)?;
-        let is_current = is_same(cached, *reported);
-        Some((OutdatedFile { path: path.clone(), reported: *reported, cached }, is_current))
+        let file = OutdatedFile { path: path.clone(), reported: *reported, cached };
+        file.is_stale(cached).then_some(file)
     };
-    let (current, outdated): (Vec<_>, Vec<_>) =
-        in_parallel(files, compare).await.into_iter().partition(|(_, is_current)| *is_current);
-    for (file, _) in current {
-        changes.remove(&Change::FileWritten(file.path));
-    }
-    outdated.into_iter().map(|(file, _)| file).collect()
+    in_parallel(files, compare).await
 }
 
 /// Returns once the mounts show no attributes from before the command's end, or these have expired.

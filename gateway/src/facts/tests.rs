@@ -8,7 +8,7 @@ use fs_mapper::{config::Config, mountinfo::MountInfo};
 use super::*;
 use crate::{enlisted::Descriptor, plan::Site};
 
-/// Where `/m/KIND` is a mount of each kind, of one executor, and `/o/ssh` one of another.
+/// A table with a mount of each kind at `/m/KIND`, of one executor, and others of another below `/o`.
 struct Facts {
     table: MountTable,
     library: Library,
@@ -84,8 +84,8 @@ impl Facts {
     }
 
     /// Names of the executors that own a command's files, or the reason for running it here.
-    fn read(&self, stage: &Enlisted) -> Result<Vec<String>, String> {
-        let reading = read(&self.world(), stage).map_err(|reason| reason.to_string())?;
+    fn read(&self, stage: &Enlisted) -> Result<Vec<String>, LocalReason> {
+        let reading = read(&self.world(), stage)?;
         let name = |place: &PathOwner| match place {
             PathOwner::At(id, ..) => self.executors.get(*id).name.as_str().to_owned(),
             PathOwner::Here(reason) => reason.to_string(),
@@ -129,7 +129,7 @@ async fn a_command_belongs_to_who_owns_its_files() {
         ("ls /m/bind", &["one"]),
     ];
     for (words, owners) in owned {
-        assert_eq!(facts.read(&facts.stage(words)).as_deref(), Ok(&*owners_of(owners)), "{words}");
+        assert_eq!(facts.read(&facts.stage(words)).unwrap(), owners_of(owners), "{words}");
     }
     let places = facts.read(&facts.stage("cat /etc/passwd /m/ssh/a")).unwrap();
     assert!(places[0].contains("not on a mount"), "{places:?}");
@@ -153,7 +153,9 @@ async fn a_command_runs_here_where_its_mount_shows_other_attributes() {
     for (words, expected) in rows {
         match (facts.read(&facts.stage(words)), expected) {
             (Ok(_), None) => {}
-            (Err(reason), Some(part)) => assert!(reason.contains(part), "{words}: {reason}"),
+            (Err(reason), Some(part)) => {
+                assert!(reason.to_string().contains(part), "{words}: {reason}")
+            }
             (other, _) => panic!("{words}: {other:?}"),
         }
     }
@@ -174,7 +176,7 @@ async fn a_process_that_is_not_as_the_gateway_knows_runs_here() {
         (facts.stage("no-such-command /m/ssh/f"), "no-such-command"),
     ];
     for (stage, part) in rows {
-        let reason = facts.read(&stage).unwrap_err();
+        let reason = facts.read(&stage).unwrap_err().to_string();
         assert!(reason.contains(part), "{part}: {reason}");
     }
     let changed = World { mounts_have_changed: true, ..facts.world() };

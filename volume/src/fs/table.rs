@@ -888,8 +888,8 @@ mod tests {
         assert_eq!(table.number(root), ROOT);
     }
 
-    /// Where changes are not told: someone who stats a directory again and again never sees a new
-    /// name in it otherwise.
+    /// Repeated stats of a directory don't extend the lifetime of its cached names where the server
+    /// reports no changes.
     #[test]
     fn names_are_no_longer_remembered_for_what_is_heard_of_their_directory() {
         let file = directory(7, 0).attributes.id;
