@@ -544,6 +544,7 @@ fn view_mounts(caller: &Caller, mounts: &[MountPoint]) -> Result<Vec<ViewMount>,
             read_only: export.read_only || mount.read_only,
             exec: export.exec,
             no_symlinks: mount.no_symlinks,
+            one_file_system: mount.one_file_system,
             no_holes: mount.no_holes,
         });
     }

@@ -188,6 +188,7 @@ impl<'a> Builder<'a> {
                 read_only: m.flags.is_read_only,
                 no_symlinks: m.flags.follows_no_links,
                 no_holes: matches!(m.adapter(), Adapter::Sshfs | Adapter::Rclone),
+                one_file_system: m.adapter() == Adapter::Volume,
             })
         });
         let spec = RunSpec {

@@ -56,11 +56,19 @@ pub fn run(targets: &[String], seconds: u32, jobs: usize) -> Result<ExitCode> {
 fn names(root: &Path) -> Result<Vec<String>> {
     let table = fs::read_to_string(root.join("integration/fuzz/src/lib.rs"))
         .context("cannot read the targets")?;
-    let names = table
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("Target { name: \"")?.split('"').next());
-    let names: Vec<String> = names.map(str::to_owned).collect();
-    ensure!(!names.is_empty(), "integration/fuzz/src/lib.rs names no target");
+    let targets = table.split("const TARGETS").nth(1).unwrap_or_default();
+    let names: Vec<String> = targets
+        .split("Target {")
+        .skip(1)
+        .filter_map(|target| target.trim_start().strip_prefix("name: \"")?.split('"').next())
+        .map(str::to_owned)
+        .collect();
+    let entries = targets.matches("seeds:").count();
+    ensure!(entries > 0, "integration/fuzz/src/lib.rs has no targets");
+    ensure!(
+        names.len() == entries,
+        "of {entries} targets in integration/fuzz/src/lib.rs only {names:?} could be read"
+    );
     Ok(names)
 }
 

@@ -3,10 +3,13 @@
 //! then makes the places that the client chose (`places`) and mounts the exports there.
 
 use std::{
+    collections::{BTreeSet, HashSet},
+    ops::Bound,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
 
+use fs_mapper::mountinfo::MountInfo;
 use nix::{
     errno::Errno,
     libc,
@@ -17,6 +20,7 @@ use nix::{
 use posh_proto::executor::ClientFile;
 
 use super::{
+    paths::name_of,
     places,
     root::{Root, detach},
     system::{self, Hidden},
@@ -35,6 +39,15 @@ pub struct Entered {
     pub mounts: Vec<PathBuf>,
     /// The exports' directories, in the order of the specification.
     pub directories: Vec<DirectoryId>,
+    pub unreachable: Unreachable,
+}
+
+/// Places of a view where it shows a file system that the workstation's mount does not: those that
+/// are mounted on the server below the directory of a mount that shows one file system.
+#[derive(Debug, Default)]
+pub struct Unreachable {
+    points: BTreeSet<PathBuf>,
+    parents: HashSet<PathBuf>,
 }
 
 /// Makes the view of `spec` in a new mount namespace and enters it.
@@ -48,6 +61,7 @@ pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
     // Users other than root search directories made from now on.
     umask(Mode::S_IWGRP | Mode::S_IWOTH);
     let user = spec.user.as_ref();
+    let unreachable = Unreachable::of(spec)?;
     let exports =
         spec.mounts.iter().map(|entry| take_export(entry, user)).collect::<Result<Vec<_>, _>>()?;
     let directories = exports.iter().map(DirectoryId::of).collect::<Result<Vec<_>, _>>();
@@ -71,7 +85,48 @@ pub fn enter(spec: &ViewSpec) -> Result<Entered, Refusal> {
         builder.mount_export(path_of(&entry.path), export)?;
     }
     builder.root.close().map_err(failed(|| "make the root read-only".to_owned()))?;
-    Ok(Entered { root: builder.root, mounts: builder.mounts, directories })
+    Ok(Entered { root: builder.root, mounts: builder.mounts, directories, unreachable })
+}
+
+impl Unreachable {
+    /// Reads this namespace's list of mounts.
+    pub fn of(spec: &ViewSpec) -> Result<Self, Refusal> {
+        let mut found = Self::default();
+        if !spec.mounts.iter().any(|entry| entry.one_file_system) {
+            return Ok(found);
+        }
+        let info = MountInfo::read().map_err(|error| refuse(error.to_string()))?;
+        let visible = info.visible();
+        for entry in spec.mounts.iter().filter(|entry| entry.one_file_system) {
+            let directory = open_export(entry, spec.user.as_ref())?;
+            let directory = name_of(&directory).map_err(failed(|| "find an export".to_owned()))?;
+            let below = visible.iter().filter_map(|mount| {
+                let rest = mount.mount_point.strip_prefix(&directory).ok()?;
+                (rest != Path::new("")).then(|| path_of(&entry.path).join(rest))
+            });
+            found.points.extend(below);
+        }
+        found.parents =
+            found.points.iter().filter_map(|at| Some(at.parent()?.to_owned())).collect();
+        Ok(found)
+    }
+
+    /// Returns the mount point that a use of this path would meet: one around it; an entry of the
+    /// directory, whose attributes the workstation refuses; with `is_recursive`, any below it.
+    pub fn met_by(&self, at: &Path, is_recursive: bool) -> Option<&Path> {
+        let around = at.ancestors().find_map(|above| self.points.get(above));
+        // Paths below `at` come right behind it in the order.
+        let below = || {
+            let is_met = is_recursive || self.parents.contains(at);
+            let next = is_met
+                .then(|| {
+                    self.points.range::<Path, _>((Bound::Included(at), Bound::Unbounded)).next()
+                })
+                .flatten();
+            next.filter(|point| point.starts_with(at))
+        };
+        around.or_else(below).map(PathBuf::as_path)
+    }
 }
 
 /// Takes an export's directory, with the rights that commands have in it.

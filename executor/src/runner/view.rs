@@ -32,7 +32,7 @@ use nix::{
 use posh_proto::executor::rejected::Kind;
 
 use super::{
-    build::{self, Entered},
+    build::{self, Entered, Unreachable},
     fence::Ground,
     places::{self, NoPlace, PRIVATE},
     root::Root,
@@ -76,6 +76,8 @@ pub struct View {
     hidden: Vec<PathBuf>,
     /// Identities of the exports' directories, if they are mounted.
     pub directories: Vec<DirectoryId>,
+    /// What commands must not use, since the workstation's mount does not show it.
+    pub unreachable: Unreachable,
 }
 
 pub fn refuse(message: impl Into<String>) -> Refusal {
@@ -101,18 +103,21 @@ impl View {
             temporary: None,
             hidden: Vec::new(),
             directories: Vec::new(),
+            unreachable: Unreachable::default(),
         };
         if spec.isolation() == Isolation::Nothing {
             view.check_same_tree(spec)?;
+            view.unreachable = Unreachable::of(spec)?;
             view.temporary = make_temporary(spec)?;
             let hidden = spec.hidden.iter().map(|path| path_of(path));
             let found = hidden.clone().filter_map(|path| fs::canonicalize(path).ok());
             view.hidden = hidden.map(Path::to_owned).chain(found).collect();
         } else {
-            let Entered { root, mounts, directories } = build::enter(spec)?;
+            let Entered { root, mounts, directories, unreachable } = build::enter(spec)?;
             view.mounts = mounts;
             view.root = Some(root);
             view.directories = directories;
+            view.unreachable = unreachable;
         }
         let executable = spec.mounts.iter().filter(|entry| entry.exec);
         view.executable = executable.map(|entry| path_of(&entry.path).to_owned()).collect();
@@ -133,6 +138,7 @@ impl View {
             temporary: None,
             hidden: Vec::new(),
             directories: Vec::new(),
+            unreachable: Unreachable::default(),
         }
     }
 

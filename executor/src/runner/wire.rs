@@ -130,6 +130,9 @@ pub struct ViewMount {
     /// On the workstation, files in it have no holes.
     #[prost(bool, tag = "7")]
     pub no_holes: bool,
+    /// On the workstation, what is mounted below its directory can't be reached.
+    #[prost(bool, tag = "8")]
+    pub one_file_system: bool,
 }
 
 /// Result of building the view.

@@ -16,7 +16,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use posh_proto::executor::{ClientFile, RunSpec, rejected::Kind};
+use posh_proto::executor::{ClientFile, PathUse, RunSpec, rejected::Kind};
 use tempfile::TempDir;
 
 use crate::harness::*;
@@ -698,6 +698,42 @@ async fn what_is_mounted_below_an_export_is_that_of_this_moment() {
         administer("test -e $1/copy; umount $1; test ! -e $1/copy");
         assert_eq!(reads().await.text(), OWN);
     }
+}
+
+// Guard: paths::require_reachable. A volume refuses what is mounted below its export (EXDEV).
+#[tokio::test]
+async fn what_a_volume_does_not_show_no_command_uses() {
+    let server = Server::start(Way::Root).await;
+    let sub = server.top.path().join("export/sub");
+    server.administer("mkdir -p $1/inner/deep; mount -t tmpfs none $1/inner", &sub);
+    server.administer("mkdir $1/deep; echo of the disk > $1/deep/f", &sub.join("inner"));
+    server.administer("ln -s sub/inner/deep $1/link", &server.top.path().join("export"));
+    let uses = |path: &str, recursive, one_file_system| {
+        let mut spec = command(&["ls", path]);
+        spec.mounts.iter_mut().for_each(|mount| mount.one_file_system = one_file_system);
+        spec.stages[0].paths = vec![PathUse { recursive, ..path_use(path) }];
+        spec
+    };
+    for (path, recursive, is_refused) in [
+        ("sub/inner/deep/f", false, true),
+        ("sub/inner", false, true),
+        ("link/f", false, true),
+        // Its entry has attributes that the volume does not show.
+        ("sub", false, true),
+        (".", true, true),
+        (".", false, false),
+        ("f", false, false),
+        ("f", true, false),
+    ] {
+        let outcome = server.run(uses(path, recursive, true)).await;
+        match is_refused {
+            true => assert_eq!(outcome.refusal().kind(), Kind::PathOutside, "{path}"),
+            false => assert_eq!(outcome.errors(), "", "{path}"),
+        }
+        assert_eq!(server.run(uses(path, recursive, false)).await.errors(), "", "{path}");
+    }
+    server.administer("umount $1/inner", &sub);
+    assert_eq!(server.run(uses(".", true, true)).await.errors(), "");
 }
 
 // Guard: pool::key. A view has copies of the mounts around its exports, too.
