@@ -245,6 +245,42 @@ fn the_configuration_names_volumes_and_an_end_of_the_gateway_unmounts_them() {
     assert_eq!(mounts(host), [""; 0]);
 }
 
+/// A volume refuses it (EXDEV), so that commands do not use it on the server either.
+#[test]
+fn what_is_mounted_below_an_export_is_as_unreachable_for_commands_as_for_the_shell() {
+    let lab = mounted();
+    let host = &lab.workstation;
+    fs::create_dir_all(lab.data(1).join("d/disk")).unwrap();
+    fs::write(lab.data(1).join("d/f"), "text\n").unwrap();
+    let (server, disk) = (&lab.servers[0].host, "/srv/s1/d/disk");
+    shell(server, &format!("mount -t tmpfs disk {disk}; echo text of the disk > {disk}/f"));
+    shell(server, "ln -s d/disk/f /srv/s1/link");
+    for (text, is_offloaded) in [
+        ("sort d/f", true),
+        ("grep -r text d", false),
+        ("grep text d/disk/f", false),
+        ("sort link", false),
+        ("ls -l d | tail -n 1", false),
+        ("find d -name f | sort", false),
+        ("cp -r d copied; find copied | sort; rm -r copied", false),
+        ("du -a d", false),
+    ] {
+        let script = Script::new(format!("cd {VOLUME}; {text}; echo ${{PIPESTATUS[*]}}"));
+        let plain = script.run(host, Under::Shell).unwrap();
+        let ours = script.run(host, Under::PoshExplained).unwrap();
+        let texts = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert_eq!(texts(&ours.stdout), texts(&plain.stdout), "{text}");
+        assert_eq!(texts(&ours.stderr), texts(&plain.stderr), "{text}");
+        let first = text.split(' ').next().unwrap();
+        let report = ours.report();
+        assert!(report.stages(first).all(|s| s.is_offloaded() == is_offloaded), "{report:?}");
+    }
+    shell(server, &format!("umount {disk}"));
+    let again = Script::new(format!("cd {VOLUME}; grep -r text d"));
+    let ours = again.run(host, Under::PoshExplained).unwrap();
+    assert!(ours.report().stages("grep").all(|stage| stage.is_offloaded()));
+}
+
 #[test]
 fn what_is_mounted_over_a_volume_is_left_alone() {
     let lab = mounted();
