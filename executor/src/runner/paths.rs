@@ -116,7 +116,13 @@ fn check_one(
         require_inside(view, &at).map_err(&outside)?;
         require_plain(&status, used.no_follow).map_err(&outside)?;
         named.require_uncovered(&at, used.recursive).map_err(&outside)?;
-        require_reachable(view, &at, used.recursive).map_err(&outside)?;
+        if let Some(point) = view.unreachable.met_by(&at, used.recursive) {
+            let point = point.display();
+            return Err(outside(format!(
+                "another file system of the server is mounted at {point}, which a volume does not \
+                 show"
+            )));
+        }
         if used.plain_symlinks_below {
             require_plain_symlinks(&at, budget).map_err(&outside)?;
         }
@@ -326,16 +332,6 @@ impl<'a> PathSets<'a> {
             }
         }
     }
-}
-
-/// Refuses what the workstation's mount does not show.
-fn require_reachable(view: &View, at: &Path, recursive: bool) -> Result<(), String> {
-    view.unreachable.met_by(at, recursive).map_or(Ok(()), |point| {
-        Err(format!(
-            "another file system of the server is mounted at {}, which a volume does not show",
-            point.display()
-        ))
-    })
 }
 
 /// The target of `path`; if that does not exist, the directory in which it would be made, or the

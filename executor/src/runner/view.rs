@@ -76,7 +76,7 @@ pub struct View {
     hidden: Vec<PathBuf>,
     /// Identities of the exports' directories, if they are mounted.
     pub directories: Vec<DirectoryId>,
-    /// What commands must not use, since the workstation's mount does not show it.
+    /// Places that commands must not use, since the workstation's mount does not show them.
     pub unreachable: Unreachable,
 }
 
