@@ -932,8 +932,42 @@ async fn locks_exclude_sessions_and_programs_of_the_server() {
     assert!(!flock(&site.path("a")).success());
     call(&one, Op::Close(mine.handle.unwrap())).await.unwrap();
     drop(two);
-    // A session's locks end with it.
-    assert!(flock(&site.path("a")).success());
+    // A session's locks end with it, on a thread that may block.
+    let end = std::time::Instant::now() + SOON;
+    while !flock(&site.path("a")).success() {
+        assert!(std::time::Instant::now() < end, "the lock is left");
+    }
+}
+
+/// As the kernel says it of processes of one machine.
+#[tokio::test]
+async fn who_would_wait_for_each_other_is_told() {
+    let site = Site::new();
+    fs::write(site.path("a"), "0123456789").unwrap();
+    let (one, two) = (site.session(), site.session());
+    let (mine, _) = open(&one, "a", RW | OpenFlags::NO_LEASE).await;
+    let (theirs, _) = open(&two, "a", RW | OpenFlags::NO_LEASE).await;
+    let lock = |place, range, access, wait| Op::Lock {
+        place,
+        owner: 1,
+        lock: Lock::Range(RangeLock { range, access }),
+        wait,
+    };
+    let exclusive = Some(Access::Exclusive);
+    call(&one, lock(mine, 0..1, exclusive, Wait::No)).await.unwrap();
+    call(&two, lock(theirs, 1..2, exclusive, Wait::No)).await.unwrap();
+    let waiting = two.clone();
+    let mut wait = Box::pin(call(&waiting, lock(theirs, 0..1, exclusive, Wait::Yes)));
+    assert!(futures_poll(&mut wait).await.is_none());
+    let refused = call(&one, lock(mine, 1..2, exclusive, Wait::Yes)).await;
+    assert_eq!(refused, Err(Errno::EDEADLK));
+    let refused = call(&one, lock(mine, 1..2, exclusive, Wait::No)).await;
+    assert_eq!(refused, Err(Errno::EAGAIN));
+    // It goes back, so that the other goes on, and releases all; then it waits for nobody.
+    call(&one, lock(mine, 0..1, None, Wait::No)).await.unwrap();
+    wait.await.unwrap();
+    call(&two, Op::Unlock { file: theirs.file, owner: 1 }).await.unwrap();
+    call(&one, lock(mine, 0..2, exclusive, Wait::Yes)).await.unwrap();
 }
 
 /// Polls a future for a short time; returns its result if it is ready.

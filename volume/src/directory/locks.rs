@@ -29,6 +29,7 @@ use super::{
     Fault,
     account::Charge,
     attributes,
+    deadlock::HeldRanges,
     descriptor::Descriptor,
     files::{Opened, Target},
     session::Session,
@@ -57,6 +58,9 @@ type ByOwner = HashMap<(FileId, u64), Arc<Description>>;
 #[derive(Debug)]
 pub struct Description {
     fd: Descriptor,
+    held: Arc<HeldRanges>,
+    /// One change at a time, of the kernel's locks and of `held`.
+    changing: Mutex<()>,
     /// Upper bound of its locked ranges: each lock or partial unlock can add up to two.
     ranges: AtomicUsize,
     /// Charges to the account, one per block of ranges.
@@ -80,7 +84,17 @@ impl Locks {
 impl Description {
     /// Releases all its locks, though other calls may still hold it open.
     pub fn release(&self) {
+        let _changing = self.changing.lock().expect("not poisoned");
         let _ = fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&everything()));
+        self.held.clear();
+    }
+
+    fn change(&self, lock: &RangeLock) -> Result<(), Fault> {
+        let request = request(lock)?;
+        let _changing = self.changing.lock().expect("not poisoned");
+        fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&request))?;
+        self.held.change(lock);
+        Ok(())
     }
 
     /// Counts one more lock request, and charges the account for its ranges.
@@ -151,7 +165,13 @@ pub async fn lock(
         .waiting_locks
         .try_take(&session.account, 1)
         .ok_or(Errno::ENOLCK)?;
-    let waiter = session.keeper().unlocked.wait_for(session.directory.nodes.file(place.file));
+    let machine = &session.directory.machine;
+    let file = session.directory.nodes.file(place.file);
+    let _waiting = match &lock {
+        Lock::Range(range) => Some(machine.deadlocks.wait((session.id, owner), file, range)?),
+        Lock::Whole(_) => None,
+    };
+    let waiter = session.keeper().unlocked.wait_for(file);
     let began = crate::clock::now();
     loop {
         let unlocked = waiter.wake.notified();
@@ -245,7 +265,7 @@ fn try_lock(
             } else {
                 description.count_own()?;
             }
-            fcntl(&description.fd, FcntlArg::F_OFD_SETLK(&request(range)?))?;
+            description.change(range)?;
             Locked::Range(description)
         }
     };
@@ -319,8 +339,11 @@ fn describe(session: &Session, place: Place, owner: u64) -> Result<Arc<Descripti
             usable.as_fd().try_clone_to_owned().map_err(super::files::errno_of)?
         }
     };
+    let file = session.directory.nodes.file(place.file);
     let description = Arc::new(Description {
         fd: Descriptor::open(&session.closing, fd, Arc::new(charge)),
+        held: session.directory.machine.deadlocks.add(file, (session.id, owner)),
+        changing: Mutex::default(),
         ranges: AtomicUsize::default(),
         rooms: Mutex::default(),
     });

@@ -5,8 +5,8 @@
 //! * `session`: one op, from its intents to its answer; `rights`: permission checks before recalls
 //! * `nodes`: files by id; `attributes`: stat, chmod, xattrs and the like
 //! * `names`: create, rename, remove; `listing`: walk, list
-//! * `files`: open files; `transfer`: bulk reads and writes; `steps`: long operations; `locks`;
-//!   `limits`: of one message
+//! * `files`: open files; `transfer`: bulk reads and writes; `steps`: long operations; `locks`,
+//!   `deadlock`; `limits`: of one message
 //! * `descriptor`: descriptors that outlive a job, and where they are closed; `effects`: whether a
 //!   call has begun to change anything
 //! * `reserved`: space held for files that a session is going to put
@@ -23,6 +23,7 @@
 
 mod account;
 mod attributes;
+mod deadlock;
 mod descriptor;
 mod effects;
 mod files;
@@ -64,6 +65,7 @@ pub use self::{
     workers::{HELD, Held},
 };
 use self::{
+    deadlock::Deadlocks,
     descriptor::{ClosingLane, Descriptor, Purpose},
     nodes::Nodes,
     totals::NodeTotals,
@@ -128,6 +130,7 @@ pub struct Machine {
     watch: Watch,
     waiting_locks: Arc<Pool>,
     locked_ranges: Arc<Pool>,
+    deadlocks: Deadlocks,
     settling: Arc<Pool>,
     /// Descriptors for open files and locks.
     descriptors: Arc<Pool>,
@@ -261,6 +264,7 @@ impl Machine {
             watch,
             waiting_locks: Pool::new(MAX_WAITING_LOCKS, MAX_WAITING_LOCKS_OF_ONE),
             locked_ranges: Pool::new(MAX_LOCKED_RANGES, MAX_LOCKED_RANGES_OF_ONE),
+            deadlocks: Deadlocks::default(),
             settling: Pool::new(MAX_SETTLING, MAX_SETTLING_OF_ONE),
             descriptors: Pool::new(open_files, open_files),
             reserved: Arc::default(),
