@@ -27,17 +27,20 @@ const MOST_STEPS: usize = 10_000;
 const FIRST_CLEARING: usize = 64;
 
 /// A process of a workstation, or an open file description there.
-pub type Owner = (SessionId, u64);
+pub type LockOwner = (SessionId, u64);
+
+/// A lock of a file that is waited for.
+type WantedLock = (File, RangeLock);
 
 /// Owners that hold or wait for range locks.
 #[derive(Debug, Default)]
-pub struct Deadlocks(Mutex<State>);
+pub struct Deadlocks(Mutex<WaitGraph>);
 
 #[derive(Debug, Default)]
-struct State {
+struct WaitGraph {
     holders: HashMap<File, Vec<Weak<HeldRanges>>>,
     /// By a number, since an owner may have several threads.
-    waiting: HashMap<Owner, HashMap<u64, (File, RangeLock)>>,
+    waiting: HashMap<LockOwner, HashMap<u64, WantedLock>>,
     last_number: u64,
     clear_at: usize,
 }
@@ -45,7 +48,7 @@ struct State {
 /// Ranges of one file that an owner has locked.
 #[derive(Debug)]
 pub struct HeldRanges {
-    owner: Owner,
+    owner: LockOwner,
     ranges: Mutex<RangeMap<u64, Access>>,
 }
 
@@ -53,13 +56,13 @@ pub struct HeldRanges {
 #[derive(Debug)]
 pub struct WaitingOwner<'a> {
     deadlocks: &'a Deadlocks,
-    owner: Owner,
+    owner: LockOwner,
     number: u64,
 }
 
 impl Deadlocks {
     /// Adds an owner without locks of that file.
-    pub fn add(&self, file: File, owner: Owner) -> Arc<HeldRanges> {
+    pub fn add(&self, file: File, owner: LockOwner) -> Arc<HeldRanges> {
         let held = Arc::new(HeldRanges { owner, ranges: Mutex::default() });
         let mut state = self.0.lock().expect("not poisoned");
         if state.holders.len() >= state.clear_at.max(FIRST_CLEARING) {
@@ -78,17 +81,18 @@ impl Deadlocks {
     /// `EDEADLK` if another one that holds it waits, maybe through others, for this one.
     pub fn wait(
         &self,
-        owner: Owner,
+        owner: LockOwner,
         file: File,
         lock: &RangeLock,
     ) -> Result<WaitingOwner<'_>, Errno> {
         let mut state = self.0.lock().expect("not poisoned");
-        if state.is_waited_for(owner, (file, lock.clone())) {
+        let wanted = (file, lock.clone());
+        if state.is_waited_for(owner, wanted.clone()) {
             return Err(Errno::EDEADLK);
         }
         state.last_number += 1;
         let number = state.last_number;
-        state.waiting.entry(owner).or_default().insert(number, (file, lock.clone()));
+        state.waiting.entry(owner).or_default().insert(number, wanted);
         Ok(WaitingOwner { deadlocks: self, owner, number })
     }
 }
@@ -104,9 +108,9 @@ impl Drop for WaitingOwner<'_> {
     }
 }
 
-impl State {
+impl WaitGraph {
     /// Returns true if a holder of that lock waits for `owner`.
-    fn is_waited_for(&self, owner: Owner, first: (File, RangeLock)) -> bool {
+    fn is_waited_for(&self, owner: LockOwner, first: WantedLock) -> bool {
         let mut seen = HashSet::from([owner]);
         let mut queue = vec![(owner, first)];
         let mut steps = 0;
@@ -165,7 +169,7 @@ mod tests {
         File { system: 1, generation: number }
     }
 
-    fn owner(number: u64) -> Owner {
+    fn owner(number: u64) -> LockOwner {
         (SessionId(number % 2), number)
     }
 
