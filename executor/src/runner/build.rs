@@ -100,11 +100,17 @@ impl Unreachable {
         for entry in spec.mounts.iter().filter(|entry| entry.one_file_system) {
             let directory = open_export(entry, spec.user.as_ref())?;
             let directory = name_of(&directory).map_err(failed(|| "find an export".to_owned()))?;
+            let path = path_of(&entry.path);
             let below = visible.iter().filter_map(|mount| {
                 let rest = mount.mount_point.strip_prefix(&directory).ok()?;
-                (rest != Path::new("")).then(|| path_of(&entry.path).join(rest))
+                (rest != Path::new("")).then(|| path.join(rest))
             });
-            found.points.extend(below);
+            // The workstation may have mounted such a file system's own export there.
+            let others = spec.mounts.iter().map(|other| path_of(&other.path));
+            let inner: Vec<_> =
+                others.filter(|other| *other != path && other.starts_with(path)).collect();
+            let is_shown = |point: &PathBuf| inner.iter().any(|other| point.starts_with(other));
+            found.points.extend(below.filter(|point| !is_shown(point)));
         }
         found.parents =
             found.points.iter().filter_map(|at| Some(at.parent()?.to_owned())).collect();

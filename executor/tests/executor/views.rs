@@ -732,6 +732,10 @@ async fn what_a_volume_does_not_show_no_command_uses() {
         }
         assert_eq!(server.run(uses(path, recursive, false)).await.errors(), "", "{path}");
     }
+    // The workstation has that file system's own export there.
+    let mut spec = uses("sub/inner/deep/f", false, true);
+    spec.mounts.push(mount(&format!("{MOUNT}/sub/inner"), "logs", "sub/inner"));
+    assert_eq!(server.run(spec).await.errors(), "");
     server.administer("umount $1/inner", &sub);
     assert_eq!(server.run(uses(".", true, true)).await.errors(), "");
 }
