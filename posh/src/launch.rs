@@ -46,8 +46,10 @@ pub struct Launch {
     pub trace: Option<PathBuf>,
     /// Splitting factor, else as configured.
     pub split: Option<NonZeroU32>,
-    /// Its program: interactive, a command or a script.
-    pub program: ShellProgram,
+    /// Its words after its name.
+    pub words: ShellWords,
+    /// argv\[0\] began with `-`, as login(1) and sshd(8) have it: it is to be a login shell.
+    pub is_login: bool,
     /// The gateway to use.
     pub target: GatewayTarget,
 }
@@ -83,28 +85,23 @@ pub enum Format {
     Json,
 }
 
-/// Program of a shell.
-#[derive(Debug, PartialEq, Eq)]
-pub enum ShellProgram {
-    /// Standard input: a terminal, or `posh < script`.
-    Interactive,
-    /// `-c CMD ARGS...`; never empty.
-    Command(Vec<OsString>),
-    /// `SCRIPT ARGS...`; never empty.
-    Script(Vec<OsString>),
-}
+/// Words of a shell after its name, exactly as given: its options, `-c CMD` or a script, and
+/// arguments. It finds their mistakes itself.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ShellWords(pub Vec<OsString>);
 
 impl Launch {
     /// A launch without options of posh.
     #[must_use]
-    pub fn plain(program: ShellProgram) -> Self {
+    pub fn plain(words: ShellWords) -> Self {
         Self {
             shell: Shell::Bash,
             door: None,
             explain: None,
             trace: None,
             split: None,
-            program,
+            words,
+            is_login: false,
             target: GatewayTarget::default(),
         }
     }
@@ -116,24 +113,35 @@ impl Launch {
     }
 }
 
-impl ShellProgram {
-    /// Parses the words after `posh` if none is an option of posh or the name of a subcommand: the
-    /// most frequent lines that start a shell.
+impl ShellWords {
+    /// Takes the words after `posh` if they are certainly all the shell's: none is an option of
+    /// posh or the name of a subcommand. Most lines that start a shell are so.
     #[must_use]
     pub fn plain(words: &[OsString]) -> Option<Self> {
-        match words {
-            [] => Some(Self::Interactive),
-            [option, command, ..] if option == "-c" && command != "--" => {
-                Some(Self::Command(words[1..].to_vec()))
-            }
-            [script, ..]
-                if !script.as_bytes().starts_with(b"-") && script.as_bytes().contains(&b'/') =>
-            {
-                Some(Self::Script(words.to_vec()))
-            }
-            _ => None,
-        }
+        let is_plain = words.first().is_none_or(|first| {
+            is_short_option(first) || !begins_option(first) && first.as_bytes().contains(&b'/')
+        });
+        is_plain.then(|| Self(words.to_vec()))
     }
+
+    /// Returns true if a person is to work in the shell: nothing is to be run, or `-i` is given.
+    #[must_use]
+    pub fn is_interactive(&self) -> bool {
+        let mut options = self.0.iter().take_while(|word| is_short_option(word));
+        self.0.is_empty() || options.any(|word| word.as_bytes().contains(&b'i'))
+    }
+}
+
+/// Returns true for options of one letter, which are all the shell's, except for those by which
+/// programs tell of themselves.
+fn is_short_option(word: &OsStr) -> bool {
+    begins_option(word) && !word.as_bytes().starts_with(b"--") && word != "-h" && word != "-V"
+}
+
+/// Returns true for words that a shell takes for options.
+#[must_use]
+pub fn begins_option(word: &OsStr) -> bool {
+    matches!(word.as_bytes().first(), Some(b'-' | b'+'))
 }
 
 impl Shell {
@@ -148,34 +156,12 @@ impl Shell {
         }
     }
 
-    /// The whole argv for a program.
+    /// The whole argv.
     #[must_use]
-    pub fn argv(self, program: &ShellProgram) -> Vec<OsString> {
-        let mut argv = vec![OsString::from(self.name())];
-        match program {
-            ShellProgram::Interactive => {}
-            ShellProgram::Script(words) => {
-                argv.extend(looks_like_option(&words[0]).then(|| "--".into()));
-                argv.extend_from_slice(words);
-            }
-            ShellProgram::Command(words) if self == Self::Fish => {
-                // Its -c takes the next word, even one that begins with `-`; options may follow.
-                argv.extend(["-c".into(), words[0].clone()]);
-                argv.extend((words.len() > 1).then(|| "--".into()));
-                argv.extend_from_slice(&words[1..]);
-            }
-            ShellProgram::Command(words) => {
-                argv.push("-c".into());
-                argv.extend(looks_like_option(&words[0]).then(|| "--".into()));
-                argv.extend_from_slice(words);
-            }
-        }
-        argv
+    pub fn argv(self, words: &ShellWords, is_login: bool) -> Vec<OsString> {
+        let name = if is_login { format!("-{}", self.name()) } else { self.name().to_owned() };
+        std::iter::once(OsString::from(name)).chain(words.0.iter().cloned()).collect()
     }
-}
-
-fn looks_like_option(word: &OsStr) -> bool {
-    matches!(word.as_bytes().first(), Some(b'-' | b'+'))
 }
 
 /// Becomes the shell; returns only if it can't be executed. Notes for the user are written to
@@ -212,7 +198,8 @@ impl ShellStart {
             // Shims need a PATH.
             (Some(_), None, None) | (None, ..) => env::vars_os().collect(),
         };
-        let image = Image::new(&shell, launch.shell.argv(&launch.program), variables)?;
+        let image =
+            Image::new(&shell, launch.shell.argv(&launch.words, launch.is_login), variables)?;
         Ok(Self { image, session })
     }
 }
@@ -275,9 +262,8 @@ fn session(launch: &Launch, path: &OsStr, notes: &mut dyn Write) -> Option<Launc
     let found = gateway::search(&launch.target).map(|(place, passed_over)| {
         // Any directory may have such a file, and a script's output must not depend on it, so that
         // this note is for interactive use only.
-        let is_for_people = launch.is_told_of()
-            || launch.program == ShellProgram::Interactive
-            || io::stderr().is_terminal();
+        let is_for_people =
+            launch.is_told_of() || launch.words.is_interactive() || io::stderr().is_terminal();
         for why in passed_over.iter().filter(|why| is_for_people || why.is_fault()) {
             note(escaped(&why.to_string()).into_owned());
         }

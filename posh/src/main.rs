@@ -17,7 +17,7 @@ use std::{
 use nix::unistd::execv;
 use posh::{
     Error, descriptors, ending,
-    launch::{self, Launch, ShellProgram},
+    launch::{self, Launch, ShellWords, begins_option},
     programs, words,
 };
 
@@ -31,8 +31,9 @@ extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     descriptors::fill_standard();
     // SAFETY: as the C library gave them.
     let words = unsafe { words::of_main(argc, argv) };
-    let never = match ShellProgram::plain(words.get(1..).unwrap_or_default()) {
-        Some(program) => launch::run(&Launch::plain(program), &mut io::stderr()),
+    let is_login = words.first().is_some_and(|name| begins_option(name));
+    let never = match ShellWords::plain(words.get(1..).unwrap_or_default()) {
+        Some(words) => launch::run(&Launch { is_login, ..Launch::plain(words) }, &mut io::stderr()),
         None => become_cli(&words),
     };
     match never {

@@ -20,7 +20,7 @@ use posh_proto::token::Token;
 
 use crate::{
     gateway::GatewayTarget,
-    launch::{Door, Format, Launch, Shell, ShellProgram},
+    launch::{Door, Format, Launch, Shell, ShellWords, begins_option},
 };
 
 /// The request of a command line.
@@ -213,11 +213,18 @@ pub enum GatewayCommand {
 
 /// A shell whose commands run where their data lives.
 ///
-/// Starts SHELL with a script, with -c CMD, or interactively. Everything after
-/// SCRIPT or after -c CMD belongs to the script. A script that has the name of a
-/// subcommand is run as ./NAME.
+/// Starts SHELL with a script, with -c CMD, or interactively. The first word that
+/// is no option of posh, and all words after it, are the shell's: its own options
+/// (-c, -l, -i, -e, -x, -o NAME, --norc, ...), and SCRIPT with its arguments. A
+/// script that has the name of a subcommand is run as ./NAME.
 #[derive(Debug, Parser)]
-#[command(name = "posh", version, disable_help_subcommand = true)]
+#[command(
+    name = "posh",
+    version,
+    disable_help_subcommand = true,
+    override_usage = "posh [OPTIONS] [SHELL'S OPTIONS] [-c CMD | SCRIPT] [ARGS]...\n       posh \
+                      [--config FILE] [--socket PATH] COMMAND"
+)]
 struct CommandLine {
     /// The shell to start
     #[arg(long, value_enum, default_value_t = Shell::Bash)]
@@ -248,9 +255,6 @@ struct CommandLine {
     /// The socket of a running gateway; else $POSH_SOCKET, else the one of the configuration
     #[arg(long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Run CMD; the words after it become $0, $1, ...
-    #[arg(short = 'c', value_names = ["CMD", "ARGS"], num_args = 1.., allow_hyphen_values = true)]
-    command: Vec<OsString>,
     /// Run SCRIPT with ARGS
     #[arg(value_names = ["SCRIPT", "ARGS"], trailing_var_arg = true)]
     script: Vec<OsString>,
@@ -264,14 +268,17 @@ struct CommandLine {
 /// A [`clap::Error`] to be printed: a mistake, or the text of `--help` and `--version`.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, clap::Error> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    match ShellProgram::plain(arguments.get(1..).unwrap_or_default()) {
-        Some(program) => Ok(Request::Launch(Launch::plain(program))),
-        None => parse_options(arguments),
+    let (name, words) = arguments.split_first().map_or((None, &[][..]), |(a, b)| (Some(a), b));
+    let is_login = name.is_some_and(|name| begins_option(name));
+    if let Some(words) = ShellWords::plain(words) {
+        return Ok(Request::Launch(Launch { is_login, ..Launch::plain(words) }));
     }
-}
-
-fn parse_options(arguments: Vec<OsString>) -> Result<Request, clap::Error> {
-    let line = CommandLine::try_parse_from(arguments)?;
+    let own = words.iter().take(count_own(words));
+    let rest = &words[own.len()..];
+    let mut own: Vec<OsString> = std::iter::once("posh".into()).chain(own.cloned()).collect();
+    let is_for_shell = !rest.first().is_some_and(|first| is_for_posh(first));
+    own.extend(rest.iter().filter(|_| !is_for_shell).cloned());
+    let line = CommandLine::try_parse_from(own)?;
     let target = GatewayTarget { config: line.config, socket: line.socket };
     if let Some(question) = line.question {
         if line.explain.is_some()
@@ -285,25 +292,43 @@ fn parse_options(arguments: Vec<OsString>) -> Result<Request, clap::Error> {
         }
         return Ok(Request::Ask(target, question));
     }
-    let program = match (line.command, line.script) {
-        (command, script) if command.is_empty() && script.is_empty() => ShellProgram::Interactive,
-        (command, script) if command.is_empty() => ShellProgram::Script(script),
-        (command, _) => ShellProgram::Command(without_dashes(command)?),
-    };
+    let words = ShellWords(if is_for_shell { rest.to_vec() } else { line.script });
     let CommandLine { shell, door, explain, trace, split, .. } = line;
-    Ok(Request::Launch(Launch { shell, door, explain, trace, split, program, target }))
+    Ok(Request::Launch(Launch { shell, door, explain, trace, split, words, is_login, target }))
 }
 
-/// Drops `--`: `sh -c -- CMD` protects a CMD that begins with `-`.
-fn without_dashes(mut command: Vec<OsString>) -> Result<Vec<OsString>, clap::Error> {
-    if command.first().map(OsString::as_os_str) == Some(OsStr::new("--")) {
-        command.remove(0);
-        if command.is_empty() {
-            return Err(CommandLine::command()
-                .error(ErrorKind::MissingRequiredArgument, "-c needs a command"));
-        }
+/// Returns the number of words before the first one that is neither an option of posh nor its
+/// value.
+fn count_own(words: &[OsString]) -> usize {
+    let command = CommandLine::command();
+    let mut count = 0;
+    while let Some(word) = words.get(count) {
+        let word = word.to_string_lossy();
+        let Some(text) = word.strip_prefix("--") else { break };
+        let name = text.split('=').next().unwrap_or_default();
+        let Some(option) = command.get_arguments().find(|its| its.get_long() == Some(name)) else {
+            break;
+        };
+        // With `=`, the value is in the same word.
+        let takes_next = !option.is_require_equals_set() && !text.contains('=');
+        count += if takes_next { 2 } else { 1 };
     }
-    Ok(command)
+    count.min(words.len())
+}
+
+/// Returns true if the first word that is no option of a launch is for posh all the same: a
+/// subcommand, a request for help, or a misspelt option.
+fn is_for_posh(word: &OsStr) -> bool {
+    const LETTERS_OF_A_MISSPELT_ONE: usize = 3;
+    let command = CommandLine::command();
+    let Some(word) = word.to_str() else { return false };
+    let is_like = |long: &str| {
+        let letters = |text: &str| text.chars().take(LETTERS_OF_A_MISSPELT_ONE).collect::<String>();
+        word.strip_prefix("--").is_some_and(|name| letters(name) == letters(long))
+    };
+    matches!(word, "-h" | "-V" | "--help" | "--version")
+        || command.get_subcommands().any(|its| its.get_name() == word)
+        || command.get_arguments().filter_map(clap::Arg::get_long).any(is_like)
 }
 
 /// The completion script of one shell.
@@ -330,78 +355,62 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_the_script_is_left_to_it() {
-        use ShellProgram::{Command, Interactive, Script};
-        let cases: &[(&[&str], ShellProgram)] = &[
-            (&["posh"], Interactive),
-            (&["posh", "--explain"], Interactive),
-            (&["posh", "s"], Script(words(&["s"]))),
-            (
-                &["posh", "s", "--explain", "-c", "mounts"],
-                Script(words(&["s", "--explain", "-c", "mounts"])),
-            ),
-            (&["posh", "--explain", "s", "--", "-x"], Script(words(&["s", "--", "-x"]))),
-            (&["posh", "--", "-s", "x"], Script(words(&["-s", "x"]))),
-            (&["posh", "./mounts"], Script(words(&["./mounts"]))),
-            (&["posh", "s", "mounts"], Script(words(&["s", "mounts"]))),
-            (
-                &["posh", "-c", "echo $1", "x", "--explain"],
-                Command(words(&["echo $1", "x", "--explain"])),
-            ),
-            (
-                &["posh", "-c", "echo", "--shell", "zsh"],
-                Command(words(&["echo", "--shell", "zsh"])),
-            ),
-            (&["posh", "-c", "mounts"], Command(words(&["mounts"]))),
-            (
-                &["posh", "-c", "x", "mounts", "-c", "y"],
-                Command(words(&["x", "mounts", "-c", "y"])),
-            ),
-            (&["posh", "-c", "x", "--", "y"], Command(words(&["x", "--", "y"]))),
-            (&["posh", "-c", "--", "-x"], Command(words(&["-x"]))),
-            (&["posh", "-c", "-x y"], Command(words(&["-x y"]))),
-            (&["posh", "-c", ""], Command(words(&[""]))),
+    fn all_words_from_the_first_that_is_not_its_own_are_the_shells() {
+        let cases: &[(&[&str], &[&str])] = &[
+            (&[], &[]),
+            (&["--explain"], &[]),
+            (&["--explain", "--trace=t", "--split", "2"], &[]),
+            (&["s"], &["s"]),
+            (&["s", "--explain", "-c", "mounts"], &["s", "--explain", "-c", "mounts"]),
+            (&["--explain", "s", "--", "-x"], &["s", "--", "-x"]),
+            (&["--", "-s", "x"], &["--", "-s", "x"]),
+            (&["./mounts"], &["./mounts"]),
+            (&["s", "mounts"], &["s", "mounts"]),
+            (&["-c", "echo $1", "x", "--explain"], &["-c", "echo $1", "x", "--explain"]),
+            (&["--config", "m", "-c", "mounts"], &["-c", "mounts"]),
+            (&["-c"], &["-c"]),
+            (&["-c", "-x y"], &["-c", "-x y"]),
+            (&["-lc", "x", "--shell", "zsh"], &["-lc", "x", "--shell", "zsh"]),
+            (&["--explain", "-x", "--", "s"], &["-x", "--", "s"]),
+            (&["-o", "pipefail", "+B", "s"], &["-o", "pipefail", "+B", "s"]),
+            (&["--login", "--norc", "-i"], &["--login", "--norc", "-i"]),
+            (&["--explain", "--rcfile", "f", "--explain"], &["--rcfile", "f", "--explain"]),
+            (&["-"], &["-"]),
+            (&[""], &[""]),
         ];
-        for (line, program) in cases {
-            assert_eq!(launch(line).program, *program, "{line:?}");
+        for (line, expect) in cases {
+            let launch = launch(&[&["posh"], *line].concat());
+            assert_eq!(launch.words.0, words(expect), "{line:?}");
+            assert_eq!(launch.explain.is_some(), line.first() == Some(&"--explain"), "{line:?}");
         }
     }
 
     #[test]
-    fn plain_lines_are_read_as_by_the_parser() {
-        let programs = [
-            &["-c", "x"][..],
-            &["-c", "x", "--", "y"],
-            &["-c", "-x", "mounts"],
-            &["-c", "", "--shell", "zsh"],
-            &["-c", "-c", "-c"],
-            &["-c", "x", "--explain", "--config", "m"],
+    fn a_dash_before_its_name_makes_a_login_shell() {
+        for line in [&["-posh"][..], &["-posh", "-c", "x"], &["-posh", "--explain", "s"]] {
+            assert!(launch(line).is_login, "{line:?}");
+        }
+        assert!(!launch(&["posh", "-l"]).is_login);
+    }
+
+    #[test]
+    fn plain_lines_are_only_such_as_are_all_the_shells() {
+        for line in [
+            &["-c", "x", "--explain"][..],
+            &["-c"],
+            &["-ic", "x"],
+            &["+x", "mounts"],
             &["./mounts"],
-            &["/s", "--explain", "-c", "mounts"],
-            &["d/s", "--", "-x"],
+            &["/s", "--explain"],
             &["é/ü", "x"],
             &[],
-        ];
-        for line in programs {
-            let line = words(&[&["posh"], line].concat());
-            let plain =
-                ShellProgram::plain(&line[1..]).unwrap_or_else(|| panic!("{line:?} is plain"));
-            let Ok(Request::Launch(launch)) = parse_options(line.clone()) else {
-                panic!("{line:?} starts a shell")
-            };
-            assert_eq!(launch.program, plain, "{line:?}");
-            assert_eq!(parse(line).unwrap(), Request::Launch(launch));
-        }
-        for line in [
-            &["-c"][..],
-            &["-c", "--", "x"],
-            &["mounts"],
-            &["s"],
-            &["--explain", "./s"],
-            &["-/x"],
-            &["-cx"],
         ] {
-            assert_eq!(ShellProgram::plain(&words(line)), None, "{line:?}");
+            let words = words(line);
+            assert_eq!(ShellWords::plain(&words), Some(ShellWords(words.clone())), "{line:?}");
+        }
+        for line in [&["mounts"][..], &["s"], &["--explain", "./s"], &["--login"], &["-h"], &["-V"]]
+        {
+            assert_eq!(ShellWords::plain(&words(line)), None, "{line:?}");
         }
     }
 
@@ -460,10 +469,8 @@ mod tests {
     #[test]
     fn mistakes_are_refused() {
         let cases: &[&[&str]] = &[
-            &["posh", "--bogus"],
-            &["posh", "-x", "s"],
-            &["posh", "-c"],
-            &["posh", "-c", "--"],
+            &["posh", "--explian"],
+            &["posh", "--splitt=2", "s"],
             &["posh", "--split", "0"],
             &["posh", "--shell", "tcsh"],
             &["posh", "--door", "window"],

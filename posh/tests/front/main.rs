@@ -3,6 +3,7 @@
 
 mod allow;
 mod fake;
+mod options;
 mod question;
 mod skew;
 mod stack;
@@ -232,8 +233,10 @@ fn the_other_shells_get_their_words() {
     for (shell, command, expected) in cases {
         let output = installed.posh(&["--shell", shell, "-c", command, "zero", "a", "--x"]);
         assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), (expected, ""), "{shell}");
-        let output = installed.posh(&["--shell", shell, "-c", "+nosuch"]);
-        assert_eq!(output.status.code(), Some(127), "{shell}: {}", stderr(&output));
+        for words in [&["-c", "+nosuch"][..], &["-nosuch"], &["-l", "-c", "echo l"]] {
+            let ours = installed.posh(&[&["--shell", shell], words].concat());
+            assert_same(&ours, &installed.command(shell, words).output().unwrap());
+        }
     }
 }
 
