@@ -55,7 +55,7 @@ use nix::{
         prctl,
         signal::{SigSet, Signal, kill},
         signalfd::{SfdFlags, SignalFd},
-        wait::waitpid,
+        wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid},
     },
     unistd::{ForkResult, Pid, dup2_stdin, getegid, geteuid, pipe2, setsid},
 };
@@ -329,6 +329,7 @@ fn is_closed(control: &UnixStream) -> nix::Result<bool> {
 /// ended may have left others: the keeper looks until its only children are supervisors.
 fn reap_supervisors(supervisors: &mut Vec<Pid>) {
     let mut are_orphans = false;
+    kill_stopped();
     while let Ok(Some(ended)) = sys::reap() {
         let supervisor = supervisors.iter().position(|pid| *pid == ended.pid);
         are_orphans |= supervisor.is_none() || ended.status != 0;
@@ -338,6 +339,15 @@ fn reap_supervisors(supervisors: &mut Vec<Pid>) {
     }
     if are_orphans {
         processes::kill_children_except(supervisors);
+    }
+}
+
+/// Kills supervisors that are stopped: another process of the commands' user did that (SIGSTOP), and
+/// they would end nothing when their runs are given up or their callers' rights are taken away.
+fn kill_stopped() {
+    let stopped = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
+    while let Ok(WaitStatus::Stopped(pid, _)) = waitid(Id::All, stopped) {
+        let _ = kill(pid, Signal::SIGKILL);
     }
 }
 
