@@ -38,7 +38,7 @@ pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
 use crate::{
     error::{AttemptExt as _, Error},
-    identity::UnixUser,
+    identity::{AccountLookup, UnixUser},
 };
 
 /// Time that running commands have after SIGTERM.
@@ -85,6 +85,10 @@ impl RightsArguments {
 /// An account whose rights this process can take; else the reason.
 fn user_to_become(name: &str) -> Result<UnixUser, String> {
     let user = UnixUser::named(name).map_err(|error| error.to_string())?;
+    check_to_become(user, name)
+}
+
+fn check_to_become(user: UnixUser, name: &str) -> Result<UnixUser, String> {
     if !geteuid().is_root() && Uid::from_raw(user.uid) != geteuid() {
         let hint = "only an executor that runs as root can run commands as somebody else";
         return Err(format!("commands can't run as `{name}`: {hint}"));
@@ -275,15 +279,32 @@ impl Config {
     pub fn load(file: &Path) -> Result<Self, Error> {
         let text =
             std::fs::read_to_string(file).attempting(|| format!("read {}", file.display()))?;
-        let config = Self::parse(&file.display().to_string(), &text)?;
+        Self::of_file(file, &text, None)
+    }
+
+    /// Reads `file` again. A directory service that is away must not keep those in who were taken
+    /// out of it: an account that can't be looked up stays as it was, and an identity with a new
+    /// one is left out.
+    ///
+    /// # Errors
+    /// See [`Self::load`].
+    pub fn load_again(&self, file: &Path) -> Result<Self, Error> {
+        let text =
+            std::fs::read_to_string(file).attempting(|| format!("read {}", file.display()))?;
+        Self::of_file(file, &text, Some(self))
+    }
+
+    fn of_file(file: &Path, text: &str, before: Option<&Self>) -> Result<Self, Error> {
+        let config = Self::parse(&file.display().to_string(), text, before)?;
         Ok(Self {
             file: Some(std::path::absolute(file).unwrap_or_else(|_| file.to_owned())),
             ..config
         })
     }
 
-    fn parse(name: &str, text: &str) -> Result<Self, Error> {
-        let mut reader = ConfigReader { text, mistakes: Vec::new() };
+    fn parse(name: &str, text: &str, before: Option<&Self>) -> Result<Self, Error> {
+        let (mistakes, accounts) = (Vec::new(), AccountLookup::default());
+        let mut reader = ConfigReader { text, mistakes, accounts, before };
         let (table, errors) = DeTable::parse_recoverable(text);
         for error in errors {
             reader.mistake(error.span().unwrap_or(0..0), error.message());
@@ -300,6 +321,12 @@ impl Config {
             let _ = writeln!(all, "{name}:{line}:{column}: {sentence}");
         }
         Err(Error::Config(all.trim_end().to_owned()))
+    }
+
+    /// An account that commands run as.
+    fn account(&self, name: &str) -> Option<&UnixUser> {
+        let users = self.identities.iter().map(|identity| &identity.user);
+        users.chain([&self.confinement.user]).flatten().find(|user| user.name == name)
     }
 
     /// The keys whose values differ in `other` and apply only at a start.
@@ -489,6 +516,9 @@ const KNOWN: &str = "listen, allow_plaintext, volumes, max_runs, drain_seconds, 
 struct ConfigReader<'a> {
     text: &'a str,
     mistakes: Vec<(Range<usize>, String)>,
+    accounts: AccountLookup,
+    /// The configuration so far, if this one is to follow it.
+    before: Option<&'a Config>,
 }
 
 type SpannedValue<'a> = Spanned<DeValue<'a>>;
@@ -713,7 +743,7 @@ mod tests {
     use super::*;
 
     fn mistakes(text: &str) -> String {
-        match Config::parse("executor.toml", text) {
+        match Config::parse("executor.toml", text, None) {
             Ok(config) => panic!("accepted as {config:?}"),
             Err(error) => error.to_string(),
         }
@@ -723,7 +753,7 @@ mod tests {
     fn a_whole_file_is_read() {
         let text = "listen = \"127.0.0.1:9\"\nmax_runs = 3\ndrain_seconds = 4\n\
                     [confinement]\nuser = \"root\"\n[[export]]\nname = \"root\"\npath = \"/\"\nread_only = true\nexec = true\ncoherence = \"rclone\"\n";
-        let config = Config::parse("executor.toml", text).unwrap();
+        let config = Config::parse("executor.toml", text, None).unwrap();
         assert_eq!(config.listen.port(), 9);
         assert_eq!((config.bounds.runs, config.drain), (3, Duration::from_secs(4)));
         assert_eq!(
@@ -779,7 +809,7 @@ mod tests {
                 .starts_with("executor.toml:1:10: refusing to run everybody's commands as root")
         );
         let allowed = format!("{allowed}[confinement]\nuser = \"root\"\n");
-        assert!(Config::parse("executor.toml", &allowed).is_ok());
+        assert!(Config::parse("executor.toml", &allowed, None).is_ok());
     }
 
     #[test]
@@ -814,7 +844,7 @@ mod tests {
     fn exports_that_can_not_be_served_are_left_out() {
         let text = "[tls]\n[[export]]\nname = \"a\"\npath = \"/\"\n[[export]]\nname = \"b\"\npath = \"/nonexistent-directory\"\n\
                     [[export]]\nname = \"c\"\npath = \"/dev/null\"\n[[identity]]\nname = \"ada\"\nuser = \"root\"\nexports = [\"a\", \"b\"]\n";
-        let config = Config::parse("executor.toml", text).unwrap();
+        let config = Config::parse("executor.toml", text, None).unwrap();
         assert_eq!(
             config.exports.iter().map(|export| export.name.as_str()).collect::<Vec<_>>(),
             ["a"]

@@ -3,7 +3,9 @@
 use std::{
     io,
     path::PathBuf,
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::libc::{gid_t, uid_t};
@@ -42,38 +44,52 @@ pub enum NoUser {
     #[error("this machine has no user `{0}`")]
     Unknown(String),
     /// The look-up failed.
-    #[error("cannot run {program} to look up user `{name}`")]
+    #[error("cannot look up user `{name}` by {program}: {source}")]
     LookUp {
         /// The account.
         name: String,
-        /// Program that could not be run.
+        /// Program that was asked.
         program: &'static str,
-        /// The system's answer.
+        /// The system's answer, or the program's.
         #[source]
         source: io::Error,
     },
 }
 
-impl UnixUser {
+/// Timeout of a look-up.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Interval at which the program's end is looked for.
+const LOOK: Duration = Duration::from_millis(5);
+/// getent(1)'s status for a name that is not in the database.
+const NOT_FOUND: i32 = 2;
+
+/// Looks accounts up, one after the other.
+#[derive(Debug, Default)]
+pub struct AccountLookup {
+    /// A look-up has not ended in time: the next would not either.
+    hangs: bool,
+}
+
+impl AccountLookup {
     /// Looks an account up, by getent(1) and id(1): a statically linked program can't load
     /// what nsswitch.conf names, and accounts need not stand in `/etc/passwd`.
     ///
     /// # Errors
-    /// [`NoUser`].
-    pub fn named(name: &str) -> Result<Self, NoUser> {
+    /// [`NoUser`]; after a timeout at once.
+    pub fn find(&mut self, name: &str) -> Result<UnixUser, NoUser> {
         let unknown = || NoUser::Unknown(name.to_owned());
         if name.is_empty() || name.starts_with('-') || name.contains([':', '\0']) {
             return Err(unknown());
         }
-        let line = said(name, "getent", &["passwd", name])?;
-        let groups = said(name, "id", &["-G", name])?;
+        let line = self.ask(name, "getent", &["passwd", name])?;
+        let groups = self.ask(name, "id", &["-G", name])?;
         let fields: Vec<&str> = line.trim_end().split(':').collect();
         let [found, _, uid, gid, _, home, _] = fields[..] else { return Err(unknown()) };
         // getent also finds an account by its number.
         if found != name {
             return Err(unknown());
         }
-        Ok(Self {
+        Ok(UnixUser {
             name: name.to_owned(),
             uid: uid.parse().map_err(|_| unknown())?,
             gid: gid.parse().map_err(|_| unknown())?,
@@ -85,22 +101,58 @@ impl UnixUser {
             home: home.into(),
         })
     }
+
+    fn ask(
+        &mut self,
+        name: &str,
+        program: &'static str,
+        arguments: &[&str],
+    ) -> Result<String, NoUser> {
+        let failed = |source| NoUser::LookUp { name: name.to_owned(), program, source };
+        if self.hangs {
+            return Err(failed(io::ErrorKind::TimedOut.into()));
+        }
+        let output = output_in_time(program, arguments).map_err(|error| {
+            self.hangs |= error.kind() == io::ErrorKind::TimedOut;
+            failed(error)
+        })?;
+        match output.status.code() {
+            Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            Some(NOT_FOUND) if program == "getent" => Err(NoUser::Unknown(name.to_owned())),
+            _ => Err(failed(io::Error::other(output.status.to_string()))),
+        }
+    }
 }
 
-/// Output of a program about an account.
-fn said(name: &str, program: &'static str, arguments: &[&str]) -> Result<String, NoUser> {
-    let output = Command::new(program)
+/// Output of a program that ends in time. What it prints fits into a pipe, or it does not end.
+fn output_in_time(program: &str, arguments: &[&str]) -> io::Result<Output> {
+    let mut child = Command::new(program)
         .args(arguments)
         .env_clear()
         .env("PATH", PATH)
         .stdin(Stdio::null())
-        .output();
-    let output =
-        output.map_err(|source| NoUser::LookUp { name: name.to_owned(), program, source })?;
-    if !output.status.success() {
-        return Err(NoUser::Unknown(name.to_owned()));
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let end = Instant::now() + PATIENCE;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > end {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer"));
+        }
+        thread::sleep(LOOK);
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    child.wait_with_output()
+}
+
+impl UnixUser {
+    /// Looks one account up; see [`AccountLookup::find`].
+    ///
+    /// # Errors
+    /// [`NoUser`].
+    pub fn named(name: &str) -> Result<Self, NoUser> {
+        AccountLookup::default().find(name)
+    }
 }
 
 /// An account of this machine.

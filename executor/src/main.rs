@@ -299,16 +299,25 @@ fn with_state(mut config: Config) -> Config {
 }
 
 /// Reads the configuration again at each SIGHUP. One with mistakes changes nothing.
-async fn read_anew(file: PathBuf, mut hangup: unix::Signal, changed: mpsc::Sender<Config>) {
+async fn read_anew(
+    mut config: Config,
+    file: PathBuf,
+    mut hangup: unix::Signal,
+    changed: mpsc::Sender<Config>,
+) {
     while hangup.recv().await.is_some() {
-        let file = file.clone();
+        let (file, before) = (file.clone(), config.clone());
         // Looking up accounts may take a while.
-        let loaded = tokio::task::spawn_blocking(move || Config::load(&file).map(with_state)).await;
+        let loaded =
+            tokio::task::spawn_blocking(move || before.load_again(&file).map(with_state)).await;
         match loaded
             .map_err(anyhow::Error::from)
             .and_then(|loaded| loaded.map_err(anyhow::Error::from))
         {
-            Ok(config) => drop(changed.send(config).await),
+            Ok(read) => {
+                config = read;
+                drop(changed.send(config.clone()).await);
+            }
             Err(error) => {
                 tracing::error!(
                     "the configuration stays as it was, since it can't be read anew: {error:#}"
@@ -421,7 +430,7 @@ fn serve(arguments: ExecutorArguments) -> anyhow::Result<()> {
         if let Some(file) = arguments.config {
             let hangup =
                 unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
-            tokio::spawn(read_anew(file, hangup, read));
+            tokio::spawn(read_anew(config.clone(), file, hangup, read));
         }
         let (changed, changes) = mpsc::channel(1);
         tokio::spawn(accounts::follow(config.clone(), anew, changed));

@@ -150,7 +150,7 @@ fn tops_of(export: &Export, uid: u32) -> Vec<(Adapter, Export, PathBuf)> {
     let table = mount_table();
     let around = table.iter().filter(|mount| export.path.starts_with(&mount.mount_point));
     let around = around.max_by_key(|mount| mount.mount_point.components().count());
-    let within = below(&table, &export.path).filter(|mount| !is_private_to_another(mount, uid));
+    let within = below(&table, &export.path).filter(|mount| !is_of_another(mount, uid));
     let all = around.into_iter().chain(within);
     let all =
         all.map(|mount| (Adapter::of(&mount.fs_type), export.clone(), mount.mount_point.clone()));
@@ -180,16 +180,16 @@ fn mounted_in(table: &[MountEntry], tree: &Path) -> Vec<((u32, u32), PathBuf)> {
     own.into_iter().chain(within).collect()
 }
 
-/// A FUSE mount of another user without `allow_other`, which not even root may look into
-/// (mount.fuse3(8)).
-fn is_private_to_another(mount: &MountEntry, uid: u32) -> bool {
-    let mut options = mount.options.split(',');
-    let owner = options.clone().find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+/// A FUSE mount of another user than root. Without `allow_other` not even root may look into it
+/// (mount.fuse3(8)); with it, it shows what that user likes, so that nothing is lost where its
+/// caches are left alone, and nobody's runs depend on it.
+fn is_of_another(mount: &MountEntry, uid: u32) -> bool {
+    let options = || mount.options.split(',');
+    let owner = options().find_map(|option| option.strip_prefix("user_id=")?.parse::<u32>().ok());
     let is_fuse =
         mount.fs_type == "fuse" || mount.fs_type.starts_with("fuse.") || mount.fs_type == "fuseblk";
-    is_fuse
-        && owner.is_some_and(|owner: u32| owner != uid)
-        && !options.any(|option| option == "allow_other")
+    let is_shared = options().any(|option| option == "allow_other");
+    is_fuse && owner.is_some_and(|owner| owner != uid && (owner != 0 || !is_shared))
 }
 
 fn below<'a>(table: &'a [MountEntry], directory: &'a Path) -> impl Iterator<Item = &'a MountEntry> {
@@ -379,17 +379,19 @@ mod tests {
     }
 
     #[test]
-    fn what_only_another_user_may_look_into_is_nothing_of_a_run() {
+    fn what_another_user_has_mounted_is_nothing_of_a_run() {
         let line = |fs_type: &str, options: &str| {
             let line = format!("50 20 0:44 / /srv/w/x rw - {fs_type} x rw,{options}\n");
             MountInfo::parse(line.as_bytes()).unwrap().visible()[0].clone()
         };
-        let own = |fs_type, options| is_private_to_another(&line(fs_type, options), 1000);
+        let own = |fs_type, options| is_of_another(&line(fs_type, options), 1000);
         assert!(
             own("fuse.sshfs", "user_id=1001,group_id=1001") && own("fuse", "user_id=0,group_id=0")
         );
         assert!(!own("fuse.sshfs", "user_id=1000,group_id=1000"));
-        assert!(!own("fuse.sshfs", "user_id=1001,group_id=1001,allow_other"));
+        // A user can name what is mounted as it likes, and need not answer.
+        assert!(own("fuse.rclone", "user_id=1001,group_id=1001,allow_other"));
+        assert!(!own("fuse.rclone", "user_id=0,group_id=0,allow_other"));
         assert!(!own("ext4", "user_id=1001") && !own("fuse.sshfs", "group_id=1"));
     }
 }

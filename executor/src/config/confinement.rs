@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use toml::de::DeTable;
 
-use super::{ConfigReader, SpannedValue, limits};
+use super::{ConfigReader, SpannedValue, identity::MissingAccount, limits};
 use crate::identity::UnixUser;
 use crate::level::Level;
 
@@ -127,7 +127,7 @@ impl ConfigReader<'_> {
                         .map(|(directory, _)| directory.into())
                         .collect();
                 }
-                "user" => read.user = self.user(value),
+                "user" => read.user = self.user(value, MissingAccount::IsMistake),
                 "trust_caller_ids" => {
                     read.trust_caller_ids = self.boolean("trust_caller_ids", value)
                 }
@@ -198,7 +198,7 @@ mod tests {
         let tls = "[tls]\n";
         let text =
             format!("[[export]]\nname = \"a\"\npath = \"/\"\n[confinement]\n{section}\n{tls}");
-        Config::parse("executor.toml", &text)
+        Config::parse("executor.toml", &text, None)
             .map(|config| config.confinement)
             .map_err(|error| error.to_string())
     }

@@ -11,8 +11,8 @@ use toml::de::DeTable;
 
 use super::tls::TlsConfig;
 use super::{
-    Bounds, Config, ConfigReader, Confinement, Limits, SpannedValue, confinement::TRUST_NEEDS_ROOT,
-    user_to_become,
+    Bounds, Config, ConfigReader, Confinement, Limits, SpannedValue, check_to_become,
+    confinement::TRUST_NEEDS_ROOT,
 };
 use crate::identity::UnixUser;
 
@@ -57,6 +57,14 @@ pub(super) struct Read {
 const KNOWN: &str = "name, user, trust_caller_ids, exports, read_only, volumes, commands, \
                      max_runs, max_processes, max_buffered_mb, max_connections, \
                      max_calls_per_second, max_memory_mb";
+
+/// Consequence of an account that can't be looked up when a configuration is read again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MissingAccount {
+    IsMistake,
+    /// The identity has no place in the configuration.
+    LeavesOut,
+}
 
 impl ConfigReader<'_> {
     /// `[tls]`.
@@ -121,11 +129,14 @@ impl ConfigReader<'_> {
             commands: None,
             limits: Limits::default(),
         };
-        let mut exports = Vec::new();
+        let (mut exports, mut is_left_out) = (Vec::new(), false);
         for (key, value) in table {
             match key.get_ref().as_ref() {
                 "name" => identity.name = self.identity_name(value, names).unwrap_or_default(),
-                "user" => identity.user = self.user(value),
+                "user" => {
+                    identity.user = self.user(value, MissingAccount::LeavesOut);
+                    is_left_out = identity.user.is_none();
+                }
                 "trust_caller_ids" => {
                     identity.trust_caller_ids = Some(self.boolean("trust_caller_ids", value));
                 }
@@ -137,6 +148,10 @@ impl ConfigReader<'_> {
                 "volumes" => identity.volumes = self.boolean("volumes", value),
                 "commands" => {
                     let commands = self.strings("commands", value);
+                    if let Some((_, at)) = commands.iter().find(|(name, _)| name == "*") {
+                        let known = "an identity without `commands` has those of [confinement]";
+                        self.mistake(at.clone(), format!("`*` is no command; {known}"));
+                    }
                     identity.commands = Some(commands.into_iter().map(|(name, _)| name).collect());
                 }
                 other if self.limit(other, value, &mut identity.limits) => {}
@@ -150,6 +165,9 @@ impl ConfigReader<'_> {
         }
         if !table.contains_key("name") {
             self.mistake(at.clone(), "this [[identity]] has no `name`");
+        }
+        if is_left_out && self.before.is_some() {
+            return None;
         }
         let lacks_user = !table.contains_key("user");
         Some(Read { identity, at, lacks_user, exports })
@@ -169,9 +187,28 @@ impl ConfigReader<'_> {
         Some(name)
     }
 
-    pub(super) fn user(&mut self, value: &SpannedValue<'_>) -> Option<UnixUser> {
+    pub(super) fn user(
+        &mut self,
+        value: &SpannedValue<'_>,
+        missing: MissingAccount,
+    ) -> Option<UnixUser> {
         let name = self.string("user", value)?;
-        user_to_become(&name).map_err(|mistake| self.mistake(value.span(), mistake)).ok()
+        let found = match (self.accounts.find(&name), self.before) {
+            (Ok(user), _) => check_to_become(user, &name),
+            (Err(error), None) => Err(error.to_string()),
+            (Err(error), Some(before)) => match before.account(&name) {
+                Some(known) => {
+                    tracing::error!("the account `{name}` stays as it was: {error}");
+                    Ok(known.clone())
+                }
+                None if missing == MissingAccount::LeavesOut => {
+                    tracing::error!("an identity is left out: {error}");
+                    return None;
+                }
+                None => Err(error.to_string()),
+            },
+        };
+        found.map_err(|mistake| self.mistake(value.span(), mistake)).ok()
     }
 
     /// Reads `key` if it is a limit of an identity, and returns true then.
@@ -305,7 +342,7 @@ mod tests {
 
     fn read(text: &str) -> Result<Config, String> {
         let export = "[[export]]\nname = \"logs\"\npath = \"/\"\n";
-        Config::parse("executor.toml", &format!("{export}{text}"))
+        Config::parse("executor.toml", &format!("{export}{text}"), None)
             .map_err(|error| error.to_string())
     }
 
@@ -364,7 +401,8 @@ mod tests {
         let text = "[tls]\n";
         let listen = "listen = \"0.0.0.0:7400\"\n";
         let export = "[[export]]\nname = \"logs\"\npath = \"/\"\n";
-        let config = Config::parse("executor.toml", &format!("{listen}{export}{text}")).unwrap();
+        let config =
+            Config::parse("executor.toml", &format!("{listen}{export}{text}"), None).unwrap();
         assert_eq!(
             config.tls.map(|tls| tls.directory),
             Some(crate::config::DEFAULT_DIRECTORY.into())

@@ -14,6 +14,18 @@ pub enum TlsError {
         .0.display(), .0.display()
     )]
     NotMade(PathBuf),
+    /// The directory is another user's, who could have put anything there.
+    #[error(
+        "{} belongs to the user with the number {owner}, who has to run this command: sudo -u \
+         '#{owner}' posh-executor ...",
+        directory.display()
+    )]
+    AnotherUsers {
+        /// The directory.
+        directory: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
     /// There is an authority already, and gateways trust it.
     #[error(
         "there is an authority in {} already, which gateways trust; for a new server certificate \

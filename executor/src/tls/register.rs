@@ -3,12 +3,13 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::{File, OpenOptions},
-    os::unix::fs::OpenOptionsExt as _,
+    fs::{self, File, OpenOptions},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, RwLock},
 };
 
+use nix::{libc, unistd::geteuid};
 use posh_proto::{
     secret::{self, SecretError},
     token::{Fingerprint, SECRET_BYTES, Token},
@@ -548,8 +549,18 @@ impl Register {
     pub(super) fn lock(&self) -> Result<File, TlsError> {
         let path = self.path.with_extension("lock");
         let failed = |source| SecretError::Io { attempt: "lock", path: path.clone(), source };
-        let file =
-            OpenOptions::new().create(true).append(true).mode(0o600).open(&path).map_err(failed)?;
+        // Its owner would be locked out by a file of another user's.
+        let owner = fs::metadata(self.directory()).map_err(failed)?.uid();
+        if owner != geteuid().as_raw() {
+            return Err(TlsError::AnotherUsers { directory: self.directory().to_owned(), owner });
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .map_err(failed)?;
         file.lock().map_err(failed)?;
         Ok(file)
     }
@@ -798,6 +809,24 @@ mod tests {
         assert!(register.token_for("ada").is_err());
         assert_eq!(register.revoke("ada").unwrap(), 9);
         assert!(register.certificates().unwrap().iter().all(|it| it.revoked));
+    }
+
+    #[test]
+    fn nothing_is_made_in_another_users_directory() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let (theirs, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let register = Register::at(theirs.path());
+        register.create(&[]).unwrap();
+        std::os::unix::fs::chown(theirs.path(), Some(4711), None).unwrap();
+        assert!(matches!(register.revoke("ada"), Err(TlsError::AnotherUsers { owner: 4711, .. })));
+        let link = theirs.path().join("register.lock");
+        fs::remove_file(&link).ok();
+        std::os::unix::fs::symlink(elsewhere.path().join("made"), &link).unwrap();
+        std::os::unix::fs::chown(theirs.path(), Some(0), None).unwrap();
+        assert!(register.lock().is_err());
+        assert!(!elsewhere.path().join("made").exists());
     }
 
     #[test]

@@ -36,6 +36,9 @@ use super::{
 /// Interval of the check for a due renewal.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(3600);
 
+/// Difference of clocks that certificates are made for.
+const CLOCK_TOLERANCE_S: u64 = 300;
+
 /// The executor's side of TLS.
 pub struct Serving {
     /// For the handshakes.
@@ -159,11 +162,16 @@ impl OwnCertificate {
         }
     }
 
-    /// Renews the certificate by the age of its file: its lifetime is fixed.
+    /// Renews the certificate by the age of its file: its lifetime is fixed. One that was made by a
+    /// clock that was ahead is not valid yet for anybody.
     fn renew_if_due(&self, register: &Register) {
         let file = FileVersion::of(&self.directory.join(SERVER_FILE));
         let made = file.and_then(|file| u64::try_from(file.modified.0).ok());
-        if made.is_none_or(|made| now_s() < made + SERVER_LIFETIME_S * 2 / 3) {
+        let is_due = |made: u64| {
+            let valid = made.saturating_sub(CLOCK_TOLERANCE_S)..made + SERVER_LIFETIME_S * 2 / 3;
+            !valid.contains(&now_s())
+        };
+        if !made.is_some_and(is_due) {
             return;
         }
         match register.renew_server() {
@@ -289,5 +297,30 @@ impl ClientCertVerifier for HasTheKey {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, time::SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_by_a_clock_that_was_ahead_is_renewed() {
+        let directory = tempfile::tempdir().unwrap();
+        Authority::at(directory.path()).create(&["host".to_owned()]).unwrap();
+        let register = Register::at(directory.path());
+        register.create(&["host".to_owned()]).unwrap();
+        let own = OwnCertificate::load(directory.path()).unwrap();
+        let file = directory.path().join(SERVER_FILE);
+        let content = || std::fs::read(&file).unwrap();
+        let before = content();
+        own.renew_if_due(&register);
+        assert!(content() == before);
+        let ahead = SystemTime::now() + Duration::from_secs(365 * 24 * 3600);
+        File::options().write(true).open(&file).unwrap().set_modified(ahead).unwrap();
+        own.renew_if_due(&register);
+        assert!(content() != before);
     }
 }

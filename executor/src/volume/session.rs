@@ -394,7 +394,10 @@ impl Served {
 
     /// Returns true if the caller's current rights are those with which the session began.
     pub fn is_within(&self, caller: &Caller) -> bool {
-        caller.volumes && caller.user == self.caller.user && caller.exports.contains(&self.export)
+        caller.volumes
+            && caller.user == self.caller.user
+            && caller.trust_caller_ids == self.caller.trust_caller_ids
+            && caller.exports.contains(&self.export)
     }
 
     /// Checks that the connected peer is still admitted, by the current register and configuration.

@@ -373,6 +373,53 @@ async fn a_hangup_has_the_configuration_read_anew() {
     assert_eq!(echo().await.text(), "x\n");
 }
 
+/// A directory service that hangs, or says for a moment that it knows nobody, keeps nobody in who was
+/// taken out, and takes nobody out.
+#[tokio::test]
+async fn a_directory_service_that_is_away_changes_no_rights() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let (store, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = |name: &str| files.path().join(name);
+    std::fs::copy("/usr/bin/getent", file("real")).unwrap();
+    let getent = |text: &str| {
+        std::fs::write(file("new"), format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(file("new"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        // In place: it is mounted by its inode.
+        std::fs::write(file("getent"), std::fs::read(file("new")).unwrap()).unwrap();
+        std::fs::set_permissions(file("getent"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let real = format!("exec {} \"$@\"", file("real").display());
+    getent(&real);
+    std::fs::write(file("nsswitch"), "passwd: files sss\ngroup: files\n").unwrap();
+    let mut command = Command::new("unshare");
+    let mounts = "mount --bind $1/getent /usr/bin/getent; mount --bind $1/nsswitch \
+                  /etc/nsswitch.conf; shift; exec \"$@\"";
+    command.args(["--mount", "sh", "-ec", mounts, "sh"]).arg(files.path());
+    command.arg(program().get_program()).env("RUST_LOG", "info");
+    let as_nobody = |text: &str| text.replace("user = \"root\"", "user = \"nobody\"");
+    let mut executor = Program::configured(&mut command, store.path(), "", as_nobody);
+    let address = executor.address();
+    // Anew: waiting for the log keeps this thread from answering pings.
+    let echo = async || {
+        let client = connect(address).await;
+        run(&client, pipeline(&["echo x"]), bytes::Bytes::new()).await
+    };
+    assert_eq!(echo().await.text(), "x\n");
+    for away in ["exit 2", "sleep 100"] {
+        getent(away);
+        // What was taken out of the file is out.
+        executor.reconfigure(|text| text.replace("[\"*\"]", "[\"cat\"]"));
+        executor.until("took over the configuration");
+        assert!(echo().await.refusal().message.contains("this executor does not run echo"));
+        getent(&real);
+        executor.reconfigure(|text| text.replace("[\"cat\"]", "[\"*\"]"));
+        executor.until("took over the configuration");
+        assert_eq!(echo().await.text(), "x\n");
+    }
+}
+
 /// setrlimit(2): a write beyond the limit on file sizes brings SIGXFSZ, and a volume's caller
 /// chooses where it writes.
 #[tokio::test]
@@ -962,6 +1009,21 @@ async fn what_a_killed_supervisor_leaves_ends_and_other_runs_go_on() {
     other.send(run_input::Kind::Signal(RunSignal { stage: 1, signal: 15, group: true })).await;
     let outcome = other.collect(bytes::Bytes::new()).await;
     assert_eq!(outcome.exits[&1].how, Some(exited::How::Signal(15)));
+}
+
+// Guard: runner::kill_stopped. Another process of its user's can stop it, and nothing that is told
+// to a stopped process is heeded.
+#[tokio::test]
+async fn a_supervisor_that_is_stopped_ends_with_its_run() {
+    let lab = Lab::start().await;
+    let mut call = Call::open(&lab.client, command(&["sh", "-c", CLINGING])).await;
+    call.until_output("ready").await;
+    let has_commands = |process: &&PathBuf| !children_of(pid_of(process)).is_empty();
+    let supervisors = children_of(pid_of(&keeper(&lab)));
+    let supervisor = supervisors.iter().find(has_commands).unwrap();
+    kill(Pid::from_raw(pid_of(supervisor).cast_signed()), Signal::SIGSTOP).unwrap();
+    lock_is_free(lab.store.path()).await;
+    assert!(!supervisor.exists());
 }
 
 // Guard: confine::OwnMemory, and that commands get theirs back.

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use fs_mapper::config::TlsHost;
 use http_body::Frame;
 use http_body_util::StreamBody;
+use nix::unistd::geteuid;
 use posh_executor::{config::Identity, tls::rotation::Forced};
 use posh_proto::{
     PROTOCOL_VERSION,
@@ -234,6 +235,7 @@ async fn a_session_ends_with_what_the_configuration_takes_away() {
         Identity { exports: none, ..identity("ada") },
         Identity { read_only: true, ..identity("ada") },
         Identity { volumes: false, ..identity("ada") },
+        Identity { trust_caller_ids: Some(!geteuid().is_root()), ..identity("ada") },
         identity("bob"),
     ] {
         let lab = TlsLab::start(&[identity("ada")]).await;
