@@ -38,7 +38,7 @@ pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
 use crate::{
     error::{AttemptExt as _, Error},
-    identity::{AccountLookup, UnixUser},
+    identity::{AccountLookup, NoUser, UnixUser},
 };
 
 /// Time that running commands have after SIGTERM.
@@ -68,7 +68,7 @@ impl RightsArguments {
     /// Applies them to `confinement`; returns the mistakes.
     fn apply(self, confinement: &mut Confinement) -> Vec<String> {
         let mut mistakes = Vec::new();
-        match self.user.as_deref().map(user_to_become) {
+        match self.user.as_deref().map(UnixUser::named).map(user_to_become) {
             Some(Ok(user)) => confinement.user = Some(user),
             Some(Err(mistake)) => mistakes.push(mistake),
             None => {}
@@ -83,15 +83,11 @@ impl RightsArguments {
 }
 
 /// An account whose rights this process can take; else the reason.
-fn user_to_become(name: &str) -> Result<UnixUser, String> {
-    let user = UnixUser::named(name).map_err(|error| error.to_string())?;
-    check_to_become(user, name)
-}
-
-fn check_to_become(user: UnixUser, name: &str) -> Result<UnixUser, String> {
+fn user_to_become(found: Result<UnixUser, NoUser>) -> Result<UnixUser, String> {
+    let user = found.map_err(|error| error.to_string())?;
     if !geteuid().is_root() && Uid::from_raw(user.uid) != geteuid() {
         let hint = "only an executor that runs as root can run commands as somebody else";
-        return Err(format!("commands can't run as `{name}`: {hint}"));
+        return Err(format!("commands can't run as `{}`: {hint}", user.name));
     }
     Ok(user)
 }

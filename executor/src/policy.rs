@@ -76,16 +76,43 @@ pub struct Policy {
     is_lax: bool,
 }
 
+/// Divides directories of annotations into those in which nobody but root and this process's user
+/// can have put anything, and sentences about the others: annotations say what may run.
+fn trusted_directories(directories: &[PathBuf]) -> (Vec<PathBuf>, Vec<String>) {
+    let user = nix::unistd::geteuid().as_raw();
+    let why = |directory: &PathBuf| -> Option<String> {
+        if let Err(why) = trusted_path::directory(directory, user) {
+            return (!why.is_missing()).then(|| why.to_string());
+        }
+        let entries = std::fs::read_dir(directory).ok()?.flatten();
+        let mut files = entries.map(|entry| entry.path()).filter(|path| {
+            path.extension().is_some_and(|extension| extension == "yaml") && path.is_file()
+        });
+        files.find_map(|file| trusted_path::open_file(&file, user).err()).map(|it| it.to_string())
+    };
+    let (mut trusted, mut untrusted) = (Vec::new(), Vec::new());
+    for directory in directories {
+        match why(directory) {
+            None => trusted.push(directory.clone()),
+            Some(why) => untrusted
+                .push(format!("the annotations in {} do not count: {why}", directory.display())),
+        }
+    }
+    (trusted, untrusted)
+}
+
 impl Policy {
     /// Loads the server's annotations; the second value is their mistakes, one sentence each.
     pub fn new(confinement: &Confinement) -> (Self, Vec<String>) {
-        let (mut library, mistakes) = Library::load(&confinement.annotations);
+        let (trusted, untrusted) = trusted_directories(&confinement.annotations);
+        let (mut library, mistakes) = Library::load(&trusted);
         // `CheapThroughMount` is about speed, not about semantics; gateways create names on
         // executors, too.
         library.ignore_reasons(vec![Because::CheapThroughMount]);
         let is_lax = Rule::ALL.iter().any(|rule| !rule::holds(*rule));
         let policy = Self { commands: confinement.commands.clone(), library, is_lax };
-        (policy, mistakes.iter().map(ToString::to_string).collect())
+        let mistakes = mistakes.iter().map(ToString::to_string);
+        (policy, untrusted.into_iter().chain(mistakes).collect())
     }
 
     /// The current annotations with the commands of `confinement`, whose own annotations can't be
@@ -469,6 +496,27 @@ mod tests {
         for called in ["git-var", "-git-var", "/x/git-shell", "cat"] {
             assert_eq!(check_name(&stage(called)).unwrap_err().kind, Kind::NotAllowed, "{called}");
         }
+    }
+
+    #[test]
+    fn annotations_that_others_may_write_do_not_count() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let place = tempfile::tempdir().unwrap();
+        let (directory, file) = (place.path().join("d"), place.path().join("d/x.yaml"));
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(&file, "").unwrap();
+        let directories = [directory.clone(), place.path().join("none")];
+        let counted = || trusted_directories(&directories).0.len();
+        let set_mode = |path: &PathBuf, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        assert_eq!(counted(), 2);
+        set_mode(&file, 0o666);
+        assert_eq!(counted(), 1);
+        set_mode(&file, 0o644);
+        set_mode(&directory, 0o777);
+        assert_eq!(counted(), 1);
+        assert!(trusted_directories(&directories).1[0].contains("do not count"));
     }
 
     #[test]

@@ -11,8 +11,8 @@ use toml::de::DeTable;
 
 use super::tls::TlsConfig;
 use super::{
-    Bounds, Config, ConfigReader, Confinement, Limits, SpannedValue, check_to_become,
-    confinement::TRUST_NEEDS_ROOT,
+    Bounds, Config, ConfigReader, Confinement, Limits, SpannedValue, confinement::TRUST_NEEDS_ROOT,
+    user_to_become,
 };
 use crate::identity::UnixUser;
 
@@ -194,8 +194,8 @@ impl ConfigReader<'_> {
     ) -> Option<UnixUser> {
         let name = self.string("user", value)?;
         let found = match (self.accounts.find(&name), self.before) {
-            (Ok(user), _) => check_to_become(user, &name),
-            (Err(error), None) => Err(error.to_string()),
+            (Ok(user), _) => user_to_become(Ok(user)),
+            (Err(error), None) => user_to_become(Err(error)),
             (Err(error), Some(before)) => match before.account(&name) {
                 Some(known) => {
                     tracing::error!("the account `{name}` stays as it was: {error}");
@@ -205,7 +205,7 @@ impl ConfigReader<'_> {
                     tracing::error!("an identity is left out: {error}");
                     return None;
                 }
-                None => Err(error.to_string()),
+                None => user_to_become(Err(error)),
             },
         };
         found.map_err(|mistake| self.mistake(value.span(), mistake)).ok()

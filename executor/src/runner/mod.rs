@@ -342,8 +342,8 @@ fn reap_supervisors(supervisors: &mut Vec<Pid>) {
     }
 }
 
-/// Kills supervisors that are stopped: another process of the commands' user did that (SIGSTOP), and
-/// they would end nothing when their runs are given up or their callers' rights are taken away.
+/// Kills supervisors that are stopped: another process of the commands' user did that (SIGSTOP),
+/// and they would end nothing when their runs are given up or their callers' rights are taken away.
 fn kill_stopped() {
     let stopped = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
     while let Ok(WaitStatus::Stopped(pid, _)) = waitid(Id::All, stopped) {
