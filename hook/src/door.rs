@@ -14,7 +14,7 @@ use crate::{
     message::SessionFile,
     pipes::{self, Notes, PipeWriter, Standard},
     question::Question,
-    session::{self, SessionVariables},
+    session::{self, SessionDirectory, SessionVariables},
     sys::{self, AT_FDCWD, E2BIG, PATH_BYTES, Stat, Strings},
     target::{self, Target},
     text::Full,
@@ -51,8 +51,16 @@ pub(crate) struct Plan<'a> {
     preloads: bool,
     /// A known program that starts no other: executed locally, it needs no session variables.
     is_leaf: bool,
-    /// Prefix of the stage program's target variable; `None` if the stage program is not used.
-    reach: Option<&'static [u8]>,
+    /// `None` if the stage program is not used.
+    stage: Option<StageUse>,
+}
+
+/// Use of the stage program.
+#[derive(Clone, Copy)]
+struct StageUse {
+    directory: SessionDirectory<'static>,
+    /// Prefix of the target variable.
+    reach: &'static [u8],
 }
 
 impl<'a> Plan<'a> {
@@ -64,15 +72,18 @@ impl<'a> Plan<'a> {
     pub(crate) unsafe fn of(request: &'a ExecRequest<'a>, arena: &mut Arena<'_>) -> Option<Self> {
         let session = session::current()?;
         let is_known = name_of(request.path).is_some_and(|name| session.knows(name, arena));
-        // SAFETY: the caller's promise.
-        let reach =
-            if is_known { unsafe { reach_in_words(session, request, arena) } } else { None };
+        let directory = if is_known { session.directory(arena) } else { None };
+        let stage = directory.and_then(|directory| {
+            // SAFETY: the caller's promise.
+            let reach = unsafe { reach_in_words(directory, request, arena) }?;
+            Some(StageUse { directory, reach })
+        });
         let is_leaf = is_known && leaves::starts_no_other(request.path);
-        if is_leaf && reach.is_none() {
+        if is_leaf && stage.is_none() {
             return None;
         }
-        // The library is not usable: another root directory, mount namespace or user.
-        if !session.library().is_some_and(sys::is_readable) {
+        // Another user can't read it, and a cleaner may have removed it.
+        if !session.library_is_in_reach() {
             return None;
         }
         let target = target::look(request.directory, request.path, arena);
@@ -80,7 +91,7 @@ impl<'a> Plan<'a> {
             return None;
         }
         let preloads = target == Target::Preloads;
-        (reach.is_some() || preloads).then_some(Self { session, request, preloads, is_leaf, reach })
+        (stage.is_some() || preloads).then_some(Self { session, request, preloads, is_leaf, stage })
     }
 
     /// The session's variables, for a program that preloads.
@@ -107,9 +118,10 @@ impl<'a> Plan<'a> {
         let environment = self.request.environment;
         // SAFETY: the caller's promise holds for all calls.
         unsafe {
-            match self.reach {
-                Some(reach)
-                    if !self.stays(reach, arena) && self.stage(reach, arena, exec) == Some(0) =>
+            match self.stage {
+                Some(stage)
+                    if !self.stays(stage, arena)
+                        && self.execute_stage(stage, arena, exec) == Some(0) =>
                 {
                     return 0;
                 }
@@ -149,22 +161,21 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// As for [`Plan::of`].
     #[inline(never)]
-    unsafe fn stays(&self, reach: &[u8], arena: &mut Arena<'_>) -> bool {
+    unsafe fn stays(&self, stage: StageUse, arena: &mut Arena<'_>) -> bool {
         if self.request.spawned {
             return false;
         }
         let mut arena = arena.scope();
-        let Some(file) = self.session.file(&mut arena) else { return false };
+        let Some(file) = stage.directory.file(&mut arena) else { return false };
         let Some(about) = SessionFile::read(file.as_bytes()).filter(|about| !about.is_told_of)
         else {
             return false;
         };
         let streams = [0, 1, 2].map(standard_stream);
         let pipes = Standard::of(streams);
-        let notes = (pipes != Standard::default())
-            .then(|| Notes::open(self.session.directory(), &mut arena))
-            .flatten();
-        let touches_nothing = reach == session::PIPE_ONLY;
+        let notes =
+            (pipes != Standard::default()).then(|| stage.directory.notes(&mut arena)).flatten();
+        let touches_nothing = stage.reach == session::PIPE_ONLY;
         // The gateway knows a command that asks; its neighbours know one that does not ask by the
         // notes alone.
         let may_stay = if touches_nothing { notes.is_some() } else { about.asks };
@@ -199,7 +210,8 @@ impl<'a> Plan<'a> {
         if becomes_another || path.starts_with(b"/proc/") {
             return;
         }
-        if let Some(notes) = Notes::open(self.session.directory(), arena) {
+        let directory = self.session.directory(arena);
+        if let Some(notes) = directory.and_then(|directory| directory.notes(arena)) {
             notes.note(pipe, PipeWriter::Stays);
         }
     }
@@ -273,17 +285,17 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// As for [`Plan::of`].
     #[inline(never)]
-    unsafe fn stage(
+    unsafe fn execute_stage(
         &self,
-        reach: &[u8],
+        stage: StageUse,
         arena: &mut Arena<'_>,
         exec: &mut Exec<'_>,
     ) -> Option<c_int> {
         let mut arena = arena.scope();
         let path = self.request.path;
-        let program = self.session.stage_program(name_of(path)?, &mut arena)?;
+        let program = stage.directory.stage_program(name_of(path)?, &mut arena)?;
         let target = variable(
-            &[session::TARGET_VARIABLE.as_bytes(), b"=", reach, path.to_bytes()],
+            &[session::TARGET_VARIABLE.as_bytes(), b"=", stage.reach, path.to_bytes()],
             &mut arena,
         )?;
         let session = self.session.session.as_c_str()?;
@@ -315,13 +327,13 @@ fn name_of(path: &CStr) -> Option<&[u8]> {
 /// As for [`Plan::of`].
 #[inline(never)]
 unsafe fn reach_in_words(
-    session: &SessionVariables,
+    directory: SessionDirectory<'_>,
     request: &ExecRequest<'_>,
     arena: &mut Arena<'_>,
 ) -> Option<&'static [u8]> {
     // SAFETY: the caller's promise.
     let reach = match request.directory {
-        AT_FDCWD => unsafe { reach(session, request, arena.scope()) }?,
+        AT_FDCWD => unsafe { reach(directory, request, arena.scope()) }?,
         _ => Reach::Nothing,
     };
     match reach {
@@ -346,11 +358,11 @@ enum Reach {
 /// # Safety
 /// As for [`Plan::of`].
 unsafe fn reach(
-    session: &SessionVariables,
+    directory: SessionDirectory<'_>,
     request: &ExecRequest<'_>,
     mut arena: Arena<'_>,
 ) -> Option<Reach> {
-    let file = session.file(&mut arena)?;
+    let file = directory.file(&mut arena)?;
     let SessionFile { always_enlist, places, .. } = SessionFile::read(file.as_bytes())?;
     if !places.has_owned() {
         return Some(if always_enlist { Reach::Mount } else { Reach::Nothing });

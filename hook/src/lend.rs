@@ -67,7 +67,7 @@ unsafe fn through_stage<'a>(text: &CStr, arena: &mut Arena<'a>) -> Option<&'a CS
         let plan = Plan::of(&request, arena)?;
         fits(environment, text).then(|| plan.variables(arena))??
     };
-    let stage = session.stage(arena)?;
+    let stage = session.directory(arena)?.stage(arena)?;
     // The shell might take such a text for an option.
     let is_option = text.to_bytes().starts_with(b"-") || text.to_bytes().starts_with(b"+");
     if is_option || !sys::is_executable(stage) {

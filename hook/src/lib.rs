@@ -19,6 +19,7 @@
 
 pub mod arena;
 mod door;
+pub mod identity;
 pub mod interpose;
 mod leaves;
 mod lend;

@@ -19,13 +19,14 @@ use core::{
 
 use crate::{
     arena::{self, Arena},
+    identity::{Identities, TEXT_BYTES},
     memory::{self, InitialStack},
     pipes::{Notes, PipeWriter},
     sys::{self, AT_FDCWD, Contents, File, PATH_BYTES},
     text::{Full, Text},
 };
 
-/// Path of the session's directory.
+/// Path of the session's directory, a colon, and the text of [`Identities`].
 pub const SESSION_VARIABLE: &str = "POSH_HOOK";
 /// Path that was to be executed, for the stage program.
 pub const TARGET_VARIABLE: &str = "POSH_HOOK_EXEC";
@@ -44,8 +45,9 @@ const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const SESSION_FILE: &[u8] = b"/session";
 const SHIMS: &[u8] = b"/bin/";
 
-/// The symlink to the stage program in the session's directory.
+/// The symlink to the stage program in the session's directory. It is never replaced.
 pub const STAGE: &str = "stage";
+pub(crate) const STAGE_LINK: &CStr = c"stage";
 /// First word of the stage program when it is to become a shell; the two variables and the shell's
 /// text follow.
 pub const AS_SHELL: &CStr = c"--as-shell";
@@ -57,6 +59,8 @@ pub const MAX_PATH_BYTES: usize = 240;
 
 /// A variable whose value is such a path.
 pub(crate) type Carried = Text<[u8; MAX_PATH_BYTES + 16]>;
+/// The same with identities.
+type CarriedSession = Text<[u8; MAX_PATH_BYTES + 16 + TEXT_BYTES]>;
 
 /// The interposed functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,19 +122,21 @@ static FUNCTIONS: [AtomicPtr<c_void>; Next::ALL.len()] =
 pub(crate) struct SessionVariables {
     /// `LD_PRELOAD=` with our library alone, a NUL at the end.
     pub(crate) preload: Carried,
-    /// `POSH_HOOK=` with the session's directory, a NUL at the end.
-    pub(crate) session: Carried,
+    /// `POSH_HOOK=` with the session's directory and the identities, a NUL at the end.
+    pub(crate) session: CarriedSession,
+    identities: Identities,
 }
 
 impl SessionVariables {
     /// Reads the two variables, without the user's libraries in the second.
     pub(crate) fn read(session: &[u8], preload: &[u8]) -> Option<Self> {
-        let directory = session.strip_prefix(SESSION).filter(|path| path.starts_with(b"/"))?;
+        let value = session.strip_prefix(SESSION).filter(|value| value.starts_with(b"/"))?;
+        let identities = Identities::read(value.get(directory_of(value)?.len() + 1..)?)?;
         let libraries = preload.strip_prefix(PRELOAD)?;
         let library = libraries.split(|byte| matches!(byte, b':' | b' ')).next()?;
         let read = || -> Result<Self, Full> {
             let preload = Text::of(&[PRELOAD, library, b"\0"])?;
-            Ok(Self { preload, session: Text::of(&[SESSION, directory, b"\0"])? })
+            Ok(Self { preload, session: Text::of(&[SESSION, value, b"\0"])?, identities })
         };
         read().ok().filter(|_| library.starts_with(b"/"))
     }
@@ -141,51 +147,78 @@ impl SessionVariables {
         CStr::from_bytes_with_nul(value).ok()
     }
 
-    /// Path of the session's directory.
-    pub(crate) fn directory(&self) -> &[u8] {
+    /// Returns true if the program to be executed can load the library, and would load no other
+    /// file in its place.
+    pub(crate) fn library_is_in_reach(&self) -> bool {
+        self.library()
+            .is_some_and(|path| sys::is_readable(path) && self.identities.is_library(path))
+    }
+
+    fn path(&self) -> &[u8] {
         let value = self.session.as_bytes().strip_prefix(SESSION).unwrap_or_default();
-        value.strip_suffix(b"\0").unwrap_or(value)
+        directory_of(value).unwrap_or_default()
     }
 
-    /// Returns true if the command is known to posh, which is if it has a shim.
+    /// Returns true if the command is known to posh, which is if it has a shim. Only a hint: the
+    /// directory may be another one than the session's.
     pub(crate) fn knows(&self, name: &[u8], arena: &mut Arena<'_>) -> bool {
-        self.shim(name, &mut arena.scope()).is_some_and(|shim| sys::is_link(shim) == Ok(true))
+        let mut arena = arena.scope();
+        arena.c_str(&[self.path(), SHIMS, name]).is_some_and(|shim| sys::is_link(shim) == Ok(true))
     }
 
+    /// The session's directory; `None` if another one, or none, is at its path.
+    pub(crate) fn directory(&self, arena: &mut Arena<'_>) -> Option<SessionDirectory<'_>> {
+        let mut arena = arena.scope();
+        let stage = arena.c_str(&[self.path(), b"/", STAGE.as_bytes()])?;
+        self.identities.is_session(stage).then(|| SessionDirectory(self.path()))
+    }
+}
+
+/// The session's directory, by a path that led to it during this exec.
+#[derive(Clone, Copy)]
+pub(crate) struct SessionDirectory<'s>(&'s [u8]);
+
+impl SessionDirectory<'_> {
     /// The stage program for a known command: the target of its shim.
-    pub(crate) fn stage_program<'a>(&self, name: &[u8], arena: &mut Arena<'a>) -> Option<&'a CStr> {
-        let shim = self.shim(name, arena)?;
-        Self::target(shim, arena)
+    pub(crate) fn stage_program<'a>(self, name: &[u8], arena: &mut Arena<'a>) -> Option<&'a CStr> {
+        let shim = arena.c_str(&[self.0, SHIMS, name])?;
+        target(shim, arena)
     }
 
-    /// The stage program for any command; `None` in a session of an earlier version.
-    pub(crate) fn stage<'a>(&self, arena: &mut Arena<'a>) -> Option<&'a CStr> {
-        let link = arena.c_str(&[self.directory(), b"/", STAGE.as_bytes()])?;
-        Self::target(link, arena)
-    }
-
-    /// Target of a symlink.
-    fn target<'a>(shim: &CStr, arena: &mut Arena<'a>) -> Option<&'a CStr> {
-        let program = arena.filled(PATH_BYTES, sys::ENOMEM, |buffer| {
-            let (last, most) = buffer.split_last_mut().ok_or(sys::ENOMEM)?;
-            *last = 0;
-            let count = sys::read_link(shim, most)?;
-            *buffer.get_mut(count).ok_or(sys::ENOMEM)? = 0;
-            Ok(count + 1)
-        });
-        CStr::from_bytes_with_nul(program.ok()?).ok()
-    }
-
-    /// The shim's path.
-    fn shim<'a>(&self, name: &[u8], arena: &mut Arena<'a>) -> Option<&'a CStr> {
-        arena.c_str(&[self.directory(), SHIMS, name])
+    /// The stage program for any command.
+    pub(crate) fn stage<'a>(self, arena: &mut Arena<'a>) -> Option<&'a CStr> {
+        let link = arena.c_str(&[self.0, b"/", STAGE.as_bytes()])?;
+        target(link, arena)
     }
 
     /// The session file, for as long as the session lives.
-    pub(crate) fn file<'a>(&self, arena: &mut Arena<'a>) -> Option<Contents<'a>> {
-        let path = arena.c_str(&[self.directory(), SESSION_FILE])?;
+    pub(crate) fn file<'a>(self, arena: &mut Arena<'a>) -> Option<Contents<'a>> {
+        let path = arena.c_str(&[self.0, SESSION_FILE])?;
         File::open(AT_FDCWD, path)?.contents(arena)
     }
+
+    /// The notes about pipes.
+    pub(crate) fn notes(self, arena: &mut Arena<'_>) -> Option<Notes> {
+        Notes::open(self.0, arena)
+    }
+}
+
+/// Target of a symlink.
+fn target<'a>(shim: &CStr, arena: &mut Arena<'a>) -> Option<&'a CStr> {
+    let program = arena.filled(PATH_BYTES, sys::ENOMEM, |buffer| {
+        let (last, most) = buffer.split_last_mut().ok_or(sys::ENOMEM)?;
+        *last = 0;
+        let count = sys::read_link(shim, most)?;
+        *buffer.get_mut(count).ok_or(sys::ENOMEM)? = 0;
+        Ok(count + 1)
+    });
+    CStr::from_bytes_with_nul(program.ok()?).ok()
+}
+
+/// The session's directory in the value of [`SESSION_VARIABLE`].
+#[must_use]
+pub fn directory_of(value: &[u8]) -> Option<&[u8]> {
+    value.get(..value.iter().rposition(|byte| *byte == b':')?)
 }
 
 /// Id of the process in which `main` began; a fork of it has another one.
@@ -208,9 +241,9 @@ extern "C" fn end() {
         .filter(|output| output.is_pipe());
     let Some(pipe) = output.map(|output| output.inode) else { return };
     let mut memory = [0; MAX_PATH_BYTES + 16];
-    let Some(notes) = Notes::open(session.directory(), &mut Arena::new(&mut memory)) else {
-        return;
-    };
+    let mut arena = Arena::new(&mut memory);
+    let notes = session.directory(&mut arena).and_then(|directory| directory.notes(&mut arena));
+    let Some(notes) = notes else { return };
     if notes.writer(pipe) != Some(PipeWriter::IsAsked) {
         notes.note(pipe, PipeWriter::Stays);
     }
@@ -224,10 +257,11 @@ unsafe impl Sync for SessionCell {}
 
 static KEPT: SessionCell = SessionCell(UnsafeCell::new(None));
 
-/// This process's session.
+/// This process's session; `None` in another root directory or mount namespace than the shell's,
+/// where the session's paths lead elsewhere.
 pub(crate) fn current() -> Option<&'static SessionVariables> {
     // SAFETY: nobody writes after the start, see `SessionCell`.
-    unsafe { (*KEPT.0.get()).as_ref() }
+    unsafe { (*KEPT.0.get()).as_ref() }.filter(|session| session.identities.has_root())
 }
 
 #[cfg(all(posh_preload, not(test)))]
@@ -313,8 +347,13 @@ unsafe fn erase(first: *mut c_char, last: *mut c_char, start: &InitialStack) {
 mod tests {
     use super::*;
 
+    fn session(directory: &str) -> Vec<u8> {
+        format!("POSH_HOOK={directory}:{}", "0".repeat(TEXT_BYTES)).into_bytes()
+    }
+
     fn library(preload: &[u8]) -> Option<Vec<u8>> {
-        let session = SessionVariables::read(b"POSH_HOOK=/run/s", preload)?;
+        let session = SessionVariables::read(&session("/run/s"), preload)?;
+        assert_eq!(session.path(), b"/run/s");
         session.library().map(|path| path.to_bytes().to_vec())
     }
 
@@ -328,7 +367,11 @@ mod tests {
         for other in [&b"LD_PRELOAD="[..], b"LD_PRELOAD=libx.so", b"PATH=/bin", b""] {
             assert_eq!(library(other), None);
         }
-        assert!(SessionVariables::read(b"POSH_HOOK=", b"LD_PRELOAD=/l").is_none());
+        for other in [&session("")[..], b"POSH_HOOK=", b"POSH_HOOK=/run/s", b"POSH_HOOK=/run/s:0"] {
+            assert!(SessionVariables::read(other, b"LD_PRELOAD=/l").is_none());
+        }
+        let of_a_colon = SessionVariables::read(&session("/run/a:b"), b"LD_PRELOAD=/l").unwrap();
+        assert_eq!(of_a_colon.path(), b"/run/a:b");
         assert!(SessionVariables::read(b"HOME=/root", b"LD_PRELOAD=/l").is_none());
     }
 }

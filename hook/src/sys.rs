@@ -47,6 +47,8 @@ pub const ESTALE: c_int = 116;
 /// The working directory, for calls that take a directory.
 pub const AT_FDCWD: c_int = -100;
 pub const AT_EMPTY_PATH: c_int = 0x1000;
+pub const AT_SYMLINK_NOFOLLOW: c_int = 0x100;
+pub const AT_NO_AUTOMOUNT: c_int = 0x800;
 /// Cached attributes suffice: a file on a slow mount costs no round trip.
 pub const AT_STATX_DONT_SYNC: c_int = 0x4000;
 
@@ -63,8 +65,8 @@ const O_CLOEXEC: c_int = 0o2_000_000;
 const PROT_READ: usize = 1;
 const MAP_PRIVATE: usize = 2;
 const STATX_MNT_ID: u32 = 0x1000;
-/// STATX_TYPE, STATX_MODE, STATX_SIZE, STATX_INO, STATX_MNT_ID.
-const STATX_FIELDS: usize = 0x1 | 0x2 | 0x200 | 0x100 | STATX_MNT_ID as usize;
+/// STATX_TYPE, STATX_MODE, STATX_CTIME, STATX_INO, STATX_SIZE, STATX_MNT_ID.
+const STATX_FIELDS: usize = 0x1 | 0x2 | 0x80 | 0x100 | 0x200 | STATX_MNT_ID as usize;
 
 /// The calling thread's `errno`.
 pub fn errno() -> c_int {
@@ -280,8 +282,12 @@ pub struct Stat {
     pub mode: u16,
     /// Length in bytes.
     pub size: u64,
+    /// Device of the file system: major and minor number.
+    pub device: u64,
     /// Inode number; it identifies a pipe.
     pub inode: u64,
+    /// Time of the last change of the file's status, in nanoseconds since 1970.
+    pub changed: u64,
     /// The mount's `mnt_id`; `None` if the kernel does not report it (before 5.8).
     pub mount: Option<u64>,
 }
@@ -295,6 +301,11 @@ impl Stat {
     /// Returns true for a pipe or FIFO.
     pub fn is_pipe(self) -> bool {
         self.mode & 0o170_000 == 0o010_000
+    }
+
+    /// Returns true for a symlink.
+    pub fn is_link(self) -> bool {
+        self.mode & 0o170_000 == 0o120_000
     }
 
     /// Returns true if the program runs as another user or group.
@@ -315,14 +326,21 @@ pub fn stat(directory: c_int, path: &CStr, flags: c_int) -> Option<Stat> {
     // SAFETY: the path is a C string, and the buffer has the size of struct statx, which never
     // changes.
     unsafe { call(number::STATX, arguments) }.ok()?;
-    // stx_mask is at 0, stx_mode at 28, stx_ino at 32, stx_size at 40, stx_mnt_id at 144
-    // (include/uapi/linux/stat.h).
-    let mask = buffer.0.get(..4)?.try_into().ok().map(u32::from_ne_bytes)?;
-    let mode = buffer.0.get(28..30)?.try_into().ok().map(u16::from_ne_bytes)?;
-    let inode = buffer.0.get(32..40)?.try_into().ok().map(u64::from_ne_bytes)?;
-    let size = buffer.0.get(40..48)?.try_into().ok().map(u64::from_ne_bytes)?;
-    let mount = buffer.0.get(144..152)?.try_into().ok().map(u64::from_ne_bytes);
-    Some(Stat { mode, size, inode, mount: mount.filter(|_| mask & STATX_MNT_ID != 0) })
+    // include/uapi/linux/stat.h
+    let word = |at: usize| {
+        let bytes = buffer.0.get(at..at.checked_add(4)?)?;
+        bytes.try_into().ok().map(u32::from_ne_bytes)
+    };
+    let long = |at: usize| {
+        let bytes = buffer.0.get(at..at.checked_add(8)?)?;
+        bytes.try_into().ok().map(u64::from_ne_bytes)
+    };
+    let (mask, mode) = (word(0)?, buffer.0.get(28..30)?.try_into().ok().map(u16::from_ne_bytes)?);
+    let (inode, size) = (long(32)?, long(40)?);
+    let changed = long(96)?.wrapping_mul(1_000_000_000).wrapping_add(word(104)?.into());
+    let device = u64::from(word(136)?) << 32 | u64::from(word(140)?);
+    let mount = long(144).filter(|_| mask & STATX_MNT_ID != 0);
+    Some(Stat { mode, size, device, inode, changed, mount })
 }
 
 /// An open file; closed when dropped.

@@ -20,7 +20,10 @@ use std::{
 };
 
 use clap::ValueEnum;
-use nix::unistd::{AccessFlags, access, execve};
+use nix::{
+    sys::signal::Signal,
+    unistd::{AccessFlags, access, execve},
+};
 use posh_hook::session::PRELOAD_VARIABLE;
 use posh_proto::{PROTOCOL_VERSION, runtime::RuntimeDir, stage::OpenSession, untrusted::escaped};
 
@@ -28,6 +31,7 @@ use crate::{
     Error,
     gateway::{self, GatewayTarget, OpenedSession, c_string, environment},
     hook, programs,
+    signals::BlockedSignals,
 };
 
 /// execvp(3)'s search path without PATH.
@@ -190,10 +194,13 @@ impl ShellStart {
         let search = outer_path.as_deref().unwrap_or(OsStr::new(DEFAULT_PATH));
         let shell =
             find_program(launch.shell.name(), search).ok_or(Error::NoShell(launch.shell.name()))?;
+        // Beyond a limit on file sizes a write is an error then: nothing of ours ends the shell.
+        let quiet = BlockedSignals::new(&[Signal::SIGXFSZ]);
         let session = session(launch, search, notes);
-        let library = session.as_ref().and_then(|_| library(launch, &shell, notes));
-        let variables = match (&session, library, outer_path) {
-            (Some(session), Some(library), path) => hooked(session, &library, path),
+        let hook = session.as_ref().and_then(|session| hook(launch, &shell, session, notes));
+        drop(quiet);
+        let variables = match (&session, hook, outer_path) {
+            (Some(_), Some(hook), path) => hooked(hook, path),
             (Some(session), None, Some(path)) => shimmed(session, &path),
             // Shims need a PATH.
             (Some(_), None, None) | (None, ..) => env::vars_os().collect(),
@@ -204,12 +211,19 @@ impl ShellStart {
     }
 }
 
-/// The hook's library, unless shims were requested or the shell can't load it.
-fn library(launch: &Launch, shell: &Path, notes: &mut dyn Write) -> Option<PathBuf> {
+/// The hook's variables, unless shims were requested or the shell can't load its library.
+fn hook(
+    launch: &Launch,
+    shell: &Path,
+    session: &LaunchSession,
+    notes: &mut dyn Write,
+) -> Option<HookVariables> {
     if launch.door == Some(Door::Path) {
         return None;
     }
-    let found = hook::library_for(shell);
+    let directory = session.shims.parent().unwrap_or(&session.shims);
+    let found = hook::library_for(shell)
+        .and_then(|library| hook::variables(directory, &library, env::var_os(PRELOAD_VARIABLE)));
     if let (Err(error), Some(Door::Hook)) = (&found, launch.door) {
         let mut reason = error.to_string();
         if let Some(cause) = std::error::Error::source(error) {
@@ -221,12 +235,12 @@ fn library(launch: &Launch, shell: &Path, notes: &mut dyn Write) -> Option<PathB
 }
 
 type Variables = Vec<(OsString, OsString)>;
+type HookVariables = [(OsString, OsString); 2];
 
 /// The environment with the hook's variables appended, and without an outer posh's shims.
-fn hooked(session: &LaunchSession, library: &Path, path: Option<OsString>) -> Variables {
-    let directory = session.shims.parent().unwrap_or(&session.shims);
+fn hooked(hook: HookVariables, path: Option<OsString>) -> Variables {
     let mut variables = replaced("PATH", path);
-    variables.extend(hook::variables(directory, library, env::var_os(PRELOAD_VARIABLE)));
+    variables.extend(hook);
     variables
 }
 

@@ -67,6 +67,8 @@ fn run_and_report(
     trace.iter_mut().for_each(|trace| trace.times.ended_ns = monotonic_ns());
     // From now on Ctrl-C ends this process: a report may wait for background pipelines.
     drop(held);
+    // A report that is longer than a file may be is cut off, and the status is the shell's.
+    let _quiet = BlockedSignals::new(&[Signal::SIGXFSZ]);
     let times = trace.as_ref().map(|trace| trace.times);
     let request = ReportRequest { session: session.id, json: explain == Some(Format::Json), times };
     let told = match Client::connect(session.place.socket())

@@ -60,9 +60,15 @@ pub fn open_session(place: &GatewayPlace, request: &OpenSession) -> Result<Opene
         let (stream, gateway) = reach_by(place, connect)?;
         let question = encoded(request.clone());
         let refused = |what| Error::NoSession { socket: place.socket().to_owned(), what };
+        // It can't be asked to end either, with other rights than its own.
+        let process = gateway.number.map(|number| format!(" (process {number})"));
+        let process = process.unwrap_or_default();
+        let unlike =
+            |why| refused(format!("{why}; it{process} ends when its last shell has ended"));
         match converse(&stream, &question, || why_unbelievable(&gateway)) {
-            Ok(Some((to_stage::Kind::SessionRefused(why), _))) => Err(refused(why)),
-            Ok(Some((_, Some(why)))) => Err(refused(why)),
+            Ok(Some((to_stage::Kind::SessionRefused(why), None))) => Err(refused(why)),
+            Ok(Some((to_stage::Kind::SessionRefused(why), Some(_)))) => Err(unlike(why)),
+            Ok(Some((_, Some(why)))) => Err(unlike(why)),
             Ok(Some((to_stage::Kind::SessionOpened(opened), None))) => {
                 let SessionOpened { session, shim_directory } = opened;
                 let shims = PathBuf::from(OsString::from_vec(shim_directory.into()));

@@ -18,6 +18,7 @@ use std::{
 
 use posh_hook::session::{
     AS_SHELL, MAY_TOUCH, PIPE_ONLY, PRELOAD_VARIABLE, SESSION_VARIABLE, TARGET_VARIABLE,
+    directory_of,
 };
 use posh_proto::stage::SessionFile;
 use prost::Message;
@@ -145,7 +146,8 @@ impl ShellCommand {
         let program = PathBuf::from(OsStr::from_bytes(program));
         let preload = environment.pop_if(|last| value(last, SESSION_VARIABLE).is_none());
         let session = environment.pop()?;
-        let directory = Path::new(OsStr::from_bytes(value(&session, SESSION_VARIABLE)?)).to_owned();
+        let directory = directory_of(value(&session, SESSION_VARIABLE)?)?;
+        let directory = Path::new(OsStr::from_bytes(directory)).to_owned();
         let carried = match preload {
             Some(preload) => {
                 value(&preload, PRELOAD_VARIABLE)?;

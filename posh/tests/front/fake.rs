@@ -5,7 +5,10 @@
 use std::{
     ffi::OsString,
     fs,
-    os::unix::{ffi::OsStringExt, fs::PermissionsExt},
+    os::unix::{
+        ffi::OsStringExt,
+        fs::{DirBuilderExt as _, PermissionsExt, symlink},
+    },
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::{Arc, Mutex},
@@ -13,6 +16,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use posh_hook::session::STAGE;
 use posh_proto::{
     PROTOCOL_VERSION, frame,
     gateway::{
@@ -60,6 +64,15 @@ impl Installed {
             }
         }
         installed.script("bin/posh-stage", "exit 9");
+        for session in ["", "session-1"] {
+            let directory = installed.at(session);
+            fs::DirBuilder::new()
+                .mode(0o700)
+                .recursive(true)
+                .create(&directory)
+                .expect("a directory");
+            symlink(installed.at("bin/posh-stage"), directory.join(STAGE)).expect("a link");
+        }
         installed
     }
 

@@ -5,6 +5,7 @@ mod allow;
 mod fake;
 mod options;
 mod question;
+mod reach;
 mod skew;
 mod stack;
 

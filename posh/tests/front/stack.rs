@@ -55,6 +55,7 @@ impl Session {
         let (session, shims) = (installed.at("session-1"), installed.at("session-1/bin"));
         fs::create_dir_all(&shims).unwrap();
         symlink(&stage, shims.join("cat")).unwrap();
+        fs::remove_file(session.join(STAGE)).unwrap();
         symlink(&stage, session.join(STAGE)).unwrap();
         fs::create_dir(installed.at("home/mnt")).unwrap();
         fs::write(installed.at("home/mnt/file"), "content\n").unwrap();
