@@ -1,8 +1,9 @@
 //! Rights of a process, as far as the kernel shows them to others (proc_pid_status(5)). Offloaded
 //! commands have the rights of the gateway's user on the server, and the arguments of a FUSE daemon
 //! choose what the gateway starts. A process with fewer rights than the gateway (a changed root
-//! directory, another mount or user namespace, fewer capabilities, other groups, seccomp filters, a
-//! security label) must not regain them through the gateway.
+//! directory, another mount, user or network namespace, fewer capabilities, other groups, seccomp
+//! filters, a security label) must not regain them through the gateway. In another network
+//! namespace, besides, an executor's address names another machine.
 //!
 //! Invariants:
 //! * A command is offloaded, and a daemon's arguments are trusted, only if its process has exactly
@@ -42,9 +43,13 @@ const COMPARED: [(&str, &str); 8] = [
 ];
 const GROUPS: &str = "Groups";
 
-/// Namespaces that determine which files a path names, and the user's rights.
-const NAMESPACES: [(&str, &str); 2] =
-    [("mnt", "another mount namespace"), ("user", "another user namespace")];
+/// Namespaces that determine which files a path names, the user's rights, and which machine an
+/// address names.
+const NAMESPACES: [(&str, &str); 3] = [
+    ("mnt", "another mount namespace"),
+    ("user", "another user namespace"),
+    ("net", "another network namespace"),
+];
 
 /// A process may have 65,536 groups of ten digits each.
 const MOST_STATUS_BYTES: u64 = 1 << 20;
@@ -314,6 +319,7 @@ mod tests {
             ("setpriv --regid 1 --keep-groups", "another group"),
             ("unshare -m", "another mount namespace"),
             ("unshare -U -r", "another user namespace"),
+            ("unshare -n", "another network namespace"),
             ("chroot /", ""),
         ] {
             assert_eq!(

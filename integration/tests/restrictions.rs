@@ -36,12 +36,16 @@ fn a_command_with_less_than_the_gateway_s_rights_runs_here() {
         "setpriv --bounding-set -sys_admin",
         "unshare -m",
         "unshare -U -r",
+        "unshare -n",
     ] {
         let (stages, said) = run(before);
         assert!(stages.iter().all(|(is_offloaded, _)| !is_offloaded), "{before}: {said}");
     }
     let (stages, said) = run("setpriv --no-new-privs");
     assert!(stages.iter().any(|(_, reason)| reason.contains("with no_new_privs")), "{said}");
+    let (stages, said) = run("unshare -n");
+    let names_it = |reason: &str| reason.contains("with another network namespace");
+    assert!(stages.iter().any(|(_, reason)| names_it(reason)), "{said}");
 }
 
 /// Asks whether commands on a volume run here, and prints how many processes the gateway watches.
