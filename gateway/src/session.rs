@@ -1,6 +1,10 @@
 //! Sessions: one per shell that `posh` started. A session owns a directory of shims and the file
 //! with the gateway's socket for stages. Both are removed when the shell's process has ended,
 //! however it ended, and none of the jobs that it left behind uses them.
+//!
+//! Invariant: nobody can tell the name of a session's directory in advance. Shims are found by
+//! their path, in any root directory, so that whoever knows it could have programs of his own
+//! there.
 
 mod removal;
 mod shims;
@@ -10,7 +14,8 @@ mod tests;
 use std::{
     collections::{BTreeMap, HashSet},
     ffi::OsStr,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     sync::{
@@ -164,8 +169,10 @@ impl Sessions {
         mounts: &Mounts,
     ) -> Result<(Arc<ShellSession>, PathBuf), SessionError> {
         let id = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
+        let name = unguessable_name()
+            .map_err(|source| SessionError::Directory { path: self.directory.clone(), source })?;
         let session = Arc::new(ShellSession {
-            directory: self.directory.join(format!("session-{id}")),
+            directory: self.directory.join(name),
             id: id.clone(),
             pid: request.pid,
             explain: request.explain,
@@ -316,6 +323,13 @@ impl Sessions {
         self.lock().remove(&session.id);
         self.announce();
     }
+}
+
+/// Name of a session's directory, with 128 random bits.
+fn unguessable_name() -> io::Result<String> {
+    let mut bits = [0; size_of::<u128>()];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bits)?;
+    Ok(format!("session-{:032x}", u128::from_ne_bytes(bits)))
 }
 
 /// Inodes of the pipes among these descriptors of a process.
