@@ -17,6 +17,7 @@ pub mod explain;
 pub mod facts;
 mod fresh;
 pub mod join;
+pub mod limits;
 mod locales;
 pub mod log;
 pub mod lower;

@@ -57,7 +57,8 @@ fn main() -> ExitCode {
         .with_writer(|| Log(std::io::stderr()))
         .init();
     let ready = arguments.ready_fd;
-    match serve(&arguments) {
+    let served = posh_gateway::limits::raise().map_err(Into::into);
+    match served.and_then(|()| serve(&arguments)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tell_starter(ready, &format!("{error:#}\n"));
@@ -91,8 +92,8 @@ fn serve(arguments: &GatewayArguments) -> anyhow::Result<()> {
         };
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        // The starting shell may have limited file sizes: a write beyond must be an error and not
-        // end all sessions. The handler stays after the drop.
+        // A limit on file sizes may be set from outside (prlimit(2)): a write beyond must be an error
+        // and not end all sessions. The handler stays after the drop.
         drop(signal(SignalKind::from_raw(nix::libc::SIGXFSZ))?);
         let shutdown = async move {
             tokio::select! {
