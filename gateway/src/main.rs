@@ -92,8 +92,8 @@ fn serve(arguments: &GatewayArguments) -> anyhow::Result<()> {
         };
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        // A limit on file sizes may be set from outside (prlimit(2)): a write beyond must be an error
-        // and not end all sessions. The handler stays after the drop.
+        // A limit on file sizes may be set from outside (prlimit(2)): a write beyond must be an
+        // error and not end all sessions. The handler stays after the drop.
         drop(signal(SignalKind::from_raw(nix::libc::SIGXFSZ))?);
         let shutdown = async move {
             tokio::select! {

@@ -25,7 +25,9 @@ use super::{
 const FORGED: &str = r#"
 forge() {
     mkdir -p "$B/run/posh" "$B/session-1/bin"
-    for library in ~/../run/posh*/hook-*.so; do cp ~/../forged.so "$B/run/posh/${library##*/}"; done
+    for library in ~/../run/posh*/hook-*.so; do
+        cp ~/../forged.so "$B/run/posh/${library##*/}"
+    done
     cp ~/../session "$B/session-1/session"
     ln -s ~/precious "$B/session-1/pipes"
     ln -s /usr/bin/env "$B/session-1/bin/cat"
@@ -77,7 +79,7 @@ fn assert_forgeries_are_left_alone(text: &str) {
     assert!(!stdout(&ours).contains("forged"), "{}", stdout(&ours));
 }
 
-/// What is executed in the other places; each line of output counts.
+/// Commands for the other places; each line of output counts.
 const WORK: &str = "/usr/bin/env; cat mnt/file; cat mnt/file | /usr/bin/wc -l; (echo x) | cat; \
                     /usr/bin/env sh -c 'cat mnt/file; :'";
 
@@ -125,7 +127,7 @@ fn in_another_mount_namespace_nothing_is_preloaded() {
     assert_same(&installed.posh(&["-c", text]), &installed.bash(&["-c", text]));
 }
 
-/// Whatever posh can't write, the shell runs.
+/// The shell runs though posh can't write its library.
 #[test]
 fn a_limit_on_file_sizes_ends_no_shell_and_leaves_no_part_of_the_library() {
     let (installed, _fake) = with_a_session();
