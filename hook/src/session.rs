@@ -59,7 +59,7 @@ pub const MAX_PATH_BYTES: usize = 240;
 
 /// A variable whose value is such a path.
 pub(crate) type Carried = Text<[u8; MAX_PATH_BYTES + 16]>;
-/// The same with identities.
+/// A [`Carried`] with identities.
 type CarriedSession = Text<[u8; MAX_PATH_BYTES + 16 + TEXT_BYTES]>;
 
 /// The interposed functions.
