@@ -28,6 +28,7 @@ use posh_proto::executor::{VolumeMark, VolumeSession};
 use posh_volume::{
     fs::{Changes, State},
     mount,
+    recovery::Recovery,
     store::Stamp,
 };
 use tokio::{runtime::Runtime, sync::watch, task::JoinSet};
@@ -287,8 +288,8 @@ impl Volumes {
         if is_whole { Ok(()) } else { Err(VolumeError::Unsent(path.to_owned())) }
     }
 
-    /// Copies data that a volume keeps and its server rejects to a directory. Returns the number of
-    /// files.
+    /// Copies data that a volume keeps and its server rejects to a new directory. Returns the
+    /// number of files.
     ///
     /// # Errors
     /// [`VolumeError`].
@@ -300,7 +301,12 @@ impl Volumes {
         if to.starts_with(path) {
             return Err(VolumeError::WithinItself(to));
         }
-        let recover = move || all.iter().map(|serving| serving.volume.recover(&to)).sum();
+        let recover = move || {
+            let to = Recovery::create(&to)?;
+            let recovered = all.iter().map(|serving| serving.volume.recover(&to)).sum();
+            to.remove_if_empty();
+            recovered
+        };
         let recovered: io::Result<u64> = tokio::task::spawn_blocking(recover).await?;
         recovered.map_err(VolumeError::Recovery)
     }

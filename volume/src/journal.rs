@@ -13,10 +13,7 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Write as _},
-    os::unix::{
-        ffi::OsStringExt as _,
-        fs::{DirBuilderExt as _, OpenOptionsExt as _},
-    },
+    os::unix::{ffi::OsStringExt as _, fs::OpenOptionsExt as _},
     path::{Path, PathBuf},
     slice,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -28,7 +25,7 @@ use prost::Message as _;
 
 use crate::{
     disk::own_directory,
-    store::{Caller, NewFile, Put, Write},
+    store::{Caller, Put, Write},
 };
 
 /// Size at which a new segment begins, so that old segments can be removed under constant load.
@@ -329,34 +326,6 @@ impl Line {
     }
 }
 
-/// Writes a record's file to a local path. Missing parent directories are created; an existing file
-/// is not replaced.
-///
-/// # Errors
-/// The disk's; [`io::ErrorKind::AlreadyExists`].
-pub fn write_out(put: &Put, path: &Path) -> io::Result<()> {
-    let explained =
-        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    let parent = path.parent().unwrap_or(path);
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(explained)?;
-    match &put.what {
-        NewFile::Regular { data } => {
-            let mode = put.changes.mode.unwrap_or(put.mode) & 0o777;
-            let mut file = File::options()
-                .mode(mode)
-                .write(true)
-                .create_new(true)
-                .open(path)
-                .map_err(explained)?;
-            file.write_all(data).and_then(|()| file.sync_all()).map_err(explained)
-        }
-        NewFile::Symlink { target } => std::os::unix::fs::symlink(target, path).map_err(explained),
-        NewFile::Directory => {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(explained)
-        }
-    }
-}
-
 fn options() -> OpenOptions {
     let mut options = File::options();
     options.mode(0o600);
@@ -406,7 +375,7 @@ fn lines(mut bytes: &[u8]) -> Vec<Line> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Changes, FileId};
+    use crate::store::{Changes, FileId, NewFile};
 
     fn record(order: u64, contents: &'static [u8]) -> Record {
         let put = Put {
@@ -526,18 +495,5 @@ mod tests {
         assert!(segments(directory.path()).unwrap().len() <= 2);
         drop(journal);
         assert_eq!(Journal::open(directory.path()).unwrap().1, [record(100, contents)]);
-    }
-
-    #[test]
-    fn what_is_written_out_replaces_nothing() {
-        let top = tempfile::tempdir().unwrap();
-        let path = top.path().join("to/d/f1");
-        let put = record(1, b"contents").put;
-        write_out(&put, &path).unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"contents");
-        let again = write_out(&record(1, b"other").put, &path).unwrap_err();
-        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
-        assert!(again.to_string().contains("to/d/f1"), "{again}");
-        assert_eq!(fs::read(&path).unwrap(), b"contents");
     }
 }

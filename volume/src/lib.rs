@@ -7,7 +7,7 @@
 //! * [`leases`]: the lease table, with recalls; [`keeper`]: the table with a clock and wake-ups
 //! * [`clock`]: the clock of all of them
 //! * [`disk`]: cached contents on this machine's disk; [`journal`]: closed files that are not on
-//!   the server yet
+//!   the server yet; [`recovery`]: the directory for those that the server refuses
 //! * [`directory`]: the store over a local directory
 //! * [`remote`]: the store over a connection to an executor; [`wire`]: its messages
 
@@ -20,6 +20,7 @@ pub mod journal;
 pub mod keeper;
 pub mod leases;
 pub mod mount;
+pub mod recovery;
 pub mod remote;
 pub mod store;
 pub mod wire;

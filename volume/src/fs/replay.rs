@@ -4,7 +4,7 @@
 use std::{
     ffi::{OsStr, OsString},
     io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
 };
 
@@ -15,7 +15,8 @@ use super::{
     unborn::{Newborn, Own, What},
 };
 use crate::{
-    journal::{self, Record},
+    journal::Record,
+    recovery::Recovery,
     store::{
         Answer, Attributes, Caller, Errno, FileId, Kind, NameIn, NewFile, NewTime, Op, Put, Time,
     },
@@ -184,17 +185,16 @@ impl Volume {
         refused
     }
 
-    /// Copies all refused files to a local directory, under their paths in the volume, and drops
-    /// them when all are copied. Existing files are not replaced. Returns the number of files.
-    /// Blocks.
+    /// Copies all refused files to a directory, under their paths in the volume, and drops them
+    /// when all are copied. Returns the number of files. Blocks.
     ///
     /// # Errors
     /// That of the first failed copy: then no file is dropped.
-    pub fn recover(&self, to: &Path) -> io::Result<u64> {
+    pub fn recover(&self, to: &Recovery) -> io::Result<u64> {
         let mut copied = Vec::new();
         for (number, path, _) in self.refused() {
             let Some(put) = self.table().put_of(number) else { continue };
-            journal::write_out(&put, &to.join(path))?;
+            to.put(&path, &put)?;
             copied.push((number, put));
         }
         let unplaced: Vec<(u64, PathBuf, Put)> = self
@@ -204,7 +204,7 @@ impl Volume {
             .map(|unplaced| (unplaced.0.order, unplaced.path(), unplaced.0.put.clone()))
             .collect();
         for (_, path, put) in &unplaced {
-            journal::write_out(put, &to.join(path))?;
+            to.put(path, put)?;
         }
         let all = copied.iter().map(|(_, put)| put).chain(unplaced.iter().map(|(_, _, put)| put));
         let count = all.filter(|put| !matches!(put.what, NewFile::Directory)).count();

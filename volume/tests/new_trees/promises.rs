@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use posh_volume::{Errno, fs::Source, store::*};
+use posh_volume::{Errno, fs::Source, recovery::Recovery, store::*};
 
 use crate::client::{NEW, Site};
 
@@ -313,7 +313,7 @@ fn what_was_closed_survives_the_death_of_the_gateway() {
         let lost = client.volume.state().lost.unwrap();
         assert!(lost.contains("old/t/taken"), "{lost}");
         let to = site.path("../recovered");
-        assert_eq!(client.volume.recover(&to).unwrap(), 1);
+        assert_eq!(client.volume.recover(&Recovery::create(&to).unwrap()).unwrap(), 1);
         assert_eq!(fs::read(to.join("old/t/taken")).unwrap(), b"ours");
         assert_eq!(client.read("old/t/taken").await.unwrap(), b"theirs");
         assert_eq!(client.volume.state().lost, None);
@@ -341,7 +341,7 @@ fn what_was_closed_in_a_directory_that_is_gone_is_told_and_can_be_taken_out() {
         // A command on the server would not find it.
         assert_eq!(client.volume.settle().await, Err(Errno::ESTALE));
         let to = site.path("../recovered");
-        assert_eq!(client.volume.recover(&to).unwrap(), 1);
+        assert_eq!(client.volume.recover(&Recovery::create(&to).unwrap()).unwrap(), 1);
         assert_eq!(fs::read(to.join("old/t/f")).unwrap(), b"contents");
         assert_eq!((client.volume.state().lost, client.volume.settle().await), (None, Ok(())));
     });
@@ -434,7 +434,7 @@ async fn what_lies_in_a_directory_that_is_refused_is_kept_with_it_and_can_be_rem
     client.remove("u/directory/inside", Removal::File).await.unwrap();
     assert_eq!(client.names("u/directory").await.unwrap(), ["more"]);
     let to = site.path("../recovered");
-    assert_eq!(client.volume.recover(&to).unwrap(), 1);
+    assert_eq!(client.volume.recover(&Recovery::create(&to).unwrap()).unwrap(), 1);
     assert_eq!(fs::read(to.join("u/directory/more")).unwrap(), b"more");
     assert_eq!(client.stat("u/directory").await, Err(Errno::ENOENT));
     *client.store.refused.lock().unwrap() = None;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use posh_volume::Errno;
+use posh_volume::{Errno, recovery::Recovery};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -415,7 +415,8 @@ impl World {
     pub fn forget_refused(&self, gateway: &Gateway) {
         if self.site.fault == Some(Fault::ForgetRefused) && gateway.volume.state().lost.is_some() {
             let trash = tempfile::tempdir_in(self.site.export.parent().unwrap()).unwrap();
-            let _ = gateway.volume.recover(trash.path());
+            let to = Recovery::create(&trash.path().join("to")).unwrap();
+            let _ = gateway.volume.recover(&to);
         }
     }
 }
