@@ -2,7 +2,16 @@
 //! what was asked for.
 #![allow(clippy::unwrap_used)]
 
-use std::{ffi::OsString, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    ffi::OsString,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use posh_proto::volume::{
@@ -34,7 +43,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Liar {
     answer: Option<Said>,
     pieces: Vec<pb::Piece>,
+    written: Vec<pb::Written>,
     refusal: Option<String>,
+    /// Roots of the first sessions: each but the last ends with its first call.
+    roots: Vec<pb::FileId>,
+    sessions: Arc<AtomicUsize>,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -52,14 +65,18 @@ impl Volume for Liar {
             return Err(Status::permission_denied(refusal));
         }
         let (mut asked, answer) = (request.into_inner(), self.answer.clone());
+        let session = self.sessions.fetch_add(1, Ordering::Relaxed);
+        let own = pb::FileId { inode: 1, generation: 0 };
+        let root = Some(self.roots.get(session).copied().unwrap_or(own));
+        let is_short = session + 1 < self.roots.len();
         let (sender, answers) = mpsc::channel(16);
         tokio::spawn(async move {
             while let Some(Ok(message)) = asked.next().await {
                 let kind = match message.kind {
                     Some(to_volume::Kind::Hello(_)) => {
-                        let root = Some(pb::FileId { inode: 1, generation: 0 });
                         from_volume::Kind::Welcome(Welcome { root, ..Welcome::default() })
                     }
+                    Some(to_volume::Kind::Call(_)) if is_short => return,
                     Some(to_volume::Kind::Call(call)) => {
                         let answer = Some(pb::Answer { kind: answer.clone() });
                         from_volume::Kind::Reply(Reply {
@@ -90,7 +107,7 @@ impl Volume for Liar {
         &self,
         _: Request<pb::WriteRequest>,
     ) -> Result<Response<pb::WriteReply>, Status> {
-        Ok(Response::new(pb::WriteReply::default()))
+        Ok(Response::new(pb::WriteReply { results: self.written.clone() }))
     }
 }
 
@@ -139,7 +156,11 @@ fn file(inode: u64) -> FileId {
 }
 
 fn entry() -> pb::Entry {
-    let id = Some(pb::FileId { inode: 1, generation: 0 });
+    entry_of(file(1))
+}
+
+fn entry_of(id: FileId) -> pb::Entry {
+    let id = Some(id.into());
     pb::Entry {
         attributes: Some(pb::Attributes { id, ..pb::Attributes::default() }),
         ..pb::Entry::default()
@@ -240,4 +261,102 @@ async fn a_refusal_says_nothing_to_the_terminal() {
         Liar { refusal: Some("no\u{1b}]0;T\u{7}\nFORGED: ok".to_owned()), ..Liar::default() };
     let why = liar.open().await.unwrap_err();
     assert!(why.contains("no\\u{1b}]0;T\\u{7}\\nFORGED: ok"), "{why}");
+}
+
+#[tokio::test]
+async fn no_answer_is_about_another_file_than_was_asked_about() {
+    let place = || Place { file: file(2), handle: None };
+    let name = || OsString::from("n");
+    let entries = |ids: &[u64]| pb::Entries {
+        entries: ids.iter().map(|inode| entry_of(file(*inode))).collect(),
+    };
+    let opened = |entry: u64, parent: Option<u64>| {
+        Said::Opened(pb::Opened {
+            handle: 1,
+            entry: Some(entry_of(file(entry))),
+            parent: parent.map(|parent| entry_of(file(parent))),
+        })
+    };
+    let walked = |from| {
+        Said::Walked(pb::Walked { from: Some(entry_of(file(from))), ..pb::Walked::default() })
+    };
+    let listed = |directory| {
+        let directory = Some(entry_of(file(directory)));
+        Said::Listing(pb::Listing { directory, names: Vec::new(), is_last: true })
+    };
+    let symlink = || Op::Symlink { parent: file(2), name: name(), target: name() };
+    let create = || Op::Create {
+        parent: file(2),
+        name: name(),
+        mode: 0o600.into(),
+        flags: OpenFlags::WRITE,
+    };
+    let open = || Op::Open { place: place(), flags: OpenFlags::READ };
+    let remove = || Op::Remove { parent: file(2), name: name(), what: Removal::File };
+    let rename = || Op::Rename {
+        parent: file(2),
+        name: name(),
+        new_parent: file(3),
+        new_name: name(),
+        how: Renaming::Replace,
+    };
+    for (op, said, is_taken) in [
+        (Op::Attributes(place()), Said::Entry(entry_of(file(2))), true),
+        (Op::Attributes(place()), Said::Entry(entry_of(file(3))), false),
+        (Op::Walk { from: file(2), names: Vec::new() }, walked(2), true),
+        (Op::Walk { from: file(2), names: Vec::new() }, walked(3), false),
+        (Op::List { directory: file(2), cookie: 0, limit: 1 }, listed(2), true),
+        (Op::List { directory: file(2), cookie: 0, limit: 1 }, listed(3), false),
+        (symlink(), Said::Made(entries(&[4, 2])), true),
+        (symlink(), Said::Made(entries(&[4, 3])), false),
+        // A directory in itself.
+        (symlink(), Said::Made(entries(&[2, 2])), false),
+        (create(), opened(4, Some(2)), true),
+        (create(), opened(4, Some(3)), false),
+        (create(), opened(2, None), false),
+        (open(), opened(2, None), true),
+        (open(), opened(3, None), false),
+        (remove(), Said::Removed(entries(&[2])), true),
+        (remove(), Said::Removed(entries(&[3])), false),
+        (rename(), Said::Renamed(entries(&[2, 3, 4])), true),
+        (rename(), Said::Renamed(entries(&[3, 3, 4])), false),
+        (rename(), Said::Renamed(entries(&[2, 2, 4])), false),
+    ] {
+        let answer = Liar::says(said.clone()).answer(op.clone()).await;
+        assert_eq!(answer.is_ok(), is_taken, "{op:?} {said:?}");
+    }
+    for (answered, is_taken) in [(2, true), (3, false)] {
+        let entry = Some(entry_of(file(answered)));
+        let written = vec![pb::Written { entry: entry.clone(), error: 0 }];
+        let whole = pb::Piece { entry, is_last: true, ..pb::Piece::default() };
+        let remote = Liar { written, pieces: vec![whole], ..Liar::default() }.open().await.unwrap();
+        let write = Write::At { place: place(), offset: 0, data: Bytes::from_static(b"x") };
+        let result = timeout(PATIENCE, remote.write(&caller(), vec![write])).await.unwrap();
+        assert_eq!(result.is_ok(), is_taken);
+        let part = ReadPart { place: place(), range: 0..1 };
+        let mut pieces = remote.read(&caller(), vec![part]).await;
+        let piece = timeout(PATIENCE, pieces.next()).await.unwrap().unwrap();
+        assert_eq!(piece.is_ok(), is_taken);
+    }
+}
+
+#[tokio::test]
+async fn no_server_speaks_of_files_that_it_can_not_know() {
+    let provisional = FileId::provisional((1 << 62) + 1);
+    assert!(provisional.is_provisional());
+    let symlink = Op::Symlink { parent: file(2), name: "n".into(), target: "t".into() };
+    let made = pb::Entries { entries: vec![entry_of(provisional), entry_of(file(2))] };
+    assert_eq!(Liar::says(Said::Made(made)).answer(symlink).await, Err(Errno::EIO));
+    let walk = Op::Walk { from: file(1), names: vec!["n".into()] };
+    let entries = vec![entry_of(provisional)];
+    let walked = pb::Walked { from: Some(entry()), entries, error: 0 };
+    assert_eq!(Liar::says(Said::Walked(walked)).answer(walk).await, Err(Errno::EIO));
+    for notice in [
+        pb::Notice { file: Some(provisional.into()), leases: 1, stamp: 1, ..Default::default() },
+        pb::Notice { entry: Some(entry_of(provisional)), ..Default::default() },
+    ] {
+        assert!(Notice::try_from(notice.clone()).is_err(), "{notice:?}");
+    }
+    let liar = Liar { roots: vec![provisional.into()], ..Liar::default() };
+    assert!(liar.open().await.is_err());
 }

@@ -30,6 +30,9 @@ const LARGE_CHUNKS: u64 = 4;
 /// Limit of directories that are searched in a row for more files.
 const EMPTY_DIRECTORIES: usize = 64;
 
+/// Limit of directories that are left upwards for the next one.
+const LEVELS: usize = 64;
+
 /// A file to be fetched, its version, and the chunks that were claimed for it.
 type Wanted = (FileId, u64, Range<u64>);
 
@@ -137,13 +140,15 @@ impl Volume {
             .filter(|_| by != By::Name)
             .and_then(|inside| inside.directories(by).first().copied());
         let next = inside.or_else(|| {
-            loop {
+            // A server may have listed a directory in itself.
+            for _ in 0..LEVELS {
                 let parent = table.of(directory)?.parent?;
                 if let Some(next) = orders(parent)?.directories_after(directory, by).first() {
                     return Some(*next);
                 }
                 directory = parent;
             }
+            None
         })?;
         Some((next, orders(next)?.files(by).to_vec()))
     }

@@ -27,7 +27,7 @@ use super::{
     flights::Flight,
     openings::OPEN_LINGER,
     replay::Unplaced,
-    table::{Table, is_provisional},
+    table::Table,
     unborn::{Stage, Which},
 };
 use crate::{
@@ -456,7 +456,7 @@ impl Volume {
         let node = table.node(number).ok_or(Errno::ESTALE)?;
         match node.fault {
             Some(errno) => Err(errno),
-            None if is_provisional(node.file) => Err(Errno::ETIMEDOUT),
+            None if node.file.is_provisional() => Err(Errno::ETIMEDOUT),
             None => Ok(node.file),
         }
     }
@@ -473,7 +473,7 @@ impl Volume {
         };
         let Some(number) = ahead else {
             // It may have been created on the server in between.
-            return if is_provisional(found.file) { self.open_file(open) } else { Ok(found) };
+            return if found.file.is_provisional() { self.open_file(open) } else { Ok(found) };
         };
         self.born(number).await?;
         self.open_file(open)

@@ -13,7 +13,6 @@ use super::{
     Volume,
     newborn::NEWBORN_BYTES,
     reading::Pattern,
-    table::is_provisional,
     unborn::{What, Which},
 };
 use crate::store::{
@@ -264,7 +263,7 @@ impl Volume {
         if self.flush_newborn(&open) {
             return open.look_at_fault();
         }
-        let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
+        let open = if open.file.is_provisional() { self.born_open(number).await? } else { open };
         self.drain(open.file).await?;
         // A close of any descriptor of the file releases the process's locks (fcntl(2)).
         if let Some(owner) = owner.filter(|owner| self.forget_lock_owner(open.file, *owner)) {
@@ -414,7 +413,7 @@ impl Volume {
         length: u64,
     ) -> Option<u64> {
         let (source, target) = (self.open_file(from.file).ok()?, self.open_file(to.file).ok()?);
-        if !is_provisional(target.file) || source.file == target.file {
+        if !target.file.is_provisional() || source.file == target.file {
             return None;
         }
         self.drain(source.file).await.ok()?;

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use super::{
     Opened, Volume,
     files::Open,
-    table::{Known, Node, Table, is_provisional},
+    table::{Known, Node, Table},
     unborn::{Newborn, Own, Stage, What},
 };
 use crate::store::{
@@ -126,18 +126,13 @@ impl Volume {
     /// Returns true if this session has a valid write lease of the directory, or of its nearest
     /// ancestor that the store knows.
     fn is_held(&self, table: &Table, directory: u64) -> bool {
-        let mut at = directory;
-        loop {
-            let Some(node) = table.node(at) else { return false };
-            if node.unborn.is_none() {
-                let needed = if node.is_directory() { Leases::ENTRIES } else { Leases::ATTRIBUTES };
-                return node.fault.is_none()
-                    && node.leases.contains(Leases::WRITE | needed)
-                    && self.is_good(node);
-            }
-            let Some((parent, _)) = &node.at else { return false };
-            at = *parent;
-        }
+        let stored = table.way_up(directory).find(|(_, node)| node.unborn.is_none());
+        stored.is_some_and(|(_, node)| {
+            let needed = if node.is_directory() { Leases::ENTRIES } else { Leases::ATTRIBUTES };
+            node.fault.is_none()
+                && node.leases.contains(Leases::WRITE | needed)
+                && self.is_good(node)
+        })
     }
 
     fn new_attributes(
@@ -282,7 +277,7 @@ impl Volume {
 
     /// Reads from an open pending file.
     pub(super) fn read_newborn(&self, open: &Open, offset: u64, size: u32) -> Option<Bytes> {
-        if !is_provisional(open.file) {
+        if !open.file.is_provisional() {
             return None;
         }
         let table = self.table();

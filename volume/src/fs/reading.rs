@@ -15,7 +15,6 @@ use super::{
     MOST_SEARCHES, Volume,
     chunks::{CHUNK, Key},
     files::Open,
-    table::is_provisional,
 };
 use crate::store::{Caller, Entry, Errno, Leases, OpenFlags, Piece, Place, ReadPart};
 
@@ -114,13 +113,13 @@ impl Volume {
         if let Some(data) = self.read_newborn(&open, offset, size) {
             return Ok(data);
         }
-        if let (true, Some(pinned)) = (is_provisional(open.file), &open.pinned) {
+        if let (true, Some(pinned)) = (open.file.is_provisional(), &open.pinned) {
             // Opened after the store had refused it.
             let within =
                 |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(pinned.len());
             return Ok(pinned.slice(within(offset)..within(offset.saturating_add(size.into()))));
         }
-        let open = if is_provisional(open.file) { self.born_open(number).await? } else { open };
+        let open = if open.file.is_provisional() { self.born_open(number).await? } else { open };
         let range = offset..offset.saturating_add(u64::from(size));
         match self.writes.unsent(open.file) {
             Some(unsent) if unsent.is_empty() => {}

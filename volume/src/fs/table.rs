@@ -5,6 +5,11 @@
 //! file is *held* from its first answer until it is evicted ([`Table::take_surplus`]); another
 //! answer about it holds it again. An evicted file keeps only its number and its name. A later
 //! eviction removes it, once the kernel has forgotten it and no file in use is below it.
+//!
+//! Invariant: the places of the files ([`Node::at`]) form no cycle, whatever a server answers. A
+//! file begins without a place, or is a pending one, which nothing is below; and a file that gets a
+//! place is first taken from above that directory ([`Table::place`]). So every way up
+//! ([`Table::way_up`]) ends, after as many steps as there are files at most.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,19 +29,15 @@ use super::{
     unborn::{Newborn, Own, Unborn},
 };
 use crate::store::{
-    Attributes, Changes, Entry, Errno, FileId, Handle, Kind, Leases, Listed, NameIn, Returned,
-    Stamp,
+    Attributes, Changes, Entry, Errno, FIRST_PROVISIONAL, FileId, Handle, Kind, Leases, Listed,
+    NameIn, Returned, Stamp,
 };
 
 /// The kernel's number of the root directory (fuse(4), FUSE_ROOT_ID).
 pub const ROOT: u64 = 1;
 
 /// First number for files whose own inode number is taken.
-const FIRST_ALIAS: u64 = 1 << 62;
-
-/// Generation of files that the store does not know yet, whose inode is the kernel's number. Never
-/// sent.
-const UNBORN: u64 = u64::MAX;
+const FIRST_ALIAS: u64 = FIRST_PROVISIONAL;
 
 /// Default limit of files that a volume holds, at about 700 bytes each: a large source tree. An
 /// executor has leases for two such volumes of one owner.
@@ -196,11 +197,6 @@ pub(super) struct Table {
     pub lease_limit: Option<Duration>,
 }
 
-/// Returns true for an id that was given out before the store knew the file.
-pub(super) fn is_provisional(file: FileId) -> bool {
-    file.generation == UNBORN && file.inode >= FIRST_ALIAS
-}
-
 impl Table {
     pub fn new(root: FileId, most_files: usize) -> Self {
         let mut table = Self {
@@ -262,7 +258,7 @@ impl Table {
             is_given_up: false,
         };
         self.nodes.insert(number, Box::new(node));
-        if !is_provisional(file) {
+        if !file.is_provisional() {
             self.numbers.insert(file, number);
         }
         self.look_for_room();
@@ -281,7 +277,7 @@ impl Table {
     pub fn insert_unborn(&mut self) -> u64 {
         let number = self.next_alias;
         self.next_alias += 1;
-        self.insert(number, FileId { inode: number, generation: UNBORN });
+        self.insert(number, FileId::provisional(number));
         number
     }
 
@@ -303,11 +299,39 @@ impl Table {
 
     /// Notes the directory and name by which a file was found.
     pub fn place(&mut self, file: FileId, at: NameIn<'_, u64>) {
-        if let Some(node) = self.of_mut(file)
-            && node.at.as_ref().is_none_or(|(parent, name)| NameIn { parent: *parent, name } != at)
-        {
+        let Some(number) = self.number_of(file).filter(|number| *number != ROOT) else { return };
+        let Some(node) = self.node(number) else { return };
+        let is_there = |(parent, name): &(u64, OsString)| NameIn { parent: *parent, name } == at;
+        if node.at.as_ref().is_some_and(is_there) || !self.take_from_above(number, at.parent) {
+            return;
+        }
+        if let Some(node) = self.node_mut(number) {
             node.at = Some((at.parent, at.name.to_owned()));
         }
+    }
+
+    /// Makes a file no ancestor of a directory. Returns false if it must stay one: it is the
+    /// directory itself, or has pending files on the way down, of which a server can't know.
+    fn take_from_above(&mut self, file: u64, directory: u64) -> bool {
+        let is_in_it = |node: &Node| node.at.as_ref().is_some_and(|(parent, _)| *parent == file);
+        let child = self.way_up(directory).find(|(_, node)| is_in_it(node)).map(|(at, _)| at);
+        match child.and_then(|child| self.node_mut(child)) {
+            Some(child) if child.unborn.is_none() => child.at = None,
+            Some(_) => return false,
+            None => {}
+        }
+        directory != file
+    }
+
+    /// Iterates over a file and its ancestors, with their numbers, as far as they are known.
+    pub fn way_up(&self, number: u64) -> impl Iterator<Item = (u64, &Node)> {
+        let above = |(_, node): &(u64, &Node)| self.step_of(node.at.as_ref()?.0);
+        // The limit is never reached; see the invariant.
+        std::iter::successors(self.step_of(number), above).take(self.nodes.len())
+    }
+
+    fn step_of(&self, number: u64) -> Option<(u64, &Node)> {
+        Some((number, self.node(number)?))
     }
 
     /// Returns the kernel's number of a file, and allocates it if necessary.
@@ -506,7 +530,7 @@ impl Table {
 
     /// Returns the kernel's number of a file, if it has one.
     pub fn number_of(&self, file: FileId) -> Option<u64> {
-        if is_provisional(file) {
+        if file.is_provisional() {
             return self.nodes.contains_key(&file.inode).then_some(file.inode);
         }
         self.numbers.get(&file).copied()
@@ -850,7 +874,10 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Time;
+    use crate::{
+        fs::unborn::What,
+        store::{Caller, Time},
+    };
 
     const LIMIT: Duration = Duration::from_secs(10);
 
@@ -913,5 +940,36 @@ mod tests {
             table.learn(&directory(7, 5), begin + LIMIT + Duration::from_secs(9));
             assert_eq!(table.known(at), Known::File(file));
         }
+    }
+
+    /// A server that lies, or an answer from before a rename.
+    #[test]
+    fn no_directory_is_above_itself() {
+        let mut table = Table::new(FileId { inode: 2, generation: 2 }, 100);
+        let files = [7, 8, 9].map(|inode| directory(inode, 0).attributes.id);
+        let [above, middle, below] = files.map(|file| table.number(file));
+        let name = OsStr::new("n");
+        let at = |parent| NameIn { parent, name };
+        table.place(files[0], at(ROOT));
+        table.place(files[1], at(above));
+        table.place(files[2], at(middle));
+        assert_eq!(table.path_to(below).map(|names| names.len()), Some(3));
+        // In itself, and the root in something: neither is so.
+        table.place(files[2], at(below));
+        table.place(FileId { inode: 2, generation: 2 }, at(below));
+        assert_eq!(table.path_to(below).map(|names| names.len()), Some(3));
+        // In what is below it: the later answer counts.
+        table.place(files[0], at(below));
+        assert_eq!(table.way_up(above).count(), 3);
+        assert_eq!(table.path_to(above), None);
+        // A pending file stays where it was made.
+        let pending = table.insert_unborn();
+        let own =
+            Arc::new(Own { maker: Caller::default(), attributes: directory(9, 0).attributes });
+        let newborn = Newborn::new(What::Directory, &Caller::default(), 0o755, own, None);
+        let node = table.node_mut(pending).unwrap();
+        (node.unborn, node.at) = (Some(Box::new(newborn)), Some((below, name.to_owned())));
+        table.place(files[2], at(pending));
+        assert_eq!(table.path_below(pending), Some((below, vec![name.to_owned()])));
     }
 }

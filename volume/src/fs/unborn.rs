@@ -57,9 +57,6 @@ use super::{
 };
 use crate::store::{Attributes, Caller, Changes, Entry, Errno, FileId, Leases, NameIn, OpenFlags};
 
-/// Limit of names in a path, as many as fit in PATH_MAX: more are a cycle, from concurrent renames.
-const PATH_NAMES: usize = 2048;
-
 /// Owner and attributes of a directory that this session has created, which new files in it
 /// inherit.
 #[derive(Debug, PartialEq, Eq)]
@@ -353,14 +350,14 @@ impl Table {
     /// Returns the nearest ancestor that the store knows, and the names from it down to a file.
     pub fn path_below(&self, number: u64) -> Option<(u64, Vec<OsString>)> {
         let mut names = Vec::new();
-        let mut at = number;
-        while self.node(at)?.unborn.is_some() || names.is_empty() {
-            let (parent, name) = self.node(at)?.at.clone()?;
-            names.push(name);
-            at = parent;
+        for (at, node) in self.way_up(number) {
+            if node.unborn.is_none() && !names.is_empty() {
+                names.reverse();
+                return Some((at, names));
+            }
+            names.push(node.at.as_ref()?.1.clone());
         }
-        names.reverse();
-        Some((at, names))
+        None
     }
 
     /// Returns the directory itself, or its nearest ancestor, that the store knows.
@@ -381,18 +378,15 @@ impl Table {
     /// Like [`Self::path_to`], with the file of each name.
     pub fn way_to(&self, number: u64) -> Option<Vec<Step>> {
         let mut way = Vec::new();
-        let mut at = number;
-        while at != ROOT {
-            let node = self.node(at)?;
-            let (parent, name) = node.at.clone()?;
-            way.push(Step { number: at, file: node.file, name });
-            at = parent;
-            if way.len() > PATH_NAMES {
-                return None;
+        for (at, node) in self.way_up(number) {
+            if at == ROOT {
+                way.reverse();
+                return Some(way);
             }
+            let name = node.at.as_ref()?.1.clone();
+            way.push(Step { number: at, file: node.file, name });
         }
-        way.reverse();
-        Some(way)
+        None
     }
 
     /// Queues a closed file.
@@ -420,8 +414,8 @@ impl Table {
     /// Keeps directories visible that other programs have removed, from `first` down to
     /// `directory`, as long as they contain pending files.
     pub fn keep_removed(&mut self, directory: u64, first: u64) {
-        let mut at = directory;
-        loop {
+        let way: Vec<u64> = self.way_up(directory).map(|(at, _)| at).collect();
+        for at in way {
             let Some(node) = self.node_mut(at) else { return };
             let Some((own, (parent, name))) = node.own.clone().zip(node.at.clone()) else { return };
             if node.attributes.is_none() || node.unborn.is_some() {
@@ -445,7 +439,6 @@ impl Table {
             if at == first {
                 return;
             }
-            at = parent;
         }
     }
 
@@ -473,15 +466,8 @@ impl Table {
 
     /// Returns the store's error, if it has refused a pending file or a directory above it.
     pub fn refusal(&self, number: u64) -> Option<Errno> {
-        let mut at = number;
-        loop {
-            let node = self.node(at)?;
-            let newborn = node.unborn.as_ref()?;
-            if let Some(errno) = newborn.refusal() {
-                return Some(errno);
-            }
-            at = node.at.as_ref()?.0;
-        }
+        let pending = self.way_up(number).map_while(|(_, node)| node.unborn.as_ref());
+        pending.map(|newborn| newborn.refusal()).find(Option::is_some)?
     }
 
     /// Returns the store's error for the first refused file in a directory or below it.
@@ -492,17 +478,7 @@ impl Table {
     }
 
     fn is_below(&self, number: u64, directory: u64) -> bool {
-        let mut at = number;
-        for _ in 0..PATH_NAMES {
-            if at == directory {
-                return true;
-            }
-            match self.node(at).and_then(|node| node.at.as_ref()) {
-                Some((parent, _)) if at != ROOT => at = *parent,
-                _ => return false,
-            }
-        }
-        false
+        self.way_up(number).any(|(at, _)| at == directory)
     }
 
     /// Queues a file, or a directory's changes, again after its request was lost.

@@ -185,7 +185,7 @@ impl Shared {
             {
                 tracing::warn!(
                     export = self.export,
-                    "the server answers with more than was asked for"
+                    "the server answers something else, or more, than was asked for"
                 );
                 return Err(Errno::EIO);
             }

@@ -150,10 +150,8 @@ async fn take_up(
     welcome: Welcome,
     said: Instant,
 ) -> Result<(), Failed> {
-    let root = welcome
-        .root
-        .map(Into::into)
-        .ok_or_else(|| Failed { why: "no root".to_owned(), is_final: false })?;
+    let root = wire::id_from_server(welcome.root)
+        .map_err(|error| Failed { why: error.to_string(), is_final: false })?;
     let lost = Stamp(welcome.lost);
     let before = shared.connection.borrow().clone();
     let is_first = before.epoch == 0;

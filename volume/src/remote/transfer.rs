@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Code, Status};
 
-use super::{Connection, Shared};
+use super::{Connection, Shared, checked};
 use crate::store::{Caller, Entry, Errno, Piece, Pieces, ReadPart, Write};
 
 /// Number of pieces queued for the receiver; each is up to 256 KiB.
@@ -84,7 +84,10 @@ async fn read_some(
         for piece in reply.pieces {
             let mut piece = Piece::try_from(piece).map_err(|_| Errno::EPROTO)?;
             piece.part = *numbers.get(piece.part as usize).ok_or(Errno::EPROTO)?;
-            if !left.get(&piece.part).is_some_and(|part| continues(part, &piece)) {
+            let is_of = |part: &ReadPart| {
+                piece.entry.is_none_or(|entry| entry.attributes.id == part.place.file)
+            };
+            if !left.get(&piece.part).is_some_and(|part| continues(part, &piece) && is_of(part)) {
                 tracing::warn!(
                     export = shared.export,
                     "the server sends bytes that were not asked for"
@@ -127,22 +130,25 @@ pub async fn write(
     caller: &Caller,
     writes: Vec<Write>,
 ) -> Result<Vec<Result<Entry, Errno>>, Errno> {
-    let (begun, asked) = (Begun::new(shared), writes.len());
+    let begun = Begun::new(shared);
     let answer = tokio::select! {
-        answer = write_until_answered(shared, caller, begun.number, writes) => answer,
+        answer = write_until_answered(shared, caller, begun.number, &writes) => answer,
         () = shared.out_of_patience() => Err(Errno::ETIMEDOUT),
     };
     drop(begun);
     let results = answer?.results;
-    if results.len() != asked {
+    if results.len() != writes.len() {
         return Err(Errno::EPROTO);
     }
-    let results = results.into_iter();
-    let result = |result: pb::Written| match crate::wire::errno(result.error) {
+    let result = |(write, result): (&Write, pb::Written)| match crate::wire::errno(result.error) {
         Some(errno) => Ok(Err(errno)),
-        None => result.entry.ok_or(Errno::EPROTO)?.try_into().map(Ok).map_err(|_| Errno::EPROTO),
+        None => {
+            let entry = result.entry.ok_or(Errno::EPROTO)?;
+            let entry = Entry::try_from(entry).map_err(|_| Errno::EPROTO)?;
+            if checked::is_written(write, &entry) { Ok(Ok(entry)) } else { Err(Errno::EPROTO) }
+        }
     };
-    results.map(result).collect()
+    writes.iter().zip(results).map(result).collect()
 }
 
 /// A pending write. The executor stores the answers to all later ones, too, so its drop must end
@@ -168,7 +174,7 @@ async fn write_until_answered(
     shared: &Shared,
     caller: &Caller,
     number: u64,
-    writes: Vec<Write>,
+    writes: &[Write],
 ) -> Result<pb::WriteReply, Errno> {
     let mut sent_in = None;
     loop {
@@ -177,7 +183,7 @@ async fn write_until_answered(
             // Its outcome is unknown.
             return Err(Errno::EIO);
         }
-        let mut its = writes.clone();
+        let mut its = writes.to_vec();
         shared.with_handles_of(caller, &mut its).await?;
         let Some(mut client) = connection.client.clone() else { continue };
         sent_in = Some(connection.epoch);

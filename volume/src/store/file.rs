@@ -20,6 +20,32 @@ pub struct FileId {
     pub generation: u64,
 }
 
+/// First inode of provisional ids, and first of the numbers that a volume gives to files whose own
+/// inode number is taken.
+pub const FIRST_PROVISIONAL: u64 = 1 << 62;
+
+/// Generation of provisional ids.
+const PROVISIONAL: u64 = u64::MAX;
+
+impl FileId {
+    /// Returns the id that a volume gives to a file which the store does not know yet, by its
+    /// number there.
+    ///
+    /// Invariant: no provisional id crosses the wire. A volume sends none, and a server's messages
+    /// that name one are refused as a whole ([`crate::wire`]): so no server can speak of a file
+    /// that it does not know.
+    #[must_use]
+    pub fn provisional(number: u64) -> Self {
+        Self { inode: number, generation: PROVISIONAL }
+    }
+
+    /// Returns true for an id that was given out before the store knew the file.
+    #[must_use]
+    pub fn is_provisional(self) -> bool {
+        self.generation == PROVISIONAL && self.inode >= FIRST_PROVISIONAL
+    }
+}
+
 /// An open file of this session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);

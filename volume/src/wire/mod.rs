@@ -1,5 +1,6 @@
 //! Conversion of the store's types to and from messages (`volume.proto`). An invalid message is
-//! refused as a whole ([`Malformed`]).
+//! refused as a whole ([`Malformed`]), also one in which a server names a provisional id
+//! ([`id_from_server`]).
 
 mod answer;
 mod bulk;
@@ -143,6 +144,15 @@ impl From<pb::FileId> for FileId {
     }
 }
 
+/// Validates an id from a server, which can't know a provisional one.
+///
+/// # Errors
+/// It is missing, or provisional.
+pub fn id_from_server(id: Option<pb::FileId>) -> Result<FileId, Malformed> {
+    let id: FileId = needed(id, "id")?;
+    if id.is_provisional() { Err(Malformed("id that a server gives")) } else { Ok(id) }
+}
+
 impl From<Place> for pb::Place {
     fn from(place: Place) -> Self {
         Self { file: Some(place.file.into()), handle: place.handle.map(|handle| handle.0) }
@@ -261,7 +271,7 @@ impl TryFrom<pb::Entry> for Entry {
     fn try_from(entry: pb::Entry) -> Result<Self, Malformed> {
         let its = entry.attributes.ok_or(Malformed("attributes"))?;
         let attributes = Attributes {
-            id: needed(its.id, "id")?,
+            id: id_from_server(its.id)?,
             kind: Kind::of(its.kind)?,
             mode: its.mode,
             uid: its.uid,
@@ -319,7 +329,7 @@ impl TryFrom<pb::Notice> for Notice {
         let leases = Leases::from_bits_truncate(its.leases);
         Ok(match (its.entry, its.file) {
             (Some(entry), _) => Self::Is(entry.try_into()?),
-            (None, Some(file)) => Self::Recall { file: file.into(), leases, stamp },
+            (None, file @ Some(_)) => Self::Recall { file: id_from_server(file)?, leases, stamp },
             (None, None) if its.is_all => Self::All { stamp },
             (None, None) => Self::Lost { stamp },
         })
