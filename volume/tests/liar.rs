@@ -360,3 +360,19 @@ async fn no_server_speaks_of_files_that_it_can_not_know() {
     let liar = Liar { roots: vec![provisional.into()], ..Liar::default() };
     assert!(liar.open().await.is_err());
 }
+
+/// The export's directory was replaced while there was no connection.
+#[tokio::test]
+async fn another_root_comes_with_the_loss_of_all_leases() {
+    let roots = [1, 2].map(|inode| file(inode).into()).to_vec();
+    let liar = Liar { roots, ..Liar::says(Said::Entry(entry_of(file(7)))) };
+    let remote = liar.open().await.unwrap();
+    let mut notices = remote.notices();
+    assert_eq!(remote.root(), file(1));
+    let caller = caller();
+    let asked = remote.call(&caller, Op::Attributes(file(7).into()));
+    timeout(PATIENCE, asked).await.unwrap().unwrap();
+    let notice = timeout(PATIENCE, notices.next()).await.unwrap();
+    assert!(matches!(notice, Some(Notice::Lost { .. })), "{notice:?}");
+    assert_eq!(remote.root(), file(2));
+}

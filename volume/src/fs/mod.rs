@@ -476,8 +476,9 @@ impl Volume {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another server may follow after a loss of the connection.
+        // Another server or another root may follow after a loss of the connection.
         table.lease_limit = self.store.lease_limit();
+        table.follow_root(self.store.root());
         table
     }
 

@@ -349,6 +349,23 @@ impl Table {
         number
     }
 
+    /// Makes another directory the root, if it is another: the server's path of the export leads
+    /// there now. Nothing is cached of it yet. Other files keep their numbers and ids; those below
+    /// the former root are not found by their names any more, so their use fails with `ESTALE`. Of
+    /// the root's names those stay that are pending, and those that the kernel must forget.
+    pub fn follow_root(&mut self, root: FileId) {
+        let Some(node) = self.nodes.get_mut(&ROOT).filter(|node| node.file != root) else { return };
+        node.lose(Leases::all());
+        node.orders = None;
+        node.share.orders.clear();
+        (node.stamp, node.entries_since) = (Stamp::default(), Stamp::default());
+        (node.last, node.reader) = (None, None);
+        node.name_changes += 1;
+        let former = std::mem::replace(&mut node.file, root);
+        self.numbers.remove(&former);
+        self.numbers.insert(root, ROOT);
+    }
+
     /// Marks an evicted file as held again.
     fn hold(&mut self, number: u64) {
         if self.nodes.get_mut(&number).is_some_and(|node| std::mem::take(&mut node.is_given_up)) {
@@ -971,5 +988,29 @@ mod tests {
         (node.unborn, node.at) = (Some(Box::new(newborn)), Some((below, name.to_owned())));
         table.place(files[2], at(pending));
         assert_eq!(table.path_below(pending), Some((below, vec![name.to_owned()])));
+    }
+
+    #[test]
+    fn another_root_has_none_of_the_names_of_the_former_one() {
+        let former = FileId { inode: 2, generation: 2 };
+        let (new, file) = (directory(3, 9), directory(7, 0).attributes.id);
+        let mut table = Table::new(former, 100);
+        let number = table.number(file);
+        let at = NameIn { parent: ROOT, name: OsStr::new("n") };
+        let told = Entry { attributes: Attributes { id: former, ..new.attributes }, ..new };
+        table.learn(&told, crate::clock::now());
+        table.found(&told, at.name, Some(file));
+        table.told(at);
+        assert_eq!(table.known(at), Known::File(file));
+        table.follow_root(former);
+        assert_eq!(table.known(at), Known::File(file));
+        table.follow_root(new.attributes.id);
+        assert_eq!(table.known(at), Known::Unknown);
+        assert_eq!(
+            (table.number_of(new.attributes.id), table.number_of(former)),
+            (Some(ROOT), None)
+        );
+        assert_eq!(table.number_of(file), Some(number), "it may be open");
+        assert_eq!(table.take_all_told(), [(ROOT, vec![at.name.to_owned()])]);
     }
 }

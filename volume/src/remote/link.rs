@@ -155,8 +155,14 @@ async fn take_up(
     let lost = Stamp(welcome.lost);
     let before = shared.connection.borrow().clone();
     let is_first = before.epoch == 0;
+    let is_other_root = !is_first && root != before.root;
+    if is_other_root {
+        tracing::warn!(export = shared.export, "the export's directory was replaced");
+        // First, so that requests which come after the notice name the new root.
+        shared.connection.send_modify(|connection| connection.root = root);
+    }
     // Before any answer of the new connection is cached.
-    if !is_first && lost > before.lost {
+    if !is_first && lost > before.lost || is_other_root {
         let _ = shared.notices.send(Notice::Lost { stamp: lost }).await;
     }
     let has_listener = shared.has_listener.load(Ordering::Relaxed);

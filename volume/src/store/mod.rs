@@ -51,7 +51,9 @@ pub type Notices = Pin<Box<dyn Stream<Item = Notice> + Send>>;
 /// A session with the server of a volume's files.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Returns the volume's root directory.
+    /// Returns the volume's root directory. It is another one when the server's path of the export
+    /// leads to another directory; all leases have ended then, and nothing of the new one was
+    /// answered before.
     fn root(&self) -> FileId;
 
     /// Performs one operation. Dropping the future cancels a wait ([`Op::Lock`]), but not
