@@ -16,7 +16,7 @@ use super::{
     chunks::CHUNK,
     readers::{By, Reached, ReaderId, Readers},
     reading::Origin,
-    table::Node,
+    table::{Node, Table},
 };
 use crate::store::{Caller, Entry, Errno, FileId, Kind, Leases, ReadPart};
 
@@ -132,24 +132,14 @@ impl Volume {
     }
 
     /// Returns the predicted next directory, and its files.
-    fn next_directory(&self, (mut directory, by): Reached) -> Option<(FileId, Vec<FileId>)> {
+    fn next_directory(&self, (directory, by): Reached) -> Option<(FileId, Vec<FileId>)> {
         let table = self.table();
         let orders = |directory| table.of(directory)?.orders.clone();
         // A shell's glob stays on its level; other programs descend first.
         let inside = orders(directory)
             .filter(|_| by != By::Name)
             .and_then(|inside| inside.directories(by).first().copied());
-        let next = inside.or_else(|| {
-            // A server may have listed a directory in itself.
-            for _ in 0..LEVELS {
-                let parent = table.of(directory)?.parent?;
-                if let Some(next) = orders(parent)?.directories_after(directory, by).first() {
-                    return Some(*next);
-                }
-                directory = parent;
-            }
-            None
-        })?;
+        let next = inside.or_else(|| table.directory_after(directory, by))?;
         Some((next, orders(next)?.files(by).to_vec()))
     }
 
@@ -251,5 +241,75 @@ impl Volume {
             }
         }
         Ok(())
+    }
+}
+
+impl Table {
+    /// Returns the directory after that one and all below it.
+    fn directory_after(&self, mut directory: FileId, by: By) -> Option<FileId> {
+        // A server may have listed a directory in itself.
+        for _ in 0..LEVELS {
+            let parent = self.of(directory)?.parent?;
+            let orders = self.of(parent)?.orders.as_ref()?;
+            if let Some(next) = orders.directories_after(directory, by).first() {
+                return Some(*next);
+            }
+            directory = parent;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Attributes, Listed, Stamp, Time};
+
+    fn listed(inode: u64) -> Listed {
+        let time = Time::default();
+        let attributes = Attributes {
+            id: FileId { inode, generation: 0 },
+            kind: Kind::Directory,
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            links: 2,
+            size: 0,
+            blocks: 0,
+            rdev: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            version: 1,
+            acls: None,
+        };
+        let entry = Some(Entry { attributes, leases: Leases::all(), stamp: Stamp(1) });
+        let name = inode.to_string().into();
+        Listed { name, cookie: 0, entry, inode, kind: Kind::Directory }
+    }
+
+    #[test]
+    fn a_directory_that_is_listed_in_itself_is_left_once() {
+        let mut table = Table::new(FileId { inode: 2, generation: 0 }, 100);
+        let mut list = |directory: u64, names: &[u64]| {
+            let id = |inode: &u64| FileId { inode: *inode, generation: 0 };
+            let files: Vec<FileId> = std::iter::once(&directory).chain(names).map(id).collect();
+            for file in &files {
+                table.number(*file);
+            }
+            let names = Arc::new(names.iter().map(|inode| listed(*inode)).collect());
+            table.of_mut(files[0]).unwrap().put_listing(&names);
+            for file in &files[1..] {
+                table.of_mut(*file).unwrap().parent = Some(files[0]);
+            }
+        };
+        list(2, &[10, 20]);
+        list(10, &[11, 12]);
+        list(30, &[30]);
+        let after = |inode| {
+            let found = table.directory_after(FileId { inode, generation: 0 }, By::Name);
+            found.map(|file| file.inode)
+        };
+        assert_eq!([11, 12, 20, 30].map(after), [Some(12), Some(20), None, None]);
     }
 }

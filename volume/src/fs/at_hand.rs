@@ -70,10 +70,16 @@ impl RoundTrip {
     }
 }
 
+/// Limit of chunks that one estimate looks for, more than a cache has; further ones count as
+/// missing. A sparse file, or a server's word, has any size.
+const MOST_CHUNKS: u64 = 1 << 16;
+
 /// State of an estimate.
 #[derive(Default)]
 struct Count {
     found: AtHand,
+    /// Number of chunks that were looked for.
+    looked: u64,
     fetches: bool,
     writes: bool,
 }
@@ -91,7 +97,8 @@ impl Volume {
             self.count(&table, caller, used, &mut count)?;
         }
         let round_trips = count.found.round_trips + u32::from(count.fetches);
-        let missing = count.found.missing + if count.writes { count.found.bytes } else { 0 };
+        let written = if count.writes { count.found.bytes } else { 0 };
+        let missing = count.found.missing.saturating_add(written);
         Some(AtHand { round_trips, missing, round_trip: self.round_trip.get(), ..count.found })
     }
 
@@ -219,7 +226,7 @@ impl Volume {
 
     fn count_contents(&self, caller: &Caller, node: &Node, count: &mut Count) {
         let Some(attributes) = node.attributes else { return };
-        count.found.bytes += attributes.size;
+        count.found.bytes = count.found.bytes.saturating_add(attributes.size);
         if node.unborn.is_some() {
             return;
         }
@@ -230,17 +237,44 @@ impl Volume {
             let key = (node.file, number);
             self.chunks.has(key, attributes.version) || self.is_on_disk(key, attributes.version)
         };
-        let chunks =
-            (0..attributes.size.div_ceil(CHUNK)).filter(|number| !may || !is_here(*number));
-        let missing = chunks.map(|number| CHUNK.min(attributes.size - number * CHUNK)).sum::<u64>();
-        count.found.missing += missing;
+        let missing =
+            if may { count.missing_of(attributes.size, is_here) } else { attributes.size };
+        count.found.missing = count.found.missing.saturating_add(missing);
         count.fetches |= missing > 0 || self.writes.is_dirty(node.file);
+    }
+}
+
+impl Count {
+    /// Returns how many bytes of a file of that size are in no chunk that is there.
+    fn missing_of(&mut self, size: u64, is_there: impl Fn(u64) -> bool) -> u64 {
+        let chunks = size.div_ceil(CHUNK).min(MOST_CHUNKS - self.looked);
+        self.looked += chunks;
+        let there = (0..chunks).filter(|number| is_there(*number));
+        size - there.map(|number| CHUNK.min(size - number * CHUNK)).sum::<u64>()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    #[test]
+    fn files_of_any_size_are_estimated_at_once() {
+        let (mut count, looked) = (Count::default(), Cell::new(0));
+        let is_there = |number| {
+            looked.set(looked.get() + 1);
+            number != 1
+        };
+        assert_eq!(count.missing_of(0, is_there), 0);
+        assert_eq!(count.missing_of(2 * CHUNK + 5, is_there), CHUNK);
+        assert_eq!(count.missing_of(CHUNK + 5, is_there), 5);
+        let missing = count.missing_of(u64::MAX, is_there);
+        assert_eq!(missing, u64::MAX - (MOST_CHUNKS - 6) * CHUNK);
+        assert_eq!(count.missing_of(u64::MAX, is_there), u64::MAX);
+        assert_eq!(looked.get(), MOST_CHUNKS);
+    }
 
     #[test]
     fn a_round_trip_is_the_shortest_of_late() {
