@@ -1,4 +1,4 @@
-//! The directory that `posh volumes recover` makes, and writes the files into that a server refuses.
+//! The directory that `posh volumes recover` makes for the files that a server refuses.
 //!
 //! Invariant: no other user decides where something is written, although the directory may be made
 //! in one that all users may write, and names and targets of links are what anybody has made in the
