@@ -327,7 +327,7 @@ async fn no_answer_is_about_another_file_than_was_asked_about() {
     }
     for (answered, is_taken) in [(2, true), (3, false)] {
         let entry = Some(entry_of(file(answered)));
-        let written = vec![pb::Written { entry: entry.clone(), error: 0 }];
+        let written = vec![pb::Written { entry, error: 0 }];
         let whole = pb::Piece { entry, is_last: true, ..pb::Piece::default() };
         let remote = Liar { written, pieces: vec![whole], ..Liar::default() }.open().await.unwrap();
         let write = Write::At { place: place(), offset: 0, data: Bytes::from_static(b"x") };
@@ -355,7 +355,7 @@ async fn no_server_speaks_of_files_that_it_can_not_know() {
         pb::Notice { file: Some(provisional.into()), leases: 1, stamp: 1, ..Default::default() },
         pb::Notice { entry: Some(entry_of(provisional)), ..Default::default() },
     ] {
-        assert!(Notice::try_from(notice.clone()).is_err(), "{notice:?}");
+        assert!(Notice::try_from(notice).is_err(), "{notice:?}");
     }
     let liar = Liar { roots: vec![provisional.into()], ..Liar::default() };
     assert!(liar.open().await.is_err());
