@@ -7,11 +7,15 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use clap::Parser;
 use fs_mapper::config::{Config, ConfigSearch, FoundConfig};
-use posh_gateway::{Listeners, log::Log};
+use posh_gateway::{
+    Listeners,
+    log::{Limit, Log, LogFile},
+};
 use posh_proto::{
     runtime::{RuntimeDir, stage_socket},
     untrusted::escaped,
@@ -20,6 +24,10 @@ use tokio::{
     net::{UnixListener, UnixStream},
     signal::unix::{SignalKind, signal},
 };
+use tracing_subscriber::{EnvFilter, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+
+/// Time in which each kind of event has a limited number of lines in the log.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The posh gateway: decides where the commands of a posh shell run.
 #[derive(Debug, Parser)]
@@ -40,25 +48,22 @@ struct GatewayArguments {
     /// Write "ready" and a newline, or what went wrong, to this descriptor
     #[arg(long, value_name = "N", hide = true)]
     ready_fd: Option<u32>,
+    /// The file that is standard error, which then keeps to a limited size; a former one has
+    /// `.old` behind its name
+    #[arg(long, value_name = "FILE", hide = true)]
+    log: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
     posh_gateway::keep_little();
     posh_reach::open_files::raise();
     let arguments = GatewayArguments::parse();
-    // Standard error may be closed; reporting that on it would panic.
-    tracing_subscriber::fmt()
-        .log_internal_errors(false)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("POSH_LOG")
-                .unwrap_or_else(|_| "info".into()),
-        )
-        .with_ansi(false)
-        .with_writer(|| Log(std::io::stderr()))
-        .init();
+    let limit = log_to(LogFile::new(arguments.log.as_deref()));
     let ready = arguments.ready_fd;
-    let served = posh_gateway::limits::raise().map_err(Into::into);
-    match served.and_then(|()| serve(&arguments)) {
+    let raised = posh_gateway::limits::raise().map_err(Into::into);
+    let served = raised.and_then(|()| serve(&arguments, &limit));
+    limit.tell_withheld(Log(LogFile::new(arguments.log.as_deref())));
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tell_starter(ready, &format!("{error:#}\n"));
@@ -68,7 +73,23 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(arguments: &GatewayArguments) -> anyhow::Result<()> {
+fn log_to(file: LogFile) -> Limit {
+    file.clone().include_panics();
+    let limit = Limit::default();
+    // Standard error may be closed; reporting that on it would panic.
+    let lines = tracing_subscriber::fmt::layer()
+        .log_internal_errors(false)
+        .with_ansi(false)
+        .with_writer(move || Log(file.clone()));
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(limit.clone())
+        .with(EnvFilter::try_from_env("POSH_LOG").unwrap_or_else(|_| "info".into()))
+        .init();
+    limit
+}
+
+fn serve(arguments: &GatewayArguments, limit: &Limit) -> anyhow::Result<()> {
     let found = configuration(arguments)?;
     let config = Config::load_found(&found)?;
     // A command's message passes through half a dozen tasks. With a second worker, each of them
@@ -102,6 +123,13 @@ fn serve(arguments: &GatewayArguments) -> anyhow::Result<()> {
             }
         };
         tracing::info!(socket = %socket.display(), config = ?found.file, "listening");
+        let (limit, log) = (limit.clone(), LogFile::new(arguments.log.as_deref()));
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOG_INTERVAL).await;
+                limit.tell_withheld(Log(log.clone()));
+            }
+        });
         tell_starter(arguments.ready_fd, "ready\n");
         let served = posh_gateway::run(config, listeners, shutdown).await;
         let _ = std::fs::remove_file(&socket);

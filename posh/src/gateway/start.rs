@@ -7,7 +7,7 @@
 use std::{
     env,
     ffi::{CString, OsStr, OsString},
-    fs::{self, File, OpenOptions},
+    fs::{File, OpenOptions},
     io::{self, PipeReader, Read},
     os::{
         fd::{AsFd, AsRawFd},
@@ -41,9 +41,6 @@ const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Limit of the gateway's error text; the rest is dropped.
 const READY_TEXT_BYTES: u64 = 64 << 10;
-
-/// A larger log is truncated at the next start.
-const LOG_BYTES: u64 = 1 << 20;
 
 /// Message of a gateway that listens; any other text is its error.
 const READY: &[u8] = b"ready\n";
@@ -148,9 +145,9 @@ fn spawn(
     // The only descriptor that the gateway inherits besides the standard ones.
     fcntl(&ready_for_child, FcntlArg::F_SETFD(FdFlag::empty())).map_err(system)?;
     let null = File::open("/dev/null").map_err(failed("open /dev/null"))?;
-    let log = open_log(log)?;
+    let log_file = open_log(log)?;
     let mut actions = PosixSpawnFileActions::init().map_err(system)?;
-    for (from, to) in [(&null, 0), (&log, 1), (&log, 2)] {
+    for (from, to) in [(&null, 0), (&null, 1), (&log_file, 2)] {
         actions.add_dup2(from.as_raw_fd(), to).map_err(system)?;
     }
     // Its files are private to the user, and it keeps no file system busy.
@@ -168,6 +165,8 @@ fn spawn(
         socket.as_os_str(),
         OsStr::new("--ready-fd"),
         OsStr::new(&ready_fd),
+        OsStr::new("--log"),
+        log.as_os_str(),
     ];
     let arguments =
         words.map(|word| c_string(word.as_bytes())).into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -193,10 +192,6 @@ fn detached() -> nix::Result<PosixSpawnAttr> {
 
 fn open_log(path: &Path) -> Result<File, Error> {
     let attempt = || format!("open its log {}", path.display());
-    let long = fs::metadata(path).is_ok_and(|found| found.len() > LOG_BYTES);
-    if long {
-        fs::remove_file(path).map_err(failed(attempt()))?;
-    }
     OpenOptions::new().create(true).append(true).mode(0o600).open(path).map_err(failed(attempt()))
 }
 
