@@ -21,11 +21,18 @@ use posh_proto::{
     untrusted::escaped,
 };
 use tokio::{
-    net::{UnixListener, UnixStream},
+    net::{UnixListener, UnixSocket, UnixStream},
     signal::unix::{SignalKind, signal},
 };
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
+/// Limit on stage connections that wait to be accepted. The kernel accepts them in order, so a
+/// process that connects without pause is ahead of the others by so many. Beyond, the processes
+/// wait for their turns. 256 connections are accepted within some milliseconds; a question of the
+/// preload library waits 50 ms.
+const STAGE_BACKLOG: u32 = 256;
+/// The kernel's own limit.
+const SOMAXCONN: u32 = 4096;
 /// Time in which each kind of event has a limited number of lines in the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -106,8 +113,8 @@ fn serve(arguments: &GatewayArguments, limit: &Limit) -> anyhow::Result<()> {
             .unwrap_or_else(|| directory.socket_path(&found.gateway_name()));
         let stage_socket = stage_socket(&socket);
         let listeners = Listeners {
-            grpc: bind(&socket).await?,
-            stages: bind(&stage_socket).await?,
+            grpc: bind(&socket, SOMAXCONN).await?,
+            stages: bind(&stage_socket, STAGE_BACKLOG).await?,
             stage_socket: stage_socket.clone(),
             directory: directory.path().to_owned(),
         };
@@ -156,7 +163,7 @@ fn configuration(arguments: &GatewayArguments) -> anyhow::Result<FoundConfig> {
 }
 
 /// Listens on a socket that only this user may use, replacing a stale one.
-async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
+async fn bind(path: &Path, backlog: u32) -> anyhow::Result<UnixListener> {
     if UnixStream::connect(path).await.is_ok() {
         anyhow::bail!("another gateway listens on {}", path.display());
     }
@@ -166,7 +173,10 @@ async fn bind(path: &Path) -> anyhow::Result<UnixListener> {
         }
         _ => {}
     }
-    let listener = UnixListener::bind(path)
+    let socket = UnixSocket::new_stream()?;
+    let listener = socket
+        .bind(path)
+        .and_then(|()| socket.listen(backlog))
         .map_err(|e| anyhow::anyhow!("cannot listen on {}: {e}", path.display()))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)

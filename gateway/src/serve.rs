@@ -28,7 +28,7 @@ use posh_proto::{
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    net::UnixListener,
+    net::{UnixListener, UnixStream},
     sync::{Notify, mpsc, watch},
 };
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
@@ -169,7 +169,11 @@ async fn serve_grpc(
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .build_v1()?;
     let (stop, stopped) = tokio::sync::oneshot::channel();
-    let clients = UnixListenerStream::new(listener).filter(|client| {
+    let incoming = UnixListenerStream::new(listener).then(|client| async {
+        others_first().await;
+        client
+    });
+    let clients = incoming.filter(|client| {
         let Ok(client) = client else { return true };
         let refused = match peers::own(client) {
             Ok(peer) => gateway.confined(&peer),
@@ -199,11 +203,23 @@ async fn serve_grpc(
     Ok(())
 }
 
+/// Lets every other task run that can, and the sockets be looked at, before the next connection is
+/// accepted: else a process that connects without pause has 128 connections served (tokio's budget
+/// of a task) for each step of a command.
+async fn others_first() {
+    tokio::task::yield_now().await;
+}
+
+async fn next_connection(listener: &UnixListener) -> io::Result<UnixStream> {
+    others_first().await;
+    Ok(listener.accept().await?.0)
+}
+
 async fn accept_stages(gateway: Arc<Gateway>, listener: UnixListener) {
     let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
     let room = Room::among(descriptors);
     loop {
-        let Ok((socket, _)) = listener.accept().await else {
+        let Ok(socket) = next_connection(&listener).await else {
             // Probably out of descriptors: stages that can't connect run locally.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
@@ -370,5 +386,40 @@ async fn drain(gateway: &Gateway) {
     let deadline = tokio::time::Instant::now() + DRAIN;
     while gateway.running.load(Ordering::Relaxed) > 0 && tokio::time::Instant::now() < deadline {
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_command_goes_on_while_others_connect() {
+        const CONNECTIONS: usize = 50;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let connect = || std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let _all: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
+        let steps = Cell::new(0);
+        let command = async {
+            loop {
+                steps.set(steps.get() + 1);
+                tokio::task::yield_now().await;
+            }
+        };
+        let accepting = async {
+            for _ in 0..CONNECTIONS {
+                next_connection(&listener).await.unwrap();
+            }
+        };
+        tokio::select! {
+            biased;
+            () = command => {}
+            () = accepting => {}
+        }
+        assert!(steps.get() >= CONNECTIONS, "{} steps", steps.get());
     }
 }

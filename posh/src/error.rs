@@ -209,8 +209,9 @@ impl Error {
     }
 }
 
-/// A path in a one-line message, with its line breaks escaped.
-fn named(path: &Path) -> String {
+/// A path in a message, with its line breaks escaped.
+#[must_use]
+pub fn named(path: &Path) -> String {
     escaped(&path.to_string_lossy()).into_owned()
 }
 

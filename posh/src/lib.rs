@@ -16,6 +16,7 @@ pub mod launch;
 pub mod plan_only;
 pub mod programs;
 pub mod signals;
+pub mod socket;
 pub mod stage;
 mod trace;
 pub mod watch;

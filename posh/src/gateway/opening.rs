@@ -37,7 +37,7 @@ use super::{
     client::{ANSWER_TIMEOUT, expect_own},
     reach_by,
 };
-use crate::Error;
+use crate::{Error, socket::connect_within};
 
 /// Bytes of an answer: a name and a path.
 const ANSWER_BYTES: usize = 4 << 10;
@@ -102,10 +102,8 @@ fn encoded(request: OpenSession) -> BytesMut {
 
 fn connect(socket: &Path) -> Result<(UnixStream, Peer), Error> {
     let not_running = |source| Error::NotRunning { socket: socket.to_owned(), source };
-    let stream = UnixStream::connect(stage_socket(socket)).map_err(not_running)?;
+    let stream = connect_within(ANSWER_TIMEOUT, &stage_socket(socket)).map_err(not_running)?;
     let gateway = expect_own(&stream, socket)?;
-    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(not_running)?;
-    stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(not_running)?;
     Ok((stream, gateway))
 }
 

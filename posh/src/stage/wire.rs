@@ -19,6 +19,7 @@ use posh_proto::{
 use rustix::io::Errno;
 
 use super::process;
+use crate::socket::connect_within;
 
 /// Timeout for a directive. Far above the gateway's own deadlines of tens of milliseconds: it is
 /// for a gateway that is stopped or swapped out. On expiry the command runs locally.
@@ -46,9 +47,7 @@ impl GatewayLink {
     /// # Errors
     /// No gateway listens there.
     pub fn connect(socket: &Path) -> io::Result<Self> {
-        let socket = UnixStream::connect(socket)?;
-        socket.set_read_timeout(Some(DIRECTIVE_TIMEOUT))?;
-        socket.set_write_timeout(Some(DIRECTIVE_TIMEOUT))?;
+        let socket = connect_within(DIRECTIVE_TIMEOUT, socket)?;
         let (incoming, outgoing) = (BytesMut::new(), BytesMut::new());
         Ok(Self {
             socket,

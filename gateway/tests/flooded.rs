@@ -1,12 +1,20 @@
-//! The log of a gateway in the background, in a runtime directory that others need.
+//! A gateway in the background, and a process that connects to it again and again.
 
 use std::{
     fs::{self, File},
     io::Write as _,
-    os::unix::net::UnixStream,
+    os::{fd::AsRawFd as _, unix::net::UnixStream},
     path::Path,
     process::{Child, Command},
     time::{Duration, Instant},
+};
+
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
+    },
+    unistd::Pid,
 };
 
 /// With a line for each, they would fill the log.
@@ -76,6 +84,22 @@ fn refused_connections_do_not_fill_the_runtime_directory() {
     let refused = text.lines().filter(|line| line.contains("a caller was not taken in")).count();
     // A minute may have ended meanwhile.
     assert!((1..=30).contains(&refused), "{refused} lines:\n{text}");
+}
+
+#[test]
+fn few_connections_are_ahead_of_the_next_one() {
+    let gateway = Gateway::start("off");
+    drop(gateway.connect("gateway.stage"));
+    let stopped = Pid::from_raw(gateway.process.id().cast_signed());
+    kill(stopped, Signal::SIGSTOP).unwrap();
+    let address = UnixAddr::new(&gateway.path().join("gateway.stage")).unwrap();
+    let connects = || {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+        connect(socket.as_raw_fd(), &address).is_ok().then_some(socket)
+    };
+    let waiting: Vec<_> = (0..1000).map_while(|_| connects()).collect();
+    assert!((100..300).contains(&waiting.len()), "{}", waiting.len());
 }
 
 #[test]
