@@ -35,7 +35,7 @@ fn explain<'a>(
 ) -> String {
     let understood = match library.understand(name, argv, environment) {
         Ok(understood) => understood,
-        Err(unknown) => return format!("runs here: {unknown}\n"),
+        Err(unknown) => return format!("runs here: {}\n", spelled_out(&unknown.to_string())),
     };
     let mut text = String::new();
     let mut notes = vec![Vec::new(); argv.len()];
@@ -45,7 +45,7 @@ fn explain<'a>(
     let width = argv
         .iter()
         .skip(1)
-        .map(|word| word.to_string_lossy().chars().count())
+        .map(|word| spelled_out(&word.to_string_lossy()).chars().count())
         .max()
         .unwrap_or(0)
         .min(30);
@@ -59,7 +59,16 @@ fn explain<'a>(
 }
 
 fn line(text: &mut String, label: &str, width: usize, value: &str) {
+    let (label, value) = (spelled_out(label), spelled_out(value));
     writeln!(text, "{label:<width$}  {value}").expect("a string can be written to");
+}
+
+/// Spells out control characters, so that no word forges a line.
+fn spelled_out(words: &str) -> String {
+    let spelled = |character: char| -> String {
+        if character.is_control() { character.escape_default().collect() } else { character.into() }
+    };
+    words.chars().map(spelled).collect()
 }
 
 fn note_words(facts: &Facts<'_>, invocation: &Invocation, notes: &mut [Vec<String>]) {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use clap::Parser;
-use fs_mapper::config::{Config, ConfigSearch, FoundConfig};
+use fs_mapper::config::{Config, ConfigErrors, ConfigSearch, FoundConfig, Mistake};
 use posh_gateway::{
     Listeners,
     log::{Limit, Log, LogFile},
@@ -73,10 +73,22 @@ fn main() -> ExitCode {
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tell_starter(ready, &format!("{error:#}\n"));
-            eprintln!("posh-gateway: {error:#}");
+            let words = words(&error);
+            tell_starter(ready, &format!("{words}\n"));
+            eprintln!("posh-gateway: {words}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// The error in one line, or each mistake of the configuration in one: no name in them forges any.
+fn words(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<ConfigErrors>() {
+        Some(errors) => {
+            let line = |mistake: &Mistake| escaped(&mistake.to_string()).into_owned();
+            errors.mistakes().iter().map(line).collect::<Vec<_>>().join("\n")
+        }
+        None => escaped(&format!("{error:#}")).into_owned(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fs_mapper::config::{ConfigErrors, Mistake, NotAllowed};
 use nix::errno::Errno;
 use posh_proto::{
     runtime::RuntimeDirError,
@@ -166,6 +167,9 @@ pub enum Error {
     /// A directory's file that was not allowed, or could not be denied.
     #[error(transparent)]
     Allow(#[from] fs_mapper::config::NotAllowed),
+    /// Mistakes in the configuration.
+    #[error(transparent)]
+    Mistakes(#[from] ConfigErrors),
     /// Reason why nothing was copied to another machine.
     #[error("{0}")]
     Attach(String),
@@ -188,25 +192,36 @@ impl Error {
         )
     }
 
-    /// The message and its causes in one line, to be put after `posh: `. Escaped: it has file names
-    /// and messages of gateways and servers.
+    /// The message and its causes in one line, to be put after `posh: `; a configuration's mistakes
+    /// in a line each. Escaped: it has file names and messages of gateways and servers.
+    ///
+    /// Invariant: line breaks are our own, between mistakes: each mistake is escaped by itself, and
+    /// a gateway has done so in its message ([`mistake_lines`]).
     #[must_use]
     pub fn chain(&self) -> String {
+        match self {
+            Self::Mistakes(mistakes) | Self::Allow(NotAllowed::Mistakes(mistakes)) => {
+                return mistake_lines(mistakes);
+            }
+            Self::Refused(said) => return escaped_lines(said).into_owned(),
+            _ => {}
+        }
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
             text.push_str(": ");
-            let words = error.to_string();
-            // A system error's text has no line breaks of its own; names in it may.
-            text.push_str(&if error.is::<io::Error>() {
-                escaped(&words)
-            } else {
-                words.as_str().into()
-            });
+            text.push_str(&error.to_string());
             cause = error.source();
         }
-        escaped_lines(&text).into_owned()
+        escaped(&text).into_owned()
     }
+}
+
+/// The mistakes of a configuration, one a line, escaped.
+#[must_use]
+pub fn mistake_lines(mistakes: &ConfigErrors) -> String {
+    let line = |mistake: &Mistake| escaped(&mistake.to_string()).into_owned();
+    mistakes.mistakes().iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// A path in a message, with its line breaks escaped.
@@ -226,6 +241,8 @@ fn words(status: &tonic::Status) -> String {
 
 #[cfg(test)]
 mod tests {
+    use fs_mapper::config::Config;
+
     use super::*;
 
     #[test]
@@ -237,6 +254,9 @@ mod tests {
             Error::Config { path: path(), source: source() },
             Error::Trace { path: path(), source: source() },
             Error::Exec { path: path(), source: nix::errno::Errno::ENOENT },
+            Error::from(Config::allow(&path()).unwrap_err()),
+            Error::Attach(format!("can't read {}", path().display())),
+            Error::RuntimeDir(RuntimeDirError::NotADirectory(path())),
         ];
         for error in errors {
             let said = error.chain();

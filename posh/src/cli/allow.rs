@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fs_mapper::config::Config;
 
-use crate::Error;
+use crate::{Error, error::named};
 
 /// Allows a file with its current content.
 ///
@@ -14,7 +14,7 @@ pub fn allow(file: &Path) -> Result<String, Error> {
     let file = Config::allow(file)?;
     Ok(format!(
         "{} counts for shells that start in its directory, until it is changed\n",
-        file.display()
+        named(&file)
     ))
 }
 
@@ -25,5 +25,17 @@ pub fn allow(file: &Path) -> Result<String, Error> {
 pub fn deny(file: &Path) -> Result<String, Error> {
     let was_allowed = Config::deny(file)?;
     let words = if was_allowed { "is no longer allowed" } else { "was not allowed" };
-    Ok(format!("{} {words}\n", file.display()))
+    Ok(format!("{} {words}\n", named(file)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_directory_forges_no_answer() {
+        let said = deny(Path::new("/none\nFORGED: it counts/mounts.toml"));
+        let said = said.unwrap_or_else(|error| error.chain());
+        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+    }
 }

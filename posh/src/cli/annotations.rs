@@ -16,6 +16,7 @@ use posh_proto::untrusted::escaped;
 
 use crate::{
     Error,
+    error::named,
     gateway::{self, GatewayTarget},
     programs,
 };
@@ -38,7 +39,7 @@ pub fn check(target: &GatewayTarget, dir: Option<&Path>) -> Result<(String, bool
     };
     if faults.is_empty() {
         let checked = dir.map_or_else(|| directories(target), |dir| vec![dir.to_owned()]);
-        let checked: Vec<String> = checked.iter().map(|dir| dir.display().to_string()).collect();
+        let checked: Vec<String> = checked.iter().map(|dir| named(dir)).collect();
         return Ok((format!("no faults in {}\n", checked.join(", ")), true));
     }
     Ok((lines(&faults), false))
@@ -82,7 +83,10 @@ fn covered(library: &Library, name: &str) -> Result<String, Error> {
     let words = library.help_command(name).ok_or_else(unknown)?;
     let help = match help_text(&words) {
         Ok(help) => help,
-        Err(error) => return Ok(format!("{name}: can't run {}: {error}\n", words.join(" "))),
+        Err(error) => {
+            let failed = format!("{name}: can't run {}: {error}", words.join(" "));
+            return Ok(format!("{}\n", escaped(&failed)));
+        }
     };
     let coverage: Option<Coverage> = library.coverage(name, &help);
     coverage.map(|coverage| coverage.to_string()).ok_or_else(unknown)
@@ -173,5 +177,31 @@ fn directories(target: &GatewayTarget) -> Vec<PathBuf> {
 }
 
 fn lines(faults: &[Diagnostic]) -> String {
-    faults.iter().map(|fault| format!("{fault}\n")).collect()
+    faults.iter().map(|fault| format!("{}\n", escaped(&fault.to_string()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn no_name_or_word_forges_a_line() {
+        let forged = "x\nFORGED: no faults";
+        let directory = tempfile::tempdir().unwrap();
+        let named = directory.path().join(forged);
+        fs::create_dir(&named).unwrap();
+        let none = GatewayTarget { config: Some("/dev/null".into()), socket: None };
+        let mut said = vec![check(&none, Some(&named)).unwrap().0];
+        fs::write(named.join(format!("{forged}.yaml")), "commands: [{name: [").unwrap();
+        said.push(check(&none, Some(&named)).unwrap().0);
+        for words in [["cat", forged], ["cat", "--x\nFORGED"], [forged, "a"]] {
+            said.push(explain(&none, &words.map(OsString::from)).unwrap());
+        }
+        for text in said {
+            assert!(!text.lines().any(|line| line.starts_with("FORGED")), "{text}");
+            assert!(text.contains("\\nFORGED"), "{text}");
+        }
+    }
 }

@@ -115,7 +115,7 @@ fn ssh_command(target: &GatewayTarget) -> Result<Vec<String>, Error> {
     };
     match Config::load_found(&found) {
         Ok(config) => Ok(config.gateway.ssh_command),
-        Err(mistakes) => Err(Error::Attach(mistakes.to_string())),
+        Err(mistakes) => Err(mistakes.into()),
     }
 }
 

@@ -24,6 +24,7 @@ use tokio::runtime::Builder;
 
 use crate::{
     Error,
+    error::named,
     gateway::{self, Client, GatewayTarget},
     hook,
     launch::{Shell, find_program},
@@ -155,12 +156,12 @@ fn configuration(target: &GatewayTarget, findings: &mut Vec<Finding>) -> Option<
             format!("{}; until then everything runs here", Error::NoConfig),
         ),
         Ok(Some(file)) => match Config::load_found(&file) {
-            Err(mistakes) => found(DoctorVerdict::Bad, mistakes.to_string()),
+            Err(mistakes) => found(DoctorVerdict::Bad, Error::from(mistakes).chain()),
             Ok(config) => {
                 let (executors, mounts) = (config.executors.len(), config.mounts.len());
                 found(
                     DoctorVerdict::Good,
-                    format!("{}: executors {executors}, mounts {mounts}", file.file.display()),
+                    format!("{}: executors {executors}, mounts {mounts}", named(&file.file)),
                 );
                 return Some(config);
             }

@@ -2,11 +2,11 @@
 //! certificate of this workstation.
 
 use fs_mapper::config::{Address, AddressFault, TlsHost};
-use posh_proto::token::Token;
+use posh_proto::{token::Token, untrusted::escaped};
 use posh_reach::tls;
 use tokio::runtime::Builder;
 
-use crate::Error;
+use crate::{Error, error::named};
 
 /// Default port of executors.
 const DEFAULT_PORT: u16 = 7400;
@@ -60,8 +60,8 @@ pub fn enroll(host: &TlsHost, token: &Token) -> Result<String, Error> {
          key and certificate are in {}; they are renewed by themselves, if used within {days} \
          days\n\
          in mounts.toml: address = \"tls://{host}\"\n",
-        credentials.identity,
-        path.display()
+        escaped(&credentials.identity),
+        named(&path)
     ))
 }
 

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::tables::{aligned, pretty, shown, text};
 use crate::{
     Error,
+    error::named,
     gateway::{self, Client, GatewayTarget},
 };
 
@@ -165,7 +166,7 @@ pub fn recover(target: &GatewayTarget, dir: &Path, to: &Path) -> Result<String, 
     };
     let files = Client::connect(gateway::require(target)?.socket())?.recover_volume(request)?;
     let them = if files == 1 { "1 file is".to_owned() } else { format!("{files} files are") };
-    Ok(format!("{them} in {} now, and in the volume no more\n", absolute.display()))
+    Ok(format!("{them} in {} now, and in the volume no more\n", named(&absolute)))
 }
 
 /// Lists the volumes and their state.

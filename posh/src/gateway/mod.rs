@@ -30,7 +30,7 @@ pub use opening::{OpenedSession, open_session};
 pub use start::start;
 pub(crate) use start::{c_string, environment};
 
-use crate::Error;
+use crate::{Error, error::named};
 
 /// Timeout for the end of a gateway after a request to end. Pipelines, and the flush of recent
 /// writes, have shorter limits.
@@ -181,7 +181,7 @@ fn search_config(target: &GatewayTarget) -> Result<ConfigSearch, Error> {
 pub fn stop(target: &GatewayTarget) -> Result<String, Error> {
     match Client::connect(require(target)?.socket()) {
         Err(Error::NotRunning { socket, .. }) => {
-            Ok(format!("no gateway runs at {}\n", socket.display()))
+            Ok(format!("no gateway runs at {}\n", named(&socket)))
         }
         client => {
             let mut client = client?;

@@ -25,6 +25,7 @@ use nix::{
     },
     unistd::{ForkResult, Pid},
 };
+use posh_proto::untrusted::escaped;
 
 /// Becomes another program; returns only on failure, with the error.
 pub fn exec(program: &CStr, argv: &[CString], environment: &[CString]) -> io::Error {
@@ -180,9 +181,10 @@ pub fn complain(status: i32, message: &str) -> i32 {
     status
 }
 
-/// Writes one line to descriptor 2.
+/// Writes one line to descriptor 2, escaped: names and a gateway's messages are in it.
 pub fn say(message: &str) {
-    let _ = rustix::io::write(rustix::stdio::stderr(), format!("{message}\n").as_bytes());
+    let line = format!("{}\n", escaped(message));
+    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
 }
 
 #[cfg(test)]

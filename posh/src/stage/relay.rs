@@ -25,7 +25,6 @@ use posh_proto::stage::{
     self as wire, Credit, Data, Exit, Remote, Signal as SignalMessage, WriteFailed, exit,
     to_gateway, to_stage,
 };
-use posh_proto::untrusted::escaped;
 
 use super::{
     EXIT_POSH_FAILED,
@@ -501,7 +500,7 @@ impl Relay<'_> {
             let _ = lseek(descriptors::borrow(seek.fd.cast_signed()), offset, Whence::SeekSet);
         }
         if !exit.message.is_empty() {
-            process::say(&escaped(&exit.message));
+            process::say(&exit.message);
         }
         let output = self.sinks.iter().find(|s| s.fd == 1);
         let undelivered = output.and_then(Sink::undelivered);
