@@ -1,5 +1,8 @@
 //! A gateway in the background, and a process that connects to it again and again.
 
+// All of this is test code; clippy's own exception knows only #[test] functions.
+#![allow(clippy::unwrap_used)]
+
 use std::{
     fs::{self, File},
     io::Write as _,

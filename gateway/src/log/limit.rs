@@ -157,7 +157,7 @@ mod tests {
             tracing_subscriber::registry().with(Passed(Arc::clone(&passed))).with(limit.clone());
         tracing::subscriber::with_default(subscriber, || {
             // Every one with other words.
-            (0..1000).for_each(|number| refused(number));
+            (0..1000).for_each(refused);
             assert_eq!(passing(), 10);
             // Other kinds are not affected.
             (0..20).for_each(|_| lost("liar"));
