@@ -163,10 +163,10 @@ fn spawn(
         config.file.as_os_str(),
         OsStr::new("--socket"),
         socket.as_os_str(),
-        OsStr::new("--ready-fd"),
-        OsStr::new(&ready_fd),
         OsStr::new("--log"),
         log.as_os_str(),
+        OsStr::new("--ready-fd"),
+        OsStr::new(&ready_fd),
     ];
     let arguments =
         words.map(|word| c_string(word.as_bytes())).into_iter().collect::<Result<Vec<_>, _>>()?;

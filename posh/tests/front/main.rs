@@ -298,9 +298,10 @@ fn eight_shells_at_once_start_one_gateway() {
     }
     let starts = fs::read_to_string(installed.at("starts")).unwrap();
     let expected = format!(
-        "--config {} --socket {} --ready-fd ",
+        "--config {} --socket {} --log {} --ready-fd ",
         installed.config().display(),
-        installed.socket().display()
+        installed.socket().display(),
+        installed.socket().with_extension("log").display()
     );
     assert!(starts.starts_with(&expected), "{starts}");
     assert_eq!(starts.lines().count(), 1, "{starts}");
@@ -334,10 +335,9 @@ fn a_gateway_that_is_started_belongs_to_nobody() {
     let log = installed.socket().with_extension("log");
     let script = installed.at("bin/posh-gateway");
     let expected = format!(
-        "own session\n/\n0077\n0000000\n/dev/null\n{}\n{}\n{}\n{}\n",
+        "own session\n/\n0077\n0000000\n/dev/null\n{}\n{}\n/dev/null\n{}\n",
         seen.display(),
         script.display(),
-        log.display(),
         log.display()
     );
     // Its interpreter has the script itself open, and keeps its stdout aside.
