@@ -95,6 +95,10 @@ fn few_connections_are_ahead_of_the_next_one() {
     drop(gateway.connect("gateway.stage"));
     let stopped = Pid::from_raw(gateway.process.id().cast_signed());
     kill(stopped, Signal::SIGSTOP).unwrap();
+    let stat = || fs::read_to_string(format!("/proc/{stopped}/stat")).unwrap();
+    while !stat().contains(") T ") {
+        std::thread::yield_now();
+    }
     let address = UnixAddr::new(&gateway.path().join("gateway.stage")).unwrap();
     let connects = || {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
