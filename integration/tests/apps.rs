@@ -13,7 +13,7 @@ use posh_integration::{Lab, LabSpec, RunOutcome};
 use crate::programs;
 
 /// Attempts at the placement of an application.
-const TRIES: usize = 3;
+const TRIES: usize = 5;
 
 /// posh may move one hundredth of what bash moves.
 const LOG_SHARE: u64 = 100;
