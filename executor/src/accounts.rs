@@ -76,7 +76,7 @@ const UNKNOWN_FOR: Duration = Duration::from_secs(10);
 const LOOK_UP_MISSING: Duration = Duration::from_secs(2);
 
 /// Accounts in use that were unknown at the last look-up, by name, and since when.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct MissingAccounts(HashMap<String, Instant>);
 
 impl MissingAccounts {
@@ -106,8 +106,8 @@ fn are_certain(nsswitch: &str) -> bool {
     services.all(|services| {
         let text = services.split('#').next().unwrap_or_default();
         // An action in brackets, [NOTFOUND=return], is none.
-        let words = text.split_whitespace().filter(|word| !word.starts_with('['));
-        words.into_iter().all(|word| CERTAIN_SERVICES.contains(&word))
+        let mut words = text.split_whitespace().filter(|word| !word.starts_with('['));
+        words.all(|word| CERTAIN_SERVICES.contains(&word))
     })
 }
 
@@ -180,12 +180,12 @@ pub async fn follow(
             () = accounts.changed() => false,
             () = time::sleep(LOOK_UP_MISSING), if waits_for_missing => false,
         };
-        let next = configured.clone();
+        let (next, mut still_missing) = (configured.clone(), missing.clone());
         let looked_up = tokio::task::spawn_blocking(move || {
-            let next = next.with_accounts_of_now(&mut missing);
-            (next, missing)
+            let next = next.with_accounts_of_now(&mut still_missing);
+            (next, still_missing)
         });
-        let Ok((next, still_missing)) = looked_up.await else { return };
+        let Ok((next, still_missing)) = looked_up.await else { continue };
         missing = still_missing;
         if is_new || next != current {
             if !is_new {

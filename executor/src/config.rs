@@ -68,9 +68,9 @@ impl RightsArguments {
     /// Applies them to `confinement`; returns the mistakes.
     fn apply(self, confinement: &mut Confinement) -> Vec<String> {
         let mut mistakes = Vec::new();
-        match self.user.as_deref().map(UnixUser::named).map(user_to_become) {
+        match self.user.as_deref().map(|name| UnixUser::named(name).and_then(user_to_become)) {
             Some(Ok(user)) => confinement.user = Some(user),
-            Some(Err(mistake)) => mistakes.push(mistake),
+            Some(Err(mistake)) => mistakes.push(mistake.to_string()),
             None => {}
         }
         confinement.trust_caller_ids = self.trust_caller_ids;
@@ -82,12 +82,10 @@ impl RightsArguments {
     }
 }
 
-/// An account whose rights this process can take; else the reason.
-fn user_to_become(found: Result<UnixUser, NoUser>) -> Result<UnixUser, String> {
-    let user = found.map_err(|error| error.to_string())?;
+/// Checks that this process can take an account's rights.
+fn user_to_become(user: UnixUser) -> Result<UnixUser, NoUser> {
     if !geteuid().is_root() && Uid::from_raw(user.uid) != geteuid() {
-        let hint = "only an executor that runs as root can run commands as somebody else";
-        return Err(format!("commands can't run as `{}`: {hint}", user.name));
+        return Err(NoUser::NotOurs(user.name));
     }
     Ok(user)
 }

@@ -43,6 +43,12 @@ pub enum NoUser {
     /// The name is not known.
     #[error("this machine has no user `{0}`")]
     Unknown(String),
+    /// This process can't take its rights.
+    #[error(
+        "commands can't run as `{0}`: only an executor that runs as root can run commands as \
+         somebody else"
+    )]
+    NotOurs(String),
     /// The look-up failed.
     #[error("cannot look up user `{name}` by {program}: {source}")]
     LookUp {

@@ -194,8 +194,8 @@ impl ConfigReader<'_> {
     ) -> Option<UnixUser> {
         let name = self.string("user", value)?;
         let found = match (self.accounts.find(&name), self.before) {
-            (Ok(user), _) => user_to_become(Ok(user)),
-            (Err(error), None) => user_to_become(Err(error)),
+            (Ok(user), _) => user_to_become(user),
+            (Err(error), None) => Err(error),
             (Err(error), Some(before)) => match before.account(&name) {
                 Some(known) => {
                     tracing::error!("the account `{name}` stays as it was: {error}");
@@ -205,10 +205,10 @@ impl ConfigReader<'_> {
                     tracing::error!("an identity is left out: {error}");
                     return None;
                 }
-                None => user_to_become(Err(error)),
+                None => Err(error),
             },
         };
-        found.map_err(|mistake| self.mistake(value.span(), mistake)).ok()
+        found.map_err(|mistake| self.mistake(value.span(), mistake.to_string())).ok()
     }
 
     /// Reads `key` if it is a limit of an identity, and returns true then.

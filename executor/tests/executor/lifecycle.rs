@@ -373,8 +373,8 @@ async fn a_hangup_has_the_configuration_read_anew() {
     assert_eq!(echo().await.text(), "x\n");
 }
 
-/// A directory service that hangs, or says for a moment that it knows nobody, keeps nobody in who was
-/// taken out, and takes nobody out.
+/// A directory service that hangs, or says for a moment that it knows nobody, keeps nobody in who
+/// was taken out, and takes nobody out.
 #[tokio::test]
 async fn a_directory_service_that_is_away_changes_no_rights() {
     if !geteuid().is_root() {

@@ -700,7 +700,8 @@ async fn what_is_mounted_below_an_export_is_that_of_this_moment() {
     }
 }
 
-// Guard: `unreachable` in paths::check_one. A volume refuses what is mounted below its export (EXDEV).
+// Guard: `unreachable` in paths::check_one. A volume refuses what is mounted below its export
+// (EXDEV).
 #[tokio::test]
 async fn what_a_volume_does_not_show_no_command_uses() {
     let server = Server::start(Way::Root).await;

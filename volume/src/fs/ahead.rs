@@ -263,26 +263,10 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Attributes, Listed, Stamp, Time};
+    use crate::store::{Attributes, Listed, Stamp};
 
     fn listed(inode: u64) -> Listed {
-        let time = Time::default();
-        let attributes = Attributes {
-            id: FileId { inode, generation: 0 },
-            kind: Kind::Directory,
-            mode: 0o755,
-            uid: 0,
-            gid: 0,
-            links: 2,
-            size: 0,
-            blocks: 0,
-            rdev: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            version: 1,
-            acls: None,
-        };
+        let attributes = Attributes::of_test(FileId { inode, generation: 0 }, Kind::Directory);
         let entry = Some(Entry { attributes, leases: Leases::all(), stamp: Stamp(1) });
         let name = inode.to_string().into();
         Listed { name, cookie: 0, entry, inode, kind: Kind::Directory }

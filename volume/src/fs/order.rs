@@ -75,27 +75,11 @@ impl Cursor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Attributes, Entry, Leases, Stamp, Time};
+    use crate::store::{Attributes, Entry, Leases, Stamp};
 
     fn listed(name: &str, inode: u64) -> Listed {
         let id = FileId { inode, generation: 0 };
-        let time = Time::default();
-        let attributes = Attributes {
-            id,
-            kind: Kind::Regular,
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            links: 1,
-            size: 1,
-            blocks: 1,
-            rdev: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            version: 1,
-            acls: None,
-        };
+        let attributes = Attributes::of_test(id, Kind::Regular);
         let entry = Some(Entry { attributes, leases: Leases::all(), stamp: Stamp(1) });
         Listed { name: name.into(), cookie: 0, entry, inode, kind: Kind::Regular }
     }

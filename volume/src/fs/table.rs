@@ -891,32 +891,13 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        fs::unborn::What,
-        store::{Caller, Time},
-    };
+    use crate::{fs::unborn::What, store::Caller};
 
     const LIMIT: Duration = Duration::from_secs(10);
 
     fn directory(inode: u64, stamp: u64) -> Entry {
-        let time = Time { seconds: 0, nanoseconds: 0 };
         let id = FileId { inode, generation: inode * 1000 };
-        let attributes = Attributes {
-            id,
-            kind: Kind::Directory,
-            mode: 0o755,
-            uid: 0,
-            gid: 0,
-            links: 2,
-            size: 0,
-            blocks: 0,
-            rdev: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            version: 1,
-            acls: None,
-        };
+        let attributes = Attributes::of_test(id, Kind::Directory);
         Entry { attributes, leases: Leases::ATTRIBUTES | Leases::ENTRIES, stamp: Stamp(stamp) }
     }
 

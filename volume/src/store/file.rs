@@ -139,6 +139,31 @@ pub struct Attributes {
     pub acls: Option<Acls>,
 }
 
+#[cfg(test)]
+impl Attributes {
+    /// Those of an empty file or directory.
+    pub fn of_test(id: FileId, kind: Kind) -> Self {
+        let time = Time { seconds: 0, nanoseconds: 0 };
+        let is_directory = kind == Kind::Directory;
+        Self {
+            id,
+            kind,
+            mode: if is_directory { 0o755 } else { 0o644 },
+            uid: 0,
+            gid: 0,
+            links: if is_directory { 2 } else { 1 },
+            size: 0,
+            blocks: 0,
+            rdev: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            version: 1,
+            acls: None,
+        }
+    }
+}
+
 bitflags! {
     /// POSIX ACLs that a file has beside its permissions (acl(5)).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
