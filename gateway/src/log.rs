@@ -2,7 +2,7 @@
 //! and with any text.
 //!
 //! Invariants:
-//! * An event is one line, of at most [`LINE_BYTES`]: control characters, which could affect a
+//! * An event is one line, of at most 4 KiB: control characters, which could affect a
 //!   terminal or fake a line, are escaped.
 //! * Each kind of event has a bounded number of lines a minute ([`Limit`]), so no kind displaces
 //!   the others.
