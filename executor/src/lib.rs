@@ -41,6 +41,7 @@ mod describe;
 mod descriptors;
 mod enrolment;
 mod error;
+mod fingerprint;
 mod hidden;
 pub mod identity;
 pub mod level;

@@ -8,8 +8,8 @@ use std::sync::{
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        DescribeReply, DescribeRequest, RunInput, StatusReply, StatusRequest, ToolsReply,
-        ToolsRequest, executor_server::Executor,
+        DescribeReply, DescribeRequest, FingerprintReply, FingerprintRequest, RunInput,
+        StatusReply, StatusRequest, ToolsReply, ToolsRequest, executor_server::Executor,
     },
 };
 use tokio::sync::watch;
@@ -24,6 +24,7 @@ use crate::{
     cgroup::Cgroups,
     classifier::{Classifier, Turns},
     describe::MachineDescription,
+    fingerprint,
     load::Load,
     metered::kept_until_sent,
     policy::Policy,
@@ -72,7 +73,7 @@ pub struct ServiceState {
     pub cgroups: Option<Cgroups>,
     pub machine: MachineDescription,
     pub tools: Tools,
-    /// Turns of identities to ask about tools.
+    /// Turns of identities to ask about tools and directories.
     pub tool_turns: Turns,
     /// Turns of identities to have specifications in memory that are not charged yet.
     pub arrivals: Turns,
@@ -140,6 +141,23 @@ impl Executor for ExecutorService {
         let tools = self.0.classifier.read(&caller, reading).await;
         let reply =
             ToolsReply { tools: tools.map_err(|refusal| Status::internal(refusal.message))? };
+        Ok(kept_until_sent(Response::new(reply), turn))
+    }
+
+    async fn fingerprint(
+        &self,
+        request: Request<FingerprintRequest>,
+    ) -> Result<Response<FingerprintReply>, Status> {
+        let caller = caller_of(&request)?;
+        self.count(&caller)?;
+        let turn = self.0.tool_turns.share_of(&caller).try_acquire_owned();
+        let turn = turn.map_err(|_| {
+            Status::resource_exhausted("too many answers about directories are not read")
+        })?;
+        let (request, asking) = (request.into_inner(), caller.clone());
+        let looking = move || fingerprint::take(&asking, request);
+        let reply = self.0.classifier.read(&caller, looking).await;
+        let reply = reply.map_err(|refusal| Status::failed_precondition(refusal.message))?;
         Ok(kept_until_sent(Response::new(reply), turn))
     }
 

@@ -3,7 +3,9 @@
 //! anything about a mount is unknown, its commands run locally and the reason says so.
 
 mod arguments;
+mod connection;
 mod processes;
+mod shown;
 
 use crate::config::{
     Address, AddressFault, Config, ExecutorConfig, ExecutorOrigin, Login, MountConfig, Position,
@@ -14,6 +16,8 @@ use crate::foreign::{self, Foreign};
 use crate::mountinfo::{MountEntry, MountInfo};
 use crate::path::ExecutorName;
 use arguments::{ArgumentsFault, SshSettings};
+pub use connection::{SshfsConnections, SshfsProcesses, servers_of};
+pub use shown::{DirectoryLook, FileLook, FileSystemLook, seconds};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 

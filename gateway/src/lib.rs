@@ -24,6 +24,7 @@ pub mod lower;
 pub mod model;
 pub mod plan;
 pub mod report;
+mod same_files;
 pub mod service;
 pub mod session;
 mod shares;

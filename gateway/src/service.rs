@@ -59,7 +59,16 @@ impl GatewayCalls {
             sub_path: owner.map(|o| bytes(o.sub_path.as_os_str().as_bytes())).unwrap_or_default(),
             state: executor.map_or_else(
                 || mount.foreign.map_or("no owner".to_owned(), |why| format!("not used: {why}")),
-                |e| state_text(&e.state(), owner.map(|o| o.export.as_str())),
+                |e| {
+                    let state = e.state();
+                    let fault = matches!(state, ExecutorState::Ready(_))
+                        .then(|| self.gateway.same_files.fault(&e, mount))
+                        .flatten();
+                    fault.map_or_else(
+                        || state_text(&state, owner.map(|o| o.export.as_str())),
+                        |why| format!("not used: {why}"),
+                    )
+                },
             ),
             mounted: mount.mounted(),
         }

@@ -31,6 +31,7 @@ use crate::{
     model::{LocalReason, ReasonKind},
     open_files::OpenFiles,
     peers::Peer,
+    same_files::SameFiles,
     session::{Mounts, Sessions},
     shares::Shares,
     tools::LocalTools,
@@ -48,6 +49,8 @@ pub struct Gateway {
     pub config: Config,
     /// Executors and their connections.
     pub executors: Executors,
+    /// sshfs mounts, as compared with their executors.
+    pub same_files: SameFiles,
     /// Sessions of shells.
     pub sessions: Arc<Sessions>,
     /// Assembles pipelines from enlisted stages.
@@ -111,6 +114,7 @@ impl Gateway {
         Self {
             config,
             executors,
+            same_files: SameFiles::default(),
             sessions,
             assembler,
             writers: Writers::default(),

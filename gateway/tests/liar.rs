@@ -24,9 +24,9 @@ use posh_gateway::Listeners;
 use posh_proto::{
     PROTOCOL_VERSION,
     executor::{
-        ChangedDirectory, Chunk, DescribeReply, DescribeRequest, Exited, Export, Finished,
-        Rejected, Resumed, RunInput, RunOutput, RunSpec, Started, StatusReply, StatusRequest, Tool,
-        ToolsReply, ToolsRequest,
+        ChangedDirectory, Chunk, DescribeReply, DescribeRequest, Exited, Export, FingerprintReply,
+        FingerprintRequest, Finished, Rejected, Resumed, RunInput, RunOutput, RunSpec, Started,
+        StatusReply, StatusRequest, Tool, ToolsReply, ToolsRequest,
         executor_server::{Executor, ExecutorServer},
         exited::How,
         guard::Test,
@@ -141,6 +141,13 @@ impl Executor for Liar {
         Ok(Response::new(ToolsReply {
             tools: request.into_inner().names.into_iter().map(tool).collect(),
         }))
+    }
+
+    async fn fingerprint(
+        &self,
+        _: Request<FingerprintRequest>,
+    ) -> Result<Response<FingerprintReply>, Status> {
+        Err(Status::unimplemented("nothing is shown by sshfs"))
     }
 
     /// Chunks are of the run's one outlet, whichever number that has.

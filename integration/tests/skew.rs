@@ -10,8 +10,8 @@ use posh_integration::{Lab, LabSpec, Script};
 use posh_proto::PROTOCOL_VERSION;
 use posh_proto::executor::executor_server::{Executor, ExecutorServer};
 use posh_proto::executor::{
-    DescribeReply, DescribeRequest, RunInput, RunOutput, StatusReply, StatusRequest, ToolsReply,
-    ToolsRequest,
+    DescribeReply, DescribeRequest, FingerprintReply, FingerprintRequest, RunInput, RunOutput,
+    StatusReply, StatusRequest, ToolsReply, ToolsRequest,
 };
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
@@ -35,6 +35,13 @@ impl Executor for Other {
     }
 
     async fn tools(&self, _: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
+        Err(Status::unimplemented("of another version"))
+    }
+
+    async fn fingerprint(
+        &self,
+        _: Request<FingerprintRequest>,
+    ) -> Result<Response<FingerprintReply>, Status> {
         Err(Status::unimplemented("of another version"))
     }
 

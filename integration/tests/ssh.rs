@@ -24,6 +24,7 @@ use crate::programs;
 
 mod attach;
 mod refused;
+mod same_files;
 mod sshfs;
 
 /// What the user's ssh is told, in a file: the account has the home of this machine's root.

@@ -49,6 +49,9 @@ pub const ENROLMENT_BYTES: usize = 64 << 10;
 /// Levels of messages within messages; the contract has seven.
 const DEEPEST: usize = 16;
 
+/// Entries of a directory in one fingerprint.
+pub const FINGERPRINTS: usize = 512;
+
 /// Directories of which one stage's end may tell that something changed in them.
 pub const MOST_CHANGED_DIRECTORIES: usize = 4096;
 
@@ -75,6 +78,7 @@ const LARGEST: &[(&str, usize)] = &[
     ("posh.executor.v1.DescribeRequest", ENVELOPE_BYTES),
     ("posh.executor.v1.StatusRequest", ENVELOPE_BYTES),
     ("posh.executor.v1.ToolsRequest", SPECIFICATION_BYTES),
+    ("posh.executor.v1.FingerprintRequest", ENROLMENT_BYTES),
     ("posh.executor.v1.EnrolRequest", ENROLMENT_BYTES),
     ("posh.executor.v1.RenewRequest", ENROLMENT_BYTES),
     ("posh.volume.v1.ToVolume", 1 << 20),
@@ -83,6 +87,7 @@ const LARGEST: &[(&str, usize)] = &[
     ("posh.executor.v1.RunOutput", MAX_MESSAGE_BYTES),
     ("posh.executor.v1.DescribeReply", TABLE_BYTES),
     ("posh.executor.v1.ToolsReply", TABLE_BYTES),
+    ("posh.executor.v1.FingerprintReply", TABLE_BYTES),
     ("posh.executor.v1.StatusReply", ENROLMENT_BYTES),
     ("posh.executor.v1.IssuedCertificate", ENROLMENT_BYTES),
     ("posh.volume.v1.FromVolume", VOLUME_ANSWER_BYTES),
@@ -98,11 +103,13 @@ const EXACT: &[&str] = &[
     "posh.executor.v1.RunInput",
     "posh.executor.v1.RunSpec",
     "posh.executor.v1.ToolsRequest",
+    "posh.executor.v1.FingerprintRequest",
     "posh.volume.v1.ToVolume",
     "posh.volume.v1.ReadRequest",
     "posh.volume.v1.WriteRequest",
     "posh.executor.v1.RunOutput",
     "posh.executor.v1.ToolsReply",
+    "posh.executor.v1.FingerprintReply",
     "posh.volume.v1.FromVolume",
     "posh.volume.v1.ReadReply",
     "posh.volume.v1.WriteReply",
@@ -170,6 +177,7 @@ const MOST: &[(&str, &str, usize)] = &[
     ("posh.executor.v1.DescribeReply", "catalogs", 16_384),
     ("posh.executor.v1.DescribeReply", "exports", 16_384),
     ("posh.executor.v1.ToolsReply", "tools", 4096),
+    ("posh.executor.v1.FingerprintReply", "entries", FINGERPRINTS),
     ("posh.executor.v1.Started", "written_files", 8192),
     ("posh.executor.v1.RunTimes", "outlets", 8192),
     ("posh.executor.v1.Exited", "offsets", 8192),

@@ -100,6 +100,15 @@ pub enum Carrier {
 }
 
 impl Carrier {
+    /// Process ID of the ssh; `None` without one.
+    #[must_use]
+    pub fn ssh_process(&self) -> Option<u32> {
+        match self {
+            Carrier::Ssh(watch) => watch.process(),
+            Carrier::Tcp | Carrier::Tls(_) => None,
+        }
+    }
+
     /// Completes with the reason when the transport has ended: for TCP never, for TLS when there is
     /// a new certificate to reconnect with.
     pub async fn ended(&mut self) -> String {

@@ -7,9 +7,9 @@ use std::borrow::Cow;
 use posh_proto::{
     MAX_MESSAGE_BYTES,
     executor::{
-        ChangedDirectory, DescribeReply, DescribeRequest, Exited, Rejected, RunInput, RunOutput,
-        StatusReply, StatusRequest, Tool, ToolsRequest, executor_client::ExecutorClient, exited,
-        run_output,
+        ChangedDirectory, DescribeReply, DescribeRequest, Exited, FingerprintReply,
+        FingerprintRequest, Rejected, RunInput, RunOutput, StatusReply, StatusRequest, Tool,
+        ToolsRequest, executor_client::ExecutorClient, exited, run_output,
     },
     untrusted::escaped,
 };
@@ -86,6 +86,17 @@ impl Server {
         let mut tools = self.0.tools(request).await.map_err(shown)?.into_inner().tools;
         tools.iter_mut().map(|tool| &mut tool.name).for_each(show);
         Ok(tools)
+    }
+
+    /// Looks at a directory of an export. Names are only compared with those that a mount shows.
+    ///
+    /// # Errors
+    /// Of the call.
+    pub async fn fingerprint(
+        &mut self,
+        request: FingerprintRequest,
+    ) -> Result<FingerprintReply, Status> {
+        Ok(self.0.fingerprint(request).await.map_err(shown)?.into_inner())
     }
 
     /// Returns the executor's status.

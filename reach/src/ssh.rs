@@ -82,12 +82,21 @@ pub enum SshFault {
 
 /// Reports when an ssh has exited, and why.
 #[derive(Debug)]
-pub struct Watch(watch::Receiver<Option<String>>);
+pub struct Watch {
+    process: Option<u32>,
+    why_ended: watch::Receiver<Option<String>>,
+}
 
 impl Watch {
+    /// ssh's process ID.
+    #[must_use]
+    pub fn process(&self) -> Option<u32> {
+        self.process
+    }
+
     /// Completes when ssh has exited, with its last messages.
     pub async fn ended(&mut self) -> String {
-        match self.0.wait_for(Option::is_some).await {
+        match self.why_ended.wait_for(Option::is_some).await {
             Ok(why) => why.clone().unwrap_or_default(),
             Err(_) => "ssh was given up".to_owned(),
         }
@@ -118,12 +127,13 @@ pub async fn start(login: &Login, route: &Route) -> Result<(Carried, Watch), Ssh
         Err(_) => return Err(SshFault::Silent { said: said.after(": ").await }),
     }
     let (stream, dropped) = Carried::new(stdin, stdout);
-    let (tell, watch) = watch::channel(None);
+    let (tell, why_ended) = watch::channel(None);
+    let process = child.id();
     tokio::spawn(async move {
         let status = ended(&mut child, dropped).await;
         tell.send_replace(Some(words(status, &mut said).await));
     });
-    Ok((stream, Watch(watch)))
+    Ok((stream, Watch { process, why_ended }))
 }
 
 /// Returns a connector that yields this stream once: a reconnect needs another ssh.

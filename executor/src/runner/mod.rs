@@ -67,11 +67,12 @@ use crate::{error::Refusal, sys};
 pub(crate) use self::{
     budget::Budget,
     fence::{CHANGE, READ, ReadableFiles, ground, rules},
+    listing::open_directory,
     paths::{find, name_of},
     places::check_file,
     programs::{Programs, library_directories},
     system::{Hidden, taken},
-    view::{View, is_shown, open_export, path_of},
+    view::{View, is_shown, open_export, path_of, refuse},
 };
 pub use self::{budget::MAX_KEPT_BYTES, fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};
 

@@ -22,14 +22,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fs_mapper::{MountFlags, Resolution, config::Scheduler};
+use fs_mapper::{MountFlags, MountTable, Resolution, config::Scheduler};
 use posh_annotations::{FileAttribute, ToolVersion};
 use posh_proto::rule::{self, Rule};
 
 use crate::{
     assembly::{Pipeline, PipelineShape},
     enlisted::{DescriptorKind, Enlisted},
-    executors::ExecutorConnection,
+    executors::{Executor, ExecutorConnection},
     explain,
     facts::{self, ResolvedCommand, Surroundings, World},
     fresh,
@@ -441,7 +441,7 @@ async fn refusals(
     let mut connections = Connections::new();
     let mut unreachable = BTreeMap::new();
     for id in concerned(facts) {
-        match gateway.executors.get(id).connection().await {
+        match connection_of(gateway, &gateway.executors.get(id), world.table).await {
             Ok(connection) => drop(connections.insert(id, connection)),
             Err(reason) => drop(unreachable.insert(id, reason)),
         }
@@ -460,6 +460,17 @@ async fn refusals(
         }
     }
     connections
+}
+
+/// Connection to an executor that serves what its mounts show.
+async fn connection_of(
+    gateway: &Gateway,
+    executor: &Arc<Executor>,
+    table: &MountTable,
+) -> Result<Arc<ExecutorConnection>, LocalReason> {
+    let connection = executor.connection().await?;
+    gateway.same_files.check(executor, table, &connection).await?;
+    Ok(connection)
 }
 
 /// Executors of the pipeline's paths.

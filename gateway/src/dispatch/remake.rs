@@ -32,6 +32,7 @@ use posh_proto::{
 use posh_reach::Allowance;
 
 use super::{
+    connection_of,
     on_mounts::OnMounts,
     refresh::{RemovedTree, in_parallel, root_around},
 };
@@ -67,7 +68,7 @@ pub async fn forget(
     let mut left = Vec::new();
     for (name, directories) in by_executor {
         let connection = match gateway.executors.named(&name) {
-            Some(executor) => executor.connection().await.ok(),
+            Some(executor) => connection_of(gateway, &executor, table).await.ok(),
             None => None,
         };
         let Some(connection) = connection else {
@@ -97,7 +98,7 @@ pub(super) async fn forget_trees(
     }
     for (name, trees) in by_executor {
         let connection = match gateway.executors.named(&name) {
-            Some(executor) => executor.connection().await.ok(),
+            Some(executor) => connection_of(gateway, &executor, table).await.ok(),
             None => None,
         };
         let Some(connection) = connection else {

@@ -18,8 +18,8 @@ use posh_proto::MAX_MESSAGE_BYTES;
 use posh_proto::executor::executor_client::ExecutorClient;
 use posh_proto::executor::executor_server::{Executor, ExecutorServer};
 use posh_proto::executor::{
-    DescribeReply, DescribeRequest, RunInput, RunOutput, StatusReply, StatusRequest, ToolsReply,
-    ToolsRequest, run_input, run_output,
+    DescribeReply, DescribeRequest, FingerprintReply, FingerprintRequest, RunInput, RunOutput,
+    StatusReply, StatusRequest, ToolsReply, ToolsRequest, run_input, run_output,
 };
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -303,6 +303,13 @@ impl Executor for RelayService {
         request: Request<ToolsRequest>,
     ) -> std::result::Result<Response<ToolsReply>, Status> {
         self.client.clone().tools(request.into_inner()).await
+    }
+
+    async fn fingerprint(
+        &self,
+        request: Request<FingerprintRequest>,
+    ) -> std::result::Result<Response<FingerprintReply>, Status> {
+        self.client.clone().fingerprint(request.into_inner()).await
     }
 
     async fn status(

@@ -207,6 +207,9 @@ fn service(target: &GatewayTarget) -> Vec<Finding> {
 
 fn examine_mount(mount: &Mount) -> Finding {
     let subject = format!("mount {}", String::from_utf8_lossy(&mount.path));
+    if let Some(why) = mount.state.strip_prefix("not used: ") {
+        return Finding::new(DoctorVerdict::Bad, subject, why);
+    }
     if mount.mounted {
         Finding::new(
             DoctorVerdict::Good,

@@ -1,0 +1,167 @@
+//! A directory of an export as it is now, by which a gateway finds out if an sshfs mount shows it.
+//! Looked at with the caller's rights, and never out of the export.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io,
+    os::{fd::AsFd, unix::ffi::OsStrExt as _, unix::ffi::OsStringExt as _},
+    path::Path,
+};
+
+use posh_proto::{
+    codec::FINGERPRINTS,
+    executor::{
+        FileFingerprint, FileSystemSizes, FingerprintReply, FingerprintRequest,
+        fingerprint_reply::Listed,
+    },
+};
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Stat, fstatvfs, statat},
+    time::{ClockId, clock_gettime},
+};
+
+use crate::{
+    callers::Caller,
+    error::Refusal,
+    identity::ViewUser,
+    runner::{open_directory, open_export, refuse, wire::ViewMount},
+    sys::ActingAs,
+};
+
+/// Names of a directory that are read for the first few of them.
+const MOST_NAMES: usize = 65_536;
+const NANOSECONDS: i64 = 1_000_000_000;
+
+/// Looks at the directory.
+///
+/// # Errors
+/// It is not one of the caller's, or can't be looked at.
+pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintReply, Refusal> {
+    let FingerprintRequest { export, sub_path } = request;
+    let Some(export) = caller.exports.iter().find(|known| known.name == export) else {
+        return Err(refuse(format!("there is no export {export:?}")));
+    };
+    let directory = export.path.clone().into_os_string().into_vec();
+    let place = ViewMount { directory, sub_path: sub_path.to_vec(), ..ViewMount::default() };
+    let user = caller.user.as_ref().map(ViewUser::from);
+    let handle = open_export(&place, user.as_ref())?;
+    let _acting = ActingAs::begin(user.as_ref()).map_err(failed)?;
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    let sizes = fstatvfs(&handle).map_err(failed)?;
+    let itself = statat(&handle, "", AtFlags::EMPTY_PATH).map_err(failed)?;
+    let (entries, listed) = match open_directory(&handle, Path::new(".")) {
+        Some(directory) => list(&directory).map_err(failed)?,
+        None => (Vec::new(), Listed::Not),
+    };
+    Ok(FingerprintReply {
+        file_system: Some(FileSystemSizes {
+            bytes: sizes.f_blocks.saturating_mul(sizes.f_frsize),
+            free_bytes: sizes.f_bfree.saturating_mul(sizes.f_frsize),
+            files: sizes.f_files,
+            free_files: sizes.f_ffree,
+            longest_name: sizes.f_namemax,
+        }),
+        directory: Some(fingerprint(Vec::new(), &itself)),
+        entries,
+        listed: listed.into(),
+        now_ns: nanoseconds(now.tv_sec, now.tv_nsec.cast_unsigned()),
+    })
+}
+
+fn failed(error: impl Into<io::Error>) -> Refusal {
+    refuse(format!("the directory can't be looked at: {}", error.into()))
+}
+
+/// The first entries, without those that go meanwhile.
+fn list(directory: &File) -> io::Result<(Vec<FileFingerprint>, Listed)> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        if names.len() == MOST_NAMES {
+            return Ok((Vec::new(), Listed::Not));
+        }
+        names.push(OsString::from_vec(name.to_vec()));
+    }
+    names.sort_unstable();
+    let listed = if names.len() > FINGERPRINTS { Listed::First } else { Listed::All };
+    names.truncate(FINGERPRINTS);
+    let status = |name: OsString| {
+        let found = statat(directory.as_fd(), &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some(fingerprint(name.as_bytes().to_vec(), &found))
+    };
+    Ok((names.into_iter().filter_map(status).collect(), listed))
+}
+
+fn fingerprint(name: Vec<u8>, of: &Stat) -> FileFingerprint {
+    FileFingerprint {
+        name: name.into(),
+        kind: FileType::from_raw_mode(of.st_mode).as_raw_mode(),
+        size: of.st_size.cast_unsigned(),
+        modified_s: of.st_mtime,
+        changed_ns: nanoseconds(of.st_ctime, of.st_ctime_nsec),
+    }
+}
+
+fn nanoseconds(seconds: i64, nanoseconds: u64) -> i64 {
+    let nanoseconds = i64::try_from(nanoseconds).unwrap_or_default();
+    seconds.saturating_mul(NANOSECONDS).saturating_add(nanoseconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::{Config, Export};
+
+    fn caller(path: &Path) -> Caller {
+        let export = Export {
+            name: "x".to_owned(),
+            path: path.to_owned(),
+            read_only: false,
+            exec: false,
+            coherence: None,
+        };
+        Caller { exports: vec![export], ..Caller::anybody(&Config::new(Vec::new())) }
+    }
+
+    fn of(path: &Path, export: &str, sub_path: &str) -> Result<FingerprintReply, Refusal> {
+        let sub_path = sub_path.as_bytes().to_vec().into();
+        take(&caller(path), FingerprintRequest { export: export.to_owned(), sub_path })
+    }
+
+    #[test]
+    fn a_directory_is_told_with_its_first_entries() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        for number in 0..FINGERPRINTS + 3 {
+            fs::write(place.join(format!("{number:04}")), vec![0; number]).unwrap();
+        }
+        fs::create_dir(place.join("0000d")).unwrap();
+        let told = of(&place, "x", "").unwrap();
+        assert_eq!((told.entries.len(), told.listed()), (FINGERPRINTS, Listed::First));
+        assert_eq!((&told.entries[0].name[..], told.entries[0].size), (&b"0000"[..], 0));
+        assert_eq!(told.entries[1].kind, nix::libc::S_IFDIR);
+        assert_eq!(told.entries[3].size, 2);
+        assert!(told.file_system.unwrap().bytes > 0);
+        let age_ns = told.now_ns - told.entries[1].changed_ns;
+        assert!((0..60 * NANOSECONDS).contains(&age_ns), "{age_ns}");
+        let below = of(&place, "x", "0000d").unwrap();
+        assert_eq!((below.entries.len(), below.listed()), (0, Listed::All));
+    }
+
+    #[test]
+    fn nothing_outside_of_the_callers_exports_is_told() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink("/etc", place.join("out")).unwrap();
+        for (export, sub_path) in [("y", ""), ("x", "out"), ("x", ".."), ("x", "absent")] {
+            assert!(of(&place, export, sub_path).is_err(), "{export} {sub_path}");
+        }
+    }
+}

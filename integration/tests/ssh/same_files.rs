@@ -1,0 +1,149 @@
+//! An sshfs mount and an executor are reached by one name, which may mean two machines.
+
+use super::*;
+
+/// What the name `store` means, for sshfs and for posh's own ssh.
+fn store_is(lab: &Lab, server: usize) {
+    let (_, address) = network::addresses(server);
+    let text = ssh_config("root", WORKSTATION_KEY)
+        .replace("Host store1", "Host store")
+        .replace(&network::addresses(1).1.to_string(), &address.to_string());
+    write_file(&lab.workstation, SSH_CONFIG, text.as_bytes()).unwrap();
+}
+
+fn sh(host: &Host, text: &str) {
+    let mut command = host.command("sh");
+    command.args(["-c", text]);
+    let done = collect(host, command, text, SCRIPT_LIMIT).unwrap();
+    assert!(done.status.success(), "{done}");
+}
+
+fn reasons(outcome: &RunOutcome) -> Vec<String> {
+    let stages = outcome.report().pipelines.iter().flat_map(|p| &p.stages);
+    stages.map(|stage| format!("{} {}", stage.placement, stage.reason)).collect()
+}
+
+fn assert_local(outcome: &RunOutcome, why: &str) {
+    let reasons = reasons(outcome);
+    assert!(!reasons.is_empty());
+    for reason in &reasons {
+        assert!(reason.starts_with("local ") && reason.contains(why), "{reasons:#?}");
+    }
+}
+
+/// The mount goes on with the machine that it is connected to: what it shows counts, and what is
+/// done goes there.
+#[test]
+fn a_name_that_means_another_machine_by_now() {
+    let lab = Lab::start(&LabSpec::servers(2).without_executors(), &programs()).unwrap();
+    configure(&lab, "");
+    for server in [1, 2] {
+        let host = &lab.servers[server - 1].host;
+        install(host);
+        sh(
+            host,
+            &format!(
+                "mkdir -p /srv/x/d; echo machine {server} > /srv/x/f; echo > /srv/x/d/k; \
+                 touch -d @1700000000 /srv/x/d/k /srv/x/d /srv/x/f /srv/x"
+            ),
+        );
+    }
+    store_is(&lab, 1);
+    sh(&lab.workstation, &format!("mkdir -p /mnt/x; sshfs -F {SSH_CONFIG} store:/srv/x /mnt/x"));
+    store_is(&lab, 2);
+    let text = "cat /mnt/x/f; rm -r /mnt/x/d; cp /mnt/x/f /mnt/x/copy; ls /mnt/x";
+    let outcome = Script::new(text).run(&lab.workstation, Under::PoshExplained).unwrap();
+    assert_eq!(stdout(&outcome), "machine 1\ncopy\nf\n");
+    assert_local(&outcome, "is not shown to have the files that executor store serves as /srv/x");
+    let mounts = stdout(&posh(&lab.workstation, &["mounts"]));
+    assert!(mounts.contains("not used: the mount at /mnt/x is not shown"), "{mounts}");
+    let has = |server: usize, name: &str| {
+        lab.servers[server - 1].host.path(format!("/srv/x/{name}")).exists()
+    };
+    assert_eq!([has(1, "d"), has(1, "copy")], [false, true]);
+    assert_eq!([has(2, "d"), has(2, "copy")], [true, false]);
+
+    // Mounted anew, both mean the same machine.
+    sh(
+        &lab.workstation,
+        &format!("fusermount3 -u /mnt/x; sshfs -F {SSH_CONFIG} store:/srv/x /mnt/x"),
+    );
+    let outcome = assert_same(&lab.workstation, &Script::new("cat /mnt/x/f | tac"));
+    assert_offloaded(outcome.report());
+    assert_eq!(stdout(&outcome), "machine 2\n");
+}
+
+/// The same address, and other files.
+#[test]
+fn another_directory_than_the_mount_shows() {
+    let lab = lab();
+    let other = lab.servers[0].host.path("/srv/other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("f"), "other\n").unwrap();
+    configure(&lab, &table("ssh://store1", "/srv/other", &format!("ssh -F {SSH_CONFIG}")));
+    let script = Script::new("cat /mnt/s1/f | grep needle");
+    let outcome = assert_same(&lab.workstation, &script);
+    assert_local(&outcome, "is not shown to have the files that executor store1 serves");
+    let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
+    assert!(doctor.contains("is not shown to have the files"), "{doctor}");
+}
+
+#[test]
+fn the_first_command_is_offloaded_whatever_the_directory_is() {
+    let mut lab = lab();
+    let data = lab.data(1);
+    let check = |lab: &Lab, text: &str| {
+        sh(&lab.workstation, "posh gateway stop; true");
+        let outcome = assert_same(&lab.workstation, &Script::new(text));
+        assert_offloaded(outcome.report());
+    };
+    lab.remount(1, &["ro".to_owned()]).unwrap();
+    check(&lab, "cat /mnt/s1/f | grep needle");
+    for number in 0..10_000 {
+        fs::write(data.join(format!("n{number}")), "").unwrap();
+    }
+    lab.remount(1, &[]).unwrap();
+    check(&lab, "cat /mnt/s1/f | grep needle");
+    for entry in fs::read_dir(&data).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    lab.remount(1, &[]).unwrap();
+    check(&lab, "ls -a /mnt/s1 | tac");
+    // One that never rests.
+    let mut writer = Command::new("sh");
+    let text = "while :; do echo >> w; : > n$$; rm n$$; mkdir d; rmdir d; done";
+    let mut writer = writer.args(["-c", text]).current_dir(&data).spawn().unwrap();
+    fs::write(data.join("f"), "needle\n").unwrap();
+    lab.remount(1, &[]).unwrap();
+    check(&lab, "cat /mnt/s1/f | grep needle");
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+}
+
+/// After either connection is lost, the two are compared anew.
+#[test]
+fn a_connection_that_is_made_anew() {
+    let mut lab = lab();
+    configure(&lab, "");
+    lab.remount(1, &["reconnect".to_owned()]).unwrap();
+    let script = Script::new("cat /mnt/s1/f | grep needle");
+    assert_offloaded(assert_same(&lab.workstation, &script).report());
+    let of_ssh = |with: &str| -> Vec<Running> {
+        let all = lab.workstation.processes().unwrap();
+        all.into_iter().filter(|p| p.program == "ssh" && p.command_line.contains(with)).collect()
+    };
+    of_ssh("--stdio").iter().for_each(|p| kill(p.pid));
+    let began = Instant::now();
+    loop {
+        let outcome = assert_same(&lab.workstation, &script);
+        if reasons(&outcome).iter().all(|reason| !reason.starts_with("local ")) {
+            break;
+        }
+        assert!(began.elapsed() < LIMIT, "{outcome}");
+    }
+    of_ssh("sftp").iter().for_each(|p| kill(p.pid));
+    // The first use makes it connect.
+    sh(&lab.workstation, "sleep 0.5; ls /mnt/s1/ > /dev/null; stat /mnt/s1/absent || true");
+    let outcome = assert_same(&lab.workstation, &script);
+    assert_local(&outcome, "its sshfs has connected anew");
+}
