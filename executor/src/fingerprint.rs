@@ -2,7 +2,7 @@
 //! Looked at with the caller's rights, and never out of the export.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::File,
     io,
     os::{fd::AsFd, unix::ffi::OsStrExt as _, unix::ffi::OsStringExt as _},
@@ -17,8 +17,9 @@ use posh_proto::{
     },
 };
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Stat, fstatvfs, statat},
-    time::{ClockId, clock_gettime},
+    fs::{AtFlags, Dir, FileType, Stat, fgetxattr, fstatvfs, statat},
+    io::Errno,
+    process::geteuid,
 };
 
 use crate::{
@@ -30,15 +31,14 @@ use crate::{
 };
 
 /// Names of a directory that are read for the first few of them.
-const MOST_NAMES: usize = 65_536;
-const NANOSECONDS: i64 = 1_000_000_000;
+const MOST_NAMES: usize = 4096;
 
 /// Looks at the directory.
 ///
 /// # Errors
 /// It is not one of the caller's, or can't be looked at.
 pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintReply, Refusal> {
-    let FingerprintRequest { export, sub_path } = request;
+    let FingerprintRequest { export, sub_path, name } = request;
     let Some(export) = caller.exports.iter().find(|known| known.name == export) else {
         return Err(refuse(format!("there is no export {export:?}")));
     };
@@ -47,11 +47,12 @@ pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintR
     let user = caller.user.as_ref().map(ViewUser::from);
     let handle = open_export(&place, user.as_ref())?;
     let _acting = ActingAs::begin(user.as_ref()).map_err(failed)?;
-    let now = clock_gettime(ClockId::RealtimeCoarse);
     let sizes = fstatvfs(&handle).map_err(failed)?;
     let itself = statat(&handle, "", AtFlags::EMPTY_PATH).map_err(failed)?;
-    let (entries, listed) = match open_directory(&handle, Path::new(".")) {
-        Some(directory) => list(&directory).map_err(failed)?,
+    let directory = open_directory(&handle, Path::new("."));
+    let (entries, listed) = match &directory {
+        _ if !name.is_empty() => (one(&handle, &name)?.into_iter().collect(), Listed::Not),
+        Some(directory) => list(directory).map_err(failed)?,
         None => (Vec::new(), Listed::Not),
     };
     Ok(FingerprintReply {
@@ -65,12 +66,33 @@ pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintR
         directory: Some(fingerprint(Vec::new(), &itself)),
         entries,
         listed: listed.into(),
-        now_ns: nanoseconds(now.tv_sec, now.tv_nsec.cast_unsigned()),
+        has_default_acl: directory.is_none_or(|directory| has_default_acl(&directory)),
+        user: geteuid().as_raw(),
     })
 }
 
 fn failed(error: impl Into<io::Error>) -> Refusal {
     refuse(format!("the directory can't be looked at: {}", error.into()))
+}
+
+/// The entry of this name, if it is there.
+fn one(directory: impl AsFd, name: &[u8]) -> Result<Option<FileFingerprint>, Refusal> {
+    let path = OsStr::from_bytes(name);
+    if Path::new(path).file_name() != Some(path) {
+        return Err(refuse(format!("{path:?} is no name of a file")));
+    }
+    match statat(directory, path, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) => Ok(Some(fingerprint(name.to_vec(), &found))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Returns false only if new files of a directory certainly go by their maker's umask (acl(5)).
+fn has_default_acl(directory: &File) -> bool {
+    let mut nothing: [u8; 0] = [];
+    let size = fgetxattr(directory, "system.posix_acl_default", &mut nothing[..]);
+    !matches!(size, Err(Errno::NODATA | Errno::OPNOTSUPP))
 }
 
 /// The first entries, without those that go meanwhile.
@@ -103,13 +125,8 @@ fn fingerprint(name: Vec<u8>, of: &Stat) -> FileFingerprint {
         kind: FileType::from_raw_mode(of.st_mode).as_raw_mode(),
         size: of.st_size.cast_unsigned(),
         modified_s: of.st_mtime,
-        changed_ns: nanoseconds(of.st_ctime, of.st_ctime_nsec),
+        user: of.st_uid,
     }
-}
-
-fn nanoseconds(seconds: i64, nanoseconds: u64) -> i64 {
-    let nanoseconds = i64::try_from(nanoseconds).unwrap_or_default();
-    seconds.saturating_mul(NANOSECONDS).saturating_add(nanoseconds)
 }
 
 #[cfg(test)]
@@ -132,7 +149,8 @@ mod tests {
 
     fn of(path: &Path, export: &str, sub_path: &str) -> Result<FingerprintReply, Refusal> {
         let sub_path = sub_path.as_bytes().to_vec().into();
-        take(&caller(path), FingerprintRequest { export: export.to_owned(), sub_path })
+        let export = export.to_owned();
+        take(&caller(path), FingerprintRequest { export, sub_path, ..Default::default() })
     }
 
     #[test]
@@ -149,10 +167,27 @@ mod tests {
         assert_eq!(told.entries[1].kind, nix::libc::S_IFDIR);
         assert_eq!(told.entries[3].size, 2);
         assert!(told.file_system.unwrap().bytes > 0);
-        let age_ns = told.now_ns - told.entries[1].changed_ns;
-        assert!((0..60 * NANOSECONDS).contains(&age_ns), "{age_ns}");
         let below = of(&place, "x", "0000d").unwrap();
         assert_eq!((below.entries.len(), below.listed()), (0, Listed::All));
+    }
+
+    #[test]
+    fn one_file_is_told() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        fs::write(place.join("f"), "12").unwrap();
+        let of = |name: &str| {
+            let name = name.as_bytes().to_vec().into();
+            let request = FingerprintRequest { export: "x".into(), name, ..Default::default() };
+            take(&caller(&place), request)
+        };
+        let told = of("f").unwrap();
+        assert_eq!((told.entries.len(), told.entries[0].size), (1, 2));
+        assert_eq!((told.has_default_acl, told.entries[0].user), (false, told.user));
+        assert!(of("absent").unwrap().entries.is_empty());
+        for name in ["..", ".", "d/f", "/etc/passwd"] {
+            assert!(of(name).is_err(), "{name}");
+        }
     }
 
     #[test]

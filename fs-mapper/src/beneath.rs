@@ -181,6 +181,11 @@ impl MountRoot {
         Ok(unlinkat(&parent, name, AtFlags::empty())?)
     }
 
+    /// Opens a directory, for names below it.
+    pub(crate) fn directory(&self, path: &Path) -> io::Result<File> {
+        self.handle(path, DIRECTORY)
+    }
+
     fn handle(&self, path: &Path, flags: OFlags) -> io::Result<File> {
         Ok(self.open_with(path, flags)?)
     }

@@ -4,6 +4,7 @@
 
 mod arguments;
 mod connection;
+mod probe;
 mod processes;
 mod shown;
 
@@ -17,6 +18,7 @@ use crate::mountinfo::{MountEntry, MountInfo};
 use crate::path::ExecutorName;
 use arguments::{ArgumentsFault, SshSettings};
 pub use connection::{SshfsConnections, SshfsProcesses, servers_of};
+pub use probe::ProbeFile;
 pub use shown::{DirectoryLook, FileLook, FileSystemLook, seconds};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -153,7 +153,6 @@ pub fn read(world: &World<'_>, stage: &Enlisted) -> Result<ResolvedCommand, Loca
     let mut reading =
         ResolvedCommand { invocation, places, cwd, client_files: ClientFiles::default() };
     attributes::check_attributes(world, &reading)?;
-    attributes::check_umask(world, stage, &reading)?;
     search::check_search(world, stage, &reading)?;
     reading.client_files = client_files::read(world.own_files, stage, &reading.invocation)?;
     search::check_owner(world, stage, &reading)?;

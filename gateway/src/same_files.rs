@@ -2,6 +2,8 @@
 //! reached by one name, at different times: it may mean two machines (round robin of login nodes,
 //! a VPN, an edited `~/.ssh/config`). So the directory that the mount shows is compared with what
 //! the executor says of it, and the addresses that both are connected to are, where they are known.
+//! A directory that does not rest, or that sshfs shows from its cache, is proved to be the same by
+//! a file that is made in it.
 //!
 //! Invariant: a command is placed on such an executor only if all its sshfs mounts were compared
 //! with it and found the same while sshfs had the connections that it has now and the executor was
@@ -16,7 +18,6 @@ mod compare;
 
 use std::{
     collections::{BTreeSet, HashMap},
-    ffi::OsString,
     net::SocketAddr,
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
@@ -36,6 +37,7 @@ use tokio::sync::watch;
 use crate::{
     aside::{aside, in_own_thread},
     executors::{Executor, ExecutorConnection},
+    made_file::{Connected, NotProved, prove},
     model::{LocalReason, ReasonKind},
 };
 use compare::{Difference, ToldDirectory, compare};
@@ -46,6 +48,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
 /// Age of a difference from which a command makes it be compared again.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// Likewise, if a file that was made is not there: that is no matter of time.
+const OTHER_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// sshfs mounts of executors, by their paths, and the state of each.
 #[derive(Debug, Default)]
@@ -72,12 +76,23 @@ enum NotShown {
         list(executor)
     )]
     OtherServer { mount: BTreeSet<SocketAddr>, executor: BTreeSet<SocketAddr> },
-    #[error("{0} (sshfs may have cached it; compared again after {AGAIN_AFTER:?})")]
-    Differs(Difference),
+    #[error("{difference}, and {proof}")]
+    Differs { difference: Box<NotShown>, proof: NotProved },
+    #[error("{0}")]
+    Other(Difference),
     #[error("the mount can't be looked at ({0})")]
     NoLook(Arc<str>),
     #[error("the executor does not describe its directory ({0})")]
     NoAnswer(Arc<str>),
+}
+
+impl NotShown {
+    fn again_after(&self) -> Duration {
+        match self {
+            Self::Differs { proof: NotProved::NotThere(_), .. } => OTHER_AGAIN_AFTER,
+            _ => AGAIN_AFTER,
+        }
+    }
 }
 
 fn list(all: &BTreeSet<SocketAddr>) -> String {
@@ -151,6 +166,13 @@ impl SameFiles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Connections of a mount's sshfs now; `None` if they can't be found.
+    pub fn connections_of(&self, mount: &Mount) -> Option<SshfsConnections> {
+        let (found, now) = self.connections(mount).ok()?;
+        KnownMount::of(&mut self.lock(), mount, found, &now);
+        Some(now)
+    }
+
     /// Processes of a mount, and their connections now. Known processes are asked first: finding
     /// them reads all of the user's.
     fn connections(
@@ -191,7 +213,10 @@ impl SameFiles {
         let earlier = known.verdict.as_ref().filter(is_of_now);
         let before = earlier.and_then(|old| old.compared.borrow().clone());
         if let Some(old) = earlier
-            && (!matches!(before, Some(Err(_))) || old.began.elapsed() < AGAIN_AFTER)
+            && before.as_ref().is_none_or(|before| match before {
+                Ok(()) => true,
+                Err(why) => old.began.elapsed() < why.again_after(),
+            })
         {
             return Ok(old.compared.clone());
         }
@@ -279,45 +304,40 @@ struct Comparison {
 
 impl Comparison {
     async fn make(self) -> Result<(), NotShown> {
-        self.compare_servers().await?;
-        let (before, shown) = (self.ask().await?, self.look(None).await?);
-        let differences = compare(&before, &shown, &self.ask().await?, Duration::ZERO);
-        if differences.is_empty() {
-            return Ok(());
-        }
-        // sshfs may have answered from its cache.
-        let names = differences.iter().filter_map(Difference::name).cloned().collect();
-        let (before, shown) = (self.ask().await?, self.look(Some((shown, names))).await?);
-        let differences = compare(&before, &shown, &self.ask().await?, SSHFS_MEMORY);
-        let Some(difference) = differences.into_iter().next() else { return Ok(()) };
-        let path = self.mount.path.as_path().display();
-        tracing::warn!(executor = %self.executor.name, mount = %path, %difference, "differs");
-        Err(NotShown::Differs(difference))
+        let have_one_address = self.compare_servers().await?;
+        let Err(difference) = self.compare(have_one_address).await else { return Ok(()) };
+        // It may be the same directory that does not rest, or that sshfs shows from its cache.
+        let to = Connected { executor: &self.executor, connection: &self.connection };
+        let path = self.mount.path.as_path();
+        let Err(proof) = prove(to, &self.mount, path).await else { return Ok(()) };
+        let (executor, mount) = (&self.executor.name, path.display());
+        tracing::warn!(%executor, %mount, %difference, %proof, "differs");
+        Err(NotShown::Differs { difference: Box::new(difference), proof })
     }
 
-    /// Compares the addresses that sshfs and our own ssh are connected to. Behind a proxy or
-    /// through a master connection they are not known.
-    async fn compare_servers(&self) -> Result<(), NotShown> {
-        let Some(ssh) = self.connection.ssh_process else { return Ok(()) };
+    /// Compares what the mount shows with what the executor says before and after.
+    async fn compare(&self, have_one_address: bool) -> Result<(), NotShown> {
+        let before = self.ask().await?;
+        let shown = self.look(before.is_listed()).await?;
+        compare(&before, &shown, &self.ask().await?, have_one_address).map_err(NotShown::Other)
+    }
+
+    /// Compares the addresses that sshfs and our own ssh are connected to. Returns false if they
+    /// are not known, as behind a proxy or through a master connection.
+    async fn compare_servers(&self) -> Result<bool, NotShown> {
+        let Some(ssh) = self.connection.ssh_process else { return Ok(false) };
         let processes = Arc::clone(&self.processes);
         let found = in_own_thread(move || (processes.servers(), servers_of(ssh))).await;
         let (mount, executor) = found.map_err(|_| NotShown::NotYet)?;
         same_servers(mount, executor)
     }
 
-    /// Looks through the mount; after an earlier look at these names of it without sshfs's cache.
-    async fn look(
-        &self,
-        earlier: Option<(DirectoryLook, Vec<OsString>)>,
-    ) -> Result<DirectoryLook, NotShown> {
+    async fn look(&self, lists: bool) -> Result<DirectoryLook, NotShown> {
         let mount = self.mount.clone();
         let place = mount.path.as_path().to_owned();
         let work = move || {
             let (root, path): (_, &Path) = (mount.open_root()?, mount.path.as_path());
-            match earlier {
-                Some((earlier, names)) => earlier.afresh(&root, path, names),
-                None => DirectoryLook::through(&root, path, FINGERPRINTS),
-            }
+            DirectoryLook::through(&root, path, FINGERPRINTS, lists)
         };
         let looked = self.executor.shares.ask(&place, LOOK_LIMIT, work).await;
         looked
@@ -331,6 +351,7 @@ impl Comparison {
         let request = owner.map(|owner| FingerprintRequest {
             export: owner.export.clone(),
             sub_path: Bytes::copy_from_slice(owner.sub_path.as_os_str().as_bytes()),
+            name: Bytes::new(),
         });
         let mut client = self.connection.client.clone();
         let asked = client.fingerprint(request.unwrap_or_default());
@@ -347,11 +368,14 @@ impl Comparison {
 fn same_servers(
     mount: BTreeSet<SocketAddr>,
     executor: BTreeSet<SocketAddr>,
-) -> Result<(), NotShown> {
-    if mount.is_empty() || executor.is_empty() || mount == executor {
-        return Ok(());
+) -> Result<bool, NotShown> {
+    if mount.is_empty() || executor.is_empty() {
+        return Ok(false);
     }
-    Err(NotShown::OtherServer { mount, executor })
+    match mount == executor {
+        true => Ok(true),
+        false => Err(NotShown::OtherServer { mount, executor }),
+    }
 }
 
 #[cfg(test)]
@@ -361,15 +385,15 @@ mod tests {
     #[test]
     fn other_addresses_are_other_servers() {
         let set = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect();
-        let check = |mount: &[&str], executor: &[&str], same: bool| {
-            assert_eq!(same_servers(set(mount), set(executor)).is_ok(), same, "{mount:?}");
+        let check = |mount: &[&str], executor: &[&str], same: Option<bool>| {
+            assert_eq!(same_servers(set(mount), set(executor)).ok(), same, "{mount:?}");
         };
-        check(&["10.0.0.1:22"], &["10.0.0.1:22"], true);
-        check(&["10.0.0.1:22"], &["10.0.0.2:22"], false);
-        check(&["10.0.0.1:22"], &["10.0.0.1:2222"], false);
+        check(&["10.0.0.1:22"], &["10.0.0.1:22"], Some(true));
+        check(&["10.0.0.1:22"], &["10.0.0.2:22"], None);
+        check(&["10.0.0.1:22"], &["10.0.0.1:2222"], None);
         // One of several connections (max_conns) goes elsewhere.
-        check(&["10.0.0.1:22", "10.0.0.2:22"], &["10.0.0.1:22"], false);
-        check(&[], &["10.0.0.2:22"], true);
-        check(&["10.0.0.1:22"], &[], true);
+        check(&["10.0.0.1:22", "10.0.0.2:22"], &["10.0.0.1:22"], None);
+        check(&[], &["10.0.0.2:22"], Some(false));
+        check(&["10.0.0.1:22"], &[], Some(false));
     }
 }

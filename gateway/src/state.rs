@@ -29,6 +29,7 @@ use crate::{
     executors::Executors,
     locales::LocalLocales,
     model::{LocalReason, ReasonKind},
+    new_files::NewFiles,
     open_files::OpenFiles,
     peers::Peer,
     same_files::SameFiles,
@@ -51,6 +52,8 @@ pub struct Gateway {
     pub executors: Executors,
     /// sshfs mounts, as compared with their executors.
     pub same_files: SameFiles,
+    /// Files that sshfs mounts make, as compared with their executors'.
+    pub new_files: NewFiles,
     /// Sessions of shells.
     pub sessions: Arc<Sessions>,
     /// Assembles pipelines from enlisted stages.
@@ -115,6 +118,7 @@ impl Gateway {
             config,
             executors,
             same_files: SameFiles::default(),
+            new_files: NewFiles::default(),
             sessions,
             assembler,
             writers: Writers::default(),

@@ -23,6 +23,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::programs;
 
 mod attach;
+mod new_files;
 mod refused;
 mod same_files;
 mod sshfs;
@@ -94,6 +95,18 @@ fn assert_offloaded(report: &ExplainReport) {
     assert!(!report.pipelines.is_empty());
     let stages: Vec<_> = report.pipelines.iter().flat_map(|p| &p.stages).collect();
     assert!(stages.iter().all(|stage| stage.is_offloaded()), "{stages:#?}");
+}
+
+fn sh(host: &Host, text: &str) {
+    let mut command = host.command("sh");
+    command.args(["-c", text]);
+    let done = collect(host, command, text, SCRIPT_LIMIT).unwrap();
+    assert!(done.status.success(), "{done}");
+}
+
+fn reasons(outcome: &RunOutcome) -> Vec<String> {
+    let stages = outcome.report().pipelines.iter().flat_map(|p| &p.stages);
+    stages.map(|stage| format!("{} {}", stage.placement, stage.reason)).collect()
 }
 
 /// All that runs for the way in: ssh here, and what it has started there. Not sshfs and its ssh.

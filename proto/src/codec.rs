@@ -50,7 +50,7 @@ pub const ENROLMENT_BYTES: usize = 64 << 10;
 const DEEPEST: usize = 16;
 
 /// Entries of a directory in one fingerprint.
-pub const FINGERPRINTS: usize = 512;
+pub const FINGERPRINTS: usize = 64;
 
 /// Directories of which one stage's end may tell that something changed in them.
 pub const MOST_CHANGED_DIRECTORIES: usize = 4096;

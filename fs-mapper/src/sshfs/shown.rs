@@ -15,9 +15,8 @@ use rustix::fs::{FileType, statvfs};
 
 use crate::beneath::MountRoot;
 
-/// A listing through sshfs is read whole, so a directory that is larger is not listed: some 100,000
-/// names.
-const LARGEST_DIRECTORY_BYTES: u64 = 8 << 20;
+/// Names of a listing that are taken.
+const MOST_NAMES: usize = 16_384;
 /// sshfs invents the file system's sizes if its server does not tell them (`sshfs_statfs`): so many
 /// files, all free, and a terabyte.
 const INVENTED_FILES: u64 = 1_000_000_000;
@@ -86,16 +85,18 @@ pub fn seconds(since_1970: i64) -> u32 {
 }
 
 impl DirectoryLook {
-    /// Looks at a mount's root, whose path this is, and up to `most` entries. Blocks.
+    /// Looks at a mount's root, whose path this is, and at up to `most` entries if `lists`. Blocks.
     ///
     /// # Errors
     /// Of the mount.
-    pub fn through(root: &MountRoot, path: &Path, most: usize) -> io::Result<Self> {
-        let itself = root.fresh_metadata(path)?;
+    pub fn through(root: &MountRoot, path: &Path, most: usize, lists: bool) -> io::Result<Self> {
         let mut names = Vec::new();
-        let is_listed = itself.len() <= LARGEST_DIRECTORY_BYTES;
-        let listed = match is_listed.then(|| root.list(path)) {
-            Some(Ok(list)) => list.collect::<io::Result<Vec<_>>>().map(|all| names = all).is_ok(),
+        let listed = match lists.then(|| root.list(path)) {
+            Some(Ok(list)) => {
+                // sshfs reads a listing whole; its server may say what it wants.
+                let listed = list.take(MOST_NAMES).collect::<io::Result<Vec<_>>>();
+                listed.map(|all| names = all).is_ok()
+            }
             _ => false,
         };
         names.sort_unstable();
@@ -106,42 +107,8 @@ impl DirectoryLook {
             (name, found.ok().map(|found| FileLook::of(&found)))
         };
         let entries = listed.then(|| names.into_iter().map(look).collect());
-        let itself = FileLook::of(&itself);
+        let itself = FileLook::of(&root.fresh_metadata(path)?);
         Ok(Self { file_system: FileSystemLook::of(path)?, itself, entries, has_more })
-    }
-
-    /// Looks anew, and at `names` without sshfs's cache, if they are regular files or were not
-    /// listed: sshfs asks its server for the attributes of a file that is opened, and for those of
-    /// a name that it has not cached. Blocks.
-    ///
-    /// # Errors
-    /// Of the mount.
-    pub fn afresh(
-        mut self,
-        root: &MountRoot,
-        path: &Path,
-        names: Vec<OsString>,
-    ) -> io::Result<Self> {
-        for name in names {
-            let Some(entries) = &mut self.entries else { break };
-            let place = path.join(&name);
-            let known = entries.get(&name).copied().flatten();
-            let is_opened =
-                known.is_none_or(|known| known.kind == FileType::RegularFile.as_raw_mode());
-            // One that may not be opened is what the cache says.
-            let _until_looked_at = is_opened.then(|| root.open_itself(&place).ok().flatten());
-            let look = match root.fresh_metadata(&place) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    entries.remove(&name);
-                    continue;
-                }
-                found => found.ok().map(|found| FileLook::of(&found)),
-            };
-            entries.insert(name, look);
-        }
-        self.itself = FileLook::of(&root.fresh_metadata(path)?);
-        self.file_system = FileSystemLook::of(path)?;
-        Ok(self)
     }
 }
 

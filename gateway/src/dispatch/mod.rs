@@ -34,6 +34,7 @@ use crate::{
     facts::{self, ResolvedCommand, Surroundings, World},
     fresh,
     lower::{Builder, Lowered},
+    made_file::Connected,
     model::Edge,
     model::{LocalReason, ReasonKind},
     peers::Peer,
@@ -454,7 +455,16 @@ async fn refusals(
         for (id, connection) in &connections {
             let can = can_run(gateway, *id, connection, &commands[index], reading).await;
             let user = connection.description().reply.user;
-            if let Err(reason) = can.and_then(|()| listings::can_invalidate(world, reading, user)) {
+            let can = can.and_then(|()| listings::can_invalidate(world, reading, user));
+            let can = match can {
+                Ok(()) => {
+                    let to = Connected { executor: &gateway.executors.get(*id), connection };
+                    let (same, stage) = (&gateway.same_files, &commands[index]);
+                    gateway.new_files.check(same, to, world, stage, reading).await
+                }
+                refused => refused,
+            };
+            if let Err(reason) = can {
                 facts.refusals.insert(*id, reason);
             }
         }

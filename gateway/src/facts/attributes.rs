@@ -2,7 +2,7 @@
 //! them.
 
 use fs_mapper::{Mount, coherence::Adapter};
-use posh_annotations::{CurrentDir, FileAttribute, Invocation};
+use posh_annotations::{FileAttribute, Invocation};
 use posh_proto::rule::{self, Rule};
 
 use super::{PathOwner, ResolvedCommand, World};
@@ -29,33 +29,6 @@ pub(super) fn check_attributes(
                 reading.invocation.command,
                 attribute(*differs),
                 mount.fs_type
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// Permissions that an sftp server always clears on new files, whatever the creator's umask:
-/// defaults of login.defs(5) and pam_umask(8) clear no less.
-const SFTP_UMASK: u32 = 0o022;
-
-/// Checks that a command creates no files with more permissions than the mount would give them.
-pub(super) fn check_umask(
-    world: &World<'_>,
-    stage: &Enlisted,
-    reading: &ResolvedCommand,
-) -> Result<(), LocalReason> {
-    let files =
-        reading.invocation.files.iter().zip(&reading.places).filter(|(file, _)| file.kind.writes());
-    let cwd = reading.cwd.iter().filter(|_| reading.invocation.current_dir == CurrentDir::Writes);
-    for place in files.filter_map(|(_, place)| place.as_ref()).chain(cwd) {
-        let PathOwner::At(_, _, mount) = place else { continue };
-        let mount = world.table.mount(*mount);
-        if mount.adapter() == Adapter::Sshfs && stage.umask & SFTP_UMASK != SFTP_UMASK {
-            return Err(ReasonKind::Attributes.because(format!(
-                "the umask {:03o} allows permissions that sshd does not give to new files on {}",
-                stage.umask,
-                mount.path.as_path().display()
             )));
         }
     }

@@ -167,7 +167,6 @@ async fn a_process_that_is_not_as_the_gateway_knows_runs_here() {
     let variable = |name: &str, value: &str| vec![(name.into(), value.into())];
     let plain = || facts.stage("sort -o /m/ssh/out /m/ssh/in");
     let rows = [
-        (Enlisted { umask: 0o002, ..plain() }, "the umask 002"),
         (Enlisted { mount_namespace: 8, ..plain() }, "another mount namespace"),
         (Enlisted { cwd: "gone".into(), ..plain() }, "was deleted"),
         (Enlisted { cwd_mount_id: Some(999), ..plain() }, "lies beneath a mount"),

@@ -1,11 +1,8 @@
 //! Comparison of the directory that a mount shows with what an executor said of its own, before and
-//! after. Programs may change it all the time: a part that was one way before and is another way
-//! after may be shown any way. So may one that has changed since sshfs may have cached it, except
-//! for regular files, which are looked at without its cache when they differ.
+//! after. Programs may change it all the time, so each attribute must lie between the two answers.
+//! What sshfs shows from its cache may not: then the two are not shown to be the same by this.
 
-use std::{
-    collections::BTreeMap, ffi::OsString, fmt, os::unix::ffi::OsStringExt as _, time::Duration,
-};
+use std::{collections::BTreeMap, ffi::OsString, fmt, os::unix::ffi::OsStringExt as _};
 
 use fs_mapper::sshfs::{DirectoryLook, FileLook, FileSystemLook, seconds};
 use nix::libc;
@@ -29,16 +26,8 @@ pub enum Difference {
     Extra(OsString),
     /// An entry's attributes.
     Entry { name: OsString, told: FileLook, shown: FileLook },
-}
-
-impl Difference {
-    /// Name of the entry.
-    pub fn name(&self) -> Option<&OsString> {
-        match self {
-            Self::Missing(name) | Self::Extra(name) | Self::Entry { name, .. } => Some(name),
-            Self::Directory { .. } | Self::FileSystem(_) => None,
-        }
-    }
+    /// The names are not known, and neither is the server's address.
+    Unlisted,
 }
 
 impl fmt::Display for Difference {
@@ -53,6 +42,7 @@ impl fmt::Display for Difference {
             Self::Entry { name, told, shown } => {
                 write!(f, "{name:?} is shown with {shown}, and has {told}")
             }
+            Self::Unlisted => f.write_str("it has too many entries, or may not be listed"),
         }
     }
 }
@@ -61,19 +51,10 @@ impl fmt::Display for Difference {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToldDirectory {
     file_system: FileSystemLook,
-    itself: ToldFile,
-    /// `None` if it can't list them.
-    entries: Option<BTreeMap<OsString, ToldFile>>,
+    itself: FileLook,
+    /// `None` if they are not listed.
+    entries: Option<BTreeMap<OsString, FileLook>>,
     has_more: bool,
-    /// Clock of `changed_ns`, before the look.
-    now_ns: i64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ToldFile {
-    look: FileLook,
-    /// Another time after each change.
-    changed_ns: i64,
 }
 
 impl ToldDirectory {
@@ -91,59 +72,61 @@ impl ToldDirectory {
         };
         let entries = reply.entries.into_iter();
         let entries =
-            entries.map(|entry| (OsString::from_vec(entry.name.to_vec()), ToldFile::of(&entry)));
+            entries.map(|entry| (OsString::from_vec(entry.name.to_vec()), look_of(&entry)));
         Some(Self {
             file_system,
-            itself: ToldFile::of(&reply.directory?),
+            itself: look_of(&reply.directory?),
             entries: (listed != Listed::Not).then(|| entries.collect()),
             has_more: listed == Listed::First,
-            now_ns: reply.now_ns,
         })
     }
-}
 
-impl ToldFile {
-    fn of(told: &FileFingerprint) -> Self {
-        let &FileFingerprint { kind, size, modified_s, changed_ns, .. } = told;
-        Self { look: FileLook { kind, size, modified_s: seconds(modified_s) }, changed_ns }
-    }
-
-    /// Returns true if a file that was so before and `after` may be shown as `shown`, by an answer
-    /// that was cached at `cached_ns` at the earliest.
-    fn may_be(&self, shown: FileLook, after: &Self, cached_ns: i64) -> bool {
-        let is_cached = self.look.kind != libc::S_IFREG && self.changed_ns >= cached_ns;
-        // A mount may follow links.
-        self.look.kind == libc::S_IFLNK
-            || [self.look, after.look].contains(&shown)
-            || (is_cached || self.changes_until(after)) && shown.kind == self.look.kind
-    }
-
-    fn changes_until(&self, after: &Self) -> bool {
-        self.changed_ns != after.changed_ns
+    /// Returns true if its names are known.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.entries.is_some()
     }
 }
 
-/// Compares what a mount shows, from a cache of at most this age, with what the executor said
-/// before and after. Returns the differences that no change meanwhile explains.
+fn look_of(told: &FileFingerprint) -> FileLook {
+    let &FileFingerprint { kind, size, modified_s, .. } = told;
+    FileLook { kind, size, modified_s: seconds(modified_s) }
+}
+
+/// Returns true if a file with these looks before and after may have had this one meanwhile.
+fn is_between(before: FileLook, shown: FileLook, after: FileLook) -> bool {
+    let within = |of: fn(&FileLook) -> u64| {
+        let (one, other) = (of(&before), of(&after));
+        (one.min(other)..=one.max(other)).contains(&of(&shown))
+    };
+    // A mount may follow links.
+    before.kind == libc::S_IFLNK
+        || [before.kind, after.kind].contains(&shown.kind)
+            && within(|look| look.size)
+            && within(|look| look.modified_s.into())
+}
+
+/// Compares what a mount shows with what the executor said before and after. Without names, only an
+/// address that both are known to be connected to shows that they are the same.
+///
+/// # Errors
+/// A difference that no change meanwhile explains.
 pub fn compare(
     before: &ToldDirectory,
     shown: &DirectoryLook,
     after: &ToldDirectory,
-    cache: Duration,
-) -> Vec<Difference> {
-    let cache_ns = i64::try_from(cache.as_nanos()).unwrap_or(i64::MAX);
-    let cached_ns = before.now_ns.saturating_sub(cache_ns);
-    let mut differences = Vec::new();
+    have_one_address: bool,
+) -> Result<(), Difference> {
     if let Some(sizes) = &shown.file_system {
-        differences.extend(compare_sizes(&before.file_system, sizes, &after.file_system).err());
+        compare_sizes(&before.file_system, sizes, &after.file_system)?;
     }
-    if !before.itself.may_be(shown.itself, &after.itself, cached_ns) {
-        differences.push(Difference::Directory { told: before.itself.look, shown: shown.itself });
+    if !is_between(before.itself, shown.itself, after.itself) {
+        return Err(Difference::Directory { told: before.itself, shown: shown.itself });
     }
     let (Some(earlier), Some(seen), Some(later)) =
         (&before.entries, &shown.entries, &after.entries)
     else {
-        return differences;
+        return if have_one_address { Ok(()) } else { Err(Difference::Unlisted) };
     };
     // Names after the last one of a list that has more are not known.
     let ends = [
@@ -153,28 +136,22 @@ pub fn compare(
     ];
     let end = ends.into_iter().filter(|(has_more, _)| *has_more).filter_map(|(_, last)| last).min();
     let is_known = |name: &&OsString| end.is_none_or(|end| *name <= end);
-    let changes = before.itself.changes_until(&after.itself);
-    for (name, entry) in earlier.iter().filter(|(name, _)| is_known(name)) {
-        let Some(then) = later.get(name) else { continue };
+    for (name, &told) in earlier.iter().filter(|(name, _)| is_known(name)) {
+        let Some(&then) = later.get(name) else { continue };
         match seen.get(name) {
-            None if changes && entry.changes_until(then) => {}
-            None => differences.push(Difference::Missing(name.clone())),
-            Some(Some(look)) if !entry.may_be(*look, then, cached_ns) => {
-                let (name, told) = (name.clone(), entry.look);
-                differences.push(Difference::Entry { name, told, shown: *look });
+            None => return Err(Difference::Missing(name.clone())),
+            Some(&Some(shown)) if !is_between(told, shown, then) => {
+                return Err(Difference::Entry { name: name.clone(), told, shown });
             }
+            // Another mount covers it, or it is another file by now.
             Some(_) => {}
         }
     }
     let is_told = |name: &OsString| earlier.contains_key(name) || later.contains_key(name);
-    let is_cached = before.itself.changed_ns >= cached_ns;
-    let is_there = |look: &Option<FileLook>| {
-        !changes && (!is_cached || look.is_some_and(|look| look.kind == libc::S_IFREG))
-    };
-    let extra = seen.iter().filter(|(name, look)| is_known(name) && is_there(look));
-    let extra = extra.map(|(name, _)| name).filter(|name| !is_told(name));
-    differences.extend(extra.cloned().map(Difference::Extra));
-    differences
+    match seen.keys().filter(is_known).find(|name| !is_told(name)) {
+        Some(name) => Err(Difference::Extra(name.clone())),
+        None => Ok(()),
+    }
 }
 
 fn compare_sizes(
@@ -184,9 +161,8 @@ fn compare_sizes(
 ) -> Result<(), Difference> {
     let check = |what, of: fn(&FileSystemLook) -> u64, slack: u64| {
         let (one, other) = (of(before), of(after));
-        let around = one.abs_diff(other).max(slack);
         let (least, most) =
-            (one.min(other).saturating_sub(around), one.max(other).saturating_add(around));
+            (one.min(other).saturating_sub(slack), one.max(other).saturating_add(slack));
         match (least..=most).contains(&of(shown)) {
             true => Ok(()),
             false => Err(Difference::FileSystem(what)),
@@ -203,8 +179,6 @@ fn compare_sizes(
 mod tests {
     use super::*;
 
-    const FILE: u32 = libc::S_IFREG;
-
     fn sizes() -> FileSystemLook {
         FileSystemLook {
             bytes: 100 << 30,
@@ -215,48 +189,35 @@ mod tests {
         }
     }
 
-    fn file(size: u64, changed_ns: i64) -> ToldFile {
-        ToldFile { look: FileLook { kind: FILE, size, modified_s: 7 }, changed_ns }
+    fn file(size: u64, modified_s: u32) -> FileLook {
+        FileLook { kind: libc::S_IFREG, size, modified_s }
     }
 
     fn told(names: &[&str]) -> ToldDirectory {
-        let itself = ToldFile {
-            look: FileLook { kind: libc::S_IFDIR, size: 4096, modified_s: 7 },
-            changed_ns: 7,
-        };
         let entries = names.iter().map(|name| (OsString::from(name), file(3, 7)));
         ToldDirectory {
             file_system: sizes(),
-            itself,
+            itself: FileLook { kind: libc::S_IFDIR, size: 4096, modified_s: 7 },
             entries: Some(entries.collect()),
             has_more: false,
-            now_ns: 1_000_000,
         }
     }
 
     /// As a mount shows it.
     fn shown(of: &ToldDirectory) -> DirectoryLook {
         let entries = of.entries.as_ref();
-        let entries = entries
-            .map(|all| all.iter().map(|(name, file)| (name.clone(), Some(file.look))).collect());
+        let entries =
+            entries.map(|all| all.iter().map(|(name, file)| (name.clone(), Some(*file))).collect());
         DirectoryLook {
             file_system: Some(of.file_system),
-            itself: of.itself.look,
+            itself: of.itself,
             entries,
             has_more: of.has_more,
         }
     }
 
-    fn first(
-        before: &ToldDirectory,
-        shown: &DirectoryLook,
-        after: &ToldDirectory,
-    ) -> Result<(), Difference> {
-        compare(before, shown, after, Duration::ZERO).into_iter().next().map_or(Ok(()), Err)
-    }
-
     fn check(before: &ToldDirectory, shown: &DirectoryLook, expected: Result<(), Difference>) {
-        assert_eq!(first(before, shown, before), expected);
+        assert_eq!(compare(before, shown, before, false), expected);
     }
 
     #[test]
@@ -265,13 +226,20 @@ mod tests {
             let before = told(names);
             check(&before, &shown(&before), Ok(()));
         }
-        // One that may not be listed, here or there.
-        let before = told(&["a"]);
-        check(&before, &DirectoryLook { entries: None, ..shown(&before) }, Ok(()));
-        let unlisted = ToldDirectory { entries: None, ..before.clone() };
-        check(&unlisted, &shown(&before), Ok(()));
         // A server that does not tell the sizes.
+        let before = told(&["a"]);
         check(&before, &DirectoryLook { file_system: None, ..shown(&before) }, Ok(()));
+    }
+
+    #[test]
+    fn names_that_are_not_known_need_an_address() {
+        let before = told(&["a"]);
+        let unlisted = ToldDirectory { entries: None, ..before.clone() };
+        let unseen = DirectoryLook { entries: None, ..shown(&before) };
+        for (before, shown) in [(&unlisted, &shown(&before)), (&before, &unseen)] {
+            check(before, shown, Err(Difference::Unlisted));
+            assert_eq!(compare(before, shown, before, true), Ok(()));
+        }
     }
 
     #[test]
@@ -282,12 +250,11 @@ mod tests {
         check(&before, &shown(&told(&["a", "b", "c"])), Err(Difference::Extra(name("c"))));
         let mut other = told(&["a", "b"]);
         other.entries.as_mut().unwrap().insert(name("b"), file(4, 7));
-        let (three, four) = (file(3, 7).look, file(4, 7).look);
-        let differs = Difference::Entry { name: name("b"), told: three, shown: four };
+        let differs = Difference::Entry { name: name("b"), told: file(3, 7), shown: file(4, 7) };
         check(&before, &shown(&other), Err(differs));
         let mut other = shown(&before);
         other.itself.modified_s += 1;
-        let told = before.itself.look;
+        let told = before.itself;
         check(&before, &other, Err(Difference::Directory { told, shown: other.itself }));
         let mut other = shown(&before);
         other.file_system.as_mut().unwrap().free_bytes -= 2 * SLACK_BYTES;
@@ -298,60 +265,29 @@ mod tests {
     }
 
     #[test]
-    fn a_change_meanwhile_is_no_difference() {
+    fn a_change_meanwhile_explains_what_lies_between() {
         let (before, mut after) = (told(&["a", "gone"]), told(&["a", "new"]));
-        after.itself.changed_ns = 8;
+        after.itself.modified_s = 9;
         after.entries.as_mut().unwrap().insert("a".into(), file(9, 8));
         after.file_system.free_bytes -= 10 * SLACK_BYTES;
-        let mut seen = shown(&told(&["a", "came and went"]));
+        let mut seen = shown(&told(&["a", "new"]));
         seen.itself.modified_s = 8;
         seen.file_system.as_mut().unwrap().free_bytes -= 5 * SLACK_BYTES;
-        seen.entries.as_mut().unwrap().insert("a".into(), Some(file(6, 0).look));
-        assert_eq!(first(&before, &seen, &after), Ok(()));
-        // What is the same before and after is shown so.
-        seen.entries.as_mut().unwrap().remove(&OsString::from("a"));
-        let same = ToldDirectory { entries: before.entries.clone(), ..after };
-        let missing = Err(Difference::Missing("a".into()));
-        assert_eq!(first(&before, &seen, &same), missing);
-    }
-
-    #[test]
-    fn a_directory_that_has_changed_since_it_was_cached_may_be_shown_as_it_was() {
-        let mut before = told(&["a"]);
-        let directory = FileLook { kind: libc::S_IFDIR, size: 4096, modified_s: 6 };
-        let entries = before.entries.as_mut().unwrap();
-        entries.insert("d".into(), ToldFile { look: directory, changed_ns: 7 });
-        let mut old = shown(&before);
-        old.itself.modified_s -= 1;
-        let older = FileLook { modified_s: 5, ..directory };
-        old.entries.as_mut().unwrap().insert("d".into(), Some(older));
-        old.entries.as_mut().unwrap().insert("gone".into(), Some(older));
-        let check = |cache: u64, changed_ns: i64, expected: usize| {
-            let mut before = before.clone();
-            before.itself.changed_ns = changed_ns;
-            let entries = before.entries.as_mut().unwrap();
-            entries.values_mut().for_each(|entry| entry.changed_ns = changed_ns);
-            let found = compare(&before, &old, &before, Duration::from_nanos(cache));
-            assert_eq!(found.len(), expected, "{cache} {changed_ns} {found:?}");
+        let mut try_entry = |look: FileLook| {
+            seen.entries.as_mut().unwrap().insert("a".into(), Some(look));
+            compare(&before, &seen, &after, false)
         };
-        check(1000, 999_500, 0);
-        check(1000, 998_900, 3);
-        check(0, 999_500, 3);
-        // By a clock that is ahead.
-        check(1000, 1_000_500, 0);
-        // Files are looked at without a cache.
-        before.itself.changed_ns = 999_500;
-        before.entries.as_mut().unwrap().values_mut().for_each(|entry| entry.changed_ns = 999_500);
-        for (name, size) in [("a", Some(4)), ("a", None), ("more", Some(0))] {
-            let mut seen = shown(&before);
-            let entries = seen.entries.as_mut().unwrap();
-            match size {
-                Some(size) => drop(entries.insert(name.into(), Some(file(size, 0).look))),
-                None => drop(entries.remove(&OsString::from(name))),
-            }
-            let found = compare(&before, &seen, &before, Duration::from_nanos(1000));
-            assert_eq!(found.len(), 1, "{name} {size:?} {found:?}");
+        assert_eq!(try_entry(file(6, 7)), Ok(()));
+        // Not any other.
+        for other in [file(2, 7), file(10, 8), file(6, 6), file(6, 9)] {
+            let name = OsString::from("a");
+            let differs = Difference::Entry { name, told: file(3, 7), shown: other };
+            assert_eq!(try_entry(other), Err(differs));
         }
+        assert_eq!(try_entry(file(6, 7)), Ok(()));
+        seen.entries.as_mut().unwrap().insert("other".into(), Some(file(1, 8)));
+        let extra = Difference::Extra("other".into());
+        assert_eq!(compare(&before, &seen, &after, false), Err(extra));
     }
 
     #[test]

@@ -11,18 +11,6 @@ fn store_is(lab: &Lab, server: usize) {
     write_file(&lab.workstation, SSH_CONFIG, text.as_bytes()).unwrap();
 }
 
-fn sh(host: &Host, text: &str) {
-    let mut command = host.command("sh");
-    command.args(["-c", text]);
-    let done = collect(host, command, text, SCRIPT_LIMIT).unwrap();
-    assert!(done.status.success(), "{done}");
-}
-
-fn reasons(outcome: &RunOutcome) -> Vec<String> {
-    let stages = outcome.report().pipelines.iter().flat_map(|p| &p.stages);
-    stages.map(|stage| format!("{} {}", stage.placement, stage.reason)).collect()
-}
-
 fn assert_local(outcome: &RunOutcome, why: &str) {
     let reasons = reasons(outcome);
     assert!(!reasons.is_empty());
@@ -73,19 +61,30 @@ fn a_name_that_means_another_machine_by_now() {
     assert_eq!(stdout(&outcome), "machine 2\n");
 }
 
-/// The same address, and other files.
+/// The same address, and other files, of which the executor's change or have just been made.
 #[test]
 fn another_directory_than_the_mount_shows() {
     let lab = lab();
     let other = lab.servers[0].host.path("/srv/other");
     fs::create_dir(&other).unwrap();
-    fs::write(other.join("f"), "other\n").unwrap();
     configure(&lab, &table("ssh://store1", "/srv/other", &format!("ssh -F {SSH_CONFIG}")));
     let script = Script::new("cat /mnt/s1/f | grep needle");
-    let outcome = assert_same(&lab.workstation, &script);
-    assert_local(&outcome, "is not shown to have the files that executor store1 serves");
-    let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
-    assert!(doctor.contains("is not shown to have the files"), "{doctor}");
+    let check = || {
+        let outcome = assert_same(&lab.workstation, &script);
+        assert_local(&outcome, "is not shown to have the files that executor store1 serves");
+        let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
+        assert!(doctor.contains("does not see a file that was made in /mnt/s1"), "{doctor}");
+        posh(&lab.workstation, &["gateway", "stop"]);
+    };
+    check();
+    fs::write(other.join("f"), "other\n").unwrap();
+    check();
+    let mut writer = Command::new("sh");
+    let text = "while :; do echo >> f; : > n$$; rm n$$; mkdir d; rmdir d; done";
+    let mut writer = writer.args(["-c", text]).current_dir(&other).spawn().unwrap();
+    check();
+    writer.kill().unwrap();
+    writer.wait().unwrap();
 }
 
 #[test]
@@ -93,7 +92,7 @@ fn the_first_command_is_offloaded_whatever_the_directory_is() {
     let mut lab = lab();
     let data = lab.data(1);
     let check = |lab: &Lab, text: &str| {
-        sh(&lab.workstation, "posh gateway stop; true");
+        posh(&lab.workstation, &["gateway", "stop"]);
         let outcome = assert_same(&lab.workstation, &Script::new(text));
         assert_offloaded(outcome.report());
     };

@@ -1,0 +1,111 @@
+//! A file that is made through an sshfs mount, and asked for on an executor: proof that a directory
+//! is the same on both, since nobody else makes a file of its name.
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fs_mapper::{Mount, sshfs::ProbeFile};
+use posh_proto::executor::FingerprintRequest;
+
+use crate::executors::{Executor, ExecutorConnection};
+
+/// Limit for each answer of the mount and of the executor.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// An executor, and its connection.
+#[derive(Clone, Copy)]
+pub struct Connected<'a> {
+    pub executor: &'a Arc<Executor>,
+    pub connection: &'a Arc<ExecutorConnection>,
+}
+
+/// Reason for which a directory is not shown to be the executor's.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum NotProved {
+    #[error("no file can be made in {} through the mount ({why})", directory.display())]
+    NotMade { directory: PathBuf, why: String },
+    #[error("the executor does not say what it sees ({0})")]
+    NoAnswer(String),
+    #[error("the executor does not see a file that was made in {}", .0.display())]
+    NotThere(PathBuf),
+}
+
+/// A file that was made through a mount and seen by an executor.
+#[derive(Debug, Clone, Copy)]
+pub struct MadeFile {
+    /// Permissions that the mount's server has cleared, of all.
+    pub cleared: u32,
+    /// Its owner on the server.
+    pub user: u32,
+    /// Owner of what the executor's commands make.
+    pub user_of_commands: u32,
+    /// The directory's default ACL, not a umask, decides on permissions; true if unknown.
+    pub has_default_acl: bool,
+}
+
+/// Makes a file in a directory of a mount, asks the executor for it, and removes it.
+///
+/// # Errors
+/// The directory is not shown to be the executor's.
+pub async fn prove(
+    to: Connected<'_>,
+    mount: &Mount,
+    directory: &Path,
+) -> Result<MadeFile, NotProved> {
+    let not_made = |why: String| NotProved::NotMade { directory: directory.to_owned(), why };
+    // random(4); 122 bits.
+    let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid");
+    let name = uuid.map_err(|error| not_made(error.to_string()))?;
+    let name = OsString::from(format!(".posh-{}", name.trim()));
+    let (shares, place) = (&to.executor.shares, mount.path.as_path());
+    let (theirs, within, called) = (mount.clone(), directory.to_owned(), name.clone());
+    let make = move || ProbeFile::make(&theirs.open_root()?, &within, &called);
+    let made = shares.ask(place, LIMIT, make).await;
+    let made = made.map_err(|unanswered| not_made(unanswered.to_string()))?;
+    let made = made.map_err(|error| not_made(error.to_string()))?;
+    let cleared = made.cleared();
+    let seen = ask(to, mount, directory, &name).await;
+    // A directory in which it can't be removed is no place for a command that changes files.
+    let removed = shares.ask(place, LIMIT, move || made.remove()).await;
+    let removed = removed.map_err(|unanswered| not_made(unanswered.to_string()))?;
+    removed.map_err(|error| not_made(error.to_string()))?;
+    seen.map(|seen| MadeFile { cleared, ..seen })
+}
+
+async fn ask(
+    to: Connected<'_>,
+    mount: &Mount,
+    directory: &Path,
+    name: &OsString,
+) -> Result<MadeFile, NotProved> {
+    let owner = mount.owner.as_ref();
+    let below = directory.strip_prefix(mount.path.as_path()).unwrap_or(directory);
+    let request = owner.map(|owner| FingerprintRequest {
+        export: owner.export.clone(),
+        sub_path: Bytes::copy_from_slice(owner.sub_path.join(below).as_os_str().as_bytes()),
+        name: Bytes::copy_from_slice(name.as_bytes()),
+    });
+    let mut client = to.connection.client.clone();
+    let asked = client.fingerprint(request.unwrap_or_default());
+    let reply = match tokio::time::timeout(LIMIT, asked).await {
+        Ok(Ok(reply)) => reply,
+        Ok(Err(status)) => return Err(NotProved::NoAnswer(status.message().to_owned())),
+        Err(_) => return Err(NotProved::NoAnswer("it does not answer".to_owned())),
+    };
+    match reply.entries.iter().find(|entry| entry.name == name.as_bytes()) {
+        Some(seen) => Ok(MadeFile {
+            cleared: 0,
+            user: seen.user,
+            user_of_commands: reply.user,
+            has_default_acl: reply.has_default_acl,
+        }),
+        None => Err(NotProved::NotThere(directory.to_owned())),
+    }
+}

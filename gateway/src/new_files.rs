@@ -1,0 +1,156 @@
+//! Proof that commands which change files on an sshfs mount may do so on its executor. An sftp
+//! service need not be what a login's commands are: it may clear other permissions of new files
+//! (`internal-sftp -u 0027`), refuse changes (`-R`), start in another directory, or run as another
+//! user. No request of SFTP tells any of it, so a file is made through the mount, once.
+//!
+//! Invariant: a command that may change files on an sshfs mount is placed on an executor only if,
+//! while sshfs had the connections that it has now, a file made through the mount was seen by the
+//! executor of now, in the directory and as the user of the executor's own commands; and if the
+//! command's umask clears all that the mount's server clears. The file is made in a directory that
+//! the first such command may change, and removed at once.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use fs_mapper::{Mount, coherence::Adapter, sshfs::SshfsConnections};
+use posh_annotations::CurrentDir;
+use posh_proto::rule::{self, Rule};
+
+use crate::{
+    enlisted::Enlisted,
+    executors::Executor,
+    facts::{PathOwner, ResolvedCommand, World},
+    made_file::{Connected, MadeFile, NotProved, prove},
+    model::{LocalReason, ReasonKind},
+    same_files::SameFiles,
+};
+
+/// sshfs mounts, by their paths, of which it is known how they make files.
+#[derive(Debug, Default)]
+pub struct NewFiles(Mutex<HashMap<PathBuf, KnownServer>>);
+
+#[derive(Debug)]
+struct KnownServer {
+    of: Circumstances,
+    /// Permissions that the mount's server clears.
+    umask: u32,
+}
+
+/// The connections that a proof holds for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Circumstances {
+    files_mount_id: Option<u32>,
+    /// `None` if another user's sshfs serves the mount.
+    connections: Option<SshfsConnections>,
+    /// Of the executor.
+    instance: String,
+}
+
+/// Reason for which a mount and an executor are not shown to make the same files.
+#[derive(Debug, thiserror::Error)]
+enum NotAlike {
+    #[error("{0}")]
+    NotProved(#[from] NotProved),
+    #[error("the mount makes files of user {mount}, and the executor of user {executor}")]
+    OtherUser { mount: u32, executor: u32 },
+    #[error("{} has a default ACL", .0.display())]
+    DefaultAcl(PathBuf),
+}
+
+impl NewFiles {
+    /// Checks that a command makes the same files on an executor as through its sshfs mounts.
+    ///
+    /// # Errors
+    /// Reason for running it locally.
+    pub async fn check(
+        &self,
+        same_files: &SameFiles,
+        to: Connected<'_>,
+        world: &World<'_>,
+        stage: &Enlisted,
+        reading: &ResolvedCommand,
+    ) -> Result<(), LocalReason> {
+        // `posh explain` has no process, and changes nothing.
+        if stage.pid == 0 || !rule::holds(Rule::MountDifferences) {
+            return Ok(());
+        }
+        for (mount, path) in changed_places(world, to.executor, reading) {
+            let point = mount.path.as_path();
+            let cleared = self.cleared(same_files, to, mount, path).await.map_err(|why| {
+                ReasonKind::Attributes.because(format!(
+                    "{} may change what is on {}, and it is not shown that executor {} does that \
+                     as the mount would: {why}",
+                    reading.invocation.command,
+                    point.display(),
+                    to.executor.name
+                ))
+            })?;
+            if cleared & !stage.umask != 0 {
+                return Err(ReasonKind::Attributes.because(format!(
+                    "the umask {:03o} allows permissions that the server of {} does not give to \
+                     new files: its umask is {cleared:03o}",
+                    stage.umask,
+                    point.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Permissions that a mount's server clears, for an executor that is shown to act as it does.
+    async fn cleared(
+        &self,
+        same_files: &SameFiles,
+        to: Connected<'_>,
+        mount: &Mount,
+        path: &Path,
+    ) -> Result<u32, NotAlike> {
+        let of = Circumstances {
+            files_mount_id: mount.files_mount_id,
+            connections: same_files.connections_of(mount),
+            instance: to.connection.instance.clone(),
+        };
+        let point = mount.path.as_path();
+        if let Some(known) = self.lock().get(point).filter(|known| known.of == of) {
+            return Ok(known.umask);
+        }
+        // What is changed may be a directory, or about to be made.
+        let directory = path.parent().filter(|above| above.starts_with(point)).unwrap_or(path);
+        let made = prove(to, mount, directory).await?;
+        let MadeFile { cleared: umask, user: mount_user, user_of_commands: executor, .. } = made;
+        if mount_user != executor {
+            return Err(NotAlike::OtherUser { mount: mount_user, executor });
+        }
+        if made.has_default_acl {
+            return Err(NotAlike::DefaultAcl(directory.to_owned()));
+        }
+        self.lock().insert(point.to_owned(), KnownServer { of, umask });
+        Ok(umask)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, KnownServer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Places on an executor's sshfs mounts that a command may change.
+fn changed_places<'t>(
+    world: &World<'t>,
+    executor: &Executor,
+    reading: &'t ResolvedCommand,
+) -> impl Iterator<Item = (&'t Mount, &'t Path)> {
+    let files = reading.invocation.files.iter().zip(&reading.places);
+    let files =
+        files.filter(|(file, _)| file.kind.writes()).filter_map(|(_, place)| place.as_ref());
+    let changes_cwd = reading.invocation.current_dir == CurrentDir::Writes;
+    let (table, id) = (world.table, executor.id);
+    files.chain(reading.cwd.iter().filter(move |_| changes_cwd)).filter_map(move |place| {
+        let PathOwner::At(owner, path, mount) = place else { return None };
+        let mount = table.mount(*mount);
+        let is_its = *owner == id && mount.adapter() == Adapter::Sshfs;
+        is_its.then(|| (mount, path.as_path()))
+    })
+}
