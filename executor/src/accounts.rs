@@ -1,22 +1,42 @@
 //! Follows changes of the server's accounts while the executor runs: a user who leaves a group
 //! loses that group's rights also in runs, sessions and calls of the executor.
+//!
+//! Invariant: each account is looked up on its own, and its rights depend on its own answers only.
+//! Look-ups that hang delay another's for [`QUICK`] for each [`MOST_AT_ONCE`] of them: every
+//! look-up begins in a lane for quick ones, and one that takes longer is made again in a lane of
+//! its own.
+//!
+//! Invariant: [`Standing::take`] alone decides which answers count, for accounts and for groups. A
+//! directory service that is away is no error to initgroups(3), and to getpwnam(3) an unknown name.
+
+mod standing;
 
 use std::{
     collections::HashMap,
     fs::Metadata,
+    io,
     os::unix::fs::MetadataExt as _,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use tokio::{sync::mpsc, time};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::{JoinSet, spawn_blocking},
+    time,
+};
 
 use crate::{
     Config,
-    identity::{AccountLookup, NoUser},
+    config::user_to_become,
+    identity::{Account, MOST_AT_ONCE, NoUser, PATIENCE, UnixUser},
 };
+use standing::Standing;
 
+/// Name service switch of the C library.
+const NSSWITCH: &str = "/etc/nsswitch.conf";
 /// Files of nsswitch.conf(5)'s service `files`, and nsswitch.conf itself.
-const DATABASES: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf"];
+const DATABASES: [&str; 3] = ["/etc/passwd", "/etc/group", NSSWITCH];
 
 /// Interval at which these are checked.
 const LOOK: Duration = Duration::from_secs(1);
@@ -25,35 +45,17 @@ const LOOK: Duration = Duration::from_secs(1);
 /// theirs elsewhere.
 const LOOK_UP: Duration = Duration::from_secs(300);
 
-/// Watches account databases for changes, as far as their files tell.
-pub struct Accounts {
-    seen: Stamps,
-    looked_up: Instant,
-    interval: time::Interval,
-}
+/// The same for an account that is awaited (see [`Standing::is_awaited`]).
+const LOOK_UP_AWAITED: Duration = Duration::from_secs(2);
 
+/// Awaited accounts whose look-ups begin in one [`LOOK`], so that many cost little.
+const AWAITED_AT_ONCE: usize = 16;
+
+/// Time after which a look-up leaves the lane for quick ones.
+const QUICK: Duration = Duration::from_millis(500);
+
+/// Metadata by which a change of a file shows.
 type Stamps = [Option<(u64, u64, i64, i64, u64)>; DATABASES.len()];
-
-impl Accounts {
-    /// Watches from now on. Look up the accounts in use after this.
-    pub async fn watch() -> Self {
-        let mut interval = time::interval(LOOK);
-        interval.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-        Self { seen: stamps().await, looked_up: Instant::now(), interval }
-    }
-
-    /// Waits until accounts may have changed.
-    pub async fn changed(&mut self) {
-        loop {
-            self.interval.tick().await;
-            let now = stamps().await;
-            if now != self.seen || self.looked_up.elapsed() >= LOOK_UP {
-                (self.seen, self.looked_up) = (now, Instant::now());
-                return;
-            }
-        }
-    }
-}
 
 async fn stamps() -> Stamps {
     let mut stamps = Stamps::default();
@@ -66,127 +68,210 @@ async fn stamps() -> Stamps {
     stamps
 }
 
-/// Services of nsswitch.conf(5) that answer from files of this machine: what they do not know is
-/// not there.
-const CERTAIN_SERVICES: [&str; 6] = ["files", "compat", "db", "systemd", "altfiles", "extrausers"];
-/// Time for which a directory service has to say that an account is unknown. Where it is away for a
-/// moment, it says so of all.
-const UNKNOWN_FOR: Duration = Duration::from_secs(10);
-/// Interval of look-ups meanwhile.
-const LOOK_UP_MISSING: Duration = Duration::from_secs(2);
+/// Looks an account up, for that time at most.
+type Find = fn(&str, Duration) -> Result<UnixUser, NoUser>;
 
-/// Accounts in use that were unknown at the last look-up, by name, and since when.
-#[derive(Debug, Clone, Default)]
-pub struct MissingAccounts(HashMap<String, Instant>);
+/// Slots for look-ups. Each holds a thread.
+struct Lanes {
+    quick: Semaphore,
+    slow: Semaphore,
+    find: Find,
+}
 
-impl MissingAccounts {
-    /// Returns true if that account, which is unknown now, is certain to be gone.
-    fn is_gone(&mut self, name: &str) -> bool {
-        let nsswitch = std::fs::read_to_string("/etc/nsswitch.conf");
-        self.is_gone_by(name, &nsswitch.unwrap_or_default())
+/// Answer about an account.
+struct Answer {
+    name: String,
+    found: Result<UnixUser, NoUser>,
+    /// Text of nsswitch.conf(5).
+    nsswitch: String,
+}
+
+impl Lanes {
+    fn new(find: Find) -> Self {
+        Self { quick: Semaphore::new(MOST_AT_ONCE), slow: Semaphore::new(MOST_AT_ONCE), find }
     }
 
-    fn is_gone_by(&mut self, name: &str, nsswitch: &str) -> bool {
-        if are_certain(nsswitch) {
-            return true;
+    async fn look_up(self: Arc<Self>, name: String) -> Answer {
+        let mut found = self.look_up_in(&self.quick, &name, QUICK).await;
+        if found.as_ref().is_err_and(NoUser::is_timeout) {
+            found = self.look_up_in(&self.slow, &name, PATIENCE).await;
         }
-        let since = *self.0.entry(name.to_owned()).or_insert_with(Instant::now);
-        since.elapsed() >= UNKNOWN_FOR
+        let nsswitch = tokio::fs::read_to_string(NSSWITCH).await.unwrap_or_default();
+        Answer { name, found, nsswitch }
     }
 
-    /// Returns true if one of them may come back.
-    fn are_awaited(&self) -> bool {
-        self.0.values().any(|since| since.elapsed() < UNKNOWN_FOR + LOOK_UP_MISSING)
+    async fn look_up_in(
+        &self,
+        lane: &Semaphore,
+        name: &str,
+        patience: Duration,
+    ) -> Result<UnixUser, NoUser> {
+        let _slot = lane.acquire().await;
+        let (find, its) = (self.find, name.to_owned());
+        spawn_blocking(move || find(&its, patience)).await.unwrap_or_else(|error| {
+            let source = io::Error::other(error);
+            Err(NoUser::LookUp { name: name.to_owned(), program: "a thread", source })
+        })
     }
 }
 
-/// Returns true if all accounts are in files of this machine.
-fn are_certain(nsswitch: &str) -> bool {
-    let mut services = nsswitch.lines().filter_map(|line| line.trim().strip_prefix("passwd:"));
-    services.all(|services| {
-        let text = services.split('#').next().unwrap_or_default();
-        // An action in brackets, [NOTFOUND=return], is none.
-        let mut words = text.split_whitespace().filter(|word| !word.starts_with('['));
-        words.all(|word| CERTAIN_SERVICES.contains(&word))
-    })
+/// An account that the configuration names.
+struct Followed {
+    standing: Standing,
+    /// Time of its next look-up; at once if `None`.
+    due: Option<Instant>,
+    /// A look-up is under way.
+    is_asked: bool,
 }
 
-impl Config {
-    /// This configuration with its accounts looked up again. An identity whose account is gone is
-    /// removed. An account stays as it was if its look-up fails, and so does the user of
-    /// `[confinement]` if it is gone.
-    #[must_use]
-    pub fn with_accounts_of_now(&self, missing: &mut MissingAccounts) -> Self {
-        let mut now = self.clone();
-        let mut lookup = AccountLookup::default();
-        if let Some(user) = &mut now.confinement.user {
-            match lookup.find(&user.name) {
-                Ok(found) => *user = found,
-                Err(error) => {
-                    tracing::error!("commands go on to run as `{}` as it was: {error}", user.name)
-                }
+impl Followed {
+    fn new(account: &Account) -> Self {
+        Self { standing: Standing::new(account), due: None, is_asked: false }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        !self.is_asked && self.due.is_none_or(|due| due <= now)
+    }
+}
+
+struct Follower {
+    configured: Config,
+    accounts: HashMap<String, Followed>,
+    lanes: Arc<Lanes>,
+    look_ups: JoinSet<Answer>,
+}
+
+impl Follower {
+    fn new(configured: Config, find: Find) -> Self {
+        let lanes = Arc::new(Lanes::new(find));
+        let mut follower =
+            Self { configured, accounts: HashMap::new(), lanes, look_ups: JoinSet::new() };
+        follower.take_accounts();
+        follower
+    }
+
+    /// Follows the configured accounts. Those that were followed before stand as they do: what the
+    /// configuration has of them is older.
+    fn take_accounts(&mut self) {
+        let identities = self.configured.identities.iter();
+        let confinement = self.configured.confinement.user.clone().map(Account::Known);
+        let accounts = identities.filter_map(|identity| identity.user.clone()).chain(confinement);
+        let mut before = std::mem::take(&mut self.accounts);
+        for account in accounts {
+            let name = account.name().to_owned();
+            let taken = before.remove(&name).unwrap_or_else(|| Followed::new(&account));
+            self.accounts.entry(name).or_insert(taken);
+        }
+        // An answer that is under way is older than what is asked from now on.
+        self.accounts.extend(before.into_iter().filter(|(_, followed)| followed.is_asked));
+    }
+
+    /// Has all accounts looked up.
+    fn all_are_due(&mut self) {
+        self.accounts.values_mut().for_each(|followed| followed.due = None);
+    }
+
+    /// Begins the look-ups that are due: all of accounts that stand, and some of those that are
+    /// awaited, the longest due first.
+    fn look_up_due(&mut self) {
+        let now = Instant::now();
+        let is_due = |(_, followed): &(&String, &mut Followed)| followed.is_due(now);
+        let mut due: Vec<_> = self.accounts.iter_mut().filter(is_due).collect();
+        due.sort_by_key(|(_, followed)| followed.due);
+        let mut awaited = 0;
+        for (name, followed) in due {
+            awaited += usize::from(followed.standing.is_awaited(now));
+            if followed.standing.is_awaited(now) && awaited > AWAITED_AT_ONCE {
+                continue;
+            }
+            (followed.due, followed.is_asked) = (Some(now + LOOK_UP), true);
+            self.look_ups.spawn(self.lanes.clone().look_up(name.clone()));
+        }
+    }
+
+    fn take(&mut self, Answer { name, found, nsswitch }: Answer) {
+        let Some(followed) = self.accounts.get_mut(&name) else { return };
+        let now = Instant::now();
+        followed.is_asked = false;
+        followed.standing.take(&name, found.and_then(user_to_become), &nsswitch, now);
+        if followed.standing.is_awaited(now) {
+            // Earlier if its files have changed meanwhile.
+            followed.due = followed.due.min(Some(now + LOOK_UP_AWAITED));
+        }
+    }
+
+    /// The configuration with its accounts as they stand. That of `[confinement]` stays as it was
+    /// if it is gone.
+    fn config(&self) -> Config {
+        let mut config = self.configured.clone();
+        let standing = |name: &str| self.accounts.get(name).map(|followed| &followed.standing);
+        for account in config.identities.iter_mut().filter_map(|it| it.user.as_mut()) {
+            if let Some(standing) = standing(account.name()) {
+                *account = standing.account(account.name());
             }
         }
-        let before = std::mem::take(&mut missing.0);
-        let mut still = MissingAccounts::default();
-        now.identities.retain_mut(|identity| {
-            let Some(user) = &mut identity.user else { return true };
-            match lookup.find(&user.name) {
-                Ok(found) => *user = found,
-                Err(NoUser::Unknown(name)) => {
-                    before.get(&name).map(|since| still.0.insert(name.clone(), *since));
-                    if still.is_gone(&name) {
-                        tracing::error!(
-                            "identity `{}` is not let in any more: {}",
-                            identity.name,
-                            NoUser::Unknown(name)
-                        );
-                        return false;
-                    }
-                    tracing::warn!("`{name}` is unknown just now, and looked up again");
-                }
-                Err(error) => {
-                    tracing::error!(
-                        "the account of identity `{}` stays as it was: {error}",
-                        identity.name
-                    );
-                }
-            }
-            true
-        });
-        *missing = still;
-        now
+        if let Some(user) = &mut config.confinement.user
+            && let Some(last) = standing(&user.name).and_then(Standing::last_known)
+        {
+            *user = last.clone();
+        }
+        config
     }
+}
+
+/// Sources of changes beside the databases.
+pub struct Inputs {
+    /// Configurations that were read again.
+    pub anew: mpsc::Receiver<Config>,
+    /// Names of absent accounts whose identities have just tried to get in.
+    pub attempted: mpsc::Receiver<String>,
 }
 
 /// Sends the configuration whenever its accounts have changed, and each configuration from `anew`.
-pub async fn follow(
-    configured: Config,
-    mut anew: mpsc::Receiver<Config>,
-    changed: mpsc::Sender<Config>,
-) {
-    let mut accounts = Accounts::watch().await;
+pub async fn follow(configured: Config, inputs: Inputs, changed: mpsc::Sender<Config>) {
+    follow_by(UnixUser::find, configured, inputs, changed).await;
+}
+
+async fn follow_by(find: Find, configured: Config, inputs: Inputs, changed: mpsc::Sender<Config>) {
+    let Inputs { mut anew, mut attempted } = inputs;
+    let mut interval = time::interval(LOOK);
+    interval.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+    // All accounts are looked up after this: they may have changed since the configuration was
+    // read.
+    let mut seen = stamps().await;
     let mut current = configured.clone();
-    let mut configured = configured;
-    let mut missing = MissingAccounts::default();
-    let mut ends = false;
+    let mut follower = Follower::new(configured, find);
     loop {
-        let waits_for_missing = missing.are_awaited();
-        let is_new = tokio::select! {
-            new = anew.recv(), if !ends => match new {
-                Some(new) => { configured = new; true }
-                None => { ends = true; continue }
-            },
-            () = accounts.changed() => false,
-            () = time::sleep(LOOK_UP_MISSING), if waits_for_missing => false,
-        };
-        let (next, mut still_missing) = (configured.clone(), missing.clone());
-        let looked_up = tokio::task::spawn_blocking(move || {
-            let next = next.with_accounts_of_now(&mut still_missing);
-            (next, still_missing)
-        });
-        let Ok((next, still_missing)) = looked_up.await else { continue };
-        missing = still_missing;
+        let mut is_new = false;
+        tokio::select! {
+            Some(configured) = anew.recv() => {
+                follower.configured = configured;
+                follower.take_accounts();
+                follower.all_are_due();
+                is_new = true;
+            }
+            Some(name) = attempted.recv() => {
+                if let Some(followed) = follower.accounts.get_mut(&name) {
+                    followed.due = None;
+                }
+            }
+            Some(answer) = follower.look_ups.join_next() => {
+                answer.into_iter().for_each(|answer| follower.take(answer));
+            }
+            _ = interval.tick() => {
+                let now = stamps().await;
+                if now != seen {
+                    seen = now;
+                    follower.all_are_due();
+                }
+                follower.look_up_due();
+            }
+        }
+        // What has come at the same time is one change.
+        while let Some(Ok(answer)) = follower.look_ups.try_join_next() {
+            follower.take(answer);
+        }
+        let next = follower.config();
         if is_new || next != current {
             if !is_new {
                 tracing::info!("accounts of this machine have changed");
@@ -201,30 +286,101 @@ pub async fn follow(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
 
-    #[test]
-    fn an_account_is_gone_once_it_was_unknown_for_ten_seconds() {
-        let mut missing = MissingAccounts::default();
-        assert!(!missing.is_gone_by("ada", "passwd: files sss") && missing.are_awaited());
-        assert!(!missing.is_gone_by("ada", "passwd: files sss"));
-        let long_ago = Instant::now().checked_sub(UNKNOWN_FOR).unwrap();
-        missing.0.insert("ada".to_owned(), long_ago);
-        assert!(missing.is_gone_by("ada", "passwd: files sss"));
-        assert!(MissingAccounts::default().is_gone_by("ada", "passwd: files"));
+    use super::*;
+    use crate::config::{Identity, Limits};
+
+    fn identity(account: &str, groups: &[u32]) -> Identity {
+        Identity {
+            name: account.to_owned(),
+            user: Some(Account::Known(user(account, groups))),
+            trust_caller_ids: None,
+            exports: None,
+            read_only: false,
+            volumes: true,
+            commands: None,
+            limits: Limits::default(),
+        }
     }
 
-    #[test]
-    fn only_files_of_this_machine_are_certain() {
-        for (text, expect) in [
-            ("", true),
-            ("group: files ldap\n", true),
-            ("passwd: files systemd # ldap\n", true),
-            ("passwd:\tfiles [NOTFOUND=return] db", true),
-            ("passwd: files sss\n", false),
-            ("passwd: ldap\nshadow: files", false),
-        ] {
-            assert_eq!(are_certain(text), expect, "{text:?}");
-        }
+    fn user(name: &str, groups: &[u32]) -> UnixUser {
+        let uid = nix::unistd::geteuid().as_raw();
+        UnixUser { name: name.into(), uid, gid: 7, groups: groups.into(), home: "/".into() }
+    }
+
+    struct Following {
+        changes: mpsc::Receiver<Config>,
+        attempts: mpsc::Sender<String>,
+        anew: mpsc::Sender<Config>,
+    }
+
+    fn begin(find: Find, config: Config) -> Following {
+        let (anew, read) = mpsc::channel(1);
+        let (attempts, attempted) = mpsc::channel(1);
+        let (changed, changes) = mpsc::channel(1);
+        let inputs = Inputs { anew: read, attempted };
+        tokio::spawn(follow_by(find, config, inputs, changed));
+        Following { changes, attempts, anew }
+    }
+
+    fn config(identities: Vec<Identity>) -> Config {
+        Config { identities, ..Config::new(Vec::new()) }
+    }
+
+    fn timed_out(name: &str, patience: Duration) -> Result<UnixUser, NoUser> {
+        thread::sleep(patience);
+        let source = io::ErrorKind::TimedOut.into();
+        Err(NoUser::LookUp { name: name.to_owned(), program: "getent", source })
+    }
+
+    /// As many hang as slow look-ups have slots, and more.
+    #[tokio::test]
+    async fn accounts_whose_look_up_hangs_delay_no_others() {
+        let find = |name: &str, patience: Duration| match name {
+            "bob" => Ok(user("bob", &[7])),
+            _ => timed_out(name, patience),
+        };
+        let hanging = (0..MOST_AT_ONCE + 8).map(|number| identity(&format!("ada{number}"), &[7]));
+        let mut all: Vec<_> = hanging.collect();
+        all.push(identity("bob", &[7, 9]));
+        let begun = Instant::now();
+        // The certain databases of this machine, as far as tests run on such.
+        let mut following = begin(find, config(all.clone()));
+        let changed = following.changes.recv().await.unwrap();
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        let bob = changed.identities.last().unwrap().user.as_ref().unwrap();
+        assert_eq!(bob.known().unwrap().groups, [7]);
+        let others = all.len() - 1;
+        assert_eq!(changed.identities[..others], all[..others]);
+        // SIGHUP brings no rights back that an account has lost.
+        following.anew.send(config(all.clone())).await.unwrap();
+        let read_again = following.changes.recv().await.unwrap();
+        assert_eq!(read_again.identities, changed.identities);
+    }
+
+    #[tokio::test]
+    async fn an_account_that_hangs_is_looked_up_again_soon_and_one_that_is_absent_at_an_attempt() {
+        static HANGS: AtomicBool = AtomicBool::new(true);
+        let find = |name: &str, patience: Duration| match HANGS.load(Ordering::Relaxed) {
+            true => timed_out(name, patience.min(QUICK)),
+            false => Ok(user(name, &[7, 9])),
+        };
+        let mut eve = identity("eve", &[]);
+        eve.user = Some(Account::Absent("eve".to_owned()));
+        let mut following = begin(find, config(vec![identity("ada", &[7]), eve]));
+        time::sleep(2 * LOOK).await;
+        HANGS.store(false, Ordering::Relaxed);
+        following.attempts.send("eve".to_owned()).await.unwrap();
+        let is_known = |config: &Config| {
+            let accounts = config.identities.iter().map(|it| it.user.clone().unwrap());
+            let mut groups = accounts.filter_map(|it| it.known().map(|user| user.groups.clone()));
+            groups.next() == Some(vec![7, 9]) && groups.next() == Some(vec![7, 9])
+        };
+        let all = async { while !is_known(&following.changes.recv().await.unwrap()) {} };
+        time::timeout(Duration::from_secs(20), all).await.unwrap();
     }
 }

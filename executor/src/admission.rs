@@ -8,7 +8,7 @@ use std::{
 };
 
 use posh_proto::token::Fingerprint;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 use tonic::{Request, Status, body::Body, codegen::http, service::Interceptor};
 
 use crate::{
@@ -71,6 +71,8 @@ pub struct Admission {
     queued: Arc<Accounts>,
     frames: Arc<Accounts>,
     audit: AuditLog,
+    /// Accounts of identities that want to be let in and can't; see [`crate::Changes`].
+    attempts: mpsc::Sender<String>,
 }
 
 /// Effect of a certificate that has expired, or that its renewal or a change of the authority has
@@ -98,6 +100,7 @@ impl Admission {
         tls: Option<Arc<Serving>>,
         load: Arc<Load>,
         audit: AuditLog,
+        attempts: mpsc::Sender<String>,
     ) -> Self {
         let unfinished = Arc::new(Accounts::of_unfinished(callers.count()));
         let streams = Arc::new(Accounts::of_streams(callers.count()));
@@ -116,6 +119,7 @@ impl Admission {
             queued,
             frames,
             audit,
+            attempts,
         }
     }
 
@@ -175,7 +179,7 @@ impl Admission {
                     // renewals have removed it, and no revocation could name it any more.
                     Err(ended) => return Err(ended.into()),
                 };
-                self.callers().identity(&name).map(Some).ok_or_else(|| unplaced(&name))
+                self.placed(&name).map(Some)
             }
             _ => Ok(None),
         }
@@ -195,7 +199,23 @@ impl Admission {
             (Proof::Certificate(certificate), Some(tls)) => self.identity_of(tls, certificate)?,
             _ => return Err(Denied(NO_CERTIFICATE.to_owned())),
         };
-        self.callers().identity(&certificate).ok_or_else(|| unplaced(&certificate))
+        self.placed(&certificate)
+    }
+
+    /// The caller with that proved name.
+    fn placed(&self, name: &str) -> Result<Arc<Caller>, Denied> {
+        let callers = self.callers();
+        if let Some(caller) = callers.identity(name) {
+            return Ok(caller);
+        }
+        let Some(account) = callers.absent_account(name) else { return Err(unplaced(name)) };
+        // Where more wait than fit, each is looked up again soon anyway.
+        let _ = self.attempts.try_send(account.to_owned());
+        Err(Denied(format!(
+            "`{name}` is an identity of this executor, but its account is not known on that \
+             machine at present; it is looked up again at each attempt, and the executor's log \
+             says more to its administrator"
+        )))
     }
 
     /// A slot for a connection with this proof.

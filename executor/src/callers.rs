@@ -13,7 +13,7 @@ use crate::{
     Config, Export,
     config::{Identity, Limits, Unserved},
     error::Refusal,
-    identity::UnixUser,
+    identity::{Account, UnixUser},
 };
 
 /// Log name of a caller without a configured identity.
@@ -47,16 +47,33 @@ pub struct Callers {
     /// Caller on a connection that needs no proof.
     pub anybody: Arc<Caller>,
     identities: HashMap<String, Arc<Caller>>,
+    /// Accounts of identities that are configured and can't be let in, by the identity's name.
+    absent: HashMap<String, String>,
 }
 
 impl Callers {
     /// From the configuration.
     #[must_use]
     pub fn new(config: &Config) -> Self {
-        let identities = config.identities.iter();
-        let identities = identities
-            .map(|identity| (identity.name.clone(), Arc::new(Caller::of(identity, config))));
-        Self { anybody: Arc::new(Caller::anybody(config)), identities: identities.collect() }
+        let mut callers = Self {
+            anybody: Arc::new(Caller::anybody(config)),
+            identities: HashMap::new(),
+            absent: HashMap::new(),
+        };
+        for identity in &config.identities {
+            let name = identity.name.clone();
+            let user = match &identity.user {
+                Some(Account::Absent(account)) => {
+                    callers.absent.insert(name, account.clone());
+                    continue;
+                }
+                Some(Account::Known(user)) => Some(user),
+                None => config.confinement.user.as_ref(),
+            };
+            let caller = Caller::of(identity, user.cloned(), config);
+            callers.identities.insert(name, Arc::new(caller));
+        }
+        callers
     }
 
     /// Looks up an identity.
@@ -65,7 +82,14 @@ impl Callers {
         self.identities.get(name).cloned()
     }
 
-    /// Number of identities.
+    /// Account of a configured identity that can't be let in, since this machine does not know the
+    /// account at present.
+    #[must_use]
+    pub fn absent_account(&self, identity: &str) -> Option<&str> {
+        self.absent.get(identity).map(String::as_str)
+    }
+
+    /// Number of identities that are let in.
     #[must_use]
     pub fn count(&self) -> usize {
         self.identities.len()
@@ -100,8 +124,8 @@ impl Caller {
         }
     }
 
-    /// A configured identity.
-    fn of(identity: &Identity, config: &Config) -> Self {
+    /// A configured identity, and the account that its commands run as.
+    fn of(identity: &Identity, user: Option<UnixUser>, config: &Config) -> Self {
         let may_use =
             |export: &str| identity.exports.as_ref().is_none_or(|names| names.contains(export));
         let exports = config.exports.iter().filter(|export| may_use(&export.name));
@@ -111,8 +135,10 @@ impl Caller {
         });
         Self {
             identity: Some(identity.name.clone()),
-            user: identity.user.as_ref().or(config.confinement.user.as_ref()).cloned(),
-            trust_caller_ids: identity.trusts_caller_ids(&config.confinement),
+            // The account may have become known, or have another number, since this was checked.
+            trust_caller_ids: identity.trusts_caller_ids(&config.confinement)
+                && user.as_ref().is_some_and(UnixUser::is_root),
+            user,
             exports: exports.collect(),
             unserved: config
                 .unserved

@@ -12,7 +12,7 @@ pub use confinement::{Commands, Confinement};
 pub use tls::{DEFAULT_DIRECTORY, TlsConfig};
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fmt::Write as _,
     io,
     net::{Ipv4Addr, SocketAddr},
@@ -38,7 +38,7 @@ pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
 use crate::{
     error::{AttemptExt as _, Error},
-    identity::{AccountLookup, NoUser, UnixUser},
+    identity::{NoUser, UnixUser},
 };
 
 /// Time that running commands have after SIGTERM.
@@ -83,7 +83,7 @@ impl RightsArguments {
 }
 
 /// Checks that this process can take an account's rights.
-fn user_to_become(user: UnixUser) -> Result<UnixUser, NoUser> {
+pub(crate) fn user_to_become(user: UnixUser) -> Result<UnixUser, NoUser> {
     if !geteuid().is_root() && Uid::from_raw(user.uid) != geteuid() {
         return Err(NoUser::NotOurs(user.name));
     }
@@ -277,8 +277,9 @@ impl Config {
     }
 
     /// Reads `file` again. A directory service that is away must not keep those in who were taken
-    /// out of it: an account that can't be looked up stays as it was, and an identity with a new
-    /// one is left out.
+    /// out of it: accounts that are known stay as they are, since [`crate::accounts::follow`] looks
+    /// them up again; and an identity with a new one that can't be looked up is not let in until it
+    /// can.
     ///
     /// # Errors
     /// See [`Self::load`].
@@ -297,9 +298,11 @@ impl Config {
     }
 
     fn parse(name: &str, text: &str, before: Option<&Self>) -> Result<Self, Error> {
-        let (mistakes, accounts) = (Vec::new(), AccountLookup::default());
-        let mut reader = ConfigReader { text, mistakes, accounts, before };
         let (table, errors) = DeTable::parse_recoverable(text);
+        let is_new = |name: &String| before.is_none_or(|before| before.account(name).is_none());
+        let new = user_names(table.get_ref()).filter(is_new).collect();
+        let (mistakes, accounts) = (Vec::new(), UnixUser::all_named(new));
+        let mut reader = ConfigReader { text, mistakes, accounts, before };
         for error in errors {
             reader.mistake(error.span().unwrap_or(0..0), error.message());
         }
@@ -319,8 +322,8 @@ impl Config {
 
     /// An account that commands run as.
     fn account(&self, name: &str) -> Option<&UnixUser> {
-        let users = self.identities.iter().map(|identity| &identity.user);
-        users.chain([&self.confinement.user]).flatten().find(|user| user.name == name)
+        let users = self.identities.iter().filter_map(|identity| identity.user.as_ref()?.known());
+        users.chain(&self.confinement.user).find(|user| user.name == name)
     }
 
     /// The keys whose values differ in `other` and apply only at a start.
@@ -510,12 +513,21 @@ const KNOWN: &str = "listen, allow_plaintext, volumes, max_runs, drain_seconds, 
 struct ConfigReader<'a> {
     text: &'a str,
     mistakes: Vec<(Range<usize>, String)>,
-    accounts: AccountLookup,
+    /// Accounts that are not known from `before`, by name.
+    accounts: HashMap<String, Result<UnixUser, NoUser>>,
     /// The configuration so far, if this one is to follow it.
     before: Option<&'a Config>,
 }
 
 type SpannedValue<'a> = Spanned<DeValue<'a>>;
+
+/// Values of `user` in `[confinement]` and each `[[identity]]`.
+fn user_names(table: &DeTable<'_>) -> impl Iterator<Item = String> {
+    let identities = table.get("identity").and_then(|value| value.get_ref().as_array());
+    let tables = identities.into_iter().flat_map(|identities| identities.iter());
+    let users = tables.chain(table.get("confinement")).filter_map(|it| it.get_ref().get("user"));
+    users.filter_map(|user| user.get_ref().as_str().map(str::to_owned))
+}
 
 impl ConfigReader<'_> {
     fn mistake(&mut self, at: Range<usize>, sentence: impl Into<String>) {

@@ -1,9 +1,14 @@
 //! Accounts of this machine, under which commands run.
+//!
+//! Invariant: the look-up of an account has a deadline of its own and depends on no other's. A
+//! look-up that hangs says nothing about the next: each account may be another service's.
 
 use std::{
+    collections::{BTreeSet, HashMap},
     io,
     path::PathBuf,
     process::{Command, Output, Stdio},
+    sync::Mutex,
     thread,
     time::{Duration, Instant},
 };
@@ -62,40 +67,74 @@ pub enum NoUser {
     },
 }
 
+impl NoUser {
+    /// Returns true if the look-up has not ended in time.
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self, Self::LookUp { source, .. } if source.kind() == io::ErrorKind::TimedOut)
+    }
+}
+
+/// Account of an identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Account {
+    /// As it was looked up.
+    Known(UnixUser),
+    /// Name of an account that is not known on this machine at present: nothing runs as it.
+    Absent(String),
+}
+
+impl Account {
+    /// The account, if it is known.
+    #[must_use]
+    pub fn known(&self) -> Option<&UnixUser> {
+        match self {
+            Self::Known(user) => Some(user),
+            Self::Absent(_) => None,
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Known(user) => &user.name,
+            Self::Absent(name) => name,
+        }
+    }
+}
+
 /// Timeout of a look-up.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Interval at which the program's end is looked for.
-const LOOK: Duration = Duration::from_millis(5);
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Look-ups at a time: those that hang leave slots for others.
+pub(crate) const MOST_AT_ONCE: usize = 32;
+/// First and longest pause between two looks for the program's end.
+const LOOK: Duration = Duration::from_millis(1);
+const LONGEST_LOOK: Duration = Duration::from_millis(50);
 /// getent(1)'s status for a name that is not in the database.
 const NOT_FOUND: i32 = 2;
 
-/// Looks accounts up, one after the other.
-#[derive(Debug, Default)]
-pub struct AccountLookup {
-    /// A look-up has not ended in time: the next would not either.
-    hangs: bool,
-}
-
-impl AccountLookup {
+impl UnixUser {
     /// Looks an account up, by getent(1) and id(1): a statically linked program can't load
-    /// what nsswitch.conf names, and accounts need not stand in `/etc/passwd`.
+    /// what nsswitch.conf names, and accounts need not stand in `/etc/passwd`. Ends after
+    /// `patience`.
     ///
     /// # Errors
-    /// [`NoUser`]; after a timeout at once.
-    pub fn find(&mut self, name: &str) -> Result<UnixUser, NoUser> {
+    /// [`NoUser`].
+    pub fn find(name: &str, patience: Duration) -> Result<Self, NoUser> {
         let unknown = || NoUser::Unknown(name.to_owned());
         if name.is_empty() || name.starts_with('-') || name.contains([':', '\0']) {
             return Err(unknown());
         }
-        let line = self.ask(name, "getent", &["passwd", name])?;
-        let groups = self.ask(name, "id", &["-G", name])?;
+        let end = Instant::now() + patience;
+        let line = ask(name, "getent", &["passwd", name], end)?;
+        let groups = ask(name, "id", &["-G", name], end)?;
         let fields: Vec<&str> = line.trim_end().split(':').collect();
         let [found, _, uid, gid, _, home, _] = fields[..] else { return Err(unknown()) };
         // getent also finds an account by its number.
         if found != name {
             return Err(unknown());
         }
-        Ok(UnixUser {
+        Ok(Self {
             name: name.to_owned(),
             uid: uid.parse().map_err(|_| unknown())?,
             gid: gid.parse().map_err(|_| unknown())?,
@@ -108,30 +147,54 @@ impl AccountLookup {
         })
     }
 
-    fn ask(
-        &mut self,
-        name: &str,
-        program: &'static str,
-        arguments: &[&str],
-    ) -> Result<String, NoUser> {
-        let failed = |source| NoUser::LookUp { name: name.to_owned(), program, source };
-        if self.hangs {
-            return Err(failed(io::ErrorKind::TimedOut.into()));
-        }
-        let output = output_in_time(program, arguments).map_err(|error| {
-            self.hangs |= error.kind() == io::ErrorKind::TimedOut;
-            failed(error)
-        })?;
-        match output.status.code() {
-            Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            Some(NOT_FOUND) if program == "getent" => Err(NoUser::Unknown(name.to_owned())),
-            _ => Err(failed(io::Error::other(output.status.to_string()))),
-        }
+    /// Looks one account up; see [`Self::find`].
+    ///
+    /// # Errors
+    /// [`NoUser`].
+    pub fn named(name: &str) -> Result<Self, NoUser> {
+        Self::find(name, PATIENCE)
+    }
+
+    /// Looks accounts up, [`MOST_AT_ONCE`] at a time.
+    pub(crate) fn all_named(names: BTreeSet<String>) -> HashMap<String, Result<Self, NoUser>> {
+        let helpers = names.len().min(MOST_AT_ONCE).saturating_sub(1);
+        let (left, found) = (Mutex::new(names.into_iter()), Mutex::new(HashMap::new()));
+        let work = || {
+            loop {
+                let next = left.lock().expect("not poisoned").next();
+                let Some(name) = next else { return };
+                let user = Self::named(&name);
+                found.lock().expect("not poisoned").insert(name, user);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..helpers {
+                // Without a thread, this one does all.
+                let _ = thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
+        });
+        found.into_inner().expect("not poisoned")
+    }
+}
+
+fn ask(
+    name: &str,
+    program: &'static str,
+    arguments: &[&str],
+    end: Instant,
+) -> Result<String, NoUser> {
+    let failed = |source| NoUser::LookUp { name: name.to_owned(), program, source };
+    let output = output_in_time(program, arguments, end).map_err(failed)?;
+    match output.status.code() {
+        Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        Some(NOT_FOUND) if program == "getent" => Err(NoUser::Unknown(name.to_owned())),
+        _ => Err(failed(io::Error::other(output.status.to_string()))),
     }
 }
 
 /// Output of a program that ends in time. What it prints fits into a pipe, or it does not end.
-fn output_in_time(program: &str, arguments: &[&str]) -> io::Result<Output> {
+fn output_in_time(program: &str, arguments: &[&str], end: Instant) -> io::Result<Output> {
     let mut child = Command::new(program)
         .args(arguments)
         .env_clear()
@@ -139,26 +202,17 @@ fn output_in_time(program: &str, arguments: &[&str]) -> io::Result<Output> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
-    let end = Instant::now() + PATIENCE;
+    let mut pause = LOOK;
     while child.try_wait()?.is_none() {
         if Instant::now() > end {
             child.kill()?;
             child.wait()?;
             return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer"));
         }
-        thread::sleep(LOOK);
+        thread::sleep(pause);
+        pause = (2 * pause).min(LONGEST_LOOK);
     }
     child.wait_with_output()
-}
-
-impl UnixUser {
-    /// Looks one account up; see [`AccountLookup::find`].
-    ///
-    /// # Errors
-    /// [`NoUser`].
-    pub fn named(name: &str) -> Result<Self, NoUser> {
-        AccountLookup::default().find(name)
-    }
 }
 
 /// An account of this machine.
@@ -190,5 +244,27 @@ impl From<&UnixUser> for ViewUser {
             groups: user.groups.clone(),
             home: std::os::unix::ffi::OsStrExt::as_bytes(user.home.as_os_str()).to_vec(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_does_not_end_is_ended_in_time() {
+        let begun = Instant::now();
+        let end = begun + Duration::from_millis(100);
+        let error = ask("ada", "sleep", &["20"], end).unwrap_err();
+        assert!(error.is_timeout() && begun.elapsed() < Duration::from_secs(10), "{error}");
+    }
+
+    #[test]
+    fn many_accounts_are_looked_up() {
+        let names = ["root", "nobody", "no-such-user-here"].map(str::to_owned);
+        let found = UnixUser::all_named(names.into());
+        assert_eq!(found["root"].as_ref().unwrap().uid, 0);
+        assert!(found["nobody"].is_ok());
+        assert!(matches!(&found["no-such-user-here"], Err(NoUser::Unknown(_))));
     }
 }

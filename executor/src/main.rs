@@ -9,8 +9,9 @@ use std::{
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use posh_executor::{
-    Config, Error, Stdio, accounts, audit, config, longest_end, run_stdio, run_with_changes,
-    runner,
+    Changes, Config, Error, Stdio,
+    accounts::{self, Inputs},
+    audit, config, longest_end, run_stdio, run_with_changes, runner,
     tls::{DEFAULT_DIRECTORY, TlsError, administer, rotation::Forced},
     verify,
 };
@@ -30,6 +31,9 @@ const STRANGERS_WORKERS: usize = 1;
 
 /// Niceness of these workers, so that floods of strangers cost others no processor.
 const STRANGERS_NICE: i32 = 10;
+
+/// Identities without an account that may wait for a look-up.
+const ATTEMPTS: usize = 64;
 
 /// Time beyond the longest orderly end, after which the process exits all the same.
 const END_SLACK: Duration = Duration::from_secs(2);
@@ -432,8 +436,10 @@ fn serve(arguments: ExecutorArguments) -> anyhow::Result<()> {
                 unix::signal(unix::SignalKind::hangup()).context("cannot handle SIGHUP")?;
             tokio::spawn(read_anew(config.clone(), file, hangup, read));
         }
-        let (changed, changes) = mpsc::channel(1);
-        tokio::spawn(accounts::follow(config.clone(), anew, changed));
+        let (changed, configs) = mpsc::channel(1);
+        let (attempts, attempted) = mpsc::channel(ATTEMPTS);
+        tokio::spawn(accounts::follow(config.clone(), Inputs { anew, attempted }, changed));
+        let changes = Changes { configs, attempts };
         Ok(run_with_changes(config, changes, listener, shutdown).await?)
     });
     // Work that hangs in the kernel must not hold up the end.

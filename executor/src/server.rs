@@ -136,8 +136,18 @@ pub async fn run(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
-    let (_no, changes) = mpsc::channel(1);
-    run_with_changes(config, changes, listener, shutdown).await
+    let (_no, configs) = mpsc::channel(1);
+    let (attempts, _) = mpsc::channel(1);
+    run_with_changes(config, Changes { configs, attempts }, listener, shutdown).await
+}
+
+/// Channels between a server and [`crate::accounts::follow`].
+#[derive(Debug)]
+pub struct Changes {
+    /// Configurations that replace the former one.
+    pub configs: mpsc::Receiver<Config>,
+    /// Names of absent accounts whose identities have just tried to get in.
+    pub attempts: mpsc::Sender<String>,
 }
 
 /// Like [`run`], but applies each further configuration as far as it can change: identities with
@@ -147,7 +157,7 @@ pub async fn run(
 /// As those of [`run`].
 pub async fn run_with_changes(
     config: Config,
-    changes: mpsc::Receiver<Config>,
+    changes: Changes,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
@@ -167,7 +177,8 @@ pub async fn run_with_changes(
     tell_unserved(&config);
     let tls =
         config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
-    let (shared, admission) = share(config, tls.clone()).await?;
+    let Changes { configs, attempts } = changes;
+    let (shared, admission) = share(config, tls.clone(), attempts).await?;
     tracing::info!("listening on {address}");
     let mut services =
         Services::new(shared.clone(), admission.clone(), tls.clone(), builder(KEEPALIVE_TIMEOUT))?;
@@ -182,7 +193,7 @@ pub async fn run_with_changes(
     });
     let runtimes = Arc::new(runtimes.attempting(|| "start a thread".to_owned())?);
     let incoming = IncomingConnections::new(listener, tls, admission, runtimes.clone());
-    let taking = take_changes(shared, changes);
+    let taking = take_changes(shared, configs);
     tokio::select! {
         served = serve(services, incoming, (drain, Some(runtimes)), shutdown) => served,
         never = taking => match never {},
@@ -224,7 +235,7 @@ pub async fn run_stdio(
     // Without further connections in prospect, the server would send GOAWAY on this one.
     let incoming =
         tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
-    let (shared, admission) = share(config, None).await?;
+    let (shared, admission) = share(config, None, mpsc::channel(1).0).await?;
     let kill = shared.kill.clone();
     let end = async {
         tokio::select! {
@@ -443,12 +454,13 @@ async fn take_changes(
         // Before any caller may have these exports.
         shared.pool.hide(hidden);
         let callers = Callers::new(&changed);
+        let count = callers.count();
         shared.load.share(callers.are_several());
         shared.change(callers, policy);
         // It waits for file systems, which blocks nothing else.
         volume::end_replaced(&shared);
         let later = shared.config.fixed_in(&changed);
-        shared.audit.reconfigured(changed.identities.len(), &later);
+        shared.audit.reconfigured(count, &later);
         if later.is_empty() {
             tracing::info!("took over the configuration");
         } else {
@@ -530,6 +542,7 @@ async fn keep_fresh(tls: Option<&Serving>) {
 async fn share(
     config: Config,
     tls: Option<Arc<Serving>>,
+    attempts: mpsc::Sender<String>,
 ) -> Result<(Arc<ServiceState>, Admission), Error> {
     let soft = raise_open_files();
     let descriptors = DescriptorShares::of_process();
@@ -544,7 +557,7 @@ async fn share(
     let capacity = Capacity::of_machine(descriptors.runs);
     let load = Arc::new(Load::new(bounds, capacity, callers.are_several()));
     let audit = AuditLog::open(config.audit.as_deref())?;
-    let admission = Admission::new(callers, tls, load.clone(), audit.clone());
+    let admission = Admission::new(callers, tls, load.clone(), audit.clone(), attempts);
     // Before the first runner, which must be in it.
     let cgroups = Cgroups::take(&config.confinement).map_err(Error::Cgroup)?;
     let rivals: Arc<Rivals> = Arc::default();

@@ -14,7 +14,7 @@ use super::{
     Bounds, Config, ConfigReader, Confinement, Limits, SpannedValue, confinement::TRUST_NEEDS_ROOT,
     user_to_become,
 };
-use crate::identity::UnixUser;
+use crate::identity::{Account, UnixUser};
 
 /// One `[[identity]]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Identity {
     /// Name given to `posh-executor enroll`.
     pub name: String,
     /// Account that its commands run as; that of `[confinement]` when `None`.
-    pub user: Option<UnixUser>,
+    pub user: Option<Account>,
     /// Its volumes act with the ids that its workstation claims; only with root as the user. As
     /// `[confinement]` has it when `None`, if that names the user.
     pub trust_caller_ids: Option<bool>,
@@ -62,8 +62,8 @@ const KNOWN: &str = "name, user, trust_caller_ids, exports, read_only, volumes, 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MissingAccount {
     IsMistake,
-    /// The identity has no place in the configuration.
-    LeavesOut,
+    /// The identity is not let in until the account is known.
+    IsAwaited,
 }
 
 impl ConfigReader<'_> {
@@ -129,14 +129,11 @@ impl ConfigReader<'_> {
             commands: None,
             limits: Limits::default(),
         };
-        let (mut exports, mut is_left_out) = (Vec::new(), false);
+        let mut exports = Vec::new();
         for (key, value) in table {
             match key.get_ref().as_ref() {
                 "name" => identity.name = self.identity_name(value, names).unwrap_or_default(),
-                "user" => {
-                    identity.user = self.user(value, MissingAccount::LeavesOut);
-                    is_left_out = identity.user.is_none();
-                }
+                "user" => identity.user = self.user(value, MissingAccount::IsAwaited),
                 "trust_caller_ids" => {
                     identity.trust_caller_ids = Some(self.boolean("trust_caller_ids", value));
                 }
@@ -166,9 +163,6 @@ impl ConfigReader<'_> {
         if !table.contains_key("name") {
             self.mistake(at.clone(), "this [[identity]] has no `name`");
         }
-        if is_left_out && self.before.is_some() {
-            return None;
-        }
         let lacks_user = !table.contains_key("user");
         Some(Read { identity, at, lacks_user, exports })
     }
@@ -191,24 +185,24 @@ impl ConfigReader<'_> {
         &mut self,
         value: &SpannedValue<'_>,
         missing: MissingAccount,
-    ) -> Option<UnixUser> {
+    ) -> Option<Account> {
         let name = self.string("user", value)?;
-        let found = match (self.accounts.find(&name), self.before) {
-            (Ok(user), _) => user_to_become(user),
-            (Err(error), None) => Err(error),
-            (Err(error), Some(before)) => match before.account(&name) {
-                Some(known) => {
-                    tracing::error!("the account `{name}` stays as it was: {error}");
-                    Ok(known.clone())
-                }
-                None if missing == MissingAccount::LeavesOut => {
-                    tracing::error!("an identity is left out: {error}");
-                    return None;
-                }
-                None => Err(error),
+        if let Some(known) = self.before.and_then(|before| before.account(&name)) {
+            return Some(Account::Known(known.clone()));
+        }
+        let error = match self.accounts.get(&name)? {
+            Ok(user) => match user_to_become(user.clone()) {
+                Ok(user) => return Some(Account::Known(user)),
+                Err(error) => error.to_string(),
             },
+            Err(error) if self.before.is_some() && missing == MissingAccount::IsAwaited => {
+                tracing::error!("an identity is not let in until its account is known: {error}");
+                return Some(Account::Absent(name));
+            }
+            Err(error) => error.to_string(),
         };
-        found.map_err(|mistake| self.mistake(value.span(), mistake.to_string())).ok()
+        self.mistake(value.span(), error);
+        None
     }
 
     /// Reads `key` if it is a limit of an identity, and returns true then.
@@ -309,7 +303,12 @@ impl ConfigReader<'_> {
         confinement: &Confinement,
         (at, lacks_user): (Range<usize>, bool),
     ) {
-        let user = identity.user.as_ref().or(confinement.user.as_ref());
+        let user = match &identity.user {
+            None => confinement.user.as_ref(),
+            Some(Account::Known(user)) => Some(user),
+            // `Caller::of` trusts no claims until it is known.
+            Some(Account::Absent(_)) => return,
+        };
         if lacks_user && user.is_none() && geteuid().is_root() {
             let hint =
                 "say user = \"NAME\" here or in [confinement], or user = \"root\" if that is meant";
@@ -354,7 +353,13 @@ mod tests {
         let config = read(text).unwrap();
         assert_eq!(config.tls, Some(TlsConfig { directory: "/etc/x".into() }));
         let ada = &config.identities[0];
-        assert_eq!((ada.name.as_str(), ada.user.as_ref().map(|user| user.uid)), ("ada", Some(0)));
+        assert_eq!(
+            (
+                ada.name.as_str(),
+                ada.user.as_ref().and_then(|user| user.known()).map(|user| user.uid)
+            ),
+            ("ada", Some(0))
+        );
         assert_eq!(ada.exports, Some(BTreeSet::from(["logs".to_owned()])));
         assert!(
             ada.read_only && ada.commands.as_ref().is_some_and(|commands| commands.contains("cat"))

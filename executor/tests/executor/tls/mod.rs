@@ -51,6 +51,8 @@ struct TlsLab {
     config: posh_executor::Config,
     /// Sends later configurations.
     changes: mpsc::Sender<posh_executor::Config>,
+    /// Gets the absent accounts of identities that try to get in.
+    attempted: mpsc::Receiver<String>,
     _stop: oneshot::Sender<()>,
     _served: JoinHandle<Result<(), posh_executor::Error>>,
 }
@@ -99,13 +101,25 @@ impl TlsLab {
         let shutdown = async move {
             let _ = stopped.await;
         };
+        let (attempts, attempted) = mpsc::channel(1);
+        let changed = posh_executor::Changes { configs: changed, attempts };
         let served = tokio::spawn(posh_executor::run_with_changes(
             config.clone(),
             changed,
             listener,
             shutdown,
         ));
-        Self { stores, directory, home, host, config, changes, _stop: stop, _served: served }
+        Self {
+            stores,
+            directory,
+            home,
+            host,
+            config,
+            changes,
+            attempted,
+            _stop: stop,
+            _served: served,
+        }
     }
 
     fn register(&self) -> Register {

@@ -3,7 +3,10 @@
 use std::{ops::Range, sync::Barrier};
 
 use bytes::Bytes;
-use posh_executor::tls::{administer, register::Register};
+use posh_executor::{
+    identity::Account,
+    tls::{administer, register::Register},
+};
 use posh_proto::executor::{
     Chunk, DescribeRequest, EnrolRequest, RenewRequest, RunInput, StatusRequest, ToolsRequest,
     enrolment_client::EnrolmentClient, run_input::Kind, run_output,
@@ -239,6 +242,26 @@ async fn an_identity_without_configuration_may_do_nothing() {
         &refusal(&mut lab.client("bob").await).await,
         "`bob` has no place in the configuration",
     );
+}
+
+#[tokio::test]
+async fn an_identity_whose_account_is_absent_hears_so_and_has_it_looked_up() {
+    let mut lab = TlsLab::start(&[identity("ada"), identity("eve")]).await;
+    let eve = lab.client("eve").await;
+    let removed = at_work(&eve).await;
+    let mut changed = lab.config.clone();
+    changed.identities[1].user = Some(Account::Absent("eve-account".to_owned()));
+    lab.changes.send(changed).await.unwrap();
+    let why = "`eve` is an identity of this executor, but its account is not known on that machine";
+    assert_refused(&last_words(removed).await, why);
+    lock_is_free(lab.stores[0].path()).await;
+    while lab.attempted.try_recv().is_ok() {}
+    assert_refused(&refusal(&mut lab.client("eve").await).await, why);
+    assert_eq!(lab.attempted.recv().await.unwrap(), "eve-account");
+    // It is let in as soon as the account is known.
+    lab.changes.send(lab.config.clone()).await.unwrap();
+    let ran = async || run(&lab.client("eve").await, pipeline(&["echo x"]), Bytes::new()).await;
+    assert_eq!(ran().await.text(), "x\n");
 }
 
 #[tokio::test]
