@@ -29,7 +29,7 @@ use tokio::{
 use crate::{
     Config,
     config::user_to_become,
-    identity::{Account, MOST_AT_ONCE, NoUser, PATIENCE, UnixUser},
+    identity::{ConfiguredAccount, MOST_AT_ONCE, NoUser, PATIENCE, UnixUser},
 };
 use standing::Standing;
 
@@ -45,7 +45,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// theirs elsewhere.
 const LOOK_UP: Duration = Duration::from_secs(300);
 
-/// The same for an account that is awaited (see [`Standing::is_awaited`]).
+/// Interval for an account that is awaited (see [`Standing::is_awaited`]).
 const LOOK_UP_AWAITED: Duration = Duration::from_secs(2);
 
 /// Awaited accounts whose look-ups begin in one [`LOOK`], so that many cost little.
@@ -79,7 +79,7 @@ struct Lanes {
 }
 
 /// Answer about an account.
-struct Answer {
+struct LookUpAnswer {
     name: String,
     found: Result<UnixUser, NoUser>,
     /// Text of nsswitch.conf(5).
@@ -91,13 +91,13 @@ impl Lanes {
         Self { quick: Semaphore::new(MOST_AT_ONCE), slow: Semaphore::new(MOST_AT_ONCE), find }
     }
 
-    async fn look_up(self: Arc<Self>, name: String) -> Answer {
+    async fn look_up(self: Arc<Self>, name: String) -> LookUpAnswer {
         let mut found = self.look_up_in(&self.quick, &name, QUICK).await;
         if found.as_ref().is_err_and(NoUser::is_timeout) {
             found = self.look_up_in(&self.slow, &name, PATIENCE).await;
         }
         let nsswitch = tokio::fs::read_to_string(NSSWITCH).await.unwrap_or_default();
-        Answer { name, found, nsswitch }
+        LookUpAnswer { name, found, nsswitch }
     }
 
     async fn look_up_in(
@@ -125,7 +125,7 @@ struct Followed {
 }
 
 impl Followed {
-    fn new(account: &Account) -> Self {
+    fn new(account: &ConfiguredAccount) -> Self {
         Self { standing: Standing::new(account), due: None, is_asked: false }
     }
 
@@ -138,7 +138,7 @@ struct Follower {
     configured: Config,
     accounts: HashMap<String, Followed>,
     lanes: Arc<Lanes>,
-    look_ups: JoinSet<Answer>,
+    look_ups: JoinSet<LookUpAnswer>,
 }
 
 impl Follower {
@@ -154,7 +154,7 @@ impl Follower {
     /// configuration has of them is older.
     fn take_accounts(&mut self) {
         let identities = self.configured.identities.iter();
-        let confinement = self.configured.confinement.user.clone().map(Account::Known);
+        let confinement = self.configured.confinement.user.clone().map(ConfiguredAccount::Known);
         let accounts = identities.filter_map(|identity| identity.user.clone()).chain(confinement);
         let mut before = std::mem::take(&mut self.accounts);
         for account in accounts {
@@ -189,7 +189,7 @@ impl Follower {
         }
     }
 
-    fn take(&mut self, Answer { name, found, nsswitch }: Answer) {
+    fn take(&mut self, LookUpAnswer { name, found, nsswitch }: LookUpAnswer) {
         let Some(followed) = self.accounts.get_mut(&name) else { return };
         let now = Instant::now();
         followed.is_asked = false;
@@ -297,7 +297,7 @@ mod tests {
     fn identity(account: &str, groups: &[u32]) -> Identity {
         Identity {
             name: account.to_owned(),
-            user: Some(Account::Known(user(account, groups))),
+            user: Some(ConfiguredAccount::Known(user(account, groups))),
             trust_caller_ids: None,
             exports: None,
             read_only: false,
@@ -370,7 +370,7 @@ mod tests {
             false => Ok(user(name, &[7, 9])),
         };
         let mut eve = identity("eve", &[]);
-        eve.user = Some(Account::Absent("eve".to_owned()));
+        eve.user = Some(ConfiguredAccount::Absent("eve".to_owned()));
         let mut following = begin(find, config(vec![identity("ada", &[7]), eve]));
         time::sleep(2 * LOOK).await;
         HANGS.store(false, Ordering::Relaxed);

@@ -71,7 +71,7 @@ pub struct Admission {
     queued: Arc<Accounts>,
     frames: Arc<Accounts>,
     audit: AuditLog,
-    /// Accounts of identities that want to be let in and can't; see [`crate::Changes`].
+    /// Accounts of identities that want to be let in and can't; see [`crate::ConfigChanges`].
     attempts: mpsc::Sender<String>,
 }
 

@@ -13,7 +13,7 @@ use crate::{
     Config, Export,
     config::{Identity, Limits, Unserved},
     error::Refusal,
-    identity::{Account, UnixUser},
+    identity::{ConfiguredAccount, UnixUser},
 };
 
 /// Log name of a caller without a configured identity.
@@ -63,11 +63,11 @@ impl Callers {
         for identity in &config.identities {
             let name = identity.name.clone();
             let user = match &identity.user {
-                Some(Account::Absent(account)) => {
+                Some(ConfiguredAccount::Absent(account)) => {
                     callers.absent.insert(name, account.clone());
                     continue;
                 }
-                Some(Account::Known(user)) => Some(user),
+                Some(ConfiguredAccount::Known(user)) => Some(user),
                 None => config.confinement.user.as_ref(),
             };
             let caller = Caller::of(identity, user.cloned(), config);

@@ -76,14 +76,14 @@ impl NoUser {
 
 /// Account of an identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Account {
+pub enum ConfiguredAccount {
     /// As it was looked up.
     Known(UnixUser),
     /// Name of an account that is not known on this machine at present: nothing runs as it.
     Absent(String),
 }
 
-impl Account {
+impl ConfiguredAccount {
     /// The account, if it is known.
     #[must_use]
     pub fn known(&self) -> Option<&UnixUser> {

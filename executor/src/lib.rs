@@ -65,6 +65,6 @@ mod wiring;
 
 pub use config::{Config, Export};
 pub use error::Error;
-pub use server::{Changes, longest_end, run, run_stdio, run_with_changes};
+pub use server::{ConfigChanges, longest_end, run, run_stdio, run_with_changes};
 pub use stdio::Stdio;
 pub use sys::set_nice as lower_priority;

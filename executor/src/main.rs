@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use posh_executor::{
-    Changes, Config, Error, Stdio,
+    Config, ConfigChanges, Error, Stdio,
     accounts::{self, Inputs},
     audit, config, longest_end, run_stdio, run_with_changes, runner,
     tls::{DEFAULT_DIRECTORY, TlsError, administer, rotation::Forced},
@@ -439,7 +439,7 @@ fn serve(arguments: ExecutorArguments) -> anyhow::Result<()> {
         let (changed, configs) = mpsc::channel(1);
         let (attempts, attempted) = mpsc::channel(ATTEMPTS);
         tokio::spawn(accounts::follow(config.clone(), Inputs { anew, attempted }, changed));
-        let changes = Changes { configs, attempts };
+        let changes = ConfigChanges { configs, attempts };
         Ok(run_with_changes(config, changes, listener, shutdown).await?)
     });
     // Work that hangs in the kernel must not hold up the end.

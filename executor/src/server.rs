@@ -138,12 +138,12 @@ pub async fn run(
 ) -> Result<(), Error> {
     let (_no, configs) = mpsc::channel(1);
     let (attempts, _) = mpsc::channel(1);
-    run_with_changes(config, Changes { configs, attempts }, listener, shutdown).await
+    run_with_changes(config, ConfigChanges { configs, attempts }, listener, shutdown).await
 }
 
 /// Channels between a server and [`crate::accounts::follow`].
 #[derive(Debug)]
-pub struct Changes {
+pub struct ConfigChanges {
     /// Configurations that replace the former one.
     pub configs: mpsc::Receiver<Config>,
     /// Names of absent accounts whose identities have just tried to get in.
@@ -157,7 +157,7 @@ pub struct Changes {
 /// As those of [`run`].
 pub async fn run_with_changes(
     config: Config,
-    changes: Changes,
+    changes: ConfigChanges,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
@@ -177,7 +177,7 @@ pub async fn run_with_changes(
     tell_unserved(&config);
     let tls =
         config.tls.as_ref().map(|tls| Serving::load(&tls.directory)).transpose()?.map(Arc::new);
-    let Changes { configs, attempts } = changes;
+    let ConfigChanges { configs, attempts } = changes;
     let (shared, admission) = share(config, tls.clone(), attempts).await?;
     tracing::info!("listening on {address}");
     let mut services =

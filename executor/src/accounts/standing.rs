@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::identity::{Account, NoUser, UnixUser};
+use crate::identity::{ConfiguredAccount, NoUser, UnixUser};
 
 /// Services of nsswitch.conf(5) that answer from files of this machine: what they do not know is
 /// not there.
@@ -39,7 +39,7 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    pub(super) fn new(account: &Account) -> Self {
+    pub(super) fn new(account: &ConfiguredAccount) -> Self {
         let user = account.known().cloned();
         let is_gone = user.is_none();
         let lost = is_gone.then(Instant::now);
@@ -47,10 +47,10 @@ impl Standing {
     }
 
     /// The account, by its name.
-    pub(super) fn account(&self, name: &str) -> Account {
+    pub(super) fn account(&self, name: &str) -> ConfiguredAccount {
         match &self.user {
-            Some(user) if !self.is_gone => Account::Known(user.clone()),
-            _ => Account::Absent(name.to_owned()),
+            Some(user) if !self.is_gone => ConfiguredAccount::Known(user.clone()),
+            _ => ConfiguredAccount::Absent(name.to_owned()),
         }
     }
 
@@ -166,7 +166,7 @@ mod tests {
     }
 
     fn standing() -> Standing {
-        Standing::new(&Account::Known(user(&GROUPS)))
+        Standing::new(&ConfiguredAccount::Known(user(&GROUPS)))
     }
 
     fn unknown() -> Result<UnixUser, NoUser> {
@@ -188,8 +188,9 @@ mod tests {
         ]
     }
 
-    fn account_of(answer: Result<UnixUser, NoUser>) -> Account {
-        answer.map_or_else(|_| Account::Absent("ada".to_owned()), Account::Known)
+    fn account_of(answer: Result<UnixUser, NoUser>) -> ConfiguredAccount {
+        answer
+            .map_or_else(|_| ConfiguredAccount::Absent("ada".to_owned()), ConfiguredAccount::Known)
     }
 
     #[test]
@@ -205,7 +206,7 @@ mod tests {
             for seconds in [0, 2, 9] {
                 let later = now + Duration::from_secs(seconds);
                 standing.take("ada", loss(), DIRECTORY, later);
-                assert_eq!(standing.account("ada"), Account::Known(user(&GROUPS)));
+                assert_eq!(standing.account("ada"), ConfiguredAccount::Known(user(&GROUPS)));
                 assert!(standing.is_awaited(later));
             }
             standing.take("ada", loss(), DIRECTORY, now + DOUBT);
@@ -224,18 +225,18 @@ mod tests {
         standing.take("ada", Ok(user(&GROUPS)), DIRECTORY, now + DOUBT);
         assert!(!standing.is_awaited(now + DOUBT));
         standing.take("ada", unknown(), DIRECTORY, now + 2 * DOUBT);
-        assert_eq!(standing.account("ada"), Account::Known(user(&GROUPS)));
+        assert_eq!(standing.account("ada"), ConfiguredAccount::Known(user(&GROUPS)));
         // What is more counts at once, and what comes after a loss.
         let more = [7, 8, 9, 10];
         standing.take("ada", Ok(user(&more)), DIRECTORY, now + 2 * DOUBT);
-        assert_eq!(standing.account("ada"), Account::Known(user(&more)));
+        assert_eq!(standing.account("ada"), ConfiguredAccount::Known(user(&more)));
     }
 
     #[test]
     fn a_failed_look_up_changes_nothing_and_brings_nothing_back() {
         let (mut standing, now) = (standing(), Instant::now());
         standing.take("ada", failed(), FILES, now);
-        assert_eq!(standing.account("ada"), Account::Known(user(&GROUPS)));
+        assert_eq!(standing.account("ada"), ConfiguredAccount::Known(user(&GROUPS)));
         assert!(standing.is_awaited(now + 2 * AWAITED_FOR));
         standing.take("ada", unknown(), FILES, now);
         standing.take("ada", failed(), FILES, now);

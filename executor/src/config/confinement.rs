@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use toml::de::DeTable;
 
 use super::{ConfigReader, SpannedValue, identity::MissingAccount, limits};
-use crate::identity::{Account, UnixUser};
+use crate::identity::{ConfiguredAccount, UnixUser};
 use crate::level::Level;
 
 /// Processes of all commands of one user and mount table at a time: ten times what the largest
@@ -129,7 +129,7 @@ impl ConfigReader<'_> {
                 }
                 "user" => {
                     let account = self.user(value, MissingAccount::IsMistake);
-                    read.user = account.as_ref().and_then(Account::known).cloned();
+                    read.user = account.as_ref().and_then(ConfiguredAccount::known).cloned();
                 }
                 "trust_caller_ids" => {
                     read.trust_caller_ids = self.boolean("trust_caller_ids", value)

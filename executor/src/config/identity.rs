@@ -14,7 +14,7 @@ use super::{
     Bounds, Config, ConfigReader, Confinement, Limits, SpannedValue, confinement::TRUST_NEEDS_ROOT,
     user_to_become,
 };
-use crate::identity::{Account, UnixUser};
+use crate::identity::{ConfiguredAccount, UnixUser};
 
 /// One `[[identity]]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Identity {
     /// Name given to `posh-executor enroll`.
     pub name: String,
     /// Account that its commands run as; that of `[confinement]` when `None`.
-    pub user: Option<Account>,
+    pub user: Option<ConfiguredAccount>,
     /// Its volumes act with the ids that its workstation claims; only with root as the user. As
     /// `[confinement]` has it when `None`, if that names the user.
     pub trust_caller_ids: Option<bool>,
@@ -185,19 +185,19 @@ impl ConfigReader<'_> {
         &mut self,
         value: &SpannedValue<'_>,
         missing: MissingAccount,
-    ) -> Option<Account> {
+    ) -> Option<ConfiguredAccount> {
         let name = self.string("user", value)?;
         if let Some(known) = self.before.and_then(|before| before.account(&name)) {
-            return Some(Account::Known(known.clone()));
+            return Some(ConfiguredAccount::Known(known.clone()));
         }
         let error = match self.accounts.get(&name)? {
             Ok(user) => match user_to_become(user.clone()) {
-                Ok(user) => return Some(Account::Known(user)),
+                Ok(user) => return Some(ConfiguredAccount::Known(user)),
                 Err(error) => error.to_string(),
             },
             Err(error) if self.before.is_some() && missing == MissingAccount::IsAwaited => {
                 tracing::error!("an identity is not let in until its account is known: {error}");
-                return Some(Account::Absent(name));
+                return Some(ConfiguredAccount::Absent(name));
             }
             Err(error) => error.to_string(),
         };
@@ -305,9 +305,9 @@ impl ConfigReader<'_> {
     ) {
         let user = match &identity.user {
             None => confinement.user.as_ref(),
-            Some(Account::Known(user)) => Some(user),
+            Some(ConfiguredAccount::Known(user)) => Some(user),
             // `Caller::of` trusts no claims until it is known.
-            Some(Account::Absent(_)) => return,
+            Some(ConfiguredAccount::Absent(_)) => return,
         };
         if lacks_user && user.is_none() && geteuid().is_root() {
             let hint =

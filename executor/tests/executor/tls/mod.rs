@@ -102,7 +102,7 @@ impl TlsLab {
             let _ = stopped.await;
         };
         let (attempts, attempted) = mpsc::channel(1);
-        let changed = posh_executor::Changes { configs: changed, attempts };
+        let changed = posh_executor::ConfigChanges { configs: changed, attempts };
         let served = tokio::spawn(posh_executor::run_with_changes(
             config.clone(),
             changed,

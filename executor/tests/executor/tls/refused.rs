@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Barrier};
 
 use bytes::Bytes;
 use posh_executor::{
-    identity::Account,
+    identity::ConfiguredAccount,
     tls::{administer, register::Register},
 };
 use posh_proto::executor::{
@@ -250,7 +250,7 @@ async fn an_identity_whose_account_is_absent_hears_so_and_has_it_looked_up() {
     let eve = lab.client("eve").await;
     let removed = at_work(&eve).await;
     let mut changed = lab.config.clone();
-    changed.identities[1].user = Some(Account::Absent("eve-account".to_owned()));
+    changed.identities[1].user = Some(ConfiguredAccount::Absent("eve-account".to_owned()));
     lab.changes.send(changed).await.unwrap();
     let why = "`eve` is an identity of this executor, but its account is not known on that machine";
     assert_refused(&last_words(removed).await, why);
