@@ -257,7 +257,8 @@ async fn an_identity_whose_account_is_absent_hears_so_and_has_it_looked_up() {
     lock_is_free(lab.stores[0].path()).await;
     while lab.attempted.try_recv().is_ok() {}
     assert_refused(&refusal(&mut lab.client("eve").await).await, why);
-    assert_eq!(lab.attempted.recv().await.unwrap(), "eve-account");
+    let attempt = tokio::time::timeout(PATIENCE, lab.attempted.recv()).await.unwrap();
+    assert_eq!(attempt.unwrap(), "eve-account");
     // It is let in as soon as the account is known.
     lab.changes.send(lab.config.clone()).await.unwrap();
     let ran = async || run(&lab.client("eve").await, pipeline(&["echo x"]), Bytes::new()).await;
