@@ -344,11 +344,11 @@ mod tests {
             true => Ok(user(name, &[7])),
             false => timed_out(name, patience),
         };
-        let hanging = (0..4 * MOST_AT_ONCE).map(|number| identity(&format!("ada{number}"), &[7]));
+        let hanging = (0..3 * MOST_AT_ONCE).map(|number| identity(&format!("ada{number}"), &[7]));
         let others = (0..MOST_AT_ONCE).map(|number| identity(&format!("bob{number}"), &[7, 9]));
         let all: Vec<_> = hanging.chain(others).collect();
         let mut expected = all.clone();
-        for other in &mut expected[4 * MOST_AT_ONCE..] {
+        for other in &mut expected[3 * MOST_AT_ONCE..] {
             other.user = Some(ConfiguredAccount::Known(user(&other.name, &[7])));
         }
         let mut following = begin(find, config(all.clone()));
