@@ -10,7 +10,10 @@ use std::{
     ffi::OsStr,
     fs::File,
     io::{self, Write as _},
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
     path::{Component, Path, PathBuf},
 };
 
@@ -21,6 +24,9 @@ use rustix::{
 };
 
 use crate::store::{NewFile, Put};
+
+/// Limit for a name, in bytes (NAME_MAX).
+const NAME_BYTES: usize = 255;
 
 /// Permissions of the group and of others.
 const OF_OTHERS: u32 = 0o077;
@@ -57,11 +63,11 @@ impl Recovery {
     }
 
     /// Writes a file to a path below the directory, as this user's, and for nobody else to read.
-    /// Missing directories on the way are created; an existing file is not replaced.
+    /// Missing directories on the way are created. Nothing is replaced: for a name that is taken,
+    /// the first free one of NAME.2, NAME.3 ... is used.
     ///
     /// # Errors
-    /// The disk's; [`io::ErrorKind::AlreadyExists`]; [`io::ErrorKind::InvalidInput`] for a path
-    /// that leads out.
+    /// The disk's; [`io::ErrorKind::InvalidInput`] for a path that leads out.
     pub fn put(&self, path: &Path, put: &Put) -> io::Result<()> {
         self.put_file(path, put).map_err(|error| explained(&self.path.join(path), error))
     }
@@ -79,7 +85,7 @@ impl Recovery {
         };
         let mut at = self.directory.try_clone()?;
         for name in above {
-            at = make_directory(at.as_fd(), name)?;
+            at = with_free_name(name, |name| make_directory(at.as_fd(), name))?;
         }
         match &put.what {
             NewFile::Regular { data } => {
@@ -91,11 +97,16 @@ impl Recovery {
                     | OFlags::NOFOLLOW
                     | OFlags::CLOEXEC;
                 let mode = Mode::RUSR | Mode::WUSR | is_program;
-                let mut file = File::from(openat(&at, *name, flags, mode)?);
+                let file = with_free_name(name, |name| openat(&at, name, flags, mode))?;
+                let mut file = File::from(file);
                 file.write_all(data).and_then(|()| file.sync_all())
             }
-            NewFile::Symlink { target } => Ok(symlinkat(target, &at, *name)?),
-            NewFile::Directory => make_directory(at.as_fd(), name).map(drop),
+            NewFile::Symlink { target } => {
+                Ok(with_free_name(name, |name| symlinkat(target, &at, name))?)
+            }
+            NewFile::Directory => {
+                Ok(with_free_name(name, |name| make_directory(at.as_fd(), name)).map(drop)?)
+            }
         }
     }
 
@@ -107,11 +118,30 @@ impl Recovery {
     }
 }
 
-/// Creates a directory unless there is one, and opens it.
-fn make_directory(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
+/// Calls `make` with a name, and while that is taken (`EEXIST`) with NAME.2, NAME.3 ...
+fn with_free_name<T>(name: &OsStr, make: impl Fn(&OsStr) -> Result<T, Errno>) -> Result<T, Errno> {
+    let mut made = make(name);
+    for number in 2_u64.. {
+        if !matches!(made, Err(Errno::EXIST)) {
+            break;
+        }
+        let suffix = format!(".{number}");
+        let bytes = name.as_bytes();
+        let begin = &bytes[..bytes.len().min(NAME_BYTES - suffix.len())];
+        made = make(OsStr::from_bytes(&[begin, suffix.as_bytes()].concat()));
+    }
+    made
+}
+
+/// Creates a directory unless there is one, and opens it; `EEXIST` if there is something else.
+fn make_directory(at: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     match mkdirat(at, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => Ok(open_directory(at, name)?),
-        Err(error) => Err(error.into()),
+        Ok(()) => open_directory(at, name),
+        Err(Errno::EXIST) => open_directory(at, name).map_err(|error| match error {
+            Errno::NOTDIR | Errno::LOOP => Errno::EXIST,
+            other => other,
+        }),
+        Err(error) => Err(error),
     }
 }
 
@@ -151,10 +181,9 @@ mod tests {
         to.put(path, &file()).unwrap();
         to.put(Path::new("d"), &put(NewFile::Directory)).unwrap();
         assert_eq!(fs::read(&place).unwrap(), b"contents");
-        let again = to.put(path, &put(NewFile::Regular { data: "other".into() })).unwrap_err();
-        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
-        assert!(again.to_string().contains("to/d/f1"), "{again}");
+        to.put(path, &put(NewFile::Regular { data: "other".into() })).unwrap();
         assert_eq!(fs::read(&place).unwrap(), b"contents");
+        assert_eq!(fs::read(top.path().join("to/d/f1.2")).unwrap(), b"other");
         let modes = ["", "d", "d/f1"].map(|path| {
             let about = top.path().join("to").join(path).metadata().unwrap();
             (about.uid(), about.permissions().mode() & 0o7777)
@@ -194,9 +223,50 @@ mod tests {
         to.put(Path::new("d"), &link).unwrap();
         to.put(Path::new("f"), &put(NewFile::Symlink { target: victim.join("f").into() })).unwrap();
         let outside = victim.join("f");
-        for path in ["d/f", "f", "../victim/f", "..", ".", "", outside.to_str().unwrap()] {
+        for path in ["../victim/f", "..", ".", "", outside.to_str().unwrap()] {
             to.put(Path::new(path), &file()).unwrap_err();
         }
+        for path in ["d/f", "f"] {
+            to.put(Path::new(path), &file()).unwrap();
+        }
         assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
+        for path in ["to/d.2/f", "to/f.2"] {
+            assert_eq!(fs::read(top.path().join(path)).unwrap(), b"contents");
+        }
+    }
+
+    #[test]
+    fn no_two_paths_are_in_each_others_way() {
+        let top = tempfile::tempdir().unwrap();
+        let to = Recovery::create(&top.path().join("to")).unwrap();
+        let long = "n".repeat(255);
+        let regular = |text: &'static str| put(NewFile::Regular { data: text.into() });
+        let link = put(NewFile::Symlink { target: "target".into() });
+        let all = [
+            ("a", regular("file")),
+            ("a.2", regular("of that name")),
+            ("a", put(NewFile::Directory)),
+            ("a/f", regular("inside")),
+            ("a", link.clone()),
+            ("a/g", regular("inside")),
+            (&long, regular("one")),
+            (&long, regular("two")),
+        ];
+        for (path, put) in &all {
+            to.put(Path::new(path), put).unwrap();
+        }
+        let cut = "n".repeat(253) + ".2";
+        let expected = [
+            ("a", "file"),
+            ("a.2", "of that name"),
+            ("a.3/f", "inside"),
+            ("a.3/g", "inside"),
+            (&long, "one"),
+            (&cut, "two"),
+        ];
+        for (path, text) in expected {
+            assert_eq!(fs::read_to_string(top.path().join("to").join(path)).unwrap(), text);
+        }
+        assert!(top.path().join("to/a.4").is_symlink());
     }
 }
