@@ -2,15 +2,23 @@
 //! that a killed gateway loses none. Records are appended; the next gateway replays them. A record
 //! is removed when its file is on the server.
 //!
-//! A record is a length, a checksum (CRC-32) and a message. It is safe once write(2) has returned:
-//! it survives the death of the process, but not of the machine. For the latter, fsync(2) of the
-//! file waits for the server.
+//! A record is safe once write(2) has returned: it survives the death of the process, but not of the
+//! machine. For the latter, fsync(2) of the file waits for the server.
 //!
-//! [`crate::fs`] decides when to write a record, and replays them.
+//! Invariant: a journal with records that can't be read is never taken for an empty one. Either
+//! [`Journal::open`] fails, or each readable record is returned, the damaged segment is kept when
+//! it would be removed ([`State::remove`]), and [`Journal::damage`] tells of it. That is safe in
+//! any order of records: a damaged one may have said that an earlier one is on the server, which
+//! then is put again, and a put replaces nothing.
+//!
+//! [`crate::fs`] decides when to write a record, and replays them. `segment` has the format.
+
+mod segment;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ffi::OsString,
+    fmt,
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Write as _},
     os::unix::{ffi::OsStringExt as _, fs::OpenOptionsExt as _},
@@ -20,9 +28,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use posh_proto::volume as pb;
-use prost::Message as _;
 
+use self::segment::{Line, Lines};
 use crate::{
     disk::own_directory,
     store::{Caller, Put, Write},
@@ -30,12 +37,12 @@ use crate::{
 
 /// Size at which a new segment begins, so that old segments can be removed under constant load.
 const SEGMENT_BYTES: u64 = 16 << 20;
-/// Size of a record's header: length and checksum.
-const HEADER_BYTES: usize = 8;
-/// Limit for a valid record: a file's contents, its paths, and room.
-const RECORD_BYTES: usize = 8 << 20;
 /// Prefix of the segments' file names.
 const SEGMENT: &str = "journal-";
+/// Prefix of the file names of damaged segments without live records.
+const DAMAGED: &str = "damaged-";
+/// Limit for damaged segments that are kept; the oldest is removed.
+const MOST_DAMAGED: usize = 8;
 /// File with the names of sessions whose requests may still be in flight, in hexadecimal, one per
 /// line.
 const SESSIONS_FILE: &str = "sessions";
@@ -70,26 +77,39 @@ struct State {
     is_ending: bool,
     /// True if its session goes on after the directory was released to the next journal.
     is_handed_over: bool,
-    current: Option<(u64, File, u64)>,
+    current: Option<Segment>,
     /// Segment of each live record.
     records: HashMap<u64, u64>,
     /// Number of live records by segment.
     counts: BTreeMap<u64, usize>,
+    /// Segments that are kept when they would be removed.
+    damaged: BTreeSet<u64>,
 }
 
-/// Encoded record: a new file, or the numbers of those that are on the server.
-#[derive(Clone, PartialEq, prost::Message)]
-struct Line {
-    #[prost(uint64, tag = "1")]
-    order: u64,
-    #[prost(bytes = "vec", repeated, tag = "2")]
-    home: Vec<Vec<u8>>,
-    #[prost(message, optional, tag = "3")]
-    caller: Option<pb::Caller>,
-    #[prost(message, optional, tag = "4")]
-    put: Option<pb::Write>,
-    #[prost(uint64, repeated, tag = "5")]
-    done: Vec<u64>,
+/// The segment that records are appended to.
+#[derive(Debug)]
+struct Segment {
+    number: u64,
+    file: File,
+    bytes: u64,
+}
+
+/// A part of a journal that can't be read; says what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    directory: PathBuf,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the journal in {} was damaged: files that were closed here may be missing on the \
+             server, or removed ones be there again; when you have looked for them, remove \
+             {DAMAGED}* there, which has what can't be read",
+            self.directory.display()
+        )
+    }
 }
 
 impl Journal {
@@ -97,38 +117,47 @@ impl Journal {
     /// last journal has left, in order.
     ///
     /// # Errors
-    /// The directory can't be created or read, or is in use ([`io::ErrorKind::WouldBlock`]).
+    /// The directory or a segment can't be created or read, with its path, or the directory is in
+    /// use ([`io::ErrorKind::WouldBlock`]).
     pub fn open(directory: &Path) -> io::Result<(Self, Vec<Record>)> {
         own_directory(directory)?;
-        let lock =
-            options().write(true).create(true).truncate(false).open(directory.join(LOCK_FILE))?;
+        let path = directory.join(LOCK_FILE);
+        let lock = options().write(true).create(true).truncate(false).open(&path);
+        let lock = lock.map_err(|error| of_path(&path, error))?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::Error::from(io::ErrorKind::WouldBlock),
             TryLockError::Error(error) => error,
         })?;
         let mut left: BTreeMap<u64, Record> = BTreeMap::new();
-        let mut segments = segments(directory)?;
-        segments.sort_unstable();
+        let segments = numbered(directory, SEGMENT)?;
+        let mut state = State::default();
         for segment in &segments {
-            for line in lines(&fs::read(path_of(directory, *segment))?) {
+            let path = path_of(directory, *segment);
+            let read = Lines::read(&fs::read(&path).map_err(|error| of_path(&path, error))?);
+            let mut is_damaged = read.is_damaged;
+            for line in read.lines {
+                let is_record = line.done.is_empty();
                 line.done.iter().for_each(|done| drop(left.remove(done)));
-                left.extend(line.record().map(|record| (record.order, record)));
+                let record = line.record();
+                is_damaged |= is_record && record.is_none();
+                left.extend(record.map(|record| (record.order, record)));
+            }
+            if is_damaged {
+                tracing::error!(?path, "a segment of the journal is damaged; it is kept");
+                state.damaged.insert(*segment);
             }
         }
-        let mut state = State::default();
         for record in left.values() {
             // Counted for the last segment, which is removed last, whichever segment they are in.
             let at = segments.last().copied().unwrap_or_default();
             state.records.insert(record.order, at);
             *state.counts.entry(at).or_default() += 1;
         }
-        segments.iter().filter(|at| !state.counts.contains_key(at) && left.is_empty()).for_each(
-            |at| {
-                let _ = fs::remove_file(path_of(directory, *at));
-            },
-        );
-        let next = segments.last().map_or(0, |last| last + 1);
-        state.current = Some((next, new_segment(directory, next)?, 0));
+        let next = segments.last().map_or(Ok(0), |last| number_after(directory, *last))?;
+        state.current = Some(Segment::create(directory, next)?);
+        if left.is_empty() {
+            segments.iter().for_each(|segment| state.remove(directory, *segment));
+        }
         Ok((
             Self { directory: directory.to_owned(), state: Mutex::new(state), lock },
             left.into_values().collect(),
@@ -139,12 +168,26 @@ impl Journal {
     /// requests may still be in flight.
     ///
     /// # Errors
-    /// The disk's.
+    /// The disk's, with the file's path; [`io::ErrorKind::InvalidData`] if a name is damaged: its
+    /// session would not be ended.
     pub fn earlier_sessions(&self) -> io::Result<Vec<Bytes>> {
-        match fs::read_to_string(self.directory.join(SESSIONS_FILE)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            read => Ok(read?.lines().filter_map(name_of).collect()),
-        }
+        let path = self.directory.join(SESSIONS_FILE);
+        let names = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            read => read.map_err(|error| of_path(&path, error))?,
+        };
+        names.lines().map(name_of).collect::<Option<_>>().ok_or_else(|| {
+            let error = io::Error::new(io::ErrorKind::InvalidData, "a name is damaged");
+            of_path(&path, error)
+        })
+    }
+
+    /// Returns the damage of the journal, as long as damaged segments are kept.
+    #[must_use]
+    pub fn damage(&self) -> Option<Damage> {
+        let is_live = !self.state().damaged.is_empty();
+        let is_kept = || numbered(&self.directory, DAMAGED).is_ok_and(|kept| !kept.is_empty());
+        (is_live || is_kept()).then(|| Damage { directory: self.directory.clone() })
     }
 
     /// Notes that session `name` sends the journal's records from now on. `earlier`: sessions that
@@ -180,13 +223,7 @@ impl Journal {
     /// The disk's; [`io::ErrorKind::BrokenPipe`] for a new record after [`Self::hand_over`].
     pub fn note(&self, record: Record) -> io::Result<()> {
         let order = record.order;
-        let line = Line {
-            order,
-            home: record.home.into_iter().map(OsString::into_vec).collect(),
-            caller: Some((&record.caller).into()),
-            put: Some(Write::Put(record.put).into()),
-            done: Vec::new(),
-        };
+        let line = line_of(record);
         let mut state = self.state();
         if state.is_ending && !state.records.contains_key(&order) {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the volume is unmounted"));
@@ -264,27 +301,20 @@ impl Journal {
 impl State {
     /// Appends a line; returns its segment.
     fn append(&mut self, directory: &Path, line: &Line) -> io::Result<u64> {
-        let body = line.encode_to_vec();
-        let length = u32::try_from(body.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
-        let mut record = Vec::with_capacity(HEADER_BYTES + body.len());
-        record.extend_from_slice(&length.to_le_bytes());
-        record.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
-        record.extend_from_slice(&body);
-        let (number, mut file, bytes) = match self.current.take() {
-            Some(current) if current.2 < SEGMENT_BYTES => current,
-            other => {
-                let next = other.map_or(0, |(number, ..)| number + 1);
-                (next, new_segment(directory, next)?, 0)
+        let line = line.encoded().ok_or(io::ErrorKind::FileTooLarge)?;
+        let current = self.current.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        if current.bytes >= SEGMENT_BYTES {
+            *current = Segment::create(directory, number_after(directory, current.number)?)?;
+        }
+        if let Err(error) = current.file.write_all(&line) {
+            // A torn line is expected at the end of a segment only.
+            if current.file.set_len(current.bytes).is_err() {
+                current.bytes = SEGMENT_BYTES;
             }
-        };
-        if let Err(error) = file.write_all(&record) {
-            // An incomplete record would hide the ones after it.
-            file.set_len(bytes)?;
-            self.current = Some((number, file, bytes));
             return Err(error);
         }
-        self.current = Some((number, file, bytes + record.len() as u64));
-        Ok(number)
+        current.bytes += line.len() as u64;
+        Ok(current.number)
     }
 
     fn one_less(&mut self, directory: &Path, segment: u64) {
@@ -293,27 +323,41 @@ impl State {
         // A segment is needed as long as an older one has live records, for its `done` lines.
         while let Some((oldest, 0)) = self.counts.first_key_value().map(|(at, count)| (*at, *count))
         {
-            if self.current.as_ref().is_some_and(|(number, ..)| *number == oldest) {
+            if self.current.as_ref().is_some_and(|current| current.number == oldest) {
                 return;
             }
             self.counts.remove(&oldest);
-            let _ = fs::remove_file(path_of(directory, oldest));
+            self.remove(directory, oldest);
+        }
+    }
+
+    /// Removes a segment, or keeps it under another name if it is damaged.
+    fn remove(&mut self, directory: &Path, segment: u64) {
+        let path = path_of(directory, segment);
+        let removed = if self.damaged.remove(&segment) {
+            keep_damaged(directory, &path)
+        } else {
+            fs::remove_file(&path)
+        };
+        // On a failure, the next journal reads it again.
+        if let Err(error) = removed {
+            tracing::warn!(?path, %error, "can't remove a segment of the journal");
         }
     }
 
     /// Removes all segments but the current one, which is truncated.
     fn clear(&mut self, directory: &Path) {
-        let current = self.current.as_ref().map(|(number, ..)| *number);
-        for segment in segments(directory).unwrap_or_default() {
+        let current = self.current.as_ref().map(|current| current.number);
+        for segment in numbered(directory, SEGMENT).unwrap_or_default() {
             if Some(segment) != current {
-                let _ = fs::remove_file(path_of(directory, segment));
+                self.remove(directory, segment);
             }
         }
         self.counts.clear();
-        if let Some((_, file, bytes)) = &mut self.current
-            && file.set_len(0).is_ok()
+        if let Some(current) = &mut self.current
+            && current.file.set_len(0).is_ok()
         {
-            *bytes = 0;
+            current.bytes = 0;
         }
     }
 }
@@ -323,6 +367,16 @@ impl Line {
         let Ok(Write::Put(put)) = Write::try_from(self.put?) else { return None };
         let home = self.home.into_iter().map(OsString::from_vec).collect();
         Some(Record { order: self.order, home, caller: self.caller?.into(), put })
+    }
+}
+
+fn line_of(record: Record) -> Line {
+    Line {
+        order: record.order,
+        home: record.home.into_iter().map(OsString::into_vec).collect(),
+        caller: Some((&record.caller).into()),
+        put: Some(Write::Put(record.put).into()),
+        done: Vec::new(),
     }
 }
 
@@ -336,40 +390,73 @@ fn path_of(directory: &Path, segment: u64) -> PathBuf {
     directory.join(format!("{SEGMENT}{segment}"))
 }
 
-fn new_segment(directory: &Path, number: u64) -> io::Result<File> {
-    options().append(true).create(true).open(path_of(directory, number))
+impl Segment {
+    /// Creates a segment; its name is free.
+    fn create(directory: &Path, number: u64) -> io::Result<Self> {
+        let path = path_of(directory, number);
+        let file = options().append(true).create_new(true).open(&path);
+        Ok(Self { number, file: file.map_err(|error| of_path(&path, error))?, bytes: 0 })
+    }
 }
 
-fn segments(directory: &Path) -> io::Result<Vec<u64>> {
-    let number = |entry: io::Result<fs::DirEntry>| {
-        entry.ok()?.file_name().to_str()?.strip_prefix(SEGMENT)?.parse().ok()
+/// Returns the number of the next segment.
+fn number_after(directory: &Path, segment: u64) -> io::Result<u64> {
+    segment.checked_add(1).ok_or_else(|| {
+        let error = io::Error::new(io::ErrorKind::InvalidData, "no segment can follow that one");
+        of_path(&path_of(directory, segment), error)
+    })
+}
+
+/// Renames a damaged segment, so that it is not read again.
+fn keep_damaged(directory: &Path, segment: &Path) -> io::Result<()> {
+    let kept = numbered(directory, DAMAGED)?;
+    let name = |number: u64| directory.join(format!("{DAMAGED}{number}"));
+    for oldest in &kept[..kept.len().saturating_sub(MOST_DAMAGED - 1)] {
+        tracing::warn!(path = ?name(*oldest), "removing the oldest damaged segment");
+        fs::remove_file(name(*oldest))?;
+    }
+    fs::rename(segment, name(kept.last().map_or(0, |last| last.saturating_add(1))))
+}
+
+/// Returns the numbers of the files with that prefix, in order. Other spellings of a number are not
+/// ours.
+fn numbered(directory: &Path, prefix: &str) -> io::Result<Vec<u64>> {
+    let mut numbers = Vec::new();
+    let failed = |error| of_path(directory, error);
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let digits = name.to_str().and_then(|name| name.strip_prefix(prefix));
+        let number = digits.and_then(|digits| digits.parse::<u64>().ok());
+        numbers.extend(number.filter(|number| digits == Some(&number.to_string())));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Returns false if a directory has certainly no records: without them, a volume needs no journal.
+#[must_use]
+pub fn may_hold_records(directory: &Path) -> bool {
+    let is_empty = |segment: &u64| {
+        let about = path_of(directory, *segment).symlink_metadata();
+        about.is_ok_and(|about| about.is_file() && about.len() == 0)
     };
-    Ok(fs::read_dir(directory)?.filter_map(number).collect())
+    match numbered(directory, SEGMENT) {
+        Ok(segments) => !segments.iter().all(is_empty),
+        Err(error) => {
+            !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        }
+    }
+}
+
+fn of_path(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 /// Decodes hexadecimal digits.
 fn name_of(digits: &str) -> Option<Bytes> {
     let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
-    (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>().map(Bytes::from)
-}
-
-/// Decodes the lines up to the first incomplete or damaged one.
-fn lines(mut bytes: &[u8]) -> Vec<Line> {
-    let mut lines = Vec::new();
-    while let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES) {
-        let number = |at: usize| header[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
-        let (length, sum) = (number(0) as usize, number(4));
-        let Some((body, rest)) = rest.split_at_checked(length).filter(|_| length <= RECORD_BYTES)
-        else {
-            break;
-        };
-        match Line::decode(body) {
-            Ok(line) if crc32fast::hash(body) == sum => lines.push(line),
-            _ => break,
-        }
-        bytes = rest;
-    }
-    lines
+    let name = (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>()?;
+    Some(name).filter(|name| !name.is_empty()).map(Bytes::from)
 }
 
 #[cfg(test)]
@@ -481,6 +568,91 @@ mod tests {
         assert_eq!(Journal::open(directory.path()).unwrap().1, [record(1, b"whole")]);
     }
 
+    fn flip(path: &Path, at: usize) {
+        let mut bytes = fs::read(path).unwrap();
+        bytes[at] ^= 1;
+        fs::write(path, bytes).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_record_hides_no_other_and_is_told_until_its_segment_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let all: Vec<Record> = (1..=3).map(|order| record(order, b"contents")).collect();
+        let (journal, _) = Journal::open(directory.path()).unwrap();
+        all.iter().for_each(|record| journal.note(record.clone()).unwrap());
+        assert_eq!(journal.damage(), None);
+        drop(journal);
+        let segment = path_of(directory.path(), 0);
+        let damaged = segment.metadata().unwrap().len() / 2;
+        flip(&segment, usize::try_from(damaged).unwrap());
+        let damaged = fs::read(&segment).unwrap();
+        // Also if the next one is killed before it has sent anything.
+        for _ in 0..2 {
+            let (journal, left) = Journal::open(directory.path()).unwrap();
+            assert_eq!(left, [all[0].clone(), all[2].clone()]);
+            assert!(journal.damage().unwrap().to_string().contains("damaged-*"));
+        }
+        let (journal, _) = Journal::open(directory.path()).unwrap();
+        journal.done(&[1, 3]);
+        assert!(journal.damage().is_some());
+        drop(journal);
+        let (journal, left) = Journal::open(directory.path()).unwrap();
+        assert_eq!(left, []);
+        assert!(journal.damage().is_some());
+        let kept = directory.path().join("damaged-0");
+        assert_eq!(fs::read(&kept).unwrap(), damaged);
+        fs::remove_file(kept).unwrap();
+        assert_eq!(journal.damage(), None);
+    }
+
+    #[test]
+    fn damaged_segments_are_bounded() {
+        let directory = tempfile::tempdir().unwrap();
+        for _ in 0..MOST_DAMAGED + 2 {
+            let (journal, left) = Journal::open(directory.path()).unwrap();
+            assert_eq!(left, []);
+            journal.note(record(1, b"contents")).unwrap();
+            drop(journal);
+            let last = numbered(directory.path(), SEGMENT).unwrap().pop().unwrap();
+            flip(&path_of(directory.path(), last), 20);
+        }
+        drop(Journal::open(directory.path()).unwrap());
+        let kept: Vec<u64> = (2..2 + MOST_DAMAGED as u64).collect();
+        assert_eq!(numbered(directory.path(), DAMAGED).unwrap(), kept);
+    }
+
+    #[test]
+    fn a_journal_that_can_not_be_read_is_not_an_empty_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let fault = |what: &str| {
+            let error = Journal::open(directory.path()).unwrap_err();
+            assert!(error.to_string().contains(what), "{error}");
+        };
+        assert!(!may_hold_records(&directory.path().join("missing")));
+        drop(Journal::open(directory.path()).unwrap());
+        assert!(!may_hold_records(directory.path()));
+        // Not a name of a segment.
+        fs::write(directory.path().join("journal-007"), "x").unwrap();
+        drop(Journal::open(directory.path()).unwrap());
+        assert!(!may_hold_records(directory.path()));
+        fs::create_dir(path_of(directory.path(), 9)).unwrap();
+        fault("journal-9");
+        assert!(may_hold_records(directory.path()));
+        fs::remove_dir(path_of(directory.path(), 9)).unwrap();
+        let last = path_of(directory.path(), u64::MAX);
+        fs::write(&last, line_of(record(1, b"contents")).encoded().unwrap()).unwrap();
+        fault("journal-18446744073709551615");
+        assert!(may_hold_records(directory.path()));
+        fs::remove_file(last).unwrap();
+        let (journal, _) = Journal::open(directory.path()).unwrap();
+        for names in [&b"\xff\xff\n"[..], b"0a\n0g\n", b"0a\n\n", b"0a0\n"] {
+            fs::write(directory.path().join(SESSIONS_FILE), names).unwrap();
+            let error = journal.earlier_sessions().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert!(error.to_string().contains(SESSIONS_FILE), "{error}");
+        }
+    }
+
     #[test]
     fn files_are_removed_while_more_keeps_coming() {
         let directory = tempfile::tempdir().unwrap();
@@ -492,7 +664,7 @@ mod tests {
                 journal.done(&[order - 1]);
             }
         }
-        assert!(segments(directory.path()).unwrap().len() <= 2);
+        assert!(numbered(directory.path(), SEGMENT).unwrap().len() <= 2);
         drop(journal);
         assert_eq!(Journal::open(directory.path()).unwrap().1, [record(100, contents)]);
     }
