@@ -26,7 +26,7 @@ use super::{
     files::Open,
     flights::Flight,
     openings::OPEN_LINGER,
-    replay::Unplaced,
+    replay::{Unplaced, without_superseded},
     table::Table,
     unborn::{Stage, Which},
 };
@@ -48,6 +48,17 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// Limit of pending files.
 const UNBORN_FILES: usize = 20_000;
+
+/// Reason why the sessions of earlier gateways may still have requests in flight.
+#[derive(Debug, thiserror::Error)]
+pub enum EarlierSessionsError {
+    /// Their names can't be read.
+    #[error(transparent)]
+    Names(#[from] std::io::Error),
+    /// The store did not end them.
+    #[error(transparent)]
+    Store(#[from] Errno),
+}
 
 /// State of a volume's sending of pending files.
 pub(super) struct Births {
@@ -236,14 +247,15 @@ impl Volume {
     /// performed after those of this session.
     ///
     /// # Errors
-    /// The store's, or `EIO` if the names can't be read: their requests may still be in flight.
-    pub async fn end_earlier_sessions(&self, journal: &Journal, own: &Bytes) -> Result<(), Errno> {
+    /// [`EarlierSessionsError`]
+    pub async fn end_earlier_sessions(
+        &self,
+        journal: &Journal,
+        own: &Bytes,
+    ) -> Result<(), EarlierSessionsError> {
         let tell =
             |error: std::io::Error| tracing::warn!(%error, "the journal can't note its session");
-        let earlier = journal.earlier_sessions().map_err(|error| {
-            tell(error);
-            Errno::EIO
-        })?;
+        let earlier = journal.earlier_sessions()?;
         let _ = journal.begin_session(&earlier, own).map_err(tell);
         if earlier.is_empty() {
             return Ok(());
@@ -266,12 +278,22 @@ impl Volume {
         left: Vec<Record>,
     ) -> Result<(), Errno> {
         self.table().unborn.begin_above(journal.last_order());
+        let (left, superseded) = without_superseded(left);
+        self.births.unplaced().extend(superseded);
         for record in left {
             self.take_up_record(record).await?;
         }
         let _ = self.births.journal.set(journal);
         self.births.wake();
         Ok(())
+    }
+
+    /// Sets the journal of a volume that changes nothing on its store: the records that are left
+    /// are kept, told, and can be recovered.
+    pub fn withhold_journal(&self, journal: Journal, left: Vec<Record>) {
+        let withheld = left.into_iter().map(|record| Unplaced::new(record, Errno::EROFS));
+        self.births.unplaced().extend(withheld);
+        let _ = self.births.journal.set(journal);
     }
 
     async fn send_unborn(self: &Arc<Self>) {

@@ -76,6 +76,7 @@ use tokio::{
 };
 
 use crate::disk::DiskCache;
+use crate::journal::{Damage, Journal};
 use crate::store::{
     Answer, Attributes, Caller, Entry, Errno, FileId, Leases, NameIn, Op, Place, Settling, Stamp,
     Store, StoreState, Watched,
@@ -96,6 +97,7 @@ use tours::Tours;
 use writing::Writes;
 
 pub use at_hand::{AtHand, Use};
+pub use births::EarlierSessionsError;
 pub use files::Opened;
 pub use listing::{Directory, Name};
 pub(crate) use recalled::KERNEL_PATIENCE;
@@ -153,6 +155,8 @@ pub struct State {
     pub open: u64,
     /// Message about new files that the server refuses, or about another failure.
     pub lost: Option<String>,
+    /// Damage of the journal of earlier gateways.
+    pub damage: Option<Damage>,
 }
 
 /// A mounted volume. Its methods are the kernel's requests; their errors are the store's, for the
@@ -272,6 +276,7 @@ impl Volume {
             names_bytes: kept as u64,
             open: self.opens.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
             lost: self.undelivered(),
+            damage: self.births.journal().and_then(Journal::damage),
         }
     }
 

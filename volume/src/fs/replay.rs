@@ -2,6 +2,7 @@
 //! server refuses.
 
 use std::{
+    collections::HashMap,
     ffi::{OsStr, OsString},
     io,
     path::PathBuf,
@@ -22,14 +23,39 @@ use crate::{
     },
 };
 
-/// A record whose directory is gone.
+/// A record that is kept and not sent.
 #[derive(Debug)]
-pub(super) struct Unplaced(Record);
+pub(super) struct Unplaced {
+    record: Record,
+    why: Errno,
+}
 
 impl Unplaced {
-    fn path(&self) -> PathBuf {
-        self.0.home.iter().chain(&self.0.put.path).collect()
+    pub(super) fn new(record: Record, why: Errno) -> Self {
+        Self { record, why }
     }
+
+    fn path(&self) -> PathBuf {
+        path_of(&self.record)
+    }
+}
+
+fn path_of(record: &Record) -> PathBuf {
+    record.home.iter().chain(&record.put.path).collect()
+}
+
+/// Returns the records that become pending files, and the others.
+///
+/// Invariant: a path is that of one pending file. Of several records the last is the file that the
+/// user has seen there last: one before it was removed, which a damaged journal does not know any
+/// more, or its directory was gone, and another is there now.
+pub(super) fn without_superseded(left: Vec<Record>) -> (Vec<Record>, Vec<Unplaced>) {
+    let mut last = HashMap::new();
+    last.extend(left.iter().map(|record| (path_of(record), record.order)));
+    let (placed, others): (Vec<_>, Vec<_>) = left
+        .into_iter()
+        .partition(|record| last.get(&path_of(record)).is_some_and(|last| *last == record.order));
+    (placed, others.into_iter().map(|record| Unplaced::new(record, Errno::EEXIST)).collect())
 }
 
 /// A directory in a record's path.
@@ -58,7 +84,7 @@ impl Volume {
                 path = ?record.put.path,
                 "the directory of a file that was closed here is gone; the file is kept"
             );
-            self.births.unplaced().push(Unplaced(record));
+            self.births.unplaced().push(Unplaced::new(record, Errno::ESTALE));
             return Ok(());
         };
         let file = Arc::clone(&self.births.files).acquire_owned().await.ok();
@@ -149,7 +175,7 @@ impl Volume {
             .births
             .unplaced()
             .iter()
-            .map(|unplaced| (unplaced.path(), Errno::ESTALE))
+            .map(|unplaced| (unplaced.path(), unplaced.why))
             .collect::<Vec<_>>();
         let count = refused.len() + unplaced.len();
         let Some((path, errno)) = refused
@@ -188,6 +214,9 @@ impl Volume {
     /// Copies all refused files to a directory, under their paths in the volume, and drops them
     /// when all are copied. Returns the number of files. Blocks.
     ///
+    /// Files that the volume shows come first, so that they keep their names if others have the
+    /// same ones ([`Recovery::put`]); then those of earlier gateways, in the order of their closes.
+    ///
     /// # Errors
     /// That of the first failed copy: then no file is dropped.
     pub fn recover(&self, to: &Recovery) -> io::Result<u64> {
@@ -201,7 +230,7 @@ impl Volume {
             .births
             .unplaced()
             .iter()
-            .map(|unplaced| (unplaced.0.order, unplaced.path(), unplaced.0.put.clone()))
+            .map(|unplaced| (unplaced.record.order, unplaced.path(), unplaced.record.put.clone()))
             .collect();
         for (_, path, put) in &unplaced {
             to.put(path, put)?;
@@ -209,7 +238,7 @@ impl Volume {
         let all = copied.iter().map(|(_, put)| put).chain(unplaced.iter().map(|(_, _, put)| put));
         let count = all.filter(|put| !matches!(put.what, NewFile::Directory)).count();
         let orders: Vec<u64> = unplaced.into_iter().map(|(order, ..)| order).collect();
-        self.births.unplaced().retain(|unplaced| !orders.contains(&unplaced.0.order));
+        self.births.unplaced().retain(|unplaced| !orders.contains(&unplaced.record.order));
         self.births.is_done(&orders);
         // Children first.
         for (number, put) in copied.into_iter().rev() {

@@ -17,7 +17,7 @@ use posh_volume::{
     Errno, Store,
     directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights},
     fs::{MAX_FILES, Opened, ROOT, Settings, Source, Volume},
-    journal::Journal,
+    journal::{Journal, Record},
     store::*,
 };
 use tempfile::TempDir;
@@ -239,6 +239,26 @@ impl Site {
 
     /// Like [`Self::client`], with this size of the cache in memory.
     pub async fn client_with(&self, name: &str, memory_bytes: u64) -> Client {
+        let client = self.client_of(memory_bytes);
+        let (journal, left) = self.journal(name).await;
+        client.volume.keep_journal(journal, left).await.unwrap();
+        client
+    }
+
+    /// The journal of that name, with its records.
+    pub async fn journal(&self, name: &str) -> (Journal, Vec<Record>) {
+        loop {
+            // The one before lets go of it when its last task has ended.
+            match Journal::open(&self.state(name)) {
+                Ok(opened) => return opened,
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// A volume without a journal.
+    pub fn client_of(&self, memory_bytes: u64) -> Client {
         let store = Arc::new(Observed {
             inner: DirectorySession::open(Arc::clone(&self.directory), Liveness::Own),
             calls: AtomicUsize::new(0),
@@ -257,15 +277,6 @@ impl Site {
         let (volume, mut invalidations) =
             Volume::new(Arc::clone(&store) as Arc<dyn Store>, settings, None);
         tokio::spawn(async move { while invalidations.recv().await.is_some() {} });
-        let (journal, left) = loop {
-            // The one before lets go of it when its last task has ended.
-            match Journal::open(&self.state(name)) {
-                Ok(opened) => break opened,
-                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
-            }
-            tokio::task::yield_now().await;
-        };
-        volume.keep_journal(journal, left).await.unwrap();
         Client { volume, store, caller: Caller::default(), open: HashMap::new() }
     }
 }

@@ -347,6 +347,69 @@ fn what_was_closed_in_a_directory_that_is_gone_is_told_and_can_be_taken_out() {
     });
 }
 
+/// As after a crash between a file and its removal, or if the record of that is damaged.
+#[test]
+fn of_two_records_of_one_path_the_last_is_the_file_and_the_other_is_kept() {
+    let site = Site::new();
+    let killed = runtime();
+    killed.block_on(async {
+        let client = site.client("a").await;
+        client.make_directory("old").await.unwrap();
+        client.volume.drain_all().await.unwrap();
+        client.store.is_dead.store(true, Ordering::Relaxed);
+        client.put("old/f", b"first", 5).await.unwrap();
+    });
+    killed.shutdown_background();
+    let (journal, left) = runtime().block_on(site.journal("a"));
+    let mut second = left.last().unwrap().clone();
+    second.order += 1;
+    second.put.what = NewFile::Regular { data: "second".into() };
+    journal.note(second).unwrap();
+    drop(journal);
+    runtime().block_on(async {
+        let client = site.client("a").await;
+        client.volume.drain_all().await.unwrap();
+        assert_eq!(client.read("old/f").await.unwrap(), b"second");
+        assert_eq!(fs::read(site.path("old/f")).unwrap(), b"second");
+        let lost = client.volume.state().lost.unwrap();
+        assert!(lost.contains("old/f"), "{lost}");
+        let to = site.path("../recovered");
+        assert_eq!(client.volume.recover(&Recovery::create(&to).unwrap()).unwrap(), 1);
+        assert_eq!(fs::read(to.join("old/f")).unwrap(), b"first");
+        assert_eq!(client.volume.state().lost, None);
+    });
+}
+
+/// For a volume that is mounted read-only.
+#[test]
+fn what_is_not_sent_by_a_volume_that_changes_nothing_is_told() {
+    let site = Site::new();
+    let killed = runtime();
+    killed.block_on(async {
+        let client = site.client("a").await;
+        client.make_directory("old").await.unwrap();
+        client.volume.drain_all().await.unwrap();
+        client.store.is_dead.store(true, Ordering::Relaxed);
+        client.put("old/f", b"contents", 5).await.unwrap();
+    });
+    killed.shutdown_background();
+    runtime().block_on(async {
+        let (journal, left) = site.journal("a").await;
+        let reader = site.client_of(1 << 20);
+        reader.volume.withhold_journal(journal, left);
+        reader.volume.drain_all().await.unwrap();
+        let lost = reader.volume.state().lost.unwrap();
+        assert!(lost.contains("old/f") && lost.contains("EROFS"), "{lost}");
+        assert!(!site.path("old/f").exists());
+    });
+    // The next one that may write sends it.
+    runtime().block_on(async {
+        let client = site.client("a").await;
+        client.volume.drain_all().await.unwrap();
+        assert_eq!(fs::read(site.path("old/f")).unwrap(), b"contents");
+    });
+}
+
 /// Once while a directory is looked up, and again before it is used.
 #[test]
 fn what_was_closed_survives_a_server_that_is_started_anew_while_the_journal_is_taken_up() {

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use posh_volume::{
     Errno, Store,
-    fs::{Opened, ROOT, Settings, Source, Volume},
+    fs::{EarlierSessionsError, Opened, ROOT, Settings, Source, Volume},
     journal::Journal,
     store::*,
 };
@@ -71,7 +71,8 @@ impl Machine {
             let ended = gateway.volume.end_earlier_sessions(&journal, &name).await;
             let taken_up = match ended {
                 Ok(()) => gateway.volume.keep_journal(journal, left).await,
-                Err(errno) => Err(errno),
+                Err(EarlierSessionsError::Store(errno)) => Err(errno),
+                Err(EarlierSessionsError::Names(error)) => panic!("{error}"),
             };
             match taken_up {
                 Ok(()) => {
