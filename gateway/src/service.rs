@@ -27,7 +27,7 @@ use crate::{
     explain, report,
     state::Gateway,
     trace::SessionTimes,
-    volumes::{About, Volumes},
+    volumes::{self, About, Volumes},
 };
 
 /// Timeout for an executor's status.
@@ -245,8 +245,8 @@ impl GatewayService for GatewayCalls {
             hard: request.hard,
             position: Position::default(),
         };
-        Volumes::mount(&self.gateway, config).await.map_err(precondition)?;
-        Ok(Response::new(wire::MountVolumeReply {}))
+        let notice = Volumes::mount(&self.gateway, config).await.map_err(precondition)?;
+        Ok(Response::new(wire::MountVolumeReply { notice: notice.unwrap_or_default() }))
     }
 
     async fn unmount_volume(
@@ -302,10 +302,11 @@ fn volume(about: &About) -> wire::Volume {
         Err(why) => return wire::Volume { state: format!("not mounted: {why}"), ..known },
     };
     let in_reach = if state.store.in_reach { "mounted" } else { "out of reach" };
-    let fault =
-        state.store.fault.as_ref().filter(|_| !state.store.in_reach).or(state.lost.as_ref());
+    let unreached = state.store.fault.clone().filter(|_| !state.store.in_reach);
+    let faults = unreached.into_iter().chain(volumes::notice(state));
+    let words: Vec<String> = std::iter::once(in_reach.to_owned()).chain(faults).collect();
     wire::Volume {
-        state: fault.map_or_else(|| in_reach.to_owned(), |fault| format!("{in_reach}: {fault}")),
+        state: words.join(": "),
         cached_bytes: state.cached_bytes,
         dirty_bytes: state.dirty_bytes,
         leases: state.leases,

@@ -157,14 +157,14 @@ impl Volumes {
         }
     }
 
-    /// Mounts a volume.
+    /// Mounts a volume. Returns what the user should know about data that the server lacks.
     ///
     /// # Errors
     /// [`VolumeError`].
     pub async fn mount(
         gateway: &Arc<Gateway>,
         config: VolumeConfig,
-    ) -> Result<(), Arc<VolumeError>> {
+    ) -> Result<Option<String>, Arc<VolumeError>> {
         let volumes = &gateway.volumes;
         volumes.let_leave(gateway);
         let known = volumes.enter(gateway, config)?;
@@ -172,6 +172,10 @@ impl Volumes {
         let outcome = Serving::begin(gateway, &known.config, volumes.handle()).await;
         match outcome {
             Ok(serving) => {
+                let notice = notice(&serving.volume.state());
+                if let Some(notice) = &notice {
+                    tracing::warn!(path = %known.config.path.display(), "{notice}");
+                }
                 known.become_(Phase::Mounted(serving.clone()));
                 let (weak, known) = (Arc::downgrade(gateway), Arc::clone(&known));
                 tokio::spawn(async move {
@@ -182,7 +186,7 @@ impl Volumes {
                 });
                 volumes.note_count();
                 gateway.mounts_changed();
-                Ok(())
+                Ok(notice)
             }
             Err(error) => {
                 let error = Arc::new(error);
@@ -461,6 +465,14 @@ fn unsent(state: &State) -> Option<String> {
     state.lost.clone().or(bytes)
 }
 
+/// Description of the files that the server refuses, or that can't be read in the journal.
+#[must_use]
+pub fn notice(state: &State) -> Option<String> {
+    let damage = state.damage.as_ref().map(ToString::to_string);
+    let all: Vec<String> = state.lost.iter().cloned().chain(damage).collect();
+    (!all.is_empty()).then(|| all.join("; "))
+}
+
 /// Writes a volume's remaining data and unmounts it.
 async fn end_one(path: PathBuf, serving: Serving) {
     if !is_drained(&serving, LAST_WRITES).await {
@@ -484,7 +496,7 @@ async fn at_once(waits: impl Iterator<Item = impl Future<Output = ()> + Send + '
 async fn mounted(
     gateway: &Weak<Gateway>,
     volume: VolumeConfig,
-) -> Option<Result<(), Arc<VolumeError>>> {
+) -> Option<Result<Option<String>, Arc<VolumeError>>> {
     Some(Volumes::mount(&gateway.upgrade()?, volume).await)
 }
 

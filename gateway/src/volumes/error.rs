@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf};
 
 use nix::errno::Errno;
-use posh_volume::remote::CannotOpen;
+use posh_volume::{fs::EarlierSessionsError, remote::CannotOpen};
 use tokio::task::JoinError;
 
 /// Reason why a volume is not mounted, or can't be unmounted or read; a sentence for the user.
@@ -52,9 +52,28 @@ pub enum VolumeError {
     /// The server holds an earlier session.
     #[error("an earlier session of this volume does not end: {0}; try again")]
     EarlierSession(Errno),
+    /// It is not known which sessions the server must end.
+    #[error(
+        "the names of earlier sessions of this volume can't be read: {0}; repair that file, or \
+         remove it a minute after the last gateway that used it has ended; what was closed here \
+         is kept"
+    )]
+    SessionNames(io::Error),
     /// The journal of an earlier gateway can't be sent.
     #[error("what a former gateway has not sent can't be taken up: {0}; it is kept; try again")]
     Journal(Errno),
+    /// The journal of an earlier gateway may have records, and can't be opened.
+    #[error(
+        "{error}; this is the journal with files that were closed here and may not be on the \
+         server yet; repair that and mount again, or give them up: move {} away",
+        directory.display()
+    )]
+    JournalUnreadable {
+        /// The journal's directory.
+        directory: PathBuf,
+        /// Its error, with the path.
+        error: io::Error,
+    },
     /// mount(2) failed.
     #[error("cannot mount on {}: {error}", path.display())]
     Mount {
@@ -98,4 +117,13 @@ pub enum VolumeError {
     /// A task of the gateway failed.
     #[error(transparent)]
     Task(#[from] JoinError),
+}
+
+impl From<EarlierSessionsError> for VolumeError {
+    fn from(error: EarlierSessionsError) -> Self {
+        match error {
+            EarlierSessionsError::Names(error) => Self::SessionNames(error),
+            EarlierSessionsError::Store(errno) => Self::EarlierSession(errno),
+        }
+    }
 }

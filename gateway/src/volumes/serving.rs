@@ -16,7 +16,7 @@ use posh_volume::{
     disk::DiskCache,
     fs::{MAX_FILES, Settings, Volume},
     fuse::{self, Users},
-    journal::{Journal, Record},
+    journal::{self, Journal, Record},
     mount::{self, Wanted},
     remote::{CannotConnect, Connector, Patience, Remote},
     store::Returned,
@@ -86,14 +86,20 @@ impl Serving {
             let server = way.server().ok_or(VolumeError::NoConnection)?;
             let kept_as = server.directory_for(&config.export);
             let disk = disk_for(&config, &kept_as).await;
-            let journal = journal_for(&config, &kept_as).await.filter(|_| !read_only);
+            let journal = journal_for(&config, &kept_as).await?;
             let (volume, invalidations) =
                 Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
             // Without the journal, closed files would be missing.
-            if let Some((journal, left)) = journal {
-                let ended = volume.end_earlier_sessions(&journal, &remote.session()).await;
-                ended.map_err(VolumeError::EarlierSession)?;
-                volume.keep_journal(journal, left).await.map_err(VolumeError::Journal)?;
+            match journal {
+                Some((journal, left)) if !read_only => {
+                    volume.end_earlier_sessions(&journal, &remote.session()).await?;
+                    volume.keep_journal(journal, left).await.map_err(VolumeError::Journal)?;
+                }
+                // An empty one is free for a volume that writes.
+                Some((journal, left)) if !left.is_empty() || journal.damage().is_some() => {
+                    volume.withhold_journal(journal, left);
+                }
+                _ => {}
             }
             let path = config.path.clone();
             let source = config.source();
@@ -242,11 +248,15 @@ async fn disk_for(config: &VolumeConfig, kept_as: &str) -> Option<DiskCache> {
 }
 
 /// Journal of closed files that are not on the server yet. Without one, no write is delayed.
-async fn journal_for(config: &VolumeConfig, kept_as: &str) -> Option<(Journal, Vec<Record>)> {
-    let directory = xdg_home("XDG_STATE_HOME", ".local/state")?.join("posh/volumes").join(kept_as);
-    if directory.starts_with(&config.path) {
-        return None;
-    }
+///
+/// # Errors
+/// [`VolumeError::JournalUnreadable`]
+async fn journal_for(
+    config: &VolumeConfig,
+    kept_as: &str,
+) -> Result<Option<(Journal, Vec<Record>)>, VolumeError> {
+    let Some(state) = xdg_home("XDG_STATE_HOME", ".local/state") else { return Ok(None) };
+    let directory = state.join("posh/volumes").join(kept_as);
     // Former versions used the executor's name, which does not identify the server.
     let former = directory.with_file_name(config.source().replace('/', "%"));
     if former.is_dir() {
@@ -255,8 +265,32 @@ async fn journal_for(config: &VolumeConfig, kept_as: &str) -> Option<(Journal, V
             "what an older version has not sent is left there; remove it when it is not needed"
         );
     }
-    let journal = when_free(|| Journal::open(&directory)).await;
-    journal.inspect_err(|error| tracing::warn!(?directory, %error, "no journal is kept")).ok()
+    open_journal(&directory, &config.path).await
+}
+
+/// Opens a journal for a volume that is to be mounted on `mount`.
+///
+/// Invariant: no volume is mounted without a journal that may have records, unless another volume
+/// of this machine holds it, and sends them. So what close(2) has accepted is on its way, or the
+/// user is told why it isn't.
+///
+/// # Errors
+/// [`VolumeError::JournalUnreadable`]
+async fn open_journal(
+    directory: &Path,
+    mount: &Path,
+) -> Result<Option<(Journal, Vec<Record>)>, VolumeError> {
+    let unless_needed = |error: io::Error| {
+        if error.kind() != io::ErrorKind::WouldBlock && journal::may_hold_records(directory) {
+            return Err(VolumeError::JournalUnreadable { directory: directory.to_owned(), error });
+        }
+        tracing::warn!(?directory, %error, "no journal is kept");
+        Ok(None)
+    };
+    if directory.starts_with(mount) {
+        return unless_needed(io::Error::other("the volume would be mounted over it"));
+    }
+    when_free(|| Journal::open(directory)).await.map(Some).or_else(unless_needed)
 }
 
 /// Retries while a volume that was just unmounted still holds it.
@@ -278,4 +312,37 @@ async fn when_free<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
 fn xdg_home(variable: &str, otherwise: &str) -> Option<PathBuf> {
     let given = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     given.or_else(|| std::env::home_dir().map(|home| home.join(otherwise)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_journal_with_records_is_opened_or_told_and_another_one_is_not_needed() {
+        let top = tempfile::tempdir().unwrap();
+        let (directory, mount) = (top.path().join("state/journal"), top.path().join("mount"));
+        let open = || open_journal(&directory, &mount);
+        let shared = |mode: u32| {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        assert!(open().await.unwrap().is_some());
+        shared(0o777);
+        assert!(open().await.unwrap().is_none(), "nothing is in it");
+        fs::write(directory.join("journal-7"), "anything").unwrap();
+        let told = open().await.unwrap_err().to_string();
+        assert!(told.contains("chmod go-w") && told.contains("were closed here"), "{told}");
+        shared(0o700);
+        let held = open().await.unwrap();
+        assert!(held.is_some());
+        assert!(open().await.unwrap().is_none(), "its volume sends it");
+        drop(held);
+        let told = open_journal(&directory, top.path()).await.unwrap_err().to_string();
+        assert!(told.contains("mounted over"), "{told}");
+        fs::create_dir(directory.join("journal-70")).unwrap();
+        let told = open().await.unwrap_err().to_string();
+        assert!(told.contains("journal-70"), "{told}");
+    }
 }

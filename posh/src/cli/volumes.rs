@@ -76,7 +76,7 @@ pub fn parse_size(words: &str) -> Result<u64, SizeFault> {
     fs_mapper::config::cache_size(words).map_err(|(what, hint)| SizeFault { what, hint })
 }
 
-/// Mounts an export.
+/// Mounts an export. Returns the gateway's notice about data that the server lacks, if any.
 ///
 /// # Errors
 /// [`Error::MountPoint`], and the gateway's errors.
@@ -125,8 +125,8 @@ fn mount_once(
         sync: options.sync,
         hard: options.hard,
     };
-    gateway::reach(place)?.mount_volume(request)?;
-    Ok(String::new())
+    let notice = gateway::reach(place)?.mount_volume(request)?;
+    Ok(if notice.is_empty() { notice } else { format!("mounted: {notice}\n") })
 }
 
 /// Unmounts a volume, with or without a gateway that serves it.

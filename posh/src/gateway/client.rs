@@ -111,14 +111,15 @@ impl Client {
         )
     }
 
-    /// Mounts a volume. Waits for its executor as long as the gateway does.
+    /// Mounts a volume. Waits for its executor as long as the gateway does. Returns the gateway's
+    /// notice about data that the server lacks, or an empty text.
     ///
     /// # Errors
     /// [`Error::Call`]
-    pub fn mount_volume(&mut self, request: MountVolumeRequest) -> Result<(), Error> {
+    pub fn mount_volume(&mut self, request: MountVolumeRequest) -> Result<String, Error> {
         let mut service = self.service.clone();
-        self.wait("could not mount the volume", async move { service.mount_volume(request).await })
-            .map(|_| ())
+        let mount = async move { service.mount_volume(request).await };
+        Ok(self.wait("could not mount the volume", mount)?.notice)
     }
 
     /// Unmounts a volume. Waits, without limit, until what was written is on the server.
