@@ -2,8 +2,8 @@
 //! that a killed gateway loses none. Records are appended; the next gateway replays them. A record
 //! is removed when its file is on the server.
 //!
-//! A record is safe once write(2) has returned: it survives the death of the process, but not of the
-//! machine. For the latter, fsync(2) of the file waits for the server.
+//! A record is safe once write(2) has returned: it survives the death of the process, but not of
+//! the machine. For the latter, fsync(2) of the file waits for the server.
 //!
 //! Invariant: a journal with records that can't be read is never taken for an empty one. Either
 //! [`Journal::open`] fails, or each readable record is returned, the damaged segment is kept when
@@ -29,7 +29,7 @@ use std::{
 
 use bytes::Bytes;
 
-use self::segment::{Line, Lines};
+use self::segment::{Line, SegmentLines};
 use crate::{
     disk::own_directory,
     store::{Caller, Put, Write},
@@ -77,8 +77,8 @@ struct State {
     is_ending: bool,
     /// True if its session goes on after the directory was released to the next journal.
     is_handed_over: bool,
-    current: Option<Segment>,
-    /// Segment of each live record.
+    current: Option<OpenSegment>,
+    /// OpenSegment of each live record.
     records: HashMap<u64, u64>,
     /// Number of live records by segment.
     counts: BTreeMap<u64, usize>,
@@ -88,7 +88,7 @@ struct State {
 
 /// The segment that records are appended to.
 #[derive(Debug)]
-struct Segment {
+struct OpenSegment {
     number: u64,
     file: File,
     bytes: u64,
@@ -133,7 +133,7 @@ impl Journal {
         let mut state = State::default();
         for segment in &segments {
             let path = path_of(directory, *segment);
-            let read = Lines::read(&fs::read(&path).map_err(|error| of_path(&path, error))?);
+            let read = SegmentLines::read(&fs::read(&path).map_err(|error| of_path(&path, error))?);
             let mut is_damaged = read.is_damaged;
             for line in read.lines {
                 let is_record = line.done.is_empty();
@@ -154,7 +154,7 @@ impl Journal {
             *state.counts.entry(at).or_default() += 1;
         }
         let next = segments.last().map_or(Ok(0), |last| number_after(directory, *last))?;
-        state.current = Some(Segment::create(directory, next)?);
+        state.current = Some(OpenSegment::create(directory, next)?);
         if left.is_empty() {
             segments.iter().for_each(|segment| state.remove(directory, *segment));
         }
@@ -304,7 +304,7 @@ impl State {
         let line = line.encoded().ok_or(io::ErrorKind::FileTooLarge)?;
         let current = self.current.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         if current.bytes >= SEGMENT_BYTES {
-            *current = Segment::create(directory, number_after(directory, current.number)?)?;
+            *current = OpenSegment::create(directory, number_after(directory, current.number)?)?;
         }
         if let Err(error) = current.file.write_all(&line) {
             // A torn line is expected at the end of a segment only.
@@ -390,7 +390,7 @@ fn path_of(directory: &Path, segment: u64) -> PathBuf {
     directory.join(format!("{SEGMENT}{segment}"))
 }
 
-impl Segment {
+impl OpenSegment {
     /// Creates a segment; its name is free.
     fn create(directory: &Path, number: u64) -> io::Result<Self> {
         let path = path_of(directory, number);

@@ -62,7 +62,7 @@ pub enum EarlierSessionsError {
 
 /// State of a volume's sending of pending files.
 pub(super) struct Births {
-    journal: OnceLock<Journal>,
+    pub journal: OnceLock<Journal>,
     /// Permits for pending files.
     pub files: Arc<Semaphore>,
     /// Notified when there is something to send, or a waiter.
@@ -286,14 +286,6 @@ impl Volume {
         let _ = self.births.journal.set(journal);
         self.births.wake();
         Ok(())
-    }
-
-    /// Sets the journal of a volume that changes nothing on its store: the records that are left
-    /// are kept, told, and can be recovered.
-    pub fn withhold_journal(&self, journal: Journal, left: Vec<Record>) {
-        let withheld = left.into_iter().map(|record| Unplaced::new(record, Errno::EROFS));
-        self.births.unplaced().extend(withheld);
-        let _ = self.births.journal.set(journal);
     }
 
     async fn send_unborn(self: &Arc<Self>) {

@@ -16,7 +16,7 @@ use super::{
     unborn::{Newborn, Own, What},
 };
 use crate::{
-    journal::Record,
+    journal::{Journal, Record},
     recovery::Recovery,
     store::{
         Answer, Attributes, Caller, Errno, FileId, Kind, NameIn, NewFile, NewTime, Op, Put, Time,
@@ -77,6 +77,14 @@ impl Above {
 }
 
 impl Volume {
+    /// Sets the journal of a volume that changes nothing on its store: the records that are left
+    /// are kept, told, and can be recovered.
+    pub fn withhold_journal(&self, journal: Journal, left: Vec<Record>) {
+        let withheld = left.into_iter().map(|record| Unplaced::new(record, Errno::EROFS));
+        self.births.unplaced().extend(withheld);
+        let _ = self.births.journal.set(journal);
+    }
+
     /// Makes a record a pending file again.
     pub(super) async fn take_up_record(self: &Arc<Self>, record: Record) -> Result<(), Errno> {
         let Some(way) = self.way_of(&record).await? else {

@@ -44,7 +44,7 @@ pub(super) struct Line {
 
 /// Readable lines of a segment.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct SegmentLines {
     pub lines: Vec<Line>,
     /// True if some bytes are neither a line nor a torn tail.
     pub is_damaged: bool,
@@ -63,10 +63,10 @@ impl Line {
     }
 }
 
-impl Lines {
+impl SegmentLines {
     /// Reads a segment.
     pub fn read(bytes: &[u8]) -> Self {
-        let mut reader = Reader { bytes, budget: SEARCH_BYTES };
+        let mut reader = SegmentReader { bytes, budget: SEARCH_BYTES };
         let (mut read, mut at) = (Self::default(), 0);
         while at < bytes.len() {
             if let Some((line, end)) = reader.line_at(at) {
@@ -96,29 +96,29 @@ impl Lines {
 }
 
 #[derive(Clone, Copy)]
-struct Header {
+struct LineHeader {
     length: usize,
     sum: u32,
 }
 
-impl Header {
+impl LineHeader {
     /// No message is empty: zeros are no line.
     fn is_plausible(self) -> bool {
         (1..=MESSAGE_BYTES).contains(&self.length)
     }
 }
 
-struct Reader<'a> {
+struct SegmentReader<'a> {
     bytes: &'a [u8],
     /// Bytes whose checksums may still be computed in searches.
     budget: usize,
 }
 
-impl Reader<'_> {
-    fn header(&self, at: usize) -> Option<Header> {
+impl SegmentReader<'_> {
+    fn header(&self, at: usize) -> Option<LineHeader> {
         let header = self.bytes.get(at..)?.first_chunk::<HEADER_BYTES>()?;
         let number = |at: usize| header[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
-        Some(Header { length: number(0) as usize, sum: number(4) })
+        Some(LineHeader { length: number(0) as usize, sum: number(4) })
     }
 
     /// Returns the end of a line, if the segment is that long.
@@ -156,7 +156,7 @@ impl Reader<'_> {
 
     /// Returns the end of a damaged line by its length, if another line or the segment's end is
     /// there.
-    fn framed(&self, at: usize, header: Header) -> Option<usize> {
+    fn framed(&self, at: usize, header: LineHeader) -> Option<usize> {
         let end = self.end(at, header.length).filter(|_| header.is_plausible())?;
         (end == self.bytes.len() || self.line_at(end).is_some()).then_some(end)
     }
@@ -205,7 +205,7 @@ mod tests {
         lines.iter().flat_map(|line| line.encoded().unwrap()).collect()
     }
 
-    fn orders(read: &Lines) -> Vec<u64> {
+    fn orders(read: &SegmentLines) -> Vec<u64> {
         read.lines.iter().map(|line| line.order).collect()
     }
 
@@ -217,7 +217,7 @@ mod tests {
         for (at, value) in (0..whole.len()).flat_map(|at| [(at, 1), (at, 0x40), (at, 0xff)]) {
             let mut bytes = whole.clone();
             bytes[at] ^= value;
-            let read = Lines::read(&bytes);
+            let read = SegmentLines::read(&bytes);
             let damaged = ends.iter().position(|end| at < *end).unwrap();
             let begin = damaged.checked_sub(1).map_or(0, |before| ends[before]);
             // Without its length, a line is whole.
@@ -232,7 +232,7 @@ mod tests {
         let whole = segment(&[line(1, b"one"), line(2, b"two")]);
         let first = segment(&[line(1, b"one")]).len();
         for end in first..whole.len() {
-            let read = Lines::read(&whole[..end]);
+            let read = SegmentLines::read(&whole[..end]);
             assert_eq!((orders(&read), read.is_damaged), (vec![1], false), "{end}");
         }
     }
@@ -245,13 +245,13 @@ mod tests {
         for fill in [0, 0xff, b'X'] {
             let mut bytes = whole.clone();
             bytes[5 * size + 3..9 * size + 6].fill(fill);
-            let read = Lines::read(&bytes);
+            let read = SegmentLines::read(&bytes);
             let left: Vec<u64> = (1..=5).chain(11..=30).collect();
             assert_eq!((orders(&read), read.is_damaged), (left, true), "{fill}");
         }
         let mut zeros = whole.clone();
         zeros.extend([0; 4096]);
-        let read = Lines::read(&zeros);
+        let read = SegmentLines::read(&zeros);
         assert_eq!((read.lines.len(), read.is_damaged), (30, true));
     }
 
@@ -273,7 +273,7 @@ mod tests {
                 },
                 whole[..at].to_vec(),
             ] {
-                let found = orders(&Lines::read(&bytes));
+                let found = orders(&SegmentLines::read(&bytes));
                 assert!(found.iter().all(|order| *order < 60), "{at} {found:?}");
             }
         }
