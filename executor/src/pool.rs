@@ -37,6 +37,7 @@ use tokio::{
     task::JoinHandle,
 };
 
+pub use self::key::ExportRoot;
 use self::key::{MadeOf, key_of};
 use crate::{
     Config,
@@ -241,6 +242,11 @@ impl Pool {
             let again = Identified::begin(identified.spec.clone(), identified.holder.clone())
                 .wait()
                 .await?;
+            // What is certain of the first ones is not of others.
+            if again.roots() != identified.roots() {
+                let why = "another directory came to an export's path while the run was started";
+                return Err(Refusal::new(Kind::Stale, why));
+            }
             if let Some(opened) = self.open_one(&again).await? {
                 return Ok(opened);
             }
@@ -428,6 +434,11 @@ impl Identified {
     /// The user that its commands run as, if one is configured.
     pub fn user(&self) -> Option<&ViewUser> {
         self.spec.user.as_ref()
+    }
+
+    /// The directories of its exports.
+    pub fn roots(&self) -> &[ExportRoot] {
+        &self.made_of.roots
     }
 }
 

@@ -10,11 +10,12 @@
 use std::{
     io,
     os::unix::ffi::{OsStrExt as _, OsStringExt as _},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use fs_mapper::mountinfo::{MountEntry, MountSnapshot};
 use nix::{libc, sys::stat::lstat};
+use posh_volume::directory::RootIdentity;
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
@@ -23,7 +24,7 @@ use crate::{
     error::Refusal,
     hidden,
     runner::{
-        Hidden, is_shown, open_export, path_of, taken,
+        Hidden, is_shown, open_below, open_root, path_of, taken,
         wire::{DirectoryId, ViewSpec},
     },
 };
@@ -33,6 +34,17 @@ pub struct MadeOf {
     /// Taken before the key was made.
     mounts: MountSnapshot,
     directories: Vec<DirectoryId>,
+    /// The exports' own directories, in which those were found.
+    pub roots: Vec<ExportRoot>,
+}
+
+/// An export's directory when a run began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportRoot {
+    /// The export's path.
+    pub path: PathBuf,
+    /// The directory that was there.
+    pub identity: RootIdentity,
 }
 
 impl MadeOf {
@@ -55,8 +67,12 @@ pub fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf)
     // Each identity has views of its own, so that their shares are clear.
     key.bytes(holder.unwrap_or_default().as_bytes());
     let mut directories = Vec::with_capacity(spec.mounts.len());
+    let mut roots = Vec::with_capacity(spec.mounts.len());
     for mount in &spec.mounts {
-        let directory = open_export(mount, spec.user.as_ref())?;
+        let root = open_root(mount)?;
+        let identity = RootIdentity::of(&root).map_err(|error| spawn_failed(&error))?;
+        roots.push(ExportRoot { path: path_of(&mount.directory).to_owned(), identity });
+        let directory = open_below(root, mount, spec.user.as_ref())?;
         let id = DirectoryId::of(&directory).map_err(|errno| spawn_failed(&errno.into()))?;
         key.numbers([id.device, id.inode]);
         directories.push(id);
@@ -72,7 +88,7 @@ pub fn key_of(spec: &ViewSpec, holder: Option<&str>) -> Result<(Vec<u8>, MadeOf)
     let hidden = Hidden::of(hidden::shown_among(hidden, &visible));
     hidden.made_anew().for_each(|path| key.file(path, Contents::Copied));
     taken().for_each(|(path, _)| key.file(&path, Contents::Shown));
-    Ok((key.0.finalize().to_vec(), MadeOf { mounts, directories }))
+    Ok((key.0.finalize().to_vec(), MadeOf { mounts, directories, roots }))
 }
 
 /// How a view has the contents of a file or directory.
@@ -137,8 +153,11 @@ mod tests {
     #[test]
     fn a_view_of_other_directories_is_not_what_its_key_says() {
         let id = |inode| DirectoryId { device: 1, inode };
-        let made_of =
-            || MadeOf { mounts: MountSnapshot::take().unwrap().0, directories: vec![id(1), id(2)] };
+        let made_of = || MadeOf {
+            mounts: MountSnapshot::take().unwrap().0,
+            directories: vec![id(1), id(2)],
+            roots: Vec::new(),
+        };
         assert!(!made_of().is_still(&[id(1), id(3)]) && !made_of().is_still(&[id(2), id(1)]));
         // Another test may mount something just now, but not always.
         assert!((0..1000).any(|_| made_of().is_still(&[id(1), id(2)])));
@@ -162,6 +181,7 @@ mod tests {
             let made_of = || MadeOf {
                 mounts: MountSnapshot::take().unwrap().0,
                 directories: vec![DirectoryId::default()],
+                roots: Vec::new(),
             };
             let directories = [DirectoryId::default()];
             let before = made_of();

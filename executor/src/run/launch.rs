@@ -26,7 +26,7 @@ use crate::{
     pool::Identified,
     runner::wire::SupervisorJob,
     service::ServiceState,
-    volume::trees_of,
+    volume::{ShownVolumes, trees_of},
     wiring::Wiring,
 };
 
@@ -57,7 +57,7 @@ fn check_standing(
 
 /// Starts the run, or refuses it; then nothing of it has run. Takes times if there is a clock.
 pub async fn start(
-    (shared, origin): (&ServiceState, &RunOrigin),
+    (shared, origin): (&Arc<ServiceState>, &RunOrigin),
     prepared: Prepared,
     clock: Option<Clock>,
 ) -> Result<StartedRun, Refusal> {
@@ -85,6 +85,7 @@ pub async fn start(
             identify()?
         }
     };
+    let shown = ShownVolumes::named_in(caller, &volumes);
     let trees = trees_of(caller, |export| mounts.iter().any(|mount| mount.export == export));
     let volumes = shared.volumes.begin_run(caller, volumes, &trees).await;
     let admitted = Arc::new(Admitted::new(share, shared.admission.queued(caller)));
@@ -100,6 +101,7 @@ pub async fn start(
     };
     let turn = LaunchTurn::of(&shared.launches, caller).await;
     check_standing(shared, origin, &policy)?;
+    let view = ShownView { view, shown };
     let launched = match launch((shared, &admitted), &view, &wiring, (&job, clock)).await {
         // Nothing has started, so that a second attempt is safe.
         Err(Failure::Lost(mut link)) => {
@@ -191,14 +193,22 @@ impl From<Refusal> for Failure {
     }
 }
 
+/// The view of a run, and what its workstation's volumes show meanwhile.
+struct ShownView {
+    view: Identified,
+    shown: ShownVolumes,
+}
+
 /// Hands the job to a new supervisor; returns once its commands run.
 async fn launch(
-    (shared, admitted): (&ServiceState, &Arc<Admitted>),
-    view: &Identified,
+    (shared, admitted): (&Arc<ServiceState>, &Arc<Admitted>),
+    ShownView { view, shown }: &ShownView,
     wiring: &Wiring,
     (job, clock): (&SupervisorJob, Option<Clock>),
 ) -> Result<Launched, Failure> {
     let (socket, lease) = shared.pool.open(view).await?;
+    // After all waits: the run begins here.
+    shown.require(shared, view.roots())?;
     let mut link = RunLink::new(socket, lease, admitted.clone());
     let runner_ns = clock.map_or(0, Clock::now_ns);
     let mut plumbing = Plumbing::make(wiring, view.user())?;

@@ -374,7 +374,7 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 
 /// Starts the run and stays with it until its processes are gone.
 async fn attend(
-    (shared, origin): (&ServiceState, &RunOrigin),
+    (shared, origin): (&Arc<ServiceState>, &RunOrigin),
     (prepared, turn): (Prepared, SpecTurn),
     client: &mut Client,
     output: &ClientQueue,

@@ -72,7 +72,7 @@ pub(crate) use self::{
     places::check_file,
     programs::{Programs, library_directories},
     system::{Hidden, taken},
-    view::{View, is_shown, open_export, path_of, refuse},
+    view::{View, is_shown, open_below, open_export, open_root, path_of, refuse},
 };
 pub use self::{budget::MAX_KEPT_BYTES, fence::LEAST_LANDLOCK, filter::ALLOWED as ALLOWED_CALLS};
 

@@ -282,29 +282,41 @@ pub fn path_of(bytes: &[u8]) -> &Path {
 ///
 /// The errors are of the kind `UnknownExport`: the directory does not exist.
 pub fn open_export(entry: &ViewMount, user: Option<&ViewUser>) -> Result<OwnedFd, Refusal> {
+    open_below(open_root(entry)?, entry, user)
+}
+
+/// Flags of an export's directories.
+const DIRECTORY: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+
+/// The first part of [`open_export`]: the export's own directory.
+pub fn open_root(entry: &ViewMount) -> Result<OwnedFd, Refusal> {
     let directory = path_of(&entry.directory);
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let unknown = |what: std::path::Display<'_>, errno: Errno| {
-        Refusal::new(
-            Kind::UnknownExport,
-            format!("cannot open {what} of the export: {}", errno.desc()),
-        )
-    };
-    let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
-    let export =
-        openat2(AT_FDCWD, directory, how).map_err(|errno| unknown(directory.display(), errno))?;
+    let how = OpenHow::new().flags(DIRECTORY).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    openat2(AT_FDCWD, directory, how).map_err(not_opened(directory))
+}
+
+/// The second part: the mount's directory in it.
+pub fn open_below(
+    root: OwnedFd,
+    entry: &ViewMount,
+    user: Option<&ViewUser>,
+) -> Result<OwnedFd, Refusal> {
     if entry.sub_path.is_empty() {
-        return Ok(export);
+        return Ok(root);
     }
     let how = OpenHow::new()
-        .flags(flags)
+        .flags(DIRECTORY)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     let sub_path = path_of(&entry.sub_path);
-    let acting = ActingAs::begin(user).map_err(|errno| unknown(sub_path.display(), errno))?;
-    let opened =
-        openat2(&export, sub_path, how).map_err(|errno| unknown(sub_path.display(), errno));
-    drop(acting);
-    opened
+    let _acting = ActingAs::begin(user).map_err(not_opened(sub_path))?;
+    openat2(&root, sub_path, how).map_err(not_opened(sub_path))
+}
+
+fn not_opened(what: &Path) -> impl Fn(Errno) -> Refusal {
+    move |errno| {
+        let (what, why) = (what.display(), errno.desc());
+        Refusal::new(Kind::UnknownExport, format!("cannot open {what} of the export: {why}"))
+    }
 }
 
 #[cfg(test)]

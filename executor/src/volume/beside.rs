@@ -39,7 +39,7 @@ impl Volumes {
             return Beside::default();
         }
         let mut beside = Beside::default();
-        for VolumeSession { session, returned } in named {
+        for VolumeSession { session, returned, .. } in named {
             if beside.0.iter().any(|(known, _)| *known == session) {
                 continue;
             }

@@ -7,6 +7,7 @@ mod left_calls;
 mod looks;
 mod records;
 mod session;
+mod shown;
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -50,6 +51,7 @@ use self::session::{Charges, KnownCalls, Outgoing, Served};
 pub use self::{
     beside::{Beside, trees_of},
     looks::end_replaced,
+    shown::ShownVolumes,
 };
 use crate::{
     Export,

@@ -38,6 +38,16 @@ async fn session(lab: &Lab) -> (Remote, Notices) {
     (remote, notices)
 }
 
+/// The session, as a run names it.
+fn named(remote: &Remote) -> VolumeSession {
+    VolumeSession {
+        session: remote.session(),
+        opened: remote.opened().0,
+        export: "logs".to_owned(),
+        ..VolumeSession::default()
+    }
+}
+
 async fn open(remote: &Remote, name: &str, flags: OpenFlags) -> (Place, Entry) {
     let walk = Op::Walk { from: remote.root(), names: vec![name.into()] };
     let Answer::Walked(walked) = remote.call(&Caller::default(), walk).await.unwrap() else {
@@ -85,7 +95,7 @@ async fn before_its_end_is_told_a_command_has_told_the_volumes_what_it_changed()
         let (place, entry) = open(&remote, "f", OpenFlags::READ).await;
         assert!(entry.leases.contains(Leases::DATA), "{entry:?}");
         let mut spec = pipeline(&["cat g", "tee f"]);
-        spec.volumes = vec![VolumeSession { session: remote.session(), returned: Vec::new() }];
+        spec.volumes = vec![named(&remote)];
         let outcome = lab.run(spec).await;
         assert_eq!(outcome.text(), format!("new {round}"));
         let marks = &outcome.exits[&2].volume_marks;
@@ -113,7 +123,7 @@ async fn a_session_that_an_executor_does_not_know_is_told_nothing() {
     let mut spec = pipeline(&["true"]);
     spec.volumes = vec![VolumeSession {
         session: Bytes::from_static(b"nobody's session"),
-        returned: Vec::new(),
+        ..VolumeSession::default()
     }];
     assert!(lab.run(spec).await.exits[&1].volume_marks.is_empty());
 }
@@ -123,7 +133,7 @@ async fn a_session_that_is_named_again_and_again_is_told_once() {
     let lab = Lab::start().await;
     let (remote, _notices) = session(&lab).await;
     let mut spec = pipeline(&["true"]);
-    spec.volumes = vec![VolumeSession { session: remote.session(), returned: Vec::new() }; 256];
+    spec.volumes = vec![named(&remote); 256];
     assert_eq!(lab.run(spec).await.exits[&1].volume_marks.len(), 1);
 }
 
@@ -180,7 +190,7 @@ async fn a_right_to_write_that_comes_back_with_the_run_is_not_asked_for() {
     let (inode, generation) = (place.file.inode, place.file.generation);
     let returned = vec![ReturnedLease { inode, generation, stamp: entry.stamp.0 }];
     let mut spec = pipeline(&["cat f"]);
-    spec.volumes = vec![VolumeSession { session: remote.session(), returned }];
+    spec.volumes = vec![VolumeSession { returned, ..named(&remote) }];
     // Nobody answers recalls, but none is needed.
     let mut call = Call::open(&lab.client, spec).await;
     let marks = call
@@ -393,4 +403,82 @@ async fn a_link_in_place_of_an_exports_directory_is_not_followed() {
     std::fs::remove_file(&inner).unwrap();
     std::fs::rename(lab.store.path().join("aside"), &inner).unwrap();
     assert_eq!(lab.run(spec()).await.text(), "x\n");
+}
+
+/// The reason for which a run of this command, which names the volume, is not done.
+async fn refused(lab: &Lab, volume: VolumeSession, sub_path: &'static str) -> Option<String> {
+    let mut spec = pipeline(&["touch made"]);
+    spec.mounts[0].sub_path = sub_path.into();
+    spec.volumes = vec![volume];
+    let rejected = lab.run(spec).await.rejected?;
+    assert_eq!(rejected.kind(), rejected::Kind::Stale, "{}", rejected.message);
+    Some(rejected.message)
+}
+
+/// Puts another directory at the export's path (`mv n n.old; mkdir n`); returns the former one's.
+fn replace(lab: &Lab, name: &str) -> std::path::PathBuf {
+    let (path, old) = (lab.store.path(), lab.store.path().with_extension(name));
+    std::fs::rename(path, &old).unwrap();
+    std::fs::create_dir_all(path.join("d")).unwrap();
+    old
+}
+
+// Guard: volume::shown.
+#[tokio::test]
+async fn a_run_acts_in_no_other_directory_than_the_volume_shows() {
+    for sub_path in ["", "d"] {
+        let lab = Lab::start().await;
+        std::fs::create_dir(lab.store.path().join("d")).unwrap();
+        let (remote, _notices) = session(&lab).await;
+        let first = named(&remote);
+        assert_eq!(refused(&lab, first.clone(), sub_path).await, None);
+        let old = replace(&lab, "old");
+        std::fs::remove_file(old.join(sub_path).join("made")).unwrap();
+        assert!(refused(&lab, first.clone(), sub_path).await.is_some());
+        // The session has ended, and the mount finds the new directory. Until the workstation knows
+        // of that, it names the former session.
+        let opened_anew = async {
+            while remote.opened().0 == first.opened {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, opened_anew).await.expect("a session of the new directory");
+        assert!(refused(&lab, first, sub_path).await.is_some());
+        let [old_one, new_one] =
+            [&*old, lab.store.path()].map(|top| top.join(sub_path).join("made"));
+        assert!(!old_one.exists() && !new_one.exists());
+        assert_eq!(refused(&lab, named(&remote), sub_path).await, None);
+        assert!(!old_one.exists() && new_one.exists());
+        std::fs::remove_dir_all(old).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_lost_session_is_in_the_way_of_no_run_with_another_export() {
+    let lab = Lab::start().await;
+    let lost = |export: &str| VolumeSession {
+        session: Bytes::from_static(b"nobody's session"),
+        opened: 7,
+        export: export.to_owned(),
+        ..VolumeSession::default()
+    };
+    assert_eq!(refused(&lab, lost("other"), "").await, None);
+    assert!(refused(&lab, lost("logs"), "").await.is_some());
+}
+
+/// A volume of another workstation, which runs nothing.
+#[tokio::test]
+async fn a_run_ends_the_sessions_of_the_former_directory() {
+    let lab = Lab::start().await;
+    let (remote, _notices) = session(&lab).await;
+    let first = remote.opened();
+    let old = replace(&lab, "old");
+    assert_eq!(lab.run(pipeline(&["echo x"])).await.text(), "x\n");
+    let opened_anew = async {
+        while remote.opened() == first {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, opened_anew).await.expect("a session of the new directory");
+    std::fs::remove_dir_all(old).unwrap();
 }

@@ -41,6 +41,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 #[derive(Debug, Clone)]
 pub(super) struct Serving {
     pub volume: Arc<Volume>,
+    remote: Arc<Remote>,
+    export: String,
     session: Bytes,
     /// Device of the mount, if known.
     device: Option<(u32, u32)>,
@@ -117,7 +119,7 @@ impl Serving {
             let thread =
                 served.map_err(|error| VolumeError::Kernel { path: path.clone(), error })?;
             let (end, ended) = watch::channel(false);
-            let session = remote.session();
+            let (session, shown) = (remote.session(), Arc::clone(&remote));
             let ending = Arc::clone(&volume);
             tokio::spawn(async move {
                 // Any program may unmount it.
@@ -131,7 +133,7 @@ impl Serving {
             if let Some((major, minor)) = device {
                 mount::read_ahead(major, minor, READ_AHEAD_KIB);
             }
-            Ok(Self { volume, session, device, ended })
+            Ok(Self { volume, remote: shown, export: config.export, session, device, ended })
         });
         begun.await?
     }
@@ -181,7 +183,12 @@ impl Serving {
             stamp: returned.stamp.0,
         };
         let returned = self.volume.give_up_writing().into_iter().map(lease).collect();
-        VolumeSession { session: self.session.clone(), returned }
+        VolumeSession {
+            session: self.session.clone(),
+            returned,
+            opened: self.remote.opened().0,
+            export: self.export.clone(),
+        }
     }
 }
 

@@ -227,7 +227,12 @@ fn elaborate(volume: &Remote) -> RunSpec {
     let mut spec = pipeline();
     let FileId { inode, generation } = volume.root();
     let returned = vec![ReturnedLease { inode, generation, stamp: 1 }];
-    spec.volumes = vec![VolumeSession { session: volume.session(), returned }];
+    spec.volumes = vec![VolumeSession {
+        session: volume.session(),
+        returned,
+        opened: volume.opened().0,
+        export: "logs".to_owned(),
+    }];
     spec.trace = true;
     spec.pipes.extend([98, 103]);
     spec.ptys = vec![Pty {

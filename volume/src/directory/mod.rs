@@ -162,14 +162,18 @@ fn open_root(path: &Path) -> io::Result<OwnedFd> {
 /// A directory in a mount. The inode number is not reused while the directory is open; of a mount
 /// over it, or another one of the same directory, the flags may differ (read-only).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct RootIdentity {
+pub struct RootIdentity {
     device: (u32, u32),
     inode: u64,
     mount: u64,
 }
 
 impl RootIdentity {
-    fn of(root: &OwnedFd) -> io::Result<Self> {
+    /// Of an open directory.
+    ///
+    /// # Errors
+    /// System errors.
+    pub fn of(root: &OwnedFd) -> io::Result<Self> {
         // The inode number needs no request to a network file system's server.
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let about = statx(root, c"", flags, StatxFlags::INO | StatxFlags::MNT_ID)?;
@@ -324,6 +328,12 @@ impl Directory {
         open_root(path)
             .and_then(|root| RootIdentity::of(&root))
             .is_ok_and(|identity| identity == self.identity)
+    }
+
+    /// Returns the directory's identity, which no other one has as long as this is open.
+    #[must_use]
+    pub fn root_identity(&self) -> RootIdentity {
+        self.identity
     }
 
     /// Returns true if both are the same directory in the same mount, whatever their rights.

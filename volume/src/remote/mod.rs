@@ -209,6 +209,13 @@ impl Remote {
         self.shared.name.clone()
     }
 
+    /// Returns the stamp by which the executor distinguishes the session whose directory is shown
+    /// from others of its name.
+    #[must_use]
+    pub fn opened(&self) -> Stamp {
+        self.shared.connection.borrow().opened
+    }
+
     /// Returns true if the export is read-only.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
