@@ -63,7 +63,6 @@ struct GatewayArguments {
 
 fn main() -> ExitCode {
     posh_gateway::keep_little();
-    posh_reach::open_files::raise();
     let arguments = GatewayArguments::parse();
     let limit = log_to(LogFile::new(arguments.log.as_deref()));
     let ready = arguments.ready_fd;

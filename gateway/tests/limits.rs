@@ -44,12 +44,33 @@ fn soft_limits_of_the_first_shell_are_not_those_of_the_gateway() {
 }
 
 #[test]
-fn below_a_hard_limit_on_file_sizes_no_gateway_starts() {
+fn below_a_hard_limit_that_would_end_it_no_gateway_starts() {
     let directory = tempfile::tempdir().unwrap();
-    for limit in ["0", "20", "1000000"] {
-        let (mut gateway, said) = started(&directory, &format!("ulimit -f {limit}"));
+    for (limit, said) in [
+        ("-f 0", "the size of files is limited to 0 bytes here (`ulimit -f`)"),
+        ("-f 20", "the size of files is limited to 20480 bytes here (`ulimit -f`)"),
+        ("-f 1000000", "the size of files is limited to 1024000000 bytes here (`ulimit -f`)"),
+        ("-t 3600", "processor time is limited to 3600 s here (`ulimit -t`)"),
+        ("-n 24", "the number of open files is limited to 24 descriptors here (`ulimit -n`)"),
+        ("-n 1023", "the number of open files is limited to 1023 descriptors here (`ulimit -n`)"),
+        ("-v 700000", "virtual memory is limited to 716800000 bytes here (`ulimit -v`)"),
+        ("-d 700000", "the data segment is limited to 716800000 bytes here (`ulimit -d`)"),
+        ("-s 512", "the stack is limited to 524288 bytes here (`ulimit -s`)"),
+    ] {
+        let (mut gateway, line) = started(&directory, &format!("ulimit {limit}"));
         let _ = gateway.kill();
         gateway.wait().unwrap();
-        assert!(said.starts_with("the size of files is limited to "), "{limit}: {said}");
+        assert!(line.starts_with(said), "{limit}: {line}");
     }
+}
+
+#[test]
+fn a_gateway_starts_below_hard_limits_that_it_can_live_with() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = "ulimit -n 1024; ulimit -v 9000000; ulimit -d 9000000; ulimit -s 8192; \
+                    ulimit -l 8; ulimit -i 1; ulimit -q 0; ulimit -c 0";
+    let (mut gateway, line) = started(&directory, settings);
+    gateway.kill().unwrap();
+    gateway.wait().unwrap();
+    assert_eq!(line, "ready\n");
 }

@@ -132,8 +132,8 @@ fn program() -> Result<PathBuf, Error> {
     })
 }
 
-/// Spawns it in a session of its own (setsid(2)), at `/`, with default signals and its messages in
-/// `log`; returns the pipe for its ready message.
+/// Spawns it in a session of its own (setsid(2)), at `/`, with default signals and priority, and
+/// its messages in `log`; returns the pipe for its ready message.
 fn spawn(
     program: &Path,
     config: &FoundConfig,
@@ -171,14 +171,35 @@ fn spawn(
     let arguments =
         words.map(|word| c_string(word.as_bytes())).into_iter().collect::<Result<Vec<_>, _>>()?;
     let environment = environment(env::vars_os())?;
-    let child =
-        posix_spawn(program, &actions, &detached().map_err(system)?, &arguments, &environment);
+    // It serves later shells, too: without this one's priority, as far as the system allows that.
+    let _ = rustix::process::setpriority_process(None, 0);
+    let spawn = |policy: Policy| {
+        posix_spawn(program, &actions, &detached(policy)?, &arguments, &environment)
+    };
+    // Only root leaves SCHED_IDLE (sched(7)).
+    let child = match spawn(Policy::Default) {
+        Err(Errno::EPERM) => spawn(Policy::OfShell),
+        other => other,
+    };
     Ok((ready, child.map_err(system)?))
 }
 
-fn detached() -> nix::Result<PosixSpawnAttr> {
-    // POSIX_SPAWN_SETSID of glibc; nix does not define it.
-    let own_session = PosixSpawnFlags::from_bits_retain(nix::libc::POSIX_SPAWN_SETSID.into());
+/// Scheduling policy of the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    /// SCHED_OTHER.
+    Default,
+    OfShell,
+}
+
+fn detached(policy: Policy) -> nix::Result<PosixSpawnAttr> {
+    // Flags of glibc that nix does not define. New attributes name SCHED_OTHER.
+    let policy = match policy {
+        Policy::Default => nix::libc::POSIX_SPAWN_SETSCHEDULER,
+        Policy::OfShell => 0,
+    };
+    let own = i32::from(nix::libc::POSIX_SPAWN_SETSID) | policy;
+    let own_session = PosixSpawnFlags::from_bits_retain(own.try_into().unwrap_or_default());
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_flags(
         own_session
