@@ -113,6 +113,7 @@ pub async fn run(
         tokio::spawn(watch_mounts(Arc::clone(&gateway))),
         tokio::spawn(give_memory_back(Arc::clone(&gateway))),
         tokio::spawn(prepare_annotations(Arc::clone(&gateway))),
+        tokio::spawn(Arc::clone(&sessions).remove_left()),
     ];
     Volumes::begin(&gateway);
     let service = GatewayCalls::new(Arc::clone(&gateway), Arc::clone(&asked_to_end));

@@ -1,11 +1,13 @@
 //! Sessions: one per shell that `posh` started. A session owns a directory of shims and the file
 //! with the gateway's socket for stages. Both are removed when the shell's process has ended,
-//! however it ended, and none of the jobs that it left behind uses them.
+//! however it ended, and none of the jobs that it left behind uses them; by the next gateway, if
+//! this one was killed (`left`).
 //!
 //! Invariant: nobody can tell the name of a session's directory in advance. Shims are found by
 //! their path, in any root directory, so that whoever knows it could have programs of his own
 //! there.
 
+mod left;
 mod removal;
 mod shims;
 #[cfg(test)]
@@ -19,7 +21,7 @@ use std::{
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -94,6 +96,8 @@ pub struct ShellSession {
     /// Locked while its file is written.
     file: Mutex<FileState>,
     directory: PathBuf,
+    /// Keeps other gateways from removing the directory.
+    lock: OnceLock<fs::File>,
     stage_program: PathBuf,
 }
 
@@ -157,6 +161,11 @@ impl Sessions {
         })
     }
 
+    /// Removes directories that killed gateways have left.
+    pub async fn remove_left(self: Arc<Self>) {
+        let _ = tokio::task::spawn_blocking(move || left::remove_all(&self.directory)).await;
+    }
+
     /// Opens a session with its shims: one for each command that has an annotation and is installed
     /// (otherwise `command -v` would find missing commands).
     ///
@@ -181,6 +190,7 @@ impl Sessions {
             trace: request.trace.then(Arc::default),
             outputs: pipes_of(request.pid, [1, 2]),
             file: Mutex::default(),
+            lock: OnceLock::new(),
             stage_program: request.stage_program,
         });
         let shims = session.directory.join(SHIMS);
@@ -188,6 +198,7 @@ impl Sessions {
         let made = || {
             let stage_program = &session.stage_program;
             self.found.make(&session.directory, &request.path, stage_program, commands)?;
+            let _ = session.lock.set(left::hold(&session.directory, session.pid)?);
             self.write_file(&session, mounts)?;
             self.note_input(&session)
         };
@@ -329,7 +340,7 @@ impl Sessions {
 fn unguessable_name() -> io::Result<String> {
     let mut bits = [0; size_of::<u128>()];
     fs::File::open("/dev/urandom")?.read_exact(&mut bits)?;
-    Ok(format!("session-{:032x}", u128::from_ne_bytes(bits)))
+    Ok(format!("{}{:032x}", left::PREFIX, u128::from_ne_bytes(bits)))
 }
 
 /// Inodes of the pipes among these descriptors of a process.
