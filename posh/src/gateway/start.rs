@@ -173,12 +173,12 @@ fn spawn(
     let environment = environment(env::vars_os())?;
     // It serves later shells, too: without this one's priority, as far as the system allows that.
     let _ = rustix::process::setpriority_process(None, 0);
-    let spawn = |policy: Policy| {
+    let spawn = |policy: Scheduling| {
         posix_spawn(program, &actions, &detached(policy)?, &arguments, &environment)
     };
     // Only root leaves SCHED_IDLE (sched(7)).
-    let child = match spawn(Policy::Default) {
-        Err(Errno::EPERM) => spawn(Policy::OfShell),
+    let child = match spawn(Scheduling::Default) {
+        Err(Errno::EPERM) => spawn(Scheduling::OfShell),
         other => other,
     };
     Ok((ready, child.map_err(system)?))
@@ -186,17 +186,17 @@ fn spawn(
 
 /// Scheduling policy of the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Policy {
+enum Scheduling {
     /// SCHED_OTHER.
     Default,
     OfShell,
 }
 
-fn detached(policy: Policy) -> nix::Result<PosixSpawnAttr> {
+fn detached(policy: Scheduling) -> nix::Result<PosixSpawnAttr> {
     // Flags of glibc that nix does not define. New attributes name SCHED_OTHER.
     let policy = match policy {
-        Policy::Default => nix::libc::POSIX_SPAWN_SETSCHEDULER,
-        Policy::OfShell => 0,
+        Scheduling::Default => nix::libc::POSIX_SPAWN_SETSCHEDULER,
+        Scheduling::OfShell => 0,
     };
     let own = i32::from(nix::libc::POSIX_SPAWN_SETSID) | policy;
     let own_session = PosixSpawnFlags::from_bits_retain(own.try_into().unwrap_or_default());
@@ -264,5 +264,34 @@ fn readable(pipe: &PipeReader, deadline: Instant) -> io::Result<bool> {
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_is_started_without_its_shells_scheduling_policy() {
+        let program = Path::new("/usr/bin/chrt");
+        if !program.exists() {
+            return;
+        }
+        // A shell with SCHED_BATCH runs this test again, which then starts a program as it starts
+        // gateways.
+        let name =
+            "gateway::start::tests::a_gateway_is_started_without_its_shells_scheduling_policy";
+        if env::var_os("POSH_TEST_AS_BATCH").is_none() {
+            let mut again = Command::new(program);
+            again.args(["-b", "0"]).arg(env::current_exe().unwrap()).args(["--exact", name]);
+            let again = again.arg("--nocapture").env("POSH_TEST_AS_BATCH", "1").output().unwrap();
+            let said = String::from_utf8_lossy(&again.stdout);
+            return assert!(said.contains("SCHED_OTHER"), "{said}");
+        }
+        let words = [c"chrt".to_owned(), c"-p".to_owned(), c"0".to_owned()];
+        let actions = PosixSpawnFileActions::init().unwrap();
+        let attributes = detached(Scheduling::Default).unwrap();
+        let child = posix_spawn(program, &actions, &attributes, &words, &[] as &[CString]);
+        nix::sys::wait::waitpid(child.unwrap(), None).unwrap();
     }
 }
