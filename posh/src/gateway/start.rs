@@ -199,7 +199,7 @@ fn detached(policy: Scheduling) -> nix::Result<PosixSpawnAttr> {
         Scheduling::OfShell => 0,
     };
     let own = i32::from(nix::libc::POSIX_SPAWN_SETSID) | policy;
-    let own_session = PosixSpawnFlags::from_bits_retain(own.try_into().unwrap_or_default());
+    let own_session = PosixSpawnFlags::from_bits_retain(own);
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_flags(
         own_session
