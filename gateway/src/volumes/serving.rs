@@ -346,6 +346,8 @@ mod tests {
         assert!(held.is_some());
         assert!(open().await.unwrap().is_none(), "its volume sends it");
         drop(held);
+        // What looked like an unfinished record has gone.
+        fs::write(directory.join("journal-9"), "anything").unwrap();
         let told = open_journal(&directory, top.path()).await.unwrap_err().to_string();
         assert!(told.contains("mounted over"), "{told}");
         fs::create_dir(directory.join("journal-70")).unwrap();
