@@ -2,11 +2,10 @@
 //! loses that group's rights also in runs, sessions and calls of the executor.
 //!
 //! Invariant: each account is looked up on its own, and its rights depend on its own answers only.
-//! Look-ups that hang delay another's for [`QUICK`] for each [`MOST_AT_ONCE`] of them: every
-//! look-up begins in a lane for quick ones, and one that takes longer is made again in a lane of
-//! its own.
+//! Look-ups that hang delay another's for half a second for each 32 of them: every look-up begins
+//! in a lane for quick ones, and one that takes longer is made again in a lane of its own.
 //!
-//! Invariant: [`Standing::take`] alone decides which answers count, for accounts and for groups. A
+//! Invariant: `Standing::take` alone decides which answers count, for accounts and for groups. A
 //! directory service that is away is no error to initgroups(3), and to getpwnam(3) an unknown name.
 
 mod standing;

@@ -17,9 +17,9 @@ use posh_proto::{
     },
 };
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Stat, fgetxattr, fstatvfs, statat},
+    fs::{AtFlags, Dir, FileType, Mode, Stat, fgetxattr, fstatvfs, statat},
     io::Errno,
-    process::geteuid,
+    process::{getegid, geteuid},
 };
 
 use crate::{
@@ -49,6 +49,7 @@ pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintR
     let _acting = ActingAs::begin(user.as_ref()).map_err(failed)?;
     let sizes = fstatvfs(&handle).map_err(failed)?;
     let itself = statat(&handle, "", AtFlags::EMPTY_PATH).map_err(failed)?;
+    let inherits_group = Mode::from_raw_mode(itself.st_mode).contains(Mode::SGID);
     let directory = open_directory(&handle, Path::new("."));
     let (entries, listed) = match &directory {
         _ if !name.is_empty() => (one(&handle, &name)?.into_iter().collect(), Listed::Not),
@@ -68,6 +69,7 @@ pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintR
         listed: listed.into(),
         has_default_acl: directory.is_none_or(|directory| has_default_acl(&directory)),
         user: geteuid().as_raw(),
+        group: if inherits_group { itself.st_gid } else { getegid().as_raw() },
     })
 }
 
@@ -126,6 +128,7 @@ fn fingerprint(name: Vec<u8>, of: &Stat) -> FileFingerprint {
         size: of.st_size.cast_unsigned(),
         modified_s: of.st_mtime,
         user: of.st_uid,
+        group: of.st_gid,
     }
 }
 
@@ -183,7 +186,9 @@ mod tests {
         };
         let told = of("f").unwrap();
         assert_eq!((told.entries.len(), told.entries[0].size), (1, 2));
-        assert_eq!((told.has_default_acl, told.entries[0].user), (false, told.user));
+        assert!(!told.has_default_acl);
+        let made = &told.entries[0];
+        assert_eq!((made.user, made.group), (told.user, told.group));
         assert!(of("absent").unwrap().entries.is_empty());
         for name in ["..", ".", "d/f", "/etc/passwd"] {
             assert!(of(name).is_err(), "{name}");

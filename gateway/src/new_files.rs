@@ -1,18 +1,21 @@
 //! Proof that commands which change files on an sshfs mount may do so on its executor. An sftp
 //! service need not be what a login's commands are: it may clear other permissions of new files
-//! (`internal-sftp -u 0027`), refuse changes (`-R`), start in another directory, or run as another
-//! user. No request of SFTP tells any of it, so a file is made through the mount, once.
+//! (`internal-sftp -u 0027`), refuse changes (`-R`, `-P`), start in another directory, or have
+//! another user or group. No request of SFTP tells any of it, so a directory with a file is made
+//! through the mount, once.
 //!
 //! Invariant: a command that may change files on an sshfs mount is placed on an executor only if,
-//! while sshfs had the connections that it has now, a file made through the mount was seen by the
-//! executor of now, in the directory and as the user of the executor's own commands; and if the
-//! command's umask clears all that the mount's server clears. The file is made in a directory that
-//! the first such command may change, and removed at once.
+//! while sshfs had the connections that it has now, what was made through the mount was seen by the
+//! executor of now, in the directory and as the user and group of the executor's own commands; and
+//! if the command's umask clears all that the mount's server clears. It is made in the mount's
+//! root, or, where that may not be changed, in a directory that the command may change, and removed
+//! at once.
 
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use fs_mapper::{Mount, coherence::Adapter, sshfs::SshfsConnections};
@@ -23,14 +26,34 @@ use crate::{
     enlisted::Enlisted,
     executors::Executor,
     facts::{PathOwner, ResolvedCommand, World},
-    made_file::{Connected, MadeFile, NotProved, prove},
     model::{LocalReason, ReasonKind},
+    probe::{Connected, FileOwner, NotProved, SeenDirectory, prove},
     same_files::SameFiles,
 };
 
-/// sshfs mounts, by their paths, of which it is known how they make files.
+/// Age of a failed attempt from which a command makes another one in the same directory.
+const AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// Number of failed attempts that are remembered.
+const MOST_FAILED: usize = 64;
+
+/// sshfs mounts of which it is known how they make files, or why not.
 #[derive(Debug, Default)]
-pub struct NewFiles(Mutex<HashMap<PathBuf, KnownServer>>);
+pub struct NewFiles(Mutex<KnownMounts>);
+
+#[derive(Debug, Default)]
+struct KnownMounts {
+    /// By the mount's path.
+    proved: HashMap<PathBuf, KnownServer>,
+    /// By the directory.
+    failed: HashMap<PathBuf, FailedAttempt>,
+}
+
+#[derive(Debug)]
+struct FailedAttempt {
+    of: Circumstances,
+    at: Instant,
+    why: NotAlike,
+}
 
 #[derive(Debug)]
 struct KnownServer {
@@ -50,14 +73,24 @@ struct Circumstances {
 }
 
 /// Reason for which a mount and an executor are not shown to make the same files.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 enum NotAlike {
     #[error("{0}")]
     NotProved(#[from] NotProved),
-    #[error("the mount makes files of user {mount}, and the executor of user {executor}")]
-    OtherUser { mount: u32, executor: u32 },
+    #[error(
+        "the mount makes files of user {} and group {}, and the executor of user {} and group {}",
+        mount.user, mount.group, executor.user, executor.group
+    )]
+    OtherOwner { mount: FileOwner, executor: FileOwner },
     #[error("{} has a default ACL", .0.display())]
     DefaultAcl(PathBuf),
+}
+
+impl NotAlike {
+    /// Returns true if each attempt leaves something in the directory.
+    fn leaves_something(&self) -> bool {
+        matches!(self, Self::NotProved(NotProved::NotRemoved { .. }))
+    }
 }
 
 impl NewFiles {
@@ -114,24 +147,58 @@ impl NewFiles {
             instance: to.connection.instance.clone(),
         };
         let point = mount.path.as_path();
-        if let Some(known) = self.lock().get(point).filter(|known| known.of == of) {
+        if let Some(known) = self.lock().proved.get(point).filter(|known| known.of == of) {
             return Ok(known.umask);
         }
         // What is changed may be a directory, or about to be made.
-        let directory = path.parent().filter(|above| above.starts_with(point)).unwrap_or(path);
-        let made = prove(to, mount, directory).await?;
-        let MadeFile { cleared: umask, user: mount_user, user_of_commands: executor, .. } = made;
-        if mount_user != executor {
-            return Err(NotAlike::OtherUser { mount: mount_user, executor });
+        let above = path.parent().filter(|above| above.starts_with(point)).unwrap_or(path);
+        let mut found = self.try_in(to, mount, &of, point).await;
+        // The root of a mount is rarely worked in, and often may not be changed.
+        if let Err(NotAlike::NotProved(NotProved::NotMade { .. }) | NotAlike::DefaultAcl(_)) = found
+            && above != point
+        {
+            found = self.try_in(to, mount, &of, above).await;
         }
-        if made.has_default_acl {
-            return Err(NotAlike::DefaultAcl(directory.to_owned()));
-        }
-        self.lock().insert(point.to_owned(), KnownServer { of, umask });
+        let umask = found?;
+        self.lock().proved.insert(point.to_owned(), KnownServer { of, umask });
         Ok(umask)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, KnownServer>> {
+    /// Tries a directory in which the last attempt has not failed just now.
+    async fn try_in(
+        &self,
+        to: Connected<'_>,
+        mount: &Mount,
+        of: &Circumstances,
+        directory: &Path,
+    ) -> Result<u32, NotAlike> {
+        if let Some(failed) = self.lock().failed.get(directory)
+            && failed.of == *of
+            && (failed.at.elapsed() < AGAIN_AFTER || failed.why.leaves_something())
+        {
+            return Err(failed.why.clone());
+        }
+        let why = match prove(to, mount, directory).await {
+            Ok(SeenDirectory { owner, owner_of_commands, .. }) if owner != owner_of_commands => {
+                NotAlike::OtherOwner { mount: owner, executor: owner_of_commands }
+            }
+            Ok(SeenDirectory { has_default_acl: true, .. }) => {
+                NotAlike::DefaultAcl(directory.to_owned())
+            }
+            Ok(made) => return Ok(made.cleared),
+            Err(why) => why.into(),
+        };
+        tracing::info!(executor = %to.executor.name, %why, "may not make the same files");
+        let failed = FailedAttempt { of: of.clone(), at: Instant::now(), why: why.clone() };
+        let mut known = self.lock();
+        if known.failed.len() >= MOST_FAILED {
+            known.failed.retain(|_, failed| failed.why.leaves_something());
+        }
+        known.failed.insert(directory.to_owned(), failed);
+        Err(why)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, KnownMounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

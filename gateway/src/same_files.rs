@@ -3,7 +3,7 @@
 //! a VPN, an edited `~/.ssh/config`). So the directory that the mount shows is compared with what
 //! the executor says of it, and the addresses that both are connected to are, where they are known.
 //! A directory that does not rest, or that sshfs shows from its cache, is proved to be the same by
-//! a file that is made in it.
+//! what is made in it ([`prove`]).
 //!
 //! Invariant: a command is placed on such an executor only if all its sshfs mounts were compared
 //! with it and found the same while sshfs had the connections that it has now and the executor was
@@ -37,8 +37,8 @@ use tokio::sync::watch;
 use crate::{
     aside::{aside, in_own_thread},
     executors::{Executor, ExecutorConnection},
-    made_file::{Connected, NotProved, prove},
     model::{LocalReason, ReasonKind},
+    probe::{Connected, NotProved, prove},
 };
 use compare::{Difference, ToldDirectory, compare};
 
@@ -90,6 +90,8 @@ impl NotShown {
     fn again_after(&self) -> Duration {
         match self {
             Self::Differs { proof: NotProved::NotThere(_), .. } => OTHER_AGAIN_AFTER,
+            // Each attempt would leave something.
+            Self::Differs { proof: NotProved::NotRemoved { .. }, .. } => Duration::MAX,
             _ => AGAIN_AFTER,
         }
     }

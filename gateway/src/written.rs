@@ -13,13 +13,13 @@ use crate::facts::{PathOwner, ResolvedCommand, World};
 /// Directories that the command creates, on mounts with caches.
 #[must_use]
 pub fn made_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(PathBuf, MountId)> {
-    places_with_caches(table, reading, |kind| kind == FileKind::NewDir).collect()
+    places_with_caches(table, reading, |file| file.kind == FileKind::NewDir).collect()
 }
 
 /// Directories above single files that a command writes, on mounts with caches.
 #[must_use]
 pub fn directories_written(table: &MountTable, reading: &ResolvedCommand) -> BTreeSet<PathBuf> {
-    let is_single = |kind: FileKind| kind.writes() && !kind.recursive();
+    let is_single = |file: &FileUse| file.kind.writes() && !file.kind.recursive();
     places_with_caches(table, reading, is_single)
         .filter_map(|(path, _)| path.parent().map(Path::to_owned))
         .collect()
@@ -29,7 +29,8 @@ pub fn directories_written(table: &MountTable, reading: &ResolvedCommand) -> BTr
 /// see [`Owner`](fs_mapper::Owner).
 #[must_use]
 pub fn keeps_listings<'a>(table: &'a MountTable, reading: &ResolvedCommand) -> Option<&'a Mount> {
-    let singles = places_with_caches(table, reading, FileKind::writes).map(|(_, mount)| mount);
+    let singles =
+        places_with_caches(table, reading, |file| file.kind.writes()).map(|(_, mount)| mount);
     let others = made_places(table, reading).into_iter().chain(watched_places(table, reading));
     let keeps = |mount: &&Mount| mount.adapter() == Adapter::Sshfs && !mount.shows_changes();
     singles.chain(others.map(|(_, mount)| mount)).map(|mount| table.mount(mount)).find(keeps)
@@ -49,14 +50,15 @@ pub fn files_on_sshfs(
     table: &MountTable,
     reading: &ResolvedCommand,
 ) -> impl Iterator<Item = PathBuf> {
-    let is_single = |kind: FileKind| matches!(kind, FileKind::OutputFile | FileKind::InoutFile);
+    let is_single =
+        |file: &FileUse| matches!(file.kind, FileKind::OutputFile | FileKind::InoutFile);
     places_with_caches(table, reading, is_single)
         .filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs)
         .map(|(path, _)| path)
 }
 
 /// A directory whose listing a command may change.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangedListing {
     /// The directory.
     pub directory: PathBuf,
@@ -69,20 +71,36 @@ pub struct ChangedListing {
 pub fn listings_on_sshfs(table: &MountTable, reading: &ResolvedCommand) -> Vec<ChangedListing> {
     let above = |(path, mount): (PathBuf, MountId), is_made: bool| {
         let directory = path.parent()?.to_owned();
+        // The mount's root is in no listing of it.
+        if !directory.starts_with(table.mount(mount).path.as_path()) {
+            return None;
+        }
         Some((ChangedListing { directory, unless_exists: is_made.then_some(path) }, mount))
     };
-    let is_made = |kind: FileKind| matches!(kind, FileKind::OutputFile | FileKind::NewDir);
+    // A tree may be made; only what acts on the name itself (rm) takes one away.
+    let is_made = |file: &FileUse| match file.kind {
+        FileKind::OutputFile | FileKind::NewDir => true,
+        FileKind::OutputDir => !file.no_follow,
+        _ => false,
+    };
     let made = places_with_caches(table, reading, is_made);
-    let replaced = places_with_caches(table, reading, |kind| kind == FileKind::InoutFile);
+    let is_replaced = |file: &FileUse| match file.kind {
+        FileKind::InoutFile => true,
+        FileKind::OutputDir => file.no_follow,
+        _ => false,
+    };
+    let replaced = places_with_caches(table, reading, is_replaced);
     let trees = watched_places(table, reading)
         .into_iter()
         .map(|(directory, mount)| (ChangedListing { directory, unless_exists: None }, mount));
-    made.filter_map(|place| above(place, true))
+    let all = made
+        .filter_map(|place| above(place, true))
         .chain(replaced.filter_map(|place| above(place, false)))
         .chain(trees)
-        .filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs)
-        .map(|(listing, _)| listing)
-        .collect()
+        .filter(|(_, mount)| table.mount(*mount).adapter() == Adapter::Sshfs);
+    let mut listings: Vec<ChangedListing> = all.map(|(listing, _)| listing).collect();
+    listings.dedup();
+    listings
 }
 
 /// An sshfs mount on which the command may change something while other programs write through it
@@ -90,7 +108,7 @@ pub fn listings_on_sshfs(table: &MountTable, reading: &ResolvedCommand) -> Vec<C
 #[must_use]
 pub fn busy_mount<'a>(world: &World<'a>, reading: &ResolvedCommand) -> Option<&'a Mount> {
     let table = world.table;
-    let files = places_with_caches(table, reading, FileKind::writes);
+    let files = places_with_caches(table, reading, |file| file.kind.writes());
     let mounts = files.chain(watched_places(table, reading)).map(|(_, mount)| table.mount(mount));
     let is_busy = |mount: &&Mount| {
         let executor = mount.owner.as_ref().and_then(|own| world.executors.named(&own.executor));
@@ -128,13 +146,13 @@ pub fn watched_places(table: &MountTable, reading: &ResolvedCommand) -> Vec<(Pat
 fn places_with_caches(
     table: &MountTable,
     reading: &ResolvedCommand,
-    is_wanted: impl Fn(FileKind) -> bool,
+    is_wanted: impl Fn(&FileUse) -> bool,
 ) -> impl Iterator<Item = (PathBuf, MountId)> {
     let has_cache =
         |mount: MountId| !matches!(table.mount(mount).adapter(), Adapter::Bind | Adapter::Volume);
     reading.invocation.files.iter().zip(&reading.places).filter_map(
         move |(file, place)| match place {
-            Some(PathOwner::At(_, path, mount)) if is_wanted(file.kind) && has_cache(*mount) => {
+            Some(PathOwner::At(_, path, mount)) if is_wanted(file) && has_cache(*mount) => {
                 Some((path.as_path().to_owned(), *mount))
             }
             _ => None,

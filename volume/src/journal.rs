@@ -7,7 +7,7 @@
 //!
 //! Invariant: a journal with records that can't be read is never taken for an empty one. Either
 //! [`Journal::open`] fails, or each readable record is returned, the damaged segment is kept when
-//! it would be removed ([`State::remove`]), and [`Journal::damage`] tells of it. That is safe in
+//! it would be removed (`State::remove`), and [`Journal::damage`] tells of it. That is safe in
 //! any order of records: a damaged one may have said that an earlier one is on the server, which
 //! then is put again, and a put replaces nothing.
 //!

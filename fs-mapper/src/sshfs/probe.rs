@@ -1,4 +1,5 @@
-//! A file made through a mount, by which it is found out how the mount's server makes files.
+//! A directory made through a mount, by which it is found out what the mount's server makes of new
+//! files, and that it allows changes of each kind.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -6,39 +7,48 @@ use std::io;
 use std::path::Path;
 
 use nix::sched::{CloneFlags, unshare};
-use rustix::fs::{AtFlags, Mode, OFlags, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, chmodat, mkdirat, openat, renameat, statat, unlinkat};
 use rustix::process::umask;
 
 use crate::beneath::MountRoot;
 
 /// Permissions that are asked for: all.
 const ALL: u32 = 0o777;
+/// First and second name of the file in it.
+const FIRST: &str = "new";
+const SECOND: &str = "renamed";
 
-/// An empty file on a mount. It is removed when dropped, too.
+/// A directory on a mount, with one empty file.
 #[derive(Debug)]
-pub struct ProbeFile {
-    /// `None` once removed.
-    directory: Option<File>,
+pub struct ProbeDirectory {
+    /// `None` once it is removed.
+    above: Option<File>,
     name: OsString,
     cleared: u32,
 }
 
-impl ProbeFile {
-    /// Makes a file in a directory of a mount. Blocks, and changes the umask of its thread, which
-    /// must end after it.
+impl ProbeDirectory {
+    /// Makes a directory below one of a mount, and in it a file, which it changes and renames.
+    /// Blocks, and changes the umask of its thread, which must end after it.
     ///
     /// # Errors
-    /// As the mount answers; EEXIST if there is a file of that name.
-    pub fn make(root: &MountRoot, directory: &Path, name: &OsStr) -> io::Result<Self> {
+    /// As the mount answers; EEXIST if there is something of that name.
+    pub fn make(root: &MountRoot, above: &Path, name: &OsStr) -> io::Result<Self> {
         // Threads of a process have one umask; this one shall have its own.
         unshare(CloneFlags::CLONE_FS)?;
         umask(Mode::empty());
-        let directory = root.directory(directory)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        drop(openat(&directory, name, flags, Mode::from_raw_mode(ALL))?);
-        let found = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
-        let mut made = Self { directory: Some(directory), name: name.to_owned(), cleared: 0 };
+        let above = root.directory(above)?;
+        mkdirat(&above, name, Mode::from_raw_mode(ALL))?;
+        let found = statat(&above, name, AtFlags::SYMLINK_NOFOLLOW);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let within = openat(&above, name, flags, Mode::empty());
+        let mut made = Self { above: Some(above), name: name.to_owned(), cleared: 0 };
         made.cleared = ALL & !found?.st_mode;
+        let within = within?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        drop(openat(&within, FIRST, flags, Mode::RUSR | Mode::WUSR)?);
+        chmodat(&within, FIRST, Mode::RUSR, AtFlags::empty())?;
+        renameat(&within, FIRST, &within, SECOND)?;
         Ok(made)
     }
 
@@ -47,7 +57,7 @@ impl ProbeFile {
         self.cleared
     }
 
-    /// Removes the file. Blocks.
+    /// Removes it. Blocks.
     ///
     /// # Errors
     /// As the mount answers.
@@ -56,12 +66,17 @@ impl ProbeFile {
     }
 
     fn take_away(&mut self) -> io::Result<()> {
-        let Some(directory) = self.directory.take() else { return Ok(()) };
-        Ok(unlinkat(directory, &self.name, AtFlags::empty())?)
+        let Some(above) = self.above.take() else { return Ok(()) };
+        let within = Path::new(&self.name);
+        for file in [FIRST, SECOND] {
+            // One of the two is not there.
+            let _ = unlinkat(&above, within.join(file), AtFlags::empty());
+        }
+        Ok(unlinkat(above, within, AtFlags::REMOVEDIR)?)
     }
 }
 
-impl Drop for ProbeFile {
+impl Drop for ProbeDirectory {
     fn drop(&mut self) {
         // The caller of `remove` has its error; who has given it up can do no more.
         let _ = self.take_away();

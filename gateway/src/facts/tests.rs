@@ -6,7 +6,11 @@ use std::{collections::HashSet, fmt::Write as _, path::PathBuf, sync::Arc};
 use fs_mapper::{config::Config, mountinfo::MountInfo};
 
 use super::*;
-use crate::{enlisted::Descriptor, plan::Site};
+use crate::{
+    enlisted::Descriptor,
+    plan::Site,
+    written::{self, ChangedListing},
+};
 
 /// A table with a mount of each kind at `/m/KIND`, of one executor, and others of another below `/o`.
 struct Facts {
@@ -224,4 +228,27 @@ async fn a_stage_needs_the_machine_of_its_files_or_a_split() {
     assert!(matches!(need("comm /m/ssh/a /o/ssh/b"), Need::Here(_)));
     assert!(matches!(need("cat /m/ssh/a /etc/passwd"), Need::Here(_)));
     assert_eq!(need("grep x"), Need::Anywhere);
+}
+
+#[tokio::test]
+async fn the_listings_above_trees_change_where_a_tree_is_made_or_taken_away() {
+    let facts = Facts::new();
+    let rows = [
+        ("cp -r /m/ssh/a /m/ssh/d/new", ("/m/ssh/d", Some("/m/ssh/d/new"))),
+        ("rm -r /m/ssh/d/old", ("/m/ssh/d", None)),
+        ("sort -o /m/ssh/d/out /m/ssh/a", ("/m/ssh/d", Some("/m/ssh/d/out"))),
+    ];
+    for (words, (directory, unless_exists)) in rows {
+        let reading = read(&facts.world(), &facts.stage(words)).unwrap();
+        let listings = written::listings_on_sshfs(&facts.table, &reading);
+        let expected = ChangedListing {
+            directory: directory.into(),
+            unless_exists: unless_exists.map(PathBuf::from),
+        };
+        assert!(listings.contains(&expected), "{words}: {listings:?}");
+    }
+    // What lies above a mount's root is no listing of it.
+    let reading = read(&facts.world(), &facts.stage("cp -r /m/ssh/a /m/ssh")).unwrap();
+    let listings = written::listings_on_sshfs(&facts.table, &reading);
+    assert!(listings.iter().all(|one| one.directory.starts_with("/m/ssh")), "{listings:?}");
 }

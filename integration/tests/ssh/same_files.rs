@@ -73,7 +73,7 @@ fn another_directory_than_the_mount_shows() {
         let outcome = assert_same(&lab.workstation, &script);
         assert_local(&outcome, "is not shown to have the files that executor store1 serves");
         let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
-        assert!(doctor.contains("does not see a file that was made in /mnt/s1"), "{doctor}");
+        assert!(doctor.contains("does not see what was made in /mnt/s1"), "{doctor}");
         posh(&lab.workstation, &["gateway", "stop"]);
     };
     check();

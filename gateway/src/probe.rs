@@ -1,5 +1,6 @@
-//! A file that is made through an sshfs mount, and asked for on an executor: proof that a directory
-//! is the same on both, since nobody else makes a file of its name.
+//! A directory that is made through an sshfs mount, and looked for on an executor: proof that the
+//! directory above is the same on both, since nobody else makes one of its name, and of what the
+//! mount's sftp service makes of new files.
 
 use std::{
     ffi::OsString,
@@ -11,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fs_mapper::{Mount, sshfs::ProbeFile};
+use fs_mapper::{Mount, sshfs::ProbeDirectory};
 use posh_proto::executor::FingerprintRequest;
 
 use crate::executors::{Executor, ExecutorConnection};
@@ -29,28 +30,38 @@ pub struct Connected<'a> {
 /// Reason for which a directory is not shown to be the executor's.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum NotProved {
-    #[error("no file can be made in {} through the mount ({why})", directory.display())]
+    #[error("{} can't be changed through the mount ({why})", directory.display())]
     NotMade { directory: PathBuf, why: String },
     #[error("the executor does not say what it sees ({0})")]
     NoAnswer(String),
-    #[error("the executor does not see a file that was made in {}", .0.display())]
+    #[error("the executor does not see what was made in {}", .0.display())]
     NotThere(PathBuf),
+    #[error("{} stays there, since it can't be removed through the mount ({why})", left.display())]
+    NotRemoved { left: PathBuf, why: String },
 }
 
-/// A file that was made through a mount and seen by an executor.
+/// A directory that was made through a mount and seen by an executor.
 #[derive(Debug, Clone, Copy)]
-pub struct MadeFile {
+pub struct SeenDirectory {
     /// Permissions that the mount's server has cleared, of all.
     pub cleared: u32,
     /// Its owner on the server.
-    pub user: u32,
-    /// Owner of what the executor's commands make.
-    pub user_of_commands: u32,
+    pub owner: FileOwner,
+    /// Owner of a file that the executor's commands make there.
+    pub owner_of_commands: FileOwner,
     /// The directory's default ACL, not a umask, decides on permissions; true if unknown.
     pub has_default_acl: bool,
 }
 
-/// Makes a file in a directory of a mount, asks the executor for it, and removes it.
+/// User and group, as numbers of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileOwner {
+    pub user: u32,
+    pub group: u32,
+}
+
+/// Makes a directory with a file in a directory of a mount, asks the executor for it, and removes
+/// it.
 ///
 /// # Errors
 /// The directory is not shown to be the executor's.
@@ -58,7 +69,7 @@ pub async fn prove(
     to: Connected<'_>,
     mount: &Mount,
     directory: &Path,
-) -> Result<MadeFile, NotProved> {
+) -> Result<SeenDirectory, NotProved> {
     let not_made = |why: String| NotProved::NotMade { directory: directory.to_owned(), why };
     // random(4); 122 bits.
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid");
@@ -66,17 +77,18 @@ pub async fn prove(
     let name = OsString::from(format!(".posh-{}", name.trim()));
     let (shares, place) = (&to.executor.shares, mount.path.as_path());
     let (theirs, within, called) = (mount.clone(), directory.to_owned(), name.clone());
-    let make = move || ProbeFile::make(&theirs.open_root()?, &within, &called);
+    let make = move || ProbeDirectory::make(&theirs.open_root()?, &within, &called);
     let made = shares.ask(place, LIMIT, make).await;
     let made = made.map_err(|unanswered| not_made(unanswered.to_string()))?;
     let made = made.map_err(|error| not_made(error.to_string()))?;
     let cleared = made.cleared();
     let seen = ask(to, mount, directory, &name).await;
-    // A directory in which it can't be removed is no place for a command that changes files.
     let removed = shares.ask(place, LIMIT, move || made.remove()).await;
-    let removed = removed.map_err(|unanswered| not_made(unanswered.to_string()))?;
-    removed.map_err(|error| not_made(error.to_string()))?;
-    seen.map(|seen| MadeFile { cleared, ..seen })
+    let removed = removed.map_err(|unanswered| unanswered.to_string());
+    match removed.and_then(|removed| removed.map_err(|error| error.to_string())) {
+        Ok(()) => seen.map(|seen| SeenDirectory { cleared, ..seen }),
+        Err(why) => Err(NotProved::NotRemoved { left: directory.join(name), why }),
+    }
 }
 
 async fn ask(
@@ -84,7 +96,7 @@ async fn ask(
     mount: &Mount,
     directory: &Path,
     name: &OsString,
-) -> Result<MadeFile, NotProved> {
+) -> Result<SeenDirectory, NotProved> {
     let owner = mount.owner.as_ref();
     let below = directory.strip_prefix(mount.path.as_path()).unwrap_or(directory);
     let request = owner.map(|owner| FingerprintRequest {
@@ -100,10 +112,10 @@ async fn ask(
         Err(_) => return Err(NotProved::NoAnswer("it does not answer".to_owned())),
     };
     match reply.entries.iter().find(|entry| entry.name == name.as_bytes()) {
-        Some(seen) => Ok(MadeFile {
+        Some(seen) => Ok(SeenDirectory {
             cleared: 0,
-            user: seen.user,
-            user_of_commands: reply.user,
+            owner: FileOwner { user: seen.user, group: seen.group },
+            owner_of_commands: FileOwner { user: reply.user, group: reply.group },
             has_default_acl: reply.has_default_acl,
         }),
         None => Err(NotProved::NotThere(directory.to_owned())),
