@@ -400,10 +400,10 @@ impl Queue {
             // Its account, or another, may start a job now.
             self.changed.notify_one();
         }
-        let mut looks_after = false;
         loop {
             if let Some(next) = state.take(self.threads, self.beside_others, Instant::now()) {
-                if looks_after && !state.turns.is_empty() {
+                // Whoever polled for the others may be this thread, or have woken it up to do so.
+                if !state.turns.is_empty() && !state.is_looked_after {
                     self.changed.notify_one();
                 }
                 return Some(next);
@@ -417,8 +417,7 @@ impl Queue {
                 self.changed.notify_one();
                 return None;
             }
-            looks_after = !state.turns.is_empty() && !state.is_looked_after;
-            state = if looks_after {
+            state = if !state.turns.is_empty() && !state.is_looked_after {
                 // These changes have no notification: a job counts as waiting for a disk, a pause
                 // ends, or rivals become idle. So poll.
                 state.is_looked_after = true;
