@@ -12,7 +12,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use fs_mapper::{Mount, sshfs::ProbeDirectory};
+use fs_mapper::{
+    Mount,
+    sshfs::{ProbeDirectory, ProbeError},
+};
 use posh_proto::executor::FingerprintRequest;
 
 use crate::executors::{Executor, ExecutorConnection};
@@ -77,17 +80,26 @@ pub async fn prove(
     let name = OsString::from(format!(".posh-{}", name.trim()));
     let (shares, place) = (&to.executor.shares, mount.path.as_path());
     let (theirs, within, called) = (mount.clone(), directory.to_owned(), name.clone());
-    let make = move || ProbeDirectory::make(&theirs.open_root()?, &within, &called);
-    let made = shares.ask(place, LIMIT, make).await;
-    let made = made.map_err(|unanswered| not_made(unanswered.to_string()))?;
-    let made = made.map_err(|error| not_made(error.to_string()))?;
+    let make = move || {
+        let root = theirs.open_root().map_err(ProbeError::NotMade)?;
+        ProbeDirectory::make(&root, &within, &called)
+    };
+    let left = directory.join(&name);
+    let made = match shares.ask(place, LIMIT, make).await {
+        Ok(Ok(made)) => made,
+        Ok(Err(ProbeError::NotMade(error))) => return Err(not_made(error.to_string())),
+        Ok(Err(ProbeError::NotRemoved(error))) => {
+            return Err(NotProved::NotRemoved { left, why: error.to_string() });
+        }
+        Err(unanswered) => return Err(not_made(unanswered.to_string())),
+    };
     let cleared = made.cleared();
     let seen = ask(to, mount, directory, &name).await;
     let removed = shares.ask(place, LIMIT, move || made.remove()).await;
     let removed = removed.map_err(|unanswered| unanswered.to_string());
     match removed.and_then(|removed| removed.map_err(|error| error.to_string())) {
         Ok(()) => seen.map(|seen| SeenDirectory { cleared, ..seen }),
-        Err(why) => Err(NotProved::NotRemoved { left: directory.join(name), why }),
+        Err(why) => Err(NotProved::NotRemoved { left, why }),
     }
 }
 

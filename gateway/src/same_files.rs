@@ -228,6 +228,7 @@ impl SameFiles {
             connection: Arc::clone(connection),
             mount: mount.clone(),
             processes: Arc::clone(&known.processes),
+            connections: now.clone(),
         };
         tokio::spawn(async move { tell.send_replace(Some(work.make().await)) });
         known.verdict = Some(Verdict {
@@ -302,10 +303,21 @@ struct Comparison {
     connection: Arc<ExecutorConnection>,
     mount: Mount,
     processes: Arc<SshfsProcesses>,
+    /// Connections that it is about.
+    connections: SshfsConnections,
 }
 
 impl Comparison {
     async fn make(self) -> Result<(), NotShown> {
+        self.compare_all().await?;
+        // What was seen may be another connection's.
+        match self.processes.connections() {
+            Ok(now) if now == self.connections => Ok(()),
+            _ => Err(NotShown::NotYet),
+        }
+    }
+
+    async fn compare_all(&self) -> Result<(), NotShown> {
         let have_one_address = self.compare_servers().await?;
         let Err(difference) = self.compare(have_one_address).await else { return Ok(()) };
         // It may be the same directory that does not rest, or that sshfs shows from its cache.

@@ -140,12 +140,6 @@ impl Loss {
     }
 }
 
-/// Returns true if files of this machine alone tell of groups.
-#[cfg(test)]
-pub(super) fn are_groups_certain(nsswitch: &str) -> bool {
-    are_certain(&OF_GROUPS, nsswitch)
-}
-
 /// Returns true if all of these databases are files of this machine.
 fn are_certain(databases: &[&str], nsswitch: &str) -> bool {
     let services = |line| databases.iter().find_map(|name| str::strip_prefix(line, name));

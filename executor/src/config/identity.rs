@@ -39,6 +39,21 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// An identity without keys of its own.
+    #[must_use]
+    pub fn named(name: String) -> Self {
+        Self {
+            name,
+            user: None,
+            trust_caller_ids: None,
+            exports: None,
+            read_only: false,
+            volumes: true,
+            commands: None,
+            limits: Limits::default(),
+        }
+    }
+
     /// Returns true if its volumes act with the ids that its workstation claims.
     pub(crate) fn trusts_caller_ids(&self, confinement: &Confinement) -> bool {
         self.trust_caller_ids.unwrap_or(self.user.is_none() && confinement.trust_caller_ids)
@@ -119,16 +134,7 @@ impl ConfigReader<'_> {
         table: &DeTable<'_>,
         names: &mut HashSet<String>,
     ) -> Option<Read> {
-        let mut identity = Identity {
-            name: String::new(),
-            user: None,
-            trust_caller_ids: None,
-            exports: None,
-            read_only: false,
-            volumes: true,
-            commands: None,
-            limits: Limits::default(),
-        };
+        let mut identity = Identity::named(String::new());
         let mut exports = Vec::new();
         for (key, value) in table {
             match key.get_ref().as_ref() {

@@ -1,6 +1,6 @@
 //! Comparison of the directory that a mount shows with what an executor said of its own, before and
 //! after. Programs may change it all the time, so each attribute must lie between the two answers.
-//! What sshfs shows from its cache may not: then the two are not shown to be the same by this.
+//! An older one from sshfs's cache does not, and is a difference.
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, os::unix::ffi::OsStringExt as _};
 

@@ -16,7 +16,8 @@ fn mount_through(lab: &Lab, port: u16, umask: &str, lines: &str) {
     let config = format!("{}Port {port}\n", ssh_config("root", WORKSTATION_KEY));
     write_file(&lab.workstation, SSH_CONFIG, config.as_bytes()).unwrap();
     let mount = format!(
-        "fusermount3 -u {MOUNT}; mkdir -p {MOUNT}; exec sshfs -F {SSH_CONFIG} store1:/srv/s1 {MOUNT}"
+        "fusermount3 -u {MOUNT}; mkdir -p {MOUNT}; \
+         exec sshfs -F {SSH_CONFIG} store1:/srv/s1 {MOUNT}"
     );
     posh(&lab.workstation, &["gateway", "stop"]);
     sh(&lab.workstation, &mount);
@@ -60,7 +61,8 @@ fn a_service_that_changes_less_or_is_another_user() {
     let group = "/usr/bin/setpriv --regid 65534 --clear-groups /usr/lib/openssh/sftp-server";
     let of = [
         ("internal-sftp -R", "can't be changed through the mount"),
-        ("internal-sftp -P rmdir,rename,posix-rename", "can't be changed through the mount"),
+        ("internal-sftp -P rename,posix-rename", "can't be changed through the mount"),
+        ("internal-sftp -P rmdir", "can't be removed through the mount"),
         ("internal-sftp -P setstat,fsetstat", "can't be changed through the mount"),
         (nobody, "makes files of user 65534"),
         (group, "of user 0 and group 65534"),
@@ -77,9 +79,15 @@ fn a_service_that_changes_less_or_is_another_user() {
         for stage in changing {
             assert!(!stage.is_offloaded() && stage.reason.contains(why), "{stage:#?}");
         }
-        if why != "of user 0 and group 65534" && !service.contains("setstat") {
+        if ["internal-sftp -R", "internal-sftp -P rmdir", nobody].contains(&service) {
             assert_eq!(stdout(&posh).lines().next(), Some("1"), "{posh}");
             assert!(lab.data(1).join("d").exists());
         }
+        // Two commands have tried, and one at most has left something.
+        let entries = fs::read_dir(lab.data(1)).unwrap().map(|entry| entry.unwrap().path());
+        let left: Vec<_> =
+            entries.filter(|path| path.to_string_lossy().contains("/.posh-")).collect();
+        assert_eq!(left.len(), usize::from(service.contains("rmdir")), "{left:?}");
+        left.iter().for_each(|path| fs::remove_dir(path).unwrap());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What the name `store` means, for sshfs and for posh's own ssh.
+/// Directs the name `store` to a server, for sshfs and for posh's own ssh.
 fn store_is(lab: &Lab, server: usize) {
     let (_, address) = network::addresses(server);
     let text = ssh_config("root", WORKSTATION_KEY)
@@ -61,7 +61,8 @@ fn a_name_that_means_another_machine_by_now() {
     assert_eq!(stdout(&outcome), "machine 2\n");
 }
 
-/// The same address, and other files, of which the executor's change or have just been made.
+/// An executor at the mount's address serves another directory, which has just been made or never
+/// rests.
 #[test]
 fn another_directory_than_the_mount_shows() {
     let lab = lab();

@@ -320,19 +320,26 @@ fn what_was_closed_survives_the_death_of_the_gateway() {
     });
 }
 
-#[test]
-fn what_was_closed_in_a_directory_that_is_gone_is_told_and_can_be_taken_out() {
-    let site = Site::new();
+/// Closes a file in directories that the server has, while it does not answer; then the gateway is
+/// killed.
+fn close_unsent(site: &Site, path: &str, contents: &'static [u8]) {
     let killed = runtime();
     killed.block_on(async {
         let client = site.client("a").await;
-        client.make_directory("old").await.unwrap();
-        client.make_directory("old/t").await.unwrap();
+        for (end, _) in path.match_indices('/') {
+            client.make_directory(&path[..end]).await.unwrap();
+        }
         client.volume.drain_all().await.unwrap();
         client.store.is_dead.store(true, Ordering::Relaxed);
-        client.put("old/t/f", b"contents", 5).await.unwrap();
+        client.put(path, contents, 5).await.unwrap();
     });
     killed.shutdown_background();
+}
+
+#[test]
+fn what_was_closed_in_a_directory_that_is_gone_is_told_and_can_be_taken_out() {
+    let site = Site::new();
+    close_unsent(&site, "old/t/f", b"contents");
     fs::remove_dir(site.path("old/t")).unwrap();
     runtime().block_on(async {
         let client = site.client("a").await;
@@ -351,15 +358,7 @@ fn what_was_closed_in_a_directory_that_is_gone_is_told_and_can_be_taken_out() {
 #[test]
 fn of_two_records_of_one_path_the_last_is_the_file_and_the_other_is_kept() {
     let site = Site::new();
-    let killed = runtime();
-    killed.block_on(async {
-        let client = site.client("a").await;
-        client.make_directory("old").await.unwrap();
-        client.volume.drain_all().await.unwrap();
-        client.store.is_dead.store(true, Ordering::Relaxed);
-        client.put("old/f", b"first", 5).await.unwrap();
-    });
-    killed.shutdown_background();
+    close_unsent(&site, "old/f", b"first");
     let (journal, left) = runtime().block_on(site.journal("a"));
     let mut second = left.last().unwrap().clone();
     second.order += 1;
@@ -384,15 +383,7 @@ fn of_two_records_of_one_path_the_last_is_the_file_and_the_other_is_kept() {
 #[test]
 fn what_is_not_sent_by_a_volume_that_changes_nothing_is_told() {
     let site = Site::new();
-    let killed = runtime();
-    killed.block_on(async {
-        let client = site.client("a").await;
-        client.make_directory("old").await.unwrap();
-        client.volume.drain_all().await.unwrap();
-        client.store.is_dead.store(true, Ordering::Relaxed);
-        client.put("old/f", b"contents", 5).await.unwrap();
-    });
-    killed.shutdown_background();
+    close_unsent(&site, "old/f", b"contents");
     runtime().block_on(async {
         let (journal, left) = site.journal("a").await;
         let reader = site.client_of(1 << 20);
@@ -414,16 +405,7 @@ fn what_is_not_sent_by_a_volume_that_changes_nothing_is_told() {
 #[test]
 fn what_was_closed_survives_a_server_that_is_started_anew_while_the_journal_is_taken_up() {
     let site = Site::new();
-    let killed = runtime();
-    killed.block_on(async {
-        let client = site.client("a").await;
-        client.make_directory("old").await.unwrap();
-        client.make_directory("old/t").await.unwrap();
-        client.volume.drain_all().await.unwrap();
-        client.store.is_dead.store(true, Ordering::Relaxed);
-        client.put("old/t/f", b"contents", 5).await.unwrap();
-    });
-    killed.shutdown_background();
+    close_unsent(&site, "old/t/f", b"contents");
     site.forgets.store(2, Ordering::Relaxed);
     runtime().block_on(async {
         let client = site.client("a").await;

@@ -19,7 +19,7 @@ use fs_mapper::config::TlsHost;
 use hyper_util::rt::TokioIo;
 use posh_executor::{
     Export,
-    config::{Identity, Limits},
+    config::Identity,
     tls::{TlsConfig, administer, authority::Authority, register::Register},
 };
 use posh_proto::{MAX_MESSAGE_BYTES, executor::executor_client::ExecutorClient, token::Token};
@@ -58,16 +58,7 @@ struct TlsLab {
 }
 
 fn identity(name: &str) -> Identity {
-    Identity {
-        name: name.to_owned(),
-        user: None,
-        trust_caller_ids: None,
-        exports: None,
-        read_only: false,
-        volumes: true,
-        commands: None,
-        limits: Limits::default(),
-    }
+    Identity::named(name.to_owned())
 }
 
 impl TlsLab {
