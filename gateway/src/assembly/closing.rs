@@ -77,8 +77,9 @@ pub struct Actors<'a> {
     pub waiting: &'a HashMap<Pid, usize>,
     /// Stages that have their directive: they stand in for a remote command, or run locally.
     pub directed: &'a dyn Fn(Pid) -> bool,
-    /// Pipes that the sessions' shells write to.
-    pub outputs: &'a HashSet<u64>,
+    /// Returns true for an end, of the waiting stage with this index, whose pipe certainly joins no
+    /// stages.
+    pub leads_out: &'a dyn Fn(usize, &Descriptor) -> bool,
     /// Returns true if the writer of a stage's input pipe certainly runs locally.
     pub fed_here: &'a dyn Fn(&Enlisted, u64) -> bool,
     /// Returns true for a process that awaits an answer from this gateway.
@@ -116,7 +117,7 @@ pub fn examine(stages: &[&Enlisted], snapshot: &Snapshot, actors: &Actors<'_>) -
     let holders = Holders::of(snapshot);
     for (index, stage) in stages.iter().enumerate() {
         for end in used_ends(stage) {
-            if leads_out_for_certain(end, actors.outputs)
+            if (actors.leads_out)(index, end)
                 || end.reads() && (actors.fed_here)(stage, end.identity.1)
             {
                 continue;

@@ -196,11 +196,27 @@ struct WaitingStage {
     waits: Waits,
     /// A pipe of it leads out of the session, seen twice.
     leads_out: bool,
+    /// Pipe that a shell above it was reading when it enlisted: `$(...)`.
+    substitution: Option<u64>,
 }
 
 impl WaitingStage {
-    fn new(stage: StageLink) -> Self {
-        Self { stage, waits: Waits::begin(), leads_out: false }
+    fn new(stage: StageLink, outputs: &HashSet<u64>) -> Self {
+        let writes =
+            |end: &Descriptor| end.writes() && !closing::leads_out_for_certain(end, outputs);
+        let substitution = if closing::used_ends(&stage.enlisted).any(writes) {
+            procfs::substitution_above(stage.enlisted.pid)
+        } else {
+            None
+        };
+        Self { stage, waits: Waits::begin(), leads_out: false, substitution }
+    }
+
+    /// Returns true for a pipe that joins no stages, whoever else holds it: a session's shell
+    /// writes to it, or a shell above the stage reads it.
+    fn leads_out_for_certain(&self, end: &Descriptor, outputs: &HashSet<u64>) -> bool {
+        closing::leads_out_for_certain(end, outputs)
+            || end.writes() && self.substitution == Some(end.identity.1)
     }
 }
 
@@ -306,7 +322,7 @@ impl Assembly {
         let pipes = |waiting: &WaitingStage| -> Vec<(u64, bool)> {
             let stage = &waiting.stage.enlisted;
             let ends = closing::used_ends(stage).filter(|end| {
-                !closing::leads_out_for_certain(end, &outputs)
+                !waiting.leads_out_for_certain(end, &outputs)
                     && !self.is_fed_here(stage, end.identity.1)
             });
             ends.map(|end| (end.identity.1, end.writes())).collect()
@@ -340,7 +356,7 @@ impl Assembly {
         match event {
             AssemblyEvent::Enlisted(stage, _question) => {
                 self.staying.enlisted(stage.enlisted.pid);
-                self.waiting.push(WaitingStage::new(*stage));
+                self.waiting.push(WaitingStage::new(*stage, &self.sessions.outputs()));
             }
             AssemblyEvent::LetGo(command) => self.staying.let_go(&command),
             AssemblyEvent::Directed(stage) => drop(self.directed.insert(stage.pid, stage)),
@@ -418,7 +434,7 @@ impl Assembly {
         for waiting in &self.waiting {
             let stage = &waiting.stage.enlisted;
             let ends = closing::used_ends(stage)
-                .filter(|end| !closing::leads_out_for_certain(end, &outputs));
+                .filter(|end| !waiting.leads_out_for_certain(end, &outputs));
             wanted.pipes.extend(ends.map(|d| d.identity.1));
             wanted.files.extend(output_files(stage));
         }
@@ -469,6 +485,7 @@ impl Assembly {
         let stages: Vec<&Enlisted> = self.waiting.iter().map(|w| &*w.stage.enlisted).collect();
         let waiting: HashMap<Pid, usize> =
             stages.iter().enumerate().map(|(i, s)| (s.pid, i)).collect();
+        let outputs = self.sessions.outputs();
         let slept = |p: &Process| {
             self.asleep.get(&p.pid).map_or(Duration::ZERO, |sleep| sleep.since.elapsed())
         };
@@ -480,7 +497,7 @@ impl Assembly {
                 shells: &self.sessions.shells(snapshot.processes().map(|p| (p.pid, p.parent))),
                 waiting: &waiting,
                 directed: &|pid| self.directed.contains_key(&pid) || self.staying.is_at_work(pid),
-                outputs: &self.sessions.outputs(),
+                leads_out: &|stage, end| self.waiting[stage].leads_out_for_certain(end, &outputs),
                 fed_here: &|stage, pipe| self.is_fed_here(stage, pipe),
                 asks: &|pid| self.asking.asks(pid),
                 slept: &slept,

@@ -688,6 +688,16 @@ pub fn pipe_read_by(pid: Pid) -> Option<u64> {
     }
 }
 
+/// Generations above a stage that are looked at for the shell of a `$(...)`: each subshell or
+/// function in it is one.
+const GENERATIONS: usize = 3;
+
+/// Pipe that the nearest reading shell above a process sleeps in a read(2) from: the output of the
+/// `$(...)` in which it is a command.
+pub fn substitution_above(pid: Pid) -> Option<u64> {
+    ancestors(pid).skip(1).take(GENERATIONS).find_map(pipe_read_by)
+}
+
 /// Children of all its threads.
 pub fn children(pid: Pid) -> Vec<Pid> {
     let lists = threads(pid).filter_map(|thread| fs::read_to_string(thread.join("children")).ok());

@@ -118,7 +118,7 @@ fn look_at(stages: &[Enlisted], processes: Vec<Process>) -> Closing {
             shells: &[].into(),
             waiting: &waiting,
             directed: &|pid| pid == 99,
-            outputs: &[].into(),
+            leads_out: &|_, _| false,
             fed_here: &|_, pipe| pipe == FED_HERE,
             asks: &|pid| pid == ASKS,
             watched: &|process| {

@@ -387,3 +387,43 @@ fn who_is_without_is_not_looked_at_while_it_runs_its_program() {
     drop(ours);
     child.wait().unwrap();
 }
+
+#[test]
+fn the_pipe_of_a_substitution_is_found_above_its_commands() {
+    let find = |script: &str| {
+        let mut shell = std::process::Command::new("bash").args(["-c", script]).spawn().unwrap();
+        let name = |pid: Pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        // Without orphans, which may be another test's.
+        let below = |pid: Pid| -> Vec<Pid> {
+            let mut found = vec![pid];
+            let mut next = 0;
+            while let Some(&pid) = found.get(next) {
+                found.extend(children(pid));
+                next += 1;
+            }
+            found
+        };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let found = loop {
+            assert!(Instant::now() < deadline, "{script}");
+            let sleep = below(shell.id()).into_iter().find(|pid| name(*pid) == "sleep\n");
+            let rests = waits_for_children(shell.id()) || pipe_read_by(shell.id()).is_some();
+            let Some(sleep) = sleep.filter(|_| rests) else { continue };
+            let link = fs::read_link(format!("/proc/{sleep}/fd/1")).ok();
+            break (substitution_above(sleep), link.as_deref().and_then(pipe_inode));
+        };
+        for pid in below(shell.id()) {
+            let _ended = nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(pid.try_into().unwrap()),
+                nix::sys::signal::Signal::SIGKILL,
+            );
+        }
+        shell.wait().unwrap();
+        found
+    };
+    for script in ["x=$(sleep 100); :", "x=$( (sleep 100; :); :); :"] {
+        let (found, pipe) = find(script);
+        assert!(found.is_some() && found == pipe, "{script}: {found:?}, {pipe:?}");
+    }
+    assert_eq!(find("sleep 100 | cat; :").0, None);
+}
