@@ -221,7 +221,7 @@ impl Admission {
     /// A slot for a connection with this proof.
     pub fn connection(&self, proof: &Proof) -> Result<ConnectionShare, Denied> {
         let caller = self.caller(proof)?;
-        self.load.admit_connection(&caller).map_err(Denied)
+        self.load.admit_connection(&caller).map_err(|refusal| Denied(refusal.message))
     }
 
     /// The caller's account of messages that its runs have queued.
@@ -242,7 +242,7 @@ impl Admission {
         let Ok(caller) = self.caller(&proof) else { return (request, Charged::default()) };
         let (share, refused) = match self.load.admit_open_call(&caller) {
             Ok(share) => (Some(Arc::new(share)), None),
-            Err(why) => (None, Some(Status::resource_exhausted(why))),
+            Err(refusal) => (None, Some(Status::resource_exhausted(refusal.message))),
         };
         let charged = Charged {
             share: share.clone(),

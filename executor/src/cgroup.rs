@@ -44,12 +44,22 @@ pub struct Cgroups {
 #[derive(Debug)]
 pub struct RunCgroup(PathBuf);
 
+/// A cgroup that can't be used.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {attempt} the cgroup {}: {error}", directory.display())]
+pub struct CgroupError {
+    attempt: &'static str,
+    directory: PathBuf,
+    #[source]
+    error: io::Error,
+}
+
 impl Cgroups {
     /// Takes over the delegated cgroup, if there is one.
     ///
     /// # Errors
-    /// The reason why the configured cgroup can't be used.
-    pub fn take(confinement: &Confinement) -> Result<Option<Self>, String> {
+    /// The configured cgroup can't be used.
+    pub fn take(confinement: &Confinement) -> Result<Option<Self>, CgroupError> {
         let directory = match &confinement.cgroup {
             Some(named) => Some(named.clone()),
             None => own().filter(|own| is_delegated(own)),
@@ -57,29 +67,24 @@ impl Cgroups {
         let Some(directory) = directory else { return Ok(None) };
         match Self::prepare(&directory, confinement) {
             Ok(cgroups) => Ok(Some(cgroups)),
-            Err((what, error)) if confinement.cgroup.is_some() => {
-                Err(format!("cannot {what} the cgroup {}: {error}", directory.display()))
-            }
-            Err((what, error)) => {
-                tracing::warn!(
-                    %error,
-                    "cannot {what} the cgroup {}, which was delegated",
-                    directory.display()
-                );
+            Err(error) if confinement.cgroup.is_some() => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "the delegated cgroup is not used");
                 Ok(None)
             }
         }
     }
 
-    fn prepare(
-        directory: &Path,
-        confinement: &Confinement,
-    ) -> Result<Self, (&'static str, io::Error)> {
+    fn prepare(directory: &Path, confinement: &Confinement) -> Result<Self, CgroupError> {
+        let failed = |attempt: &'static str| {
+            let directory = directory.to_owned();
+            move |error| CgroupError { attempt, directory, error }
+        };
         let controllers =
-            fs::read_to_string(directory.join("cgroup.controllers")).map_err(|e| ("read", e))?;
+            fs::read_to_string(directory.join("cgroup.controllers")).map_err(failed("read"))?;
         let own = directory.join(OWN);
-        make(&own).map_err(|error| ("make one below", error))?;
-        fs::write(own.join("cgroup.procs"), "0").map_err(|error| ("enter", error))?;
+        make(&own).map_err(failed("make one below"))?;
+        fs::write(own.join("cgroup.procs"), "0").map_err(failed("enter"))?;
         let offered = CONTROLLERS
             .into_iter()
             .filter(|name| controllers.split_whitespace().any(|one| one == *name));
@@ -87,7 +92,7 @@ impl Cgroups {
             fs::write(directory.join("cgroup.subtree_control"), format!("+{name}")).is_ok()
         };
         let controllers = offered.filter(enable).collect();
-        for entry in fs::read_dir(directory).map_err(|error| ("list", error))?.flatten() {
+        for entry in fs::read_dir(directory).map_err(failed("list"))?.flatten() {
             // Left by an executor that was killed.
             if entry.file_name().to_string_lossy().starts_with(RUN) {
                 remove(&entry.path());

@@ -32,7 +32,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-pub use identity::{Identity, check_identity};
+pub use identity::{Identity, NoIdentityName, check_identity};
 pub(crate) use limits::machine_files;
 pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
@@ -174,11 +174,22 @@ pub fn default_state() -> PathBuf {
     }
 }
 
+/// An argument that names no export.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoExport {
+    /// It is below `~`, and the environment tells no home.
+    #[error("HOME is not set")]
+    NoHome,
+    /// It has neither a name nor such a directory.
+    #[error("`{0}` is neither NAME=DIR nor an absolute directory")]
+    Unclear(String),
+}
+
 /// Splits `NAME=DIR`; `/DIR`, `~` and `~/DIR` are their own names.
 ///
 /// # Errors
-/// A sentence for the user when there is neither a name nor such a directory, or no home.
-pub fn parse_export(argument: &str) -> Result<(String, PathBuf), String> {
+/// [`NoExport`].
+pub fn parse_export(argument: &str) -> Result<(String, PathBuf), NoExport> {
     if argument.starts_with('/') {
         return Ok((argument.to_owned(), PathBuf::from(argument)));
     }
@@ -186,14 +197,14 @@ pub fn parse_export(argument: &str) -> Result<(String, PathBuf), String> {
         argument.strip_prefix('~').filter(|below| below.is_empty() || below.starts_with('/'))
     {
         let home =
-            std::env::home_dir().filter(|home| home.is_absolute()).ok_or("HOME is not set")?;
+            std::env::home_dir().filter(|home| home.is_absolute()).ok_or(NoExport::NoHome)?;
         return Ok((argument.to_owned(), home.join(below.trim_start_matches('/'))));
     }
     match argument.split_once('=') {
         Some((name, directory)) if !name.is_empty() && !directory.is_empty() => {
             Ok((name.to_owned(), PathBuf::from(directory)))
         }
-        _ => Err(format!("`{argument}` is neither NAME=DIR nor an absolute directory")),
+        _ => Err(NoExport::Unclear(argument.to_owned())),
     }
 }
 

@@ -9,7 +9,7 @@ use posh_proto::executor::{Rejected, RunOutput, rejected, run_output};
 
 pub use tls::TlsError;
 
-use crate::level::Level;
+use crate::{cgroup::CgroupError, level::Level};
 
 /// An error that ends the executor, or keeps it from starting.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +48,7 @@ pub enum Error {
     #[error(
         "{0}: `cgroup` of [confinement] names a cgroup of version 2 that is this program's to use"
     )]
-    Cgroup(String),
+    Cgroup(#[from] CgroupError),
     /// A system call failed.
     #[error("cannot {attempt}")]
     Io {

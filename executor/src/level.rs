@@ -25,14 +25,17 @@ impl fmt::Display for Level {
 }
 
 impl FromStr for Level {
-    type Err = String;
+    type Err = NoLevel;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, NoLevel> {
         [Self::None, Self::Namespaces, Self::Strict]
             .into_iter()
             .find(|level| level.to_string() == text)
-            .ok_or_else(|| {
-                format!("`require` must be \"strict\", \"namespaces\" or \"none\", not {text:?}")
-            })
+            .ok_or_else(|| NoLevel(text.to_owned()))
     }
 }
+
+/// A text that names no level.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`require` must be \"strict\", \"namespaces\" or \"none\", not {0:?}")]
+pub struct NoLevel(String);

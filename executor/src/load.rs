@@ -288,7 +288,7 @@ impl Load {
     pub(crate) fn admit_connection(
         self: &Arc<Self>,
         caller: &Caller,
-    ) -> Result<ConnectionShare, String> {
+    ) -> Result<ConnectionShare, Refusal> {
         let mut state = self.state.lock().expect("not poisoned");
         let own = state.account(caller).usage.connections;
         let limit = Limit {
@@ -304,7 +304,7 @@ impl Load {
         };
         if let Some(message) = limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed))
         {
-            return Err(message);
+            return Err(Refusal::new(Kind::Overloaded, message));
         }
         state.whole.connections += 1;
         state.account(caller).usage.connections += 1;
@@ -312,7 +312,7 @@ impl Load {
     }
 
     /// Room for a call that stays open, or the reason of its refusal.
-    pub(crate) fn admit_open_call(self: &Arc<Self>, caller: &Caller) -> Result<CallShare, String> {
+    pub(crate) fn admit_open_call(self: &Arc<Self>, caller: &Caller) -> Result<CallShare, Refusal> {
         let mut state = self.state.lock().expect("not poisoned");
         let limit = Limit {
             name: "open calls",
@@ -324,7 +324,7 @@ impl Load {
         };
         if let Some(message) = limit.refusal(caller.name(), self.is_shared.load(Ordering::Relaxed))
         {
-            return Err(message);
+            return Err(Refusal::new(Kind::Overloaded, message));
         }
         state.whole.calls += 1;
         state.account(caller).usage.calls += 1;
@@ -683,7 +683,9 @@ mod tests {
         let load = load(1, true);
         let caller = caller("a", Limits { connections: Some(1), ..Limits::default() });
         let held = load.admit_connection(&caller).unwrap();
-        assert!(load.admit_connection(&caller).unwrap_err().contains("limit of connections"));
+        assert!(
+            load.admit_connection(&caller).unwrap_err().message.contains("limit of connections")
+        );
         drop(held);
         assert!(load.admit_connection(&caller).is_ok());
     }

@@ -189,7 +189,7 @@ struct CertificateDirectory {
     dir: PathBuf,
 }
 
-fn identity(text: &str) -> Result<String, String> {
+fn identity(text: &str) -> Result<String, config::NoIdentityName> {
     config::check_identity(text).map(|()| text.to_owned())
 }
 

@@ -7,6 +7,7 @@
 
 use std::{
     ffi::OsStr,
+    io,
     os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
     sync::{Arc, Mutex},
@@ -22,7 +23,7 @@ use posh_proto::{
     rule::{self, Rule},
 };
 use posh_volume::leases::overlap;
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 
 use crate::{Export, callers::Caller, error::Refusal, runner::wire::ViewUser, sys::ActingAs};
 
@@ -107,11 +108,11 @@ impl OwnMounts {
         let (used, user) = (self.used.clone(), self.user.clone());
         within_limit(spawn_blocking(move || {
             for Used { adapter, top, paths } in &used {
-                adapter.coherence().renew(top, paths).map_err(|error| error.to_string())?;
+                adapter.coherence().renew(top, paths)?;
             }
-            let _acting = ActingAs::begin(user.as_ref()).map_err(|errno| errno.to_string())?;
+            let _acting = ActingAs::begin(user.as_ref())?;
             for Used { adapter, paths, .. } in &used {
-                adapter.coherence().look_again(paths).map_err(|error| error.to_string())?;
+                adapter.coherence().look_again(paths)?;
             }
             Ok(())
         }))
@@ -119,19 +120,30 @@ impl OwnMounts {
     }
 
     /// Waits until other machines can see the run's writes; the error names those that they can't.
-    pub async fn publish(self) -> Result<(), String> {
+    pub async fn publish(self) -> Result<(), Unpublished> {
         let work = spawn_blocking(move || {
             let publish = |used: &Used| used.adapter.coherence().publish(&used.top, self.since);
-            self.used.iter().try_for_each(publish).map_err(|error| error.to_string())
+            self.used.iter().try_for_each(publish)
         });
-        work.await.unwrap_or_else(|error| Err(error.to_string()))
+        work.await?.map_err(Unpublished::Mount)
     }
 }
 
-async fn within_limit<T>(work: tokio::task::JoinHandle<Result<T, String>>) -> Result<T, Refusal> {
+/// Writes of a run did not get beyond this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum Unpublished {
+    /// The export's own mount does not take them.
+    #[error(transparent)]
+    Mount(io::Error),
+    /// The task ended early.
+    #[error(transparent)]
+    Task(#[from] JoinError),
+}
+
+async fn within_limit<T>(work: tokio::task::JoinHandle<io::Result<T>>) -> Result<T, Refusal> {
     let reason = match tokio::time::timeout(RENEW_LIMIT, work).await {
         Ok(Ok(Ok(done))) => return Ok(done),
-        Ok(Ok(Err(reason))) => reason,
+        Ok(Ok(Err(error))) => error.to_string(),
         _ => "the export's own mount does not answer".to_owned(),
     };
     Err(Refusal::new(Kind::Stale, format!("commands there may see an old state: {reason}")))

@@ -14,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use posh_annotations::{
-    Because, CurrentDir, FileKind, GuardTest, Invocation, Library, TerminalUse,
+    Because, CurrentDir, FileKind, GuardTest, Invocation, Library, TerminalUse, Unknown,
 };
 use posh_proto::{
     executor::{ClientFile, EnvVar, Guard, Stage, descriptor::Source, guard::Test, rejected::Kind},
@@ -103,6 +103,20 @@ fn trusted_directories(directories: &[PathBuf]) -> (Vec<PathBuf>, Vec<String>) {
         }
     }
     (trusted, untrusted)
+}
+
+/// The words of a command don't tell which files it accesses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotUnderstood {
+    /// No annotation covers them.
+    #[error(transparent)]
+    Unknown(#[from] Unknown),
+    /// It needs the network. Names the command.
+    #[error("{0}: it needs the network")]
+    Network(String),
+    /// A file that it reads names its files. Names the command.
+    #[error("{0}: its files are named in a file")]
+    ListFile(String),
 }
 
 impl Policy {
@@ -204,23 +218,22 @@ impl Policy {
         self.library.commands().any(|known| known == name)
     }
 
-    /// Analyses the words of a command, if they tell which files it accesses; else returns a
-    /// sentence with the reason.
+    /// Analyses the words of a command.
+    ///
+    /// # Errors
+    /// They don't tell which files it accesses.
     pub fn understand(
         &self,
         name: &str,
         argv: &[OsString],
         environment: &dyn Fn(&str) -> Option<OsString>,
-    ) -> Result<Invocation, String> {
-        let invocation = self
-            .library
-            .classify(name, argv, environment)
-            .map_err(|unknown| unknown.to_string())?;
+    ) -> Result<Invocation, NotUnderstood> {
+        let invocation = self.library.classify(name, argv, environment)?;
         if invocation.needs_network {
-            return Err(format!("{}: it needs the network", invocation.command));
+            return Err(NotUnderstood::Network(invocation.command));
         }
         if invocation.files.iter().any(|file| file.kind == FileKind::ListFile) {
-            return Err(format!("{}: its files are named in a file", invocation.command));
+            return Err(NotUnderstood::ListFile(invocation.command));
         }
         Ok(invocation)
     }

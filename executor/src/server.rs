@@ -559,7 +559,7 @@ async fn share(
     let audit = AuditLog::open(config.audit.as_deref())?;
     let admission = Admission::new(callers, tls, load.clone(), audit.clone(), attempts);
     // Before the first runner, which must be in it.
-    let cgroups = Cgroups::take(&config.confinement).map_err(Error::Cgroup)?;
+    let cgroups = Cgroups::take(&config.confinement)?;
     let rivals: Arc<Rivals> = Arc::default();
     let shared = ServiceState {
         load,

@@ -116,7 +116,7 @@ impl ConfigReader<'_> {
             match key.get_ref().as_ref() {
                 "require" => match self.string("require", value).map(|text| text.parse()) {
                     Some(Ok(level)) => read.require = level,
-                    Some(Err(sentence)) => self.mistake(value.span(), sentence),
+                    Some(Err(error)) => self.mistake(value.span(), error.to_string()),
                     None => {}
                 },
                 "commands" => read.commands = self.commands(value),

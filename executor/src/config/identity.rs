@@ -180,7 +180,7 @@ impl ConfigReader<'_> {
     ) -> Option<String> {
         let name = self.string("name", value)?;
         if let Err(why) = check_identity(&name) {
-            self.mistake(value.span(), why);
+            self.mistake(value.span(), why.to_string());
         } else if !names.insert(name.clone()) {
             self.mistake(value.span(), format!("identity `{name}` is named twice"));
         }
@@ -329,16 +329,21 @@ impl ConfigReader<'_> {
     }
 }
 
+/// A text that can't name an identity.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no name for an identity: letters, digits and - _ . @, at most 64")]
+pub struct NoIdentityName(String);
+
 /// Identities stand in logs and in certificates: a word, at most 64 bytes long.
 ///
 /// # Errors
-/// A sentence.
-pub fn check_identity(name: &str) -> Result<(), String> {
+/// It is none.
+pub fn check_identity(name: &str) -> Result<(), NoIdentityName> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
     if !name.is_empty() && name.len() <= 64 && name.bytes().all(is_plain) {
         return Ok(());
     }
-    Err(format!("`{name}` is no name for an identity: letters, digits and - _ . @, at most 64"))
+    Err(NoIdentityName(name.to_owned()))
 }
 
 #[cfg(test)]

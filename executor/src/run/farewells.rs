@@ -4,6 +4,7 @@
 use posh_proto::executor::Exited;
 use tokio::{sync::OwnedSemaphorePermit, task::JoinSet};
 
+use super::broken::FarewellError;
 use crate::{own_mounts::OwnMounts, volume::Beside};
 
 /// The exit of a command.
@@ -19,7 +20,7 @@ pub struct Farewells {
     volumes: Beside,
     /// Exits held until all commands have ended.
     held: Vec<CommandExit>,
-    under_way: JoinSet<Result<Vec<CommandExit>, String>>,
+    under_way: JoinSet<Result<Vec<CommandExit>, FarewellError>>,
 }
 
 impl Farewells {
@@ -64,8 +65,8 @@ impl Farewells {
     ///
     /// # Errors
     /// Writes of the commands did not get beyond this machine.
-    pub async fn next(&mut self) -> Option<Result<Vec<CommandExit>, String>> {
+    pub async fn next(&mut self) -> Option<Result<Vec<CommandExit>, FarewellError>> {
         let ended = self.under_way.join_next().await?;
-        Some(ended.unwrap_or_else(|error| Err(error.to_string())))
+        Some(ended.unwrap_or_else(|error| Err(error.into())))
     }
 }

@@ -9,7 +9,7 @@ use bytes::{Buf as _, BytesMut};
 use posh_proto::executor::{Credit, run_output};
 use tokio::{io::Interest, net::unix::pipe, sync::Notify};
 
-use super::{ClientQueue, Traffic, output_of};
+use super::{ClientQueue, Traffic, broken::InletViolation, output_of};
 
 /// Bytes that the client may send before the command reads them: as much as the pipe holds, so that
 /// neither waits for a round trip while the other works.
@@ -36,21 +36,19 @@ struct InletState {
 }
 
 impl Inlet {
-    /// Keeps `data` for the command, which may have stopped reading; a sentence if
-    /// the client had no credit for it.
-    pub fn push(&self, data: &[u8]) -> Result<(), String> {
+    /// Keeps `data` for the command, which may have stopped reading; an
+    /// error if the client had no credit for it.
+    pub fn push(&self, data: &[u8]) -> Result<(), InletViolation> {
         let mut state = self.state.lock().expect("not poisoned");
         if state.is_closed {
             return Ok(());
         }
         if state.is_ended {
-            return Err("bytes after the end of an inlet".to_owned());
+            return Err(InletViolation::AfterEnd);
         }
         state.outstanding_bytes += data.len();
         if state.outstanding_bytes > WINDOW_BYTES {
-            return Err(format!(
-                "an inlet has credit for {WINDOW_BYTES} bytes, and more were sent"
-            ));
+            return Err(InletViolation::Credit { credit_bytes: WINDOW_BYTES });
         }
         state.arrived.extend_from_slice(data);
         self.changed.notify_one();

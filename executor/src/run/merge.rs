@@ -14,7 +14,7 @@ use nix::{
 };
 use tokio::net::unix::pipe;
 
-use super::inlet::unread;
+use super::{broken::BrokenStream, inlet::unread};
 
 /// Bytes per call; a pipe holds no more.
 const SPLICE_BYTES: usize = 1 << 20;
@@ -24,7 +24,7 @@ const SPLICE_BYTES: usize = 1 << 20;
 ///
 /// # Errors
 /// Bytes can't be moved, and the target is not whole.
-pub async fn join(sources: Vec<pipe::Receiver>, target: pipe::Sender) -> Result<(), String> {
+pub async fn join(sources: Vec<pipe::Receiver>, target: pipe::Sender) -> Result<(), BrokenStream> {
     for source in sources {
         let moved = tokio::select! {
             moved = move_all(&source, &target) => moved,
@@ -33,7 +33,7 @@ pub async fn join(sources: Vec<pipe::Receiver>, target: pipe::Sender) -> Result<
         match moved {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
-            Err(error) => return Err(format!("cannot join the outputs of commands: {error}")),
+            Err(error) => return Err(BrokenStream::Join(error)),
         }
     }
     Ok(())

@@ -5,6 +5,7 @@
 //! tasks end with the run.
 
 mod audit;
+mod broken;
 mod farewells;
 mod inlet;
 mod kept;
@@ -43,6 +44,7 @@ use tokio::{
 use tonic::{Status, Streaming};
 
 use self::{
+    broken::BrokenStream,
     farewells::{CommandExit, Farewells},
     inlet::Inlet,
     kept::{Return, check_run_id},
@@ -423,7 +425,7 @@ async fn attend(
             return RunEnd::Cancelled;
         }
         match run.start_streams(output) {
-            Err(what) => RunEnd::Broken(what),
+            Err(error) => RunEnd::Broken(error.to_string()),
             Ok(()) => run.drive(client, grace, output).await,
         }
     };
@@ -459,7 +461,7 @@ async fn say(end: &RunEnd, output: &ClientQueue) {
 struct StartedRun {
     link: RunLink,
     /// Each returns its failure.
-    streams: JoinSet<Result<(), String>>,
+    streams: JoinSet<Result<(), BrokenStream>>,
     inlets: HashMap<u32, Arc<Inlet>>,
     gates: HashMap<u32, Arc<Gate>>,
     ptys: Vec<Weak<pipe::Receiver>>,
@@ -481,7 +483,7 @@ struct StartedRun {
 
 impl StartedRun {
     /// Starts one task per merge, inlet and outlet. Closes the rest of the plumbing.
-    fn start_streams(&mut self, output: &ClientQueue) -> Result<(), String> {
+    fn start_streams(&mut self, output: &ClientQueue) -> Result<(), BrokenStream> {
         let Some((wiring, mut plumbing)) = self.plan.take() else { return Ok(()) };
         for merge in &wiring.merges {
             let sources =
@@ -595,12 +597,12 @@ impl StartedRun {
                     Err(error) => return RunEnd::Lost(error.to_string()),
                 },
                 Some(ended) = self.streams.join_next() => {
-                    if let Err(what) = ended.unwrap_or_else(|error| Err(error.to_string())) {
-                        return RunEnd::Broken(what);
+                    if let Err(error) = ended.unwrap_or_else(|error| Err(error.into())) {
+                        return RunEnd::Broken(error.to_string());
                     }
                 }
                 Some(ended) = self.farewells.next() => match ended {
-                    Err(what) => return RunEnd::Unpublished(what),
+                    Err(error) => return RunEnd::Unpublished(error.to_string()),
                     Ok(exits) => if tell_ends(exits, output).await.is_err() {
                         return RunEnd::Cancelled;
                     }
@@ -675,7 +677,9 @@ impl StartedRun {
                 let inlet = self.inlets.get(&chunk.stream);
                 let inlet = inlet
                     .ok_or_else(|| RunEnd::Violation(format!("{} is no inlet", chunk.stream)))?;
-                inlet.push(&chunk.data).map_err(RunEnd::Violation)?;
+                inlet
+                    .push(&chunk.data)
+                    .map_err(|violation| RunEnd::Violation(violation.to_string()))?;
             }
             Some(run_input::Kind::End(stream)) => {
                 self.inlets.get(&stream).into_iter().for_each(|inlet| inlet.end());

@@ -11,7 +11,9 @@ use nix::libc;
 use posh_proto::executor::{Chunk, run_output};
 use tokio::{net::unix::pipe, sync::Notify};
 
-use super::{ClientQueue, Traffic, outbox::KEPT_CHUNK_BYTES, output_of, pace::Pace};
+use super::{
+    ClientQueue, Traffic, broken::BrokenStream, outbox::KEPT_CHUNK_BYTES, output_of, pace::Pace,
+};
 
 /// The first chunks are small, so that a first byte is not kept waiting behind
 /// many; a busy stream grows to large ones, which cost less per byte.
@@ -102,7 +104,7 @@ pub async fn drain(
     gate: Arc<Gate>,
     output: ClientQueue,
     traffic: Arc<Traffic>,
-) -> Result<(), String> {
+) -> Result<(), BrokenStream> {
     match send(stream, &sources, &gate, &output, &traffic).await {
         SendingEnd::Sources => {
             traffic.ended(stream);
@@ -121,7 +123,7 @@ pub async fn drain(
             }
         }
         SendingEnd::Broken(error) => {
-            return Err(format!("cannot read a command's output: {error}"));
+            return Err(BrokenStream::Output(error));
         }
         SendingEnd::Lost => {}
     }
@@ -253,6 +255,6 @@ mod tests {
             Arc::new(Traffic::new(None)),
         )
         .await;
-        assert!(ended.unwrap_err().contains("cannot read a command's output"));
+        assert!(ended.unwrap_err().to_string().contains("cannot read a command's output"));
     }
 }

@@ -23,6 +23,7 @@ use nix::{
 use posh_proto::executor::{Pty, rejected::Kind};
 use tokio::net::unix::pipe;
 
+use super::broken::BrokenStream;
 use crate::{
     error::Refusal,
     runner::wire::{EndKind, PipeEnd, ViewUser},
@@ -101,28 +102,28 @@ impl Plumbing {
     ///
     /// # Errors
     /// The runtime can't wait for it, or there is none.
-    pub fn reader(&mut self, id: u32) -> Result<pipe::Receiver, String> {
+    pub fn reader(&mut self, id: u32) -> Result<pipe::Receiver, BrokenStream> {
         let end = self.take_own(EndKind::PipeRead, id)?;
-        pipe::Receiver::from_owned_fd_unchecked(end).map_err(|error| unready(id, &error))
+        pipe::Receiver::from_owned_fd_unchecked(end)
+            .map_err(|error| BrokenStream::Unready { id, error })
     }
 
     /// The write end of a pipe, for the runtime.
     ///
     /// # Errors
     /// The runtime can't wait for it, or there is none.
-    pub fn writer(&mut self, id: u32) -> Result<pipe::Sender, String> {
+    pub fn writer(&mut self, id: u32) -> Result<pipe::Sender, BrokenStream> {
         let end = self.take_own(EndKind::PipeWrite, id)?;
-        pipe::Sender::from_owned_fd_unchecked(end).map_err(|error| unready(id, &error))
+        pipe::Sender::from_owned_fd_unchecked(end)
+            .map_err(|error| BrokenStream::Unready { id, error })
     }
 
-    fn take_own(&mut self, kind: EndKind, id: u32) -> Result<OwnedFd, String> {
-        let end = self
-            .ends
-            .remove(&PipeEnd { kind: kind.into(), id })
-            .ok_or_else(|| format!("no pipe or pty {id}"))?;
+    fn take_own(&mut self, kind: EndKind, id: u32) -> Result<OwnedFd, BrokenStream> {
+        let end =
+            self.ends.remove(&PipeEnd { kind: kind.into(), id }).ok_or(BrokenStream::NoPipe(id))?;
         // The open file description of our end is ours alone: the command's stays blocking.
         fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
-            .map_err(|errno| unready(id, &errno.into()))?;
+            .map_err(|errno| BrokenStream::Unready { id, error: errno.into() })?;
         self.enlarge(&end);
         Ok(end)
     }
@@ -140,10 +141,6 @@ impl Plumbing {
             let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES as i32));
         }
     }
-}
-
-fn unready(id: u32, error: &std::io::Error) -> String {
-    format!("cannot wait for pipe or pty {id}: {error}")
 }
 
 fn no_more(what: &str, errno: nix::Error) -> Refusal {

@@ -68,7 +68,7 @@ pub fn keeper(spec: &ViewSpec) -> Result<ConfinementReport, Refusal> {
     }
     match fence::reached() {
         Ok(landlock) => reached.has.push(landlock),
-        Err(missing) => reached.lacks.push(missing),
+        Err(missing) => reached.lacks.push(missing.to_string()),
     }
     Ok(reached)
 }

@@ -158,20 +158,30 @@ fn is_no_link((fd, _): &(OwnedFd, BitFlags<AccessFs>)) -> bool {
     fstat(fd).is_ok_and(|status| status.st_mode & libc::S_IFMT != libc::S_IFLNK)
 }
 
-/// Name of the machine's Landlock version, or a description of what is missing.
-pub fn reached() -> Result<String, String> {
+/// The machine's Landlock is too old for what confinement claims, or there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoLandlock {
+    /// Its version.
+    #[error("landlock {LEAST_LANDLOCK} (the kernel has version {0}; Linux 6.12 has 6)")]
+    Old(i32),
+    /// The kernel has none.
+    #[error("landlock {LEAST_LANDLOCK} (the kernel has none, or it is not among its `lsm=`)")]
+    Missing,
+}
+
+/// Name of the machine's Landlock version.
+///
+/// # Errors
+/// It does not suffice.
+pub fn reached() -> Result<String, NoLandlock> {
     judge(crate::sys::landlock_version().ok().filter(|version| *version > 0))
 }
 
-fn judge(version: Option<i32>) -> Result<String, String> {
+fn judge(version: Option<i32>) -> Result<String, NoLandlock> {
     match version {
         Some(version) if version >= LEAST_LANDLOCK => Ok(format!("landlock {version}")),
-        Some(version) => Err(format!(
-            "landlock {LEAST_LANDLOCK} (the kernel has version {version}; Linux 6.12 has 6)"
-        )),
-        None => Err(format!(
-            "landlock {LEAST_LANDLOCK} (the kernel has none, or it is not among its `lsm=`)"
-        )),
+        Some(version) => Err(NoLandlock::Old(version)),
+        None => Err(NoLandlock::Missing),
     }
 }
 
@@ -678,7 +688,7 @@ mod tests {
             (Some(5), "landlock 6 (the kernel has version 5; Linux 6.12 has 6)"),
             (None, "landlock 6 (the kernel has none, or it is not among its `lsm=`)"),
         ] {
-            assert_eq!(judge(version).unwrap_err(), expected);
+            assert_eq!(judge(version).unwrap_err().to_string(), expected);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! another thing.)
 
 use std::{
-    io::Read as _,
+    io::{self, Read as _},
     os::{
         fd::{AsRawFd as _, OwnedFd},
         unix::ffi::OsStrExt as _,
@@ -24,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     budget::{Budget, SPENT},
-    paths::{find, landing, name_of, path_of, require_inside},
+    paths::{Unlike, find, landing, name_of, path_of, require_inside},
     places::PRIVATE,
     view::View,
 };
@@ -46,14 +46,74 @@ pub fn check(
     (0..).zip(&stage.guards).try_for_each(|(number, guard)| {
         let is_own = own.contains(&number);
         GuardCheck { view, cwd, guard, is_own, budget }.run().map_err(|found| {
-            let message = if found.is_empty() {
-                guard.reason.clone()
-            } else {
-                format!("{} ({found})", guard.reason)
+            let message = match found {
+                GuardFinding::Nothing => guard.reason.clone(),
+                found => format!("{} ({found})", guard.reason),
             };
             Refusal::new(Kind::Guard, message)
         })
     })
+}
+
+/// Why a guard refuses its command: the file at fault, in words that follow the guard's reason.
+#[derive(Debug, thiserror::Error)]
+enum GuardFinding {
+    /// Nothing to add to the guard's reason.
+    #[error("")]
+    Nothing,
+    /// A file that must not be there, or is not as it must be.
+    #[error("{}", .0.display())]
+    File(PathBuf),
+    /// A setting that is not allowed.
+    #[error("{name} in {}", file.display())]
+    Setting {
+        /// Its name.
+        name: String,
+        /// Its file.
+        file: PathBuf,
+    },
+    /// A line that is no setting.
+    #[error("line {line} of {} is no setting", file.display())]
+    Line {
+        /// Its number, from 1.
+        line: usize,
+        /// Its file.
+        file: PathBuf,
+    },
+    #[error("{} is not in a mount", .0.display())]
+    NotMounted(PathBuf),
+    #[error("{} is no directory", .0.display())]
+    NoDirectory(PathBuf),
+    #[error("{} is no plain file", .0.display())]
+    NotPlain(PathBuf),
+    #[error("{} is larger than 1 MiB", .0.display())]
+    Large(PathBuf),
+    #[error("{} is not absolute", .0.display())]
+    Relative(PathBuf),
+    #[error("{} {}", .0.display(), .1)]
+    Unlike(PathBuf, Unlike),
+    #[error("cannot read {}: {}", .0.display(), .1)]
+    Unread(PathBuf, Unread),
+    #[error("{}: {}", .0.display(), .1.desc())]
+    System(PathBuf, Errno),
+    #[error("not every file has its hash")]
+    NoHash,
+    #[error("a test that this executor does not know")]
+    UnknownTest,
+    /// The run's budget of looks is spent.
+    #[error("{SPENT}")]
+    Spent,
+}
+
+/// Why a plain file can't be read.
+#[derive(Debug, thiserror::Error)]
+enum Unread {
+    #[error("it has moved")]
+    Moved,
+    #[error("{}", .0.desc())]
+    System(#[from] Errno),
+    #[error("{0}")]
+    Io(io::Error),
 }
 
 /// One guard's test. Its errors name the file at fault.
@@ -67,7 +127,7 @@ struct GuardCheck<'a> {
 }
 
 impl GuardCheck<'_> {
-    fn run(&self) -> Result<(), String> {
+    fn run(&self) -> Result<(), GuardFinding> {
         match self.guard.test() {
             Test::Exists => self.no_file(&self.places()?, |_| true),
             Test::Executable => self
@@ -80,12 +140,12 @@ impl GuardCheck<'_> {
                 self.places()?.iter().try_for_each(|place| self.setting_required(place))
             }
             Test::SameContent => self.same_content(),
-            Test::Unspecified => Err("a test that this executor does not know".to_owned()),
+            Test::Unspecified => Err(GuardFinding::UnknownTest),
         }
     }
 
     /// The directories in which the guard looks for its files.
-    fn places(&self) -> Result<Vec<PathBuf>, String> {
+    fn places(&self) -> Result<Vec<PathBuf>, GuardFinding> {
         let directory = match &self.guard.directory[..] {
             b"" => Path::new("."),
             given => path_of(given),
@@ -96,14 +156,14 @@ impl GuardCheck<'_> {
         let Some(mount) = self.view.mount_of(&start) else {
             // Commands write there; elsewhere outside of the mounts there are no such files.
             return match PRIVATE.iter().any(|private| start.starts_with(private)) {
-                true => Err(format!("{} is not in a mount", start.display())),
+                true => Err(GuardFinding::NotMounted(start)),
                 false => Ok(Vec::new()),
             };
         };
         let upwards = start.ancestors().take_while(|directory| directory.starts_with(mount));
         // Each is kept with its whole path: at most half as many as the path has bytes.
         if !self.budget.spend(upwards.clone().count()) {
-            return Err(SPENT.to_owned());
+            return Err(GuardFinding::Spent);
         }
         if self.guard.below.is_empty() {
             return Ok(upwards.map(Path::to_owned).collect());
@@ -113,7 +173,7 @@ impl GuardCheck<'_> {
             match self.look(&path)? {
                 None => {}
                 Some((at, status)) if kind(&status) == SFlag::S_IFDIR => found.push(at),
-                Some(_) => return Err(format!("{} is no directory", path.display())),
+                Some(_) => return Err(GuardFinding::NoDirectory(path)),
             }
         }
         Ok(found)
@@ -132,11 +192,11 @@ impl GuardCheck<'_> {
 
     /// The target of a path, if it exists. Only the workstation knows if a link that leaves the
     /// mounts has a target.
-    fn look(&self, path: &Path) -> Result<Option<(PathBuf, FileStat)>, String> {
-        let failed = |errno: Errno| format!("{}: {}", path.display(), errno.desc());
+    fn look(&self, path: &Path) -> Result<Option<(PathBuf, FileStat)>, GuardFinding> {
+        let failed = |errno: Errno| GuardFinding::System(path.to_owned(), errno);
         // The kernel walks the path up to four times.
         if !self.budget.spend(4 * path.components().count()) {
-            return Err(SPENT.to_owned());
+            return Err(GuardFinding::Spent);
         }
         let found = match find(self.cwd, path, true) {
             Ok(handle) => {
@@ -150,14 +210,14 @@ impl GuardCheck<'_> {
                 Some((at, _)) => at.clone(),
                 None => landing(self.cwd, path, true).map_err(failed)?.0,
             };
-            self.require_readable(&at).map_err(|why| format!("{} {why}", path.display()))?;
+            self.require_readable(&at).map_err(|why| GuardFinding::Unlike(path.to_owned(), why))?;
         }
         Ok(found)
     }
 
     /// A guard's answer discloses a file's content. Without a view, a client may only ask about
     /// files in its mounts, and about those that every view has.
-    fn require_readable(&self, at: &Path) -> Result<(), String> {
+    fn require_readable(&self, at: &Path) -> Result<(), Unlike> {
         match require_inside(self.view, at) {
             Err(_) if self.view.is_servers_own() && self.view.would_show(at) => Ok(()),
             other => other,
@@ -180,39 +240,40 @@ impl GuardCheck<'_> {
         &self,
         places: &[PathBuf],
         is_meant: impl Fn(&FileStat) -> bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), GuardFinding> {
         for file in self.files(places) {
             if self.look(&file)?.is_some_and(|(_, status)| is_meant(&status)) {
-                return Err(file.display().to_string());
+                return Err(GuardFinding::File(file));
             }
         }
         Ok(())
     }
 
-    fn not_all_exist(&self, place: &Path) -> Result<(), String> {
+    fn not_all_exist(&self, place: &Path) -> Result<(), GuardFinding> {
         for file in &self.guard.files {
             if self.look(&place.join(path_of(file)))?.is_none() {
                 return Ok(());
             }
         }
-        Err(place.display().to_string())
+        Err(GuardFinding::File(place.to_owned()))
     }
 
-    fn settings_allowed(&self, file: &Path) -> Result<(), String> {
+    fn settings_allowed(&self, file: &Path) -> Result<(), GuardFinding> {
         let is_allowed =
             |setting: &&Setting| self.guard.settings.iter().any(|pattern| setting.is_like(pattern));
         // Each setting is compared with each pattern.
         let is_fine = |setting: &&Setting| self.budget.spend(0) && is_allowed(setting);
         match self.settings(file)?.iter().find(|setting| !is_fine(setting)) {
             None => Ok(()),
-            Some(_) if self.budget.over().is_some() => Err(SPENT.to_owned()),
+            Some(_) if self.budget.over().is_some() => Err(GuardFinding::Spent),
             Some(other) => {
-                Err(format!("{} in {}", String::from_utf8_lossy(&other.name), file.display()))
+                let name = String::from_utf8_lossy(&other.name).into_owned();
+                Err(GuardFinding::Setting { name, file: file.to_owned() })
             }
         }
     }
 
-    fn setting_required(&self, place: &PathBuf) -> Result<(), String> {
+    fn setting_required(&self, place: &PathBuf) -> Result<(), GuardFinding> {
         for file in self.files(std::slice::from_ref(place)) {
             let settings = self.settings(&file)?;
             let mut settings = settings.iter().take_while(|_| self.budget.spend(0));
@@ -222,64 +283,63 @@ impl GuardCheck<'_> {
                 return Ok(());
             }
         }
-        Err(String::new())
+        Err(GuardFinding::Nothing)
     }
 
-    fn same_content(&self) -> Result<(), String> {
+    fn same_content(&self) -> Result<(), GuardFinding> {
         let Guard { files, sha256, .. } = self.guard;
         if files.len() != sha256.len() {
-            return Err("not every file has its hash".to_owned());
+            return Err(GuardFinding::NoHash);
         }
         for (path, expected) in files.iter().map(|file| path_of(file)).zip(sha256) {
             if !path.is_absolute() {
-                return Err(format!("{} is not absolute", path.display()));
+                return Err(GuardFinding::Relative(path.to_owned()));
             }
             let own = self.content(path)?.map(|content| Sha256::digest(content).to_vec());
             if own.unwrap_or_default() != expected[..] {
-                return Err(path.display().to_string());
+                return Err(GuardFinding::File(path.to_owned()));
             }
         }
         Ok(())
     }
 
     /// The settings of a file; none, if it does not exist.
-    fn settings(&self, path: &Path) -> Result<Vec<Setting>, String> {
+    fn settings(&self, path: &Path) -> Result<Vec<Setting>, GuardFinding> {
         let Some(content) = self.content(path)? else { return Ok(Vec::new()) };
-        settings::parse(&content)
-            .map_err(|line| format!("line {line} of {} is no setting", path.display()))
+        settings::parse(&content).map_err(|line| GuardFinding::Line { line, file: path.to_owned() })
     }
 
     /// The content of a plain file, if it exists.
-    fn content(&self, path: &Path) -> Result<Option<Vec<u8>>, String> {
+    fn content(&self, path: &Path) -> Result<Option<Vec<u8>>, GuardFinding> {
         let Some((at, status)) = self.look(path)? else { return Ok(None) };
-        let shown = path.display();
         if !is_file(&status) {
-            return Err(format!("{shown} is no plain file"));
+            return Err(GuardFinding::NotPlain(path.to_owned()));
         }
-        let content = read(self.cwd, &at).map_err(|why| format!("cannot read {shown}: {why}"))?;
+        let content =
+            read(self.cwd, &at).map_err(|why| GuardFinding::Unread(path.to_owned(), why))?;
         if content.len() as u64 > MAX_BYTES {
-            return Err(format!("{shown} is larger than 1 MiB"));
+            return Err(GuardFinding::Large(path.to_owned()));
         }
         if !self.budget.spend(content.len() / BYTES_OF_A_NAME) {
-            return Err(SPENT.to_owned());
+            return Err(GuardFinding::Spent);
         }
         Ok(Some(content))
     }
 }
 
 /// Reads a plain file, at most one byte more than the limit.
-fn read(cwd: &OwnedFd, path: &Path) -> Result<Vec<u8>, String> {
-    let handle = find(cwd, path, false).map_err(|errno| errno.desc().to_owned())?;
+fn read(cwd: &OwnedFd, path: &Path) -> Result<Vec<u8>, Unread> {
+    let handle = find(cwd, path, false)?;
     // A directory on the way may have become a link since it was found.
     if name_of(&handle).ok().as_deref() != Some(path) {
-        return Err("it has moved".to_owned());
+        return Err(Unread::Moved);
     }
     let own = format!("/proc/self/fd/{}", handle.as_raw_fd());
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let file = open(own.as_str(), flags, Mode::empty()).map_err(|errno| errno.desc().to_owned())?;
+    let file = open(own.as_str(), flags, Mode::empty())?;
     let mut content = Vec::new();
     let limited = std::fs::File::from(file).take(MAX_BYTES + 1).read_to_end(&mut content);
-    limited.map(|_| content).map_err(|error| error.to_string())
+    limited.map(|_| content).map_err(Unread::Io)
 }
 
 fn kind(status: &FileStat) -> SFlag {

@@ -102,7 +102,7 @@ fn check_one(
     {
         return Ok(());
     }
-    let outside = |why: String| {
+    let outside = |why: Unlike| {
         Refusal::new(Kind::PathOutside, format!("{}: {why}", path_of(&used.path).display()))
     };
     if used.whole_file && !is_readable_file(view, cwd, path_of(&used.path)) {
@@ -111,17 +111,13 @@ fn check_one(
         return Err(Refusal::new(Kind::NotWhole, why));
     }
     let (at, status) = landing(cwd, path_of(&used.path), !used.no_follow)
-        .map_err(|errno| outside(errno.desc().to_owned()))?;
+        .map_err(|errno| outside(Unlike::System(errno)))?;
     if rule::holds(Rule::Files) {
         require_inside(view, &at).map_err(&outside)?;
         require_plain(&status, used.no_follow).map_err(&outside)?;
         named.require_uncovered(&at, used.recursive).map_err(&outside)?;
         if let Some(point) = view.unreachable.met_by(&at, used.recursive) {
-            let point = point.display();
-            return Err(outside(format!(
-                "another file system of the server is mounted at {point}, which a volume does not \
-                 show"
-            )));
+            return Err(outside(Unlike::OtherFileSystem(point.to_owned())));
         }
         if used.plain_symlinks_below {
             require_plain_symlinks(&at, budget).map_err(&outside)?;
@@ -168,9 +164,7 @@ fn check_one(
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
     }
     if used.no_symlinks && rule::holds(Rule::Files) && passes_link(cwd, path_of(&used.path)) {
-        return Err(outside(
-            "passes a symbolic link, which the workstation's mount may not follow".to_owned(),
-        ));
+        return Err(outside(Unlike::PassesLink));
     }
     if used.ends_in_newline && !ends_in_newline(cwd, path_of(&used.path)) {
         let why = format!("{} does not end in a newline", path_of(&used.path).display());
@@ -256,7 +250,7 @@ pub fn open_redirect(view: &View, cwd: &OwnedFd, file: &Redirect) -> Result<Owne
     require_inside(view, &at)
         .map_err(|why| Refusal::new(Kind::PathOutside, format!("{}: {why}", path.display())))?;
     let status = fstat(&handle).map_err(|errno| refuse(errno.desc()))?;
-    require_plain(&status, false).map_err(|why| refuse(&why))?;
+    require_plain(&status, false).map_err(|why| refuse(&why.to_string()))?;
     let writes = flags & OFlag::O_ACCMODE != OFlag::O_RDONLY;
     let is_left_empty = status.st_size == 0 || file.offset > 0 || flags.contains(OFlag::O_APPEND);
     if writes && !is_left_empty && rule::holds(Rule::Offsets) {
@@ -315,7 +309,7 @@ impl<'a> PathSets<'a> {
 
     /// Refuses paths below the workstation's own mounts inside a mount: the server lacks those
     /// files.
-    fn require_uncovered(&self, at: &Path, recursive: bool) -> Result<(), String> {
+    fn require_uncovered(&self, at: &Path, recursive: bool) -> Result<(), Unlike> {
         let around = at.ancestors().find_map(|above| self.covered.get(&above).copied());
         // Paths below `at` come right behind it in the order.
         let below = || {
@@ -327,9 +321,7 @@ impl<'a> PathSets<'a> {
         };
         match around.or_else(below) {
             None => Ok(()),
-            Some(point) => {
-                Err(format!("the workstation has something else mounted at {}", point.display()))
-            }
+            Some(point) => Err(Unlike::Covered(point.to_owned())),
         }
     }
 }
@@ -385,17 +377,54 @@ pub fn name_of(fd: &OwnedFd) -> nix::Result<PathBuf> {
         .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
 }
 
-pub(super) fn require_inside(view: &View, at: &Path) -> Result<(), String> {
+/// Why a file of the server is not, or may not be, what the workstation has there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unlike {
+    /// The path ends outside of the mounts.
+    #[error("leads to {} on the server, which is not in {mounts}", at.display())]
+    Outside {
+        /// Its end.
+        at: PathBuf,
+        /// The mounts, for the user.
+        mounts: String,
+    },
+    /// A mount of the workstation lies at or above it, or below it.
+    #[error("the workstation has something else mounted at {}", .0.display())]
+    Covered(PathBuf),
+    /// Another file system of the server, which volumes do not show.
+    #[error(
+        "another file system of the server is mounted at {}, which a volume does not show",
+        .0.display()
+    )]
+    OtherFileSystem(PathBuf),
+    /// Looking for links in the tree would take too long.
+    #[error("has too many entries to look for links")]
+    ManyEntries,
+    /// A link that is absolute or has `..`.
+    #[error("has the link {}, which may lead out of it", .0.display())]
+    Link(PathBuf),
+    /// The path passes a symbolic link.
+    #[error("passes a symbolic link, which the workstation's mount may not follow")]
+    PassesLink,
+    /// A file that joins processes of one machine.
+    #[error("is a {0}")]
+    Special(&'static str),
+    /// The system's error.
+    #[error("{}", .0.desc())]
+    System(Errno),
+}
+
+pub(super) fn require_inside(view: &View, at: &Path) -> Result<(), Unlike> {
     if view.mount_of(at).is_some() {
         return Ok(());
     }
     let mounts = view.mounts().iter().map(|mount| mount.display().to_string()).collect::<Vec<_>>();
-    Err(format!("leads to {} on the server, which is not in {}", at.display(), mounts.join(" or ")))
+    Err(Unlike::Outside { at: at.to_owned(), mounts: mounts.join(" or ") })
 }
 
 /// Refuses links that are absolute or have `..`, which may lead out of the tree. A mount with
 /// contain_symlinks (sshfs) refuses to read them.
-fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
+fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), Unlike> {
     if tree.is_symlink() {
         return require_plain_symlink(tree);
     }
@@ -405,7 +434,7 @@ fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
         let Ok(entries) = fs::read_dir(&directory) else { continue };
         for entry in entries.flatten() {
             let fewer = left.checked_sub(1).filter(|_| budget.spend(1));
-            left = fewer.ok_or_else(|| "has too many entries to look for links".to_owned())?;
+            left = fewer.ok_or(Unlike::ManyEntries)?;
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => queue.push(entry.path()),
                 Ok(kind) if kind.is_symlink() => require_plain_symlink(&entry.path())?,
@@ -416,10 +445,10 @@ fn require_plain_symlinks(tree: &Path, budget: &Budget) -> Result<(), String> {
     Ok(())
 }
 
-fn require_plain_symlink(path: &Path) -> Result<(), String> {
+fn require_plain_symlink(path: &Path) -> Result<(), Unlike> {
     let target = fs::read_link(path).unwrap_or_default();
     if target.is_absolute() || target.components().any(|part| part == Component::ParentDir) {
-        return Err(format!("has the link {}, which may lead out of it", path.display()));
+        return Err(Unlike::Link(path.to_owned()));
     }
     Ok(())
 }
@@ -455,13 +484,13 @@ fn may_be_made(path: &Path, beside: &OsStr) -> bool {
 }
 
 /// FIFOs, sockets and devices join processes of one machine.
-fn require_plain(status: &FileStat, link_itself: bool) -> Result<(), String> {
+fn require_plain(status: &FileStat, link_itself: bool) -> Result<(), Unlike> {
     match SFlag::from_bits_truncate(status.st_mode & libc::S_IFMT) {
         SFlag::S_IFREG | SFlag::S_IFDIR => Ok(()),
         _ if link_itself => Ok(()),
-        SFlag::S_IFIFO => Err("is a FIFO".to_owned()),
-        SFlag::S_IFSOCK => Err("is a socket".to_owned()),
-        _ => Err("is a device".to_owned()),
+        SFlag::S_IFIFO => Err(Unlike::Special("FIFO")),
+        SFlag::S_IFSOCK => Err(Unlike::Special("socket")),
+        _ => Err(Unlike::Special("device")),
     }
 }
 

@@ -100,7 +100,8 @@ impl Verifier {
                 environment.iter().find_map(|word| word.as_bytes().strip_prefix(&prefix[..]))?;
             Some(OsStr::from_bytes(value).to_owned())
         };
-        let read = self.policy.understand(&name, &argv, &variable).and_then(|invocation| {
+        let read = self.policy.understand(&name, &argv, &variable).map_err(|why| why.to_string());
+        let read = read.and_then(|invocation| {
             let cwd = fs::read_link(format!("/proc/{process}/cwd"))
                 .map_err(|error| format!("{name}: {error}"))?;
             CommandRights::new(&name, &invocation, &cwd, &self.temporary)

@@ -95,7 +95,7 @@ impl Thread {
 /// # Errors
 /// Errors of the system.
 pub fn run(argv: &[std::ffi::CString], judge: &mut dyn Judge) -> io::Result<()> {
-    let filter = filter().map_err(io::Error::other)?;
+    let filter = filter()?;
     let (wait, go) = pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
     match sys::fork()? {
         ForkResult::Child => {
@@ -129,11 +129,11 @@ pub fn run(argv: &[std::ffi::CString], judge: &mut dyn Judge) -> io::Result<()> 
 
 fn become_command(wait: OwnedFd, filter: &BpfProgram, argv: &[std::ffi::CString]) -> ! {
     let mut byte = [0];
-    let set_up = || -> Result<(), String> {
+    let set_up = || -> io::Result<()> {
         // Standard output is for the report alone.
-        dup2_stdout(io::stderr()).map_err(|errno| errno.desc().to_owned())?;
-        prctl::set_no_new_privs().map_err(|errno| errno.desc().to_owned())?;
-        seccompiler::apply_filter(filter).map_err(|error| error.to_string())
+        dup2_stdout(io::stderr())?;
+        prctl::set_no_new_privs()?;
+        seccompiler::apply_filter(filter).map_err(io::Error::other)
     };
     if !matches!(File::from(wait).read(&mut byte), Ok(1)) {
         sys::exit_now(126);
@@ -149,11 +149,11 @@ fn become_command(wait: OwnedFd, filter: &BpfProgram, argv: &[std::ffi::CString]
 }
 
 /// Stops the tracee at the calls in the table.
-fn filter() -> Result<BpfProgram, String> {
-    let arch = std::env::consts::ARCH.try_into().map_err(|error| format!("{error}"))?;
+fn filter() -> io::Result<BpfProgram> {
+    let arch = std::env::consts::ARCH.try_into().map_err(io::Error::other)?;
     let rules = calls::numbers().map(|number| (number, Vec::new())).collect();
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Trace(0), arch);
-    filter.and_then(TryInto::try_into).map_err(|error| error.to_string())
+    filter.and_then(TryInto::try_into).map_err(io::Error::other)
 }
 
 /// State of the tracer.
