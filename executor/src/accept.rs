@@ -275,7 +275,7 @@ async fn accept(
                         return;
                     }
                     if let Some(connection) =
-                        shake_hands(&tls, (stream, address), &rooms, &admission).await
+                        shake_hands(&tls, stream, address, &rooms, &admission).await
                     {
                         dispatch.send(connection).await;
                     }
@@ -299,7 +299,8 @@ async fn first_word(stream: &TcpStream, mut seat: Seat) -> Option<()> {
 /// Does the handshake and admits the peer; `None` if the connection is to be dropped.
 async fn shake_hands(
     tls: &Serving,
-    (stream, address): (TcpStream, SocketAddr),
+    stream: TcpStream,
+    address: SocketAddr,
     rooms: &Rooms,
     admission: &Admission,
 ) -> Option<AcceptedConnection> {

@@ -218,7 +218,7 @@ impl Load {
             whole: state.whole.runs,
             whole_limit: self.bounds.runs,
         };
-        let needs = self.limits_of(caller, (usage.need, state.whole.need), need);
+        let needs = self.limits_of(caller, usage.need, state.whole.need, need);
         let full =
             [runs].iter().chain(&needs).find_map(|limit| limit.refusal(caller.name(), is_shared));
         if let Some(message) = full.or(refused_by_machine) {
@@ -244,7 +244,7 @@ impl Load {
         let is_shared = self.is_shared.load(Ordering::Relaxed);
         let mut state = self.state.lock().expect("not poisoned");
         let own = state.account(caller).usage.need;
-        let limits = self.limits_of(caller, (own, state.whole.need), need);
+        let limits = self.limits_of(caller, own, state.whole.need, need);
         if let Some(message) = limits
             .iter()
             .filter(|limit| limit.want > 0)
@@ -260,7 +260,7 @@ impl Load {
     }
 
     /// The limits of a run's needs, given the use of the caller and of all.
-    fn limits_of(&self, caller: &Caller, (own, whole): (Need, Need), need: Need) -> [Limit; 4] {
+    fn limits_of(&self, caller: &Caller, own: Need, whole: Need, need: Need) -> [Limit; 4] {
         let (descriptors, ptys) = self.capacity.of_one(self.is_shared.load(Ordering::Relaxed));
         let limit = |name, of: fn(&Need) -> usize, own_limit, whole_limit| Limit {
             name,

@@ -195,7 +195,7 @@ pub async fn run_with_changes(
     let incoming = IncomingConnections::new(listener, tls, admission, runtimes.clone());
     let taking = take_changes(shared, configs);
     tokio::select! {
-        served = serve(services, incoming, (drain, Some(runtimes)), shutdown) => served,
+        served = serve(services, incoming, drain, Some(runtimes), shutdown) => served,
         never = taking => match never {},
     }
 }
@@ -245,7 +245,7 @@ pub async fn run_stdio(
         }
     };
     let services = Services::new(shared, admission, None, builder(STDIO_KEEPALIVE_TIMEOUT))?;
-    serve(services, incoming, (watch::Sender::new(false), None), end).await
+    serve(services, incoming, watch::Sender::new(false), None, end).await
 }
 
 /// All services. Clones share everything.
@@ -302,7 +302,8 @@ impl Services {
 async fn serve<C>(
     services: Services,
     incoming: impl Stream<Item = io::Result<C>>,
-    (drain, runtimes): (watch::Sender<bool>, Option<Arc<Runtimes<AcceptedConnection>>>),
+    drain: watch::Sender<bool>,
+    runtimes: Option<Arc<Runtimes<AcceptedConnection>>>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error>
 where

@@ -292,7 +292,7 @@ impl ConfigReader<'_> {
             );
         }
         for Read { identity, at, lacks_user, exports } in identities {
-            self.check_user_of(&identity, &config.confinement, (at, lacks_user));
+            self.check_user_of(&identity, &config.confinement, at, lacks_user);
             for (name, at) in exports {
                 if !config.exports.iter().any(|export| export.name == name) {
                     self.mistake(at, format!("no [[export]] is named `{name}`"));
@@ -307,7 +307,8 @@ impl ConfigReader<'_> {
         &mut self,
         identity: &Identity,
         confinement: &Confinement,
-        (at, lacks_user): (Range<usize>, bool),
+        at: Range<usize>,
+        lacks_user: bool,
     ) {
         let user = match &identity.user {
             None => confinement.user.as_ref(),

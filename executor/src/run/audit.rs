@@ -97,7 +97,7 @@ impl RunRecord {
             user: caller.user.as_ref().map(|user| user.name.clone()).unwrap_or_default(),
             peer: peer.to_owned(),
             stages: spec.stages.len(),
-            programs: listed(&programs, (RECORDED_PROGRAMS, RECORDED_PROGRAM_BYTES)).0,
+            programs: listed(&programs, LARGE).0,
             exports: listed(&exports, USUAL).0,
             cwds: listed(&cwds, USUAL).0,
             left_out,
@@ -107,7 +107,7 @@ impl RunRecord {
             bytes_in: 0,
             bytes_out: 0,
             ms: 0,
-            client_files: listed(&paths, (RECORDED_PROGRAMS, RECORDED_PROGRAM_BYTES))
+            client_files: listed(&paths, LARGE)
                 .0
                 .into_iter()
                 .zip(client_files)
@@ -145,7 +145,8 @@ impl RunRecord {
         mut self,
         end: &RunEnd,
         statuses: Vec<String>,
-        (bytes_in, bytes_out): (u64, u64),
+        bytes_in: u64,
+        bytes_out: u64,
     ) -> Self {
         let ms = self.began.map_or(0, |began| began.elapsed().as_millis());
         self.outcome = end.word();
@@ -178,14 +179,25 @@ impl RunRecord {
     }
 }
 
-/// Recorded entries of a list, and their bytes.
-const USUAL: (usize, usize) = (RECORDED, RECORDED_LIST_BYTES);
+/// Room of a list in the record.
+#[derive(Clone, Copy)]
+struct ListRoom {
+    entries: usize,
+    bytes: usize,
+}
+
+/// Room of most lists.
+const USUAL: ListRoom = ListRoom { entries: RECORDED, bytes: RECORDED_LIST_BYTES };
+
+/// Room of the lists of programs and of client files.
+const LARGE: ListRoom = ListRoom { entries: RECORDED_PROGRAMS, bytes: RECORDED_PROGRAM_BYTES };
 
 /// The first names, as far as there is room, and how many of them are listed unchanged.
-fn listed(names: &[&[u8]], (most, mut room): (usize, usize)) -> (Vec<String>, usize) {
+fn listed(names: &[&[u8]], room: ListRoom) -> (Vec<String>, usize) {
     let mut texts = Vec::new();
     let mut whole = 0;
-    for name in names.iter().take(most) {
+    let ListRoom { entries, bytes: mut room } = room;
+    for name in names.iter().take(entries) {
         let text = shown(name, RECORDED_BYTES.min(room));
         room = room.saturating_sub(room_of(&text));
         if room == 0 {
@@ -201,8 +213,7 @@ impl LeftOut {
     /// From programs, exports, directories and client files: counts the names that the record lacks
     /// or changes.
     fn of(lists: [&Vec<&[u8]>; 4]) -> Option<Self> {
-        let many = (RECORDED_PROGRAMS, RECORDED_PROGRAM_BYTES);
-        let bounds = [many, USUAL, USUAL, many];
+        let bounds = [LARGE, USUAL, USUAL, LARGE];
         let lost = |(names, bounds): (&&Vec<&[u8]>, _)| names.len() - listed(names, bounds).1;
         let left_out: usize = lists.iter().zip(bounds).map(lost).sum();
         let all = || {

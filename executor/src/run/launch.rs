@@ -57,7 +57,8 @@ fn check_standing(
 
 /// Starts the run, or refuses it; then nothing of it has run. Takes times if there is a clock.
 pub async fn start(
-    (shared, origin): (&Arc<ServiceState>, &RunOrigin),
+    shared: &Arc<ServiceState>,
+    origin: &RunOrigin,
     prepared: Prepared,
     clock: Option<Clock>,
 ) -> Result<StartedRun, Refusal> {
@@ -102,11 +103,11 @@ pub async fn start(
     let turn = LaunchTurn::of(&shared.launches, caller).await;
     check_standing(shared, origin, &policy)?;
     let view = ShownView { view, shown };
-    let launched = match launch((shared, &admitted), &view, &wiring, (&job, clock)).await {
+    let launched = match launch(shared, &admitted, &view, &wiring, &job, clock).await {
         // Nothing has started, so that a second attempt is safe.
         Err(Failure::Lost(mut link)) => {
             link.forget_runner_if_dead().await;
-            launch((shared, &admitted), &view, &wiring, (&job, clock)).await
+            launch(shared, &admitted, &view, &wiring, &job, clock).await
         }
         other => other,
     };
@@ -201,10 +202,12 @@ struct ShownView {
 
 /// Hands the job to a new supervisor; returns once its commands run.
 async fn launch(
-    (shared, admitted): (&Arc<ServiceState>, &Arc<Admitted>),
+    shared: &Arc<ServiceState>,
+    admitted: &Arc<Admitted>,
     ShownView { view, shown }: &ShownView,
     wiring: &Wiring,
-    (job, clock): (&SupervisorJob, Option<Clock>),
+    job: &SupervisorJob,
+    clock: Option<Clock>,
 ) -> Result<Launched, Failure> {
     let (socket, lease) = shared.pool.open(view).await?;
     // After all waits: the run begins here.

@@ -191,13 +191,13 @@ pub async fn answer(
             return refuse(&shared, &origin.caller, input, refusal);
         }
     };
-    let prepared = prepare::prepare(&shared, (&origin.caller, &origin.peer), asked).await;
+    let prepared = prepare::prepare(&shared, &origin.caller, &origin.peer, asked).await;
     match prepared.and_then(|prepared| Ok((claim(&shared, &origin.caller, &prepared)?, prepared))) {
         Ok(((outbox, returns), prepared)) => {
             input.cover();
             let messages = outbox.attach();
             let client = Client { input, is_open: true, returns };
-            tokio::spawn(serve(shared, origin, (prepared, arrived_ns, turn.ok()), client, outbox));
+            tokio::spawn(serve(shared, origin, prepared, arrived_ns, turn.ok(), client, outbox));
             messages
         }
         Err(refusal) => {
@@ -260,7 +260,9 @@ fn claim(
 async fn serve(
     shared: Arc<ServiceState>,
     origin: RunOrigin,
-    (mut prepared, arrived_ns, turn): (Prepared, u64, SpecTurn),
+    mut prepared: Prepared,
+    arrived_ns: u64,
+    turn: SpecTurn,
     mut client: Client,
     output: ClientQueue,
 ) {
@@ -270,9 +272,7 @@ async fn serve(
     let mut report =
         RunReport { clock, traffic: Arc::new(Traffic::new(clock)), ..RunReport::default() };
     let end = match record.begin(&shared.audit).await {
-        Ok(()) => {
-            attend((&shared, &origin), (prepared, turn), &mut client, &output, &mut report).await
-        }
+        Ok(()) => attend(&shared, &origin, prepared, turn, &mut client, &output, &mut report).await,
         Err(refusal) => {
             let end = RunEnd::Rejected(refusal);
             say(&end, &output).await;
@@ -290,7 +290,8 @@ async fn serve(
         RunEnd::Rejected(_) => shared.kept.forget(&name),
         _ => shared.kept.end(&name, end.is_violent()),
     }
-    record.ended(&end, report.statuses, report.traffic.totals()).write(&shared.audit).await;
+    let (bytes_in, bytes_out) = report.traffic.totals();
+    record.ended(&end, report.statuses, bytes_in, bytes_out).write(&shared.audit).await;
 }
 
 /// The run's client, and its input.
@@ -376,8 +377,10 @@ fn output_of(kind: run_output::Kind) -> RunOutput {
 
 /// Starts the run and stays with it until its processes are gone.
 async fn attend(
-    (shared, origin): (&Arc<ServiceState>, &RunOrigin),
-    (prepared, turn): (Prepared, SpecTurn),
+    shared: &Arc<ServiceState>,
+    origin: &RunOrigin,
+    prepared: Prepared,
+    turn: SpecTurn,
     client: &mut Client,
     output: &ClientQueue,
     report: &mut RunReport,
@@ -404,7 +407,7 @@ async fn attend(
             say(&end, output).await;
             return end;
         }
-        starting = launch::start((shared, origin), prepared, report.clock) => starting,
+        starting = launch::start(shared, origin, prepared, report.clock) => starting,
     };
     // The specification is freed, but for what runs.
     drop(turn);

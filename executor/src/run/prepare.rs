@@ -100,7 +100,8 @@ enum WaitingSpec {
 /// Admits and analyses a requested run, or refuses it; then nothing is left of it.
 pub async fn prepare(
     shared: &Arc<ServiceState>,
-    (caller, peer): (&Arc<Caller>, &str),
+    caller: &Arc<Caller>,
+    peer: &str,
     asked: ReceivedSpec,
 ) -> Result<Prepared, Refusal> {
     require_open(shared)?;
@@ -124,7 +125,7 @@ pub async fn prepare(
         };
         match waiting {
             WaitingSpec::Admitted(spec, share, bytes) => {
-                let prepared = read((&reader, &asking, &peer), *spec, (share, bytes))?;
+                let prepared = read(&reader, &asking, &peer, *spec, share, bytes)?;
                 Ok(Prepared { large_turn, ..prepared })
             }
             WaitingSpec::Packed(..) => Err(not_one()),
@@ -194,9 +195,12 @@ fn admit(
 
 /// Analyses the commands' words, and checks their plumbing.
 fn read(
-    (shared, caller, peer): (&ServiceState, &Caller, &str),
+    shared: &ServiceState,
+    caller: &Caller,
+    peer: &str,
     mut spec: RunSpec,
-    (share, specification_bytes): (RunShare, usize),
+    share: RunShare,
+    specification_bytes: usize,
 ) -> Result<Prepared, Refusal> {
     for stage in &spec.stages {
         caller.require_command(&stage.program).map_err(|refusal| refusal.at(stage.id))?;

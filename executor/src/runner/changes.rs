@@ -245,7 +245,7 @@ impl WatchedTrees {
                 if was_directory != listing::is_directory(&found)
                     || !was_directory && self.is_newer(&found) =>
             {
-                changes.of(parent).write((parent, name.to_owned()), &found, budget)?;
+                changes.of(parent).write(parent, name.to_owned(), &found, budget)?;
             }
             Err(_) if was_there => {
                 let parent = changes.of(parent);
@@ -290,8 +290,8 @@ impl WatchedTrees {
             let Some(own) = at.status() else { continue };
             let directory = &at.path();
             let DirectoryState { changed, below } = match self.is_newer(&own) {
-                true => self.look_anew((known, directory), &own, budget)?,
-                false => self.look_again((known, directory), &own, budget)?,
+                true => self.look_anew(known, directory, &own, budget)?,
+                false => self.look_again(known, directory, &own, budget)?,
             };
             // The workstation has seen neither new directories nor their entries.
             let below = below
@@ -317,7 +317,8 @@ impl WatchedTrees {
     /// Looks at a directory that has changed. `None`: the budget is spent.
     fn look_anew(
         &self,
-        (at, directory): (At, &Path),
+        at: At,
+        directory: &Path,
         own: &FileStat,
         budget: &Budget,
     ) -> Option<DirectoryState> {
@@ -336,8 +337,8 @@ impl WatchedTrees {
             let Some(found) = listing.status(entry) else { continue };
             self.note(
                 &mut look,
-                (directory, &name, &found),
-                (own.st_dev, before.get(&name).copied()),
+                &SeenEntry { directory, name: &name, found: &found },
+                FormerEntry { device: own.st_dev, was_directory: before.get(&name).copied() },
                 budget,
             )?;
             now.insert(name);
@@ -360,8 +361,9 @@ impl WatchedTrees {
     /// file is missing. The first reader after a change updates the access time.
     fn is_replaced_unseen(&self, at: At, own: &FileStat) -> bool {
         let read_at = self.before.directories.read_at(at);
-        read_at
-            .is_some_and(|time| time == (own.st_atime, own.st_atime_nsec) && !self.is_since(time))
+        read_at.is_some_and(|time| {
+            time == (own.st_atime, own.st_atime_nsec) && !self.is_since(time.0, time.1)
+        })
     }
 
     /// Returns true if nobody has read a directory since it was made.
@@ -374,7 +376,8 @@ impl WatchedTrees {
     /// unchanged, too.
     fn look_again(
         &self,
-        (at, directory): (At, &Path),
+        at: At,
+        directory: &Path,
         own: &FileStat,
         budget: &Budget,
     ) -> Option<DirectoryState> {
@@ -395,8 +398,8 @@ impl WatchedTrees {
             if let Some(found) = known.status(entry) {
                 self.note(
                     &mut look,
-                    (directory, &entry.name(), &found),
-                    (own.st_dev, Some(entry.is_directory)),
+                    &SeenEntry { directory, name: &entry.name(), found: &found },
+                    FormerEntry { device: own.st_dev, was_directory: Some(entry.is_directory) },
                     budget,
                 )?;
             }
@@ -404,14 +407,16 @@ impl WatchedTrees {
         Some(look)
     }
 
-    /// `was_directory` is `None` for new names. `None`: the budget is spent.
+    /// `None`: the budget is spent.
     fn note(
         &self,
         look: &mut DirectoryState,
-        (directory, name, found): (&Path, &OsString, &FileStat),
-        (device, was_directory): (u64, Option<bool>),
+        entry: &SeenEntry<'_>,
+        former: FormerEntry,
         budget: &Budget,
     ) -> Option<()> {
+        let SeenEntry { directory, name, found } = *entry;
+        let FormerEntry { device, was_directory } = former;
         let is_directory = listing::is_directory(found);
         let has_another_kind =
             was_directory.is_some_and(|was_directory| was_directory != is_directory);
@@ -419,18 +424,18 @@ impl WatchedTrees {
             // Directories that only grow were not noted, and are looked at separately.
             look.below.push(name.clone());
         } else if has_another_kind
-            || was_directory.is_some() && self.is_since((found.st_ctime, found.st_ctime_nsec))
+            || was_directory.is_some() && self.is_since(found.st_ctime, found.st_ctime_nsec)
         {
-            look.changed.write((directory, name.clone()), found, budget)?;
+            look.changed.write(directory, name.clone(), found, budget)?;
         }
         Some(())
     }
 
     fn is_newer(&self, found: &FileStat) -> bool {
-        self.is_since((found.st_ctime, found.st_ctime_nsec))
+        self.is_since(found.st_ctime, found.st_ctime_nsec)
     }
 
-    fn is_since(&self, (seconds, nanoseconds): (i64, i64)) -> bool {
+    fn is_since(&self, seconds: i64, nanoseconds: i64) -> bool {
         let seconds = u64::try_from(seconds).unwrap_or(0);
         match u32::try_from(nanoseconds).unwrap_or(0) {
             // Some file systems keep whole seconds only, or only even ones (FAT).
@@ -440,11 +445,28 @@ impl WatchedTrees {
     }
 }
 
+/// An entry of a directory, as it is now.
+struct SeenEntry<'a> {
+    directory: &'a Path,
+    name: &'a OsString,
+    found: &'a FileStat,
+}
+
+/// The earlier state of an entry, before the command.
+#[derive(Clone, Copy)]
+struct FormerEntry {
+    /// Device of its directory.
+    device: u64,
+    /// `None` for a new name.
+    was_directory: Option<bool>,
+}
+
 impl Changed {
     /// Notes a name that was there before. `None`: the budget is spent.
     fn write(
         &mut self,
-        (directory, name): (&Path, OsString),
+        directory: &Path,
+        name: OsString,
         found: &FileStat,
         budget: &Budget,
     ) -> Option<()> {

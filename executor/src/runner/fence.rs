@@ -244,8 +244,10 @@ impl Domain {
             domain.allow(file, access).map_err(failed)?;
         }
         match rules(
-            (view, cwd),
-            (&fence.grants, ReadableFiles::Directories),
+            view,
+            cwd,
+            &fence.grants,
+            ReadableFiles::Directories,
             budget,
             &mut |at, access| domain.allow(at, access),
         ) {
@@ -356,8 +358,10 @@ pub enum NoRules {
 
 /// Passes the rules of a command with these grants, in the directory `cwd`, to `add`.
 pub fn rules(
-    (view, cwd): (&View, &OwnedFd),
-    (grants, reads): (&[Grant], ReadableFiles),
+    view: &View,
+    cwd: &OwnedFd,
+    grants: &[Grant],
+    reads: ReadableFiles,
     budget: &Budget,
     add: AddRule<'_>,
 ) -> Result<(), NoRules> {
@@ -646,8 +650,10 @@ mod tests {
             Ok(())
         };
         rules(
-            (&View::of_machine(), &cwd),
-            (&grants, ReadableFiles::Directories),
+            &View::of_machine(),
+            &cwd,
+            &grants,
+            ReadableFiles::Directories,
             &Budget::new(None),
             &mut add,
         )?;

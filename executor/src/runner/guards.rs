@@ -40,7 +40,8 @@ const BYTES_OF_A_NAME: usize = 4096;
 pub fn check(
     view: &View,
     cwd: &OwnedFd,
-    (stage, own): (&Stage, &[u32]),
+    stage: &Stage,
+    own: &[u32],
     budget: &Budget,
 ) -> Result<(), Refusal> {
     (0..).zip(&stage.guards).try_for_each(|(number, guard)| {

@@ -230,7 +230,7 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
     let (mut spare, mut has_spares) = (None, true);
     loop {
         if spare.is_none() && has_spares {
-            spare = fork_spare(control, (&view, &used), children, &mut supervisors).ok();
+            spare = fork_spare(control, &view, &used, children, &mut supervisors).ok();
         }
         let asks = spare.as_ref().map_or(control.as_fd(), |taken: &OwnedFd| taken.as_fd());
         let [asked, ended] = wait_for([asks, children.as_fd()])?;
@@ -258,7 +258,7 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
         };
         let socket = UnixStream::from(socket);
         match sys::fork() {
-            Ok(ForkResult::Child) => sys::exit_now(serve(socket, (&view, &used), children)),
+            Ok(ForkResult::Child) => sys::exit_now(serve(socket, &view, &used, children)),
             Ok(ForkResult::Parent { child }) => supervisors.push(child),
             Err(errno) => {
                 let message = format!("cannot start a process on the server: {}", errno.desc());
@@ -276,7 +276,8 @@ fn keep(control: &UnixStream, spec: &ViewSpec, children: &SignalFd) -> io::Resul
 /// pipe; it ends without one when the daemon is gone.
 fn fork_spare(
     control: &UnixStream,
-    view: (&View, &scratch::ScratchUse),
+    view: &View,
+    used: &scratch::ScratchUse,
     children: &SignalFd,
     supervisors: &mut Vec<Pid>,
 ) -> nix::Result<OwnedFd> {
@@ -284,7 +285,7 @@ fn fork_spare(
     match sys::fork()? {
         ForkResult::Child => {
             drop(taken);
-            sys::exit_now(serve_as_spare(control, view, children, tell).unwrap_or(0))
+            sys::exit_now(serve_as_spare(control, view, used, children, tell).unwrap_or(0))
         }
         ForkResult::Parent { child } => supervisors.push(child),
     }
@@ -294,22 +295,19 @@ fn fork_spare(
 /// Main function of a spare supervisor; `None` without a run.
 fn serve_as_spare(
     control: &UnixStream,
-    view: (&View, &scratch::ScratchUse),
+    view: &View,
+    used: &scratch::ScratchUse,
     children: &SignalFd,
     tell: OwnedFd,
 ) -> Option<i32> {
     prctl::set_pdeathsig(Signal::SIGKILL).ok()?;
     let socket = sys::receive_descriptors(control.as_fd()).ok()?.into_iter().next()?;
     File::from(tell).write_all(b"t").ok()?;
-    Some(serve(socket.into(), view, children))
+    Some(serve(socket.into(), view, used, children))
 }
 
 /// Main function of a supervisor that has a run.
-fn serve(
-    socket: UnixStream,
-    (view, used): (&View, &scratch::ScratchUse),
-    children: &SignalFd,
-) -> i32 {
+fn serve(socket: UnixStream, view: &View, used: &scratch::ScratchUse, children: &SignalFd) -> i32 {
     match used.begin() {
         Ok(()) => supervisor::main(socket, view, children),
         Err(errno) => {

@@ -83,17 +83,18 @@ pub fn check(view: &View, cwd: &OwnedFd, stage: &Stage, budget: &Budget) -> Resu
     stage.paths.iter().try_for_each(|used| {
         let path = path_of(&used.path);
         if budget.spend(1 + path.components().count() / 8) {
-            return check_one((view, budget), cwd, &named, used);
+            return check_one(view, cwd, &named, used, budget);
         }
         Err(Refusal::new(Kind::PathOutside, format!("{}: {SPENT}", path.display())))
     })
 }
 
 fn check_one(
-    (view, budget): (&View, &Budget),
+    view: &View,
     cwd: &OwnedFd,
     named: &PathSets<'_>,
     used: &PathUse,
+    budget: &Budget,
 ) -> Result<(), Refusal> {
     // An empty path names nothing anywhere.
     if used.path.is_empty()
@@ -158,7 +159,7 @@ fn check_one(
     {
         return Err(default_acl_refusal(directory));
     }
-    if is_unreadable_program(view, cwd, used, (&at, &status)) {
+    if is_unreadable_program(view, cwd, used, &at, &status) {
         let why = "it can be started but not read, and only the workstation can tell if this user \
                    may start it";
         return Err(Refusal::new(Kind::Guard, format!("{}: {why}", at.display())));
@@ -185,7 +186,8 @@ fn is_unreadable_program(
     view: &View,
     cwd: &OwnedFd,
     used: &PathUse,
-    (at, status): (&Path, &FileStat),
+    at: &Path,
+    status: &FileStat,
 ) -> bool {
     let may_start = status.st_mode & libc::S_IFMT == libc::S_IFREG && status.st_mode & 0o111 != 0;
     may_start && !view.is_executable(at) && open_to_read(cwd, path_of(&used.path)).is_none()

@@ -99,17 +99,19 @@ impl Prepared {
     pub fn new(
         view: &View,
         ends: &Ends,
-        (stage, fence): (Stage, &Fence),
+        stage: Stage,
+        fence: &Fence,
         budgets: &Budgets,
     ) -> Result<Self, Refusal> {
         let id = stage.id;
-        Self::prepare(view, ends, (stage, fence), budgets).map_err(|refusal| refusal.at(id))
+        Self::prepare(view, ends, stage, fence, budgets).map_err(|refusal| refusal.at(id))
     }
 
     fn prepare(
         view: &View,
         ends: &Ends,
-        (stage, fence): (Stage, &Fence),
+        stage: Stage,
+        fence: &Fence,
         budgets: &Budgets,
     ) -> Result<Self, Refusal> {
         if view.is_servers_own() && fence.changes {
@@ -118,7 +120,7 @@ impl Prepared {
         check_open_files(view, &stage)?;
         let cwd = paths::working_directory(view, &stage.cwd)?;
         paths::check(view, &cwd, &stage, &budgets.checks)?;
-        guards::check(view, &cwd, (&stage, &fence.own_guards), &budgets.checks)?;
+        guards::check(view, &cwd, &stage, &fence.own_guards, &budgets.checks)?;
         let program = tools::find(&stage.program).ok_or_else(|| {
             Refusal::new(
                 Kind::MissingTool,

@@ -81,7 +81,7 @@ fn supervise(socket: &UnixStream, view: &View, children: &SignalFd) -> io::Resul
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     let memory = OwnMemory::bound()?;
     let below = fence::enter_run()?;
-    match start((job, &memory), descriptors, view, children, socket) {
+    match start(job, &memory, descriptors, view, children, socket) {
         Ok(mut run) => {
             let watched = run.watch(socket, children);
             confine::hurry();
@@ -122,7 +122,8 @@ fn spawn_failed(errno: Errno) -> Refusal {
 
 /// Prepares all stages, forks all, and releases them together.
 fn start(
-    (job, memory): (SupervisorJob, &OwnMemory),
+    job: SupervisorJob,
+    memory: &OwnMemory,
     descriptors: Vec<OwnedFd>,
     view: &View,
     children: &SignalFd,
@@ -138,7 +139,7 @@ fn start(
     let fences = job.fences.into_iter().chain(std::iter::repeat_with(Fence::default));
     let budget = || Budget::new(socket.as_fd().try_clone_to_owned().ok());
     let before = Budgets { checks: budget(), trees: budget() };
-    let prepare = |(stage, fence): (_, Fence)| Prepared::new(view, &ends, (stage, &fence), &before);
+    let prepare = |(stage, fence): (_, Fence)| Prepared::new(view, &ends, stage, &fence, &before);
     let stages = job.stages.into_iter().zip(fences).map(prepare).collect::<Result<Vec<_>, _>>()?;
     drop(ends);
     let prepared_ns = now_ns();

@@ -92,8 +92,10 @@ impl CommandRights {
         let grants = grants(invocation);
         let view = View::of_machine();
         rules(
-            (&view, &base),
-            (&grants, ReadableFiles::Named),
+            &view,
+            &base,
+            &grants,
+            ReadableFiles::Named,
             &Budget::new(None),
             &mut |at, access| {
                 own.extend(name_of(at).ok().map(|name| (name, access)));

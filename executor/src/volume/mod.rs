@@ -47,7 +47,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use self::left_calls::{LeftCalls, Whose};
 use self::records::{FormerRecords, NotRecorded, Records};
-use self::session::{Charges, KnownCalls, Outgoing, Served};
+use self::session::{Charges, KnownCalls, Outgoing, Served, SessionOwner};
 pub use self::{
     beside::{Beside, trees_of},
     looks::end_replaced,
@@ -265,7 +265,7 @@ impl Volume for VolumeService {
             session::send(&sender, from_volume::Kind::Welcome(welcome), None).await;
             if session::tell_missed(&served, &mut hello, until, &sender).await {
                 served.attach(sender.clone(), peer.proof);
-                session::attend(shared, served, incoming, (hello, sender)).await;
+                session::attend(shared, served, incoming, hello, sender).await;
             }
         });
         // An answer's charge is returned when the connection asks for the next one: until then
@@ -342,7 +342,7 @@ impl Volume for VolumeService {
         let charge = volumes.writes.take(&served.account, bytes).await;
         drop(arrived);
         let room = WriteRoom { charge, waiting: volumes.waiting_writes.clone(), bytes };
-        let (reply, charge) = served.write(number, file_caller, writes, (calls, room)).await?;
+        let (reply, charge) = served.write(number, file_caller, writes, calls, room).await?;
         Ok(kept_until_sent(Response::new(reply), charge))
     }
 }
@@ -437,10 +437,11 @@ impl VolumeService {
         }
         let (session, calls) = (kept(&hello.session), volumes.calls.clone());
         let trusts_groups = rights_of(caller) == Rights::Callers;
-        let whose = (caller.clone(), peer.clone());
         let left = volumes.take_calls(caller, &session, &export.name);
         let has_left = left.is_some();
-        let served = Served::new(&session, whose, (export, account, trusts_groups), store, calls);
+        let (caller, origin) = (caller.clone(), peer.clone());
+        let whose = SessionOwner { caller, origin, export, account, trusts_groups };
+        let served = Served::new(&session, whose, store, calls);
         if let Some(left) = left {
             served.take_over(left);
         }

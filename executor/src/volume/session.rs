@@ -304,12 +304,21 @@ struct Begin<'a> {
     read_only: bool,
 }
 
+/// Owner of a session, its export, and its rights.
+pub struct SessionOwner {
+    pub caller: Arc<Caller>,
+    pub origin: ConnectionOrigin,
+    pub export: Export,
+    pub account: Arc<Account>,
+    /// The groups that its workstation claims count.
+    pub trusts_groups: bool,
+}
+
 impl Served {
     /// Has no connection yet.
     pub fn new(
         name: &[u8],
-        (caller, origin): (Arc<Caller>, ConnectionOrigin),
-        (export, account, trusts_groups): (Export, Arc<Account>, bool),
+        whose: SessionOwner,
         store: DirectorySession,
         call_bytes: Arc<Pool>,
     ) -> Arc<Self> {
@@ -317,6 +326,7 @@ impl Served {
         let name = Fingerprint::of(name).to_string();
         store.name(&name);
         let calls = Calls { since: store.opened(), ..Calls::default() };
+        let SessionOwner { caller, origin, export, account, trusts_groups } = whose;
         Arc::new(Self {
             name,
             caller,
@@ -458,7 +468,8 @@ impl Served {
         number: u64,
         caller: FileCaller,
         writes: Vec<Write>,
-        (charge, room): (Charge, WriteRoom),
+        charge: Charge,
+        room: WriteRoom,
     ) -> Result<(WriteReply, Arc<Charge>), Status> {
         self.store.renew();
         let session = self.clone();
@@ -650,7 +661,8 @@ pub async fn attend(
     shared: Arc<ServiceState>,
     served: Arc<Served>,
     mut incoming: Streaming<ToVolume>,
-    (mut hello, sender): (watch::Receiver<u64>, mpsc::Sender<Outgoing>),
+    mut hello: watch::Receiver<u64>,
+    sender: mpsc::Sender<Outgoing>,
 ) {
     loop {
         let message = tokio::select! {

@@ -497,7 +497,7 @@ impl<'a> PipelineRelay<'a> {
                 self.keep_own(run, &mut exited);
                 self.runs[run].keep_shared_offsets(&mut exited);
                 self.noted.exited(run, &exited);
-                self.part_ended((run, exited.stage), PartEnd::Exited(exited));
+                self.part_ended(run, exited.stage, PartEnd::Exited(exited));
             }
             Some(run_output::Kind::Finished(finished)) => self.noted.finished(run, finished.times),
             Some(
@@ -668,19 +668,18 @@ impl<'a> PipelineRelay<'a> {
         self.inputs.iter().find(|(_, s)| **s == stream).map(|(key, _)| *key)
     }
 
-    fn part_ended(&mut self, command: (usize, u32), end: PartEnd) {
-        if let Some(&(stage, part)) = self.commands.get(&command) {
+    /// Notes the end of a run's command.
+    fn part_ended(&mut self, run: usize, command: u32, end: PartEnd) {
+        if let Some(&(stage, part)) = self.commands.get(&(run, command)) {
             if end.is_violent() {
                 // Its output is incomplete and must not be aggregated.
                 self.signal_join(stage, nix::libc::SIGKILL.cast_unsigned());
             }
             self.stages.entry(stage).and_modify(|s| s.parts[part] = Some(end));
-            let mut parts = self
-                .commands
-                .iter()
-                .filter(|((run, _), (of, _))| *run == command.0 && *of == stage);
+            let mut parts =
+                self.commands.iter().filter(|((its, _), (of, _))| *its == run && *of == stage);
             if parts.all(|(_, (_, part))| self.stages[&stage].parts[*part].is_some()) {
-                self.silences.ended(command.0, stage);
+                self.silences.ended(run, stage);
             }
         }
     }

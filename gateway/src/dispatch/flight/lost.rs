@@ -78,7 +78,7 @@ impl PipelineRelay<'_> {
             let place = format!("executor {} at {}", executor.name, executor.address);
             let message =
                 format!("posh: {name}: {place} is broken: {why}; its output is incomplete");
-            self.part_ended(command, PartEnd::Lost(message));
+            self.part_ended(command.0, command.1, PartEnd::Lost(message));
         }
         self.end_streams(run).await;
     }
@@ -135,7 +135,7 @@ impl PipelineRelay<'_> {
                  {known}its output is incomplete",
                 executor.name, executor.address
             );
-            self.part_ended(command, PartEnd::Lost(message));
+            self.part_ended(command.0, command.1, PartEnd::Lost(message));
         }
         self.end_streams(run).await;
     }

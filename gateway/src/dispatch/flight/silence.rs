@@ -109,7 +109,7 @@ impl PipelineRelay<'_> {
                 .signals
                 .get(&stage)
                 .map_or(PartEnd::Lost(message), |signal| PartEnd::Silent(*signal));
-            self.part_ended(command, end);
+            self.part_ended(command.0, command.1, end);
         }
         self.end_streams(run).await;
     }
