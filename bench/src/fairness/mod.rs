@@ -109,8 +109,9 @@ fn page(table: &str) -> String {
          of its own with its default bounds, over TLS on the loopback interface.\nThe other \
          identity runs `cat` of a small file, and asks for the attributes and the content of \
          one\nover a volume, one after the other. Meanwhile it connects anew, over a round trip \
-         of 100 ms, and asks for\nthe status. Quiet first, then beside the abuse, which comes \
-         from another address and at the\n\
+         of 100 ms, and asks for\nthe status. Like a workstation \
+         with processors of its own, it waits for no process of this machine\n(SCHED_FIFO). \
+         Quiet first, then beside the abuse, which comes from another address and at the\n\
          priority of idle work (SCHED_IDLE{}). Peak RSS is that of the executor itself (VmHWM), \
          not of the commands. Required: at most\n\
          {MAX_RATIO} times the quiet p99, no error, at most {MAX_PEAK_MIB} MiB.\n\n{table}",
@@ -185,6 +186,20 @@ impl Measured {
     }
 }
 
+/// Lets this thread, which is the other identity's workstation, wait for no process of the executor's
+/// machine: a real one has processors of its own (SCHED_FIFO of sched(7)). What it starts is
+/// scheduled as usual.
+fn has_a_machine_of_its_own() -> Result<()> {
+    let thread = nix::unistd::gettid().to_string();
+    let status = Command::new("chrt")
+        .args(["--fifo", "--reset-on-fork", "--pid", "1", &thread])
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot start chrt")?;
+    ensure!(status.success(), "cannot give the workstation a priority of its own: chrt: {status}");
+    Ok(())
+}
+
 fn measure(kind: AbuseKind, programs: &Path, options: &FairnessOptions) -> Result<Measured> {
     let server = FairnessServer::start(programs)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -196,6 +211,7 @@ fn measure(kind: AbuseKind, programs: &Path, options: &FairnessOptions) -> Resul
         &server.credentials(OTHER),
     ))?;
     let other = Other { host: server.host.clone(), credentials: server.credentials(OTHER) };
+    has_a_machine_of_its_own()?;
     let mut quiet = other.sample(&runtime, options)?;
     ensure!(quiet.errors.is_empty(), "without abuse: {:?}", quiet.errors);
     server.forget_peak()?;
