@@ -1,5 +1,7 @@
 //! Snapshots of real processes, and of imagined ones.
 
+use std::time::Instant;
+
 use super::{super::closing::tests::stage, *};
 
 #[test]
