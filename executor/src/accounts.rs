@@ -153,7 +153,7 @@ impl Follower {
     /// configuration has of them is older.
     fn take_accounts(&mut self) {
         let identities = self.configured.identities.iter();
-        let confinement = self.configured.confinement.user.clone().map(ConfiguredAccount::Known);
+        let confinement = self.configured.confinement.user.clone();
         let accounts = identities.filter_map(|identity| identity.user.clone()).chain(confinement);
         let mut before = std::mem::take(&mut self.accounts);
         for account in accounts {
@@ -199,20 +199,15 @@ impl Follower {
         }
     }
 
-    /// The configuration with its accounts as they stand. That of `[confinement]` stays as it was
-    /// if it is gone.
+    /// The configuration with its accounts as they stand.
     fn config(&self) -> Config {
         let mut config = self.configured.clone();
         let standing = |name: &str| self.accounts.get(name).map(|followed| &followed.standing);
-        for account in config.identities.iter_mut().filter_map(|it| it.user.as_mut()) {
+        let of_identities = config.identities.iter_mut().filter_map(|it| it.user.as_mut());
+        for account in of_identities.chain(&mut config.confinement.user) {
             if let Some(standing) = standing(account.name()) {
                 *account = standing.account(account.name());
             }
-        }
-        if let Some(user) = &mut config.confinement.user
-            && let Some(last) = standing(&user.name).and_then(Standing::last_known)
-        {
-            *user = last.clone();
         }
         config
     }

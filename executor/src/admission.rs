@@ -132,11 +132,11 @@ impl Admission {
         self.callers.read().expect("not poisoned").clone()
     }
 
-    /// Waits until this proof no longer admits: its certificate is revoked, or replaced twice, or
-    /// its identity is not in the configuration. An expired certificate, or a register that is
+    /// Waits until this proof no longer admits: its certificate is revoked, or replaced twice, its
+    /// identity is not in the configuration, or the account is gone. An expired certificate, or a register that is
     /// unreadable for a moment, ends no running work.
     pub async fn removed(&self, proof: &Proof) -> Denied {
-        if !matches!(proof, Proof::Certificate(_)) {
+        if !matches!(proof, Proof::Certificate(_) | Proof::NotAsked) {
             return std::future::pending().await;
         }
         loop {
@@ -166,7 +166,7 @@ impl Admission {
         lapsed: LapsedCertificate,
     ) -> Result<Option<Arc<Caller>>, Denied> {
         match (proof, &self.tls) {
-            (Proof::NotAsked, None) => Ok(Some(self.callers().anybody.clone())),
+            (Proof::NotAsked, None) => self.anybody().map(Some),
             (Proof::Certificate(certificate), Some(tls)) => {
                 let name = match self.identity_of(tls, certificate) {
                     Ok(name) => name,
@@ -194,7 +194,7 @@ impl Admission {
     /// The caller that this proof identifies.
     pub fn caller(&self, proof: &Proof) -> Result<Arc<Caller>, Denied> {
         let certificate = match (proof, &self.tls) {
-            (Proof::NotAsked, None) => return Ok(self.callers().anybody.clone()),
+            (Proof::NotAsked, None) => return self.anybody(),
             (Proof::Useless(why), _) => return Err(Denied(why.clone())),
             (Proof::Certificate(certificate), Some(tls)) => self.identity_of(tls, certificate)?,
             _ => return Err(Denied(NO_CERTIFICATE.to_owned())),
@@ -209,13 +209,23 @@ impl Admission {
             return Ok(caller);
         }
         let Some(account) = callers.absent_account(name) else { return Err(unplaced(name)) };
+        Err(self.absent(account, &format!("`{name}` is an identity of this executor, but its")))
+    }
+
+    /// The caller without a proof.
+    fn anybody(&self) -> Result<Arc<Caller>, Denied> {
+        let callers = self.callers();
+        callers.anybody.clone().map_err(|account| self.absent(&account, "this executor's"))
+    }
+
+    /// Has an absent account looked up again, and denies what it was wanted for.
+    fn absent(&self, account: &str, whose: &str) -> Denied {
         // Where more wait than fit, each is looked up again soon anyway.
         let _ = self.attempts.try_send(account.to_owned());
-        Err(Denied(format!(
-            "`{name}` is an identity of this executor, but its account is not known on that \
-             machine at present; it is looked up again at each attempt, and the executor's log \
-             says more to its administrator"
-        )))
+        Denied(format!(
+            "{whose} account is not known on that machine at present; it is looked up again at \
+             each attempt, and the executor's log says more to its administrator"
+        ))
     }
 
     /// A slot for a connection with this proof.

@@ -44,8 +44,8 @@ pub struct Caller {
 /// All configured callers.
 #[derive(Debug)]
 pub struct Callers {
-    /// Caller on a connection that needs no proof.
-    pub anybody: Arc<Caller>,
+    /// Caller on a connection that needs no proof; the name of its account if that is gone.
+    pub anybody: Result<Arc<Caller>, String>,
     identities: HashMap<String, Arc<Caller>>,
     /// Accounts of identities that are configured and can't be let in, by the identity's name.
     absent: HashMap<String, String>,
@@ -56,19 +56,22 @@ impl Callers {
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let mut callers = Self {
-            anybody: Arc::new(Caller::anybody(config)),
+            anybody: match &config.confinement.user {
+                Some(ConfiguredAccount::Absent(account)) => Err(account.clone()),
+                _ => Ok(Arc::new(Caller::anybody(config))),
+            },
             identities: HashMap::new(),
             absent: HashMap::new(),
         };
         for identity in &config.identities {
             let name = identity.name.clone();
-            let user = match &identity.user {
+            let user = match identity.user.as_ref().or(config.confinement.user.as_ref()) {
                 Some(ConfiguredAccount::Absent(account)) => {
                     callers.absent.insert(name, account.clone());
                     continue;
                 }
                 Some(ConfiguredAccount::Known(user)) => Some(user),
-                None => config.confinement.user.as_ref(),
+                None => None,
             };
             let caller = Caller::of(identity, user.cloned(), config);
             callers.identities.insert(name, Arc::new(caller));
@@ -110,12 +113,19 @@ impl Caller {
 
     /// Caller of an executor that asks for no proof: may use all that it serves, as its own user or
     /// the configured one.
+    ///
+    /// # Panics
+    /// The configured account is absent.
     #[must_use]
     pub fn anybody(config: &Config) -> Self {
+        let account = config.confinement.user.as_ref();
+        let user = account.map(|account| account.known().expect("a known account").clone());
         Self {
             identity: None,
-            user: config.confinement.user.clone(),
-            trust_caller_ids: config.confinement.trust_caller_ids,
+            // The account may have another number since this was checked.
+            trust_caller_ids: config.confinement.trust_caller_ids
+                && user.as_ref().is_some_and(UnixUser::is_root),
+            user,
             exports: config.exports.clone(),
             unserved: config.unserved.clone(),
             volumes: config.volumes,

@@ -38,7 +38,7 @@ pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
 use crate::{
     error::{AttemptExt as _, Error},
-    identity::{NoUser, UnixUser},
+    identity::{ConfiguredAccount, NoUser, UnixUser},
 };
 
 /// Time that running commands have after SIGTERM.
@@ -69,12 +69,14 @@ impl RightsArguments {
     fn apply(self, confinement: &mut Confinement) -> Vec<String> {
         let mut mistakes = Vec::new();
         match self.user.as_deref().map(|name| UnixUser::named(name).and_then(user_to_become)) {
-            Some(Ok(user)) => confinement.user = Some(user),
+            Some(Ok(user)) => confinement.user = Some(ConfiguredAccount::Known(user)),
             Some(Err(mistake)) => mistakes.push(mistake.to_string()),
             None => {}
         }
         confinement.trust_caller_ids = self.trust_caller_ids;
-        if self.trust_caller_ids && !confinement.user.as_ref().is_some_and(UnixUser::is_root) {
+        if self.trust_caller_ids
+            && !confinement.user.as_ref().is_some_and(ConfiguredAccount::is_root)
+        {
             mistakes.push(confinement::TRUST_NEEDS_ROOT.to_owned());
         }
         confinement.require = self.require.unwrap_or(confinement.require);
@@ -333,8 +335,9 @@ impl Config {
 
     /// An account that commands run as.
     fn account(&self, name: &str) -> Option<&UnixUser> {
-        let users = self.identities.iter().filter_map(|identity| identity.user.as_ref()?.known());
-        users.chain(&self.confinement.user).find(|user| user.name == name)
+        let accounts = self.identities.iter().filter_map(|identity| identity.user.as_ref());
+        let mut users = accounts.chain(&self.confinement.user).filter_map(ConfiguredAccount::known);
+        users.find(|user| user.name == name)
     }
 
     /// The keys whose values differ in `other` and apply only at a start.
@@ -390,7 +393,7 @@ impl Config {
     pub(crate) fn serves_root_to_anybody(&self) -> bool {
         self.tls.is_none()
             && geteuid().is_root()
-            && self.confinement.user.as_ref().is_some_and(UnixUser::is_root)
+            && self.confinement.user.as_ref().is_some_and(ConfiguredAccount::is_root)
     }
 
     fn empty(listen: SocketAddr, allow_plaintext: bool) -> Self {

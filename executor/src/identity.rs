@@ -83,6 +83,12 @@ pub enum ConfiguredAccount {
     Absent(String),
 }
 
+impl From<UnixUser> for ConfiguredAccount {
+    fn from(user: UnixUser) -> Self {
+        Self::Known(user)
+    }
+}
+
 impl ConfiguredAccount {
     /// The account, if it is known.
     #[must_use]
@@ -91,6 +97,12 @@ impl ConfiguredAccount {
             Self::Known(user) => Some(user),
             Self::Absent(_) => None,
         }
+    }
+
+    /// Returns true if it is known to be root's.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.known().is_some_and(UnixUser::is_root)
     }
 
     /// Its name.

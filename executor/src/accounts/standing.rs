@@ -13,8 +13,8 @@ use crate::identity::{ConfiguredAccount, NoUser, UnixUser};
 /// not there.
 const CERTAIN_SERVICES: [&str; 6] = ["files", "compat", "db", "systemd", "altfiles", "extrausers"];
 /// Databases of nsswitch.conf(5) that tell of accounts, and of their groups.
-const OF_ACCOUNTS: [&str; 2] = ["passwd:", "passwd_compat:"];
-const OF_GROUPS: [&str; 3] = ["group:", "group_compat:", "initgroups:"];
+const OF_ACCOUNTS: [&str; 2] = ["passwd", "passwd_compat"];
+const OF_GROUPS: [&str; 3] = ["group", "group_compat", "initgroups"];
 
 /// Time for which a directory service has to say that an account or a group is gone. Where it is
 /// away for a moment, it says so of all.
@@ -52,11 +52,6 @@ impl Standing {
             Some(user) if !self.is_gone => ConfiguredAccount::Known(user.clone()),
             _ => ConfiguredAccount::Absent(name.to_owned()),
         }
-    }
-
-    /// The account as it was when it was known, though it is gone.
-    pub(super) fn last_known(&self) -> Option<&UnixUser> {
-        self.user.as_ref()
     }
 
     /// Returns true if it is to be looked up again soon.
@@ -142,12 +137,16 @@ impl Loss {
 
 /// Returns true if all of these databases are files of this machine.
 fn are_certain(databases: &[&str], nsswitch: &str) -> bool {
-    let services = |line| databases.iter().find_map(|name| str::strip_prefix(line, name));
-    nsswitch.lines().map(str::trim).filter_map(services).all(|services| {
-        let text = services.split('#').next().unwrap_or_default();
+    nsswitch.lines().all(|line| {
+        let text = line.split('#').next().unwrap_or_default().trim_start();
+        // For the C library white space ends the name, too, and the colon may come later.
+        let is_colon_or_space = |character: char| character == ':' || character.is_whitespace();
+        let (name, services) = text.split_once(is_colon_or_space).unwrap_or_default();
         // An action in brackets, [NOTFOUND=return], is none.
-        let mut words = text.split_whitespace().filter(|word| !word.starts_with('['));
-        words.all(|word| CERTAIN_SERVICES.contains(&word))
+        let mut services = services
+            .split(is_colon_or_space)
+            .filter(|word| !word.is_empty() && !word.starts_with('['));
+        !databases.contains(&name) || services.all(|word| CERTAIN_SERVICES.contains(&word))
     })
 }
 
@@ -241,7 +240,6 @@ mod tests {
         standing.take("ada", unknown(), FILES, now);
         standing.take("ada", failed(), FILES, now);
         assert_eq!(standing.account("ada"), account_of(unknown()));
-        assert_eq!(standing.last_known(), Some(&user(&GROUPS)));
     }
 
     #[test]
@@ -254,6 +252,9 @@ mod tests {
             ("passwd:\tfiles [NOTFOUND=return] db", true, true),
             ("passwd: files sss\n", false, true),
             ("passwd:sss\n", false, true),
+            ("passwd : files sss\n group\t:sss", false, false),
+            ("passwd files sss\n#group: sss", false, true),
+            ("passwdx: sss\ngroup : files", true, true),
             ("passwd: ldap\nshadow: files", false, true),
             ("passwd: compat\npasswd_compat: nis\ngroup: compat\ngroup_compat: nis", false, false),
         ] {

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use toml::de::DeTable;
 
 use super::{ConfigReader, SpannedValue, identity::MissingAccount, limits};
-use crate::identity::{ConfiguredAccount, UnixUser};
+use crate::identity::ConfiguredAccount;
 use crate::level::Level;
 
 /// Processes of all commands of one user and mount table at a time: ten times what the largest
@@ -45,7 +45,7 @@ pub struct Confinement {
     pub annotations: Vec<PathBuf>,
     /// Account that commands run as when no identity names one; the executor's own if `None`, which
     /// an executor that runs as root and accepts connections refuses.
-    pub user: Option<UnixUser>,
+    pub user: Option<ConfiguredAccount>,
     /// Volumes act with the ids that workstations claim (NFS: `sec=sys`); only with root as the
     /// user.
     pub trust_caller_ids: bool,
@@ -128,8 +128,7 @@ impl ConfigReader<'_> {
                         .collect();
                 }
                 "user" => {
-                    let account = self.user(value, MissingAccount::IsMistake);
-                    read.user = account.as_ref().and_then(ConfiguredAccount::known).cloned();
+                    read.user = self.user(value, MissingAccount::IsMistake);
                 }
                 "trust_caller_ids" => {
                     read.trust_caller_ids = self.boolean("trust_caller_ids", value)
@@ -161,7 +160,7 @@ impl ConfigReader<'_> {
         }
         if let Some((key, _)) = table.get_key_value("trust_caller_ids")
             && read.trust_caller_ids
-            && !read.user.as_ref().is_some_and(UnixUser::is_root)
+            && !read.user.as_ref().is_some_and(ConfiguredAccount::is_root)
         {
             self.mistake(key.span(), TRUST_NEEDS_ROOT);
         }
@@ -215,7 +214,7 @@ mod tests {
             require: Level::Strict,
             commands: Commands::Listed(["cat", "mytool"].map(str::to_owned).into()),
             annotations: vec!["/etc/posh".into()],
-            user: UnixUser::named("root").ok(),
+            user: crate::identity::UnixUser::named("root").ok().map(ConfiguredAccount::Known),
             trust_caller_ids: true,
             max_processes: 400,
             max_memory_bytes: 8 << 30,

@@ -310,8 +310,8 @@ impl ConfigReader<'_> {
         at: Range<usize>,
         lacks_user: bool,
     ) {
-        let user = match &identity.user {
-            None => confinement.user.as_ref(),
+        let user = match identity.user.as_ref().or(confinement.user.as_ref()) {
+            None => None,
             Some(ConfiguredAccount::Known(user)) => Some(user),
             // `Caller::of` trusts no claims until it is known.
             Some(ConfiguredAccount::Absent(_)) => return,

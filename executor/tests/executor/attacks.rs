@@ -62,7 +62,7 @@ async fn annotated_with(annotations: &str) -> (Lab, TempDir) {
     let lab = Lab::with(|config| {
         config.confinement = Confinement {
             annotations: vec![path],
-            user: Some(own_user()),
+            user: Some(own_user().into()),
             ..Confinement::default()
         };
     });
@@ -70,7 +70,9 @@ async fn annotated_with(annotations: &str) -> (Lab, TempDir) {
 }
 
 async fn as_nobody() -> Lab {
-    let lab = Lab::with(|config| config.confinement.user = UnixUser::named(NOBODY).ok()).await;
+    let lab =
+        Lab::with(|config| config.confinement.user = UnixUser::named(NOBODY).ok().map(Into::into))
+            .await;
     fs::set_permissions(lab.store.path(), fs::Permissions::from_mode(0o777)).unwrap();
     lab
 }
@@ -611,7 +613,7 @@ const FORK_BOMB: &str = "while (defined($child = fork)) { $child or do { close S
 async fn forked(user: Option<UnixUser>, max_processes: u64) -> u32 {
     let lab = Lab::with(|config| {
         config.confinement.max_processes = max_processes;
-        config.confinement.user = user.or(Some(own_user()));
+        config.confinement.user = user.or(Some(own_user())).map(Into::into);
     });
     let lab = lab.await;
     assert_eq!(lab.says(command(&["bash", "-c", "ulimit -u"])).await, format!("{max_processes}\n"));
@@ -973,7 +975,7 @@ async fn exports_below_opt_are_only_where_they_are_mounted() {
             let more = [export("payroll", "/opt/payroll/data"), export("old", "/opt/posh/tls")];
             config.exports.extend(more);
             config.file = Some("/opt/posh/executor.toml".into());
-            config.confinement.user = Some(user.clone());
+            config.confinement.user = Some(user.clone().into());
             config.confinement.trust_caller_ids = false;
         })
         .await;
@@ -1420,7 +1422,7 @@ const CHANGES_OF_ATTRIBUTES: &[(libc::c_long, &str)] = &[
 /// An executor without namespaces, whose export has the path of its workstations.
 async fn in_its_own_tree(annotations: &Path, commands: Commands) -> (Lab, String) {
     let annotations = vec![annotations.to_owned()];
-    let user = Some(own_user());
+    let user = Some(own_user().into());
     let lab = Lab::with(|config| {
         config.confinement = Confinement {
             annotations,

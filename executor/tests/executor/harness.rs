@@ -97,7 +97,7 @@ pub fn config(store: &Path) -> Config {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         confinement: Confinement {
             commands: Commands::Any,
-            user: Some(own_user()),
+            user: Some(own_user().into()),
             trust_caller_ids: geteuid().is_root(),
             ..Confinement::default()
         },

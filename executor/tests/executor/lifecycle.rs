@@ -65,7 +65,7 @@ async fn a_run_leaves_no_process_however_often_they_fork() {
     let uid = 1_800_000_000 + std::process::id();
     let user = UnixUser { name: "runaway".into(), uid, gid: uid, groups: vec![], home: "/".into() };
     let lab = Lab::with(|config| {
-        config.confinement.user = Some(user);
+        config.confinement.user = Some(user.into());
         config.confinement.max_processes = 150;
     })
     .await;

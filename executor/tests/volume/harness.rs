@@ -50,7 +50,7 @@ impl Site {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             // Its callers are several users.
             confinement: Confinement {
-                user: UnixUser::named("root").ok(),
+                user: UnixUser::named("root").ok().map(Into::into),
                 trust_caller_ids: true,
                 ..Confinement::default()
             },
