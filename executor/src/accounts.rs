@@ -323,6 +323,24 @@ mod tests {
         Err(NoUser::LookUp { name: name.to_owned(), program: "getent", source })
     }
 
+    /// What runs as it would run as whoever gets its number next.
+    #[test]
+    fn an_account_of_the_configuration_that_is_gone_is_gone_for_all() {
+        let mut config = config(vec![identity("ada", &[])]);
+        config.confinement.user = Some(user("bob", &[]).into());
+        let mut follower = Follower::new(config, |name, _| Ok(user(name, &[])));
+        let files = "passwd: files";
+        let gone = |name: &str| Err(NoUser::Unknown(name.to_owned()));
+        for name in ["ada", "bob"] {
+            let (name, nsswitch) = (name.to_owned(), files.to_owned());
+            follower.take(LookUpAnswer { found: gone(&name), name, nsswitch });
+        }
+        let config = follower.config();
+        let absent = |name: &str| Some(ConfiguredAccount::Absent(name.to_owned()));
+        assert_eq!(config.identities[0].user, absent("ada"));
+        assert_eq!(config.confinement.user, absent("bob"));
+    }
+
     /// Several times as many hang as look-ups have slots.
     #[tokio::test]
     async fn accounts_whose_look_up_hangs_delay_no_others() {

@@ -222,6 +222,20 @@ mod tests {
         ));
     }
 
+    /// Not as the executor's own user, nor by the account's former number.
+    #[test]
+    fn nobody_is_let_in_as_an_account_that_is_gone() {
+        let mut config = Config::new(Vec::new());
+        config.identities = vec![Identity::named("ada".to_owned())];
+        config.confinement.user = Some(ConfiguredAccount::Absent("bob".to_owned()));
+        let callers = Callers::new(&config);
+        assert_eq!(callers.anybody, Err("bob".to_owned()));
+        assert_eq!((callers.count(), callers.absent_account("ada")), (0, Some("bob")));
+        config.confinement.user = UnixUser::named("root").ok().map(Into::into);
+        let callers = Callers::new(&config);
+        assert!(callers.anybody.is_ok() && callers.identity("ada").is_some());
+    }
+
     #[test]
     fn a_list_of_commands_is_the_whole_list() {
         let mut caller = Caller::anybody(&Config::new(Vec::new()));

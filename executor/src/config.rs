@@ -27,6 +27,7 @@ use std::{
 
 use fs_mapper::coherence::Adapter;
 use nix::unistd::{Uid, geteuid};
+use posh_proto::executor::rejected::Kind;
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -37,7 +38,7 @@ pub(crate) use limits::machine_files;
 pub use limits::{Bounds, Limits, MOST_PROCESSES};
 
 use crate::{
-    error::{AttemptExt as _, Error},
+    error::{AttemptExt as _, Error, Refusal},
     identity::{ConfiguredAccount, NoUser, UnixUser},
 };
 
@@ -105,6 +106,36 @@ pub struct Export {
     pub exec: bool,
     /// Adapter that keeps this machine's own view of it coherent; by its file system when `None`.
     pub coherence: Option<Adapter>,
+    /// The path as configured, if links on it lead to `path`.
+    pub linked_from: Option<PathBuf>,
+}
+
+impl Export {
+    /// A directory by its name, all else as by default.
+    #[must_use]
+    pub fn named(name: String, path: PathBuf, read_only: bool) -> Self {
+        Self { name, path, read_only, exec: false, coherence: None, linked_from: None }
+    }
+
+    /// Checks that the path as configured leads to the directory still. Who mounts it by sshfs gets
+    /// what it leads to at each request.
+    ///
+    /// # Errors
+    /// A link on it has been changed, or can't be followed.
+    pub(crate) fn require_place(&self) -> Result<(), Refusal> {
+        let Some(configured) = &self.linked_from else { return Ok(()) };
+        match without_links(configured) {
+            Ok(path) if path == self.path => Ok(()),
+            _ => Err(Refusal::new(
+                Kind::Stale,
+                format!(
+                    "a link on the path of the export `{}` leads elsewhere than when the executor \
+                     looked at it (an administrator's SIGHUP lets it look again)",
+                    self.name
+                ),
+            )),
+        }
+    }
 }
 
 /// An export that is left out, since its directory can't be served.
@@ -243,6 +274,7 @@ impl Config {
                 read_only,
                 exec: false,
                 coherence: None,
+                linked_from: None,
             }));
         }
         if mistakes.is_empty() {
@@ -267,9 +299,7 @@ impl Config {
         config.confinement.require = Level::None;
         config.confinement.trust_caller_ids = geteuid().is_root();
         for (name, path) in exports {
-            if let Some(mistake) =
-                config.add_export(Export { name, path, read_only, exec: false, coherence: None })
-            {
+            if let Some(mistake) = config.add_export(Export::named(name, path, read_only)) {
                 tracing::warn!("{mistake}");
             }
         }
@@ -442,7 +472,10 @@ impl Config {
         let deadline = Instant::now() + EXPORT_PATIENCE;
         for (look, export) in looks {
             match look.and_then(|answer| wait_for_look(&answer, deadline)) {
-                Ok(path) => self.exports.push(Export { path, ..export }),
+                Ok(path) => {
+                    let linked_from = Some(export.path).filter(|configured| *configured != path);
+                    self.exports.push(Export { path, linked_from, ..export });
+                }
                 Err(why) => {
                     let Export { name, path, .. } = export;
                     let hint = format!("{} of export `{name}` {why}", path.display());
@@ -672,8 +705,11 @@ impl ConfigReader<'_> {
             return self.mistake(name_at.clone(), format!("export `{name}` is named twice"));
         }
         if let (Some((name, _)), Some((path, path_at))) = (name, path)
-            && let Some(mistake) =
-                config.add_export(Export { name, path: path.into(), read_only, exec, coherence })
+            && let Some(mistake) = config.add_export(Export {
+                exec,
+                coherence,
+                ..Export::named(name, path.into(), read_only)
+            })
         {
             self.mistake(path_at, mistake);
         }
@@ -783,7 +819,8 @@ mod tests {
                 path: "/".into(),
                 read_only: true,
                 exec: true,
-                coherence: Some(Adapter::Rclone)
+                coherence: Some(Adapter::Rclone),
+                linked_from: None,
             }]
         );
     }

@@ -1,10 +1,13 @@
 //! A directory of an export as it is now, by which a gateway finds out if an sshfs mount shows it.
 //! Looked at with the caller's rights, and never out of the export.
+//!
+//! Invariant: nothing is asked of a file system that is mounted in the directory: it may hang, and
+//! this process with it, whatever signal it gets.
 
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
-    io,
+    io::{self, Read as _},
     os::{fd::AsFd, unix::ffi::OsStrExt as _, unix::ffi::OsStringExt as _},
     path::Path,
 };
@@ -17,15 +20,22 @@ use posh_proto::{
     },
 };
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, Stat, fgetxattr, fstatvfs, statat},
+    fs::{
+        AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fgetxattr, fstat, fstatvfs,
+        openat2, statat,
+    },
     io::Errno,
     process::{getegid, geteuid},
 };
 
+use serde::Serialize;
+
 use crate::{
+    audit::AuditLog,
     callers::Caller,
     error::Refusal,
     identity::ViewUser,
+    run::shown,
     runner::{open_directory, open_export, refuse, wire::ViewMount},
     sys::ActingAs,
 };
@@ -33,15 +43,59 @@ use crate::{
 /// Names of a directory that are read for the first few of them.
 const MOST_NAMES: usize = 4096;
 
+/// Beginning of the names of files whose content is told: a gateway makes them to be told.
+const TOLD: &[u8] = b".posh-";
+
+/// Their size at most.
+const MOST_CONTENT_BYTES: u64 = 64;
+
+/// Command that tells about as much.
+const COMMAND: &str = "ls";
+
+/// Line of the audit record about a look.
+#[derive(Serialize)]
+struct LookRecord<'a> {
+    identity: &'a str,
+    peer: &'a str,
+    export: String,
+    sub_path: String,
+    name: String,
+}
+
+/// Bytes of each text in the record at most.
+const RECORDED_BYTES: usize = 512;
+
+/// Records that the directory is going to be looked at.
+///
+/// # Errors
+/// The record can't be written.
+pub async fn record(
+    audit: &AuditLog,
+    caller: &Caller,
+    peer: &str,
+    request: &FingerprintRequest,
+) -> Result<(), Refusal> {
+    let line = LookRecord {
+        identity: caller.name(),
+        peer,
+        export: shown(request.export.as_bytes(), RECORDED_BYTES),
+        sub_path: shown(&request.sub_path, RECORDED_BYTES),
+        name: shown(&request.name, RECORDED_BYTES),
+    };
+    audit.begin("look", Some(caller.name()), &line).await
+}
+
 /// Looks at the directory.
 ///
 /// # Errors
 /// It is not one of the caller's, or can't be looked at.
 pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintReply, Refusal> {
     let FingerprintRequest { export, sub_path, name } = request;
+    caller.require_command(COMMAND)?;
     let Some(export) = caller.exports.iter().find(|known| known.name == export) else {
         return Err(refuse(format!("there is no export {export:?}")));
     };
+    export.require_place()?;
     let directory = export.path.clone().into_os_string().into_vec();
     let place = ViewMount { directory, sub_path: sub_path.to_vec(), ..ViewMount::default() };
     let user = caller.user.as_ref().map(ViewUser::from);
@@ -68,8 +122,12 @@ pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintR
         entries,
         listed: listed.into(),
         has_default_acl: directory.is_none_or(|directory| has_default_acl(&directory)),
-        user: geteuid().as_raw(),
-        group: if inherits_group { itself.st_gid } else { getegid().as_raw() },
+        user: user.as_ref().map_or_else(|| geteuid().as_raw(), |user| user.uid),
+        group: match &user {
+            _ if inherits_group => itself.st_gid,
+            Some(user) => user.gid,
+            None => getegid().as_raw(),
+        },
     })
 }
 
@@ -83,10 +141,45 @@ fn one(directory: impl AsFd, name: &[u8]) -> Result<Option<FileFingerprint>, Ref
     if Path::new(path).file_name() != Some(path) {
         return Err(refuse(format!("{path:?} is no name of a file")));
     }
-    match statat(directory, path, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(found) => Ok(Some(fingerprint(name.to_vec(), &found))),
+    match look_at(&directory, path) {
+        Ok(found) => {
+            let is_told = name.starts_with(TOLD) && FileType::from_raw_mode(found.kind).is_file();
+            let content = if is_told { content(&directory, path) } else { Vec::new() };
+            Ok(Some(FileFingerprint { content: content.into(), ..found }))
+        }
         Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(failed(error)),
+    }
+}
+
+/// An entry, itself if it is a symbolic link.
+fn look_at(directory: impl AsFd, name: &OsStr) -> Result<FileFingerprint, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let handle = openat2(directory, name, flags, Mode::empty(), NO_MOUNT);
+    let told = name.as_bytes().to_vec();
+    match handle {
+        Ok(handle) => Ok(fingerprint(told, &fstat(&handle)?)),
+        Err(Errno::XDEV) => Ok(FileFingerprint { name: told.into(), ..Default::default() }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Enters nothing that is mounted.
+const NO_MOUNT: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_XDEV);
+
+/// The content of a plain file; nothing if it is long, or may not be read.
+fn content(directory: impl AsFd, name: &OsStr) -> Vec<u8> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(file) = openat2(directory, name, flags, Mode::empty(), NO_MOUNT) else {
+        return Vec::new();
+    };
+    let file = File::from(file);
+    let is_short =
+        file.metadata().is_ok_and(|found| found.is_file() && found.len() <= MOST_CONTENT_BYTES);
+    let mut content = Vec::new();
+    match is_short.then(|| file.take(MOST_CONTENT_BYTES).read_to_end(&mut content)) {
+        Some(Ok(_)) => content,
+        _ => Vec::new(),
     }
 }
 
@@ -114,11 +207,8 @@ fn list(directory: &File) -> io::Result<(Vec<FileFingerprint>, Listed)> {
     names.sort_unstable();
     let listed = if names.len() > FINGERPRINTS { Listed::First } else { Listed::All };
     names.truncate(FINGERPRINTS);
-    let status = |name: OsString| {
-        let found = statat(directory.as_fd(), &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        Some(fingerprint(name.as_bytes().to_vec(), &found))
-    };
-    Ok((names.into_iter().filter_map(status).collect(), listed))
+    let entries = names.iter().filter_map(|name| look_at(directory, name).ok()).collect();
+    Ok((entries, listed))
 }
 
 fn fingerprint(name: Vec<u8>, of: &Stat) -> FileFingerprint {
@@ -129,6 +219,7 @@ fn fingerprint(name: Vec<u8>, of: &Stat) -> FileFingerprint {
         modified_s: of.st_mtime,
         user: of.st_uid,
         group: of.st_gid,
+        content: Default::default(),
     }
 }
 
@@ -146,6 +237,7 @@ mod tests {
             read_only: false,
             exec: false,
             coherence: None,
+            linked_from: None,
         };
         Caller { exports: vec![export], ..Caller::anybody(&Config::new(Vec::new())) }
     }
@@ -193,6 +285,50 @@ mod tests {
         for name in ["..", ".", "d/f", "/etc/passwd"] {
             assert!(of(name).is_err(), "{name}");
         }
+    }
+
+    /// It may hang.
+    #[test]
+    fn what_is_mounted_there_is_not_looked_at() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        fs::create_dir(place.join("mounted")).unwrap();
+        let look = move || {
+            use nix::mount::{MsFlags, mount};
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+            let at = place.join("mounted");
+            mount(Some("none"), &at, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+            let name = b"mounted".to_vec().into();
+            let request = FingerprintRequest { export: "x".into(), name, ..Default::default() };
+            [of(&place, "x", ""), take(&caller(&place), request)].map(|told| {
+                let told = told.unwrap();
+                (told.entries.len(), told.entries[0].kind)
+            })
+        };
+        let told = std::thread::spawn(look).join().unwrap();
+        assert_eq!(told, [(1, 0), (1, 0)]);
+    }
+
+    #[test]
+    fn only_a_short_file_of_a_gateway_s_own_is_told_with_its_content() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        fs::write(place.join(".posh-a"), "secret").unwrap();
+        fs::write(place.join(".posh-long"), [0; 65]).unwrap();
+        fs::write(place.join("other"), "secret").unwrap();
+        std::os::unix::fs::symlink("other", place.join(".posh-link")).unwrap();
+        for (name, content) in
+            [(".posh-a", "secret"), (".posh-long", ""), ("other", ""), (".posh-link", "")]
+        {
+            let name = name.as_bytes().to_vec().into();
+            let request = FingerprintRequest { export: "x".into(), name, ..Default::default() };
+            let told = take(&caller(&place), request).unwrap();
+            assert_eq!(told.entries[0].content, content);
+        }
+        let all = of(&place, "x", "").unwrap();
+        assert!(all.entries.iter().all(|entry| entry.content.is_empty()));
     }
 
     #[test]

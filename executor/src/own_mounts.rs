@@ -383,8 +383,7 @@ mod tests {
     fn a_local_directory_needs_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
-        let export =
-            Export { name: "w".to_owned(), path, read_only: false, exec: false, coherence: None };
+        let export = Export::named("w".to_owned(), path, false);
         assert_eq!(tops_of(&export, 0), []);
         let configured = Export { coherence: Some(Adapter::Nfs), ..export };
         assert_eq!(tops_of(&configured, 0).len(), 1);

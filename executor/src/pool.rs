@@ -40,7 +40,7 @@ use tokio::{
 pub use self::key::ExportRoot;
 use self::key::{MadeOf, key_of};
 use crate::{
-    Config,
+    Config, Export,
     callers::Caller,
     error::Refusal,
     hidden,
@@ -215,10 +215,9 @@ impl Pool {
         mounts: &[MountPoint],
         client_files: &[ClientFile],
     ) -> Result<Identifying, Refusal> {
-        let mounts = view_mounts(caller, mounts)?;
         let spec = ViewSpec {
             isolation: self.isolation.into(),
-            mounts,
+            mounts: view_mounts(caller, mounts)?,
             client_files: client_files.to_vec(),
             user: caller.user.as_ref().map(Into::into),
             bounds: self.bounds.with_memory(caller.limits.memory_bytes),
@@ -226,7 +225,9 @@ impl Pool {
             ..ViewSpec::default()
         };
         let holder = caller.identity.clone();
-        Ok(Identified::begin(spec, holder))
+        let is_used = |export: &&Export| mounts.iter().any(|mount| mount.export == export.name);
+        let exports = caller.exports.iter().filter(is_used).cloned().collect();
+        Ok(Identified::begin(spec, holder, exports))
     }
 
     /// Opens a supervisor for one run with this view. Only runs with the same user, exports and
@@ -239,9 +240,9 @@ impl Pool {
             }
         }
         for _ in 1..ATTEMPTS {
-            let again = Identified::begin(identified.spec.clone(), identified.holder.clone())
-                .wait()
-                .await?;
+            let Identified { spec, holder, exports, .. } = identified;
+            let again =
+                Identified::begin(spec.clone(), holder.clone(), exports.clone()).wait().await?;
             // What is certain of the first ones is not of others.
             if again.roots() != identified.roots() {
                 let why = "another directory came to an export's path while the run was started";
@@ -260,7 +261,7 @@ impl Pool {
         &self,
         identified: &Identified,
     ) -> Result<Option<(UnixStream, Lease)>, Refusal> {
-        let Identified { spec, key, holder, made_of } = identified;
+        let Identified { spec, key, holder, made_of, .. } = identified;
         let lease = self.slot(key.clone(), holder.as_ref())?;
         let (ours, theirs) = StdUnixStream::pair().map_err(|error| spawn_failed(&error))?;
         let mut runner = lease.0.runner.lock().await;
@@ -419,14 +420,17 @@ pub struct Identified {
     spec: ViewSpec,
     key: Vec<u8>,
     holder: Option<String>,
+    /// Those that it shows.
+    exports: Vec<Export>,
     made_of: MadeOf,
 }
 
 impl Identified {
-    fn begin(spec: ViewSpec, holder: Option<String>) -> Identifying {
+    fn begin(spec: ViewSpec, holder: Option<String>, exports: Vec<Export>) -> Identifying {
         let identify = move || {
+            exports.iter().try_for_each(Export::require_place)?;
             let (key, made_of) = key_of(&spec, holder.as_deref())?;
-            Ok(Self { spec, key, holder, made_of })
+            Ok(Self { spec, key, holder, exports, made_of })
         };
         Identifying(tokio::task::spawn_blocking(identify))
     }

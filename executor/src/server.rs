@@ -37,7 +37,7 @@ use tonic_health::{
 use tower::util::MapResponseLayer;
 
 use crate::{
-    Config, Error, Stdio,
+    Config, Error, Export, Stdio,
     accept::{AcceptedConnection, IncomingConnections},
     admission::Admission,
     audit::AuditLog,
@@ -118,6 +118,9 @@ const RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Interval of looking at the list of mounts: one read of a file of /proc.
 const MOUNTS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval at which links on the paths of exports are followed again.
+const LINKS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval of recording revocations: one stat(2), unless the register has changed.
 const REVOCATIONS_INTERVAL: Duration = Duration::from_secs(1);
@@ -235,17 +238,39 @@ pub async fn run_stdio(
     // Without further connections in prospect, the server would send GOAWAY on this one.
     let incoming =
         tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
+    let exports = config.exports.clone();
     let (shared, admission) = share(config, None, mpsc::channel(1).0).await?;
-    let kill = shared.kill.clone();
+    let (kill, its) = (shared.kill.clone(), shared.clone());
     let end = async {
         tokio::select! {
             // Kept runs are killed, too: no other connection will come to ask for them.
             _ = over => drop(kill.send_replace(true)),
+            () = led_elsewhere(exports, &its) => {}
             () = shutdown => {}
         }
     };
     let services = Services::new(shared, admission, None, builder(STDIO_KEEPALIVE_TIMEOUT))?;
     serve(services, incoming, watch::Sender::new(false), None, end).await
+}
+
+/// Waits until a link on the path of an export leads elsewhere, and no run is left: none begins any
+/// more, and the next executor that the gateway starts serves what is there then.
+async fn led_elsewhere(exports: Vec<Export>, shared: &ServiceState) {
+    let exports: Arc<Vec<Export>> =
+        Arc::new(exports.into_iter().filter(|export| export.linked_from.is_some()).collect());
+    if exports.is_empty() {
+        std::future::pending::<()>().await;
+    }
+    loop {
+        tokio::time::sleep(LINKS_INTERVAL).await;
+        let looked_at = exports.clone();
+        let look =
+            move || looked_at.iter().try_for_each(|export| export.require_place().map_err(drop));
+        if let Ok(Err(())) = tokio::task::spawn_blocking(look).await {
+            tracing::info!("a link on the path of an export leads elsewhere");
+            return shared.load.idle().await;
+        }
+    }
 }
 
 /// All services. Clones share everything.

@@ -18,12 +18,13 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::{
     Config,
     accept::Peer,
-    admission::{Admission, peer_name},
+    admission::{Admission, Denied, peer_name},
     audit::AuditLog,
     callers::{Caller, Callers, caller_of},
     cgroup::Cgroups,
     classifier::{Classifier, Turns},
     describe::MachineDescription,
+    error::Refusal,
     fingerprint,
     load::Load,
     metered::kept_until_sent,
@@ -106,7 +107,7 @@ impl Executor for ExecutorService {
         &self,
         request: Request<DescribeRequest>,
     ) -> Result<Response<DescribeReply>, Status> {
-        let caller = caller_of(&request)?;
+        let caller = self.caller_now(&request)?;
         self.count(&caller)?;
         let peer: Option<Peer> = request.extensions().get().cloned();
         let theirs = request.into_inner().protocol;
@@ -127,7 +128,7 @@ impl Executor for ExecutorService {
     }
 
     async fn tools(&self, request: Request<ToolsRequest>) -> Result<Response<ToolsReply>, Status> {
-        let caller = caller_of(&request)?;
+        let caller = self.caller_now(&request)?;
         self.count(&caller)?;
         let ToolsRequest { names } = request.into_inner();
         if names.len() > MAX_TOOL_NAMES {
@@ -148,24 +149,30 @@ impl Executor for ExecutorService {
         &self,
         request: Request<FingerprintRequest>,
     ) -> Result<Response<FingerprintReply>, Status> {
-        let caller = caller_of(&request)?;
+        let caller = self.caller_now(&request)?;
         self.count(&caller)?;
         let turn = self.0.tool_turns.share_of(&caller).try_acquire_owned();
         let turn = turn.map_err(|_| {
             Status::resource_exhausted("too many answers about directories are not read")
         })?;
-        let (request, asking) = (request.into_inner(), caller.clone());
-        let looking = move || fingerprint::take(&asking, request);
-        let reply = self.0.classifier.read(&caller, looking).await;
-        let reply = reply.map_err(|refusal| Status::failed_precondition(refusal.message))?;
-        Ok(kept_until_sent(Response::new(reply), turn))
+        let peer = peer_name(request.extensions().get());
+        let request = request.into_inner();
+        let refused = |refusal: Refusal| Status::failed_precondition(refusal.message);
+        fingerprint::record(&self.0.audit, &caller, &peer, &request).await.map_err(refused)?;
+        // Not in a turn of the analysis, which runs need: a file system may hang.
+        let looking = tokio::task::spawn_blocking(move || {
+            let reply = fingerprint::take(&caller, request);
+            (reply, turn)
+        });
+        let (reply, turn) = looking.await.map_err(|error| Status::internal(error.to_string()))?;
+        Ok(kept_until_sent(Response::new(reply.map_err(refused)?), turn))
     }
 
     async fn status(
         &self,
         request: Request<StatusRequest>,
     ) -> Result<Response<StatusReply>, Status> {
-        let caller = caller_of(&request)?;
+        let caller = self.caller_now(&request)?;
         self.count(&caller)?;
         let confinement = self.0.confinement().to_string();
         Ok(Response::new(StatusReply { confinement, ..self.0.load.status(&caller) }))
@@ -185,6 +192,18 @@ impl Executor for ExecutorService {
 }
 
 impl ExecutorService {
+    /// The caller with its current rights, since a call's headers may have come long before its
+    /// message.
+    fn caller_now<T>(&self, request: &Request<T>) -> Result<Arc<Caller>, Status> {
+        let peer: Option<&Peer> = request.extensions().get();
+        let proof = peer.map_or(Proof::Nothing, |peer| peer.proof.clone());
+        match self.0.admission.admitted(&proof) {
+            Ok(Some(caller)) => Ok(caller),
+            Ok(None) => caller_of(request),
+            Err(Denied(why)) => Err(Status::unauthenticated(why)),
+        }
+    }
+
     /// Refuses calls beyond the caller's rate.
     fn count(&self, caller: &Caller) -> Result<(), Status> {
         self.0

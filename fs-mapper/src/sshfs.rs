@@ -18,7 +18,7 @@ use crate::mountinfo::{MountEntry, MountInfo};
 use crate::path::ExecutorName;
 use arguments::{ArgumentsFault, SshSettings};
 pub use connection::{SshfsConnections, SshfsProcesses, servers_of};
-pub use probe::{ProbeDirectory, ProbeError};
+pub use probe::{ProbeError, ProbeFile};
 pub use shown::{DirectoryLook, FileLook, FileSystemLook, seconds};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

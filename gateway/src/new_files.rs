@@ -27,7 +27,7 @@ use crate::{
     executors::Executor,
     facts::{PathOwner, ResolvedCommand, World},
     model::{LocalReason, ReasonKind},
-    probe::{Connected, FileOwner, NotProved, SeenDirectory, prove},
+    probe::{Connected, FileOwner, NotProved, SeenFile, prove},
     same_files::SameFiles,
 };
 
@@ -179,10 +179,10 @@ impl NewFiles {
             return Err(failed.why.clone());
         }
         let why = match prove(to, mount, directory).await {
-            Ok(SeenDirectory { owner, owner_of_commands, .. }) if owner != owner_of_commands => {
+            Ok(SeenFile { owner, owner_of_commands, .. }) if owner != owner_of_commands => {
                 NotAlike::OtherOwner { mount: owner, executor: owner_of_commands }
             }
-            Ok(SeenDirectory { has_default_acl: true, .. }) => {
+            Ok(SeenFile { has_default_acl: true, .. }) => {
                 NotAlike::DefaultAcl(directory.to_owned())
             }
             Ok(made) => return Ok(made.cleared),

@@ -1,6 +1,9 @@
-//! A directory that is made through an sshfs mount, and looked for on an executor: proof that the
-//! directory above is the same on both, since nobody else makes one of its name, and of what the
-//! mount's sftp service makes of new files.
+//! A file that is made through an sshfs mount, and read on an executor: proof that its directory is
+//! the same on both, and of what the mount's sftp service makes of new files.
+//!
+//! Invariant: what proves it is the file's content, which nobody else can tell: random, told to
+//! nobody, and readable by the file's owner only. Its name is no secret: whoever lists the directory
+//! sees it.
 
 use std::{
     ffi::OsString,
@@ -14,9 +17,9 @@ use std::{
 use bytes::Bytes;
 use fs_mapper::{
     Mount,
-    sshfs::{ProbeDirectory, ProbeError},
+    sshfs::{ProbeError, ProbeFile},
 };
-use posh_proto::executor::FingerprintRequest;
+use posh_proto::executor::{FileFingerprint, FingerprintRequest};
 
 use crate::executors::{Executor, ExecutorConnection};
 
@@ -37,15 +40,15 @@ pub enum NotProved {
     NotMade { directory: PathBuf, why: String },
     #[error("the executor does not say what it sees ({0})")]
     NoAnswer(String),
-    #[error("the executor does not see what was made in {}", .0.display())]
+    #[error("the executor does not read what was written in {}", .0.display())]
     NotThere(PathBuf),
     #[error("{} stays there, since it can't be removed through the mount ({why})", left.display())]
     NotRemoved { left: PathBuf, why: String },
 }
 
-/// A directory that was made through a mount and seen by an executor.
+/// A file that was made through a mount and read by an executor.
 #[derive(Debug, Clone, Copy)]
-pub struct SeenDirectory {
+pub struct SeenFile {
     /// Permissions that the mount's server has cleared, of all.
     pub cleared: u32,
     /// Its owner on the server.
@@ -63,8 +66,7 @@ pub struct FileOwner {
     pub group: u32,
 }
 
-/// Makes a directory with a file in a directory of a mount, asks the executor for it, and removes
-/// it.
+/// Makes a file in a directory of a mount, asks the executor for it, and removes it.
 ///
 /// # Errors
 /// The directory is not shown to be the executor's.
@@ -72,17 +74,20 @@ pub async fn prove(
     to: Connected<'_>,
     mount: &Mount,
     directory: &Path,
-) -> Result<SeenDirectory, NotProved> {
+) -> Result<SeenFile, NotProved> {
     let not_made = |why: String| NotProved::NotMade { directory: directory.to_owned(), why };
-    // random(4); 122 bits.
-    let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid");
-    let name = uuid.map_err(|error| not_made(error.to_string()))?;
-    let name = OsString::from(format!(".posh-{}", name.trim()));
+    // random(4); 122 bits each.
+    let uuid = || {
+        let read = fs::read_to_string("/proc/sys/kernel/random/uuid");
+        read.map(|text| text.trim().to_owned()).map_err(|error| not_made(error.to_string()))
+    };
+    let (name, content) = (OsString::from(format!(".posh-{}", uuid()?)), uuid()?);
     let (shares, place) = (&to.executor.shares, mount.path.as_path());
-    let (theirs, within, called) = (mount.clone(), directory.to_owned(), name.clone());
+    let (theirs, within) = (mount.clone(), directory.to_owned());
+    let (called, written) = (name.clone(), content.clone());
     let make = move || {
         let root = theirs.open_root().map_err(ProbeError::NotMade)?;
-        ProbeDirectory::make(&root, &within, &called)
+        ProbeFile::make(&root, &within, &called, written.as_bytes())
     };
     let left = directory.join(&name);
     let made = match shares.ask(place, LIMIT, make).await {
@@ -94,11 +99,11 @@ pub async fn prove(
         Err(unanswered) => return Err(not_made(unanswered.to_string())),
     };
     let cleared = made.cleared();
-    let seen = ask(to, mount, directory, &name).await;
+    let seen = ask(to, mount, directory, &name, &content).await;
     let removed = shares.ask(place, LIMIT, move || made.remove()).await;
     let removed = removed.map_err(|unanswered| unanswered.to_string());
     match removed.and_then(|removed| removed.map_err(|error| error.to_string())) {
-        Ok(()) => seen.map(|seen| SeenDirectory { cleared, ..seen }),
+        Ok(()) => seen.map(|seen| SeenFile { cleared, ..seen }),
         Err(why) => Err(NotProved::NotRemoved { left, why }),
     }
 }
@@ -108,7 +113,8 @@ async fn ask(
     mount: &Mount,
     directory: &Path,
     name: &OsString,
-) -> Result<SeenDirectory, NotProved> {
+    content: &str,
+) -> Result<SeenFile, NotProved> {
     let owner = mount.owner.as_ref();
     let below = directory.strip_prefix(mount.path.as_path()).unwrap_or(directory);
     let request = owner.map(|owner| FingerprintRequest {
@@ -123,8 +129,11 @@ async fn ask(
         Ok(Err(status)) => return Err(NotProved::NoAnswer(status.message().to_owned())),
         Err(_) => return Err(NotProved::NoAnswer("it does not answer".to_owned())),
     };
-    match reply.entries.iter().find(|entry| entry.name == name.as_bytes()) {
-        Some(seen) => Ok(SeenDirectory {
+    let is_it = |entry: &&FileFingerprint| {
+        entry.name == name.as_bytes() && entry.content == content.as_bytes()
+    };
+    match reply.entries.iter().find(is_it) {
+        Some(seen) => Ok(SeenFile {
             cleared: 0,
             owner: FileOwner { user: seen.user, group: seen.group },
             owner_of_commands: FileOwner { user: reply.user, group: reply.group },

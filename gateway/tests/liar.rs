@@ -11,7 +11,7 @@ use std::{
     pin::Pin,
     process::Command,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -99,6 +99,8 @@ struct Liar {
     meanwhile: Arc<Mutex<Option<Meanwhile>>>,
     /// How often it took a run up again, if it drops each.
     drops: Option<Arc<AtomicUsize>>,
+    /// The directory that it serves.
+    directory: Arc<OnceLock<PathBuf>>,
 }
 
 impl Liar {
@@ -143,13 +145,15 @@ impl Executor for Liar {
         }))
     }
 
-    /// It claims to see any file that is asked for.
+    /// It has the files that are made there, as a server has.
     async fn fingerprint(
         &self,
         request: Request<FingerprintRequest>,
     ) -> Result<Response<FingerprintReply>, Status> {
         let name = request.into_inner().name;
-        let entries = vec![FileFingerprint { name, ..FileFingerprint::default() }];
+        let file = self.directory.get().unwrap().join(std::str::from_utf8(&name).unwrap());
+        let content = fs::read(file).unwrap_or_default().into();
+        let entries = vec![FileFingerprint { name, content, ..FileFingerprint::default() }];
         Ok(Response::new(FingerprintReply { entries, ..FingerprintReply::default() }))
     }
 
@@ -232,6 +236,7 @@ impl Site {
             assert!(mounted.success());
             fs::create_dir(at(name).join("d")).unwrap();
         }
+        liar.directory.set(at("its")).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = ExecutorServer::new(liar.clone());

@@ -235,7 +235,7 @@ fn once<'a>(names: impl Iterator<Item = &'a [u8]>) -> Vec<&'a [u8]> {
 
 /// The beginning of a text that takes at most so many bytes in the record. Replaces control
 /// characters: in JSON each would take six.
-fn shown(text: &[u8], most: usize) -> String {
+pub fn shown(text: &[u8], most: usize) -> String {
     let begin = &text[..text.len().min(most)];
     let mut shown = String::new();
     let mut room = most;

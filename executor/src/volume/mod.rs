@@ -873,8 +873,7 @@ mod tests {
     async fn penalties_of_leases_do_not_end_with_the_last_session() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
-        let export =
-            Export { name: "a".to_owned(), path, read_only: false, exec: false, coherence: None };
+        let export = Export::named("a".to_owned(), path, false);
         let volumes = Volumes::beside(Arc::default(), None, 1024);
         let opened = volumes.directory(&export, Rights::Own).unwrap();
         let keeper = volumes.machine_in_use().unwrap().keeper.clone();

@@ -108,6 +108,7 @@ pub fn config(store: &Path) -> Config {
             read_only: false,
             exec: false,
             coherence: None,
+            linked_from: None,
         }])
     }
 }

@@ -45,6 +45,7 @@ impl Site {
             read_only: false,
             exec: false,
             coherence: None,
+            linked_from: None,
         };
         let config = Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),

@@ -1,83 +1,88 @@
-//! A directory made through a mount, by which it is found out what the mount's server makes of new
-//! files, and that it allows changes of each kind.
+//! Files made through a mount, by which it is found out what the mount's server makes of new files,
+//! and which directory it changes.
+//!
+//! Invariant: each request names an entry of the directory itself, and none that a server carries
+//! out through a symbolic link: files are made where nothing is (O_EXCL), renamed, and removed.
+//! Whoever may change the directory on the server may put something else in their place, and so
+//! loses no more than what they have put there. In particular nothing is changed by its name (the
+//! requests of SFTP for permissions and times follow links), and nothing below an entry.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::thread;
 
 use nix::sched::{CloneFlags, unshare};
-use rustix::fs::{AtFlags, Mode, OFlags, fchmod, fstat, mkdirat, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, fstat, ftruncate, mkdirat, openat, renameat, unlinkat};
+use rustix::io::Errno;
 use rustix::process::umask;
 
 use crate::beneath::MountRoot;
 
-/// Permissions of the file that are asked for: all.
+/// Permissions of the first file that are asked for: all.
 const ALL: u32 = 0o777;
-/// First and second name of the file in it.
-const FIRST: &str = "new";
-const SECOND: &str = "renamed";
+/// How files are made.
+const NEW: OFlags = OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::CLOEXEC);
 
-/// A directory on a mount, with one empty file. Nobody but its owner may put anything into it.
+/// A file on a mount that only its owner can read.
 #[derive(Debug)]
-pub struct ProbeDirectory {
-    /// `None` once it is removed.
-    made: Option<MadeDirectory>,
-    cleared: u32,
-}
-
-/// A directory by its handle, and its name in another: a server may show a symbolic link in its
-/// place at any time, and no link is followed.
-#[derive(Debug)]
-struct MadeDirectory {
-    above: File,
+pub struct ProbeFile {
+    /// Its directory; `None` once it is removed.
+    above: Option<File>,
     name: OsString,
-    /// `None` if it could not be opened.
-    itself: Option<OwnedFd>,
+    cleared: u32,
 }
 
 /// Reason for which a mount does not allow all kinds of changes.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// Something can't be made, changed or renamed; nothing is left.
+    /// Something can't be made, renamed or removed; nothing is left.
     #[error("{0}")]
     NotMade(io::Error),
-    /// The directory can't be removed.
+    /// What was made can't be removed.
     #[error("{0}")]
     NotRemoved(io::Error),
 }
 
-impl ProbeDirectory {
-    /// Makes a directory below one of a mount, and in it a file, which it changes and renames.
-    /// Blocks, and changes the umask of its thread, which must end after it.
+impl ProbeFile {
+    /// Tries each kind of change in a directory of a mount, and makes a file there that holds
+    /// `content`. Blocks, and changes the umask of its thread, which must end after it.
     ///
     /// # Errors
     /// As the mount answers; EEXIST if there is something of that name.
-    pub fn make(root: &MountRoot, above: &Path, name: &OsStr) -> Result<Self, ProbeError> {
-        let made = Self::make_directory(root, above, name).map_err(ProbeError::NotMade)?;
-        match made.make_file() {
-            Ok(cleared) => Ok(Self { made: Some(made), cleared }),
-            Err(error) => match made.take_away() {
-                Ok(()) => Err(ProbeError::NotMade(error)),
-                Err(error) => Err(ProbeError::NotRemoved(error)),
-            },
+    pub fn make(
+        root: &MountRoot,
+        above: &Path,
+        name: &OsStr,
+        content: &[u8],
+    ) -> Result<Self, ProbeError> {
+        // Threads of a process have one umask; this one shall have its own.
+        let opened = unshare(CloneFlags::CLONE_FS).map_err(io::Error::from);
+        let above = opened.and_then(|()| {
+            umask(Mode::empty());
+            root.directory(above)
+        });
+        let above = above.map_err(ProbeError::NotMade)?;
+        let cleared = try_changes(&above, name)?;
+        let made = Self { above: Some(above), name: name.to_owned(), cleared };
+        match made.write(content) {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                made.remove()?;
+                Err(ProbeError::NotMade(error))
+            }
         }
     }
 
-    fn make_directory(root: &MountRoot, above: &Path, name: &OsStr) -> io::Result<MadeDirectory> {
-        // Threads of a process have one umask; this one shall have its own.
-        unshare(CloneFlags::CLONE_FS)?;
-        umask(Mode::empty());
-        let above = root.directory(above)?;
-        mkdirat(&above, name, Mode::RWXU)?;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let itself = openat(&above, name, flags, Mode::empty()).ok();
-        Ok(MadeDirectory { above, name: name.to_owned(), itself })
+    fn write(&self, content: &[u8]) -> io::Result<()> {
+        let Some(above) = &self.above else { return Err(io::ErrorKind::NotFound.into()) };
+        let mut file = File::from(openat(above, &self.name, NEW, Mode::RUSR | Mode::WUSR)?);
+        // An error that comes only when it is closed shows in its content.
+        file.write_all(content)
     }
 
-    /// Permissions that the server has cleared.
+    /// Permissions that the server clears of new files.
     pub fn cleared(&self) -> u32 {
         self.cleared
     }
@@ -85,80 +90,98 @@ impl ProbeDirectory {
     /// Removes it. Blocks.
     ///
     /// # Errors
-    /// As the mount answers.
-    pub fn remove(mut self) -> io::Result<()> {
-        self.made.take().map_or(Ok(()), |made| made.take_away())
+    /// [`ProbeError::NotRemoved`].
+    pub fn remove(mut self) -> Result<(), ProbeError> {
+        let Some(above) = self.above.take() else { return Ok(()) };
+        take_away(&above, &self.name, AtFlags::empty())
     }
 }
 
-impl MadeDirectory {
-    /// Makes, changes and renames the file. Returns the permissions that the server has cleared.
-    fn make_file(&self) -> io::Result<u32> {
-        let Some(itself) = &self.itself else { return Err(io::ErrorKind::NotFound.into()) };
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = openat(itself, FIRST, flags, Mode::from_raw_mode(ALL))?;
-        let given = fstat(&file)?.st_mode;
-        fchmod(&file, Mode::RUSR)?;
-        drop(file);
-        renameat(itself, FIRST, itself, SECOND)?;
-        Ok(ALL & !given)
-    }
-
-    fn take_away(&self) -> io::Result<()> {
-        for file in [FIRST, SECOND] {
-            // One of the two is not there.
-            let _ = self.itself.as_ref().map(|itself| unlinkat(itself, file, AtFlags::empty()));
-        }
-        Ok(unlinkat(&self.above, &self.name, AtFlags::REMOVEDIR)?)
-    }
-}
-
-impl Drop for ProbeDirectory {
+impl Drop for ProbeFile {
     /// For a caller that has given it up, who may be a task: the mount may hang.
     fn drop(&mut self) {
-        let Some(made) = self.made.take() else { return };
-        let _ = thread::Builder::new().spawn(move || made.take_away());
+        let Some(above) = self.above.take() else { return };
+        let name = std::mem::take(&mut self.name);
+        let _ = thread::Builder::new().spawn(move || take_away(&above, &name, AtFlags::empty()));
     }
+}
+
+/// Removes an entry. Where it is gone, somebody else has moved it.
+fn take_away(above: &File, name: &OsStr, flags: AtFlags) -> Result<(), ProbeError> {
+    match unlinkat(above, name, flags) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(ProbeError::NotRemoved(error.into())),
+    }
+}
+
+/// Makes, changes, renames and removes an empty file, and makes and removes a directory. Returns
+/// the permissions that the server has cleared.
+fn try_changes(above: &File, name: &OsStr) -> Result<u32, ProbeError> {
+    let with = |suffix: &str| {
+        let mut whole = name.to_owned();
+        whole.push(suffix);
+        whole
+    };
+    let (first, second, directory) = (with("-new"), with("-renamed"), with("-directory"));
+    let not_made = |error: Errno| ProbeError::NotMade(error.into());
+    let file = openat(above, &first, NEW, Mode::from_raw_mode(ALL)).map_err(not_made)?;
+    let given = fstat(&file);
+    // sshfs names an open file by its handle when its size is set, and by its path else.
+    let changed = ftruncate(&file, 0);
+    drop(file);
+    let renamed = renameat(above, &first, above, &second);
+    let left = if renamed.is_ok() { &second } else { &first };
+    take_away(above, left, AtFlags::empty())?;
+    changed.and(renamed).map_err(not_made)?;
+    mkdirat(above, &directory, Mode::RWXU).map_err(not_made)?;
+    take_away(above, &directory, AtFlags::REMOVEDIR)?;
+    Ok(ALL & !given.map_err(not_made)?.st_mode)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, symlink};
 
     use super::*;
 
     /// In a thread of its own, whose umask it changes.
-    fn probe_in(directory: &Path) -> ProbeDirectory {
+    fn probe_in(directory: &Path) -> Result<ProbeFile, ProbeError> {
         let directory = directory.to_owned();
         let making = thread::spawn(move || {
             let root = MountRoot::at(&directory).expect("opened");
-            ProbeDirectory::make(&root, &directory, OsStr::new("probe")).expect("made")
+            ProbeFile::make(&root, &directory, OsStr::new("probe"), b"secret")
         });
         making.join().expect("no panic")
     }
 
     #[test]
-    fn nobody_else_may_put_anything_into_it_and_nothing_is_left() {
+    fn only_its_owner_reads_it_and_nothing_is_left() {
         let tree = tempfile::tempdir().expect("a directory");
-        let probe = probe_in(tree.path());
-        let mode = fs::metadata(tree.path().join("probe")).expect("there").permissions().mode();
-        assert_eq!((mode & 0o7777, probe.cleared()), (0o700, 0));
+        let probe = probe_in(tree.path()).expect("made");
+        assert_eq!(fs::read_dir(tree.path()).expect("listed").count(), 1);
+        let at = tree.path().join("probe");
+        assert_eq!(fs::metadata(&at).expect("there").mode() & 0o7777, 0o600);
+        assert_eq!(fs::read(&at).expect("read"), b"secret");
+        assert_eq!(probe.cleared(), 0);
         probe.remove().expect("removed");
         assert_eq!(fs::read_dir(tree.path()).expect("listed").count(), 0);
     }
 
-    /// A server that lies shows a link to what is on the workstation.
+    /// Who may change the directory on the server puts a link in its place.
     #[test]
-    fn nothing_is_removed_through_a_link_that_is_shown_in_its_place() {
+    fn a_link_in_its_place_is_removed_itself_and_nothing_is_made_through_one() {
         let (tree, own) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        for name in [FIRST, SECOND] {
-            fs::write(own.path().join(name), "").expect("written");
-        }
-        let probe = probe_in(tree.path());
-        fs::rename(tree.path().join("probe"), tree.path().join("hidden")).expect("renamed");
-        symlink(own.path(), tree.path().join("probe")).expect("linked");
-        probe.remove().expect_err("a link is no directory");
-        assert_eq!(fs::read_dir(own.path()).expect("listed").count(), 2);
+        let theirs = own.path().join("theirs");
+        fs::write(&theirs, "").unwrap();
+        let at = tree.path().join("probe");
+        let probe = probe_in(tree.path()).expect("made");
+        fs::rename(&at, tree.path().join("hidden")).unwrap();
+        symlink(&theirs, &at).unwrap();
+        probe.remove().unwrap();
+        assert!(theirs.exists() && !at.is_symlink());
+        symlink(own.path().join("made"), &at).unwrap();
+        assert!(matches!(probe_in(tree.path()), Err(ProbeError::NotMade(_))));
+        assert!(!own.path().join("made").exists());
     }
 }

@@ -99,8 +99,9 @@ fn is_between(before: FileLook, shown: FileLook, after: FileLook) -> bool {
         let (one, other) = (of(&before), of(&after));
         (one.min(other)..=one.max(other)).contains(&of(&shown))
     };
-    // A mount may follow links.
-    before.kind == libc::S_IFLNK
+    // A mount may follow links. What is mounted there is not looked at.
+    [libc::S_IFLNK, 0].contains(&before.kind)
+        || after.kind == 0
         || [before.kind, after.kind].contains(&shown.kind)
             && within(|look| look.size)
             && within(|look| look.modified_s.into())

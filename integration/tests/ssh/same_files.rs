@@ -74,7 +74,7 @@ fn another_directory_than_the_mount_shows() {
         let outcome = assert_same(&lab.workstation, &script);
         assert_local(&outcome, "is not shown to have the files that executor store1 serves");
         let doctor = stdout(&posh(&lab.workstation, &["doctor"]));
-        assert!(doctor.contains("does not see what was made in /mnt/s1"), "{doctor}");
+        assert!(doctor.contains("does not read what was written in /mnt/s1"), "{doctor}");
         posh(&lab.workstation, &["gateway", "stop"]);
     };
     check();
@@ -86,6 +86,50 @@ fn another_directory_than_the_mount_shows() {
     check();
     writer.kill().unwrap();
     writer.wait().unwrap();
+}
+
+/// `current -> r1` becomes `current -> r2`: sshfs follows the link at each request.
+#[test]
+fn a_link_above_the_mount_s_directory_leads_elsewhere() {
+    let lab = lab();
+    configure(&lab, "");
+    let server = &lab.servers[0].host;
+    install(server);
+    for release in ["r1", "r2"] {
+        sh(
+            server,
+            &format!(
+                "mkdir -p /srv/{release}/d/old; echo {release} {release} > /srv/{release}/d/f; \
+                 touch -d @1700000000 /srv/{release}/d/f"
+            ),
+        );
+    }
+    let lead_to = |release: &str| sh(server, &format!("ln -sfn {release} /srv/cur"));
+    lead_to("r1");
+    sh(
+        &lab.workstation,
+        &format!("mkdir -p /mnt/x; sshfs -F {SSH_CONFIG} store1:/srv/cur/d /mnt/x"),
+    );
+    let read = Script::new("cat /mnt/x/f | tac");
+    let outcome = assert_same(&lab.workstation, &read);
+    assert_offloaded(outcome.report());
+    assert_eq!(stdout(&outcome), "r1 r1\n");
+    lead_to("r2");
+    let outcome = Script::new("rm -r /mnt/x/old; cat /mnt/x/f").run(&lab.workstation, Under::Posh);
+    assert_eq!(stdout(&outcome.unwrap()), "r2 r2\n");
+    let has_old = ["r1", "r2"].map(|release| server.path(format!("/srv/{release}/d/old")).exists());
+    assert_eq!(has_old, [true, false]);
+    // An executor that knows of it is started meanwhile.
+    let began = Instant::now();
+    loop {
+        let outcome = assert_same(&lab.workstation, &read);
+        assert_eq!(stdout(&outcome), "r2 r2\n");
+        if outcome.report().stages("cat").all(|stage| stage.is_offloaded()) {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(90), "{outcome}");
+        thread::sleep(Duration::from_secs(1));
+    }
 }
 
 #[test]

@@ -80,6 +80,7 @@ impl TlsLab {
             read_only: false,
             exec: false,
             coherence: None,
+            linked_from: None,
         });
         config.tls = Some(TlsConfig { directory: directory.path().to_owned() });
         config.identities = identities.to_vec();

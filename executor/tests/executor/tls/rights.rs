@@ -8,10 +8,13 @@ use posh_executor::{
     config::{Identity, Limits},
 };
 use posh_proto::executor::{
-    DescribeRequest, RunInput, StatusRequest, ToolsRequest, rejected::Kind, run_input, run_output,
+    DescribeRequest, FingerprintReply, FingerprintRequest, RunInput, StatusRequest, ToolsRequest,
+    rejected::Kind, run_input, run_output,
 };
+use posh_reach::tls;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Request;
 
 use super::{TlsLab, identity};
 use crate::harness::{Call, Hung, MOUNT, command, mount, pipeline, run};
@@ -49,14 +52,61 @@ async fn a_call_that_was_opened_before_has_what_its_caller_has_now() {
     assert!(matches!(first, Some(run_output::Kind::Rejected(_))), "{first:?}");
 }
 
+/// Headers come before the configuration changes, the message after it.
+#[tokio::test]
+async fn a_look_that_was_asked_for_before_sees_what_its_caller_may_see_now() {
+    let lab = TlsLab::start(&[identity("ada")]).await;
+    let credentials = lab.enrol("ada").await.unwrap();
+    let channel = tls::channel(&lab.host, &credentials).await.unwrap();
+    let mut ada = lab.client_of(&credentials).await;
+    let look = FingerprintRequest { export: "private".into(), ..FingerprintRequest::default() };
+    assert!(ada.fingerprint(look.clone()).await.is_ok());
+    let (sender, receiver) = mpsc::channel(1);
+    let asked = tokio::spawn(async move {
+        let mut call = tonic::client::Grpc::new(channel);
+        call.ready().await.unwrap();
+        let path = "/posh.executor.v1.Executor/Fingerprint".parse().unwrap();
+        let codec = tonic_prost::ProstCodec::<_, FingerprintReply>::default();
+        call.client_streaming(Request::new(ReceiverStream::new(receiver)), path, codec).await
+    });
+    // Its headers go out.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let mut config = lab.config.clone();
+    config.exports.truncate(1);
+    lab.changes.send(config).await.unwrap();
+    while ada.fingerprint(look.clone()).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    sender.send(look).await.unwrap();
+    drop(sender);
+    let refused = asked.await.unwrap().unwrap_err();
+    assert!(refused.message().contains("no export"), "{refused}");
+}
+
+/// A directory is told to whoever may run `ls`, and the record has it.
+#[tokio::test]
+async fn a_look_is_as_much_as_ls_and_is_recorded() {
+    let ada = Identity { commands: set(&["cat"]), ..identity("ada") };
+    let record = tempfile::tempdir().unwrap();
+    let audit = record.path().join("audit");
+    let identities = [ada, identity("bob")];
+    let lab = TlsLab::with(&identities, |config| config.audit = Some(audit.clone())).await;
+    let look = FingerprintRequest { export: "private".into(), ..FingerprintRequest::default() };
+    let refused = lab.client("ada").await.fingerprint(look.clone()).await.unwrap_err();
+    assert!(refused.message().contains("may not run ls"), "{refused}");
+    assert!(lab.client("bob").await.fingerprint(look).await.is_ok());
+    let lines = fs::read_to_string(&audit).unwrap();
+    let looks: Vec<&str> = lines.lines().filter(|line| line.contains("\"look\"")).collect();
+    assert!(looks.iter().any(|line| line.contains("bob") && line.contains("private")), "{lines}");
+}
+
 /// An export that answered at the start hangs now, even after it was removed.
 #[tokio::test]
 async fn rights_are_taken_away_while_an_export_hangs() {
     let around = tempfile::tempdir().unwrap();
     let path = around.path().join("data");
     fs::create_dir(&path).unwrap();
-    let hanging =
-        Export { name: "hangs".into(), path, read_only: false, exec: false, coherence: None };
+    let hanging = Export::named("hangs".into(), path, false);
     let lab = TlsLab::with(&[identity("ada")], |config| config.exports.push(hanging.clone())).await;
     let ada = lab.client("ada").await;
     let hung = Hung::over(around.path());
