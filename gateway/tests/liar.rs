@@ -11,7 +11,7 @@ use std::{
     pin::Pin,
     process::Command,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -100,7 +100,7 @@ struct Liar {
     /// How often it took a run up again, if it drops each.
     drops: Option<Arc<AtomicUsize>>,
     /// The directory that it serves.
-    directory: Arc<OnceLock<PathBuf>>,
+    directory: Arc<Mutex<PathBuf>>,
 }
 
 impl Liar {
@@ -151,7 +151,7 @@ impl Executor for Liar {
         request: Request<FingerprintRequest>,
     ) -> Result<Response<FingerprintReply>, Status> {
         let name = request.into_inner().name;
-        let file = self.directory.get().unwrap().join(std::str::from_utf8(&name).unwrap());
+        let file = self.directory.lock().unwrap().join(std::str::from_utf8(&name).unwrap());
         let content = fs::read(file).unwrap_or_default().into();
         let entries = vec![FileFingerprint { name, content, ..FileFingerprint::default() }];
         Ok(Response::new(FingerprintReply { entries, ..FingerprintReply::default() }))
@@ -236,7 +236,7 @@ impl Site {
             assert!(mounted.success());
             fs::create_dir(at(name).join("d")).unwrap();
         }
-        liar.directory.set(at("its")).unwrap();
+        *liar.directory.lock().unwrap() = at("its");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = ExecutorServer::new(liar.clone());
@@ -523,6 +523,21 @@ async fn tell_of_removed_trees() {
     for name in ["own/sub/precious", "own/sub/empty", "own/sub/link"] {
         assert!(site.at(name).symlink_metadata().is_ok(), "{name}");
     }
+}
+
+/// The names of a directory can be seen, and made elsewhere.
+#[test]
+fn a_name_that_it_sees_proves_nothing() {
+    in_own_namespace("a_name_that_it_sees_proves_nothing", see_names());
+}
+
+async fn see_names() {
+    let site = Site::new().await;
+    *site.liar.directory.lock().unwrap() = site.at("own");
+    let ended = site.command(site.sort(), vec![Kind::Started(Started::default())]).await;
+    let to_stage::Kind::RunHere(here) = ended else { panic!("{ended:?}") };
+    assert!(here.reason.contains("does not read what was written"), "{}", here.reason);
+    assert!(!site.liar.was_asked_for("sort"));
 }
 
 #[test]
