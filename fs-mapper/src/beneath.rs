@@ -143,9 +143,10 @@ impl MountRoot {
     /// of attributes. The owner that the mount shows may be an old one, so without a told one this
     /// is EACCES, as for a directory of another user.
     ///
-    /// Invariant: nobody gets anything that way, whatever directory has the name by then. The
-    /// server's kernel lets a login without privileges set itself only where it is the owner
-    /// (chown(2)); for one with privileges, root or the run's own user is told.
+    /// Invariant: nobody gets or loses anything that way, whatever the server has at that path by
+    /// then. Its kernel lets a login without privileges set itself only where it is the owner
+    /// (chown(2)); for one with privileges, root or the run's own user is told, and nobody else can
+    /// put another directory there (`dispatch::listings` of the gateway).
     pub(crate) fn set_same_owner(&self, dir: &Path) -> io::Result<()> {
         let opened = self.handle(dir, DIRECTORY)?;
         let owner = self.owners.get(dir).ok_or(Errno::ACCESS)?;
