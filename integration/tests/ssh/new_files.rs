@@ -55,7 +55,8 @@ fn files_have_the_permissions_that_the_sftp_service_gives() {
 fn a_service_that_changes_less_or_is_another_user() {
     let lab = lab();
     configure(&lab, "");
-    let open = fs::Permissions::from_mode(0o777);
+    // Sticky, so that root's changes there may go on the server at all.
+    let open = fs::Permissions::from_mode(0o1777);
     fs::set_permissions(lab.data(1), open).unwrap();
     let nobody = "/usr/sbin/runuser -u nobody -- /usr/lib/openssh/sftp-server";
     let group = "/usr/bin/setpriv --regid 65534 --clear-groups /usr/lib/openssh/sftp-server";
