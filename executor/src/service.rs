@@ -31,7 +31,7 @@ use crate::{
     policy::Policy,
     pool::Pool,
     run,
-    runner::wire::ConfinementReport,
+    runner::{refuse, wire::ConfinementReport, wire::ViewUser},
     tls::serving::Proof,
     tools::Tools,
     volume::Volumes,
@@ -138,7 +138,11 @@ impl Executor for ExecutorService {
         let turn = turn
             .map_err(|_| Status::resource_exhausted("too many answers about tools are not read"))?;
         let (shared, asking) = (self.0.clone(), caller.clone());
-        let reading = move || Ok(shared.tools.describe_all(names, |name| asking.may_run(name)));
+        let reading = move || {
+            let user = asking.user.as_ref().map(ViewUser::from);
+            let told = shared.tools.describe_all(names, user.as_ref(), |name| asking.may_run(name));
+            told.map_err(|errno| refuse(errno.desc()))
+        };
         let tools = self.0.classifier.read(&caller, reading).await;
         let reply =
             ToolsReply { tools: tools.map_err(|refusal| Status::internal(refusal.message))? };
