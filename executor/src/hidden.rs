@@ -2,6 +2,13 @@
 //! `/usr`): the exports, which have their own mount points, and the executor's own files. A view is
 //! made without them (`runner::system`).
 //!
+//! Invariant: below `/opt`, `/nix`, `/gnu` and `/snap`, what is hidden stays hidden under any name.
+//! A path is hidden by its name, and whoever renames a directory (a deployment, or a user who may
+//! write the directory around it) gives it another. So where something hidden lies below one of
+//! these, views do not show that directory at all ([`OPTIONAL`]). Below `/usr`, which every command
+//! needs, and in the stores of programs, names are hidden one by one: nothing that must stay hidden
+//! belongs there.
+//!
 //! Making a view waits for no disk: another identity's export that hangs holds up nobody. Paths are
 //! resolved when the configuration is read; their other names come from the list of mounts.
 
@@ -37,6 +44,9 @@ const PROGRAMS: [&str; 18] = [
     "/snap/bin",
     "/etc",
 ];
+
+/// Directories at the top that views can do without.
+const OPTIONAL: [&str; 4] = ["/opt", "/nix", "/gnu", "/snap"];
 
 /// Exports of a configuration and files of its executor, with links resolved.
 ///
@@ -100,7 +110,17 @@ pub fn shown_among<'a>(
         let others = other_names(path, mounts);
         std::iter::once(path.to_owned()).chain(others)
     });
-    names.filter(|name| is_shown(name) && !holds_programs(name)).collect()
+    names.filter(|name| is_shown(name) && !holds_programs(name)).map(with_what_is_around).collect()
+}
+
+/// The directory of [`OPTIONAL`] that has this path; the path itself if none has, or if it lies
+/// among programs (`/nix/store`).
+fn with_what_is_around(path: PathBuf) -> PathBuf {
+    let is_among_programs = PROGRAMS.iter().any(|programs| path.starts_with(programs));
+    match OPTIONAL.iter().find(|top| path.starts_with(top)) {
+        Some(top) if !is_among_programs => PathBuf::from(top),
+        _ => path,
+    }
 }
 
 fn holds_programs(path: &Path) -> bool {
@@ -142,12 +162,17 @@ mod tests {
     fn exports_are_found_by_all_their_names() {
         let mounts = MountInfo::parse(MOUNTS.as_bytes()).unwrap();
         for (path, names) in [
-            ("/opt/x/data", vec!["/opt/x/data"]),
+            ("/opt/x/data", vec!["/opt"]),
+            ("/opt-x/data", vec![]),
+            ("/nix/data", vec!["/nix"]),
+            ("/nix/store/x-posh/annotations", vec!["/nix/store/x-posh/annotations"]),
+            ("/snap/x/1/data", vec!["/snap"]),
+            ("/usr/local/data", vec!["/usr/local/data"]),
             ("/srv/other", vec![]),
-            ("/srv/disk/data/payroll/2026", vec!["/opt/payroll/2026"]),
-            ("/srv/disk/data", vec!["/opt/payroll"]),
+            ("/srv/disk/data/payroll/2026", vec!["/opt"]),
+            ("/srv/disk/data", vec!["/opt"]),
             ("/srv/disk/data/pay", vec![]),
-            ("/srv/logs", vec!["/opt/old"]),
+            ("/srv/logs", vec!["/opt"]),
             ("/usr/src", vec!["/usr/src"]),
             // All commands need these.
             ("/usr", vec![]),

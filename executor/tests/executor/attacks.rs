@@ -942,109 +942,120 @@ async fn what_is_made_or_replaced_while_a_command_waits_is_read() {
     call.until_output("made\n").await;
 }
 
-/// Gives this thread and its children a mount namespace in which /opt is an empty directory.
-fn take_an_opt_of_its_own() {
+/// Gives this thread and its children a mount namespace in which these directories are empty.
+fn take_empty(directories: &[&str]) {
     take_own_mounts();
     let none = None::<&str>;
-    nix::mount::mount(Some("none"), "/opt", Some("tmpfs"), MsFlags::empty(), none).unwrap();
+    for directory in directories {
+        nix::mount::mount(Some("none"), *directory, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+    }
 }
 
-// Guard: hidden::shown and system::Hidden. Every view shows /opt, with its programs.
+// Guard: hidden::shown and system::Hidden. Every view shows /opt and /usr, with their programs: no
+// /opt where an export lies in it, and /usr without the directories that are exports.
 #[tokio::test]
 async fn exports_below_opt_are_only_where_they_are_mounted() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
-    take_an_opt_of_its_own();
-    for (directory, name) in
-        [("payroll/data", "list"), ("tool/bin", "told"), ("posh/tls", "key"), ("other", "x")]
-    {
-        fs::create_dir_all(Path::new("/opt").join(directory)).unwrap();
-        let file = Path::new("/opt").join(directory).join(name);
-        fs::write(&file, format!("#!/bin/sh\necho content of {name}\n")).unwrap();
-        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    fs::write("/opt/posh/executor.toml", "content of toml").unwrap();
-    for user in [own_user(), UnixUser::named(NOBODY).unwrap()] {
-        let lab = Lab::with(|config| {
-            let export = |name: &str, path: &str| posh_executor::Export {
-                name: name.into(),
-                path: path.into(),
-                ..config.exports[0].clone()
-            };
-            let more = [export("payroll", "/opt/payroll/data"), export("old", "/opt/posh/tls")];
-            config.exports.extend(more);
-            config.file = Some("/opt/posh/executor.toml".into());
-            config.confinement.user = Some(user.clone().into());
-            config.confinement.trust_caller_ids = false;
-        })
-        .await;
-        fs::set_permissions(lab.store.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        fs::create_dir("/opt/beside").ok();
-        nix::mount::mount(
-            Some(lab.store.path()),
-            "/opt/beside",
-            None::<&str>,
-            MsFlags::MS_BIND,
-            None::<&str>,
-        )
-        .unwrap();
-        lab.write("f", "content of the store");
-        let hidden = "for f in payroll/data/list posh/tls/key posh/executor.toml beside/f; do cat /opt/$f; done
-            /opt/payroll/data/list; ls /opt/payroll/data /opt/beside; cd /opt/payroll/data && ls";
-        let said = lab.says(shell(hidden)).await;
-        assert!(
-            !said.contains("content of") && !said.lines().any(|line| line == "list" || line == "f"),
-            "{said}"
-        );
-        let said = lab.says(shell("/opt/tool/bin/told; cat /opt/other/x")).await;
-        assert!(said.contains("content of told") && said.contains("echo content of x"), "{said}");
-        // What a deployment does, while the view is kept, and while a command runs in it.
-        let later = "echo begun; until [ -e renamed ]; do sleep 0.05; done; cat \
-                     /opt/payroll/data/list /opt/posh/tls/key /opt/payroll/data.old/list";
-        let mut call = Call::open(&lab.client, shell(later)).await;
-        call.until_output("begun\n").await;
-        fs::rename("/opt/payroll/data", "/opt/payroll/data.old").unwrap();
-        fs::create_dir("/opt/payroll/data").unwrap();
-        fs::copy("/opt/payroll/data.old/list", "/opt/payroll/data/list").unwrap();
-        lab.write("renamed", "");
-        let said = call.collect(Bytes::new()).await;
-        assert!(!format!("{} {}", said.text(), said.errors()).contains("content of"), "{said:?}");
-        let said = lab.says(shell("cat /opt/payroll/data/list; ls /opt/payroll")).await;
-        // The former directory is no export, and nothing of the server's that is hidden.
-        assert!(!said.contains("content of") && said.contains("data.old"), "{said}");
-        fs::remove_dir_all("/opt/payroll/data.old").unwrap();
-        fs::remove_file(lab.store.path().join("renamed")).unwrap();
-        let mut spec = shell("cat /mnt/p/list");
-        spec.mounts.push(mount("/mnt/p", "payroll", ""));
-        assert!(lab.says(spec).await.contains("content of list"));
-        nix::mount::umount("/opt/beside").unwrap();
+    let tops = ["/opt", "/usr/src"];
+    take_empty(&tops);
+    for top in tops {
+        for user in [own_user(), UnixUser::named(NOBODY).unwrap()] {
+            try_to_read_exports_below(Path::new(top), user).await;
+        }
     }
 }
 
-// Guard: ServerTree::without. No view shows the exports below /opt, and a user who may write the
+async fn try_to_read_exports_below(top: &Path, user: UnixUser) {
+    let is_all_hidden = top == Path::new("/opt");
+    for (directory, name) in
+        [("payroll/data", "list"), ("tool/bin", "told"), ("posh/tls", "key"), ("other", "x")]
+    {
+        fs::create_dir_all(top.join(directory)).unwrap();
+        let file = top.join(directory).join(name);
+        fs::write(&file, format!("#!/bin/sh\necho content of {name}\n")).unwrap();
+        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::write(top.join("posh/executor.toml"), "content of toml").unwrap();
+    let lab = Lab::with(|config| {
+        let export = |name: &str, path: &str| posh_executor::Export {
+            name: name.into(),
+            path: top.join(path),
+            ..config.exports[0].clone()
+        };
+        config.exports.extend([export("payroll", "payroll/data"), export("old", "posh/tls")]);
+        config.file = Some(top.join("posh/executor.toml"));
+        config.confinement.user = Some(user.into());
+        config.confinement.trust_caller_ids = false;
+    })
+    .await;
+    fs::set_permissions(lab.store.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::create_dir(top.join("beside")).ok();
+    bind(lab.store.path(), &top.join("beside"));
+    lab.write("f", "content of the store");
+    let here = |script: &str| shell(&format!("top={}; {script}", top.display()));
+    let hidden =
+        "for f in payroll/data/list posh/tls/key posh/executor.toml beside/f; do cat $top/$f; done
+        $top/payroll/data/list; ls $top/payroll/data $top/beside; cd $top/payroll/data && ls";
+    let said = lab.says(here(hidden)).await;
+    assert!(
+        !said.contains("content of") && !said.lines().any(|line| line == "list" || line == "f"),
+        "{said}"
+    );
+    let said = lab.says(here("$top/tool/bin/told; cat $top/other/x")).await;
+    assert_eq!(said.contains("content of told"), !is_all_hidden, "{said}");
+    assert_eq!(said.contains("echo content of x"), !is_all_hidden, "{said}");
+    // What a deployment does, while the view is kept, and while a command runs in it.
+    let later = "echo begun; until [ -e renamed ]; do sleep 0.05; done; cat $top/payroll/data/list \
+                 $top/posh/tls/key $top/payroll/data.old/list";
+    let mut call = Call::open(&lab.client, here(later)).await;
+    call.until_output("begun\n").await;
+    let (data, old) = (top.join("payroll/data"), top.join("payroll/data.old"));
+    fs::rename(&data, &old).unwrap();
+    fs::create_dir(&data).unwrap();
+    fs::copy(old.join("list"), data.join("list")).unwrap();
+    lab.write("renamed", "");
+    let said = call.collect(Bytes::new()).await;
+    assert!(!format!("{} {}", said.text(), said.errors()).contains("content of"), "{said:?}");
+    let said = lab.says(here("cat $top/payroll/data/list; ls $top/payroll")).await;
+    // The former directory is no export: below /usr it is shown, as all that is not hidden.
+    assert!(!said.contains("content of") && said.contains("data.old") != is_all_hidden, "{said}");
+    if is_all_hidden {
+        let said = lab.says(here("cat $top/payroll/data.old/list; ls $top")).await;
+        assert!(!said.contains("content of") && !said.contains("payroll\n"), "{said}");
+    }
+    fs::remove_dir_all(old).unwrap();
+    fs::remove_file(lab.store.path().join("renamed")).unwrap();
+    let mut spec = shell("cat /mnt/p/list");
+    spec.mounts.push(mount("/mnt/p", "payroll", ""));
+    assert!(lab.says(spec).await.contains("content of list"));
+    nix::mount::umount(&top.join("beside")).unwrap();
+}
+
+// Guard: ServerTree::without. No view shows the exports below /usr, and a user who may write the
 // directory around one puts a link in its place.
 #[tokio::test]
 async fn a_link_in_the_place_of_an_export_stops_nobodys_runs() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
-    take_an_opt_of_its_own();
-    fs::create_dir_all("/opt/shared/n").unwrap();
+    take_empty(&["/usr/src"]);
+    fs::create_dir_all("/usr/src/shared/n").unwrap();
     let lab = Lab::with(|config| {
         let n = posh_executor::Export {
             name: "n".into(),
-            path: "/opt/shared/n".into(),
+            path: "/usr/src/shared/n".into(),
             ..config.exports[0].clone()
         };
         config.exports.push(n);
     })
     .await;
-    fs::rename("/opt/shared/n", "/opt/shared/gone").unwrap();
-    std::os::unix::fs::symlink("gone", "/opt/shared/n").unwrap();
+    fs::rename("/usr/src/shared/n", "/usr/src/shared/gone").unwrap();
+    std::os::unix::fs::symlink("gone", "/usr/src/shared/n").unwrap();
     assert!(lab.says(shell("echo told")).await.contains("told"));
-    fs::rename("/opt/shared", "/opt/moved").unwrap();
-    std::os::unix::fs::symlink("moved", "/opt/shared").unwrap();
+    fs::rename("/usr/src/shared", "/usr/src/moved").unwrap();
+    std::os::unix::fs::symlink("moved", "/usr/src/shared").unwrap();
     assert!(lab.says(shell("echo told")).await.contains("told"));
 }
 
