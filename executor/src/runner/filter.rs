@@ -11,6 +11,11 @@
 //! Invariant: no call of a command changes another process, except by a signal, which ends at a
 //! Landlock domain (`fence`). The kernel asks some calls for nothing but the same user: those have
 //! to name the caller by 0 ([`OWN_PROCESS`]), the others are refused.
+//!
+//! Invariant: no call takes what the machine has once for everybody, or lets an access of a file
+//! wait for a command that has the file open, beyond locks that both ask for. What the kernel
+//! bounds by user, IPC namespace or process (inotify, timers, locked memory, message queues) is
+//! allowed.
 
 use std::{
     fs::File,
@@ -72,6 +77,16 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
+    // One number of events is all that the machine has for everybody (fs.aio-max-nr).
+    libc::SYS_io_setup,
+    libc::SYS_io_destroy,
+    libc::SYS_io_submit,
+    libc::SYS_io_cancel,
+    libc::SYS_io_getevents,
+    // io_pgetevents, which the C library's bindings do not have on each architecture.
+    IO_PGETEVENTS,
+    // As long as somebody has such memory, the machine can't hibernate.
+    libc::SYS_memfd_secret,
     libc::SYS_keyctl,
     libc::SYS_add_key,
     libc::SYS_request_key,
@@ -98,6 +113,17 @@ const REFUSED: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_modify_ldt,
 ];
+
+const IO_PGETEVENTS: libc::c_long = if cfg!(target_arch = "x86_64") { 333 } else { 292 };
+
+/// Commands of fcntl(2) that are refused with EPERM: a lease or delegation of a file makes others
+/// wait who open it, root too, for up to `fs.lease-break-time`, and F_NOTIFY tells of others'
+/// accesses by signals.
+const LEASES: [libc::c_int; 2] = [libc::F_SETLEASE, libc::F_NOTIFY];
+
+/// The first command of fcntl(2) behind those that were looked at (Linux 6.13, F_SET_FILE_RW_HINT
+/// is the last): all others are refused, too. Delegations (F_SETDELEG) are among them.
+const FIRST_UNKNOWN_FCNTL: u64 = 1039;
 
 /// Refused with EPERM for commands that see the server's own tree: Landlock has no rights for
 /// attributes, so these calls reach every file of the user. Those that take a descriptor change a
@@ -563,6 +589,11 @@ fn refusing(isolation: Isolation, holes: Holes) -> Result<BpfProgram, NoFilter> 
         let is_other = |(argument, own): &(u8, u64)| rule(*argument, SeccompCmpOp::Ne, *own);
         arguments.iter().map(is_other).collect::<Result<Vec<_>, NoFilter>>()
     };
+    let leases = LEASES
+        .iter()
+        .map(|command| rule(1, SeccompCmpOp::Eq, command.unsigned_abs().into()))
+        .chain([rule(1, SeccompCmpOp::Ge, FIRST_UNKNOWN_FCNTL)])
+        .collect::<Result<_, _>>()?;
     let on_others = OWN_PROCESS
         .iter()
         .map(|(call, arguments)| Ok((*call, others(arguments)?)))
@@ -571,6 +602,7 @@ fn refusing(isolation: Isolation, holes: Holes) -> Result<BpfProgram, NoFilter> 
         (libc::SYS_clone, clones),
         (libc::SYS_ioctl, inputs),
         (libc::SYS_setsockopt, programs),
+        (libc::SYS_fcntl, leases),
         (libc::SYS_socketpair, other_pairs()?),
         (libc::SYS_prlimit64, vec![limits_of_others()?]),
     ]
@@ -847,6 +879,12 @@ mod tests {
     /// Answer of a filter for a call without arguments, as the kernel evaluates it
     /// (Documentation/networking/filter.rst).
     fn said(program: &[sock_filter], call: u32) -> u32 {
+        said_with(program, call, 0)
+    }
+
+    /// The same for a call with this second argument.
+    fn said_with(program: &[sock_filter], call: u32, second: u64) -> u32 {
+        let [low, high] = halves(second);
         let arch = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };
         let (mut at, mut value) = (0, 0);
         loop {
@@ -854,7 +892,15 @@ mod tests {
             at += 1;
             let jump = |holds: bool| usize::from(if holds { jt } else { jf });
             match u32::from(code) {
-                LOAD => value = [call, arch].get(k as usize / 4).copied().unwrap_or(0),
+                LOAD => {
+                    value = match k {
+                        0 => call,
+                        4 => arch,
+                        _ if k == argument(1) => low,
+                        _ if k == argument(1) + 4 => high,
+                        _ => 0,
+                    }
+                }
                 RETURN => return k,
                 JUMP => at += k as usize,
                 AND => value &= k,
@@ -884,5 +930,32 @@ mod tests {
         for call in FIRST_UNKNOWN..1200 {
             assert_eq!(said(narrow, call), refused(libc::ENOSYS), "{call}");
         }
+    }
+
+    #[test]
+    fn no_command_makes_others_wait_or_takes_what_all_share() {
+        let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
+        let fcntl = number_of(libc::SYS_fcntl);
+        for isolation in [Isolation::Nothing, Isolation::Mounts, Isolation::MountsAndProcesses] {
+            let program = refusing(isolation, Holes::Hidden).expect("a filter");
+            // F_SETLEASE, F_NOTIFY, F_SETDELEG. The kernel looks at the lower half alone.
+            for command in [1024, 1026, 1040] {
+                for garbage in [0, 7 << 32] {
+                    assert_eq!(said_with(&program, fcntl, command | garbage), refused, "{command}");
+                    let x32 = fcntl | X32_BIT;
+                    assert_eq!(said_with(&program, x32, command | garbage), refused, "{command}");
+                }
+            }
+            for command in (0..=38).chain([1025]).chain(1027..=1038) {
+                let said = said_with(&program, fcntl, command);
+                assert_eq!(said, libc::SECCOMP_RET_ALLOW, "{command}");
+            }
+            for call in [libc::SYS_io_setup, libc::SYS_io_submit, libc::SYS_memfd_secret] {
+                assert_eq!(said(&program, number_of(call)), refused, "{call}");
+                assert_eq!(said(&program, number_of(call) | X32_BIT), refused, "{call}");
+            }
+        }
+        let narrow = NARROW.as_ref().expect("a filter");
+        assert_eq!(said(narrow, number_of(libc::SYS_io_setup)), refused);
     }
 }
