@@ -197,6 +197,14 @@ pub struct FileUse {
     pub no_follow: bool,
 }
 
+impl FileUse {
+    /// Returns true if the command may open the file itself, if it is no link. Of names that are
+    /// not followed, it opens only input files (`cp -P`); others it lists, walks, moves or removes.
+    pub fn is_opened(&self) -> bool {
+        !self.no_follow || self.kind == FileKind::InputFile
+    }
+}
+
 /// The annotation language's file types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileKind {

@@ -436,7 +436,8 @@ pub fn grants(invocation: &Invocation) -> Vec<Grant> {
             }
             FileKind::OutputDir | FileKind::NewDir | FileKind::InoutFile => Access::Change,
         };
-        grants.push(Grant { no_follow: file.no_follow, ..grant(file.path.as_bytes(), access) });
+        let named = grant(file.path.as_bytes(), access);
+        grants.push(Grant { no_follow: file.no_follow, opened: file.is_opened(), ..named });
     }
     let directory =
         invocation.working_dir.as_ref().map_or(&b"."[..], |directory| directory.as_bytes());

@@ -15,10 +15,21 @@
 //! Invariant: a right to make, remove or truncate files in a tree includes the right to write their
 //! contents. Otherwise a tool that replaces a file (removes it, makes it anew, and only then may
 //! not write to it) leaves an empty one.
+//!
+//! Invariant: in a read-only mount, a command opens nothing for writing. The mount refuses that of
+//! files and directories (EROFS, before Landlock is asked), but not of FIFOs: rules on what lies in
+//! such a mount have no right to write ([`in_mount`]).
+//!
+//! Invariant: no name that a command opens, by this server's own annotation, is that of a FIFO, a
+//! socket or a device in a mount. Names come from the command's words (`policy`); what the client
+//! says that it uses (`paths`) can only add refusals.
 
 use std::{
     collections::HashMap,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
     path::{Path, PathBuf},
 };
 
@@ -37,11 +48,15 @@ use nix::{
     },
     unistd::getppid,
 };
-use posh_proto::executor::{ClientFile, rejected::Kind};
+use posh_proto::{
+    executor::{ClientFile, rejected::Kind},
+    rule::{self, Rule},
+};
 
 use super::{
     budget::{Budget, MAX_RULES, SPENT},
-    paths::{MAX_LINKS, find, landing, name_of},
+    devices,
+    paths::{MAX_LINKS, Unlike, find, landing, name_of, require_plain},
     processes::Below,
     programs::{Programs, library_directories},
     system,
@@ -80,6 +95,9 @@ pub const CHANGE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 
 /// Walking so many components costs as much of the budget as looking up a name.
 const COMPONENTS_OF_A_NAME: usize = 8;
+
+/// Lookups of one path that has too many links, before that counts.
+const TRIES: usize = 100;
 
 /// Access of all commands to the server's own tree, without programs.
 const GROUND: [(&str, BitFlags<AccessFs>); 8] = [
@@ -233,7 +251,8 @@ impl Domain {
                 } else {
                     BitFlags::EMPTY
                 };
-                domain.allow_path(mount, CHANGE | programs).map_err(failed)?;
+                let access = in_mount(view, mount, CHANGE | programs);
+                domain.allow_path(mount, access).map_err(failed)?;
             }
             return Ok(domain);
         };
@@ -253,6 +272,9 @@ impl Domain {
         ) {
             Ok(()) => Ok(domain),
             Err(NoRules::Kernel(error)) => Err(failed(error)),
+            Err(why @ NoRules::NotPlain { .. }) => {
+                Err(Refusal::new(Kind::PathOutside, why.to_string()))
+            }
             Err(why) => {
                 Err(Refusal::new(Kind::Guard, format!("the files that a command names: {why}")))
             }
@@ -348,6 +370,14 @@ pub enum NoRules {
     /// The kernel refuses a rule.
     #[error("cannot make a rule: {0}")]
     Kernel(#[from] RulesetError),
+    /// The command would open something else than a file or a directory.
+    #[error("{}: {why}", .path.display())]
+    NotPlain {
+        /// As the command names it.
+        path: PathBuf,
+        /// Kind of file, or the error.
+        why: Unlike,
+    },
     /// The run's budget is spent.
     #[error("{SPENT}")]
     Spent,
@@ -376,6 +406,15 @@ pub fn ground() -> impl Iterator<Item = (&'static str, BitFlags<AccessFs>)> {
     VIEWS.into_iter().chain(GROUND)
 }
 
+/// The part of `access` that a rule on `path` may have: no changes, unless there is a mount at
+/// `path` or below it in which commands may write.
+fn in_mount(view: &View, path: &Path, access: BitFlags<AccessFs>) -> BitFlags<AccessFs> {
+    match view.is_writable_at_or_below(path) {
+        true => access,
+        false => access & (READ | PROGRAM),
+    }
+}
+
 /// Turns grants into rules. Keeps the identity of each file, not its path: a client names as many
 /// and as long paths as it likes, and each symbolic link on their way makes another one.
 struct Resolver<'a> {
@@ -401,11 +440,45 @@ impl Resolver<'_> {
             Some(path) => path,
             None => return Ok(()),
         };
+        if grant.opened {
+            self.require_plain(&path, grant.no_follow)?;
+        }
         match grant.access() {
             Access::Read => self.read(&path, grant.no_follow),
             Access::Output => self.output(&path, grant.no_follow),
             Access::Change => self.change(&path, grant.no_follow),
             Access::Within => self.allow(&path, !grant.no_follow, CHANGE).map(drop),
+        }
+    }
+
+    /// Refuses what is not to be opened in a mount. The lookup follows no magic links, by which a
+    /// name outside of all mounts leads into one (`/proc/self/cwd/x`): that is ELOOP. What the
+    /// command does not find either is no matter.
+    fn require_plain(&self, path: &Path, no_follow: bool) -> Result<(), NoRules> {
+        let bytes = path.as_os_str().as_bytes();
+        if !rule::holds(Rule::Files)
+            || devices::is_same_everywhere(bytes)
+            || devices::descriptor_of(bytes).is_some()
+        {
+            return Ok(());
+        }
+        self.spend(path)?;
+        let look_up = || find(self.cwd, path, !no_follow);
+        // When mounts or renames of others make the kernel walk once more, it goes on counting
+        // links: a path of many links is ELOOP at random. The first that stays so ends the run.
+        let found = (0..TRIES).map(|_| look_up()).find(|found| !matches!(found, Err(Errno::ELOOP)));
+        let checked = match found.unwrap_or(Err(Errno::ELOOP)) {
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES | Errno::ENAMETOOLONG) => Ok(()),
+            found => found.map_err(Unlike::System).and_then(|at| self.require_plain_file(&at)),
+        };
+        checked.map_err(|why| NoRules::NotPlain { path: path.to_owned(), why })
+    }
+
+    fn require_plain_file(&self, at: &OwnedFd) -> Result<(), Unlike> {
+        let status = fstat(at).map_err(Unlike::System)?;
+        match name_of(at) {
+            Ok(name) if self.view.mount_of(&name).is_none() => Ok(()),
+            _ => require_plain(&status, kind_of(&status) == SFlag::S_IFLNK),
         }
     }
 
@@ -573,14 +646,15 @@ impl Resolver<'_> {
         if self.has(*id, access) || *kind == SFlag::S_IFLNK {
             return Ok(());
         }
-        if !name_of(at).is_ok_and(|name| self.view.mount_of(&name).is_some()) {
+        let Some(name) = name_of(at).ok().filter(|name| self.view.mount_of(name).is_some()) else {
             return Ok(());
-        }
+        };
+        let rule = in_mount(self.view, &name, access);
         // The kernel has one rule for each file, whatever the accesses.
         if !self.allowed.contains_key(id) && !self.budget.rule() {
             return Err(NoRules::TooMany);
         }
-        (self.add)(at, access)?;
+        (self.add)(at, rule)?;
         *self.allowed.entry(*id).or_default() |= access;
         Ok(())
     }
@@ -685,6 +759,40 @@ mod tests {
             rules_of(at, Access::Output, names(MAX_RULES + 1)),
             Err(NoRules::TooMany)
         ));
+    }
+
+    #[test]
+    fn what_a_command_opens_is_plain() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| tree.path().join(name);
+        std::fs::write(at("file"), "").expect("a file");
+        nix::unistd::mkfifo(&at("fifo"), Mode::S_IRWXU).expect("a FIFO");
+        std::os::unix::net::UnixListener::bind(at("socket")).expect("a socket");
+        for (name, target) in
+            [("to-fifo", "fifo"), ("to-file", "file"), ("by-cwd", "/proc/self/cwd/fifo")]
+        {
+            std::os::unix::fs::symlink(target, at(name)).expect("a link");
+        }
+        let cwd = open(tree.path(), OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty())
+            .expect("a directory");
+        let is_fine = |path: &str, no_follow, opened| {
+            let grants = [Grant { path: path.into(), no_follow, opened, ..Grant::default() }];
+            let (view, budget) = (View::of_machine(), Budget::new(None));
+            let reads = ReadableFiles::Directories;
+            let made = rules(&view, &cwd, &grants, reads, &budget, &mut |_, _| Ok(()));
+            assert!(matches!(made, Ok(()) | Err(NoRules::NotPlain { .. })), "{made:?}");
+            made.is_ok()
+        };
+        for path in ["file", ".", "to-file", "missing", "file/x", "/dev/null", "/dev/fd/9"] {
+            assert!(is_fine(path, false, true), "{path}");
+        }
+        for path in ["fifo", "./fifo", "socket", "to-fifo", "by-cwd", "/proc/self/cwd/fifo"] {
+            assert!(!is_fine(path, false, true), "{path}");
+        }
+        // `rm fifo`, `ls -l fifo`; `cp -P fifo x`, `cp -P link x`.
+        assert!(is_fine("fifo", true, false));
+        assert!(!is_fine("fifo", true, true));
+        assert!(is_fine("to-fifo", true, true));
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod budget;
 mod build;
 mod changes;
 mod confine;
+mod devices;
 mod elf;
 mod fence;
 mod filter;

@@ -29,7 +29,7 @@ use posh_proto::{
 
 use super::{
     budget::{Budget, SPENT},
-    ids,
+    devices, ids,
     listing::has_default_acl,
     view::View,
 };
@@ -41,10 +41,6 @@ pub(super) const MAX_LINKS: usize = 40;
 /// Entries of a tree that are checked before a command: the command itself would walk a larger one
 /// faster.
 const MAX_ENTRIES: usize = 100_000;
-
-/// Devices that are the same on every machine.
-const SAME_DEVICES: [&[u8]; 5] =
-    [b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom"];
 
 pub(super) fn path_of(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
@@ -98,7 +94,7 @@ fn check_one(
 ) -> Result<(), Refusal> {
     // An empty path names nothing anywhere.
     if used.path.is_empty()
-        || SAME_DEVICES.contains(&&used.path[..])
+        || devices::is_same_everywhere(&used.path)
         || named.has_descriptor(&used.path)
     {
         return Ok(());
@@ -297,16 +293,7 @@ impl<'a> PathSets<'a> {
 
     /// `/dev/stdin`, `/dev/fd/N` and their like refer to the stage's open files.
     fn has_descriptor(&self, path: &[u8]) -> bool {
-        let fd = match path {
-            b"/dev/stdin" => Some(0),
-            b"/dev/stdout" => Some(1),
-            b"/dev/stderr" => Some(2),
-            _ => path
-                .strip_prefix(b"/dev/fd/")
-                .or_else(|| path.strip_prefix(b"/proc/self/fd/"))
-                .and_then(|number| std::str::from_utf8(number).ok()?.parse().ok()),
-        };
-        fd.is_some_and(|fd: u32| self.descriptors.contains(&fd))
+        devices::descriptor_of(path).is_some_and(|fd| self.descriptors.contains(&fd))
     }
 
     /// Refuses paths below the workstation's own mounts inside a mount: the server lacks those
@@ -381,7 +368,7 @@ pub fn name_of(fd: &OwnedFd) -> nix::Result<PathBuf> {
 
 /// Why a file of the server is not, or may not be, what the workstation has there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unlike {
+pub enum Unlike {
     /// The path ends outside of the mounts.
     #[error("leads to {} on the server, which is not in {mounts}", at.display())]
     Outside {
@@ -486,7 +473,7 @@ fn may_be_made(path: &Path, beside: &OsStr) -> bool {
 }
 
 /// FIFOs, sockets and devices join processes of one machine.
-fn require_plain(status: &FileStat, link_itself: bool) -> Result<(), Unlike> {
+pub(super) fn require_plain(status: &FileStat, link_itself: bool) -> Result<(), Unlike> {
     match SFlag::from_bits_truncate(status.st_mode & libc::S_IFMT) {
         SFlag::S_IFREG | SFlag::S_IFDIR => Ok(()),
         _ if link_itself => Ok(()),

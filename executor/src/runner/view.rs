@@ -59,6 +59,8 @@ pub struct View {
     mounts: Vec<PathBuf>,
     /// Mounts in which programs may be executed.
     executable: Vec<PathBuf>,
+    /// Mounts in which commands may write.
+    writable: Vec<PathBuf>,
     /// None without a namespace.
     root: Option<Root>,
     /// The soft limit of open files that commands start with.
@@ -95,6 +97,7 @@ impl View {
         let mut view = Self {
             mounts: Vec::new(),
             executable: Vec::new(),
+            writable: Vec::new(),
             root: None,
             open_files: spec.open_files,
             bounds: spec.bounds,
@@ -121,6 +124,8 @@ impl View {
         }
         let executable = spec.mounts.iter().filter(|entry| entry.exec);
         view.executable = executable.map(|entry| path_of(&entry.path).to_owned()).collect();
+        let writable = spec.mounts.iter().filter(|entry| !entry.read_only);
+        view.writable = writable.map(|entry| path_of(&entry.path).to_owned()).collect();
         view.ground = Ground::new(spec, view.temporary.as_deref());
         Ok(view)
     }
@@ -130,6 +135,7 @@ impl View {
         Self {
             mounts: vec![PathBuf::from("/")],
             executable: Vec::new(),
+            writable: vec![PathBuf::from("/")],
             root: None,
             open_files: 0,
             bounds: Bounds::default(),
@@ -166,10 +172,18 @@ impl View {
     /// Returns true if programs at `path` may be executed: by the innermost mount, as for the
     /// kernel.
     pub fn is_executable(&self, path: &Path) -> bool {
+        self.innermost(path).is_some_and(|mount| self.executable.contains(mount))
+    }
+
+    /// Returns true if commands may write at `path`, or in a mount below it.
+    pub fn is_writable_at_or_below(&self, path: &Path) -> bool {
+        self.innermost(path).is_some_and(|mount| self.writable.contains(mount))
+            || self.writable.iter().any(|mount| mount.starts_with(path))
+    }
+
+    fn innermost(&self, path: &Path) -> Option<&PathBuf> {
         let around = self.mounts.iter().filter(|mount| path.starts_with(mount));
-        around
-            .max_by_key(|mount| mount.as_os_str().len())
-            .is_some_and(|mount| self.executable.contains(mount))
+        around.max_by_key(|mount| mount.as_os_str().len())
     }
 
     /// Makes a working directory that only the workstation has, as far as it lies on the root,

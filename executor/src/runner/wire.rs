@@ -243,6 +243,9 @@ pub struct Grant {
     /// With `up_to`: this path below that directory.
     #[prost(string, tag = "5")]
     pub below: String,
+    /// The command opens it, so that it has to be a regular file or a directory.
+    #[prost(bool, tag = "6")]
+    pub opened: bool,
 }
 
 /// Kind of access.

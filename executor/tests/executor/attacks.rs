@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::{Read as _, Write as _},
     net::{TcpListener, UdpSocket},
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
     path::Path,
@@ -682,6 +683,39 @@ async fn a_read_only_export_stays_as_it_is() {
         fs::metadata(lab.store.path().join("f")).unwrap().permissions().mode() & 0o777,
         0o644
     );
+}
+
+// Guards: fence::in_mount (any command), and Resolver::require_plain (annotated ones), whatever
+// paths a client says that a command uses.
+#[tokio::test]
+async fn nothing_goes_through_a_fifo_of_an_export() {
+    let lab = Lab::with(|config| config.exports[0].read_only = true).await;
+    let fifo = lab.store.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    // Both ends of the server's: neither the command nor this test waits.
+    let mut server = fs::File::options().read(true).write(true).open(&fifo).unwrap();
+    server.write_all(b"the server's").unwrap();
+    let script = "for f in fifo /proc/self/cwd/fifo; do (echo x > $f); (echo x <> $f); done";
+    let said = lab.says(shell(script)).await;
+    assert_eq!(said.matches("Permission denied").count(), 4, "{said}");
+    let by_cwd = "/proc/self/cwd/fifo";
+    for words in [
+        ["tee", "-a", "fifo"],
+        ["sort", "-o", "fifo"],
+        ["cat", "fifo", "."],
+        ["cat", ".", by_cwd],
+        ["cp", "-P", "fifo"],
+    ] {
+        let target = (words[0] == "cp").then_some("/dev/stdout");
+        let words: Vec<&str> = words.into_iter().chain(target).collect();
+        let outcome = lab.run(command(&words)).await;
+        assert_eq!(outcome.refusal().kind(), Kind::PathOutside, "{words:?}");
+    }
+    // Of the name alone, a command may tell.
+    assert_eq!(lab.says(command(&["find", "fifo"])).await, "fifo\n");
+    let mut left = [0; 64];
+    let bytes = server.read(&mut left).unwrap();
+    assert_eq!(&left[..bytes], b"the server's");
 }
 
 // Guard: `fence`. Beside an operand, and below its directory, all can be read; elsewhere nothing.
