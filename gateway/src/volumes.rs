@@ -22,12 +22,11 @@ use bytes::Bytes;
 use fs_mapper::{
     ExecutorName, Mount,
     config::{Config, VolumeConfig},
-    mountinfo::MountInfo,
 };
 use posh_proto::executor::{VolumeMark, VolumeSession};
 use posh_volume::{
     fs::{Changes, State},
-    mount,
+    mounted::MountedVolume,
     recovery::Recovery,
     store::Stamp,
 };
@@ -204,7 +203,7 @@ impl Volumes {
     fn let_leave(&self, gateway: &Gateway) {
         let all: Vec<_> = self.known().clone();
         for known in all {
-            if known.serving().is_some_and(|serving| serving.is_out(&known.config.path)) {
+            if known.serving().is_some_and(|serving| serving.is_out()) {
                 self.leave(gateway, &known);
             }
         }
@@ -276,14 +275,17 @@ impl Volumes {
         if let Some(serving) = &serving {
             // Don't stay mounted for a server that does not come back.
             is_whole = is_drained(serving, SETTLE_TIMEOUT).await;
-        } else if !is_left_behind(path) {
-            return Err(VolumeError::NoVolume(path.to_owned()));
         }
         let (place, its) = (path.to_owned(), serving.clone());
-        let unmount =
-            move || its.map_or_else(|| mount::unmount(&place), |serving| serving.unmount(&place));
+        let unmount = move || match its {
+            Some(serving) => serving.unmount().map(Some),
+            // One that another process served, or none.
+            None => MountedVolume::at(&place)?.map(|left| left.unmount()).transpose(),
+        };
         let unmounted = tokio::task::spawn_blocking(unmount).await?;
-        unmounted.map_err(|error| VolumeError::Unmount { path: path.to_owned(), error })?;
+        let unmounted =
+            unmounted.map_err(|error| VolumeError::Unmount { path: path.to_owned(), error })?;
+        unmounted.ok_or_else(|| VolumeError::NoVolume(path.to_owned()))?;
         if let (Some(known), Some(serving)) = (&known, &serving) {
             volumes.leave(gateway, known);
             // Open files still keep it.
@@ -478,9 +480,8 @@ async fn end_one(path: PathBuf, serving: Serving) {
     if !is_drained(&serving, LAST_WRITES).await {
         tracing::warn!(path = %path.display(), "what was written last is not on the server");
     }
-    let (place, its) = (path.clone(), serving.clone());
-    let unmount = move || if its.is_out(&place) { Ok(()) } else { its.unmount(&place) };
-    let unmounted = tokio::task::spawn_blocking(unmount).await;
+    let its = serving.clone();
+    let unmounted = tokio::task::spawn_blocking(move || its.unmount()).await;
     let _ = tokio::time::timeout(END_TIMEOUT, serving.ended()).await;
     tracing::info!(path = %path.display(), ?unmounted, "volume unmounted");
 }
@@ -498,17 +499,6 @@ async fn mounted(
     volume: VolumeConfig,
 ) -> Option<Result<Option<String>, Arc<VolumeError>>> {
     Some(Volumes::mount(&gateway.upgrade()?, volume).await)
-}
-
-/// Returns true if a volume is mounted on the path that another process serves, or none.
-fn is_left_behind(path: &Path) -> bool {
-    let info = MountInfo::read();
-    let is_volume = |info: MountInfo| {
-        info.visible()
-            .iter()
-            .any(|entry| entry.mount_point == path && entry.fs_type == mount::FS_TYPE)
-    };
-    info.is_ok_and(is_volume)
 }
 
 impl KnownVolume {

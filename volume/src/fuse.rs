@@ -25,7 +25,7 @@ use tokio::{runtime::Handle, sync::mpsc};
 
 use crate::{
     fs::{Invalidate, KERNEL_PATIENCE, Volume},
-    mount,
+    mounted,
 };
 
 /// Number of threads that read requests. They never block on a request.
@@ -177,7 +177,7 @@ impl Kernel {
 
     fn forget_names(&self, names: &[(u64, Vec<OsString>)]) {
         // Dropping a name would unmount the mounts on it and below it.
-        if !mount::has_mounts_below(&self.mount_point) && self.all_names_are_doubtful() {
+        if !mounted::has_mounts_below(&self.mount_point) && self.all_names_are_doubtful() {
             return;
         }
         for (directory, names) in names {

@@ -2,7 +2,7 @@
 //!
 //! * [`fs`]: the file system over a store, without FUSE
 //! * [`fuse`]: the one module that uses the crate fuser
-//! * [`mount`]: mounting and unmounting
+//! * [`mount`]: mounting; [`mounted`]: mounted volumes, and unmounting
 //! * [`store`]: the store's trait, with its operations and guarantees
 //! * [`leases`]: the lease table, with recalls; [`keeper`]: the table with a clock and wake-ups
 //! * [`clock`]: the clock of all of them
@@ -20,6 +20,7 @@ pub mod journal;
 pub mod keeper;
 pub mod leases;
 pub mod mount;
+pub mod mounted;
 pub mod recovery;
 pub mod remote;
 pub mod store;

@@ -1,12 +1,12 @@
-//! Mounts and unmounts a FUSE device: as root by mount(2), so that mountinfo shows `fuse.posh`, as
-//! another user by fusermount3(1). [`crate::fuse`] serves the device.
+//! Mounts a FUSE device: as root by mount(2), so that mountinfo shows `fuse.posh`, as another user by
+//! fusermount3(1). [`crate::fuse`] serves the device, and [`crate::mounted`] unmounts it.
 
 use std::{
     fs::{self, File},
     io,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::{ffi::OsStrExt, net::UnixStream},
+        unix::net::UnixStream,
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -14,7 +14,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    mount::{MntFlags, MsFlags, mount as mount_2, umount2},
+    mount::{MsFlags, mount as mount_2},
     unistd::{getegid, geteuid},
 };
 use rustix::{
@@ -23,8 +23,7 @@ use rustix::{
 };
 use trusted_path::Untrusted;
 
-/// File system type in mountinfo.
-pub const FS_TYPE: &str = "fuse.posh";
+use crate::mounted::{FS_TYPE, MountedVolume, no_fusermount, said};
 
 /// Part of the type after `fuse.`.
 const SUBTYPE: &str = "posh";
@@ -41,21 +40,29 @@ pub struct Wanted<'a> {
     pub for_everybody: bool,
 }
 
+/// A FUSE device that was just mounted.
+#[derive(Debug)]
+pub struct NewMount {
+    /// The device, which must be served.
+    pub device: OwnedFd,
+    /// The mount.
+    pub volume: MountedVolume,
+}
+
 /// Mounts a new FUSE device on a directory. No access to the directory returns until the device is
 /// served, so this process must make none before.
 ///
 /// # Errors
 /// The kernel's or fusermount3's; `PermissionDenied` if other users can redirect the path.
-pub fn mount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<OwnedFd> {
+pub fn mount(wanted: &Wanted<'_>, directory: &Path) -> io::Result<NewMount> {
     let point = Point::find(directory)?;
-    if geteuid().is_root() {
-        match by_the_kernel(wanted, &point) {
-            // Root of a user namespace, say.
-            Err(error) if error.raw_os_error() == Some(Errno::EPERM as i32) => {}
-            outcome => return outcome,
-        }
-    }
-    by_fusermount(wanted, &point)
+    let device = match geteuid().is_root().then(|| by_the_kernel(wanted, &point)) {
+        Some(Ok(device)) => device,
+        // Root of a user namespace, say.
+        Some(Err(error)) if error.raw_os_error() != Some(Errno::EPERM as i32) => return Err(error),
+        _ => by_fusermount(wanted, &point)?,
+    };
+    Ok(NewMount { device, volume: MountedVolume::on(&point.descriptor)? })
 }
 
 /// The directory to mount on.
@@ -87,46 +94,6 @@ impl Point {
             }
         }
     }
-}
-
-/// Returns true if this process's mount table has a mount below a directory, or can't be read.
-#[must_use]
-pub fn has_mounts_below(directory: &Path) -> bool {
-    let Ok(table) = fs::read("/proc/self/mountinfo") else { return true };
-    let mut start = escaped(directory);
-    start.push(b'/');
-    let mut points = table
-        .split(|byte| *byte == b'\n')
-        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
-    points.any(|point| point.starts_with(&start))
-}
-
-/// Escapes a path as in mountinfo (proc(5)).
-fn escaped(path: &Path) -> Vec<u8> {
-    let escape = |byte: &u8| match byte {
-        b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
-        _ => vec![*byte],
-    };
-    path.as_os_str().as_bytes().iter().flat_map(escape).collect()
-}
-
-/// Unmounts a directory lazily (`MNT_DETACH`), also if its FUSE server is dead. Open files stay
-/// open.
-///
-/// # Errors
-/// The kernel's or fusermount3's; `EINVAL` if nothing is mounted.
-pub fn unmount(directory: &Path) -> io::Result<()> {
-    match umount2(directory, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-        Err(Errno::EPERM) => {}
-        outcome => return outcome.map_err(io::Error::from),
-    }
-    let ended = Command::new("fusermount3")
-        .args(["-u", "-z", "--"])
-        .arg(directory)
-        .stdin(Stdio::null())
-        .output();
-    let ended = ended.map_err(no_fusermount)?;
-    if ended.status.success() { Ok(()) } else { Err(said(&ended.stderr)) }
 }
 
 /// Sets the kernel's read-ahead for a mount with that device number. This needs root; without it
@@ -183,15 +150,6 @@ fn by_fusermount(wanted: &Wanted<'_>, point: &Point) -> io::Result<OwnedFd> {
     }
 }
 
-fn no_fusermount(error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("cannot run fusermount3, install fuse3: {error}"))
-}
-
-fn said(stderr: &[u8]) -> io::Error {
-    let text = String::from_utf8_lossy(stderr);
-    io::Error::other(text.trim().to_owned())
-}
-
 /// Receives a descriptor; `None` if the other end has closed without sending one.
 fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0; 1];
@@ -204,12 +162,6 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
         _ => None,
     });
     Ok(descriptors.flatten().next())
-}
-
-/// Returns true if a directory is a FUSE mount whose server is dead (`ENOTCONN`).
-#[must_use]
-pub fn is_dead(directory: &Path) -> bool {
-    matches!(nix::sys::statfs::statfs(directory), Err(Errno::ENOTCONN))
 }
 
 #[cfg(test)]

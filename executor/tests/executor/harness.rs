@@ -40,22 +40,20 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A mount whose daemon never answers.
 pub struct Hung {
-    point: PathBuf,
-    _device: OwnedFd,
+    mount: posh_volume::mount::NewMount,
 }
 
 impl Hung {
     pub fn over(point: &Path) -> Self {
         let wanted =
             posh_volume::mount::Wanted { source: "hangs", read_only: false, for_everybody: true };
-        let device = posh_volume::mount::mount(&wanted, point).unwrap();
-        Self { point: point.to_owned(), _device: device }
+        Self { mount: posh_volume::mount::mount(&wanted, point).unwrap() }
     }
 }
 
 impl Drop for Hung {
     fn drop(&mut self) {
-        let _ = posh_volume::mount::unmount(&self.point);
+        let _ = self.mount.volume.unmount();
     }
 }
 

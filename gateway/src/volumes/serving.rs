@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fs_mapper::{config::VolumeConfig, mountinfo::MountInfo};
+use fs_mapper::config::VolumeConfig;
 use nix::unistd::geteuid;
 use posh_proto::executor::{ReturnedLease, VolumeSession};
 use posh_reach::{Carrier, Reached, Route, ServerIdentity};
@@ -17,7 +17,8 @@ use posh_volume::{
     fs::{MAX_FILES, Settings, Volume},
     fuse::{self, Users},
     journal::{self, Journal, Record},
-    mount::{self, Wanted},
+    mount::{self, NewMount, Wanted},
+    mounted::MountedVolume,
     remote::{CannotConnect, Connector, Patience, Remote},
     store::Returned,
 };
@@ -44,8 +45,7 @@ pub(super) struct Serving {
     remote: Arc<Remote>,
     export: String,
     session: Bytes,
-    /// Device of the mount, if known.
-    device: Option<(u32, u32)>,
+    mounted: MountedVolume,
     ended: watch::Receiver<bool>,
 }
 
@@ -106,13 +106,13 @@ impl Serving {
             let path = config.path.clone();
             let source = config.source();
             let for_everybody = users == Users::All;
-            let device = tokio::task::spawn_blocking(move || {
+            let new = tokio::task::spawn_blocking(move || {
                 let wanted = Wanted { source: &source, read_only, for_everybody };
                 mount::mount(&wanted, &config.path)
             });
-            let device = device.await?;
-            let device =
-                device.map_err(|error| VolumeError::Mount { path: path.clone(), error })?;
+            let new = new.await?;
+            let NewMount { device, volume: mounted } =
+                new.map_err(|error| VolumeError::Mount { path: path.clone(), error })?;
             let served = tokio::task::block_in_place(|| {
                 fuse::serve(Arc::clone(&volume), invalidations, device, &path, users)
             });
@@ -129,11 +129,9 @@ impl Serving {
                 remote.close().await;
                 let _ = end.send(true);
             });
-            let device = device_at(&path);
-            if let Some((major, minor)) = device {
-                mount::read_ahead(major, minor, READ_AHEAD_KIB);
-            }
-            Ok(Self { volume, remote: shown, export: config.export, session, device, ended })
+            let (major, minor) = mounted.device();
+            mount::read_ahead(major, minor, READ_AHEAD_KIB);
+            Ok(Self { volume, remote: shown, export: config.export, session, mounted, ended })
         });
         begun.await?
     }
@@ -143,25 +141,17 @@ impl Serving {
         &self.session
     }
 
-    /// Unmounts it, unless another file system is mounted over it. Blocks.
+    /// Unmounts it wherever it is now, unless another file system is mounted over it. Blocks.
     ///
     /// # Errors
     /// System errors, or that it is covered.
-    pub fn unmount(&self, path: &Path) -> io::Result<()> {
-        match (self.device, device_at(path)) {
-            (Some(ours), Some(other)) if ours != other => {
-                Err(io::Error::other("another file system is mounted over it; unmount that first"))
-            }
-            _ => mount::unmount(path),
-        }
+    pub fn unmount(&self) -> io::Result<()> {
+        if self.mounted.is_unmounted() { Ok(()) } else { self.mounted.unmount() }
     }
 
-    /// Returns true if it is certainly neither mounted at the path nor covered by another mount.
-    pub fn is_out(&self, path: &Path) -> bool {
-        let (Some(device), Ok(info)) = (self.device, MountInfo::read()) else {
-            return self.has_ended();
-        };
-        !info.entries().iter().any(|entry| entry.mount_point == path && entry.device == device)
+    /// Returns true if it is certainly neither mounted at its path nor covered by another mount.
+    pub fn is_out(&self) -> bool {
+        self.mounted.has_left()
     }
 
     /// Returns true if [`Self::ended`] would return at once.
@@ -190,12 +180,6 @@ impl Serving {
             export: self.export.clone(),
         }
     }
-}
-
-/// Device of the mount that a path lookup finds at a path.
-fn device_at(path: &Path) -> Option<(u32, u32)> {
-    let info = MountInfo::read().ok()?;
-    info.visible().into_iter().find(|entry| entry.mount_point == path).map(|entry| entry.device)
 }
 
 /// Makes connections for one volume, so that bulk data and runs don't delay each other.

@@ -8,9 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fs_mapper::mountinfo::MountInfo;
 use posh_proto::gateway::{MountVolumeRequest, RecoverVolumeRequest, UnmountVolumeRequest, Volume};
-use posh_volume::mount as volume;
+use posh_volume::mounted::MountedVolume;
 use serde_json::{Value, json};
 
 use super::tables::{aligned, pretty, shown, text};
@@ -105,8 +104,8 @@ fn mount_once(
     path: &Path,
     options: &MountOptions,
 ) -> Result<String, Error> {
-    if volume::is_dead(path) {
-        take_out(path)?;
+    if let Some(left) = mounted_at(path)?.filter(MountedVolume::is_dead) {
+        left.unmount().map_err(|source| not_unmounted(path, source))?;
     }
     let is_directory = path
         .metadata()
@@ -140,16 +139,10 @@ pub fn unmount(target: &GatewayTarget, dir: &Path) -> Result<String, Error> {
         let request = UnmountVolumeRequest { path: path.as_os_str().as_bytes().to_vec().into() };
         return gateway.unmount_volume(request).map(|()| String::new());
     }
-    let info = MountInfo::read()
-        .map_err(|error| not_unmounted(&path, io::Error::other(error.to_string())))?;
-    if !info
-        .visible()
-        .iter()
-        .any(|entry| entry.mount_point == path && entry.fs_type == volume::FS_TYPE)
-    {
+    let Some(left) = mounted_at(&path)? else {
         return Err(not_unmounted(&path, io::Error::other("it is no volume of posh")));
-    }
-    take_out(&path).map(|()| String::new())
+    };
+    left.unmount().map(|()| String::new()).map_err(|source| not_unmounted(&path, source))
 }
 
 /// Copies the data that a volume's server refuses to a directory, then drops it from the volume.
@@ -193,8 +186,8 @@ fn mount_point(dir: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-fn take_out(path: &Path) -> Result<(), Error> {
-    volume::unmount(path).map_err(|source| not_unmounted(path, source))
+fn mounted_at(path: &Path) -> Result<Option<MountedVolume>, Error> {
+    MountedVolume::at(path).map_err(|source| not_unmounted(path, source))
 }
 
 fn not_unmounted(path: &Path, source: io::Error) -> Error {

@@ -16,6 +16,7 @@ use posh_volume::{
     fuse::{self, Users},
     journal::Journal,
     mount::{self, Wanted},
+    mounted::MountedVolume,
     store::Store,
 };
 use tempfile::TempDir;
@@ -98,9 +99,9 @@ impl Site {
         let (journal, left) = journal.unwrap();
         runtime.block_on(volume.keep_journal(journal, left)).unwrap();
         let wanted = Wanted { source: "test:origin", read_only: false, for_everybody: is_root };
-        let device = mount::mount(&wanted, &path).unwrap();
+        let new = mount::mount(&wanted, &path).unwrap();
         let users = if is_root { Users::All } else { Users::Own };
-        fuse::serve(Arc::clone(&volume), invalidations, device, &path, users).unwrap();
+        fuse::serve(Arc::clone(&volume), invalidations, new.device, &path, users).unwrap();
         self.mounts.push(path);
         self.volumes.push(volume);
     }
@@ -157,7 +158,9 @@ impl Drop for Site {
             let _ = nix::mount::umount(path);
         }
         for path in &self.mounts {
-            let _ = mount::unmount(path);
+            if let Ok(Some(mounted)) = MountedVolume::at(path) {
+                let _ = mounted.unmount();
+            }
         }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
