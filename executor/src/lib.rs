@@ -46,6 +46,7 @@ mod hidden;
 pub mod identity;
 pub mod level;
 mod load;
+mod machine;
 mod metered;
 mod own_mounts;
 mod policy;

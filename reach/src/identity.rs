@@ -4,35 +4,47 @@
 //!
 //! * `tls://`: the authority that the workstation was enrolled with. No other server can prove this
 //!   identity.
-//! * `ssh://`: the login, with the ssh command. ssh refuses to connect unless the host has the key
-//!   that is known for that name.
-//! * `http://`: the address. It proves nothing: another server at the same address looks the same.
+//! * `ssh://`: the login, with the ssh command, and the machine. ssh refuses to connect unless the
+//!   host has a key that is known for that name; but several machines may have one name, and know
+//!   each other's keys or share one. The executor tells which machine it is.
+//! * `http://`: the address, and the machine. They prove nothing: another server at the same address
+//!   may call itself the same.
 
 use fs_mapper::config::Address;
 use posh_proto::token::Fingerprint;
 
 /// Identity of a server; see the module's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerIdentity(String);
+pub struct ServerIdentity {
+    text: String,
+    /// True if it is proved, and the machine with it.
+    is_proved: bool,
+}
 
 impl ServerIdentity {
     pub(crate) fn of_authority(fingerprint: &str) -> Self {
-        Self(format!("tls {fingerprint}"))
+        Self { text: format!("tls {fingerprint}"), is_proved: true }
     }
 
     pub(crate) fn of_login(address: &Address, ssh_command: &[String]) -> Self {
-        Self(format!("ssh {address} by {ssh_command:?}"))
+        Self { text: format!("ssh {address} by {ssh_command:?}"), is_proved: false }
     }
 
     pub(crate) fn of_address(address: &Address) -> Self {
-        Self(format!("address {address}"))
+        Self { text: format!("address {address}"), is_proved: false }
     }
 
-    /// Returns a directory name for one of its exports, unique per server and export.
+    /// Returns a directory name for one of its exports, unique per server and export. `machine`: what
+    /// the executor has told of its machine.
     #[must_use]
-    pub fn directory_for(&self, export: &str) -> String {
-        // Neither part contains a NUL.
-        Fingerprint::of(format!("{}\0{export}", self.0).as_bytes()).to_string()
+    pub fn directory_for(&self, export: &str, machine: &[u8]) -> String {
+        // Neither of the first parts contains a NUL.
+        let mut key = format!("{}\0{export}", self.text).into_bytes();
+        if !self.is_proved && !machine.is_empty() {
+            key.push(0);
+            key.extend(machine);
+        }
+        Fingerprint::of(&key).to_string()
     }
 }
 
@@ -59,10 +71,15 @@ mod tests {
             ServerIdentity::of_authority("01"),
         ];
         let names = all.iter().flat_map(|server| {
-            ["x", "y", "..", "/srv/a"].map(|export| server.directory_for(export))
+            ["x", "y", "..", "/srv/a"].map(|export| server.directory_for(export, b"m"))
         });
         let names: std::collections::BTreeSet<String> = names.collect();
         assert_eq!(names.len(), all.len() * 4);
+        let differs = all
+            .each_ref()
+            .map(|server| server.directory_for("x", b"m") != server.directory_for("x", b"n"));
+        // TLS proves the server, whatever it calls itself.
+        assert_eq!(differs, [true, true, true, true, false, false]);
         assert!(
             names
                 .iter()

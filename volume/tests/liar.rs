@@ -47,6 +47,8 @@ struct Liar {
     refusal: Option<String>,
     /// Roots of the first sessions: each but the last ends with its first call.
     roots: Vec<pb::FileId>,
+    /// Machines of the first sessions.
+    machines: Vec<&'static str>,
     sessions: Arc<AtomicUsize>,
 }
 
@@ -68,13 +70,15 @@ impl Volume for Liar {
         let session = self.sessions.fetch_add(1, Ordering::Relaxed);
         let own = pb::FileId { inode: 1, generation: 0 };
         let root = Some(self.roots.get(session).copied().unwrap_or(own));
+        let machine = Bytes::from(self.machines.get(session).copied().unwrap_or_default());
         let is_short = session + 1 < self.roots.len();
         let (sender, answers) = mpsc::channel(16);
         tokio::spawn(async move {
             while let Some(Ok(message)) = asked.next().await {
                 let kind = match message.kind {
                     Some(to_volume::Kind::Hello(_)) => {
-                        from_volume::Kind::Welcome(Welcome { root, ..Welcome::default() })
+                        let machine = machine.clone();
+                        from_volume::Kind::Welcome(Welcome { root, machine, ..Welcome::default() })
                     }
                     Some(to_volume::Kind::Call(_)) if is_short => return,
                     Some(to_volume::Kind::Call(call)) => {
@@ -375,4 +379,29 @@ async fn another_root_comes_with_the_loss_of_all_leases() {
     let notice = timeout(PATIENCE, notices.next()).await.unwrap();
     assert!(matches!(notice, Some(Notice::Lost { .. })), "{notice:?}");
     assert_eq!(remote.root(), file(2));
+}
+
+/// The name of the server means another machine for a while.
+#[tokio::test]
+async fn a_volume_goes_on_with_no_other_machine_and_with_its_own_when_that_is_back() {
+    let roots = [1, 2, 1].map(|inode| file(inode).into()).to_vec();
+    let answer = Said::Entry(entry_of(file(7)));
+    let liar = Liar { roots, machines: vec!["one", "two", "one"], ..Liar::says(answer) };
+    let sessions = Arc::clone(&liar.sessions);
+    let remote = liar.open().await.unwrap();
+    assert_eq!(remote.machine(), "one");
+    let mut notices = remote.notices();
+    let asked = caller();
+    let asked = remote.call(&asked, Op::Attributes(file(7).into()));
+    let told = async {
+        let is_told = |fault: String| fault.contains("leads to another machine now");
+        while !remote.state().fault.is_some_and(is_told) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let (answered, ()) = timeout(PATIENCE, async { tokio::join!(asked, told) }).await.unwrap();
+    answered.unwrap();
+    assert_eq!((sessions.load(Ordering::Relaxed), remote.root()), (3, file(1)));
+    // Nothing of the other one was taken up.
+    assert!(timeout(Duration::ZERO, notices.next()).await.is_err());
 }

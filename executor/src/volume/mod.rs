@@ -59,6 +59,7 @@ use crate::{
     admission::{Denied, peer_name},
     callers::{Caller, caller_of},
     classifier::Turns,
+    machine,
     metered::{Arrived, kept_until_sent},
     own_mounts,
     service::ServiceState,
@@ -258,6 +259,7 @@ impl Volume for VolumeService {
             read_only: served.export.read_only,
             opened: served.store.opened().0,
             knows_calls: !resumed && served.knows_calls_of(resumes),
+            machine: machine::identity(),
         };
         let shared = self.0.clone();
         tokio::spawn(async move {

@@ -86,9 +86,12 @@ impl Serving {
                 most_files: MAX_FILES,
             };
             let server = way.server().ok_or(VolumeError::NoConnection)?;
-            let kept_as = server.directory_for(&config.export);
+            let kept_as = server.directory_for(&config.export, &remote.machine());
             let disk = disk_for(&config, &kept_as).await;
-            let journal = journal_for(&config, &kept_as).await?;
+            // Former versions used the executor's name, or did not know the machine.
+            let former =
+                [config.source().replace('/', "%"), server.directory_for(&config.export, &[])];
+            let journal = journal_for(&config, &kept_as, &former).await?;
             let (volume, invalidations) =
                 Volume::new(Arc::<Remote>::clone(&remote), settings, disk);
             // Without the journal, closed files would be missing.
@@ -245,12 +248,12 @@ async fn disk_for(config: &VolumeConfig, kept_as: &str) -> Option<DiskCache> {
 async fn journal_for(
     config: &VolumeConfig,
     kept_as: &str,
+    former: &[String],
 ) -> Result<Option<(Journal, Vec<Record>)>, VolumeError> {
     let Some(state) = xdg_home("XDG_STATE_HOME", ".local/state") else { return Ok(None) };
     let directory = state.join("posh/volumes").join(kept_as);
-    // Former versions used the executor's name, which does not identify the server.
-    let former = directory.with_file_name(config.source().replace('/', "%"));
-    if former.is_dir() {
+    let former = former.iter().filter(|name| *name != kept_as);
+    for former in former.map(|name| directory.with_file_name(name)).filter(|is| is.is_dir()) {
         tracing::warn!(
             ?former,
             "what an older version has not sent is left there; remove it when it is not needed"

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use super::{Connection, HEARTBEAT, Incoming, Shared, calls::Given};
+use super::{CannotConnect, Connection, HEARTBEAT, Incoming, Shared, calls::Given};
 use crate::{
     leases::LEASE_TIME,
     store::{Answer, Errno, Notice, Op, Returned, Stamp},
@@ -34,6 +34,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time without any message, even answers to heartbeats, after which the connection counts as dead.
 const SILENCE: Duration = Duration::from_secs(10);
+/// Limit of the identity of a server's machine.
+const MACHINE_BYTES: usize = 64;
 /// Size of the queue of outgoing messages.
 const OUTGOING: usize = 1024;
 
@@ -155,6 +157,15 @@ async fn take_up(
     let lost = Stamp(welcome.lost);
     let before = shared.connection.borrow().clone();
     let is_first = before.epoch == 0;
+    if welcome.machine.len() > MACHINE_BYTES {
+        return Err(Failed { why: "its identity is too long".to_owned(), is_final: false });
+    }
+    if !is_first && welcome.machine != before.machine {
+        // Nothing is left on the other machine.
+        let bye = to_volume::Kind::Bye(posh_proto::volume::Nothing {});
+        let _ = outgoing.send(ToVolume { kind: Some(bye) }).await;
+        return Err(Failed { why: CannotConnect::OtherMachine.to_string(), is_final: false });
+    }
     let is_other_root = !is_first && root != before.root;
     if is_other_root {
         tracing::warn!(export = shared.export, "the export's directory was replaced");
@@ -180,6 +191,7 @@ async fn take_up(
             read_only: welcome.read_only,
             fault: None,
             lost,
+            machine: welcome.machine,
             opened: Stamp(welcome.opened),
             is_refused: false,
             heard: Some(Instant::now()),

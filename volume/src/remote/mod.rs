@@ -2,6 +2,10 @@
 //! connection, renews leases, and transfers data in pieces. The user of it provides a
 //! [`Connector`].
 //!
+//! Invariant: all answers are of one machine, and no call reaches another one. Each connection
+//! begins with the server's identity (`Welcome`), and becomes the present one, which calls, reads
+//! and writes use, only if that is the first one's. Until then the server counts as unreachable.
+//!
 //! * `link`: the connection, with reconnects; `calls`: pending calls and open files; `checked`:
 //!   validation of answers; `transfer`: bulk data
 
@@ -73,6 +77,13 @@ pub enum CannotConnect {
     /// Its address leads to another server, for which cached data and unsent writes are not meant.
     #[error("there is another server at its address now; unmount the volume and mount it anew")]
     OtherServer,
+    /// Its name or address leads to another machine.
+    #[error(
+        "its name leads to another machine now (or to one without /etc/machine-id, which has \
+         restarted); the volume goes on when it leads back; to use that machine, unmount it and \
+         mount it anew"
+    )]
+    OtherMachine,
 }
 
 /// Timeout of a volume's operations.
@@ -142,6 +153,8 @@ pub(crate) struct Connection {
     heard: Option<Instant>,
     /// The last loss of all leases that the listener knows of.
     lost: Stamp,
+    /// The executor's machine.
+    machine: Bytes,
     /// Stamp by which the executor distinguishes this session from others of its name.
     opened: Stamp,
     valid_until: Option<Instant>,
@@ -214,6 +227,12 @@ impl Remote {
     #[must_use]
     pub fn opened(&self) -> Stamp {
         self.shared.connection.borrow().opened
+    }
+
+    /// Returns the identity of the server's machine, which is the same at each reconnection.
+    #[must_use]
+    pub fn machine(&self) -> Bytes {
+        self.shared.connection.borrow().machine.clone()
     }
 
     /// Returns true if the export is read-only.
