@@ -5,14 +5,21 @@
 //! Invariant: an account that uses nothing of a pool finds room in it, however many accounts take
 //! what they can. An account may have as much as it leaves free (dynamic thresholds, Choudhury and
 //! Hahne, 1998): one takes half, two a third each, and so on.
+//!
+//! Invariant: guests of an account ([`Caller::is_guest`]: other local users of its workstation)
+//! never deny it half of what it can have. All of them together count as another account with the
+//! other half at most, which they share by the same rule: one takes half of that.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     sync::{Arc, Mutex},
     thread,
 };
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use crate::store::Caller;
 
 /// Divisor for CPU-bound work of one account: half of the processors, at least one.
 const STEPS_PART: usize = 2;
@@ -43,6 +50,52 @@ type Turn = Arc<tokio::sync::Mutex<()>>;
 struct PoolState {
     used: usize,
     by: HashMap<String, usize>,
+    /// Usage by the guests of accounts, which is not part of that in `by`.
+    guests: HashMap<String, GuestUsage>,
+}
+
+/// Usage by all guests of an account.
+#[derive(Debug, Default)]
+struct GuestUsage {
+    used: usize,
+    by: HashMap<Guest, usize>,
+}
+
+/// User ID of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Guest(u32);
+
+thread_local! {
+    static GUEST: Cell<Option<Guest>> = const { Cell::new(None) };
+}
+
+/// While it lives, this thread takes charges for a caller.
+#[must_use = "it ends when dropped"]
+pub struct ChargedFor(std::marker::PhantomData<*const ()>);
+
+impl ChargedFor {
+    pub fn begin(caller: &Caller) -> Self {
+        GUEST.set(Guest::of(caller));
+        Self(std::marker::PhantomData)
+    }
+}
+
+impl Drop for ChargedFor {
+    fn drop(&mut self) {
+        GUEST.set(None);
+    }
+}
+
+impl Guest {
+    /// Returns `None` for an account's own user.
+    pub fn of(caller: &Caller) -> Option<Self> {
+        caller.is_guest.then_some(Self(caller.uid))
+    }
+
+    /// The guest that this thread takes charges for.
+    pub fn of_thread() -> Option<Self> {
+        GUEST.get()
+    }
 }
 
 /// A share taken from a pool; dropping it returns it.
@@ -51,6 +104,7 @@ struct PoolState {
 pub struct Charge {
     pool: Arc<Pool>,
     account: Arc<Account>,
+    guest: Option<Guest>,
     amount: usize,
 }
 
@@ -109,16 +163,46 @@ impl Pool {
         })
     }
 
-    /// Takes `amount` if it is within the account's share.
+    /// Takes `amount` if it is within the account's share, or within that of the guest whose call
+    /// this thread performs.
     pub fn try_take(self: &Arc<Self>, account: &Arc<Account>, amount: usize) -> Option<Charge> {
+        self.try_take_for(account, Guest::of_thread(), amount)
+    }
+
+    /// Takes `amount` if it is within the account's share, or that of its guest.
+    pub fn try_take_for(
+        self: &Arc<Self>,
+        account: &Arc<Account>,
+        guest: Option<Guest>,
+        amount: usize,
+    ) -> Option<Charge> {
         let mut state = self.state.lock().expect("not poisoned");
-        let own = state.by.get(&account.name).copied().unwrap_or_default();
-        let usage = PoolUsage { own, used: state.used, limit: self.limit };
-        let fits = own + amount <= self.own_limit && usage.may_take(amount);
+        let PoolState { used, by, guests } = &mut *state;
+        let own = by.get(&account.name).copied().unwrap_or_default();
+        let of_guests = guests.get(&account.name);
+        let all = of_guests.map_or(0, |guests| guests.used);
+        let within = |own| PoolUsage { own, used: *used, limit: self.limit }.may_take(amount);
+        let fits = own + all + amount <= self.own_limit
+            && match guest {
+                None => within(own),
+                Some(guest) => {
+                    let one = of_guests.and_then(|guests| guests.by.get(&guest)).copied();
+                    let limit = self.own_limit.min(self.limit / 2) / 2;
+                    let share = PoolUsage { own: one.unwrap_or_default(), used: all, limit };
+                    within(all) && share.may_take(amount)
+                }
+            };
         fits.then(|| {
-            state.used += amount;
-            *state.by.entry(account.name.clone()).or_default() += amount;
-            Charge { pool: self.clone(), account: account.clone(), amount }
+            *used += amount;
+            match guest {
+                None => *by.entry(account.name.clone()).or_default() += amount,
+                Some(guest) => {
+                    let guests = guests.entry(account.name.clone()).or_default();
+                    guests.used += amount;
+                    *guests.by.entry(guest).or_default() += amount;
+                }
+            }
+            Charge { pool: self.clone(), account: account.clone(), guest, amount }
         })
     }
 
@@ -170,10 +254,16 @@ impl Drop for Charge {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock().expect("not poisoned");
         state.used -= self.amount;
-        if let Some(own) = state.by.get_mut(&self.account.name) {
-            *own -= self.amount;
-            if *own == 0 {
-                state.by.remove(&self.account.name);
+        match self.guest {
+            None => subtract(&mut state.by, &self.account.name, self.amount),
+            Some(guest) => {
+                if let Some(guests) = state.guests.get_mut(&self.account.name) {
+                    guests.used -= self.amount;
+                    subtract(&mut guests.by, &guest, self.amount);
+                    if guests.used == 0 {
+                        state.guests.remove(&self.account.name);
+                    }
+                }
             }
         }
         drop(state);
@@ -181,9 +271,64 @@ impl Drop for Charge {
     }
 }
 
+/// Limit of a session's table for the call that this thread performs: guests leave half of it.
+pub fn halved_for_guests(limit: usize) -> usize {
+    if Guest::of_thread().is_some() { limit / 2 } else { limit }
+}
+
+/// Subtracts from one number, which is removed when it is 0.
+fn subtract<K, Q>(numbers: &mut HashMap<K, usize>, key: &Q, amount: usize)
+where
+    K: std::borrow::Borrow<Q> + Eq + std::hash::Hash,
+    Q: Eq + std::hash::Hash + ?Sized,
+{
+    if let Some(number) = numbers.get_mut(key) {
+        *number -= amount;
+        if *number == 0 {
+            numbers.remove(key);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn guests_leave_half_to_the_account_and_something_to_each_other() {
+        let ada = Account::named("ada");
+        for (limit, own_limit) in [(4096, 256), (1024, 1024)] {
+            let pool = Pool::new(limit, own_limit);
+            let take = |guest: Option<u32>| {
+                let guest = guest.map(Guest);
+                let charges = std::iter::from_fn(|| pool.try_take_for(&ada, guest, 1));
+                charges.collect::<Vec<_>>()
+            };
+            let most = own_limit.min(limit / 2);
+            let guests = [take(Some(2000)), take(Some(2001)), take(Some(2002))];
+            let counts = guests.each_ref().map(Vec::len);
+            assert_eq!(counts[0], most / 4, "{counts:?}");
+            assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+            assert!(counts.iter().sum::<usize>() <= most / 2, "{counts:?}");
+            let own = take(None);
+            assert!(own.len() >= most / 2, "{}", own.len());
+            drop((guests, own));
+            let state = pool.state.lock().unwrap();
+            assert!(state.used == 0 && state.by.is_empty() && state.guests.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_thread_takes_for_the_guest_whose_call_it_performs() {
+        let (ada, pool) = (Account::named("ada"), Pool::new(4096, 256));
+        let caller = |uid, is_guest| Caller { uid, is_guest, ..Caller::default() };
+        let taken = |caller: &Caller| {
+            let _charged = ChargedFor::begin(caller);
+            std::iter::from_fn(|| pool.try_take(&ada, 1)).collect::<Vec<_>>().len()
+        };
+        assert_eq!([taken(&caller(2000, true)), taken(&caller(0, false))], [64, 256]);
+        assert!(Guest::of_thread().is_none());
+    }
 
     #[test]
     fn whoever_has_nothing_finds_room() {

@@ -16,7 +16,7 @@ use rustix::fs::{
 
 use super::{
     Fault, Rights,
-    account::Charge,
+    account::{Charge, halved_for_guests},
     attributes,
     descriptor::Descriptor,
     effects::{self, made},
@@ -301,7 +301,7 @@ impl Session {
 
     /// Charges an open file to the account.
     pub fn room_for_open(&self) -> Result<Charge, Fault> {
-        if self.opened.lock().expect("not poisoned").len() >= MAX_OPENED {
+        if self.opened.lock().expect("not poisoned").len() >= halved_for_guests(MAX_OPENED) {
             return Err(Errno::EMFILE.into());
         }
         Ok(self.directory.machine.descriptors.try_take(&self.account, 1).ok_or(Errno::EMFILE)?)

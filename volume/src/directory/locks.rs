@@ -27,7 +27,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
 use super::{
     Fault,
-    account::Charge,
+    account::{Charge, Guest, halved_for_guests},
     attributes,
     deadlock::HeldRanges,
     descriptor::Descriptor,
@@ -163,7 +163,7 @@ pub async fn lock(
         .directory
         .machine
         .waiting_locks
-        .try_take(&session.account, 1)
+        .try_take_for(&session.account, Guest::of(caller), 1)
         .ok_or(Errno::ENOLCK)?;
     let machine = &session.directory.machine;
     let file = session.directory.nodes.file(place.file);
@@ -348,7 +348,7 @@ fn describe(session: &Session, place: Place, owner: u64) -> Result<Arc<Descripti
         rooms: Mutex::default(),
     });
     let mut by_owner = session.locks.by_owner.lock().expect("not poisoned");
-    if by_owner.len() >= MAX_OWNERS {
+    if by_owner.len() >= halved_for_guests(MAX_OWNERS) {
         return Err(Errno::ENOLCK.into());
     }
     // Under the lock under which the end empties the table, so that no lock is left over.

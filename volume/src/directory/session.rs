@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
     Directory, Fault,
-    account::Account,
+    account::{Account, ChargedFor},
     attributes,
     descriptor::{ClosingLane, Purpose},
     effects,
@@ -470,6 +470,7 @@ impl Session {
                 return Err(Errno::ESTALE);
             }
             let _acting = session.directory.act(&caller)?;
+            let _charged = ChargedFor::begin(&caller);
             Ok(job(&session)?)
         }
     }
