@@ -7,8 +7,8 @@
 //! * `ssh://`: the login, with the ssh command, and the machine. ssh refuses to connect unless the
 //!   host has a key that is known for that name; but several machines may have one name, and know
 //!   each other's keys or share one. The executor tells which machine it is.
-//! * `http://`: the address, and the machine. They prove nothing: another server at the same address
-//!   may call itself the same.
+//! * `http://`: the address, and the machine. They prove nothing: another server at the same
+//!   address may call itself the same.
 
 use fs_mapper::config::Address;
 use posh_proto::token::Fingerprint;
@@ -34,8 +34,8 @@ impl ServerIdentity {
         Self { text: format!("address {address}"), is_proved: false }
     }
 
-    /// Returns a directory name for one of its exports, unique per server and export. `machine`: what
-    /// the executor has told of its machine.
+    /// Returns a directory name for one of its exports, unique per server and export. `machine`:
+    /// the identity that the executor has told.
     #[must_use]
     pub fn directory_for(&self, export: &str, machine: &[u8]) -> String {
         // Neither of the first parts contains a NUL.

@@ -1,5 +1,5 @@
-//! Mounts a FUSE device: as root by mount(2), so that mountinfo shows `fuse.posh`, as another user by
-//! fusermount3(1). [`crate::fuse`] serves the device, and [`crate::mounted`] unmounts it.
+//! Mounts a FUSE device: as root by mount(2), so that mountinfo shows `fuse.posh`, as another user
+//! by fusermount3(1). [`crate::fuse`] serves the device, and [`crate::mounted`] unmounts it.
 
 use std::{
     fs::{self, File},

@@ -49,7 +49,7 @@ enum OutOfReach {
 }
 
 /// The root of a mount.
-struct Root {
+struct MountRoot {
     descriptor: OwnedFd,
     path: PathBuf,
 }
@@ -155,13 +155,13 @@ impl MountedVolume {
     }
 
     /// Opens its root where it is now.
-    fn root(&self) -> io::Result<Root> {
+    fn root(&self) -> io::Result<MountRoot> {
         for _ in 0..ATTEMPTS {
             let Some(Line { path, .. }) = self.line()? else { return Err(Errno::EINVAL.into()) };
             let Ok(descriptor) = open_root(&path) else { continue };
             let found = mount_id(&descriptor)?;
             if found == self.id {
-                return Ok(Root { descriptor, path });
+                return Ok(MountRoot { descriptor, path });
             }
             if is_stacked(&table()?, found, self.id) {
                 return Err(io::Error::other(OutOfReach::Covered));
@@ -188,7 +188,7 @@ pub(crate) fn no_fusermount(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot run fusermount3, install fuse3: {error}"))
 }
 
-/// What fusermount3 has said, as an error.
+/// The error message of fusermount3.
 pub(crate) fn said(stderr: &[u8]) -> io::Error {
     let text = String::from_utf8_lossy(stderr);
     io::Error::other(text.trim().to_owned())

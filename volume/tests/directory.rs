@@ -729,6 +729,29 @@ async fn a_lock_that_is_waited_for_no_more_is_not_taken() {
     call(&one, lock(again, Wait::Yes)).await.unwrap();
 }
 
+/// A guest is another local user of the workstation.
+#[tokio::test]
+async fn guests_that_wait_for_locks_leave_the_owner_room_to_wait() {
+    let site = Site::new();
+    fs::write(site.path("a"), "").unwrap();
+    let (one, two) = (site.session(), site.session());
+    let (mine, _) = open(&one, "a", RW).await;
+    let (theirs, _) = open(&two, "a", RW).await;
+    let exclusive = RangeLock { range: 0..1, access: Some(Access::Exclusive) };
+    let lock =
+        |place, owner, wait| Op::Lock { place, owner, lock: Lock::Range(exclusive.clone()), wait };
+    call(&one, lock(mine, 0, Wait::No)).await.unwrap();
+    let guest = Caller { is_guest: true, ..me() };
+    let mut waiting: tokio::task::JoinSet<_> = (0..65)
+        .map(|owner| (two.clone(), guest.clone(), lock(theirs, owner, Wait::Yes)))
+        .map(|(two, guest, op)| async move { two.call(&guest, op).await })
+        .collect();
+    let refused = tokio::time::timeout(Duration::from_secs(20), waiting.join_next()).await;
+    assert_eq!(refused.expect("one too many").unwrap().unwrap(), Err(Errno::ENOLCK));
+    let mut own = Box::pin(call(&two, lock(theirs, 1000, Wait::Yes)));
+    assert!(futures_poll(&mut own).await.is_none());
+}
+
 #[tokio::test]
 async fn where_changes_are_not_noticed_settling_recalls_everything() {
     let top = tempfile::tempdir().unwrap();

@@ -293,6 +293,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::directory::{Directory, DirectorySession, Liveness, Machine, Mutability, Rights};
 
     #[test]
     fn guests_leave_half_to_the_account_and_something_to_each_other() {
@@ -345,6 +346,20 @@ mod tests {
         assert_eq!(pool.used(), held.len());
         drop(held);
         assert_eq!(pool.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn jobs_of_a_session_take_for_their_callers() {
+        let top = tempfile::tempdir().unwrap();
+        let machine = Machine::start().unwrap();
+        let directory =
+            Directory::open(machine, top.path(), Rights::Own, Mutability::ReadWrite).unwrap();
+        let session = DirectorySession::open(directory, Liveness::Own);
+        for is_guest in [true, false] {
+            let caller = Caller { uid: 2000, is_guest, ..Caller::default() };
+            let seen = session.0.as_caller(&caller, |_| Ok(Guest::of_thread())).await.unwrap();
+            assert_eq!(seen, is_guest.then_some(Guest(2000)));
+        }
     }
 
     #[tokio::test]
