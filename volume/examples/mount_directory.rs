@@ -41,7 +41,7 @@ async fn main() {
     let device = mount::mount(&wanted, mount_point).unwrap();
     let users = if is_root { Users::All } else { Users::Own };
     let served = tokio::task::block_in_place(|| {
-        fuse::serve(volume, invalidations, device, mount_point, users)
+        fuse::serve(volume, invalidations, device.device, mount_point, users)
     })
     .unwrap();
     println!("ready");
