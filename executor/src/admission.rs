@@ -14,7 +14,7 @@ use tonic::{Request, Status, body::Body, codegen::http, service::Interceptor};
 use crate::{
     accept::Peer,
     audit::AuditLog,
-    callers::{Caller, Callers},
+    callers::{AbsentAccount, Caller, Callers},
     load::{ConnectionShare, Load},
     metered::{Accounts, Arrived, Charged, ChargedAccount, Largest, Metered},
     tls::{
@@ -133,8 +133,8 @@ impl Admission {
     }
 
     /// Waits until this proof no longer admits: its certificate is revoked, or replaced twice, its
-    /// identity is not in the configuration, or the account is gone. An expired certificate, or a register that is
-    /// unreadable for a moment, ends no running work.
+    /// identity is not in the configuration, or the account is gone. An expired certificate, or a
+    /// register that is unreadable for a moment, ends no running work.
     pub async fn removed(&self, proof: &Proof) -> Denied {
         if !matches!(proof, Proof::Certificate(_) | Proof::NotAsked) {
             return std::future::pending().await;
@@ -215,7 +215,10 @@ impl Admission {
     /// The caller without a proof.
     fn anybody(&self) -> Result<Arc<Caller>, Denied> {
         let callers = self.callers();
-        callers.anybody.clone().map_err(|account| self.absent(&account, "this executor's"))
+        callers
+            .anybody
+            .clone()
+            .map_err(|AbsentAccount(account)| self.absent(&account, "this executor's"))
     }
 
     /// Has an absent account looked up again, and denies what it was wanted for.

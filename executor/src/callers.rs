@@ -41,11 +41,16 @@ pub struct Caller {
     pub limits: Limits,
 }
 
+/// Name of an account that this machine does not know at present: nothing runs as it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no account is named `{0}` at present")]
+pub struct AbsentAccount(pub String);
+
 /// All configured callers.
 #[derive(Debug)]
 pub struct Callers {
-    /// Caller on a connection that needs no proof; the name of its account if that is gone.
-    pub anybody: Result<Arc<Caller>, String>,
+    /// Caller on a connection that needs no proof.
+    pub anybody: Result<Arc<Caller>, AbsentAccount>,
     identities: HashMap<String, Arc<Caller>>,
     /// Accounts of identities that are configured and can't be let in, by the identity's name.
     absent: HashMap<String, String>,
@@ -57,7 +62,7 @@ impl Callers {
     pub fn new(config: &Config) -> Self {
         let mut callers = Self {
             anybody: match &config.confinement.user {
-                Some(ConfiguredAccount::Absent(account)) => Err(account.clone()),
+                Some(ConfiguredAccount::Absent(account)) => Err(AbsentAccount(account.clone())),
                 _ => Ok(Arc::new(Caller::anybody(config))),
             },
             identities: HashMap::new(),
@@ -229,7 +234,7 @@ mod tests {
         config.identities = vec![Identity::named("ada".to_owned())];
         config.confinement.user = Some(ConfiguredAccount::Absent("bob".to_owned()));
         let callers = Callers::new(&config);
-        assert_eq!(callers.anybody, Err("bob".to_owned()));
+        assert_eq!(callers.anybody, Err(AbsentAccount("bob".to_owned())));
         assert_eq!((callers.count(), callers.absent_account("ada")), (0, Some("bob")));
         config.confinement.user = UnixUser::named("root").ok().map(Into::into);
         let callers = Callers::new(&config);

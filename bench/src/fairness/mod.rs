@@ -187,8 +187,8 @@ impl Measured {
 }
 
 /// Lets this thread, which is the workstation of the other identity, wait for no process of the
-/// executor's machine: a real one has processors of its own (SCHED_FIFO of sched(7)). What it starts is
-/// scheduled as usual.
+/// executor's machine: a real one has processors of its own (SCHED_FIFO of sched(7)). What it
+/// starts is scheduled as usual.
 fn has_a_machine_of_its_own() -> Result<()> {
     let thread = nix::unistd::gettid().to_string();
     let status = Command::new("chrt")

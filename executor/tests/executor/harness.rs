@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::Duration,
 };
