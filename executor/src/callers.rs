@@ -127,9 +127,10 @@ impl Caller {
         let user = account.map(|account| account.known().expect("a known account").clone());
         Self {
             identity: None,
-            // The account may have another number since this was checked.
+            // The account may have another number since this was checked. Without one, this process
+            // has the rights that ssh's login has.
             trust_caller_ids: config.confinement.trust_caller_ids
-                && user.as_ref().is_some_and(UnixUser::is_root),
+                && user.as_ref().is_none_or(UnixUser::is_root),
             user,
             exports: config.exports.clone(),
             unserved: config.unserved.clone(),
@@ -225,6 +226,19 @@ mod tests {
             UnixUser::named("no-such-user-here"),
             Err(crate::identity::NoUser::Unknown(_))
         ));
+    }
+
+    /// On root's volume over ssh, each user of the workstation makes files of their own.
+    #[test]
+    fn a_login_of_root_is_trusted_with_the_ids_of_others() {
+        let mut config = Config::for_stdio(Vec::new(), false);
+        let is_root = nix::unistd::geteuid().is_root();
+        assert_eq!(Caller::anybody(&config).trust_caller_ids, is_root);
+        config.confinement.trust_caller_ids = true;
+        assert!(Caller::anybody(&config).trust_caller_ids);
+        let user = UnixUser { uid: 1, ..UnixUser::named("root").unwrap() };
+        config.confinement.user = Some(user.into());
+        assert!(!Caller::anybody(&config).trust_caller_ids);
     }
 
     /// Not as the executor's own user, nor by the account's former number.

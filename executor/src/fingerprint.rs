@@ -8,7 +8,13 @@ use std::{
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, Read as _},
-    os::{fd::AsFd, unix::ffi::OsStrExt as _, unix::ffi::OsStringExt as _},
+    os::{
+        fd::{AsFd, AsRawFd as _, OwnedFd},
+        unix::{
+            ffi::{OsStrExt as _, OsStringExt as _},
+            fs::MetadataExt as _,
+        },
+    },
     path::Path,
 };
 
@@ -31,11 +37,10 @@ use rustix::{
 use serde::Serialize;
 
 use crate::{
-    audit::AuditLog,
+    audit::{AuditLog, shown},
     callers::Caller,
     error::Refusal,
     identity::ViewUser,
-    run::shown,
     runner::{open_directory, open_export, refuse, wire::ViewMount},
     sys::ActingAs,
 };
@@ -103,6 +108,7 @@ pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintR
     let _acting = ActingAs::begin(user.as_ref()).map_err(failed)?;
     let sizes = fstatvfs(&handle).map_err(failed)?;
     let itself = statat(&handle, "", AtFlags::EMPTY_PATH).map_err(failed)?;
+    let own = user.as_ref().map_or_else(|| geteuid().as_raw(), |user| user.uid);
     let inherits_group = Mode::from_raw_mode(itself.st_mode).contains(Mode::SGID);
     let directory = open_directory(&handle, Path::new("."));
     let (entries, listed) = match &directory {
@@ -122,7 +128,8 @@ pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintR
         entries,
         listed: listed.into(),
         has_default_acl: directory.is_none_or(|directory| has_default_acl(&directory)),
-        user: user.as_ref().map_or_else(|| geteuid().as_raw(), |user| user.uid),
+        user: own,
+        exchangeable: is_exchangeable(&handle, own),
         group: match &user {
             _ if inherits_group => itself.st_gid,
             Some(user) => user.gid,
@@ -133,6 +140,21 @@ pub fn take(caller: &Caller, request: FingerprintRequest) -> Result<FingerprintR
 
 fn failed(error: impl Into<io::Error>) -> Refusal {
     refuse(format!("the directory can't be looked at: {}", error.into()))
+}
+
+/// Returns true if others than root and `own` may put another directory in the place of this one,
+/// or of one above it.
+fn is_exchangeable(handle: &OwnedFd, own: u32) -> bool {
+    let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", handle.as_raw_fd())) else {
+        return true;
+    };
+    let may_change = |above: &Path| {
+        std::fs::symlink_metadata(above).map_or(true, |above| {
+            let is_theirs = ![0, own].contains(&above.uid());
+            is_theirs || above.mode() & 0o022 != 0 && above.mode() & 0o1000 == 0
+        })
+    };
+    path.ancestors().skip(1).any(may_change)
 }
 
 /// The entry of this name, if it is there.
@@ -285,6 +307,23 @@ mod tests {
         for name in ["..", ".", "d/f", "/etc/passwd"] {
             assert!(of(name).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn others_may_exchange_what_lies_in_a_directory_that_they_may_change() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        fs::create_dir_all(place.join("a/b")).unwrap();
+        let told = || of(&place, "x", "a/b").unwrap().exchangeable;
+        for (mode, expected) in [(0o755, false), (0o775, true), (0o757, true), (0o1777, false)] {
+            fs::set_permissions(place.join("a"), fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(told(), expected, "{mode:o}");
+        }
+        // Its own entries are exchanged by whoever may change it, which the gateway sees itself.
+        fs::set_permissions(place.join("a"), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(place.join("a/b"), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(!told());
     }
 
     /// It may hang.

@@ -84,6 +84,9 @@ enum NotAlike {
     OtherOwner { mount: FileOwner, executor: FileOwner },
     #[error("{} has a default ACL", .0.display())]
     DefaultAcl(PathBuf),
+    /// Root's requests by path could lead anywhere, such as those that make sshfs forget a listing.
+    #[error("others than root may put another directory in the place of {} there", .0.display())]
+    Exchangeable(PathBuf),
 }
 
 impl NotAlike {
@@ -181,6 +184,9 @@ impl NewFiles {
         let why = match prove(to, mount, directory).await {
             Ok(SeenFile { owner, owner_of_commands, .. }) if owner != owner_of_commands => {
                 NotAlike::OtherOwner { mount: owner, executor: owner_of_commands }
+            }
+            Ok(SeenFile { is_exchangeable: true, owner: FileOwner { user: 0, .. }, .. }) => {
+                NotAlike::Exchangeable(directory.to_owned())
             }
             Ok(SeenFile { has_default_acl: true, .. }) => {
                 NotAlike::DefaultAcl(directory.to_owned())

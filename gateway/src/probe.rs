@@ -2,8 +2,8 @@
 //! the same on both, and of what the mount's sftp service makes of new files.
 //!
 //! Invariant: what proves it is the file's content, which nobody else can tell: random, told to
-//! nobody, and readable by the file's owner only. Its name is no secret: whoever lists the directory
-//! sees it.
+//! nobody, and readable by the file's owner only. Its name is no secret: whoever lists the
+//! directory sees it.
 
 use std::{
     ffi::OsString,
@@ -57,6 +57,8 @@ pub struct SeenFile {
     pub owner_of_commands: FileOwner,
     /// The directory's default ACL, not a umask, decides on permissions; true if unknown.
     pub has_default_acl: bool,
+    /// Others may put another directory in the place of its directory on the server.
+    pub is_exchangeable: bool,
 }
 
 /// User and group, as numbers of the server.
@@ -138,6 +140,7 @@ async fn ask(
             owner: FileOwner { user: seen.user, group: seen.group },
             owner_of_commands: FileOwner { user: reply.user, group: reply.group },
             has_default_acl: reply.has_default_acl,
+            is_exchangeable: reply.exchangeable,
         }),
         None => Err(NotProved::NotThere(directory.to_owned())),
     }

@@ -101,6 +101,8 @@ struct Liar {
     drops: Option<Arc<AtomicUsize>>,
     /// The directory that it serves.
     directory: Arc<Mutex<PathBuf>>,
+    /// Others may exchange it, as it says.
+    is_exchangeable: Arc<AtomicBool>,
 }
 
 impl Liar {
@@ -154,7 +156,8 @@ impl Executor for Liar {
         let file = self.directory.lock().unwrap().join(std::str::from_utf8(&name).unwrap());
         let content = fs::read(file).unwrap_or_default().into();
         let entries = vec![FileFingerprint { name, content, ..FileFingerprint::default() }];
-        Ok(Response::new(FingerprintReply { entries, ..FingerprintReply::default() }))
+        let exchangeable = self.is_exchangeable.load(Ordering::Relaxed);
+        Ok(Response::new(FingerprintReply { entries, exchangeable, ..FingerprintReply::default() }))
     }
 
     /// Chunks are of the run's one outlet, whichever number that has.
@@ -538,6 +541,23 @@ async fn see_names() {
     let to_stage::Kind::RunHere(here) = ended else { panic!("{ended:?}") };
     assert!(here.reason.contains("does not read what was written"), "{}", here.reason);
     assert!(!site.liar.was_asked_for("sort"));
+}
+
+/// Nobody puts a link in the place of a directory whose owner root's login sets.
+#[test]
+fn root_changes_nothing_where_others_may_exchange_the_mount_s_directory() {
+    in_own_namespace(
+        "root_changes_nothing_where_others_may_exchange_the_mount_s_directory",
+        exchange_above(),
+    );
+}
+
+async fn exchange_above() {
+    let site = Site::new().await;
+    site.liar.is_exchangeable.store(true, Ordering::Relaxed);
+    let ended = site.command(site.sort(), vec![Kind::Started(Started::default())]).await;
+    let to_stage::Kind::RunHere(here) = ended else { panic!("{ended:?}") };
+    assert!(here.reason.contains("may put another directory in the place"), "{}", here.reason);
 }
 
 #[test]

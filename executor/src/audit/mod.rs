@@ -6,6 +6,7 @@
 //! after its record is written: nothing is done that the record lacks.
 
 mod chain;
+mod shown;
 mod verify;
 
 use std::{
@@ -29,6 +30,7 @@ use tokio::{
 };
 
 use self::chain::{Appended, Chain};
+pub(crate) use self::shown::{room_of, shown};
 pub use self::verify::{ChainVerdict, verify};
 use crate::{
     error::{AttemptExt as _, Error, Refusal},

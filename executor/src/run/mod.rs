@@ -43,7 +43,6 @@ use tokio::{
 };
 use tonic::{Status, Streaming};
 
-pub use self::{audit::shown, kept::KeptRuns, outbox::Messages};
 use self::{
     broken::BrokenStream,
     farewells::{CommandExit, Farewells},
@@ -56,6 +55,7 @@ use self::{
     prepare::{Prepared, ReceivedSpec},
     times::{Clock, Traffic},
 };
+pub use self::{kept::KeptRuns, outbox::Messages};
 use crate::{
     admission::Denied, callers::Caller, cgroup::RunCgroup, error::Refusal, metered::Largest,
     service::ServiceState, sys, tls::serving::Proof, wiring::Wiring,

@@ -40,7 +40,7 @@ pub enum ProbeError {
     /// Something can't be made, renamed or removed; nothing is left.
     #[error("{0}")]
     NotMade(io::Error),
-    /// What was made can't be removed.
+    /// Something that was made can't be removed.
     #[error("{0}")]
     NotRemoved(io::Error),
 }

@@ -79,9 +79,9 @@ pub enum CannotConnect {
     OtherServer,
     /// Its name or address leads to another machine.
     #[error(
-        "its name leads to another machine now (or to one without /etc/machine-id, which has \
-         restarted); the volume goes on when it leads back; to use that machine, unmount it and \
-         mount it anew"
+        "its name leads to another machine now, or the machine has another host name or \
+         /etc/machine-id (one without that file, after a restart); the volume goes on when it \
+         leads back; to use that machine, unmount it and mount it anew"
     )]
     OtherMachine,
 }
