@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -102,6 +102,33 @@ fn sh(host: &Host, text: &str) {
     command.args(["-c", text]);
     let done = collect(host, command, text, SCRIPT_LIMIT).unwrap();
     assert!(done.status.success(), "{done}");
+}
+
+/// Root's login on the server acts for each user of the workstation with their ids, as root mounts
+/// the volume for all of them.
+#[test]
+fn what_users_make_on_a_volume_of_root_s_is_their_own() {
+    let lab = lab();
+    configure(
+        &lab,
+        &format!(
+            "[[executor]]\nname = \"store1\"\naddress = \"ssh://store1\"\n\n\
+             [gateway]\nssh_command = \"ssh -F {SSH_CONFIG}\"\n"
+        ),
+    );
+    let server = &lab.servers[0].host;
+    sh(server, "mkdir -p /srv/x/pub; chmod 1777 /srv/x/pub");
+    let user = "setpriv --reuid 2000 --regid 2000 --clear-groups";
+    let text = format!(
+        "set -e; PATH={PROGRAMS}:$PATH; mkdir -p /mnt/v; posh mount store1:/srv/x /mnt/v; \
+         cd /mnt/v/pub; {user} sh -ec 'echo 1 > log; echo 2 >> log; mkdir d; : > d/x'; cd /; posh umount /mnt/v"
+    );
+    sh(&lab.workstation, &text);
+    let owners = ["log", "d", "d/x"].map(|name| {
+        let found = fs::metadata(server.path(format!("/srv/x/pub/{name}"))).unwrap();
+        (found.uid(), found.gid())
+    });
+    assert_eq!(owners, [(2000, 2000); 3]);
 }
 
 fn reasons(outcome: &RunOutcome) -> Vec<String> {
