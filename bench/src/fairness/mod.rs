@@ -104,17 +104,16 @@ const HEAD: &str = "| abuse | by | run quiet p99 ms | run p99 ms | ratio | stat 
 fn page(table: &str) -> String {
     let Machine { processor, cores, date, commit, load_before, .. } = Machine::describe();
     format!(
-        "# Fairness\n\nMade by `cargo xtask bench fairness --write` on {date}, commit {commit}, \
-         {cores} cores of\n{processor}, load before {load_before}.\n\nEach line has an executor \
+        "# Fairness\n\nMade by `cargo xtask bench fairness --write` on {date}, commit\n{commit}, \
+         {cores} cores of {processor},\nload before {load_before}.\n\nEach line has an executor \
          of its own with its default bounds, over TLS on the loopback interface.\nThe other \
          identity runs `cat` of a small file, and asks for the attributes and the content of \
          one\nover a volume, one after the other. Meanwhile it connects anew, over a round trip \
-         of 100 ms, and asks for\nthe status. Like a workstation \
-         with processors of its own, it waits for no process of this machine\n(SCHED_FIFO). \
-         Quiet first, then beside the abuse, which comes from another address and at the\n\
-         priority of idle work (SCHED_IDLE{}). Peak RSS is that of the executor itself (VmHWM), \
-         not of the commands. Required: at most\n\
-         {MAX_RATIO} times the quiet p99, no error, at most {MAX_PEAK_MIB} MiB.\n\n{table}",
+         of 100 ms, and\nasks for the status. Like a workstation with processors of its own, it \
+         waits for no process of this\nmachine (SCHED_FIFO). Quiet first, then beside the abuse, \
+         which comes from another address and at\nthe priority of idle work (SCHED_IDLE{}). \
+         Peak RSS is that of the\nexecutor itself (VmHWM), not of the commands. Required: at \
+         most {MAX_RATIO} times the quiet p99, no error,\nat most {MAX_PEAK_MIB} MiB.\n\n{table}",
         if IdleGroup::new().is_ok() { ", in a control group with cpu.idle" } else { "" }
     )
 }
